@@ -142,7 +142,7 @@ def test_out_of_distribution_has_the_numbers_of_the_run_as_seen(run: Path, tmp_p
     evaluated = rows(run, "evaluations.jsonl")[-1]
     assert found["seen"]["return"] == evaluated["return"]
     assert found["seen"]["success_at_end"] == evaluated["success_at_end"]
-    assert len(found) == 8 and all(variant["num_episodes"] == 2 for variant in found.values())
+    assert len(found) == 9 and all(variant["num_episodes"] == 2 for variant in found.values())
 
 
 def test_it_is_filmed(run: Path, tmp_path: Path) -> None:

@@ -97,6 +97,13 @@ def test_mistakes_name_the_variant_and_what_is_missing(run, refused, tmp_path):
     text = refused("--suite", "metaworld-ood", str(run))
     assert text.startswith("metaworld-ood.yaml:3: suite.env_kind=metaworld, and the policy acts in env.kind=import")
     assert refused("--suite", str(SUITE), str(run), "--only", "sight").startswith("--only: 'sight' is none of vision, ")
+    small_pi0 = "{name: pi0, options: {chunk_size: 2, width: 32, num_layers: 1, image_size: 28, max_prompt_tokens: 24}}"
+    reader = make_run(tmp_path / "reader", SPOTS.replace("{name: cnn, options: {hidden_size: 16}}", small_pi0))
+    text = refused(
+        "--suite", suite("{axis: semantics, disturb: {wordings: ['could you {instruction}?']}}"), str(reader)
+    )
+    assert text.startswith("suite=own, variant 'odd': policy.name='pi0' cannot act in env.id=")
+    assert "tokens, and max_prompt_tokens=24; set policy.options.max_prompt_tokens" in text
     assert refused("--suite", str(SUITE)).startswith(f"--suite {SUITE}: give one run's folder")
     blind = make_run(
         tmp_path / "blind",

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_envs import EnvError, tensor_field
+from rlinf_envs import EnvError, FieldSpec, tensor_field
+from rlinf_envs.demonstrations.base import RunEnvironment
 from rlinf_envs.demonstrations.files import open_demonstrations
 
 LENGTHS = (4, 3, 5)
@@ -183,6 +184,27 @@ def test_a_name_may_be_another_fields(tmp_path: Path) -> None:
     assert set(shown.observations) == {"state", "image.corner", "instruction"}
 
 
+def test_actions_may_have_another_name(tmp_path: Path) -> None:
+    """As openpi's LIBERO set has them."""
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("imageio")
+    folder = write_split(tmp_path / "set", images=True)
+    (expected, _) = open_demonstrations("lerobot", folder)
+    info = json.loads((folder / "meta/info.json").read_text())
+    info["features"]["actions"] = info["features"].pop("action")
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    for i in range(len(LENGTHS)):
+        rows = [{"actions" if k == "action" else k: v for k, v in row.items()} for row in rows_of(i, images=True)]
+        write_table(folder / f"data/chunk-{i // 2:03d}/episode_{i:06d}.parquet", rows)
+    with pytest.raises(EnvError, match=r"has no feature 'action'; it has actions, .*rename: \{NAME: action\}"):
+        open_demonstrations("lerobot", folder)
+    (shown, _) = open_demonstrations("lerobot", folder, rename={"actions": "action"})
+    assert torch.equal(shown.actions, expected.actions)
+    assert set(shown.observations) == {"state", "image.front", "instruction"}, "actions are not shown"
+    with pytest.raises(EnvError, match="has 2 features 'action'"):
+        open_demonstrations("lerobot", folder, rename={"actions": "action", "next.success": "action"})
+
+
 def test_a_dataset_of_failures_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("imageio")
@@ -219,8 +241,11 @@ def write_trajectories(folder: Path, *, obs: str) -> Path:
             states = np.arange(2 * (length + 1), dtype=np.float32).reshape(-1, 2) + i
             if obs == "state":
                 group["obs"] = states
-            elif obs == "rgb+state":
-                group["obs/state"] = states
+            elif obs != "none":
+                if obs == "rgb+state":
+                    group["obs/state"] = states
+                else:
+                    group["obs/agent/qpos"], group["obs/agent/qvel"] = states[:, 1:], states[:, :1]
                 group["obs/sensor_data/base_camera/rgb"] = np.stack([picture(i, row) for row in range(length + 1)])
     return folder / "traj.h5"
 
@@ -238,6 +263,43 @@ def test_maniskill_trajectories_are_what_was_written(tmp_path: Path, obs: str) -
     if obs != "state":
         expected = torch.from_numpy(np.stack([picture(2, row) for row in range(5)]))
         assert torch.equal(tensor_field(shown.observations, "image.base_camera"), expected)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "expected"),
+    [
+        ("PushCube-v1", {}, "push the cube to the target"),
+        ("PushCube-v1", {"instruction": "shove it"}, "shove it"),
+        ("Unnamed-v1", {}, None),
+    ],
+)
+def test_trajectories_say_what_their_environment_says(
+    tmp_path: Path, env_id: str, options: dict[str, str], expected: str | None
+) -> None:
+    pytest.importorskip("h5py")
+    file = write_trajectories(tmp_path / "set", obs="state")
+    file.with_suffix(".json").write_text(file.with_suffix(".json").read_text().replace("PushCube-v1", env_id))
+    shown = open_demonstrations("maniskill", file, environment=RunEnvironment(options=options))[0]
+    assert shown.observations.get("instruction") == (None if expected is None else [expected] * LENGTHS[0])
+
+
+@pytest.mark.parametrize(
+    ("obs", "size", "expected"), [("state", 1, [0, 2, 4, 6]), ("rgb+state", 1, [0, 2, 4, 6]), ("rgb", 2, [1, 3, 5, 7])]
+)
+def test_a_robots_own_state_is_the_first_part(tmp_path: Path, obs: str, size: int, expected: list[float]) -> None:
+    """Of `agent` the positions come first, then the velocities; here 1, 3, ... and 0, 2, ..."""
+    pytest.importorskip("h5py")
+    robot = RunEnvironment(
+        fields={"state": FieldSpec(shape=(size,), dtype="float32")},
+        options={"state": "robot", "cameras": "base_camera"},
+    )
+    file = write_trajectories(tmp_path / "set", obs=obs)
+    state = tensor_field(open_demonstrations("maniskill", file, environment=robot)[0].observations, "state")
+    assert state.shape == (4, size) and state[:, 0].tolist() == expected
+    described = file.with_suffix(".json")
+    described.write_text(described.read_text().replace("PushCube-v1", "SO100GraspCube-v1"))
+    with pytest.raises(EnvError, match=r"states of SO100GraspCube-v1 do not hold what options\.state=robot shows"):
+        open_demonstrations("maniskill", file, environment=robot)
 
 
 def test_trajectories_without_observations_have_to_be_replayed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlinf_envs import EnvError, EnvSpec, episode_seed, make_env, tensor_field
+from rlinf_envs import EnvError, EnvSpec, FieldSpec, episode_seed, make_env, tensor_field
 from rlinf_envs.disturbance import Disturbance
 from rlinf_envs.testing import check_env
 
@@ -120,6 +120,17 @@ def test_sentences_come_before_wordings() -> None:
     made = Disturbance(wordings=("do: {instruction}",), paraphrases=(("turn it", ("rotate it", "spin it")),))
     assert {made.words("turn it", seed) for seed in range(20)} == {"rotate it", "spin it"}
     assert made.words("open {it}", 3) == "do: open {it}"
+
+
+def test_all_that_an_instruction_may_say_is_known() -> None:
+    """Of what is drawn nothing lacks, and the longest comes first."""
+    made = Disturbance(wordings=("do: {instruction}", "{instruction}"), paraphrases=(("turn it", ("spin it",)),))
+    given = ("turn it", "open it", "shut it")
+    (shown,) = made.fields({"instruction": FieldSpec(shape=(), dtype="text", texts=given)}).values()
+    assert shown.texts == ("do: open it", "do: shut it", "open it", "shut it", "spin it")
+    assert {made.words(text, seed) for text in given for seed in range(20)} == set(shown.texts)
+    changed = disturbed(ALL, num_envs=1)
+    assert changed.observation_spec["instruction"].texts == (), "the environment does not know what it says"
 
 
 @pytest.mark.parametrize(

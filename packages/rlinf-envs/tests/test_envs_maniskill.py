@@ -246,9 +246,21 @@ def test_no_inference_tensor_leaves() -> None:
     assert not any(tensor.is_inference() for tensor in [*handed_out, tensor_field(observation, "state")])
 
 
+def test_the_robots_own_numbers_come_first_in_a_state() -> None:
+    """What the reader of trajectories takes for granted; here with a controller that adds its target."""
+    shown = []
+    for state in ("full", "robot"):
+        env = push_cube(1, control_mode="pd_joint_target_delta_pos", state=state)
+        env.reset([3])
+        shown.append(state_of(env.step(torch.full((1, 8), 0.3))))
+    whole, robot = shown
+    assert 18 < robot.shape[1] < whole.shape[1] and torch.equal(whole[:, : robot.shape[1]], robot)
+
+
 def test_instruction_is_an_observation() -> None:
     env = push_cube(2, instruction="push the cube to the target")
     assert env.reset([0, 1])["instruction"] == ["push the cube to the target"] * 2
+    assert env.observation_spec["instruction"].texts == ("push the cube to the target",)
 
 
 @pytest.mark.skipif(not has_vulkan_device(), reason="this machine cannot draw")
@@ -294,6 +306,7 @@ def test_the_seed_chooses_the_task_of_a_suite() -> None:
     env = suite(2)
     observation = env.reset([6, 7])
     assert observation["instruction"] == [INSTRUCTIONS["PickCube-v1"], INSTRUCTIONS["StackCube-v1"]]
+    assert env.observation_spec["instruction"].texts == tuple(observation["instruction"])
     assert tensor_field(observation, "state").shape == (2, 18)
     ends = env.step_chunk(torch.zeros(2, 4, 8)).episodes
     assert [end.task for end in ends] == ["PickCube-v1", "StackCube-v1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import torch
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
-from rlinf.jobs.demonstrations import Chunks, WarmStart
-from rlinf_envs import ActionSpec, FieldSpec
+from rlinf.jobs.demonstrations import MAX_FAILURES, Chunks, WarmStart, _counted
+from rlinf_envs import ActionSpec, FieldSpec, tensor_field
 from rlinf_envs.demonstrations.base import Demonstration
 from rlinf_workers.embodied.interface import EnvInterface
 from rlinf_workers.policies.base import Needs
@@ -102,7 +103,10 @@ def test_batches_do_not_depend_on_the_shards(trajectories):
     [
         ({"num_episodes": 3}, "it has 2 successful episodes, and warm_start.num_episodes=3"),
         ({"path": "nowhere.h5"}, r"nowhere\.h5: .*nowhere\.h5 does not exist"),
-        ({"needs": NEEDS}, "it has no 'instruction', which the policy reads; it has state"),
+        (
+            {"needs": Needs(reads=("image.front",))},
+            "it has no 'image.front', which the policy reads; it has instruction, state",
+        ),
         (
             {"interface": EnvInterface(
                 fields={"state": FieldSpec(shape=(5,), dtype="float32")}, actions=ACTIONS, notes=(), knows_success=True
@@ -123,6 +127,74 @@ def test_batches_do_not_depend_on_the_shards(trajectories):
 def test_what_does_not_go_together_is_refused(trajectories, changes, says):
     with pytest.raises(UserError, match=says):
         warm_start(changes.pop("path", trajectories), **changes)
+
+
+def test_every_episode_that_is_taken_is_looked_at(trajectories):
+    import h5py
+
+    with h5py.File(trajectories, "a") as file:
+        del file["traj_1/obs"]
+        file["traj_1/obs"] = np.zeros((5, 7), np.float32)
+    with pytest.raises(UserError, match=r"traj\.h5, episode 1: 'state' is float32 of shape \[7\], and the environment"):
+        warm_start(trajectories)
+    warm_start(trajectories, num_episodes=1)
+
+
+def test_maniskills_trajectories_say_what_the_environment_says(trajectories):
+    """Its words come from the options of the environment, and so does what a state is."""
+    shown = {"state": FieldSpec(shape=(1,), dtype="float32"), "instruction": FieldSpec(shape=(), dtype="text")}
+    interface = EnvInterface(fields=shown, actions=ACTIONS, notes=(), knows_success=True)
+    config = config_of(
+        "--env.options={state: robot, instruction: shove it}",
+        f"--warm_start={{source: maniskill, path: {trajectories}, num_episodes: 2}}",
+    )
+    made = WarmStart(config.warm_start, config, interface, NEEDS)
+    assert made._files is not None
+    for one in made._files:
+        assert one.observations["instruction"] == ["shove it"] * 4
+        assert tensor_field(one.observations, "state").shape == (4, 1)
+
+
+class Experts:
+    """Stands in for a session whose experts take turns at two tasks; that of `spin` is no good."""
+
+    def __init__(self) -> None:
+        self.asked, self.notes = 0, []
+
+    def group(self, role: str):
+        return self
+
+    def call(self, method: str, seed: int) -> list[list[Demonstration]]:
+        self.asked += 1
+        shown = demonstration(2, 0.0)
+        return [[shown if self.asked % 2 else replace(shown, task="spin", success=False)]]
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def experts_of(num_episodes: int) -> WarmStart:
+    section = f"--warm_start={{source: experts, num_episodes: {num_episodes}}}"
+    config = config_of(section, "--env.kind=metaworld", "--env.id=MT10")
+    interface = EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
+    return WarmStart(config.warm_start, config, interface, Needs(reads=("state",)))
+
+
+def test_a_task_without_demonstrations_is_told():
+    session: Any = Experts()
+    found = experts_of(3)._recorded(session)
+    assert [one.task for one in found] == ["push"] * 3
+    (note,) = session.notes
+    assert note.startswith("warm start: no demonstration of spin: its expert failed 2 times; more time (env.max_ep")
+    assert _counted(found) == "3 demonstrations of push"
+    assert _counted([*found, replace(found[0], task="lift")]) == "4 demonstrations (1 of lift, 3 of push)"
+
+
+def test_an_expert_that_never_succeeds_is_refused_whatever_others_do():
+    session: Any = Experts()
+    with pytest.raises(UserError, match=f"the expert of spin failed {MAX_FAILURES} times in a row"):
+        experts_of(100)._recorded(session)
+    assert session.asked == 2 * MAX_FAILURES
 
 
 def test_another_control_mode_is_refused(trajectories):

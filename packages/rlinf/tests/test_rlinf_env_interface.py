@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf.config.embodied import EmbodiedConfig
+from rlinf.config.embodied import EmbodiedConfig, EnvConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
@@ -56,6 +56,24 @@ def test_simulators_take_gpus_where_they_simulate_on_them(
     job = EmbodiedJob(config, Machine(num_cpus=8, memory_bytes=64 << 30, gpus=GPUS))
     flows = job.build(Path("unused"))
     assert [flow.graph().stage("env").needs_device for flow in (flows.train, flows.evaluate)] == [takes_gpus] * 2
+
+
+@pytest.mark.parametrize(
+    ("env_id", "tasks", "backend", "expected"),
+    [
+        ("PushCube-v1", None, "auto", True),
+        ("tabletop", None, "auto", False),
+        ("tabletop", ["PushCube-v1"], "auto", True),
+        ("tabletop", "PushCube-v1", "auto", True),
+        ("tabletop", ["PushCube-v1", "PullCube-v1"], "auto", False),
+        ("tabletop", None, "gpu", True),
+        ("PushCube-v1", None, "cpu", False),
+    ],
+)
+def test_a_suite_of_several_tasks_simulates_on_the_cpu_by_itself(env_id, tasks, backend: str, expected: bool):
+    """As `maniskill_env._choose_backend` does, which refuses `gpu` with several tasks."""
+    options = {"sim_backend": backend, "tasks": tasks}
+    assert EnvConfig(kind="maniskill", id=env_id, options=options).simulates_on_gpu is expected
 
 
 def test_an_environment_is_looked_at_where_its_role_runs(tmp_path: Path):

@@ -1,5 +1,6 @@
 """`rlinf plan`: what it takes, prints and writes, and how each mistake ends."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.machine import Machine
-from rlinf.planning.embodied import POLICIES, embodied_flow
+from rlinf.planning.embodied import OWN_PIXELS, POLICIES, embodied_flow
 from rlinf.planning.problems import grpo_flow, problem_of_recipe
 from rlinf_sched import Plan
 from rlinf_sched.derive import find_model
@@ -213,6 +214,33 @@ def test_what_a_recipe_leaves_out_is_planned_as_the_policies_have_it():
     for name, options in (("pi0", Pi0Options()), ("pi05", Pi05Options())):
         known = POLICIES[name]
         assert (known.chunk_size, known.denoising_steps) == (options.chunk_size, options.num_denoising_steps)
+
+
+def test_pictures_are_planned_as_the_simulator_draws_them():
+    """640 x 480 of the bridge scenes; 256 environments, 80 steps."""
+    config = load_config("maniskill-openvla-ppo", parse_overrides([*ROBOT[1:3], *DEVICES]))
+    assert isinstance(config, EmbodiedConfig)
+    trajectories = problem_of_recipe(config).flow.item_bytes["trajectories"] * config.env.num_groups
+    pictures = 256 * 80 * 640 * 480 * 3
+    assert pictures < trajectories < 1.001 * pictures
+    config.env.options["image_size"] = 100
+    assert problem_of_recipe(config).flow.item_bytes["observations"] == 4 * 100 * 100 * 3
+
+
+def test_pictures_without_a_size_have_the_environments():
+    from rlinf_envs.libero_env import LiberoOptions
+    from rlinf_envs.metaworld_env import MetaworldEnv
+
+    size = inspect.signature(MetaworldEnv.__init__).parameters["image_size"].default
+    assert {"metaworld": size**2, "libero": LiberoOptions().image_size ** 2} == OWN_PIXELS
+
+
+def test_another_task_on_a_gpu_is_told_whose_cost_it_is_planned_with(plan):
+    told = json.loads(plan(*ROBOT, "--env.id", "PickCube-v1", "--json").out)
+    assert any(note.startswith("env.id=PickCube-v1 is planned with what ManiSkill Put") for note in told["notes"])
+    for others in ([], ["--env.id", "PickCube-v1", "--env-step-s", "0.1"]):
+        notes = json.loads(plan(*ROBOT, *others, "--json").out)["notes"]
+        assert not any("is planned with" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from rlinf.config.catalog import read_suite, shipped_suites
-from rlinf.config.suites import AXES, SuiteConfig
+from rlinf.config.embodied import EmbodiedConfig, EnvConfig, PolicyConfig
+from rlinf.config.load import load_config
+from rlinf.config.playing import TrainedConfig
+from rlinf.config.suites import AXES, SuiteConfig, VariantConfig
+from rlinf.errors import UserError
+from rlinf.jobs.acting import policy_settings
+from rlinf.jobs.env_interface import needs_of
+from rlinf.playing.checkpoint import TrainedPolicy
+from rlinf.playing.session import PolicySession
 from rlinf.playing.suite_page import render
-from rlinf.playing.suite_run import _variant
+from rlinf.playing.suite_run import _disturbance, _variant
 from rlinf.playing.suite_scores import COLUMNS, axis_means, rows, score, to_json, wilson
-from rlinf_envs import EnvSpec
+from rlinf_envs import ActionSpec, EnvSpec, FieldSpec
+from rlinf_envs.disturbance import Disturbance
+from rlinf_envs.metaworld_tasks import INSTRUCTIONS
 from rlinf_envs.protocol import EpisodeEnd
+from rlinf_workers.embodied.interface import EnvInterface
 
 
 @pytest.mark.parametrize("name", shipped_suites())
@@ -86,13 +98,103 @@ def test_a_suite_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pytes
         read_suite(name)
 
 
-def test_what_is_disturbed_alone_is_not_made_again() -> None:
-    """Its sentences are others than the run's, where an environment does not know all that it says."""
-    suite = SuiteConfig.model_validate_json(json.dumps(read_suite("maniskill-ood").values))
-    config: Any = SimpleNamespace(suite=suite, env=SimpleNamespace(eval_seed=50_000))
-    made: list[EnvSpec] = []
-    spec = EnvSpec(kind="maniskill", id="PickCube-v1", num_envs=2, max_episode_steps=4)
-    session: Any = SimpleNamespace(spec=spec, reads=("instruction", "image.base_camera"), check=made.append)
-    variants = [_variant(name, variant, config, session) for name, variant in suite.variants.items()]
-    assert made == [replace(spec, options={"robot_init_qpos_noise": 0.15})]
-    assert sum(variant.spec.disturbance is not None for variant in variants) == len(suite.variants) - 1
+ACTIONS = ActionSpec(kind="continuous", shape=(4,), low=-torch.ones(4), high=torch.ones(4))
+
+
+def fields(*texts: str, size: int = 64) -> dict[str, FieldSpec]:
+    return {
+        "state": FieldSpec(shape=(4,), dtype="float32"),
+        "image.corner": FieldSpec(shape=(size, size, 3), dtype="uint8"),
+        "instruction": FieldSpec(shape=(), dtype="text", texts=texts),
+    }
+
+
+SHOWN = {
+    "faucets": fields("turn the faucet on", "turn the faucet off"),
+    "doors": fields("open the door"),
+    "wordy": fields("open the door", "open the door of the cupboard"),
+    "large": fields("open the door", size=65),
+}
+"""Environment -> what it shows."""
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Makes a session of a small policy in `faucets`, and the list of what is looked at."""
+    looked: list[EnvSpec] = []
+
+    def probe(spec: EnvSpec, python: str | None) -> EnvInterface:
+        looked.append(spec)
+        return EnvInterface(fields=SHOWN[spec.id], actions=ACTIONS, notes=(), knows_success=True)
+
+    monkeypatch.setattr("rlinf.playing.session.probe", probe)
+
+    def make(policy: str, **options: Any) -> tuple[PolicySession, list[EnvSpec]]:
+        env = EnvConfig(kind="metaworld", id="faucets", num_envs=2, num_groups=2, max_episode_steps=4)
+        config = TrainedConfig(name="run", env=env, policy=PolicyConfig(name=policy, options=options))
+        trained = TrainedPolicy(checkpoint=tmp_path / "none", step=0, config=config)
+        return PolicySession(trained, num_episodes=2, log_folder=tmp_path), looked
+
+    return make
+
+
+SMALL_PI0 = {"chunk_size": 2, "width": 64, "max_prompt_tokens": 24}
+
+
+@pytest.mark.parametrize(("policy", "options"), [("openvla", {"width": 64, "vision_width": 32}), ("pi0", SMALL_PI0)])
+def test_a_policy_that_reads_acts_where_other_things_are_said(session, policy: str, options: dict[str, Any]) -> None:
+    made, looked = session(policy, **options)
+    assert "instruction" in made.reads
+    made.check(replace(made.spec, id="doors"))
+    with pytest.raises(UserError, match=r"^env.id='large' shows another image.corner than env.id='faucets'"):
+        made.check(replace(made.spec, id="large"))
+    assert [spec.id for spec in looked] == ["faucets", "doors", "large"]
+
+
+def test_words_that_are_too_many_are_refused_before_anything_starts(session) -> None:
+    """30 bytes and the beginning; of several the longest is named."""
+    made, looked = session("pi0", **SMALL_PI0)
+    polite = Disturbance(wordings=("oh, {instruction}", "could you {instruction}?"))
+    told = (
+        r"'could you turn the faucet off\?' makes a prompt of 31 tokens, and max_prompt_tokens=24; set policy.options."
+    )
+    with pytest.raises(UserError, match=rf"^policy.name='pi0' cannot act in env.id='faucets': the instruction {told}"):
+        made.check(replace(made.spec, disturbance=polite))
+    with pytest.raises(UserError, match="'open the door of the cupboard' makes a prompt of 30 tokens"):
+        made.check(replace(made.spec, id="wordy"))
+    made.check(replace(made.spec, disturbance=Disturbance(wordings=("so, {instruction}",))))
+    assert [spec.id for spec in looked] == ["faucets", "wordy"], "what is disturbed alone is not made again"
+    assert all(spec.disturbance is None for spec in looked)
+
+
+def test_a_variant_that_cannot_be_played_is_named(session) -> None:
+    made, _ = session("pi0", **SMALL_PI0)
+    variant = VariantConfig.model_validate_json(
+        '{"axis": "semantics", "disturb": {"wordings": ["could you {instruction}?"]}}'
+    )
+    config: Any = SimpleNamespace(suite=SimpleNamespace(name="own", first_seed=None), env=SimpleNamespace(eval_seed=9))
+    with pytest.raises(UserError, match=r"^suite=own, variant 'polite': policy.name='pi0' .*31 tokens") as refused:
+        _variant("polite", variant, config, made)
+    assert refused.value.hint == "leave it out: --only vision,execution, or names of variants"
+
+
+@pytest.mark.parametrize("recipe", ["reach-pi0-ppo", "reach-openvla-ppo", "reach-oft-grpo"])
+def test_shipped_policies_take_all_that_their_suite_says(recipe: str) -> None:
+    config = load_config(recipe)
+    assert isinstance(config, EmbodiedConfig)
+    suite = SuiteConfig.model_validate_json(json.dumps(read_suite("metaworld-ood").values))
+    for variant in suite.variants.values():
+        tasks: Any = variant.env.options.get("tasks") or config.env.options["tasks"]
+        said = fields(*(INSTRUCTIONS[task] for task in tasks))
+        disturbance = _disturbance(variant.disturb) or Disturbance()
+        interface = EnvInterface(fields=disturbance.fields(said), actions=ACTIONS, notes=(), knows_success=True)
+        needs_of(policy_settings(config.policy, interface, 0), "MT50")
+
+
+def test_unseen_tasks_are_none_of_the_small_suite() -> None:
+    pytest.importorskip("metaworld")
+    suite = SuiteConfig.model_validate_json(json.dumps(read_suite("metaworld-ood").values))
+    from metaworld import env_dict
+
+    chosen: Any = suite.variants["unseen tasks"].env.options["tasks"]
+    assert set(chosen) <= set(env_dict.ML45_V3["test"]) and not set(chosen) & set(env_dict.MT10_V3)

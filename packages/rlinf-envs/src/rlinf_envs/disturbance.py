@@ -8,13 +8,13 @@ into the picture; here the texture is drawn, as nothing is downloaded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rlinf_envs.errors import EnvError
-from rlinf_envs.protocol import PICTURE
+from rlinf_envs.protocol import PICTURE, FieldSpec
 
 CELLS = 8
 """Patches of colour on a side of a texture."""
@@ -95,10 +95,22 @@ class Disturbance:
 
     def words(self, instruction: str, seed: int) -> str:
         """The instruction of an episode as it is given."""
-        draws = np.random.default_rng([seed])
+        choices = self._choices(instruction)
+        return choices[np.random.default_rng([seed]).integers(len(choices))]
+
+    def fields(self, fields: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
+        """The fields as they are shown: an instruction that is known says all that it may be given as, the longest
+        first, so that what a policy has no room for is told by the worst of them."""
+        shown = dict(fields)
+        if INSTRUCTION in fields and self.changes_words:
+            texts = {given for text in fields[INSTRUCTION].texts for given in self._choices(text)}
+            in_order = sorted(texts, key=lambda text: (-len(text.encode()), text))
+            shown[INSTRUCTION] = replace(fields[INSTRUCTION], texts=tuple(in_order))
+        return shown
+
+    def _choices(self, instruction: str) -> tuple[str, ...]:
+        """All that an instruction may be given as."""
         for known, others in self.paraphrases:
             if known == instruction:
-                return str(others[draws.integers(len(others))])
-        if not self.wordings:
-            return instruction
-        return str(self.wordings[draws.integers(len(self.wordings))]).replace("{instruction}", instruction)
+                return others
+        return tuple(wording.replace("{instruction}", instruction) for wording in self.wordings) or (instruction,)

@@ -6,7 +6,7 @@ whoever shares its batch, in another process, and when it is played again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlinf_envs.disturbance import INSTRUCTION, Disturbance
 from rlinf_envs.errors import EnvError
-from rlinf_envs.protocol import PICTURE, BatchedEnv, Observation, RowSnapshot, StepResult
+from rlinf_envs.protocol import PICTURE, BatchedEnv, FieldSpec, Observation, RowSnapshot, StepResult
 from rlinf_envs.seeding import episode_seed
 from rlinf_envs.wrapper import EnvWrapper
 
@@ -35,6 +35,10 @@ class DisturbedEnv(EnvWrapper):
         self._disturbance = disturbance
         self._cameras = tuple(name for name in env.observation_spec if name.startswith(PICTURE))
         self._rows: list[_Row] = []
+
+    @property
+    def observation_spec(self) -> Mapping[str, FieldSpec]:
+        return self._disturbance.fields(self._env.observation_spec)
 
     @property
     def undisturbed(self) -> BatchedEnv:

@@ -20,7 +20,7 @@ from torch import Tensor
 from rlinf_envs import maniskill_novulkan
 from rlinf_envs.errors import EnvError, RenderingUnavailableError
 from rlinf_envs.maniskill_lite import with_lite_robot
-from rlinf_envs.maniskill_tasks import INSTRUCTIONS, registered_tasks
+from rlinf_envs.maniskill_tasks import instruction_of, registered_tasks
 from rlinf_envs.names import close_to, names_of
 from rlinf_envs.protocol import ActionSpec, FieldSpec
 
@@ -64,7 +64,7 @@ class ManiSkillSimulation:
         for option, value, allowed in (("quality", quality, tuple(_SHADERS)), ("state", state, ("full", "robot"))):
             if value not in allowed:
                 raise EnvError(f"options.{option}={value!r}; allowed: {', '.join(allowed)}")
-        self.instruction = instruction if instruction is not None else INSTRUCTIONS.get(task)
+        self.instruction = instruction_of(task, instruction)
         """What every row is told to do; None: nothing."""
         self._shows_robot_alone = state == "robot"
         self._cameras = names_of(cameras, "cameras")
@@ -154,7 +154,9 @@ class ManiSkillSimulation:
             name: FieldSpec(shape=tuple(value.shape[1:]), dtype="uint8" if name.startswith("image.") else "float32")
             for name, value in fields.items()
         }
-        return spec | ({} if self.instruction is None else {"instruction": FieldSpec(shape=(), dtype="text")})
+        if self.instruction is not None:
+            spec["instruction"] = FieldSpec(shape=(), dtype="text", texts=(self.instruction,))
+        return spec
 
     @torch.inference_mode()
     def render(self) -> np.ndarray:

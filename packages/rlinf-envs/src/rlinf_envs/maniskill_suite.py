@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 
 from rlinf_envs.errors import EnvError
 from rlinf_envs.maniskill_env import ManiSkillEnv
+from rlinf_envs.maniskill_tasks import instruction_of
+from rlinf_envs.protocol import FieldSpec
 from rlinf_envs.vector import SingleObservation, SingleStep
 
 
@@ -28,10 +30,12 @@ class ManiSkillSuite:
             )
         self._tasks = tuple(tasks)
         self._options = options
+        given = options.get("instruction")
         self._made: dict[str, ManiSkillEnv] = {}
         self._task = self._tasks[0]
         first = self._env()
-        self.action_spec, self.observation_spec, self.notes = first.action_spec, first.observation_spec, first.notes
+        self.action_spec, self.notes = first.action_spec, first.notes
+        self.observation_spec = _saying(first.observation_spec, [instruction_of(task, given) for task in self._tasks])
 
     @property
     def task(self) -> str:
@@ -61,7 +65,7 @@ class ManiSkillSuite:
             made = ManiSkillEnv(self._task, **self._options)
             for known in list(self._made.values())[:1]:
                 same_actions = torch.equal(made.action_spec.low, known.action_spec.low)
-                if not same_actions or made.observation_spec != known.observation_spec:
+                if not same_actions or _saying(made.observation_spec) != _saying(known.observation_spec):
                     made.close()
                     raise EnvError(
                         f"{self._task} shows or takes something else than {self._tasks[0]} with these options: "
@@ -69,3 +73,9 @@ class ManiSkillSuite:
                     )
             self._made[self._task] = made
         return self._made[self._task]
+
+
+def _saying(fields: Mapping[str, FieldSpec], instructions: Sequence[str | None] = ()) -> dict[str, FieldSpec]:
+    """The fields with these instructions, as far as there are any, in place of one task's."""
+    texts = tuple(dict.fromkeys(text for text in instructions if text is not None))
+    return {name: replace(field, texts=texts) if field.dtype == "text" else field for name, field in fields.items()}

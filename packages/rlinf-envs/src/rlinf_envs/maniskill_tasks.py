@@ -60,6 +60,11 @@ SUITES: dict[str, tuple[str, ...]] = {
 fetch. The 25 tasks PutOnPlateInScene25 of the literature are in no release of ManiSkill."""
 
 
+def instruction_of(task: str, given: str | None = None) -> str | None:
+    """What a task is told to do: what the option `instruction` gives, else ours; None where there is neither."""
+    return INSTRUCTIONS.get(task) if given is None else given
+
+
 def tasks_of(env_id: str, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
     """The tasks of an id: of one task that one, of a suite all of its, or those of them that are chosen.
 

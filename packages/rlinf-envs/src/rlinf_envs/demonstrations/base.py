@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_envs.protocol import Observation
+from rlinf_envs.protocol import FieldSpec, Observation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +35,16 @@ class Demonstration:
     """[T] float32: what each action earned; zeros where the source has none."""
     success: bool
     """Whether the task counted as solved at the end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEnvironment:
+    """The environment that demonstrations are for, where files leave open what it would have shown of them."""
+
+    fields: Mapping[str, FieldSpec] = field(default_factory=dict)
+    """What one row of it shows."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its options, as `EnvSpec.options`."""
 
 
 class DemonstrationFiles(Sequence[Demonstration]):

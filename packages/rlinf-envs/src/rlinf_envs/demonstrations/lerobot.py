@@ -8,8 +8,8 @@ of the files. (Layouts: lerobot's `datasets/utils.py` at v2.1 and v3.0.)
   file, and which seconds of which video; `meta/tasks.parquet` has the sentences.
 
 Names become fields so: `observation.state` is "state", `observation.images.<camera>` is "image.<camera>", the episode's
-task is "instruction". An episode counts as successful unless a column `next.success` ends with false: most datasets
-hold successes alone, and have no such column.
+task is "instruction"; `rename` says it of other names, that of the actions too. An episode counts as successful unless
+a column `next.success` ends with false: most datasets hold successes alone, and have no such column.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlinf_envs.errors import EnvError
 from rlinf_envs.protocol import Observation
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
-_STATE, _PICTURES = "observation.state", "observation.images."
+_STATE, _PICTURES, _ACTION = "observation.state", "observation.images.", "action"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +62,15 @@ class LeRobotDemonstrations(DemonstrationFiles):
         if version not in VERSIONS:
             raise EnvError(f"{described} has codebase_version={version!r}; {', '.join(VERSIONS)} are read")
         self._features: dict[str, Any] = self._info["features"]
-        if "action" not in self._features:
-            raise EnvError(f"{described} has no feature 'action'; it has {', '.join(sorted(self._features))}")
-        self._fields = {name: rename.get(name, _field(name)) for name in self._features if _is_shown(name, rename)}
+        actions = [name for name in self._features if rename.get(name, name) == _ACTION]
+        if len(actions) != 1:
+            raise EnvError(
+                f"{described} has {len(actions) or 'no'} feature{'s' * (len(actions) > 1)} '{_ACTION}'; it has "
+                f"{', '.join(sorted(self._features))}. Where it has another name: rename: {{NAME: {_ACTION}}}"
+            )
+        self._action = actions[0]
+        shown = [name for name in self._features if name != self._action and _is_shown(name, rename)]
+        self._fields = {name: rename.get(name, _field(name)) for name in shown}
         self._numbered = [line for line in self._listed() if line.length > 0]
 
     def __len__(self) -> int:
@@ -78,7 +84,7 @@ class LeRobotDemonstrations(DemonstrationFiles):
         shown: Observation = {field: self._values(episode, rows, name) for name, field in self._fields.items()}
         shown["instruction"] = [task] * episode.length
         rewards = _numbers(rows["next.reward"]) if "next.reward" in rows else torch.zeros(episode.length)
-        actions = _numbers(rows["action"])
+        actions = _numbers(rows[self._action])
         return Demonstration(
             task=task,
             seed=None,

@@ -4,7 +4,12 @@ The JSON file has `env_info` (`env_id`, `env_kwargs`) and `episodes` (`episode_i
 HDF5 file a group `traj_<episode_id>` with `actions` [T, A], `success` [T], perhaps `rewards` [T], and `obs` of T + 1
 moments: an array of states (obs_mode state), or a group with `state` and `sensor_data/<camera>/rgb`. (Layout:
 ManiSkill's documentation, "Demonstrations", section "Format".) What is recorded without observations has to be replayed
-by ManiSkill's own tool first. Of pictures without `state` the robot's own numbers (`agent`, `extra`) are not read.
+by ManiSkill's own tool first.
+
+No file says what the robot was told to do, so the instruction is the environment's. A state is the robot's own numbers,
+then the task's (`BaseEnv._get_obs_state_dict`); an environment with `state: robot` shows the first part alone. Of
+pictures without `state` the group `agent` has that part, read where it is joints alone (`qpos`, `qvel`): a file does
+not keep the order of what controllers add, nor that of the task's numbers (`extra`).
 """
 
 from __future__ import annotations
@@ -17,10 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles
+from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles, RunEnvironment
 from rlinf_envs.errors import EnvError
+from rlinf_envs.maniskill_tasks import instruction_of
 from rlinf_envs.protocol import Observation
 
+_JOINTS = ("qpos", "qvel")
+"""Of the robot, in ManiSkill's order (`BaseAgent.get_proprioception`)."""
+_OWN_ROBOT_NUMBERS = ("SO100GraspCube-v1",)
+"""Tasks that record other numbers of the robot: they have a `_get_obs_agent` of their own."""
 _REPLAY = (
     "replay them with python -m mani_skill.trajectory.replay_trajectory --traj-path FILE.h5 --save-traj --obs-mode "
     "state (or rgb+state)"
@@ -33,7 +43,7 @@ class ManiSkillDemonstrations(DemonstrationFiles):
     Raises: EnvError where it is not what it should be.
     """
 
-    def __init__(self, path: Path, rename: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, rename: Mapping[str, str], environment: RunEnvironment) -> None:
         self._path, self._rename = path, rename
         if path.suffix != ".h5":
             raise EnvError(f"{path}: give the .h5 file of a trajectory, with its .json beside it")
@@ -44,6 +54,11 @@ class ManiSkillDemonstrations(DemonstrationFiles):
         self.env_id = self._task = str(told["env_info"]["env_id"])
         made_with = told["env_info"].get("env_kwargs", {})
         self.options = {name: made_with[name] for name in ("control_mode",) if name in made_with}
+        self._instruction = instruction_of(self._task, environment.options.get("instruction"))
+        shows_robot_alone = environment.options.get("state") == "robot"
+        if shows_robot_alone and self._task in _OWN_ROBOT_NUMBERS:
+            raise EnvError(f"{path}: states of {self._task} do not hold what options.state=robot shows; use state=full")
+        self._robot_numbers = environment.fields["state"].shape[0] if shows_robot_alone else None
         self._episodes = [episode for episode in told["episodes"] if episode.get("success")]
 
     def __len__(self) -> int:
@@ -66,18 +81,34 @@ class ManiSkillDemonstrations(DemonstrationFiles):
 
     def _observations(self, group: Any, num_actions: int) -> Observation:
         """Those before each action; the one after the last is left out."""
-        found = _arrays(group["obs"]) if "obs" in group else {}
+        found = self._arrays(group["obs"]) if "obs" in group else {}
         read: Observation = {self._rename.get(name, name): array[:num_actions] for name, array in found.items()}
         if not read:
             raise EnvError(f"{self._path} was recorded without observations; {_REPLAY}")
+        if self._instruction is not None:
+            read["instruction"] = [self._instruction] * num_actions
         return read
 
+    def _arrays(self, obs: Any) -> dict[str, torch.Tensor]:
+        """Field -> [T + 1, ...]"""
+        state = self._state(obs)
+        return ({} if state is None else {"state": state}) | _pictures(obs)
 
-def _arrays(obs: Any) -> dict[str, torch.Tensor]:
-    """Field -> [T + 1, ...]"""
+    def _state(self, obs: Any) -> torch.Tensor | None:
+        """[T + 1, D] as the environment shows it; None where the file does not hold it."""
+        whole = obs if not hasattr(obs, "keys") else obs.get("state")
+        if whole is not None:
+            return torch.from_numpy(np.asarray(whole)).float()[:, : self._robot_numbers]
+        if self._robot_numbers is None or set(obs.get("agent", ())) != set(_JOINTS):
+            return None
+        return torch.cat([torch.from_numpy(np.asarray(obs["agent"][name])).float() for name in _JOINTS], dim=1)
+
+
+def _pictures(obs: Any) -> dict[str, torch.Tensor]:
+    """Field -> [T + 1, H, W, 3]"""
+    found: dict[str, torch.Tensor] = {}
     if not hasattr(obs, "keys"):
-        return {"state": torch.from_numpy(np.asarray(obs)).float()}
-    found = {"state": torch.from_numpy(np.asarray(obs["state"])).float()} if "state" in obs else {}
+        return found
     for camera, pictures in obs["sensor_data"].items() if "sensor_data" in obs else ():
         if "rgb" in pictures:
             found[f"image.{camera}"] = torch.from_numpy(np.asarray(pictures["rgb"]))

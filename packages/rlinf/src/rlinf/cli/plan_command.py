@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         explanation = explain_problem(problem, modes=modes, asks_what_if=args.what_if)
     except SchedError as error:
         raise UserError(str(error)) from error
+    if config is not None:
+        explanation = replace(explanation, notes=(*_notes(config, args.env_step_s), *explanation.notes))
     loads = [] if config is None else _loads(config, explanation)
     page = None if args.output is None else _write(explanation, loads, args.output)
     if args.json:
@@ -124,6 +127,12 @@ def _problem(
     given = parse_overrides(overrides)
     config = load_config(name, [*_unread_data(name, given), *given])
     return problem_of_recipe(config, gpu=gpu or "H100", env_step_s=env_step_s), config
+
+
+def _notes(config: Config, env_step_s: float | None) -> tuple[str, ...]:
+    from rlinf.planning.problems import notes_of_recipe
+
+    return notes_of_recipe(config, env_step_s=env_step_s)
 
 
 def _loads(config: Config, explanation: Explanation) -> list[Load]:

@@ -70,8 +70,18 @@ class EnvConfig(Section):
 
     @property
     def simulates_on_gpu(self) -> bool:
-        """Whether the simulator takes a GPU where there is one; others are work for the host's cores."""
-        return self.kind == "maniskill" and self.options.get("sim_backend") in ("gpu", "auto")
+        """Whether the simulator takes a GPU where there is one; others are work for the host's cores, as is a suite of
+        several tasks with `sim_backend: auto`."""
+        backend = self.options.get("sim_backend")
+        return self.kind == "maniskill" and (backend == "gpu" or (backend == "auto" and not self._has_several_tasks))
+
+    @property
+    def _has_several_tasks(self) -> bool:
+        """Of ManiSkill: one GPU simulation has one task."""
+        from rlinf_envs.maniskill_tasks import SUITES  # with it comes torch, which other configs do without
+
+        chosen: Any = self.options.get("tasks") or SUITES.get(self.id, self.id)
+        return not isinstance(chosen, str) and len(chosen) > 1
 
 
 ACTOR_CRITIC: dict[str, Any] = {
@@ -90,7 +100,7 @@ class PolicyConfig(Section):
     name: str = Field(
         default="actor_critic",
         min_length=1,
-        description="actor_critic, cnn, openvla, pi0, pi05, or package.module:Class of one of your own.",
+        description="actor_critic, cnn, openvla, openvla_oft, pi0, pi05, or package.module:Class of one of your own.",
     )
     options: dict[str, bool | int | float | str | None] = Field(
         default={}, description="Every policy but actor_critic: arguments for its constructor."

@@ -1,12 +1,13 @@
 """The warm start of an embodied run: supervised training on demonstrations, before the first step.
 
-Files are opened, and their first episode compared with what the environment shows and the policy reads, before any
+Files are opened, and the chosen episodes compared with what the environment shows and the policy reads, before any
 process starts. Experts are recorded by the env workers, in whose Python environment the simulator is. The batches are a
 function of the seed and the demonstrations alone.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from torch import Tensor
 from rlinf.config.embodied import DemonstrationsConfig, EmbodiedConfig, EnvConfig
 from rlinf.errors import UserError
 from rlinf_envs import ActionSpec, EnvError, FieldSpec
-from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles
+from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles, RunEnvironment
 from rlinf_envs.demonstrations.files import open_demonstrations
 from rlinf_workers import Flow
 from rlinf_workers.embodied.actor import EmbodiedActor
@@ -36,7 +37,7 @@ WARMUP_STEPS = 20
 STEPS_AT_ONCE = 50
 """Optimizer steps between two lines about the loss."""
 MAX_FAILURES = 20
-"""Episodes in a row in which experts may fail."""
+"""Episodes of a task in a row in which its expert may fail."""
 SEED_STREAM = 1 << 40
 """Draws the experts' first seed; training steps, whose numbers stand in its place, do not come so far."""
 
@@ -60,17 +61,16 @@ class WarmStart:
     def _open(self, at: str, path: Path, env: EnvConfig) -> None:
         settings = self._settings
         try:
-            self._files = open_demonstrations(settings.source, path, rename=settings.rename)
-            first = self._files[0]
+            environment = RunEnvironment(fields=self._interface.fields, options=env.options)
+            files = open_demonstrations(settings.source, path, rename=settings.rename, environment=environment)
         except EnvError as error:
             raise UserError(f"{at}: {error}") from error
-        if len(self._files) < settings.num_episodes:
+        if len(files) < settings.num_episodes:
             raise UserError(
-                f"{at}: it has {len(self._files)} successful episodes, and warm_start.num_episodes="
-                f"{settings.num_episodes}",
-                hint=f"use --warm_start.num_episodes {len(self._files)}",
+                f"{at}: it has {len(files)} successful episodes, and warm_start.num_episodes={settings.num_episodes}",
+                hint=f"use --warm_start.num_episodes {len(files)}",
             )
-        recorded = {"id": self._files.env_id} | {f"options.{name}": v for name, v in self._files.options.items()}
+        recorded = {"id": files.env_id} | {f"options.{name}": v for name, v in files.options.items()}
         for name, value in recorded.items():
             chosen = env.id if name == "id" else env.options.get(name.removeprefix("options."), value)
             if value is not None and chosen != value:
@@ -78,7 +78,12 @@ class WarmStart:
                     f"{at}: it was recorded with env.{name}={value}, and the config has {chosen}",
                     hint=f"use --env.{name} {value}, or other demonstrations",
                 )
-        self._check(at, first)
+        for number in range(settings.num_episodes):
+            try:
+                self._check(f"{at}, episode {number}", files[number])
+            except EnvError as error:
+                raise UserError(f"{at}, episode {number}: {error}") from error
+        self._files = files
 
     @property
     def optimizer(self) -> OptimizerSettings:
@@ -99,10 +104,7 @@ class WarmStart:
         files = self._files
         shown = self._recorded(session) if files is None else list(files[: self._settings.num_episodes])
         chunks = Chunks.of(shown, self._needs, self._interface.actions)
-        session.note(
-            f"warm start: {len(shown)} demonstrations of {', '.join(sorted({d.task for d in shown}))}, "
-            f"{len(chunks.actions)} chunks"
-        )
+        session.note(f"warm start: {_counted(shown)}, {len(chunks.actions)} chunks")
         for first in range(0, self._settings.num_steps, STEPS_AT_ONCE):
             steps = range(first, min(first + STEPS_AT_ONCE, self._settings.num_steps))
             feeds = {"demonstrated": [batch for step in steps for batch in self._batches(chunks, step)]}
@@ -111,21 +113,30 @@ class WarmStart:
         session.sync_weights()
 
     def _recorded(self, session: Session) -> list[Demonstration]:
-        """What the experts did right, with seeds that count up: a suite's tasks take turns."""
+        """What the experts did right, with seeds that count up: a suite's tasks take turns.
+
+        Raises: UserError where the expert of a task fails all the time.
+        """
         drawn = int(np.random.SeedSequence([self._seed, SEED_STREAM]).generate_state(1)[0])
         seed = drawn >> 2 | TRAIN_SEED_BIT  # room above it for those that follow
         found: list[Demonstration] = []
-        failures = 0
+        failures: Counter[str] = Counter()
+        """Task -> episodes in which its expert failed since it last succeeded."""
         while len(found) < self._settings.num_episodes:
             (shown,) = (one for of_rank in session.group("env").call("demonstrate", seed) for one in of_rank)
             seed += 1
-            failures = 0 if shown.success else failures + 1
+            failures[shown.task] = 0 if shown.success else failures[shown.task] + 1
             found += [shown] if shown.success else []
-            if failures == MAX_FAILURES:
+            if failures[shown.task] == MAX_FAILURES:
                 raise UserError(
-                    f"warm_start.source=experts: the expert of {shown.task} failed {failures} times in a row",
+                    f"warm_start.source=experts: the expert of {shown.task} failed {MAX_FAILURES} times in a row",
                     hint="give it more time with --env.max_episode_steps, or shorter actions",
                 )
+        for task in sorted(failures.keys() - {one.task for one in found}):
+            session.note(
+                f"warm start: no demonstration of {task}: its expert failed {failures[task]} times; more time "
+                "(env.max_episode_steps), more demonstrations (warm_start.num_episodes), or the suite without it"
+            )
         return found
 
     def _batches(self, chunks: Chunks, step: int) -> list[DemonstratedBatch]:
@@ -191,6 +202,14 @@ class Chunks:
             after = torch.arange(len(flat))[:, None] + torch.arange(needs.chunk_size)
             actions.append(flat[after.clamp(max=len(flat) - 1)])
         return cls(fields, torch.cat(actions))
+
+
+def _counted(shown: Sequence[Demonstration]) -> str:
+    """How many demonstrations there are, and of which task."""
+    counts = Counter(one.task for one in shown)
+    if len(counts) == 1:
+        return f"{len(shown)} demonstrations of {shown[0].task}"
+    return f"{len(shown)} demonstrations ({', '.join(f'{counts[task]} of {task}' for task in sorted(counts))})"
 
 
 def _spec_of(shown: Demonstration, name: str) -> FieldSpec:

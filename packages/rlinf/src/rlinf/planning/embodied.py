@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.embodied import EmbodiedConfig
+from rlinf.config.embodied import EmbodiedConfig, EnvConfig
 from rlinf.errors import UserError
 from rlinf_sched.derive import (
     LIBERO,
@@ -33,8 +33,14 @@ from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 
 NUMBER_BYTES = 12
 """On a channel, for each number of an action: itself, its log-probability and what comes with it."""
-IMAGE_SIZE = 224
-"""Pixels of a side, where the environment's options do not say."""
+OWN_PIXELS = {"metaworld": 64 * 64, "libero": 128 * 128}
+"""`env.kind` -> pixels of a picture where `env.options.image_size` is not set."""
+OWN_CAMERA_PIXELS = {"3rd_view_camera": 640 * 480}
+"""The same of ManiSkill's cameras that are not 128 x 128: that of its bridge scenes."""
+ASSUMED_PIXELS = 128 * 128
+"""The same of any other; most of ManiSkill's cameras are so."""
+PUBLIC_TASK = "PutCarrotOnPlateInScene-v1"
+"""Of ManiSkill, the nearest to the tasks that `MANISKILL_PUT_ON_PLATE` has its settings of."""
 CORES_PER_DEVICE = LIBERO.cores_per_device
 """Cores of the host for each GPU of a node."""
 
@@ -196,6 +202,18 @@ def _simulator(config: EmbodiedConfig, step_s: float | None) -> CpuSimulator | G
     )
 
 
+def embodied_notes(config: EmbodiedConfig, *, env_step_s: float | None = None) -> tuple[str, ...]:
+    """What a plan takes for granted of an environment of which no figures are public."""
+    env = config.env
+    if env_step_s is not None or not env.simulates_on_gpu or env.id == PUBLIC_TASK:
+        return ()
+    known = MANISKILL_PUT_ON_PLATE
+    return (
+        f"env.id={env.id} is planned with what {known.name} costs, the one GPU simulation of which figures are public: "
+        f"{known.substeps} substeps of physics in an action, one camera of 640 x 480. rlinf profile measures this one",
+    )
+
+
 def _denoising(known: PublishedPolicy, options: Mapping[str, Any]) -> dict[str, Any]:
     if not known.denoising_steps:
         return {}
@@ -219,15 +237,23 @@ def _num_cameras(config: EmbodiedConfig) -> int:
 def _item_bytes(config: EmbodiedConfig, job: Embodied) -> dict[str, int]:
     """Of a group of environments on each channel."""
     group_size = config.env.num_envs // config.env.num_groups
-    shown: Any = config.env.options
-    size: int = shown.get("image_size") or IMAGE_SIZE
-    pictures = 3 * size * size * job.num_cameras
+    pictures = 3 * _picture_pixels(config.env) * job.num_cameras
     numbers = job.action_dim * job.chunk_steps
     return {
         "observations": group_size * pictures,
         "actions": group_size * 4 * numbers,
         "trajectories": group_size * job.num_rounds * (pictures + NUMBER_BYTES * numbers),
     }
+
+
+def _picture_pixels(env: EnvConfig) -> int:
+    """Of one picture, as the simulator draws it."""
+    size: Any = env.options.get("image_size")
+    if size:
+        return size * size
+    cameras: Any = env.options.get("cameras") or ()
+    first = cameras if isinstance(cameras, str) else next(iter(cameras), "")
+    return OWN_CAMERA_PIXELS.get(first) or OWN_PIXELS.get(env.kind, ASSUMED_PIXELS)
 
 
 def _of_workers(config: EmbodiedConfig, stage: Stage, profile: StageProfile, num_devices: int) -> StageProfile:

@@ -14,7 +14,7 @@ from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
-from rlinf.planning.embodied import embodied_problem
+from rlinf.planning.embodied import embodied_notes, embodied_problem
 from rlinf.planning.engines import check_cut
 from rlinf.planning.memory import Load, check_gpu, job_shape, loads_of, named_shape, reference_shape
 from rlinf_sched.cluster import Cluster
@@ -69,6 +69,11 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100", env_step_s: float | 
         )
     except SchedError as error:
         raise UserError(str(error)) from error
+
+
+def notes_of_recipe(config: Config, *, env_step_s: float | None = None) -> tuple[str, ...]:
+    """What `problem_of_recipe` takes for granted and a recipe does not say."""
+    return embodied_notes(config, env_step_s=env_step_s) if isinstance(config, EmbodiedConfig) else ()
 
 
 def _num_devices(config: Config) -> int:

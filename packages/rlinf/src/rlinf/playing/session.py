@@ -21,7 +21,7 @@ from rlinf.playing.checkpoint import TrainedPolicy
 from rlinf.processes.environments import examine_environments
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder.adapters import check_same_base
-from rlinf_envs import EnvSpec
+from rlinf_envs import EnvSpec, FieldSpec
 from rlinf_envs.protocol import EpisodeEnd
 from rlinf_envs.recording import RecordedEpisode
 from rlinf_sched.cluster import Cluster
@@ -88,12 +88,21 @@ class PolicySession:
         return fps(self._needs)
 
     def check(self, spec: EnvSpec) -> None:
-        """Raises: UserError where another environment cannot be made, or is none that this policy can act in."""
-        found = probe(spec, self._pythons.get("env"))
-        wrong = [name for name in self._needs.reads if found.fields.get(name) != self.interface.fields[name]]
+        """What an instruction says may be other than in the session's own environment, as long as the policy takes it.
+        An environment that is disturbed alone is not made again.
+
+        Raises: UserError where another environment cannot be made, or is none that this policy can act in.
+        """
+        undisturbed = replace(spec, disturbance=None)
+        found = self.interface if undisturbed == self.spec else probe(undisturbed, self._pythons.get("env"))
+        wrong = [name for name in self._needs.reads if not _same(found.fields.get(name), self.interface.fields[name])]
         if wrong or not _alike(found, self.interface):
             what = f"shows another {wrong[0]}" if wrong else "takes other actions"
             raise UserError(f"env.id={spec.id!r} {what} than env.id={self.spec.id!r}, in which the policy acts")
+        shown = found.fields if spec.disturbance is None else spec.disturbance.fields(found.fields)
+        fields = {**self.interface.fields, **{name: shown[name] for name in self._needs.reads}}
+        if fields != self.interface.fields:
+            needs_of(replace(self._settings, fields=fields), spec.id)
 
     def __enter__(self) -> PolicySession:
         with ExitStack() as opened:
@@ -177,6 +186,11 @@ def _whole_shares(cluster: Cluster, num_groups: int) -> Cluster:
     """As many of the devices as share the groups out evenly."""
     count = max(n for n in range(1, len(cluster.devices) + 1) if num_groups % n == 0)
     return replace(cluster, devices=cluster.devices[:count])
+
+
+def _same(found: FieldSpec | None, own: FieldSpec) -> bool:
+    """Whether a field is the policy's own but for what its texts say."""
+    return found is not None and (found.shape, found.dtype) == (own.shape, own.dtype)
 
 
 def _alike(one: EnvInterface, other: EnvInterface) -> bool:

@@ -188,10 +188,7 @@ def _variant(name: str, variant: VariantConfig, config: SuiteEvalConfig, session
         disturbance=disturbance,
     )
     try:
-        # What is disturbed alone was looked at already, and its sentences are not those of the run's environment.
-        undisturbed = replace(spec, disturbance=None)
-        if undisturbed != session.spec:
-            session.check(undisturbed)
+        session.check(spec)
     except UserError as error:
         raise UserError(f"{where}: {error.message}", hint=hint) from error
     first_seed = _first_seed(config, variant.first_seed)
