@@ -3,11 +3,10 @@ AsyncVectorEnv, on as many processes, in the same run.
 
     RLINF_LIBERO_ASSETS=FOLDER python -m benchmarks.throughput.libero
 
-The flow is that of training without its trainer: two env processes with two groups each, and a small convolutional
-policy that reads every picture and answers every step. The peers step with random actions that are there already. One
-draws without antialiasing, shadows and reflections and resets softly, as rlinf-envs does; the other is LIBERO as it
-comes. A segment begins with a reset to a shipped state for all of them, and no side waits for objects to settle.
-Needs LIBERO, its scenes and EGL.
+The flow is that of training without its trainer (simulators.py). The peers step with random actions that are there
+already. One draws without antialiasing, shadows and reflections and resets softly, as rlinf-envs does; the other is
+LIBERO as it comes. A segment begins with a reset to a shipped state for all of them, and no side waits for objects to
+settle. Needs LIBERO, its scenes and EGL.
 """
 
 from __future__ import annotations

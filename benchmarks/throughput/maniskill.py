@@ -3,10 +3,9 @@ Gymnasium's AsyncVectorEnv, on as many processes, in the same run.
 
     python -m benchmarks.throughput.maniskill
 
-The flow is that of training without its trainer: two env processes with two groups each, and a small convolutional
-policy that reads every picture and answers every step. The peers step with random actions that are there already: one
-with robots drawn by their collision shapes, as the flow has them, one as ManiSkill comes. All begin a segment with a
-reset. Needs a Vulkan driver.
+The flow is that of training without its trainer (simulators.py). The peers step with random actions that are there
+already: one with robots drawn by their collision shapes, as the flow has them, one as ManiSkill comes. All begin a
+segment with a reset. Needs a Vulkan driver.
 """
 
 from __future__ import annotations

@@ -1,0 +1,51 @@
+"""A policy that reads every byte of the pictures and computes next to nothing, which leaves the way there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_envs.protocol import PICTURE, ActionSpec, FieldSpec
+from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
+from rlinf_workers.policies.heads.choose import head_for
+from rlinf_workers.training.base import Evaluation
+
+
+class Glance(Policy):
+    """Answers the mean brightness of all pictures, through one layer."""
+
+    @classmethod
+    def needs(cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, **options: Any) -> Needs:
+        return Needs(reads=tuple(name for name in fields if name.startswith(PICTURE)), chunk_size=1)
+
+    def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
+        super().__init__()
+        self.head = head_for(actions, 1)
+        self.noise_size = self.head.num_outputs
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.layer = nn.Linear(1, self.head.num_outputs + 1)
+
+    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+        outputs, values = self._outputs(fields)
+        actions = self.head.mode(outputs) if noise is None else self.head.sample(outputs, noise)
+        logprobs = self.head.log_prob(outputs, actions)
+        return Answer(actions=actions[:, None], logprobs=logprobs[:, None], values=values)
+
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
+        outputs, values = self._outputs(fields)
+        return Evaluation(
+            logprobs=self.head.log_prob(outputs, actions[:, 0])[:, None],
+            entropies=self.head.entropy(outputs)[:, None],
+            values=values,
+        )
+
+    def _outputs(self, fields: Fields) -> tuple[Tensor, Tensor]:
+        """[n, numbers of the head], [n]"""
+        pictures = [fields[name].flatten(1) for name in sorted(fields) if name.startswith(PICTURE)]
+        sums = sum(picture.sum(1, dtype=torch.int64) for picture in pictures)
+        found = self.layer(torch.as_tensor(sums)[:, None] / (255 * sum(picture.shape[1] for picture in pictures)))
+        return found[:, :-1], found[:, -1]
