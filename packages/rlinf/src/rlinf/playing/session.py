@@ -88,9 +88,9 @@ class PolicySession:
         return fps(self._needs)
 
     def check(self, spec: EnvSpec) -> None:
-        """Looks at another environment that the policy is to act in. Its instructions may say other things than those of
-        the session's own, as long as the policy takes them; an environment that differs by a disturbance alone is not
-        made again.
+        """Looks at another environment that the policy is to act in. Its instructions may say other things than those
+        of the session's own, as long as the policy takes them; an environment that differs by a disturbance alone is
+        not made again.
 
         Raises: UserError where another environment cannot be made, or is none that this policy can act in.
         """
