@@ -96,12 +96,15 @@ class PolicySession:
         """
         undisturbed = replace(spec, disturbance=None)
         found = self.interface if undisturbed == self.spec else probe(undisturbed, self._pythons.get("env"))
-        wrong = [name for name in self._needs.reads if not _same(found.fields.get(name), self.interface.fields[name])]
-        if wrong or not _alike(found, self.interface):
-            what = f"shows another {wrong[0]}" if wrong else "takes other actions"
-            raise UserError(f"env.id={spec.id!r} {what} than env.id={self.spec.id!r}, in which the policy acts")
-        shown = found.fields if spec.disturbance is None else spec.disturbance.fields(found.fields)
-        fields = {**self.interface.fields, **{name: shown[name] for name in self._needs.reads}}
+        others = f"than env.id={self.spec.id!r}, in which the policy acts"
+        for name in self._needs.reads:
+            shown, own = _described(found.fields.get(name)), _described(self.interface.fields[name])
+            if shown != own:
+                raise UserError(f"env.id={spec.id!r} shows another {name} {others}: {shown} in place of {own}")
+        if not _alike(found, self.interface):
+            raise UserError(f"env.id={spec.id!r} takes other actions {others}")
+        given = found.fields if spec.disturbance is None else spec.disturbance.fields(found.fields)
+        fields = {**self.interface.fields, **{name: given[name] for name in self._needs.reads}}
         if fields != self.interface.fields:
             needs_of(replace(self._settings, fields=fields), spec.id)
 
@@ -189,9 +192,9 @@ def _whole_shares(cluster: Cluster, num_groups: int) -> Cluster:
     return replace(cluster, devices=cluster.devices[:count])
 
 
-def _same(found: FieldSpec | None, own: FieldSpec) -> bool:
-    """Whether a field is the policy's own but for what its texts say."""
-    return found is not None and (found.shape, found.dtype) == (own.shape, own.dtype)
+def _described(field: FieldSpec | None) -> str:
+    """A field but for what its texts say."""
+    return "none" if field is None else f"{field.dtype} of shape {list(field.shape)}"
 
 
 def _alike(one: EnvInterface, other: EnvInterface) -> bool:
