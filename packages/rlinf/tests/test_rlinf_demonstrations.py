@@ -135,7 +135,9 @@ def test_every_episode_that_is_taken_is_looked_at(trajectories):
     with h5py.File(trajectories, "a") as file:
         del file["traj_1/obs"]
         file["traj_1/obs"] = np.zeros((5, 7), np.float32)
-    with pytest.raises(UserError, match=r"traj\.h5, episode 1: 'state' is float32 of shape \[7\], and the environment"):
+    with pytest.raises(
+        UserError, match=r"traj\.h5, successful episode 1: 'state' is float32 of shape \[7\], and the environment"
+    ):
         warm_start(trajectories)
     warm_start(trajectories, num_episodes=1)
 
@@ -197,13 +199,26 @@ def test_an_expert_that_never_succeeds_is_refused_whatever_others_do():
     assert session.asked == 2 * MAX_FAILURES
 
 
-def test_another_control_mode_is_refused(trajectories):
+@pytest.mark.parametrize(
+    ("recorded", "options", "says"),
+    [
+        (
+            "pd_joint_delta_pos",
+            "{control_mode: pd_ee_delta_pos}",
+            "=pd_joint_delta_pos, and the config has pd_ee_delta",
+        ),
+        ("pd_joint_pos", "{}", "=pd_joint_pos, and the config has pd_joint_delta_pos"),
+    ],
+)
+def test_another_control_mode_is_refused(trajectories, recorded, options, says):
+    """Also that of an environment whose options leave it out: both take eight numbers."""
+    described = trajectories.with_suffix(".json")
+    described.write_text(described.read_text().replace("pd_joint_delta_pos", recorded))
     config = config_of(
-        "--env.options={control_mode: pd_ee_delta_pos}", f"--warm_start={{source: maniskill, path: {trajectories}}}"
+        f"--env.options={options}", f"--warm_start={{source: maniskill, path: {trajectories}, num_episodes: 2}}"
     )
     interface = EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
-    config = config.model_copy(update={"warm_start": config.warm_start.model_copy(update={"num_episodes": 2})})
-    with pytest.raises(UserError, match=r"recorded with env\.options\.control_mode=pd_joint_delta_pos, and the config"):
+    with pytest.raises(UserError, match=rf"recorded with env\.options\.control_mode{says}"):
         WarmStart(config.warm_start, config, interface, Needs(reads=("state",)))
 
 

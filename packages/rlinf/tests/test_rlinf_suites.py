@@ -114,6 +114,7 @@ SHOWN = {
     "doors": fields("open the door"),
     "wordy": fields("open the door", "open the door of the cupboard"),
     "large": fields("open the door", size=65),
+    "silent": {name: field for name, field in fields().items() if name != "instruction"},
 }
 """Environment -> what it shows."""
 
@@ -146,9 +147,12 @@ def test_a_policy_that_reads_acts_where_other_things_are_said(session, policy: s
     made, looked = session(policy, **options)
     assert "instruction" in made.reads
     made.check(replace(made.spec, id="doors"))
-    with pytest.raises(UserError, match=r"^env.id='large' shows another image.corner than env.id='faucets'"):
+    with pytest.raises(UserError, match=r"^env.id='large' shows another image.corner than env.id='faucets'") as refused:
         made.check(replace(made.spec, id="large"))
-    assert [spec.id for spec in looked] == ["faucets", "doors", "large"]
+    assert refused.value.message.endswith("acts: uint8 of shape [65, 65, 3] in place of uint8 of shape [64, 64, 3]")
+    with pytest.raises(UserError, match=r"'silent' shows another instruction .*: none in place of text of shape"):
+        made.check(replace(made.spec, id="silent"))
+    assert [spec.id for spec in looked] == ["faucets", "doors", "large", "silent"]
 
 
 def test_words_that_are_too_many_are_refused_before_anything_starts(session) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from rlinf_envs import maniskill_novulkan
 from rlinf_envs.errors import EnvError, RenderingUnavailableError
 from rlinf_envs.maniskill_lite import with_lite_robot
-from rlinf_envs.maniskill_tasks import instruction_of, registered_tasks
+from rlinf_envs.maniskill_tasks import CONTROL_MODE, instruction_of, registered_tasks
 from rlinf_envs.names import close_to, names_of
 from rlinf_envs.protocol import ActionSpec, FieldSpec
 
@@ -47,7 +47,7 @@ class ManiSkillSimulation:
         on_gpu: bool = False,
         obs_mode: str = "state",
         reward_mode: str = "normalized_dense",
-        control_mode: str = "pd_joint_delta_pos",
+        control_mode: str = CONTROL_MODE,
         cameras: Sequence[str] | str | None = None,
         state: str = "full",
         image_size: int | None = None,

@@ -60,6 +60,10 @@ SUITES: dict[str, tuple[str, ...]] = {
 fetch. The 25 tasks PutOnPlateInScene25 of the literature are in no release of ManiSkill."""
 
 
+CONTROL_MODE = "pd_joint_delta_pos"
+"""What actions mean where the option `control_mode` is not given."""
+
+
 def instruction_of(task: str, given: str | None = None) -> str | None:
     """What a task is told to do: what the option `instruction` gives, else ours; None where there is neither."""
     return INSTRUCTIONS.get(task) if given is None else given

@@ -54,6 +54,8 @@ class DemonstrationFiles(Sequence[Demonstration]):
     """The environment that they were recorded in, by its kind's own name; None: the files do not say."""
     options: Mapping[str, str | bool] = MappingProxyType({})
     """Options of the environment that decide what actions and pictures mean, as far as the files say."""
+    defaults: Mapping[str, str | bool] = MappingProxyType({})
+    """What the environment takes for these options where they are not given."""
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import torch
 
 from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles, RunEnvironment
 from rlinf_envs.errors import EnvError
-from rlinf_envs.maniskill_tasks import instruction_of
+from rlinf_envs.maniskill_tasks import CONTROL_MODE, instruction_of
 from rlinf_envs.protocol import Observation
 
 _JOINTS = ("qpos", "qvel")
@@ -42,6 +43,8 @@ class ManiSkillDemonstrations(DemonstrationFiles):
 
     Raises: EnvError where it is not what it should be.
     """
+
+    defaults = MappingProxyType({"control_mode": CONTROL_MODE})
 
     def __init__(self, path: Path, rename: Mapping[str, str], environment: RunEnvironment) -> None:
         self._path, self._rename = path, rename

@@ -71,18 +71,18 @@ class WarmStart:
                 hint=f"use --warm_start.num_episodes {len(files)}",
             )
         recorded = {"id": files.env_id} | {f"options.{name}": v for name, v in files.options.items()}
+        chosen = {"id": env.id} | {f"options.{name}": v for name, v in {**files.defaults, **env.options}.items()}
         for name, value in recorded.items():
-            chosen = env.id if name == "id" else env.options.get(name.removeprefix("options."), value)
-            if value is not None and chosen != value:
+            if value is not None and chosen.get(name, value) != value:
                 raise UserError(
-                    f"{at}: it was recorded with env.{name}={value}, and the config has {chosen}",
+                    f"{at}: it was recorded with env.{name}={value}, and the config has {chosen[name]}",
                     hint=f"use --env.{name} {value}, or other demonstrations",
                 )
         for number in range(settings.num_episodes):
             try:
-                self._check(f"{at}, episode {number}", files[number])
+                self._check(f"{at}, successful episode {number}", files[number])
             except EnvError as error:
-                raise UserError(f"{at}, episode {number}: {error}") from error
+                raise UserError(f"{at}, successful episode {number}: {error}") from error
         self._files = files
 
     @property

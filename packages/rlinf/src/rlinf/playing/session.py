@@ -88,19 +88,23 @@ class PolicySession:
         return fps(self._needs)
 
     def check(self, spec: EnvSpec) -> None:
-        """What an instruction says may be other than in the session's own environment, as long as the policy takes it.
-        An environment that is disturbed alone is not made again.
+        """Looks at another environment that the policy is to act in. Its instructions may say other things than those
+        of the session's own, as long as the policy takes them; an environment that differs by a disturbance alone is
+        not made again.
 
         Raises: UserError where another environment cannot be made, or is none that this policy can act in.
         """
         undisturbed = replace(spec, disturbance=None)
         found = self.interface if undisturbed == self.spec else probe(undisturbed, self._pythons.get("env"))
-        wrong = [name for name in self._needs.reads if not _same(found.fields.get(name), self.interface.fields[name])]
-        if wrong or not _alike(found, self.interface):
-            what = f"shows another {wrong[0]}" if wrong else "takes other actions"
-            raise UserError(f"env.id={spec.id!r} {what} than env.id={self.spec.id!r}, in which the policy acts")
-        shown = found.fields if spec.disturbance is None else spec.disturbance.fields(found.fields)
-        fields = {**self.interface.fields, **{name: shown[name] for name in self._needs.reads}}
+        others = f"than env.id={self.spec.id!r}, in which the policy acts"
+        for name in self._needs.reads:
+            shown, own = _described(found.fields.get(name)), _described(self.interface.fields[name])
+            if shown != own:
+                raise UserError(f"env.id={spec.id!r} shows another {name} {others}: {shown} in place of {own}")
+        if not _alike(found, self.interface):
+            raise UserError(f"env.id={spec.id!r} takes other actions {others}")
+        given = found.fields if spec.disturbance is None else spec.disturbance.fields(found.fields)
+        fields = {**self.interface.fields, **{name: given[name] for name in self._needs.reads}}
         if fields != self.interface.fields:
             needs_of(replace(self._settings, fields=fields), spec.id)
 
@@ -188,9 +192,9 @@ def _whole_shares(cluster: Cluster, num_groups: int) -> Cluster:
     return replace(cluster, devices=cluster.devices[:count])
 
 
-def _same(found: FieldSpec | None, own: FieldSpec) -> bool:
-    """Whether a field is the policy's own but for what its texts say."""
-    return found is not None and (found.shape, found.dtype) == (own.shape, own.dtype)
+def _described(field: FieldSpec | None) -> str:
+    """A field but for what its texts say."""
+    return "none" if field is None else f"{field.dtype} of shape {list(field.shape)}"
 
 
 def _alike(one: EnvInterface, other: EnvInterface) -> bool:

@@ -136,7 +136,9 @@ def spec_of(actions: ActionSpec, options: SharedOptions) -> ModelSpec:
         is_published = GRIPPERS.get(options.gripper or "as_is") is not None
         return spec_of_sizes(options, with_published_gripper(actions) if is_published else actions)
     if changed:
-        raise PolicyError(f"options {', '.join(changed)}: a model from options.folder has the sizes of its files")
+        raise PolicyError(
+            f"options {', '.join(changed)}: a model from options.folder has the sizes of its files; leave them out"
+        )
     return spec_of_folder(options.folder, options.unnorm_key, options.normalization)
 
 
