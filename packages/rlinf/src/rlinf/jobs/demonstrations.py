@@ -1,8 +1,8 @@
 """The warm start of an embodied run: supervised training on demonstrations, before the first step.
 
-Files are opened, and the chosen episodes compared with what the environment shows and the policy reads, before any
-process starts. Experts are recorded by the env workers, in whose Python environment the simulator is. The batches are a
-function of the seed and the demonstrations alone.
+Files are opened, and their first episode is compared with what the environment shows and the policy reads, before any
+process starts; the others when the warm start reads them. Experts are recorded by the env workers, in whose Python
+environment the simulator is. The batches are a function of the seed and the demonstrations alone.
 """
 
 from __future__ import annotations
@@ -78,12 +78,19 @@ class WarmStart:
                     f"{at}: it was recorded with env.{name}={value}, and the config has {chosen[name]}",
                     hint=f"use --env.{name} {value}, or other demonstrations",
                 )
-        for number in range(settings.num_episodes):
-            try:
-                self._check(f"{at}, successful episode {number}", files[number])
-            except EnvError as error:
-                raise UserError(f"{at}, successful episode {number}: {error}") from error
         self._files = files
+        self._episode(0)
+
+    def _episode(self, number: int) -> Demonstration:
+        """A successful episode of the files. Raises: UserError where it is not what environment and policy take."""
+        assert self._files is not None, "there are no files"
+        at = f"warm_start.path={self._settings.path}, successful episode {number}"
+        try:
+            shown = self._files[number]
+        except EnvError as error:
+            raise UserError(f"{at}: {error}") from error
+        self._check(at, shown)
+        return shown
 
     @property
     def optimizer(self) -> OptimizerSettings:
@@ -99,10 +106,10 @@ class WarmStart:
         return self._flow.stage("actor", EmbodiedActor.imitate, reads="demonstrated", dispatch="key", ordered=True)
 
     def run(self, session: Session) -> None:
-        """Raises: UserError where the experts fail all the time."""
+        """Raises: UserError where the experts fail all the time, or an episode is not like the first."""
         assert self._flow is not None, "flow_of comes first"
-        files = self._files
-        shown = self._recorded(session) if files is None else list(files[: self._settings.num_episodes])
+        num_episodes = self._settings.num_episodes
+        shown = self._recorded(session) if self._files is None else [self._episode(n) for n in range(num_episodes)]
         chunks = Chunks.of(shown, self._needs, self._interface.actions)
         session.note(f"warm start: {_counted(shown)}, {len(chunks.actions)} chunks")
         for first in range(0, self._settings.num_steps, STEPS_AT_ONCE):
