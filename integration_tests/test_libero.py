@@ -4,6 +4,7 @@ and h5py."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -127,22 +128,36 @@ def test_a_policy_imitates_and_learns(run: Path) -> None:
     notes = json.loads((run / "manifest.json").read_text())["notes"]
     assert f"warm start: 2 demonstrations of {TASK}, {2 * (NUM_ACTIONS - 1)} chunks" in notes
     (step,) = rows(run)
-    assert step["env/episodes"] == 4 and abs(step["actor/kl"]) < 1e-6
+    assert step["env/episode_length"] == 8 and step["env/truncated_fraction"] == 1 and abs(step["actor/kl"]) < 1e-6
 
 
-def rlinf(*arguments: object) -> None:
+def rlinf(*arguments: object, code: int = 0) -> str:
+    """What it printed."""
     line = [*RLINF, *map(str, arguments), "--cluster.num_devices", "1"]
     done = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=END_TIMEOUT_S)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def test_out_of_distribution_has_the_numbers_of_the_run_as_seen(run: Path, tmp_path: Path) -> None:
-    rlinf("eval", "--suite", "libero-ood", run, "--output", tmp_path / "out", "--suite.num_episodes", 2)
+    only = ["--only", "vision,other words,execution"]  # unseen tasks have scenes of libero_90
+    rlinf("eval", "--suite", "libero-ood", run, "--output", tmp_path / "out", "--suite.num_episodes", 2, *only)
     found = json.loads((tmp_path / "out" / "result.json").read_text())["variants"]
     evaluated = rows(run, "evaluations.jsonl")[-1]
     assert found["seen"]["return"] == evaluated["return"]
     assert found["seen"]["success_at_end"] == evaluated["success_at_end"]
-    assert len(found) == 9 and all(variant["num_episodes"] == 2 for variant in found.values())
+    assert len(found) == 8 and all(variant["num_episodes"] == 2 for variant in found.values())
+
+
+def test_unseen_tasks_without_their_scenes_are_refused_before_anything_is_written(run: Path, tmp_path: Path) -> None:
+    task = "KITCHEN_SCENE5_put_the_black_bowl_on_the_plate"  # the first that is asked
+    with contextlib.suppress(EnvError):
+        make_env(EnvSpec(kind="libero", id="libero_90", num_envs=1, options={"tasks": task})).close()
+        pytest.skip("the scenes of libero_90 are on this machine")
+    asked = ["--suite", "libero-ood", run, "--output", tmp_path / "out", "--only", "unseen tasks"]
+    printed = rlinf("eval", *asked, code=2)
+    assert f"variant 'unseen tasks': env.id='libero_90': libero_90: {task} cannot be built from the scenes" in printed
+    assert not (tmp_path / "out").exists()
 
 
 def test_it_is_filmed(run: Path, tmp_path: Path) -> None:

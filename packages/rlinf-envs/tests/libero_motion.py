@@ -1,8 +1,9 @@
 """A scripted motion for LIBERO's tasks: what to do next, from the positions of the simulation, one action at a time.
 
 It takes an object by its middle, or by its rim where it is wider than the gripper, carries it over its goal, lowers it
-until it touches something and lets it go; drawers are pulled by their handles, and the stove's knob is turned. Nothing
-but actions moves the simulation.
+until it touches something and lets it go; drawers are pulled by their handles, and the stove's knob is turned. In an
+open drawer the hand lies across, since the cabinet and what stands on it leave it no room along the drawer. Nothing but
+actions moves the simulation.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _MOVE, _TURN = 0.05, 0.5
 _GRIPPER_STEPS = 10
 """Actions in which the gripper opens or closes; robosuite moves its target by a quarter of its half width in each."""
 _MAX_TRIALS = 3
+_RIM, _DRAWER_RIM = (0.006, 0.02), (0.018, 0.014)
+"""Metres from an object's edge inwards and from its top down to where its rim is taken. In a drawer the open fingers
+have to fit between the rim and the wall, and the palm has to stay above the wall."""
 
 
 class Motion:
@@ -38,6 +42,7 @@ class Motion:
         self._model = scene._model
         self._data = scene._env.sim.data._data
         self._hand_site = scene._hand_site
+        self._down = DOWN
 
     def actions(self) -> Iterator[np.ndarray]:
         """Those that bring the task to its goal, more than are needed where something is dropped."""
@@ -61,8 +66,10 @@ class Motion:
         yield from self._stay(CLOSED, _turned(DOWN, 1.2), count=60)
 
     def _on(self, name: str, other: str, *, aside: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        drawer = self._drawer_around(name)
+        self._down = DOWN if drawer is None else self._across(drawer)
         for _ in range(_MAX_TRIALS):
-            yield from self._take(name)
+            yield from self._take(name, drawer)
             if aside is not None:  # out from under a drawer
                 yield from self._go(self._hand + aside, CLOSED, near=0.01)
             yield from self._go(self._hand + _by(0, 0, 0.1), CLOSED, near=0.02)
@@ -76,12 +83,17 @@ class Motion:
         yield from self._go(self._hand + _by(0, 0, 0.1), OPEN, near=0.02)
         yield from self._on(name, region, aside=_by(-0.08, 0, 0.02))
 
-    def _take(self, name: str) -> Iterator[np.ndarray]:
+    def _take(self, name: str, drawer: str | None) -> Iterator[np.ndarray]:
         low, high = self._box(name)
         place = (low + high) / 2
         place[2] = max(place[2], high[2] - _FINGER_LENGTH, low[2] + 0.012)
         if high[1] - low[1] > _GRIPPER_WIDTH:
-            place[1], place[2] = high[1] - 0.006, max(low[2] + 0.01, high[2] - 0.02)
+            inwards, below = _RIM if drawer is None else _DRAWER_RIM
+            edge = self._down[:2, 0]  # along the fingers
+            if drawer is not None and edge @ (self._site(drawer) - place)[:2] < 0:
+                edge = -edge  # where the drawer has more room
+            place[:2] += edge * ((high[1] - low[1]) / 2 - inwards)
+            place[2] = max(low[2] + 0.01, high[2] - below)
         yield from self._go(np.array([*place[:2], max(self._hand[2], high[2] + 0.1)]), OPEN, near=0.01)
         yield from self._go(place, OPEN)
         yield from self._stay(CLOSED)
@@ -98,12 +110,12 @@ class Motion:
             if self._touches(name):
                 break
             to_place = place - self._body(self._root(name))
-            yield self._action(self._hand + _by(to_place[0], to_place[1], -0.02), CLOSED, DOWN)
+            yield self._action(self._hand + _by(to_place[0], to_place[1], -0.02), CLOSED)
         yield from self._stay(OPEN)
         yield from self._go(self._hand + _by(0, 0, 0.1), OPEN, near=0.02)
 
     def _go(
-        self, place: np.ndarray, gripper: float, turn: np.ndarray = DOWN, *, near: float = 0.004, limit: int = 60
+        self, place: np.ndarray, gripper: float, turn: np.ndarray | None = None, *, near: float = 0.004, limit: int = 60
     ) -> Iterator[np.ndarray]:
         """Until the hand is that near to a place, in metres, or the actions are used up."""
         for _ in range(limit):
@@ -111,17 +123,20 @@ class Motion:
                 return
             yield self._action(place, gripper, turn)
 
-    def _stay(self, gripper: float, turn: np.ndarray = DOWN, *, count: int = _GRIPPER_STEPS) -> Iterator[np.ndarray]:
+    def _stay(
+        self, gripper: float, turn: np.ndarray | None = None, *, count: int = _GRIPPER_STEPS
+    ) -> Iterator[np.ndarray]:
         """While the gripper opens or closes, or the hand turns."""
         place = self._hand
         for _ in range(count):
             yield self._action(place, gripper, turn)
 
-    def _action(self, place: np.ndarray, gripper: float, turn: np.ndarray) -> np.ndarray:
-        """The action that moves the hand to a place and turns it to its axes there, as far as one action does."""
+    def _action(self, place: np.ndarray, gripper: float, turn: np.ndarray | None = None) -> np.ndarray:
+        """The action that moves the hand to a place and turns it to its axes there (None: those of a hand that points
+        down), as far as one action does."""
         rotations: Any = importlib.import_module("scipy.spatial.transform").Rotation
         axes = self._data.site_xmat[self._hand_site].reshape(3, 3)
-        turned = rotations.from_matrix(turn @ axes.T).as_rotvec()
+        turned = rotations.from_matrix((self._down if turn is None else turn) @ axes.T).as_rotvec()
         moved = np.concatenate([2 * (place - self._hand) / _MOVE, turned / _TURN])
         return np.concatenate([np.clip(moved, -1.0, 1.0), [gripper]])
 
@@ -139,6 +154,17 @@ class Motion:
     def _root(self, name: str) -> str:
         """The body of an object that its others hang on."""
         return self._env.get_object(name).root_body
+
+    def _drawer_around(self, name: str) -> str | None:
+        """The region of the drawer that an object begins in."""
+        found = (state[2] for state in self._env.parsed_problem["initial_state"] if state[:2] == ["in", name])
+        return next((region for region in found if "cabinet" in region), None)
+
+    def _across(self, region: str) -> np.ndarray:
+        """The hand's axes where it points down and its fingers lie along a drawer's width."""
+        drawer = self._model.site_bodyid[self._model.site(region).id]
+        width = self._data.xmat[drawer].reshape(3, 3)[:, 0]
+        return _turned(DOWN, np.arctan2(-width[0], width[1]))
 
     def _handle(self, region: str) -> np.ndarray:
         """[3]: the middle of what sticks out furthest of a drawer."""
