@@ -35,6 +35,12 @@ LEARNING = {
     "learning-sort-grpo-fsdp2-sglang": "The same with fsdp2 on two slots",
     "learning-pushcube-ppo": "PushCube-v1, PPO: success at the end of 100 episodes from held-out reset seeds, "
     "deterministic actions. Target: 80 % within 6 minutes",
+    "learning-reach-openvla-ppo": "Faucets of Meta-World (docs/demonstrations.md): a tiny OpenVLA by PPO after 20 "
+    "demonstrations, success in 50 held-out episodes. Target: from at most 60 % to at least 90 % within 10 minutes",
+    "learning-reach-openvla-ppo-random-rewards": "The same with random rewards. Target: it does not rise",
+    "learning-reach-pi0-ppo": "The same task, a tiny pi0 by Flow-SDE. Target: from at most 60 % to at least 85 %",
+    "learning-reach-pi0-ppo-flow-noise": "The same by Flow-Noise",
+    "learning-reach-oft-grpo": "The same task, a tiny OpenVLA-OFT by GRPO. Target: as pi0",
 }
 COMPARISONS = {
     "overhead-sort": "Overhead of processes, channels, leases and weight syncs: a step of sort-grpo as a flow on one "
@@ -62,6 +68,12 @@ COMPARISONS = {
     "over when the shortest group is whole (`refill` and granularity 1 with `actor.group_order` `arrival` and `index`; "
     "a whole batch); and whole steps. Target: at most 1.05 as they come",
     "pipelining": "Env and policy of PushCube: seconds in turn over seconds pipelined in halves",
+    "maniskill-pictures": "ManiSkill with a picture of 128 x 128, drawn in software: seconds of its own environments "
+    "in Gymnasium's AsyncVectorEnv over seconds of as many steps through the flow, two processes each, no network on "
+    "either side; drawn by the same collision shapes, and as it comes. Target: at least 0.9",
+    "libero": "The same for LIBERO with two pictures of 128 x 128; drawn and reset as cheaply, and as it comes",
+    "ppo-states": "PPO on ManiSkill's states: seconds of a script with the same settings over seconds of pushcube-ppo. "
+    "Target: at least 1.3, missed; from run to run the ratio was between 0.9 and 1.1",
 }
 
 
@@ -174,6 +186,14 @@ def _failures() -> Iterator[str]:
         yield (
             f"\nSGLang killed at {len(kills)} moments of a step: the run ended within {max(samples):.2f} s "
             f"(target: 5 s), {named} of {len(kills)} times naming it and with no process left ({_machine(result)}).\n"
+        )
+    if result := _load("killed-simulators"):
+        found = result["findings"]
+        alike = "all metrics are" if found["metrics_are_equal"] else "metrics are not"
+        yield (
+            f"\nSimulators killed ({found['num_killed']}) or stopped ({found['num_stopped']}) at random moments of a "
+            f"run: {alike} those of an untouched run to the bit, {len(found['losses_without_a_line'])} losses are not "
+            f"in the manifest ({_machine(result)}).\n"
         )
 
 

@@ -39,8 +39,8 @@ SETTINGS = {
     "run.checkpoint_every": "1000",
     "run.stop_at_score": "null",
 }
-NUM_STEPS = "80"
-WAITS_S = (0.0, 1.0)
+NUM_STEPS = "200"
+WAITS_S = (0.0, 0.5)
 
 
 def main() -> None:
@@ -110,6 +110,7 @@ def _lose(process: subprocess.Popen, output: Path, num_losses: int) -> list[dict
         how = signal.SIGKILL if len(losses) % 2 == 0 else signal.SIGSTOP
         os.kill(chosen, how)
         losses.append({"after_s": round(time.monotonic() - began_s, 3), "pid": chosen, "signal": how.name})
+        size = metrics.stat().st_size  # steps that ended while this one was awaited do not count
     return losses
 
 
