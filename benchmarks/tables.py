@@ -200,20 +200,24 @@ def _failures() -> Iterator[str]:
 def _real_runs() -> Iterator[str]:
     if not (result := _load("sched-real-runs")):
         return
-    found = result["findings"]
+    workloads = result["findings"]["workloads"]
+    if pictures := _load("sched-real-runs-pictures"):
+        workloads |= pictures["findings"]["workloads"]
     sources = {
         "profile": "from rlinf profile",
         "auto": "from the first steps of mode auto",
         "own": "from its own steps",
     }
-    errors = ", ".join(f"{text} {found['median_error'][source]:.1%}" for source, text in sources.items())
+    rows = [row for workload in workloads.values() for row in workload["placements"].values()]
+    medians = {source: statistics.median(abs(row["error"][source]) for row in rows) for source in sources}
+    errors = ", ".join(f"{text} {medians[source]:.1%}" for source, text in sources.items())
     yield (
         "\nSteps of the main jobs on two CPU slots, measured and predicted: from probes of the collocated and the "
         "disaggregated placement, of the collocated one alone, and from a profile of the placement's own steps. Median "
         f"error: {errors}. Target: 5 % ({_machine(result)}).\n"
     )
     yield f"| workload | placement | measured | {' | '.join(sources.values())} |\n|---|---|---|---|---|---|"
-    for name, workload in found["workloads"].items():
+    for name, workload in workloads.items():
         for mode, row in workload["placements"].items():
             cells = [f"{row['predicted_s'][s] * 1e3:.0f} ms ({row['error'][s]:+.0%})" for s in sources]
             yield f"| {name} | {mode} | {row['measured_s'] * 1e3:.0f} ms | {' | '.join(cells)} |"
@@ -222,7 +226,7 @@ def _real_runs() -> Iterator[str]:
         "same run, median over rounds. Target: at most 1.03.\n"
     )
     yield "| workload | chosen | best by rule | chosen / best |\n|---|---|---|---|"
-    for name, workload in found["workloads"].items():
+    for name, workload in workloads.items():
         auto = workload["auto"]
         yield f"| {name} | {auto['mode']} | {auto['best_mode']} | {auto['over_best']:.3f} |"
     yield ""
