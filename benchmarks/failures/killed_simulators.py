@@ -65,6 +65,7 @@ def main() -> None:
             "losses_without_a_line": [x["pid"] for x in losses if not any(f"(pid {x['pid']})" in n for n in replaced)],
             "rows_of_metrics": [len(untouched), len(disturbed)],
             "metrics_are_equal": untouched == disturbed,
+            "metrics": sorted(untouched[0]),
             "example": replaced[0] if replaced else None,
         },
     )
@@ -85,7 +86,8 @@ def _run(output: Path, num_losses: int) -> tuple[list[dict[str, Any]], list[dict
             log.seek(0)
             raise SystemExit(f"the run of {output.name} failed after {len(losses)} losses:\n{log.read()[-4000:]}")
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time")} for row in rows], losses
+    metrics = [row["metrics"] for row in rows]
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in metrics], losses
 
 
 def _lose(process: subprocess.Popen, output: Path, num_losses: int) -> list[dict[str, Any]]:
