@@ -59,6 +59,11 @@ class SharedOptions(Sizes):
     dtype: str = "float32"
     """Of the weights."""
 
+    @property
+    def opens(self) -> float | None:
+        """A value of `GRIPPERS`: that of `gripper`."""
+        return GRIPPERS[self.gripper or "as_is"]
+
 
 def checked_spec(fields: Mapping[str, FieldSpec], actions: ActionSpec, options: SharedOptions) -> ModelSpec:
     """The model that the options describe; reads no weights.
@@ -73,6 +78,8 @@ def checked_spec(fields: Mapping[str, FieldSpec], actions: ActionSpec, options: 
         raise PolicyError(f"options.temperature has to be above 0, not {options.temperature}")
     check_choice("dtype", options.dtype, tuple(DTYPES))
     check_choice("normalization", options.normalization, tuple(NORMALIZATIONS))
+    if options.gripper is not None:
+        check_choice("gripper", options.gripper, tuple(GRIPPERS))
     spec = spec_of(actions, options)
     if (found := len(spec.statistics.low)) != actions.low.numel():
         raise PolicyError(f"its actions have {found} numbers, and the environment takes {actions.low.numel()}")
@@ -86,14 +93,13 @@ def _check_gripper(spec: ModelSpec, actions: ActionSpec, options: SharedOptions)
     """Raises: PolicyError for a gripper that would move the wrong way, or that the environment has not."""
     low, high = actions.low.flatten()[-1].item(), actions.high.flatten()[-1].item()
     first, last = spec.statistics.low[-1], spec.statistics.high[-1]
-    if options.gripper is not None:
-        check_choice("gripper", options.gripper, tuple(GRIPPERS))
-        if options.gripper != "as_is" and (low, high) != (-1, 1):
-            raise PolicyError(
-                f"options.gripper={options.gripper} acts with -1 and 1 as the last number, and the environment takes "
-                f"{low} to {high} there; use as_is"
-            )
-    elif options.folder is not None and (low, high) == (-1, 1) and 0 <= first <= last <= 1:
+    if options.opens is not None and (low, high) != (-1, 1):
+        raise PolicyError(
+            f"options.gripper={options.gripper} acts with -1 and 1 as the last number, and the environment takes "
+            f"{low} to {high} there; use as_is"
+        )
+    is_unsaid = options.gripper is None and options.folder is not None
+    if is_unsaid and (low, high) == (-1, 1) and 0 <= first <= last <= 1:
         raise PolicyError(
             f"the last number of its actions is from {first} to {last}, as of a gripper that is 1 open and 0 closed, "
             "and the environment takes -1 to 1; set options.gripper to open_is_minus_one (LIBERO), open_is_one "
@@ -133,8 +139,7 @@ def spec_of(actions: ActionSpec, options: SharedOptions) -> ModelSpec:
     if options.folder is None:
         if options.unnorm_key is not None:
             raise PolicyError("options.unnorm_key chooses statistics of a checkpoint; give options.folder, or neither")
-        is_published = GRIPPERS.get(options.gripper or "as_is") is not None
-        return spec_of_sizes(options, with_published_gripper(actions) if is_published else actions)
+        return spec_of_sizes(options, actions if options.opens is None else with_published_gripper(actions))
     if changed:
         raise PolicyError(
             f"options {', '.join(changed)}: a model from options.folder has the sizes of its files; leave them out"
@@ -175,7 +180,7 @@ class PrismaticPolicy(Policy):
         super().__init__()
         self._spec, self._cameras, self._crops = spec, tuple(cameras), crops
         self._temperature = options.temperature
-        self._opens = GRIPPERS[options.gripper or "as_is"]
+        self._opens = options.opens
         self._detach_values = options.detach_values
         with torch.random.fork_rng():
             torch.manual_seed(seed)
