@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_envs.protocol import PICTURE, ActionSpec, FieldSpec
+from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
 from rlinf_workers.policies.heads.choose import head_for
+from rlinf_workers.policies.pictures import chosen_cameras
 from rlinf_workers.training.base import Evaluation
 
 
@@ -19,10 +20,11 @@ class Glance(Policy):
 
     @classmethod
     def needs(cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, **options: Any) -> Needs:
-        return Needs(reads=tuple(name for name in fields if name.startswith(PICTURE)), chunk_size=1)
+        return Needs(reads=chosen_cameras(fields, None), chunk_size=1)
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
         super().__init__()
+        self._cameras = chosen_cameras(fields, None)
         self.head = head_for(actions, 1)
         self.noise_size = self.head.num_outputs
         with torch.random.fork_rng():
@@ -45,7 +47,7 @@ class Glance(Policy):
 
     def _outputs(self, fields: Fields) -> tuple[Tensor, Tensor]:
         """[n, numbers of the head], [n]"""
-        pictures = [fields[name].flatten(1) for name in sorted(fields) if name.startswith(PICTURE)]
+        pictures = [fields[name].flatten(1) for name in self._cameras]
         sums = sum(picture.sum(1, dtype=torch.int64) for picture in pictures)
         found = self.layer(torch.as_tensor(sums)[:, None] / (255 * sum(picture.shape[1] for picture in pictures)))
         return found[:, :-1], found[:, -1]
