@@ -34,6 +34,7 @@ SHORT_SORT = {
 """The sorting job in seconds: three digits, a smaller model."""
 
 SHORT_PUSH = {
+    "actor.num_shards": 2,  # so that two ranks train
     "run.num_steps": 2,
     "run.evaluate_every": 2,
     "run.stop_at_score": "null",

@@ -232,4 +232,4 @@ def test_another_control_mode_is_refused(trajectories, recorded, options, says):
 )
 def test_sections_that_do_not_go_together_are_refused(override, says):
     with pytest.raises(UserError, match=says):
-        config_of(override)
+        config_of(override, "--actor.num_shards=2")

@@ -437,8 +437,8 @@ MISTAKES = [
         says="env.num_steps=50 is not a multiple of 3: policy.name=actor_critic answers 3 actions",
     ),
     Mistake(
-        line=GYM + "CartPole-v1 --policy.chunk_size 50 --algorithm.num_minibatches 8",
-        says="algorithm.num_minibatches=8 does not cut the env.num_envs * env.num_steps / 50 = 8 samples of a",
+        line=GYM + "CartPole-v1 --policy.chunk_size 50 --algorithm.num_minibatches 5",
+        says="algorithm.num_minibatches=5 does not cut the env.num_envs * env.num_steps / 50 = 8 samples of a",
     ),
     # -- rewards
     Mistake(
