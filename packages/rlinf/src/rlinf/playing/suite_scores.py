@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from rlinf.config.suites import AXES, SEEN
@@ -57,7 +58,7 @@ def score(name: str, axis: str, about: str, ends: Sequence[EpisodeEnd], seen: fl
     for end, was_right in zip(ends, right, strict=True):
         if end.task is not None:
             tasks[end.task].append(was_right)
-    share = _mean(right)
+    share = fmean(right)
     return VariantScore(
         name=name,
         axis=axis,
@@ -65,17 +66,17 @@ def score(name: str, axis: str, about: str, ends: Sequence[EpisodeEnd], seen: fl
         num_episodes=len(ends),
         success_at_end=share,
         interval=wilson(sum(right), len(right)),
-        success_once=_mean([bool(end.success_once) for end in ends]),
-        return_=_mean([end.return_ for end in ends]),
+        success_once=fmean([bool(end.success_once) for end in ends]),
+        return_=fmean([end.return_ for end in ends]),
         drop=0.0 if seen is None else seen - share,
-        by_task={task: _mean(found) for task, found in sorted(tasks.items())},
+        by_task={task: fmean(found) for task, found in sorted(tasks.items())},
     )
 
 
 def axis_means(scores: Sequence[VariantScore]) -> dict[str, float]:
     """Axis -> mean success of its variants, for the axes that were asked."""
     found = {axis: [one.success_at_end for one in scores if one.axis == axis] for axis in AXES}
-    return {axis: _mean(shares) for axis, shares in found.items() if shares}
+    return {axis: fmean(shares) for axis, shares in found.items() if shares}
 
 
 def rows(scores: Sequence[VariantScore]) -> list[tuple[str, ...]]:
@@ -126,7 +127,3 @@ def _row(one: VariantScore) -> tuple[str, ...]:
 
 def _drop(share: float) -> str:
     return f"{share:+.1%}"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from rlinf_envs.films import outcome_of
@@ -48,4 +49,4 @@ def _summary_row(name: str, episodes: Sequence[EpisodeEnd]) -> tuple[str, ...]:
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
     numbers = [float(value) for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
+    return fmean(numbers) if numbers else None  # rounds once, as the metrics of a run do
