@@ -14,7 +14,9 @@ import torch
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
+from rlinf.jobs.acting import policy_settings
 from rlinf.jobs.demonstrations import MAX_FAILURES, Chunks, WarmStart, _counted
+from rlinf.jobs.env_interface import needs_of
 from rlinf_envs import ActionSpec, FieldSpec, tensor_field
 from rlinf_envs.demonstrations.base import Demonstration
 from rlinf_workers.embodied.interface import EnvInterface
@@ -127,6 +129,36 @@ def test_batches_do_not_depend_on_the_shards(trajectories):
 def test_what_does_not_go_together_is_refused(trajectories, changes, says):
     with pytest.raises(UserError, match=says):
         warm_start(changes.pop("path", trajectories), **changes)
+
+
+@pytest.mark.parametrize("policy", ["openvla", "openvla_oft"])
+def test_a_gripper_that_counts_from_0_is_refused_where_its_sign_is_read(trajectories, policy):
+    """Read by their signs, 0 and 1 would both be closed."""
+    import h5py
+
+    def record(*gripper: float) -> None:
+        with h5py.File(trajectories, "a") as file:
+            actions: Any = file["traj_0/actions"]
+            actions[:, -1] = gripper
+
+    texts = FieldSpec(shape=(), dtype="text", texts=("push",))
+    picture = FieldSpec(shape=(32, 32, 3), dtype="uint8")
+    fields = {"state": STATE["state"], "image.front": picture, "instruction": texts}
+    interface = EnvInterface(fields=fields, actions=ACTIONS, notes=(), knows_success=True)
+
+    def begin(**options: str) -> WarmStart:
+        chosen = config_of(f"--policy={{name: {policy}, options: {json.dumps({'width': 64} | options)}}}").policy
+        needs = needs_of(policy_settings(chosen, interface, 0), "PushCube-v1")
+        return warm_start(trajectories, needs=replace(needs, reads=("state",)))
+
+    record(1, 1, 0, 0)
+    with pytest.raises(UserError, match=r"episode 0: the last number of its actions, .* is from 0 to 1, .* -1 to 1"):
+        begin(gripper="open_is_minus_one")
+    begin(gripper="as_is")
+    begin()
+    for one in ([1, 1, -1, -1], [1, 1, 1, 1], [-1, 0, 0, 1]):
+        record(*one)
+        begin(gripper="open_is_minus_one")
 
 
 def test_every_episode_that_is_taken_is_looked_at(trajectories):
