@@ -189,6 +189,37 @@ def test_maniskills_trajectories_say_what_the_environment_says(trajectories):
         assert tensor_field(one.observations, "state").shape == (4, 1)
 
 
+@pytest.mark.parametrize(
+    ("env_id", "tasks", "says"),
+    [
+        ("tabletop", None, None),
+        ("tabletop", "[PickCube-v1, PushCube-v1]", None),
+        ("tabletop", "PushCube-v1", None),
+        (
+            "tabletop",
+            "[PickCube-v1, PullCube-v1]",
+            r"tabletop with env\.options\.tasks=\('PickCube-v1', 'PullCube-v1'\)",
+        ),
+        ("pick_and_place", None, r"pick_and_place\n"),
+        ("PullCube-v1", None, r"PullCube-v1\n"),
+    ],
+)
+def test_trajectories_of_one_of_the_tasks_are_taken(trajectories, env_id, tasks, says):
+    """They were recorded in PushCube-v1, which is one of tabletop's."""
+    options = "{state: robot}" if tasks is None else f"{{state: robot, tasks: {tasks}}}"
+    config = config_of(
+        f"--env.id={env_id}",
+        f"--env.options={options}",
+        f"--warm_start={{source: maniskill, path: {trajectories}, num_episodes: 2}}",
+    )
+    interface = EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
+    if says is None:
+        WarmStart(config.warm_start, config, interface, Needs(reads=("state",)))
+    else:
+        with pytest.raises(UserError, match=rf"recorded with env\.id=PushCube-v1, and the config has {says}"):
+            WarmStart(config.warm_start, config, interface, Needs(reads=("state",)))
+
+
 class Experts:
     """Stands in for a session whose experts take turns at two tasks; that of `spin` is no good."""
 

@@ -25,7 +25,8 @@ import torch
 
 from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles, RunEnvironment
 from rlinf_envs.errors import EnvError
-from rlinf_envs.maniskill_tasks import CONTROL_MODE, instruction_of
+from rlinf_envs.maniskill_tasks import CONTROL_MODE, instruction_of, named_tasks
+from rlinf_envs.names import names_of
 from rlinf_envs.protocol import Observation
 
 _JOINTS = ("qpos", "qvel")
@@ -63,6 +64,10 @@ class ManiSkillDemonstrations(DemonstrationFiles):
             raise EnvError(f"{path}: states of {self._task} do not hold what options.state=robot shows; use state=full")
         self._robot_numbers = environment.fields["state"].shape[0] if shows_robot_alone else None
         self._episodes = [episode for episode in told["episodes"] if episode.get("success")]
+
+    def are_of(self, env_id: str, options: Mapping[str, Any]) -> bool:
+        """Of a suite its tasks count, or those of them that are chosen."""
+        return self._task in named_tasks(env_id, names_of(options.get("tasks"), "tasks"))
 
     def __len__(self) -> int:
         return len(self._episodes)

@@ -70,13 +70,18 @@ class WarmStart:
                 f"{at}: it has {len(files)} successful episodes, and warm_start.num_episodes={settings.num_episodes}",
                 hint=f"use --warm_start.num_episodes {len(files)}",
             )
-        recorded = {"id": files.env_id} | {f"options.{name}": v for name, v in files.options.items()}
-        chosen = {"id": env.id} | {f"options.{name}": v for name, v in {**files.defaults, **env.options}.items()}
-        for name, value in recorded.items():
-            if value is not None and chosen.get(name, value) != value:
+        if not files.are_of(env.id, env.options):
+            tasks = f" with env.options.tasks={env.options['tasks']}" if env.options.get("tasks") else ""
+            raise UserError(
+                f"{at}: it was recorded with env.id={files.env_id}, and the config has {env.id}{tasks}",
+                hint=f"use --env.id {files.env_id}, a suite with this task, or other demonstrations",
+            )
+        chosen = {**files.defaults, **env.options}
+        for name, value in files.options.items():
+            if chosen.get(name, value) != value:
                 raise UserError(
-                    f"{at}: it was recorded with env.{name}={value}, and the config has {chosen[name]}",
-                    hint=f"use --env.{name} {value}, or other demonstrations",
+                    f"{at}: it was recorded with env.options.{name}={value}, and the config has {chosen[name]}",
+                    hint=f"use --env.options.{name} {value}, or other demonstrations",
                 )
         self._files = files
         self._episode(0)
