@@ -296,6 +296,9 @@ def test_a_robots_own_state_is_the_first_part(tmp_path: Path, obs: str, size: in
     file = write_trajectories(tmp_path / "set", obs=obs)
     state = tensor_field(open_demonstrations("maniskill", file, environment=robot)[0].observations, "state")
     assert state.shape == (4, size) and state[:, 0].tolist() == expected
+    for fields, there in (({}, "none"), ({"image.front": FieldSpec(shape=(8, 8, 3), dtype="uint8")}, "image.front")):
+        with pytest.raises(EnvError, match=rf"the field 'state' of the environment .*; its fields are {there}\. Give"):
+            open_demonstrations("maniskill", file, environment=RunEnvironment(fields=fields, options=robot.options))
     described = file.with_suffix(".json")
     described.write_text(described.read_text().replace("PushCube-v1", "SO100GraspCube-v1"))
     with pytest.raises(EnvError, match=r"states of SO100GraspCube-v1 do not hold what options\.state=robot shows"):
