@@ -82,12 +82,14 @@ def refused(tmp_path, capsys):
 def test_mistakes_name_the_variant_and_what_is_missing(run, refused, tmp_path):
     def suite(variant: str) -> str:
         file = tmp_path / "suite.yaml"
-        file.write_text(f"name: own\nvariants:\n  odd: {variant}\n")
+        file.write_text(
+            f"name: own\nvariants:\n  odd: {variant}\n  dim: {{axis: vision, disturb: {{brightness: -0.1}}}}\n"
+        )
         return str(file)
 
     text = refused("--suite", suite("{axis: semantics, disturb: {wordings: ['please {instruction}']}}"), str(run))
     assert text.startswith("suite=own, variant 'odd' changes an instruction, and the policy sees none")
-    assert "--only vision,execution" in text
+    assert text.endswith("hint: leave it out: --only vision\n")
     text = refused("--suite", suite("{axis: vision, env: {options: {size: 44}}}"), str(run))
     assert text.startswith("suite=own, variant 'odd': env.id='integration_tests.extensions.spots:Spots' shows another ")
     text = refused("--suite", suite("{axis: vision, env: {options: {colour: red}}}"), str(run))

@@ -201,8 +201,33 @@ def test_actions_may_have_another_name(tmp_path: Path) -> None:
     (shown, _) = open_demonstrations("lerobot", folder, rename={"actions": "action"})
     assert torch.equal(shown.actions, expected.actions)
     assert set(shown.observations) == {"state", "image.front", "instruction"}, "actions are not shown"
-    with pytest.raises(EnvError, match="has 2 features 'action'"):
-        open_demonstrations("lerobot", folder, rename={"actions": "action", "next.success": "action"})
+
+
+def test_several_features_of_one_field_are_named_with_what_to_set(tmp_path: Path) -> None:
+    """Without a word the last of them would be read."""
+    pytest.importorskip("pyarrow")
+    folder = write_split(tmp_path / "set", images=True)
+    described = folder / "meta/info.json"
+    info = json.loads(described.read_text())
+    info["features"]["actions"] = info["features"]["action"]
+    info["features"]["observation.images.side"] = info["features"]["observation.images.front"]
+    described.write_text(json.dumps(info))
+    for rename, names, field in (
+        ({"actions": "action"}, ("action", "actions"), "action"),
+        (
+            {"observation.images.side": "image.front"},
+            ("observation.images.front", "observation.images.side"),
+            "image.front",
+        ),
+    ):
+        with pytest.raises(EnvError) as refused:
+            open_demonstrations("lerobot", folder, rename=rename)
+        first, second = names
+        assert str(refused.value) == (
+            f"{described}: the features {first}, {second} are all '{field}', and one can be; give the others another "
+            f"name: rename: {{{first}: ANOTHER}}, or rename: {{{second}: ANOTHER}}"
+        )
+    assert len(open_demonstrations("lerobot", folder, rename={"actions": "action", "action": "joints"}))
 
 
 def test_a_dataset_of_failures_is_refused(tmp_path: Path) -> None:
@@ -296,6 +321,9 @@ def test_a_robots_own_state_is_the_first_part(tmp_path: Path, obs: str, size: in
     file = write_trajectories(tmp_path / "set", obs=obs)
     state = tensor_field(open_demonstrations("maniskill", file, environment=robot)[0].observations, "state")
     assert state.shape == (4, size) and state[:, 0].tolist() == expected
+    for fields, there in (({}, "none"), ({"image.front": FieldSpec(shape=(8, 8, 3), dtype="uint8")}, "image.front")):
+        with pytest.raises(EnvError, match=rf"the field 'state' of the environment .*; its fields are {there}\. Give"):
+            open_demonstrations("maniskill", file, environment=RunEnvironment(fields=fields, options=robot.options))
     described = file.with_suffix(".json")
     described.write_text(described.read_text().replace("PushCube-v1", "SO100GraspCube-v1"))
     with pytest.raises(EnvError, match=r"states of SO100GraspCube-v1 do not hold what options\.state=robot shows"):

@@ -328,6 +328,31 @@ def test_wrong_tasks_and_options_are_named(env_id: str, options: dict, text: str
         make_env(EnvSpec(kind="maniskill", id=env_id, num_envs=1, options=options))
 
 
+@pytest.mark.parametrize(
+    ("env_id", "options", "text"),
+    [
+        (
+            "tabletop",
+            {"robot_init_qpos_noise": 0.1},
+            "^PegInsertionSide-v1 takes no option robot_init_qpos_noise; choose",
+        ),
+        ("pick_and_place_ycb", {}, "='normalized_dense': PickClutterYCB-v1 has none, sparse; choose"),
+    ],
+)
+def test_a_suite_looks_at_its_later_tasks_before_an_episode_needs_them(
+    monkeypatch: pytest.MonkeyPatch, env_id: str, options: dict, text: str
+) -> None:
+    monkeypatch.setattr("rlinf_envs.maniskill_suite.require_assets", lambda *_: None)
+    with pytest.raises(EnvError, match=text):
+        make_env(EnvSpec(kind="maniskill", id=env_id, num_envs=1, options={"state": "robot"} | options))
+
+
+def test_all_tasks_of_a_suite_take_what_the_check_lets_through() -> None:
+    """An option of the simulation, of the row, and of each task's constructor."""
+    shared = {"sim_freq": 100, "exact_reset": True, "robot_init_qpos_noise": 0.1}
+    assert suite(1, **shared).observation_spec["state"].shape == (18,)
+
+
 def test_a_suite_without_its_assets_says_what_to_fetch(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     from mani_skill.utils.assets import DATA_SOURCES
 

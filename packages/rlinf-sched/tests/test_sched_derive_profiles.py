@@ -280,6 +280,17 @@ def test_an_expert_costs_by_its_steps_and_what_is_frozen_costs_less() -> None:
         seconds("policy", denoising_steps=0)
 
 
+@pytest.mark.parametrize(("name", "pixels"), [("maniskill-openvla-8", 640 * 480), ("libero-openvla-oft-8", 224 * 224)])
+def test_pictures_travel_as_the_simulator_draws_them(name: str, pixels: int) -> None:
+    problem = workload(name)
+    carried = problem.flow.item_bytes
+    assert carried["observations"] == 3 * pixels
+    numbers = 3 * carried["actions"]  # 4 bytes a number there, 12 here
+    assert carried["trajectories"] == problem.profiles.stages["env"].rounds * (3 * pixels + numbers)
+    two = embodied(Embodied(simulator=LIBERO, num_envs=8, num_rounds=2, num_cameras=2, picture_pixels=100))
+    assert two.flow.item_bytes["observations"] == 600
+
+
 def test_a_users_own_numbers(tmp_path) -> None:
     (tmp_path / "config.json").write_text(
         '{"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,'

@@ -14,7 +14,9 @@ import torch
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
+from rlinf.jobs.acting import policy_settings
 from rlinf.jobs.demonstrations import MAX_FAILURES, Chunks, WarmStart, _counted
+from rlinf.jobs.env_interface import needs_of
 from rlinf_envs import ActionSpec, FieldSpec, tensor_field
 from rlinf_envs.demonstrations.base import Demonstration
 from rlinf_workers.embodied.interface import EnvInterface
@@ -129,6 +131,36 @@ def test_what_does_not_go_together_is_refused(trajectories, changes, says):
         warm_start(changes.pop("path", trajectories), **changes)
 
 
+@pytest.mark.parametrize("policy", ["openvla", "openvla_oft"])
+def test_a_gripper_that_counts_from_0_is_refused_where_its_sign_is_read(trajectories, policy):
+    """Read by their signs, 0 and 1 would both be closed."""
+    import h5py
+
+    def record(*gripper: float) -> None:
+        with h5py.File(trajectories, "a") as file:
+            actions: Any = file["traj_0/actions"]
+            actions[:, -1] = gripper
+
+    texts = FieldSpec(shape=(), dtype="text", texts=("push",))
+    picture = FieldSpec(shape=(32, 32, 3), dtype="uint8")
+    fields = {"state": STATE["state"], "image.front": picture, "instruction": texts}
+    interface = EnvInterface(fields=fields, actions=ACTIONS, notes=(), knows_success=True)
+
+    def begin(**options: str) -> WarmStart:
+        chosen = config_of(f"--policy={{name: {policy}, options: {json.dumps({'width': 64} | options)}}}").policy
+        needs = needs_of(policy_settings(chosen, interface, 0), "PushCube-v1")
+        return warm_start(trajectories, needs=replace(needs, reads=("state",)))
+
+    record(1, 1, 0, 0)
+    with pytest.raises(UserError, match=r"episode 0: the last number of its actions, .* is from 0 to 1, .* -1 to 1"):
+        begin(gripper="open_is_minus_one")
+    begin(gripper="as_is")
+    begin()
+    for one in ([1, 1, -1, -1], [1, 1, 1, 1], [-1, 0, 0, 1]):
+        record(*one)
+        begin(gripper="open_is_minus_one")
+
+
 def test_every_episode_that_is_taken_is_looked_at(trajectories):
     import h5py
 
@@ -155,6 +187,37 @@ def test_maniskills_trajectories_say_what_the_environment_says(trajectories):
     for one in made._files:
         assert one.observations["instruction"] == ["shove it"] * 4
         assert tensor_field(one.observations, "state").shape == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "tasks", "says"),
+    [
+        ("tabletop", None, None),
+        ("tabletop", "[PickCube-v1, PushCube-v1]", None),
+        ("tabletop", "PushCube-v1", None),
+        (
+            "tabletop",
+            "[PickCube-v1, PullCube-v1]",
+            r"tabletop with env\.options\.tasks=\('PickCube-v1', 'PullCube-v1'\)",
+        ),
+        ("pick_and_place", None, r"pick_and_place\n"),
+        ("PullCube-v1", None, r"PullCube-v1\n"),
+    ],
+)
+def test_trajectories_of_one_of_the_tasks_are_taken(trajectories, env_id, tasks, says):
+    """They were recorded in PushCube-v1, which is one of tabletop's."""
+    options = "{state: robot}" if tasks is None else f"{{state: robot, tasks: {tasks}}}"
+    config = config_of(
+        f"--env.id={env_id}",
+        f"--env.options={options}",
+        f"--warm_start={{source: maniskill, path: {trajectories}, num_episodes: 2}}",
+    )
+    interface = EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
+    if says is None:
+        WarmStart(config.warm_start, config, interface, Needs(reads=("state",)))
+    else:
+        with pytest.raises(UserError, match=rf"recorded with env\.id=PushCube-v1, and the config has {says}"):
+            WarmStart(config.warm_start, config, interface, Needs(reads=("state",)))
 
 
 class Experts:

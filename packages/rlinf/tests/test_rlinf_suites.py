@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +15,14 @@ from rlinf.config.catalog import read_suite, shipped_suites
 from rlinf.config.embodied import EmbodiedConfig, EnvConfig, PolicyConfig
 from rlinf.config.load import load_config
 from rlinf.config.playing import TrainedConfig
-from rlinf.config.suites import AXES, SuiteConfig, VariantConfig
+from rlinf.config.suites import AXES, SuiteConfig, SuiteEvalConfig, VariantConfig
 from rlinf.errors import UserError
 from rlinf.jobs.acting import policy_settings
 from rlinf.jobs.env_interface import needs_of
 from rlinf.playing.checkpoint import TrainedPolicy
 from rlinf.playing.session import PolicySession
 from rlinf.playing.suite_page import render
-from rlinf.playing.suite_run import _disturbance, _variant
+from rlinf.playing.suite_run import _disturbance, _variant, _without
 from rlinf.playing.suite_scores import COLUMNS, axis_means, rows, score, to_json, wilson
 from rlinf_envs import ActionSpec, EnvSpec, FieldSpec
 from rlinf_envs.disturbance import Disturbance
@@ -176,10 +177,45 @@ def test_a_variant_that_cannot_be_played_is_named(session) -> None:
     variant = VariantConfig.model_validate_json(
         '{"axis": "semantics", "disturb": {"wordings": ["could you {instruction}?"]}}'
     )
-    config: Any = SimpleNamespace(suite=SimpleNamespace(name="own", first_seed=None), env=SimpleNamespace(eval_seed=9))
+    variants = {"polite": variant, "rude, loud": variant}
+    suite = SimpleNamespace(name="own", first_seed=None, variants=variants)
+    config: Any = SimpleNamespace(suite=suite, env=SimpleNamespace(eval_seed=9), chosen=variants)
     with pytest.raises(UserError, match=r"^suite=own, variant 'polite': policy.name='pi0' .*31 tokens") as refused:
         _variant("polite", variant, config, made)
-    assert refused.value.hint == "leave it out: --only vision,execution, or names of variants"
+    assert refused.value.hint == """leave it out: --only '["rude, loud"]'""", "a list, for the comma"
+
+
+@pytest.mark.parametrize(
+    ("suite", "left_out", "only", "rest"),
+    [
+        ("libero-ood", "unseen tasks", (), "vision,other words,execution"),
+        ("libero-ood", "unseen start states", (), "vision,semantics"),
+        ("libero-ood", "unseen tasks", ("semantics", "dim light"), "dim light,other words"),
+        ("libero-ood", "unseen tasks", ("unseen tasks",), None),
+        ("maniskill-ood", "other words", ("semantics",), "unseen task"),
+    ],
+)
+def test_the_hint_names_all_that_is_left_of_what_was_asked(
+    suite: str, left_out: str, only: tuple[str, ...], rest: str | None
+) -> None:
+    """It can be given as it stands, and asks for all but the variant that cannot be played."""
+    shipped = SuiteConfig.model_validate_json(json.dumps(read_suite(suite).values))
+    env = EnvConfig(kind="maniskill", id="PushCube-v1")
+    config = SuiteEvalConfig(
+        name="run",
+        env=env,
+        policy=PolicyConfig(),
+        checkpoint=Path("none"),
+        suite=shipped.model_copy(update={"env_kind": None}),
+        only=only,
+    )
+    hint = _without(left_out, config)
+    if rest is None:
+        assert hint is None
+        return
+    assert hint is not None and shlex.split(hint.removeprefix("leave it out: ")) == ["--only", rest]
+    again = SuiteEvalConfig.model_validate({**dict(config), "only": rest})
+    assert set(again.chosen) == set(config.chosen) - {left_out}
 
 
 @pytest.mark.parametrize("recipe", ["reach-pi0-ppo", "reach-openvla-ppo", "reach-oft-grpo"])

@@ -26,6 +26,8 @@ from rlinf_envs.protocol import ActionSpec, FieldSpec
 
 _SHADERS = {"fast": "minimal", "full": "default"}
 """ManiSkill's packs of shaders."""
+REWARD_MODE = "normalized_dense"
+"""Of the option `reward_mode` where it is not given."""
 _ASSETS_VARIABLE = "MS_SKIP_ASSET_DOWNLOAD_PROMPT"  # ManiSkill's own: 1 means "download without asking"
 
 
@@ -46,7 +48,7 @@ class ManiSkillSimulation:
         num_envs: int = 1,
         on_gpu: bool = False,
         obs_mode: str = "state",
-        reward_mode: str = "normalized_dense",
+        reward_mode: str = REWARD_MODE,
         control_mode: str = CONTROL_MODE,
         cameras: Sequence[str] | str | None = None,
         state: str = "full",
@@ -212,7 +214,7 @@ def _render_backend(wanted: str) -> str:
 def _built(task: str, cls: Any, asset_ids: list[str], arguments: Mapping[str, Any]) -> Any:
     """The environment itself, with everything a user may have got wrong told as EnvError."""
     with _no_asset_prompt(task):
-        _require_assets(task, asset_ids)
+        require_assets(task, asset_ids)
         try:
             return cls(**arguments)
         except NotImplementedError as error:  # ManiSkill's answer to modes that a task lacks
@@ -232,7 +234,8 @@ def _told(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if name not in internal)
 
 
-def _require_assets(task: str, asset_ids: list[str]) -> None:
+def require_assets(task: str, asset_ids: list[str]) -> None:
+    """Raises: EnvError for what is not on this machine, with the command that fetches it."""
     from mani_skill.utils import assets
 
     missing = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 
 from rlinf_envs.errors import EnvError
 from rlinf_envs.maniskill_env import ManiSkillEnv
-from rlinf_envs.maniskill_tasks import instruction_of
+from rlinf_envs.maniskill_simulation import REWARD_MODE, ManiSkillSimulation, require_assets
+from rlinf_envs.maniskill_tasks import instruction_of, registered_tasks
 from rlinf_envs.protocol import FieldSpec
 from rlinf_envs.vector import SingleObservation, SingleStep
 
@@ -19,7 +21,8 @@ from rlinf_envs.vector import SingleObservation, SingleStep
 class ManiSkillSuite:
     """A `rlinf_envs.vector.SingleEnv` whose episode with seed s has task number s modulo their number.
 
-    A task's environment is made when an episode needs it, and kept.
+    A task's environment is made when an episode needs it, and kept; what can be known of it without that is checked
+    when the suite is made.
     """
 
     def __init__(self, tasks: Sequence[str], **options: Any) -> None:
@@ -30,6 +33,8 @@ class ManiSkillSuite:
             )
         self._tasks = tuple(tasks)
         self._options = options
+        for task in self._tasks:
+            _check(task, options)
         given = options.get("instruction")
         self._made: dict[str, ManiSkillEnv] = {}
         self._task = self._tasks[0]
@@ -73,6 +78,21 @@ class ManiSkillSuite:
                     )
             self._made[self._task] = made
         return self._made[self._task]
+
+
+def _check(task: str, options: Mapping[str, Any]) -> None:
+    """Raises: EnvError for assets that are missing, a mode of rewards that the task lacks, and an option that its
+    constructor does not take. Making it takes half a second and more; this does not."""
+    registered = registered_tasks()[task]
+    cls, others = registered.cls, "; choose others of the suite with options.tasks"
+    require_assets(task, registered.asset_download_ids or [])
+    rewards = dict.fromkeys((*cls.SUPPORTED_REWARD_MODES, "sparse"))
+    if (mode := options.get("reward_mode", REWARD_MODE)) not in rewards:
+        raise EnvError(f"options.reward_mode={mode!r}: {task} has {', '.join(rewards)}{others}")
+    makers = (*cls.__mro__, ManiSkillEnv, ManiSkillSimulation)
+    taken = {name for maker in makers for name in inspect.signature(maker.__init__).parameters}
+    if unknown := sorted(options.keys() - taken):
+        raise EnvError(f"{task} takes no option {', '.join(unknown)}{others}")
 
 
 def _saying(fields: Mapping[str, FieldSpec], instructions: Sequence[str | None] = ()) -> dict[str, FieldSpec]:

@@ -80,6 +80,11 @@ def tasks_of(env_id: str, chosen: Sequence[str] | None = None) -> tuple[str, ...
         several = f"it has {len(known)}, such as PushCube-v1, and the suites {', '.join(SUITES)}"
         hint = f"did you mean {', '.join(close)}?" if close else several
         raise EnvError(f"ManiSkill has no task {env_id!r}; {hint}")
+    return named_tasks(env_id, chosen)
+
+
+def named_tasks(env_id: str, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
+    """As `tasks_of`, without a look at what is installed: an id that is no suite is taken for a task."""
     return chosen_tasks(env_id, SUITES.get(env_id, (env_id,)), chosen)
 
 

@@ -57,6 +57,10 @@ class DemonstrationFiles(Sequence[Demonstration]):
     defaults: Mapping[str, str | bool] = MappingProxyType({})
     """What the environment takes for these options where they are not given."""
 
+    def are_of(self, env_id: str, options: Mapping[str, Any]) -> bool:
+        """Whether an environment of this id with these options has the task that they show, as far as the files say."""
+        return self.env_id in (None, env_id)
+
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self.read(i) for i in range(*index.indices(len(self)))]

@@ -17,7 +17,8 @@ from __future__ import annotations
 import importlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -62,15 +63,14 @@ class LeRobotDemonstrations(DemonstrationFiles):
         if version not in VERSIONS:
             raise EnvError(f"{described} has codebase_version={version!r}; {', '.join(VERSIONS)} are read")
         self._features: dict[str, Any] = self._info["features"]
-        actions = [name for name in self._features if rename.get(name, name) == _ACTION]
-        if len(actions) != 1:
+        features = _by_field(described, self._features, rename)
+        if _ACTION not in features:
             raise EnvError(
-                f"{described} has {len(actions) or 'no'} feature{'s' * (len(actions) > 1)} '{_ACTION}'; it has "
-                f"{', '.join(sorted(self._features))}. Where it has another name: rename: {{NAME: {_ACTION}}}"
+                f"{described} has no feature '{_ACTION}'; it has {', '.join(sorted(self._features))}. Where it has "
+                f"another name: rename: {{NAME: {_ACTION}}}"
             )
-        self._action = actions[0]
-        shown = [name for name in self._features if name != self._action and _is_shown(name, rename)]
-        self._fields = {name: rename.get(name, _field(name)) for name in shown}
+        self._action = features.pop(_ACTION)
+        self._fields = {name: field for field, name in features.items()}
         self._numbered = [line for line in self._listed() if line.length > 0]
 
     def __len__(self) -> int:
@@ -191,12 +191,27 @@ class LeRobotDemonstrations(DemonstrationFiles):
         return _numbers(rows[name]).float()
 
 
-def _is_shown(name: str, rename: Mapping[str, str]) -> bool:
-    return name in rename or name == _STATE or name.startswith(_PICTURES)
+def _by_field(described: Path, features: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
+    """Field, or `action` -> the feature that it is read from. Raises: EnvError where there are several."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in features:
+        if (field := rename.get(name, _field(name))) is not None:
+            found[field].append(name)
+    for field, names in found.items():
+        if len(names) > 1:
+            others = ", or ".join(f"rename: {{{name}: ANOTHER}}" for name in names)
+            raise EnvError(
+                f"{described}: the features {', '.join(names)} are all '{field}', and one can be; give the others "
+                f"another name: {others}"
+            )
+    return {field: names[0] for field, names in found.items()}
 
 
-def _field(name: str) -> str:
-    return "state" if name == _STATE else "image." + name.removeprefix(_PICTURES)
+def _field(name: str) -> str | None:
+    """What a feature is called where `rename` does not say; None: it is not read."""
+    if name.startswith(_PICTURES):
+        return "image." + name.removeprefix(_PICTURES)
+    return {_STATE: "state", _ACTION: _ACTION}.get(name)
 
 
 def _numbers(cells: Sequence[Any]) -> Tensor:

@@ -25,7 +25,8 @@ import torch
 
 from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles, RunEnvironment
 from rlinf_envs.errors import EnvError
-from rlinf_envs.maniskill_tasks import CONTROL_MODE, instruction_of
+from rlinf_envs.maniskill_tasks import CONTROL_MODE, instruction_of, named_tasks
+from rlinf_envs.names import names_of
 from rlinf_envs.protocol import Observation
 
 _JOINTS = ("qpos", "qvel")
@@ -61,8 +62,12 @@ class ManiSkillDemonstrations(DemonstrationFiles):
         shows_robot_alone = environment.options.get("state") == "robot"
         if shows_robot_alone and self._task in _OWN_ROBOT_NUMBERS:
             raise EnvError(f"{path}: states of {self._task} do not hold what options.state=robot shows; use state=full")
-        self._robot_numbers = environment.fields["state"].shape[0] if shows_robot_alone else None
+        self._robot_numbers = _state_size(path, environment) if shows_robot_alone else None
         self._episodes = [episode for episode in told["episodes"] if episode.get("success")]
+
+    def are_of(self, env_id: str, options: Mapping[str, Any]) -> bool:
+        """Of a suite its tasks count, or those of them that are chosen."""
+        return self._task in named_tasks(env_id, names_of(options.get("tasks"), "tasks"))
 
     def __len__(self) -> int:
         return len(self._episodes)
@@ -105,6 +110,17 @@ class ManiSkillDemonstrations(DemonstrationFiles):
         if self._robot_numbers is None or set(obs.get("agent", ())) != set(_JOINTS):
             return None
         return torch.cat([torch.from_numpy(np.asarray(obs["agent"][name])).float() for name in _JOINTS], dim=1)
+
+
+def _state_size(path: Path, environment: RunEnvironment) -> int:
+    """Raises: EnvError where the environment is not said to show a state."""
+    if (state := environment.fields.get("state")) is None:
+        there = ", ".join(sorted(environment.fields)) or "none"
+        raise EnvError(
+            f"{path}: options.state=robot shows the first numbers of a recorded state, and the field 'state' of the "
+            f"environment says how many; its fields are {there}. Give its observation_spec as fields"
+        )
+    return state.shape[0]
 
 
 def _pictures(obs: Any) -> dict[str, torch.Tensor]:

@@ -73,6 +73,8 @@ class Embodied:
     trains_expert_alone: bool = False
     """True: images and text go through a decoder that stays as it is."""
     num_cameras: int = 1
+    picture_pixels: int = 224 * 224
+    """Of one camera's picture as the simulator draws it, which is what travels."""
     action_dim: int = 7
     text_tokens: int = 30
     """Tokens of an instruction with its template."""
@@ -84,8 +86,8 @@ class Embodied:
     """Observations in one forward and backward pass; public recipes have 32 to 40."""
 
     def __post_init__(self) -> None:
-        counts = ("num_envs", "num_rounds", "chunk_steps", "num_cameras", "action_dim", "num_minibatches", "num_epochs")
-        _check_counts(self, *counts, "micro_batch")
+        counts = ("num_envs", "num_rounds", "chunk_steps", "num_cameras", "picture_pixels", "action_dim")
+        _check_counts(self, *counts, "num_minibatches", "num_epochs", "micro_batch")
 
     @property
     def action_tokens(self) -> int:

@@ -11,7 +11,7 @@ from rlinf_sched.derive.generation import MAX_RUNNING_SEQUENCES
 from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT, Lengths
 from rlinf_sched.derive.profiles import Embodied, Reasoning, derive_profiles
 from rlinf_sched.derive.shapes import ModelShape
-from rlinf_sched.derive.simulators import LIBERO, MANISKILL_PUT_ON_PLATE
+from rlinf_sched.derive.simulators import LIBERO, MANISKILL_BRIDGE_PIXELS, MANISKILL_PUT_ON_PLATE
 from rlinf_sched.derive.training import Backend
 from rlinf_sched.errors import ProblemError, did_you_mean
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
@@ -19,8 +19,8 @@ from rlinf_sched.problem import Problem
 
 _TOKEN_BYTES = 12
 """Bytes of one token on a channel: an int32 id, an fp32 log-probability and a mask or advantage."""
-_IMAGE_BYTES = 3 * 224 * 224
-"""Bytes of what a policy reads: one 8-bit image."""
+_PIXEL_BYTES = 3
+"""Bytes of a pixel of what a policy reads: three colours of 8 bits."""
 _PROMPT_LIMIT = 1024
 """Tokens of the sequence limit that are kept free for the prompt (public recipes of these jobs)."""
 
@@ -117,6 +117,7 @@ def embodied(
     num_devices: int = 8,
 ) -> Problem:
     """A policy and its simulator in a cycle, then training on the trajectories of all environments."""
+    shown_bytes = _PIXEL_BYTES * job.picture_pixels * job.num_cameras
     flow = FlowGraph(
         name="embodied",
         stages=(
@@ -132,9 +133,9 @@ def embodied(
         ),
         weight_edges=(WeightEdge(source="actor", target="policy"),),
         item_bytes={
-            "observations": _IMAGE_BYTES,
+            "observations": shown_bytes,
             "actions": 4 * job.action_tokens,
-            "trajectories": job.num_rounds * (_IMAGE_BYTES + _TOKEN_BYTES * job.action_tokens),
+            "trajectories": job.num_rounds * (shown_bytes + _TOKEN_BYTES * job.action_tokens),
         },
     )
     return Problem(
@@ -145,7 +146,9 @@ def embodied(
     )
 
 
-MANISKILL = Embodied(simulator=MANISKILL_PUT_ON_PLATE, num_envs=256, num_rounds=80)
+MANISKILL = Embodied(
+    simulator=MANISKILL_PUT_ON_PLATE, num_envs=256, num_rounds=80, picture_pixels=MANISKILL_BRIDGE_PIXELS
+)
 """OpenVLA, one action of 7 tokens a round (the paper: 256 environments, 80 steps)."""
 LIBERO_OFT = Embodied(
     simulator=LIBERO, num_envs=512, num_rounds=64, chunk_steps=8, parallel_decoding=True, text_tokens=40

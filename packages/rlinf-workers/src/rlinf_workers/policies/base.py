@@ -48,6 +48,8 @@ class Needs:
     """K, actions of an answer."""
     values_of_actions: bool = False
     """Whether values are [n, K]: of each action of the chunk, before it is done."""
+    reads_gripper_sign: bool = False
+    """Whether `imitate` reads the last number of a demonstrated action, a gripper's, by its sign alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

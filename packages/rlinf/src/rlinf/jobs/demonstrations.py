@@ -70,13 +70,18 @@ class WarmStart:
                 f"{at}: it has {len(files)} successful episodes, and warm_start.num_episodes={settings.num_episodes}",
                 hint=f"use --warm_start.num_episodes {len(files)}",
             )
-        recorded = {"id": files.env_id} | {f"options.{name}": v for name, v in files.options.items()}
-        chosen = {"id": env.id} | {f"options.{name}": v for name, v in {**files.defaults, **env.options}.items()}
-        for name, value in recorded.items():
-            if value is not None and chosen.get(name, value) != value:
+        if not files.are_of(env.id, env.options):
+            tasks = f" with env.options.tasks={env.options['tasks']}" if env.options.get("tasks") else ""
+            raise UserError(
+                f"{at}: it was recorded with env.id={files.env_id}, and the config has {env.id}{tasks}",
+                hint=f"use --env.id {files.env_id}, a suite with this task, or other demonstrations",
+            )
+        chosen = {**files.defaults, **env.options}
+        for name, value in files.options.items():
+            if chosen.get(name, value) != value:
                 raise UserError(
-                    f"{at}: it was recorded with env.{name}={value}, and the config has {chosen[name]}",
-                    hint=f"use --env.{name} {value}, or other demonstrations",
+                    f"{at}: it was recorded with env.options.{name}={value}, and the config has {chosen[name]}",
+                    hint=f"use --env.options.{name} {value}, or other demonstrations",
                 )
         self._files = files
         self._episode(0)
@@ -177,6 +182,8 @@ class WarmStart:
                     hint="choose options of the environment (env.options) that show what was recorded",
                 )
         self._check_actions(at, shown.actions, self._interface.actions)
+        if self._needs.reads_gripper_sign:
+            self._check_gripper(at, shown.actions)
 
     @staticmethod
     def _check_actions(at: str, actions: Tensor, wanted: ActionSpec) -> None:
@@ -186,6 +193,21 @@ class WarmStart:
                 f"{at}: its actions are {kind} of shape {list(actions.shape[1:])}, and the environment takes "
                 f"{wanted.kind} ones of shape {list(wanted.shape)}",
                 hint="the robot and its control mode have to be those that were recorded",
+            )
+
+    @staticmethod
+    def _check_gripper(at: str, actions: Tensor) -> None:
+        """Raises: UserError for a gripper that moves without a change of sign: it would be learned as never moved. One
+        that stays where it is does not say how it counts."""
+        gripper = actions.flatten(1)[:, -1]
+        low, high = gripper.min().item(), gripper.max().item()
+        if 0 <= low < high:
+            raise UserError(
+                f"{at}: the last number of its actions, the gripper's, is from {low:g} to {high:g}, and with "
+                "policy.options.gripper it has to be from -1 to 1, as the environment takes it: its sign says which "
+                "side it is on",
+                hint="write 2 x - 1 in place of x into the files, or 1 - 2 x where the environment counts the other "
+                "way",
             )
 
 

@@ -9,6 +9,8 @@ films.mp4       some episodes of each variant
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -175,8 +177,7 @@ def prepare(config: SuiteEvalConfig, path: Path) -> SuiteRun:
 def _variant(name: str, variant: VariantConfig, config: SuiteEvalConfig, session: PolicySession) -> Variant:
     """Raises: UserError where it cannot be made, or the policy does not see what it changes."""
     where = f"suite={config.suite.name}, variant {name!r}"
-    axes = [axis for axis in AXES if axis != variant.axis]
-    hint = f"leave it out: --only {','.join(axes)}, or names of variants"
+    hint = _without(name, config)
     env, disturbance = variant.env, _disturbance(variant.disturb)
     if disturbance is not None and (lacking := disturbance.lacking(session.reads)) is not None:
         raise UserError(f"{where} changes {lacking}, and the policy sees none", hint=hint)
@@ -193,6 +194,18 @@ def _variant(name: str, variant: VariantConfig, config: SuiteEvalConfig, session
         raise UserError(f"{where}: {error.message}", hint=hint) from error
     first_seed = _first_seed(config, variant.first_seed)
     return Variant(name=name, axis=variant.axis, about=variant.about, spec=spec, first_seed=first_seed)
+
+
+def _without(name: str, config: SuiteEvalConfig) -> str | None:
+    """How to ask for all that is asked but one variant; None where nothing else is asked. An axis that is asked whole
+    stands for its variants."""
+    asked = config.chosen.keys() - {name}
+    parts: list[str] = []
+    for axis in AXES:
+        variants = [one for one, variant in config.suite.variants.items() if variant.axis == axis]
+        parts += [axis] if variants and asked >= set(variants) else [one for one in variants if one in asked]
+    text = json.dumps(parts) if any("," in part for part in parts) else ",".join(parts)
+    return f"leave it out: --only {shlex.quote(text)}" if parts else None
 
 
 def _first_seed(config: SuiteEvalConfig, own: int | None) -> int:

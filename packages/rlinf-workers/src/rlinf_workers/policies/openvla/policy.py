@@ -52,7 +52,7 @@ class OpenVLA(PrismaticPolicy):
         camera = _camera(fields, chosen.camera)
         spec = checked_spec(fields, actions, chosen)
         check_prompts(fields, spec, num_patches(spec) + actions.low.numel() - 1)
-        return Needs(reads=(camera, "instruction"))
+        return Needs(reads=(camera, "instruction"), reads_gripper_sign=chosen.opens is not None)
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
         chosen = options_of(OpenVLAOptions, options)

@@ -69,7 +69,12 @@ class OpenVLAOFT(PrismaticPolicy):
         _check_states(spec, chosen, state_size)
         _check_parts(_with_film(spec, chosen), chosen, state_size)
         reads = (*cameras, "instruction", *(["state"] if state_size else []))
-        return Needs(reads=reads, chunk_size=chosen.chunk_size, values_of_actions=chosen.values == "action")
+        return Needs(
+            reads=reads,
+            chunk_size=chosen.chunk_size,
+            values_of_actions=chosen.values == "action",
+            reads_gripper_sign=chosen.opens is not None,
+        )
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
         self._options = chosen = OftOptions.of(options)
