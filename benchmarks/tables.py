@@ -73,7 +73,7 @@ COMPARISONS = {
     "either side; drawn by the same collision shapes, and as it comes. Target: at least 0.9",
     "libero": "The same for LIBERO with two pictures of 128 x 128; drawn and reset as cheaply, and as it comes",
     "ppo-states": "PPO on ManiSkill's states: seconds of a script with the same settings over seconds of pushcube-ppo. "
-    "Target: at least 1.3, met in some runs only (research-log.md says why); the ratio was between 1.0 and 1.4",
+    "Target: at least 1.3",
 }
 
 

@@ -35,6 +35,7 @@ SHORT_SORT = {
 
 SHORT_PUSH = {
     "actor.num_shards": 2,  # so that two ranks train
+    "env.num_groups": 4,  # and two ranks simulate two groups each
     "run.num_steps": 2,
     "run.evaluate_every": 2,
     "run.stop_at_score": "null",

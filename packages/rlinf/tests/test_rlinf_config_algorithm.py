@@ -143,7 +143,7 @@ def test_mistakes(line, expected):
             "--algorithm.name grpo --env.num_envs 16 --algorithm.gae_lambda 0.9",
             "algorithm.gae_lambda=0.9 is not used: it belongs to advantage=gae_steps, and this is advantage=grpo",
         ),
-        ("--algorithm.name grpo --env.num_envs 4", "use at least 8, better 32"),
+        ("--algorithm.name grpo --env.num_envs 4 --env.num_groups 4", "use at least 8, better 32"),
         (
             "--algorithm.name grpo --env.num_envs 16 --env.num_steps 25",
             "env.num_steps=25 differs from env.max_episode_steps=50, and algorithm.advantage=grpo compares whole",

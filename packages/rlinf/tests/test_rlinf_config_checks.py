@@ -130,7 +130,10 @@ def test_reasoning_values_that_do_not_go_together(line: str, expected: str):
     ("line", "expected"),
     [
         ("--env.num_groups=3", "env.num_envs=8 is not a multiple of env.num_groups=3; use 6 or 9"),
-        ("--actor.num_shards=3", "env.num_groups=4 is not a multiple of actor.num_shards=3; use 3 or 6"),
+        (
+            "--env.num_groups=4 --actor.num_shards=3",
+            "env.num_groups=4 is not a multiple of actor.num_shards=3; use 3 or 6",
+        ),
         (
             "--algorithm.num_minibatches=6 --actor.num_shards=2",
             "algorithm.num_minibatches=6 does not cut the env.num_envs * env.num_steps = 400 samples of a step, in "

@@ -86,7 +86,8 @@ def trajectories(tmp_path: Path) -> Path:
 def test_batches_do_not_depend_on_the_shards(trajectories):
     found = []
     for shards in (1, 2, 4):
-        config = config_of(f"--actor.num_shards={shards}", "--warm_start={source: experts}", "--env.kind=metaworld")
+        groups = ["--env.num_groups=4", f"--actor.num_shards={shards}"]
+        config = config_of(*groups, "--warm_start={source: experts}", "--env.kind=metaworld")
         made = warm_start(trajectories)
         made._num_shards = shards
         assert config.warm_start is not None

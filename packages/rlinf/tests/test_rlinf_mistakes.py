@@ -356,15 +356,15 @@ MISTAKES = [
     ),
     Mistake(
         line=GYM + "CartPole-v1 --env.num_envs 7",
-        says="--env.num_envs=7 is not a multiple of env.num_groups=4; use 4 or 8",
+        says="--env.num_envs=7 is not a multiple of env.num_groups=2; use 6 or 8",
     ),
     Mistake(
         line=GYM + "CartPole-v1 --algorithm.num_minibatches 3",
         says="--algorithm.num_minibatches=3 does not cut the env.num_envs * env.num_steps = 400 samples of a",
     ),
     Mistake(
-        line=GYM + "CartPole-v1 --algorithm.name grpo --env.num_envs 4",
-        says="--env.num_envs=4 leaves 1 environment in each of env.num_groups=4, and algorithm.advantage=gr",
+        line=GYM + "CartPole-v1 --algorithm.name grpo --env.num_envs 2",
+        says="--env.num_envs=2 leaves 1 environment in each of env.num_groups=2, and algorithm.advantage=gr",
     ),
     Mistake(
         line=GYM + "CartPole-v1 --env.eval_seed 2147483600",
