@@ -44,6 +44,8 @@ PROBED = ("collocated", "disaggregated")
 AUTO, PROBES = "auto", "probes"
 _SORT = ["--warm_start", "null", "--reward.kind", "random"]
 """Random rewards: every group has advantages from the first step on, so that every step costs the same."""
+_PUSH = ["--algorithm.target_kl", "null", "--env.num_groups", "4", "--actor.num_shards", "2"]
+"""So that both slots train, and each pipelines two groups."""
 WORKLOADS: Mapping[str, tuple[str, Sequence[str]]] = {
     "sort": ("sort-grpo", _SORT),
     "sort, long answers": (
@@ -52,11 +54,8 @@ WORKLOADS: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "sort, one shard": ("sort-grpo", [*_SORT, "--actor.num_shards", "1", "--actor.micro_batch_groups", "8"]),
     "sort, reference": ("sort-grpo", [*_SORT, "--algorithm.kl_coef", "0.01"]),
-    "push cube": ("pushcube-ppo", ["--algorithm.target_kl", "null"]),
-    "push cube, four times the training": (
-        "pushcube-ppo",
-        ["--algorithm.target_kl", "null", "--algorithm.num_epochs", "32"],
-    ),
+    "push cube": ("pushcube-ppo", _PUSH),
+    "push cube, four times the training": ("pushcube-ppo", [*_PUSH, "--algorithm.num_epochs", "32"]),
     "faucets, pictures": ("reach-openvla-ppo", ["--warm_start", "null", "--algorithm.target_kl", "null"]),
 }
 
