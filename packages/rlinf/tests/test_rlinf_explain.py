@@ -18,6 +18,7 @@ from rlinf.cli.main import main
 from rlinf.console.progress import Progress
 from rlinf.loop.watch import RunWatch
 from rlinf.run_folder import RunFolder
+from rlinf_workers.explaining.explanation import explain
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot, StageState, read_snapshot, snapshot_json
 from rlinf_workers.launcher.base import Wait
@@ -109,6 +110,32 @@ def test_a_run_without_processes_says_how_it_ended(tmp_path: Path, capsys: pytes
     dead._lock.release()
     assert "was killed: nobody works on it" in said(dead.path)
     assert "go on with: rlinf train --resume --output" in said(dead.path)
+
+
+def test_between_runs_of_a_flow_the_move_is_the_drivers(
+    tmp_path: Path, stopped: int, capsys: pytest.CaptureFixture[str]
+):
+    with run_folder(tmp_path / "run") as folder:
+        snapshot = Snapshot(taken_s=time.time(), processes=hanging(stopped).processes[:1])
+        (folder.path / "waits.json").write_bytes(snapshot_json(snapshot))
+        assert main(["explain", str(folder.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("culprit: no flow is running: the move is the driver's")
+    assert any(line.startswith(f"driver (process {os.getpid()}): ") for line in lines)
+
+
+def test_the_end_of_a_run_is_explained_behind_what_was_explained_before(tmp_path: Path, stopped: int):
+    stream, unchecked = io.StringIO(), FakeExecutor(hanging(stopped))
+    executor: Any = unchecked
+    watch = RunWatch(executor, tmp_path, expected_s=lambda: None, message=Progress(total=1, stream=stream).message)
+    for _ in range(2):
+        watch.explain_end(explain(hanging(stopped)))
+    assert (tmp_path / "explain-step-7.txt").read_text().count("culprit: reward/0 reward") == 2
+    gone = RunWatch(executor, tmp_path / "gone", expected_s=lambda: None, message=watch._message)
+    gone.explain_end(explain(hanging(stopped)))
+    told = stream.getvalue().splitlines()
+    assert told[:2] == [f"explained in {tmp_path / 'explain-step-7.txt'}"] * 2
+    assert told[2].startswith("note: the explanation could not be written: ")
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -133,7 +133,7 @@ class TrainingLoop:
                     raise
                 logs = None if self._only_measures else self._folder.path / "logs"
                 if executor.explanation is not None and not self._only_measures:
-                    self.progress.message(f"explained in {watch.write_explanation(executor.explanation)}")
+                    watch.explain_end(executor.explanation)
                 raise run_failed(error, logs, during=f"step {self._clock.step}: ") from error
 
     def _begin_plan(self, planned: RunPlans) -> None:

@@ -71,7 +71,14 @@ class RunWatch:
             self._driver_log.unlink()
         (self._folder / WAITS).unlink(missing_ok=True)
 
-    def write_explanation(self, explanation: Explanation) -> Path:
+    def explain_end(self, explanation: Explanation) -> None:
+        """Writes down why the run ends; that it could not is said, and hides nothing of why."""
+        try:
+            self._message(f"explained in {self._write_down(explanation)}")
+        except OSError as error:
+            self._message(f"note: the explanation could not be written: {error}")
+
+    def _write_down(self, explanation: Explanation) -> Path:
         """Into the run's folder, behind an earlier one of the same step; returns the file."""
         snapshot = explanation.snapshot
         what = "step" if snapshot.phase == "train" else "evaluation"
@@ -105,7 +112,7 @@ class RunWatch:
     def _explain(self, snapshot: Snapshot) -> None:
         self._explained_s = snapshot.began_s
         found = explain(snapshot)
-        path = self.write_explanation(found)
+        path = self._write_down(found)
         self._message(
             f"step {snapshot.step} has taken {snapshot.taken_s - snapshot.began_s:.0f} s, {snapshot.expected_s:.1f} s "
             f"were expected; culprit: {culprit_line(found)} ({path.name})"
