@@ -33,8 +33,8 @@ class Journal(Pauses):
         self.events = []
 
     @contextmanager
-    def waiting(self, target, *, keeps_lease):
-        self.events.append(f"wait for {target}")
+    def waiting(self, kind, channel, *, keeps_lease):
+        self.events.append(f"wait for {kind} in {channel}")
         yield
 
     def begin_chunk(self, num_items):
@@ -130,13 +130,15 @@ def test_a_full_channel_pauses_the_stage_until_there_is_room():
     writer = Writer(port(channel, granularity=0), channel, journal)
     writer.put("a")
 
+    full = channel
+
     @contextmanager
-    def waiting(target, *, keeps_lease):
-        journal.events.append(f"wait for {target}")
-        channel.take()
+    def waiting(kind, channel, *, keeps_lease):
+        journal.events.append(f"wait for {kind} in {channel}")
+        full.take()
         yield
 
     journal.waiting = waiting
     writer.put("b")
-    assert journal.events == ["wait for room in channel c"]
+    assert journal.events == ["wait for room in c"]
     assert channel.take()[0].value == [(0, "b")]

@@ -21,8 +21,8 @@ class Journal(Pauses):
         self.waited_for = []
 
     @contextmanager
-    def waiting(self, target, *, keeps_lease):
-        self.waited_for.append(target)
+    def waiting(self, kind, channel, *, keeps_lease):
+        self.waited_for.append(f"{kind} in {channel}")
         yield
 
 
@@ -106,13 +106,13 @@ def test_a_full_channel_pauses_the_second_rank_too():
     first, second = Rank(FIRST, made, 2), Rank(SECOND, made, 2)
     with ThreadPoolExecutor(2) as threads:
         running = [threads.submit(rank.double) for rank in (first, second)]
-        while first.pauses.waited_for != ["room in channel out"]:
+        while first.pauses.waited_for != ["room in out"]:
             assert not running[0].done()
         assert not running[1].done()
         made["out"].take()
         for future in running:
             future.result(timeout=600)
-    assert second.pauses.waited_for == ["room in channel out"]
+    assert second.pauses.waited_for == ["room in out"]
 
 
 @pytest.mark.parametrize("way", ["reads where the first puts", "puts where the first reads", "uses another channel"])

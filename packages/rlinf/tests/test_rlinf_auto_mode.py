@@ -260,6 +260,22 @@ def test_times_are_medians_beside_what_was_predicted():
     assert told["stages"]["actor"] == {"predicted_s": pytest.approx(0.64), "measured_s": pytest.approx(0.64)}
 
 
+def test_a_step_should_take_what_was_predicted_or_what_those_before_took():
+    auto = Auto()
+    problem = problem_of(auto, {"rollout": 0.01, "reward": 0.0001, "actor": 0.02})  # 0.97 s a step
+    blind, seeing = (PlanTimes(plan=auto.mode.plan, problem=known, first_step=0) for known in (None, problem))
+    assert blind.expected_s is None
+    assert seeing.expected_s == pytest.approx(0.97, rel=0.01)
+    for step_s in (0.5, 40.0, 0.7):
+        for times in (blind, seeing):
+            times.add(step_run(step_s=step_s), {})
+    assert blind.expected_s == 0.7
+    assert seeing.expected_s == pytest.approx(0.97, rel=0.01)
+    for _ in range(2):
+        seeing.add(step_run(step_s=40.0), {})
+    assert seeing.expected_s == 40.0
+
+
 def test_only_computing_counts_as_busy():
     run = step_run()
     waiting = replace(run.spans[0], category=SYNC, duration_ns=9_000_000_000)

@@ -36,6 +36,7 @@ def test_the_public_command_line_is_this():
         "rlinf play": [
             *("-h", "--help", "path", "--checkpoint", "--episodes", "--seed", "--no-video", "--output"),
         ],
+        "rlinf explain": ["-h", "--help", "run_folder", "--all", "--json"],
         "rlinf export": ["-h", "--help", "path", "--output", "--checkpoint", "--dtype", "--merged"],
         "rlinf profile": ["-h", "--help", "recipe", "--output"],
         "rlinf plan": [

@@ -33,11 +33,15 @@ sys.exit(code)
         ("config show sort-grpo", 0),
         ("config schema", 0),
         ("env --help", 0),
+        ("explain --help", 0),
+        ("explain {run}", 0),
     ],
 )
-def test_looking_at_recipes_imports_nothing_heavy(line: str, code: int, tmp_path: Path):
+def test_looking_at_recipes_and_runs_imports_nothing_heavy(line: str, code: int, tmp_path: Path):
+    (tmp_path / "manifest.json").write_text('{"sessions": [{"started": "noon", "ended": null}]}')
+    arguments = line.format(run=tmp_path).split()
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, *line.split()], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60
     )
     assert (done.returncode, done.stderr) == (code, "")
     imported = done.stdout.splitlines()[-1].split()[1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from rlinf_comm.codec import pack, unpack
 from rlinf_workers.launcher.base import Identity
+from rlinf_workers.spans import WaitTable
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)
@@ -22,26 +24,45 @@ TIMEOUT = timedelta(minutes=10)
 class RankGroup:
     """Some ranks of a worker group; with one rank every collective is the identity."""
 
-    def __init__(self, rank: int, num_ranks: int, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        name: str = "",
+        members: Sequence[int] = (),
+        waits: WaitTable | None = None,
+    ) -> None:
         """Args:
         rank: among these ranks.
         process_group: None for all ranks of the worker group.
+        name: for people, in waits.
+        members: these ranks, as the worker group counts them.
+        waits: where a rank that waits for others says so.
         """
         self.rank = rank
         self.num_ranks = num_ranks
         self._process_group = process_group
+        self._name = name
+        self._members = tuple(members)
+        self._waits = waits
+        self._num_collectives = 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sums over ranks in place. With two ranks the result does not depend on the order: float addition commutes."""
         if self.num_ranks > 1:
-            dist.all_reduce(tensor, group=self._process_group)
+            with self._waiting("all-reduce"):
+                dist.all_reduce(tensor, group=self._process_group)
         return tensor
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Overwrites with the tensor of rank `source` of these ranks."""
         if self.num_ranks > 1:
             group = self._process_group
-            dist.broadcast(tensor, source if group is None else dist.get_global_rank(group, source), group=group)
+            sender = source if group is None else dist.get_global_rank(group, source)
+            with self._waiting("broadcast"):
+                dist.broadcast(tensor, sender, group=group)
         return tensor
 
     def exchange(self, blobs: Sequence[bytes]) -> list[bytes]:
@@ -60,8 +81,9 @@ class RankGroup:
                 pending.append((dist.isend(sent, group=self._process_group, group_dst=number), sent))
             if len(into):
                 pending.append((dist.irecv(into, group=self._process_group, group_src=number), into))
-        for work, _ in pending:
-            work.wait()
+        with self._waiting("exchange"):
+            for work, _ in pending:
+                work.wait()
         return [tensor.numpy().tobytes() for tensor in found]
 
     def objects(self, value: T) -> list[T]:
@@ -69,12 +91,22 @@ class RankGroup:
         if self.num_ranks == 1:
             return [value]
         found: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(found, value, group=self._process_group)
+        with self._waiting("all-gather"):
+            dist.all_gather_object(found, value, group=self._process_group)
         return found
 
     def barrier(self) -> None:
         """Returns when every rank has come here."""
         self.sum_(torch.zeros(1))
+
+    def _waiting(self, operation: str) -> AbstractContextManager[object]:
+        """Around what waits for the others; counts the collectives."""
+        self._num_collectives += 1
+        if self._waits is None:
+            return nullcontext()
+        return self._waits.waiting(
+            "collective", self._name, number=self._num_collectives, operation=operation, ranks=self._members
+        )
 
 
 def exchanged(values: Sequence[T], ranks: RankGroup) -> list[T]:
@@ -101,29 +133,31 @@ def backends_of(identity: Identity) -> str:
     return "cpu:gloo,cuda:nccl" if identity.is_on_gpu else "gloo"
 
 
-def connect(identity: Identity) -> RankGroups:
+def connect(identity: Identity, waits: WaitTable) -> RankGroups:
     """Meets the other ranks through the rendezvous file; blocks until all are there."""
+    ranks, alone = range(identity.num_ranks), RankGroup(0, 1)
+    every = RankGroup(identity.rank, len(ranks), name="all ranks", members=ranks, waits=waits)
     if identity.num_ranks > 1 and not dist.is_initialized():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks share this host; needs no name resolution
-        dist.init_process_group(
-            backends_of(identity),
-            init_method=f"file://{identity.rendezvous}",
-            rank=identity.rank,
-            world_size=identity.num_ranks,
-            timeout=TIMEOUT,
-        )
-    every, alone = RankGroup(identity.rank, identity.num_ranks), RankGroup(0, 1)
+        with waits.waiting("collective", "all ranks", operation="meeting", ranks=tuple(ranks)):
+            dist.init_process_group(
+                backends_of(identity),
+                init_method=f"file://{identity.rendezvous}",
+                rank=identity.rank,
+                world_size=identity.num_ranks,
+                timeout=TIMEOUT,
+            )
     size, num_replicas = identity.num_ranks_per_replica, identity.num_replicas
     if size == 1:
         return RankGroups(all=every, replica=alone, replicas=every)
     if num_replicas == 1:
         return RankGroups(all=every, replica=every, replicas=alone)
     # Every rank takes part in making every group, in the same order.
-    of_replica: list[Any] = [dist.new_group(range(first, first + size)) for first in range(0, identity.num_ranks, size)]
-    of_place: list[Any] = [dist.new_group(range(place, identity.num_ranks, size)) for place in range(size)]
+    replicas = [ranks[first : first + size] for first in ranks[::size]]
+    places = [ranks[place::size] for place in range(size)]
+    of_replica: list[Any] = [dist.new_group(members) for members in replicas]
+    of_place: list[Any] = [dist.new_group(members) for members in places]
     replica, place = identity.replica, identity.rank_in_replica
-    return RankGroups(
-        all=every,
-        replica=RankGroup(place, size, of_replica[replica]),
-        replicas=RankGroup(replica, num_replicas, of_place[place]),
-    )
+    own = RankGroup(place, size, of_replica[replica], name="the replica", members=replicas[replica], waits=waits)
+    peers = RankGroup(replica, num_replicas, of_place[place], name="the replicas", members=places[place], waits=waits)
+    return RankGroups(all=every, replica=own, replicas=peers)

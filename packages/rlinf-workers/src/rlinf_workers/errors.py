@@ -83,4 +83,4 @@ class WorkerLost(WorkersError):
 
 
 class StepTimeout(WorkersError):
-    """A run of a flow passed its deadline; the message holds the wait-for graph."""
+    """A run of a flow passed its deadline; the message names the culprit and holds the wait-for graph."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf_comm.records import record
-from rlinf_workers.launcher.base import Wait
+from rlinf_workers.launcher.base import Wait, WaitKind
 
 _CLOCK = "RLINF_CLOCK"
 """Environment variable: the boot of a machine and its Unix time at zero of the clock that counts from there."""
@@ -75,20 +75,51 @@ def now_ns() -> int:
 
 class WaitTable:
     """What the lanes of a process wait for right now; read by the heartbeat. Needs no lock: each lane sets and deletes
-    its own entry, and `dict.copy` is one step of the interpreter."""
+    its own entry, and `dict.copy` is one step of the interpreter.
 
-    def __init__(self) -> None:
+    Args:
+        worker: `role/rank`.
+    """
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
         self._waits: dict[int, Wait] = {}
+        self._of_thread = threading.local()
 
     @contextmanager
-    def waiting(self, waiter: str, target: str) -> Iterator[None]:
-        """The calling thread waits inside this block."""
-        lane = threading.get_ident()
-        self._waits[lane] = Wait(waiter=waiter, target=target, since_s=time.time())
+    def in_stage(self, stage: str) -> Iterator[None]:
+        """What the calling thread waits for inside this block, it waits for in that stage."""
+        self._of_thread.stage = stage
         try:
             yield
         finally:
-            del self._waits[lane]
+            del self._of_thread.stage
+
+    @contextmanager
+    def waiting(
+        self, kind: WaitKind, of: str = "", *, number: int = 0, operation: str = "", ranks: tuple[int, ...] = ()
+    ) -> Iterator[Wait]:
+        """The calling thread waits inside this block, for something of its own inside a block within it; for the
+        arguments see Wait."""
+        lane = threading.get_ident()
+        around = self._waits.get(lane)
+        self._waits[lane] = wait = Wait(
+            waiter=self._worker,
+            stage=getattr(self._of_thread, "stage", ""),
+            kind=kind,
+            of=of,
+            number=number,
+            operation=operation,
+            ranks=ranks,
+            since_s=time.time(),
+        )
+        try:
+            yield wait
+        finally:
+            if around is None:
+                del self._waits[lane]
+            else:
+                self._waits[lane] = around
 
     def current(self) -> list[Wait]:
         return list(self._waits.copy().values())

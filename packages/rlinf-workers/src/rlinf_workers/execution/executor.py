@@ -4,10 +4,10 @@ goes through a run."""
 from __future__ import annotations
 
 import os
-import re
+import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,18 @@ from rlinf_comm.weights import plan as reshard_plan
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.errors import FlowDefinitionError, LinkRefused, RemoteError, StepTimeout
+from rlinf_workers.errors import FlowDefinitionError, LinkRefused, RemoteError, StepTimeout, WorkerLost
 from rlinf_workers.execution.lease import LeaseRequest, Leases, Reply
 from rlinf_workers.execution.ports import Pauses, Writer
 from rlinf_workers.execution.residents import Residents
 from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
+from rlinf_workers.explaining.explanation import Explanation, explain
+from rlinf_workers.explaining.processes import started_ticks
+from rlinf_workers.explaining.snapshot import DRIVER, ChannelState, ProcessRecord, Snapshot, StageState
+from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup, gather
-from rlinf_workers.launcher.base import Identity, Launcher, Wait, WorkerHandle, WorkerSpec, role_and_rank
+from rlinf_workers.launcher.base import Identity, Launcher, WorkerHandle, WorkerSpec, role_and_rank
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.links.base import WeightLink, WeightPort
 from rlinf_workers.links.choose import choose
@@ -66,6 +70,20 @@ class _OpenFlow:
 
     planned: PlannedFlow
     channels: dict[str, Channel]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _UnderWay:
+    """A run of a flow that has not ended."""
+
+    opened: _OpenFlow
+    context: StepContext
+    began_s: float
+    leases: Leases
+    calls: list[tuple[str, int, Future[Any]]]
+    """Stage, rank, its outcome."""
+    feeding: dict[str, Future[Any]]
+    collecting: dict[str, Future[Any]]
 
 
 class Executor:
@@ -112,6 +130,13 @@ class Executor:
         self._weights_bytes: dict[WeightEdge, int] = {}
         self.notes: list[str] = []
         """What did not work as it should have, and what was done instead: one line each, for a run's manifest."""
+        self.explanation: Explanation | None = None
+        """Of the run that passed its deadline or lost a worker: taken before anything was ended."""
+        self.driver_log = ""
+        """Where faulthandler writes the driver's stacks; whoever registers it sets this."""
+        self._under_way: _UnderWay | None = None
+        self._born: dict[str, Future[tuple[str, int, int]]] = {}
+        """Worker -> the host, number and beginning of its process."""
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
 
     def __enter__(self) -> Executor:
@@ -200,7 +225,9 @@ class Executor:
                 environment=self._environment | gpus,
                 python=self._pythons.get(name),
             )
-            handles.append(self._launcher.start(spec))
+            handle = self._launcher.start(spec)
+            self._born[identity.name] = handle.call("process", lane=LEAVE_LANE)
+            handles.append(handle)
         self._placements[name] = placed
         self._groups[name] = WorkerGroup(handles, self._launcher)
         if placed.offload:
@@ -325,28 +352,43 @@ class Executor:
             channel.reopen(planned.num_writers(name))
         start_s, clock = time.time(), time.perf_counter()
         calls = self._start_stages(opened, context)
-        feeding = [self._threads.submit(self._feed, opened, channel, items) for channel, items in feeds.items()]
+        feeding = {
+            channel: self._threads.submit(self._feed, opened, channel, items) for channel, items in feeds.items()
+        }
         collecting = {
             channel: self._threads.submit(self._collect, channel, channels[channel], on_items)
             for channel in planned.graph.collects
         }
-        futures: list[Future[Any]] = [*(future for _, future in calls), *feeding, *collecting.values()]
+        futures: list[Future[Any]] = [*(future for _, _, future in calls), *feeding.values(), *collecting.values()]
+        self._under_way = _UnderWay(
+            opened=opened,
+            context=context,
+            began_s=start_s,
+            leases=leases,
+            calls=[(call.stage, rank, future) for call, rank, future in calls],
+            feeding=feeding,
+            collecting=collecting,
+        )
         try:
             gather(futures, self._launcher.lost, timeout_s)
         except TimeoutError as error:
-            text = _describe_waits(self._launcher.waits(), leases, self._residents.leaving(), channels)
+            found = self.explanation = explain(self.snapshot())
             self._abort(opened, "the run passed its deadline")
             raise StepTimeout(
-                f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s; who waits for what:\n"
-                + text
+                f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s\n"
+                + "\n".join(graph_lines(found))
             ) from error
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, WorkerLost):
+                self.explanation = explain(self.snapshot())
             self._abort(opened, "the run was given up")
             raise
+        finally:
+            self._under_way = None
         duration_s = time.perf_counter() - clock
-        outcomes = [future.result() for _, future in calls]
+        outcomes = [future.result() for _, _, future in calls]
         self.notes += [f"step {context.step}: {text}" for outcome in outcomes for text in outcome.notes]
-        for (call, _), outcome in zip(calls, outcomes, strict=True):
+        for (call, _, _), outcome in zip(calls, outcomes, strict=True):
             published = [edge for edge in self._versions if edge.name in call.publishes]
             self._versions |= dict.fromkeys(published, outcome.policy_version)
         return FlowRun(
@@ -373,12 +415,14 @@ class Executor:
         role, rank = role_and_rank(worker)
         return self._groups[role].handles[rank]
 
-    def _start_stages(self, opened: _OpenFlow, context: StepContext) -> list[tuple[StageCall, Future[StageOutcome]]]:
+    def _start_stages(
+        self, opened: _OpenFlow, context: StepContext
+    ) -> list[tuple[StageCall, int, Future[StageOutcome]]]:
         planned, started = opened.planned, []
         addresses = {name: channel.address for name, channel in opened.channels.items()}
         for rank, lane, call in planned.stage_calls(addresses, self._versions, context):
             handle = self._groups[planned.graph.stage(call.stage).worker].handles[rank]
-            started.append((call, handle.call("run_stage", call, lane=lane)))
+            started.append((call, rank, handle.call("run_stage", call, lane=lane)))
         return started
 
     def _feed(self, opened: _OpenFlow, channel: str, items: Sequence[Any]) -> None:
@@ -400,6 +444,44 @@ class Executor:
                 on_items(name, [item for _, item in entry])
         return [item for _, item in sorted(collected, key=lambda pair: pair[0])]
 
+    # -- explaining ------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """What is known of the run at this moment; from any thread."""
+        run = self._under_way
+        waits, processes, taken_s = tuple(self._launcher.waits()), tuple(self._processes()), time.time()
+        if run is None:
+            return Snapshot(taken_s=taken_s, waits=waits, processes=processes)
+        planned = run.opened.planned
+        turns = sorted({wait.number for wait in waits if wait.kind == "lease"} & set(planned.leased_devices))
+        return Snapshot(
+            taken_s=taken_s,
+            flow=planned.flow.name,
+            step=run.context.step,
+            phase=run.context.phase,
+            began_s=run.began_s,
+            stages=tuple(_stage_states(run)),
+            channels=tuple(_channel_state(name, channel) for name, channel in run.opened.channels.items()),
+            feeding=tuple(channel for channel, future in run.feeding.items() if not future.done()),
+            collecting=tuple(channel for channel, future in run.collecting.items() if not future.done()),
+            waits=waits,
+            lease_holders={turn: tuple(run.leases.holders(turn)) for turn in turns},
+            leaving=tuple(self._residents.leaving()),
+            processes=processes,
+        )
+
+    def _processes(self) -> Iterator[ProcessRecord]:
+        """The driver, and the workers that are up."""
+        pid = os.getpid()
+        yield ProcessRecord(
+            name=DRIVER, host=platform.node(), pid=pid, started_ticks=started_ticks(pid), log_path=self.driver_log
+        )
+        for name, born in list(self._born.items()):
+            if born.done() and born.exception() is None:
+                host, pid, ticks = born.result()
+                log_path = str(self._log_folder / f"{name}.log")
+                yield ProcessRecord(name=name, host=host, pid=pid, started_ticks=ticks, log_path=log_path)
+
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def _abort(self, opened: _OpenFlow, reason: str) -> None:
@@ -415,24 +497,31 @@ class Executor:
         self._scratch.cleanup()
 
 
-def _describe_waits(
-    waits: Sequence[Wait], leases: Leases, leaving: Sequence[str], channels: Mapping[str, Channel]
-) -> str:
-    """The wait-for graph in words, one line a wait, the longest first: since when, and who could end it."""
-    if not waits:
-        return "  no worker said that it was waiting: they compute, or hang in native code (see their logs)"
-    now = time.time()
-    lines = []
-    for wait in sorted(waits, key=lambda wait: wait.since_s):
-        line = f"  {wait.waiter} waits for {wait.target} since {now - wait.since_s:.1f} s"
-        if match := re.fullmatch(r"lease of turn (\d+)", wait.target):
-            line += f" (held by {', '.join(leases.holders(int(match[1]))) or 'nobody'})"
-            line += f" (still leaving: {', '.join(leaving)})" if leaving else ""
-        elif (match := re.fullmatch(r"(?:room in )?channel (.+)", wait.target)) and match[1] in channels:
-            stats = channels[match[1]].stats()
-            line += f" ({stats.num_items} entries, {stats.num_bytes} of {stats.capacity_bytes} bytes in it)"
-        lines.append(line)
-    return "\n".join(lines)
+def _stage_states(run: _UnderWay) -> Iterator[StageState]:
+    graph, plan = run.opened.planned.graph, run.opened.planned.plan
+    for stage in graph.stages:
+        yield StageState(
+            name=stage.name,
+            worker=stage.worker,
+            num_ranks_per_replica=plan.stage(stage.name).num_ranks_per_replica,
+            reads=stage.reads,
+            writes=stage.writes,
+            unfinished=tuple(
+                rank for name, rank, future in run.calls if name == stage.name and not _has_returned(future)
+            ),
+        )
+
+
+def _has_returned(future: Future[Any]) -> bool:
+    """The call of a lost worker never does."""
+    return future.done() and future.exception() is None
+
+
+def _channel_state(name: str, channel: Channel) -> ChannelState:
+    stats = channel.stats()
+    return ChannelState(
+        name=name, num_entries=stats.num_items, num_bytes=stats.num_bytes, capacity_bytes=stats.capacity_bytes
+    )
 
 
 def _describe_place(placed: StagePlan) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from rlinf_comm.channel import Channel
 from rlinf_comm.errors import ChannelTimeout
@@ -25,8 +25,10 @@ T = TypeVar("T")
 class Pauses:
     """What a port tells its stage. The driver's ports tell it to this class: it shares no devices and just waits."""
 
-    def waiting(self, target: str, *, keeps_lease: bool) -> AbstractContextManager[None]:
-        """The port waits inside this block; the stage does not compute."""
+    def waiting(
+        self, kind: Literal["items", "room"], channel: str, *, keeps_lease: bool
+    ) -> AbstractContextManager[None]:
+        """The port waits inside this block, for items of the channel or room in it; the stage does not compute."""
         return nullcontext()
 
     def begin_chunk(self, num_items: int) -> None:
@@ -81,7 +83,7 @@ class Reader(Generic[T]):
         wanted = min(self._port.granularity, at_most) or self._port.granularity or at_most
         # In a cycle the item is never there yet: a look that fails would cost more than the pause.
         if self._port.of_own_turn or not self._gather(wanted, timeout_s=0.0):
-            with self._stage.waiting(f"channel {self._port.channel}", keeps_lease=self._port.of_own_turn):
+            with self._stage.waiting("items", self._port.channel, keeps_lease=self._port.of_own_turn):
                 self._gather(wanted, timeout_s=None)
         return self._begin(wanted)
 
@@ -170,5 +172,5 @@ class Writer(Generic[T]):
         try:
             self._channel.put(entry, key=partition, timeout_s=0.0)
         except ChannelTimeout:
-            with self._stage.waiting(f"room in channel {self._port.channel}", keeps_lease=self._port.of_own_turn):
+            with self._stage.waiting("room", self._port.channel, keeps_lease=self._port.of_own_turn):
                 self._channel.put(entry, key=partition)

@@ -7,7 +7,8 @@ each other rank; the others' reads give the same, and their puts put nothing. do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -52,13 +53,24 @@ class FirstRank:
 
 
 class OtherRank:
-    """A channel as the other ranks of a replica use it."""
+    """A channel as the other ranks of a replica use it.
 
-    def __init__(self, name: str, told: Channel, identity: Identity) -> None:
+    Args:
+        waiting: makes the block inside which the rank waits for the first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        told: Channel,
+        identity: Identity,
+        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self._name = name
         self._told = told
         self._worker = identity.name
         self._keys = [identity.rank]
+        self._waiting = waiting
 
     def take(self, *, keys: Sequence[int] | None, timeout_s: float | None) -> list[Item]:
         item, entries = self._hear("reads from")
@@ -72,7 +84,8 @@ class OtherRank:
             raise self._astray("puts into", f"read from channel {self._name}")
 
     def _hear(self, doing: str) -> tuple[Item, Any]:
-        items = self._told.take(keys=self._keys)
+        with self._waiting():
+            items = self._told.take(keys=self._keys)
         if not items:
             raise self._astray(doing, "was done")
         name, what = items[0].value

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rlinf_comm.channel import Channel, ChannelAddress
 from rlinf_workers.errors import WorkersError
@@ -53,7 +53,6 @@ class StageRunner(Pauses):
         self._worker = host.worker
         self._call = call
         self._spans: list[Span] = []
-        self._waiter = f"{host.identity.name} {call.stage}"
         self._is_first = host.identity.rank_in_replica == 0
         self._inside = False
         self._holds_lock = False
@@ -73,7 +72,7 @@ class StageRunner(Pauses):
         self.before_put()  # metrics and weights leave too
         for edge in call.publishes:
             self._enter()
-            with self._span("publish weights", SYNC), self._waits(f"room for weights {edge}"):
+            with self._span("publish weights", SYNC), self._host.waits.waiting("room for weights", edge):
                 self._host.publish_weights(edge)
         self._leave(is_last=True)
         if self._is_first:
@@ -100,30 +99,30 @@ class StageRunner(Pauses):
         told = _open_channel(self._call.told)
         if self._is_first:
             return FirstRank(port.channel, _open_channel(port.address), told, self._host.identity)
-        return OtherRank(port.channel, told, self._host.identity)
+        return OtherRank(port.channel, told, self._host.identity, lambda: self._host.waits.waiting("first rank"))
 
     def _end_telling(self, told: Channel) -> None:
         if self._is_first:
             told.close()
             return
-        with self._waits("the first ranks of all replicas"):
+        with self._host.waits.waiting("first rank"):
             while told.take(keys=[self._host.identity.rank]):
                 pass  # a body need not read to the end
 
     # -- Pauses ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def waiting(self, target: str, *, keeps_lease: bool) -> Iterator[None]:
+    def waiting(self, kind: Literal["items", "room"], channel: str, *, keeps_lease: bool) -> Iterator[None]:
         was_computing = self._chunk is not None
         self.end_chunk()
         if not keeps_lease:
             self._leave()
         self._unlock()
         start_ns = now_ns()
-        with self._waits(target):
+        with self._host.waits.waiting(kind, channel) as wait:
             yield
         if now_ns() - start_ns >= SHORTEST_WAIT_SPAN_NS:
-            self._add_span(f"wait for {target}", CHANNEL, start_ns)
+            self._add_span(f"wait for {wait.target}", CHANNEL, start_ns)
         if was_computing:
             self.begin_chunk(0)
 
@@ -158,7 +157,7 @@ class StageRunner(Pauses):
 
     def before_put(self) -> None:
         if self._host.has_unconfirmed_weights:
-            with self._span("check weights", SYNC), self._waits("the check of the weights"):
+            with self._span("check weights", SYNC), self._host.waits.waiting("check of weights"):
                 self._host.confirm_weights()
         self._host.confirm_weights()
 
@@ -167,7 +166,8 @@ class StageRunner(Pauses):
     def _enter(self) -> None:
         if not self._inside:
             if self._call.lease_turn is not None:
-                with self._span("wait for lease", LEASE), self._waits(f"lease of turn {self._call.lease_turn}"):
+                waiting = self._host.waits.waiting("lease", number=self._call.lease_turn)
+                with self._span("wait for lease", LEASE), waiting:
                     refusal = self._ask("acquire").result()
                 if refusal:
                     raise WorkersError(refusal)
@@ -183,7 +183,8 @@ class StageRunner(Pauses):
                     self._host.load()
             for edge, version in self._call.receives.items():
                 if self._host.served_versions.get(edge) != version:
-                    with self._span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
+                    waiting = self._host.waits.waiting("weights", edge, number=version)
+                    with self._span("receive weights", SYNC), waiting:
                         self._host.receive_weights(edge, version)
                     # What another rank of the replica makes with these weights leaves elsewhere.
                     if self._call.told is not None or self._worker.checks_first:
@@ -210,9 +211,6 @@ class StageRunner(Pauses):
         request = LeaseRequest(action=action, turn=call.lease_turn or 0, stage=call.stage, stays=not call.offloads)
         return self._host.request("lease", request, wants_reply=action == "acquire")
 
-    def _waits(self, target: str) -> Any:
-        return self._host.waits.waiting(self._waiter, target)
-
     @contextmanager
     def _span(self, name: str, category: str) -> Iterator[None]:
         start_ns = now_ns()
@@ -229,9 +227,12 @@ class StageRunner(Pauses):
     # -- two stages of one worker never compute at once --------------------------------------------------------------
 
     def _lock(self) -> None:
-        if not self._holds_lock:
-            self._host.body_lock.acquire()
-            self._holds_lock = True
+        if self._holds_lock:
+            return
+        if not self._host.body_lock.acquire(blocking=False):
+            with self._host.waits.waiting("other stage"):
+                self._host.body_lock.acquire()
+        self._holds_lock = True
 
     def _unlock(self) -> None:
         if self._holds_lock:

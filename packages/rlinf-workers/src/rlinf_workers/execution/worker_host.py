@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import platform
 import resource
 import threading
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ import torch
 from rlinf_workers.collectives import RankGroup, RankGroups, connect
 from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
 from rlinf_workers.execution.stage_runner import StageRunner
+from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.launcher.base import Identity, RequestSender, Wait
 from rlinf_workers.links.base import Settle, WeightPort, WeightReceiver, WeightSender
 from rlinf_workers.metrics import MetricTable
@@ -23,7 +26,9 @@ from rlinf_workers.worker import StepContext, Worker
 
 W = TypeVar("W", bound=Worker)
 
-CALLS = frozenset({"run_stage", "unload", "open_weights", "publish_weights", "memory_bytes", "current_waits"})
+CALLS = frozenset(
+    {"run_stage", "unload", "open_weights", "publish_weights", "memory_bytes", "current_waits", "process"}
+)
 """What the executor calls of the host; any other method is the worker's own."""
 READS = frozenset({"layout", "save_model", "begin_checkpoint", "end_checkpoint", "save_checkpoint"})
 """Methods of workers that are called between runs and change no weights."""
@@ -42,7 +47,7 @@ class WorkerHost:
         self.identity = identity
         self.request = request
         self.metrics = MetricTable()
-        self.waits = WaitTable()
+        self.waits = WaitTable(identity.name)
         self.shown: list[dict[str, str | float]] = []
         """Rows for people, see Worker.show."""
         self.notes: list[str] = []
@@ -100,7 +105,7 @@ class WorkerHost:
 
     @functools.cached_property
     def rank_groups(self) -> RankGroups:
-        return connect(self.identity)
+        return connect(self.identity, self.waits)
 
     @property
     def replica_ranks(self) -> RankGroup:
@@ -113,7 +118,8 @@ class WorkerHost:
 
     def run_stage(self, call: StageCall) -> StageOutcome:
         """Runs one stage for one run of the flow."""
-        return StageRunner(self, call).run()
+        with self.waits.in_stage(call.stage):
+            return StageRunner(self, call).run()
 
     def load(self) -> None:
         """Brings the state onto the devices, within the worker's turn."""
@@ -195,6 +201,10 @@ class WorkerHost:
             return torch.cuda.memory_allocated()
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
+
+    def process(self) -> tuple[str, int, int]:
+        """Host, number and beginning of this process; see ProcessRecord in explaining/snapshot.py."""
+        return platform.node(), os.getpid(), started_ticks(os.getpid())
 
     def current_waits(self) -> list[Wait]:
         return self.waits.current()

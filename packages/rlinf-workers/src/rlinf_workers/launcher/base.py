@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,16 +77,64 @@ class WorkerSpec:
     what it imports must be there, and the user's own modules are found as in the driver (launcher/interpreter.py)."""
 
 
+WaitKind = Literal[
+    "items",
+    "room",
+    "lease",
+    "weights",
+    "room for weights",
+    "check of weights",
+    "collective",
+    "first rank",
+    "other stage",
+    "service",
+]
+"""What ends a wait: items in a channel; room in one; a lease; a published version; that servers take an older version;
+the check of what came; the other ranks of a collective; the first rank of the waiter's replica; another stage of the
+same worker, which computes; the driver's answer."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """Something a worker is waiting for at this moment; an edge of the wait-for graph."""
+    """Something a stage of a worker is waiting for at this moment. Whose move it is follows from the flow and its plan
+    (explaining/graph.py).
+
+    Example: the second rank of a trainer, in the 17th collective of all its ranks:
+        Wait(waiter="actor/1", stage="actor", kind="collective", of="all ranks", number=17, operation="all-reduce",
+             ranks=(0, 1), since_s=1.7e9)
+    """
 
     waiter: str
-    """`role/rank stage`."""
-    target: str
-    """For example `channel prompts` or `lease of turn 1`."""
+    """`role/rank`."""
+    stage: str = ""
+    """Empty outside of a stage."""
+    kind: WaitKind
+    of: str = ""
+    """Name of the channel, the weight edge, the group of ranks or the service."""
+    number: int = 0
+    """Turn of a lease, version of weights, how many collectives this group has made with this one."""
+    operation: str = ""
+    """Of a collective: `all-reduce` for example."""
+    ranks: tuple[int, ...] = ()
+    """Of a collective: the ranks of the worker group that make it together."""
     since_s: float
     """Unix time."""
+
+    @property
+    def target(self) -> str:
+        """What is waited for, in words."""
+        return {
+            "items": f"channel {self.of}",
+            "room": f"room in channel {self.of}",
+            "lease": f"lease of turn {self.number}",
+            "weights": f"weights {self.of} version {self.number}",
+            "room for weights": f"room for weights {self.of}",
+            "check of weights": "the check of the weights",
+            "collective": f"{self.operation} {self.number} of {self.of}",
+            "first rank": "the first rank of its replica",
+            "other stage": "another stage of its worker",
+            "service": f"the driver's answer ({self.of})",
+        }[self.kind]
 
 
 class RequestSender(Protocol):

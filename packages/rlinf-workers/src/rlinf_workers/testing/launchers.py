@@ -107,7 +107,7 @@ def check_services(make: Make, folder: Path) -> None:
         asked: list[tuple[str, Any, Callable[[Any], None]]] = []
         launcher.serve("echo", lambda *request: asked.append(request))
         waiting = start(launcher, folder).handles[0].call("ask", "echo", 7)
-        _until(lambda: any(wait.target == "echo" for wait in launcher.waits()), START_S, "no wait was told")
+        _until(lambda: any(wait.of == "echo" for wait in launcher.waits()), START_S, "no wait was told")
         ((worker, value, reply),) = asked
         assert (worker, value) == ("fault/0", 7), asked
         assert not waiting.done()

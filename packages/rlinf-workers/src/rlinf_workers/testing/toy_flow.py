@@ -115,7 +115,7 @@ class Fault(Worker):
 
     def ask(self, service: str, value: int) -> str:
         """What a service of the driver replies."""
-        with self._host.waits.waiting(self.name, service):
+        with self._host.waits.waiting("service", service):
             return self._host.request(service, value).result()
 
     def raise_error(self) -> None:

@@ -21,6 +21,7 @@ from rlinf.loop.ending import reasons_to_end
 from rlinf.loop.plan_times import PlanTimes, busy_seconds
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
+from rlinf.loop.watch import RunWatch
 from rlinf.planning.auto_mode import AutoMode, moves
 from rlinf.planning.plans import RunPlans, make_plans, placements_to_measure
 from rlinf.processes import fork_server
@@ -112,7 +113,13 @@ class TrainingLoop:
             pythons=self._job.pythons,
         )
         self._session = Session(self._job, self._flows, executor, self._folder, self.progress)
-        with CheckpointWriter(self._folder, self._session.note) as self._checkpoints, executor:
+        watch = RunWatch(
+            executor,
+            self._folder.path,
+            expected_s=lambda: self._times[-1].expected_s,
+            message=self.progress.message,
+        )
+        with CheckpointWriter(self._folder, self._session.note) as self._checkpoints, executor, watch:
             self._begin_plan(planned)
             try:
                 for flow in self._flows:
@@ -125,6 +132,8 @@ class TrainingLoop:
                 if not isinstance(error, WorkersError):
                     raise
                 logs = None if self._only_measures else self._folder.path / "logs"
+                if executor.explanation is not None and not self._only_measures:
+                    watch.explain_end(executor.explanation)
                 raise run_failed(error, logs, during=f"step {self._clock.step}: ") from error
 
     def _begin_plan(self, planned: RunPlans) -> None:

@@ -8,6 +8,7 @@
     samples.jsonl      {"step", ...} a shown completion
     videos/step-000100.mp4   episodes of an evaluation, after so many training steps
     trace.json  tensorboard/  logs/  checkpoints/step-000100/  result.json  report.html
+    waits.json         who waits for what, about once a second while processes live; explain-step-12.txt (loop/watch.py)
     .lock              who writes here
 
 A resumed run continues as if it had not stopped: what was written after the newest whole checkpoint is dropped.
@@ -33,6 +34,7 @@ from rlinf.run_folder.trace import LIMIT_BYTES, TraceEvent, TraceWriter
 PROBLEM = "problem.json"
 PLAN_TIMES = "plan_times.json"
 RESULT = "result.json"
+WAITS = "waits.json"
 VIDEOS = "videos"
 """Folder of the films of evaluations."""
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"

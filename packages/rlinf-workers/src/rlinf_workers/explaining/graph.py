@@ -1,0 +1,254 @@
+"""Whose move it is: a run's waits and its plan in, a graph from waiters to those who could end their waits out.
+
+A node is one stage on one rank, or what the driver does at one end of a channel. Its edges go to the nodes whose move
+it waits for. A node without an edge waits for nobody, so the run stands until it moves: a *sink*. Nodes that wait for
+each other in a circle will never move. The culprits are the sinks and the circles; everybody else only waits for them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from rlinf_workers.explaining.snapshot import DRIVER, Snapshot
+from rlinf_workers.launcher.base import Wait
+
+SETTLED_S = 3.0
+"""Ranks tell their waits once a second, each at its own moment, so two short waits may never have been at once, and who
+is said to wait may have gone on. A circle, a mismatch, and a wait that nobody could end are believed when each wait is
+older than this."""
+
+Cause = Literal["gone", "stopped", "mismatch", "deadlock", "nobody left", "busy"]
+"""Why a culprit does not move: its process is gone; it is stopped; its collective is not the one of the others; it
+waits in a circle; those who could end its wait have finished; it waits for nobody, so it computes or hangs."""
+SEVERITY: tuple[Cause, ...] = ("gone", "stopped", "mismatch", "deadlock", "nobody left", "busy")
+"""A process that is gone or stopped explains what looks like a deadlock around it, and so on."""
+DOUBTFUL: tuple[Cause, ...] = ("mismatch", "deadlock", "nobody left")
+Halted = Literal["gone", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """Somebody who has not finished."""
+
+    name: str
+    """`role/rank stage`, or `driver: feeds CHANNEL`."""
+    process: str
+    """`role/rank`, or DRIVER."""
+    wait: Wait | None = None
+    """None: it does not wait."""
+    whose_move: tuple[str, ...] = ()
+    """Names of the nodes that could end the wait."""
+    remark: str = ""
+    """What else is known of the wait, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Culprit:
+    """A sink of the graph or a circle in it."""
+
+    cause: Cause
+    nodes: tuple[str, ...]
+    """One node, or all of a circle or of a mismatch."""
+    num_waiting: int
+    """Other nodes that wait for it, directly or behind others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitGraph:
+    """The wait-for graph of a run."""
+
+    nodes: tuple[Node, ...]
+    """Those that wait first, the longest wait first."""
+    culprits: tuple[Culprit, ...]
+    """The gravest first; of the same gravity the one that most others wait for. Empty between runs of a flow, and while
+    a circle of short waits may still resolve itself."""
+
+
+def wait_graph(snapshot: Snapshot, halted: Mapping[str, Halted] | None = None) -> WaitGraph:
+    """The graph of a snapshot.
+
+    Args:
+        halted: processes that cannot move whatever they said last that they wait for: `role/rank` -> what they are.
+    """
+    return _Maker(snapshot, halted or {}).graph()
+
+
+class _Maker:
+    def __init__(self, snapshot: Snapshot, halted: Mapping[str, Halted]) -> None:
+        self._snapshot = snapshot
+        self._halted = halted
+        self._stages = {stage.name: stage for stage in snapshot.stages}
+
+    def graph(self) -> WaitGraph:
+        nodes = {node.name: self._with_moves(node) for node in self._bare.values()}
+        waiting = _waiting_for(nodes)
+        culprits = sorted(
+            self._culprits(nodes, waiting), key=lambda one: (SEVERITY.index(one.cause), -one.num_waiting, one.nodes)
+        )
+        in_order = sorted(nodes.values(), key=lambda node: node.wait.since_s if node.wait else float("inf"))
+        return WaitGraph(nodes=tuple(in_order), culprits=tuple(culprits))
+
+    @cached_property
+    def _bare(self) -> dict[str, Node]:
+        """All nodes, without edges."""
+        # What was told before this run of the flow began belongs to the one before it.
+        told = (wait for wait in self._snapshot.waits if wait.since_s >= self._snapshot.began_s)
+        waits = {(wait.waiter, wait.stage): wait for wait in told}
+        nodes = []
+        for stage in self._snapshot.stages:
+            for rank in stage.unfinished:
+                worker = f"{stage.worker}/{rank}"
+                wait = waits.get((worker, stage.name)) if worker not in self._halted else None
+                nodes.append(Node(name=f"{worker} {stage.name}", process=worker, wait=wait))
+        nodes += [self._driver_node("feeds", channel) for channel in self._snapshot.feeding]
+        nodes += [self._driver_node("collects", channel) for channel in self._snapshot.collecting]
+        nodes += [Node(name=f"{worker} offload", process=worker) for worker in self._snapshot.leaving]
+        seen = {node.process for node in nodes}
+        nodes += [Node(name=process, process=process) for process in self._halted if process not in seen]
+        return {node.name: node for node in nodes}
+
+    def _driver_node(self, verb: Literal["feeds", "collects"], channel: str) -> Node:
+        """The driver's ends tell no waits: who feeds waits for room, who collects waits for items unless some are
+        there."""
+        name, entries = f"{DRIVER}: {verb} {channel}", {one.name: one.num_entries for one in self._snapshot.channels}
+        if DRIVER in self._halted or (verb == "collects" and entries.get(channel)):
+            return Node(name=name, process=DRIVER)
+        kind = "room" if verb == "feeds" else "items"
+        wait = Wait(waiter=DRIVER, kind=kind, of=channel, since_s=self._snapshot.began_s)
+        return Node(name=name, process=DRIVER, wait=wait)
+
+    # -- edges -----------------------------------------------------------------------------------------------------
+
+    def _with_moves(self, node: Node) -> Node:
+        wait = node.wait
+        if wait is None:
+            return node
+        if wait.kind in ("items", "room"):
+            return self._at_channel(node, wait)
+        if wait.kind == "lease":
+            holders = self._snapshot.lease_holders.get(wait.number, ())
+            leaving = tuple(f"{worker} offload" for worker in self._snapshot.leaving)
+            # It is inside once it was let in, and then waits for those whose state is still there.
+            return replace(node, whose_move=_known(self._bare, (*holders, *leaving), but=node.name))
+        if wait.kind in ("weights", "room for weights"):
+            source, _, target = wait.of.partition(" -> ")
+            return replace(node, whose_move=self._of_group(source if wait.kind == "weights" else target))
+        if wait.kind == "collective":
+            return self._in_collective(node, wait)
+        if wait.kind == "first rank":
+            return replace(node, whose_move=self._first_ranks(node, wait))
+        if wait.kind == "other stage":
+            others = (one.name for one in self._bare.values() if one.process == node.process)
+            return replace(node, whose_move=_known(self._bare, others, but=node.name))
+        return node  # its own thread checks weights; or the driver answers, whose threads tell no waits
+
+    def _at_channel(self, node: Node, wait: Wait) -> Node:
+        stage = self._stages.get(wait.stage)
+        if stage is not None and int(wait.waiter.rpartition("/")[2]) % stage.num_ranks_per_replica:
+            return replace(node, whose_move=self._first_ranks(node, wait))
+        movers = []
+        for other in self._stages.values():
+            if wait.of in (other.writes if wait.kind == "items" else other.reads):
+                first = [rank for rank in other.unfinished if rank % other.num_ranks_per_replica == 0]
+                movers += [f"{other.worker}/{rank} {other.name}" for rank in first]
+        movers.append(f"{DRIVER}: {'feeds' if wait.kind == 'items' else 'collects'} {wait.of}")
+        found = [one for one in self._snapshot.channels if one.name == wait.of]
+        remark = "".join(f"{one.num_entries} entries, {one.num_bytes} of {one.capacity_bytes} bytes" for one in found)
+        return replace(node, whose_move=_known(self._bare, movers), remark=remark)
+
+    def _in_collective(self, node: Node, wait: Wait) -> Node:
+        """Those who are not in the same collective."""
+        movers, remarks = [], []
+        for rank in wait.ranks:
+            name = f"{node.process.rpartition('/')[0]}/{rank} {wait.stage}"
+            other = self._bare.get(name)
+            if other is None:
+                remarks.append(f"{name} has ended its stage")
+            elif other.wait is None or _collective(other.wait) != _collective(wait):
+                movers.append(name)
+                if other.wait is not None and other.wait.kind == "collective":
+                    remarks.append(f"{name} is in {other.wait.target}")
+        return replace(node, whose_move=tuple(movers), remark="; ".join(remarks))
+
+    def _first_ranks(self, node: Node, wait: Wait) -> tuple[str, ...]:
+        """The first rank of a rank's replica."""
+        stage, rank = self._stages.get(wait.stage), int(wait.waiter.rpartition("/")[2])
+        if stage is None:
+            return ()
+        name = f"{stage.worker}/{rank - rank % stage.num_ranks_per_replica} {stage.name}"
+        return _known(self._bare, [name], but=node.name)
+
+    def _of_group(self, group: str) -> tuple[str, ...]:
+        """What the ranks of a worker group have not finished."""
+        found = (node.name for node in self._bare.values() if node.process.rpartition("/")[0] == group)
+        return tuple(found)
+
+    # -- culprits --------------------------------------------------------------------------------------------------
+
+    def _culprits(self, nodes: Mapping[str, Node], waiting: Mapping[str, set[str]]) -> Iterable[Culprit]:
+        for node in nodes.values():
+            cause: Cause = self._cause(node)
+            if not node.whose_move and (cause not in DOUBTFUL or (node.wait and self._is_settled(node.wait))):
+                yield Culprit(cause=cause, nodes=(node.name,), num_waiting=len(waiting[node.name]))
+        for circle in _circles(waiting):
+            members = [nodes[name] for name in circle]
+            if any(move not in circle for node in members for move in node.whose_move):
+                continue  # somebody outside may end it
+            if all(node.wait and self._is_settled(node.wait) for node in members):
+                kinds = {node.wait.kind for node in members if node.wait}
+                cause = "mismatch" if kinds == {"collective"} else "deadlock"
+                others = set().union(*(waiting[name] for name in circle)) - set(circle)
+                yield Culprit(cause=cause, nodes=circle, num_waiting=len(others))
+
+    def _cause(self, node: Node) -> Cause:
+        if node.process in self._halted:
+            return self._halted[node.process]
+        if node.wait is None or node.wait.kind in ("check of weights", "service"):
+            return "busy"
+        if node.wait.kind == "collective":  # with all its ranks it is under way, or hangs below Python
+            return "mismatch" if node.remark else "busy"
+        return "nobody left"
+
+    def _is_settled(self, wait: Wait) -> bool:
+        return self._snapshot.taken_s - wait.since_s >= SETTLED_S
+
+
+def _collective(wait: Wait) -> tuple[object, ...]:
+    return wait.kind, wait.of, wait.ranks, wait.number, wait.operation
+
+
+def _known(nodes: Mapping[str, Node], names: Iterable[str], *, but: str = "") -> tuple[str, ...]:
+    """Those of the names that have not finished."""
+    return tuple(name for name in dict.fromkeys(names) if name in nodes and name != but)
+
+
+def _waiting_for(nodes: Mapping[str, Node]) -> dict[str, set[str]]:
+    """Node -> all that wait for it, directly or behind others; itself too where it is in a circle."""
+    direct: dict[str, set[str]] = defaultdict(set)
+    for node in nodes.values():
+        for name in node.whose_move:
+            direct[name].add(node.name)
+    found = {}
+    for name in nodes:
+        seen: set[str] = set()
+        ahead = [name]
+        while ahead:
+            new = direct[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        found[name] = seen
+    return found
+
+
+def _circles(waiting: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
+    """Groups of nodes each of which waits for each other, by name."""
+    found = []
+    for name, behind in waiting.items():
+        circle = tuple(sorted(other for other in behind if name in waiting[other] or other == name))
+        if name in behind and circle not in found:
+            found.append(circle)
+    return found

@@ -1,0 +1,104 @@
+"""What the kernel says of the processes of a run: whether they run, what they use."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rlinf_workers.explaining.snapshot import ProcessRecord
+
+SAMPLE_S = 0.3
+"""Between two looks at a process: what it has computed in between is the share of a core that it uses now."""
+Condition = Literal["running", "sleeping", "waiting for a device", "stopped", "gone", "unknown"]
+"""Stopped: by SIGSTOP or a debugger. Unknown: it is on another machine, or the system has no /proc."""
+_CONDITIONS: dict[str, Condition] = {
+    "R": "running",
+    "S": "sleeping",
+    "I": "sleeping",
+    "D": "waiting for a device",
+    "T": "stopped",
+    "t": "stopped",
+    "Z": "gone",
+    "X": "gone",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessState:
+    """A process at this moment."""
+
+    condition: Condition
+    cpu_s: float = 0.0
+    """Seconds that all its threads have computed since it began."""
+    cores: float = 0.0
+    """Cores that it uses now."""
+    rss_bytes: int = 0
+    """Memory of its own that is in use, shared memory included."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    letter: str
+    cpu_s: float
+    started_ticks: int
+    rss_bytes: int
+
+
+def started_ticks(pid: int) -> int:
+    """When a process began, as ProcessRecord has it."""
+    stat = _read(pid)
+    return stat.started_ticks if stat else 0
+
+
+def process_states(records: Sequence[ProcessRecord]) -> dict[str, ProcessState]:
+    """Name -> what it is now; takes SAMPLE_S."""
+    before = {record.name: _read(record.pid) for record in records}
+    start_s = time.monotonic()
+    time.sleep(SAMPLE_S)
+    return {record.name: _state(record, before[record.name], time.monotonic() - start_s) for record in records}
+
+
+def handles_usr1(pid: int) -> bool:
+    """Whether a process has a handler for SIGUSR1, which kills one that has none."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return any(int(mask, 16) & 1 << 9 for mask in masks)
+
+
+def _state(record: ProcessRecord, before: _Stat | None, duration_s: float) -> ProcessState:
+    if record.host != platform.node() or not record.started_ticks:
+        return ProcessState(condition="unknown")
+    now = _read(record.pid)
+    if now is None or now.started_ticks != record.started_ticks:
+        return ProcessState(condition="gone")
+    used_s = now.cpu_s - before.cpu_s if before else 0.0
+    return ProcessState(
+        condition=_CONDITIONS.get(now.letter, "unknown"),
+        cpu_s=now.cpu_s,
+        cores=max(0.0, used_s / duration_s),
+        rss_bytes=now.rss_bytes,
+    )
+
+
+def _read(pid: int) -> _Stat | None:
+    """None: there is no such process, or no /proc."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # behind the name, which may hold anything
+    ticks_s = os.sysconf("SC_CLK_TCK")
+    return _Stat(
+        letter=fields[0],
+        cpu_s=(int(fields[11]) + int(fields[12])) / ticks_s,
+        started_ticks=int(fields[19]),
+        rss_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    )

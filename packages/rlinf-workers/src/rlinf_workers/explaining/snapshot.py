@@ -1,0 +1,91 @@
+"""What the driver knows of a run at one moment: enough to say, in any process and later, whose move it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from rlinf_workers.launcher.base import Wait
+
+DRIVER = "driver"
+"""Name of the driver's process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessRecord:
+    """A process of the run, and how to be sure that it is still the same one."""
+
+    name: str
+    """`role/rank`, or DRIVER."""
+    host: str
+    """As `platform.node()` names it."""
+    pid: int
+    started_ticks: int
+    """When it began, in the kernel's clock ticks since the machine's boot; 0 where the system does not say it."""
+    log_path: str
+    """Where its output goes; empty for a driver that writes none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageState:
+    """A stage of the flow that runs: where it stands in the plan, and who has not finished it."""
+
+    name: str
+    worker: str
+    """Its worker group."""
+    num_ranks_per_replica: int = 1
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    unfinished: tuple[int, ...] = ()
+    """Ranks whose call has not returned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelState:
+    """What lies in a channel."""
+
+    name: str
+    num_entries: int
+    num_bytes: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A run at one moment. Waits are as old as the last beat of their worker, about a second."""
+
+    taken_s: float
+    """Unix time."""
+    flow: str = ""
+    """Of which a run is under way; empty between runs."""
+    step: int = 0
+    phase: str = ""
+    """`train` or `evaluate`."""
+    began_s: float = 0.0
+    """Unix time at which the run of the flow began."""
+    expected_s: float = 0.0
+    """Seconds that it should take; 0: nobody knows."""
+    stages: tuple[StageState, ...] = ()
+    channels: tuple[ChannelState, ...] = ()
+    feeding: tuple[str, ...] = ()
+    """Channels into which the driver has not put everything yet."""
+    collecting: tuple[str, ...] = ()
+    """Channels that the driver reads and that are not closed."""
+    waits: tuple[Wait, ...] = ()
+    lease_holders: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Turn -> who is inside it or inside a turn that keeps it from starting: `role/rank stage`."""
+    leaving: tuple[str, ...] = ()
+    """Workers that were told to take their state off the devices and have not done it."""
+    processes: tuple[ProcessRecord, ...] = ()
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Raises: FileNotFoundError; msgspec.DecodeError for a file that another version wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=Snapshot)
+
+
+def snapshot_json(snapshot: Snapshot) -> bytes:
+    """What `read_snapshot` reads."""
+    return msgspec.json.encode(snapshot)

@@ -1,0 +1,148 @@
+"""Where the threads of a process are: by py-spy where that program is, else by faulthandler, which writes to the
+process's log when it gets SIGUSR1 (launcher/child.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlinf_workers.explaining.processes import handles_usr1
+from rlinf_workers.explaining.snapshot import ProcessRecord
+
+PY_SPY_LIMIT_S = 10.0
+DUMP_LIMIT_S = 3.0
+"""For a process to write its stacks. Its interpreter need not be free for that; one that the kernel holds is late."""
+_SERVES = ("_receive", "_beat")
+"""Functions of launcher/child.py whose threads serve the driver, whatever else happens."""
+_WAITS = (("_serve_lane", "child.py"), ("_worker", "thread.py"))
+"""Functions, and the ends of their files, that take the next call or task: a thread that is in none waits there."""
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(.+)\])? \(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """A function that has not returned."""
+
+    function: str
+    file: str
+    line: int
+    """0 where it is not known, for native code."""
+
+    @property
+    def name(self) -> str:
+        """The function's, without its class."""
+        return self.function.rpartition(".")[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThreadStack:
+    """Where a thread is."""
+
+    thread: str
+    """Its name; empty where it is not known."""
+    frames: tuple[Frame, ...]
+    """Innermost first."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it serves the driver, or waits for its next call or task: where it is says nothing."""
+        python = [frame for frame in self.frames if frame.file.endswith(".py")]
+        serves = any(frame.name in _SERVES and frame.file.endswith("child.py") for frame in python)
+        waits = any(frame.name == name and frame.file.endswith(file) for frame in python[:1] for name, file in _WAITS)
+        return serves or waits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stacks:
+    """Where all threads of a process are."""
+
+    source: str
+    """`py-spy --native`, `py-spy`, `faulthandler`; or why there are none."""
+    threads: tuple[ThreadStack, ...] = ()
+
+
+def stacks_of(record: ProcessRecord, *, is_stopped: bool) -> Stacks:
+    """Takes a second or so. The process goes on as before.
+
+    Args:
+        is_stopped: a stopped process handles no signal, so py-spy alone can look at it.
+    """
+    program = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.get_exec_path()[0]]))
+    program = program or shutil.which("py-spy")
+    if program is not None:
+        for options in (["--native"], [], ["--nonblocking"]):
+            found = _by_py_spy(program, record.pid, options)
+            if found is not None:
+                return found
+    if is_stopped:
+        return Stacks(source="no stack: a stopped process does not answer; py-spy (pip install py-spy) may look at it")
+    return _by_faulthandler(record)
+
+
+def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:
+    """The stacks in what faulthandler wrote, among other lines."""
+    threads: list[tuple[str, list[Frame]]] = []
+    for line in text.splitlines():
+        if match := _THREAD.match(line):
+            threads.append((match[1] or "", []))
+        elif threads and (match := _FRAME.match(line)):
+            threads[-1][1].append(Frame(function=match[3], file=match[1], line=int(match[2])))
+    return tuple(ThreadStack(thread=name, frames=tuple(frames)) for name, frames in threads)
+
+
+def _by_py_spy(program: str, pid: int, options: Sequence[str]) -> Stacks | None:
+    """None: it may not look at the process, or cannot in that way."""
+    command = [program, "dump", "--json", "--pid", str(pid), *options]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_LIMIT_S, check=True)
+        threads = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    found = tuple(
+        ThreadStack(
+            thread=thread["thread_name"] or "",
+            frames=tuple(
+                Frame(function=frame["name"], file=frame["filename"], line=frame["line"]) for frame in thread["frames"]
+            ),
+        )
+        for thread in threads
+    )
+    return Stacks(source=" ".join(["py-spy", *options]), threads=found) if found else None
+
+
+def _by_faulthandler(record: ProcessRecord) -> Stacks:
+    log = Path(record.log_path)
+    if not record.log_path or not handles_usr1(record.pid):
+        return Stacks(
+            source="no stack: the process does not answer SIGUSR1, and there is no py-spy (pip install py-spy)"
+        )
+    try:
+        offset = log.stat().st_size
+        os.kill(record.pid, signal.SIGUSR1)
+    except OSError as error:
+        return Stacks(source=f"no stack: {error.strerror or error}; py-spy (pip install py-spy) may see more")
+    return Stacks(source="faulthandler", threads=parse_faulthandler(_written_since(log, offset)))
+
+
+def _written_since(log: Path, offset: int) -> str:
+    """What is added to the log until it grows no longer."""
+    text, deadline = "", time.monotonic() + DUMP_LIMIT_S
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        with log.open("rb") as file:
+            file.seek(offset)
+            now = file.read().decode(errors="replace")
+        if now and now == text:
+            break
+        text = now
+    return text

@@ -1,0 +1,204 @@
+"""An explanation as one screen: the culprit and what to do first, then the graph, then the culprits' stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from rlinf_workers.explaining.explanation import Explanation, Look
+from rlinf_workers.explaining.graph import SETTLED_S, Cause, Culprit, Node
+from rlinf_workers.explaining.stacks import Frame, Stacks, ThreadStack
+
+NUM_CULPRITS = 3
+NUM_NODES = 12
+NUM_INNER, NUM_OUTER = 6, 4
+"""Frames shown: what the thread is in now, and the stage that it came from."""
+STARTS = (
+    ("run_stage", "execution/worker_host.py"),
+    ("call", "execution/worker_host.py"),
+    ("_run", "launcher/child.py"),
+    ("run", "/threading.py"),
+    ("_bootstrap_inner", "/threading.py"),
+)
+"""Functions, and the ends of their files, that start whatever a thread does."""
+HARDLY_COMPUTES = 0.05
+"""Cores; what uses less stands still."""
+WHAT_TO_DO: Mapping[Cause, str] = {
+    "gone": "read the end of its log; rlinf train --resume goes on from the last checkpoint",
+    "stopped": "kill -CONT {pid} lets it go on; somebody sent it SIGSTOP, or a debugger holds it",
+    "mismatch": "let all ranks make the same collectives in the same order: look for a branch that depends on the rank "
+    "or on its items",
+    "deadlock": "let one of them move first: put before it reads, or read before it fills the channel",
+    "nobody left": "whoever should have put it, closed it or published it has returned: look at what it did last",
+    "busy": "look at its stack: code of yours (a reward, an environment, a model) that takes too long or waits without "
+    "end",
+}
+
+
+def explanation_text(explanation: Explanation, *, every: bool = False) -> str:
+    """Lines for people, without the run's name.
+
+    Args:
+        every: all nodes and all processes, however long it gets.
+    """
+    return "\n".join([*_head(explanation), *graph_lines(explanation, every=every), *_stack_lines(explanation, every)])
+
+
+def culprit_line(explanation: Explanation) -> str:
+    """The gravest culprit in one line."""
+    snapshot = explanation.snapshot
+    for culprit in explanation.graph.culprits:
+        is_young = culprit.cause == "busy" and snapshot.taken_s - snapshot.began_s < SETTLED_S
+        return ("nobody yet; it is the move of " if is_young else "") + _culprit_text(explanation, culprit)
+    if not snapshot.flow:
+        return "no flow is running: the move is the driver's (a checkpoint, an evaluation's end, a start)"
+    return "nobody: every wait is short, so it moves, or has stood still for seconds only; ask again"
+
+
+def graph_lines(explanation: Explanation, *, every: bool = False) -> Iterator[str]:
+    """The culprits, what to do, and who waits for what, the longest first."""
+    yield f"culprit: {culprit_line(explanation)}"
+    culprits = explanation.graph.culprits
+    for culprit in culprits[:1]:
+        look = explanation.looks.get(explanation.processes_of(culprit)[0])
+        yield f"what to do: {WHAT_TO_DO[culprit.cause].format(pid=look.record.pid if look else '')}"
+    shown = culprits[1:] if every else culprits[1:NUM_CULPRITS]
+    yield from (f"also: {_culprit_text(explanation, culprit)}" for culprit in shown)
+    if left := len(culprits) - 1 - len(shown):
+        yield f"and {left} more"
+    waiting = [node for node in explanation.graph.nodes if node.wait is not None]
+    if waiting:
+        yield "who waits for what:"
+    for node in waiting if every else waiting[:NUM_NODES]:
+        yield f"  {_node_text(explanation, node)}"
+    if not every and len(waiting) > NUM_NODES:
+        yield f"  and {len(waiting) - NUM_NODES} more"
+
+
+def explanation_json(explanation: Explanation) -> bytes:
+    """All of it, for programs."""
+    return msgspec.json.format(msgspec.json.encode(explanation), indent=1)
+
+
+def _head(explanation: Explanation) -> Iterator[str]:
+    snapshot = explanation.snapshot
+    if snapshot.flow:
+        took_s = snapshot.taken_s - snapshot.began_s
+        expected = f"; {snapshot.expected_s:.1f} s were expected" if snapshot.expected_s else ""
+        yield f"flow {snapshot.flow!r}, step {snapshot.step} ({snapshot.phase}), under way for {took_s:.1f} s{expected}"
+
+
+def _culprit_text(explanation: Explanation, culprit: Culprit) -> str:
+    behind = {0: "", 1: "; 1 other waits for it"}.get(
+        culprit.num_waiting, f"; {culprit.num_waiting} others wait for it"
+    )
+    nodes = [explanation.nodes[name] for name in culprit.nodes]
+    if culprit.cause == "deadlock":
+        return f"deadlock: {', '.join(_waits_for(node) for node in nodes)}{behind}"
+    if culprit.cause == "mismatch":
+        texts = (_waits_for(node) + (f", but {node.remark}" if len(nodes) == 1 else "") for node in nodes)
+        return f"collectives that do not fit: {', '.join(texts)}{behind}"
+    if culprit.cause == "nobody left":
+        return f"{_waits_for(nodes[0])}, and nobody is left who could end that{behind}"
+    look = explanation.looks.get(nodes[0].process)
+    return f"{nodes[0].name}{_process_text(culprit.cause, nodes[0], look)}{_lease_text(explanation, nodes[0])}{behind}"
+
+
+def _process_text(cause: Cause, node: Node, look: Look | None) -> str:
+    if look is None:
+        return ", whose process has not started yet"
+    name = f" (process {look.record.pid})"
+    if cause in ("gone", "stopped"):
+        return f"{name} is {cause}"
+    if look.state.condition == "unknown":
+        return f"{name} on {look.record.host} does not say that it waits"
+    what = "waits for nobody" if node.wait is None else f"waits for {node.wait.target}"
+    doing = "stands still" if look.state.cores < HARDLY_COMPUTES else "computes"
+    return (
+        f"{name} {what} and {doing}: {look.state.condition}, {look.state.cores:.2f} cores now, "
+        f"{look.state.cpu_s:.0f} s of processor time so far, {look.state.rss_bytes / 2**20:.0f} MiB"
+    )
+
+
+def _lease_text(explanation: Explanation, node: Node) -> str:
+    turns = sorted(
+        {
+            waiter.wait.number
+            for waiter in explanation.graph.nodes
+            if waiter.wait is not None and waiter.wait.kind == "lease" and node.name in waiter.whose_move
+        }
+    )
+    return "".join(f"; it has devices that turn {turn} waits for" for turn in turns)
+
+
+def _waits_for(node: Node) -> str:
+    return f"{node.name} waits for {node.wait.target}" if node.wait else node.name
+
+
+def _node_text(explanation: Explanation, node: Node) -> str:
+    assert node.wait is not None, f"{node.name} does not wait"
+    waited_s = explanation.snapshot.taken_s - node.wait.since_s
+    remark = f" ({node.remark})" if node.remark else ""
+    movers = ", ".join(node.whose_move) or "nobody"
+    return f"{_waits_for(node)} since {waited_s:.1f} s{remark} -> {movers}"
+
+
+# -- stacks ----------------------------------------------------------------------------------------------------------
+
+
+def _stack_lines(explanation: Explanation, every: bool) -> Iterator[str]:
+    for name, look in explanation.looks.items():
+        if look.stacks is None and not every:
+            continue
+        yield ""
+        state = look.state
+        host = "" if state.condition != "unknown" else f" on {look.record.host}"
+        yield (
+            f"{name} (process {look.record.pid}{host}): {state.condition}, {state.cores:.2f} cores now, "
+            f"{state.rss_bytes / 2**20:.0f} MiB"
+        )
+        if look.stacks is not None:
+            threads = [thread for thread in look.stacks.threads if every or not thread.is_idle]
+            threads.sort(key=lambda thread: thread.thread != "MainThread" and not thread.thread.startswith("lane"))
+            yield f"  {_source_text(look.stacks, bool(threads))}"
+            for thread in threads if every else threads[:NUM_CULPRITS]:
+                yield from _thread_lines(thread, every)
+        if look.log_tail:
+            yield f"  last lines of {look.record.log_path}"
+            yield from (f"    {line}" for line in look.log_tail)
+
+
+def _thread_lines(thread: ThreadStack, every: bool) -> Iterator[str]:
+    yield f"    thread {thread.thread or '(no name)'}"
+    frames = thread.frames if every else _telling(thread.frames)
+    left = 0 if every else len(frames) - NUM_INNER - NUM_OUTER
+    for number, frame in enumerate(frames):
+        if left <= 0 or number < NUM_INNER or number >= NUM_INNER + left:
+            yield f"      {_frame_text(frame)}"
+        elif number == NUM_INNER:
+            yield f"      ... {left} more"
+
+
+def _telling(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Without those that start every thread and call of a worker, and of the innermost native ones no more than two:
+    the Python code that they serve says more."""
+    named = [frame for frame in frames if not frame.function.startswith("0x")]
+    first = next((number for number, frame in enumerate(named) if frame.file.endswith(".py")), 0)
+    start = next((number for number, frame in enumerate(named) if _starts(frame)), len(named))
+    return (*named[: min(first, 2)], *named[first : max(start, first + 1)])
+
+
+def _starts(frame: Frame) -> bool:
+    return any(frame.name == name and frame.file.endswith(file) for name, file in STARTS)
+
+
+def _source_text(stacks: Stacks, has_threads: bool) -> str:
+    if has_threads:
+        return f"stack, by {stacks.source}, innermost first"
+    return f"stack, by {stacks.source}: it waits for the driver's next call" if stacks.threads else stacks.source
+
+
+def _frame_text(frame: Frame) -> str:
+    line = f":{frame.line}" if frame.line else ""
+    return f"{frame.function}  {frame.file}{line}"

@@ -1,0 +1,208 @@
+"""Real hangs in small flows: each explanation names the culprit, and the stack shows where it is."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.modes import plan_for_mode
+from rlinf_sched.plan import Mode
+from rlinf_workers import Executor, Flow, Reader, StepContext, StepTimeout, Worker, Writer
+from rlinf_workers.errors import WorkerLost
+from rlinf_workers.explaining.explanation import Explanation, explain
+from rlinf_workers.explaining.graph import Cause
+from rlinf_workers.explaining.text import explanation_text
+from rlinf_workers.testing.toy_flow import Number
+
+CLUSTER = Cluster.cpu_slots(2)
+FOUND_S = 240.0
+"""For processes to start and the hang to be explained; far more than it takes on a machine that is not busy."""
+NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
+
+
+class Stuck(Worker):
+    """A stage for each way to hang."""
+
+    def never_reads(self, numbers: Reader[Number]) -> None:
+        time.sleep(3600)
+
+    def score_without_end(self, numbers: Reader[Number], out: Writer[Number]) -> None:
+        for _ in numbers:
+            while True:
+                pass
+
+    def keep_the_lease(self, numbers: Reader[Number], out: Writer[Number]) -> None:
+        for chunk in numbers:
+            out.put(chunk[0])
+            time.sleep(3600)
+
+    def meet_again_and_again(self, numbers: Reader[Number]) -> None:
+        while True:
+            self.ranks.sum_(torch.zeros(1))
+
+    def meet_once_more_on_rank_0(self, numbers: Reader[Number]) -> None:
+        for _ in range(2 - self.rank):
+            self.ranks.sum_(torch.zeros(1))
+
+    def read_before_it_puts(self, numbers: Reader[Number], back: Reader[Number], out: Writer[Number]) -> None:
+        for chunk in back:
+            out.put_many([(item.index, item) for item in chunk])
+
+
+class Taker(Worker):
+    """Takes what comes."""
+
+    def take(self, numbers: Reader[Number]) -> None:
+        for _ in numbers:
+            pass
+
+    def answer(self, numbers: Reader[Number], out: Writer[Number]) -> None:
+        for chunk in numbers:
+            out.put_many([(item.index, item) for item in chunk])
+
+
+def one_stage(method: Callable[..., None], **more) -> Flow:
+    flow = Flow("hangs").worker("stuck", Stuck).stage("stuck", method, reads="numbers", **more)
+    if "writes" in more:
+        flow.worker("taker", Taker).stage("taker", Taker.take, reads=more["writes"])
+    return flow
+
+
+@contextmanager
+def running(tmp_path, flow: Flow, *, mode: Mode = "disaggregated", numbers=NUMBERS, **choices) -> Iterator[Executor]:
+    """The flow's run hangs inside the block."""
+    plan = plan_for_mode(flow.graph(), CLUSTER, mode, **choices)
+    context = StepContext(step=4, phase="train", seed=0, num_items=len(numbers))
+    with ThreadPoolExecutor(1) as thread:
+        with Executor(cluster=CLUSTER, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+            executor.start(flow, plan)
+            run = thread.submit(executor.run, flow, context=context, feeds={"numbers": numbers}, timeout_s=3600)
+            try:
+                yield executor
+                assert not run.done(), run.exception()
+            finally:
+                for record in executor.snapshot().processes[1:]:
+                    os.kill(record.pid, signal.SIGCONT)
+        assert run.exception() is not None
+
+
+def explained(executor: Executor, *culprit: str, cause: Cause = "busy", inside: str = "") -> Explanation:
+    """Waits until the first culprit is made of these nodes, is inside that function, and no wait is too young."""
+    deadline = time.monotonic() + FOUND_S
+    while True:
+        found = explain(executor.snapshot())
+        first = next(iter(found.graph.culprits), None)
+        if first and (first.nodes, first.cause) == (culprit, cause):
+            is_whole = first.num_waiting > 0 or cause != "busy"
+            if is_whole and (not inside or inside in functions(found, found.processes_of(first)[0])):
+                return found
+        assert time.monotonic() < deadline, f"no {culprit}:\n{explanation_text(found)}"
+
+
+def functions(found: Explanation, process: str) -> set[str]:
+    look = found.looks.get(process)
+    threads = look.stacks.threads if look and look.stacks else ()
+    return {frame.name for thread in threads for frame in thread.frames}
+
+
+def test_a_stage_that_never_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)  # no py-spy
+    many = [Number(index=i, value=0.0) for i in range(5000)]
+    flow = one_stage(Stuck.never_reads)
+    with running(tmp_path, flow, numbers=many, num_ranks={"stuck": 1}, granularity={"stuck": 1}) as executor:
+        found = explained(executor, "stuck/0 stuck", inside="never_reads")
+    look = found.looks["stuck/0"]
+    assert found.nodes["driver: feeds numbers"].whose_move == ("stuck/0 stuck",)
+    assert look.stacks is not None and look.stacks.source == "faulthandler"
+    text = explanation_text(found)
+    assert text.startswith("flow 'hangs', step 4 (train), under way for ")
+    assert f"\nculprit: stuck/0 stuck (process {look.record.pid}) waits for nobody and stands still: sleeping" in text
+    assert "test_workers_hangs.py" in text
+
+
+@pytest.mark.slow
+def test_a_stuck_reward(tmp_path):
+    with running(tmp_path, one_stage(Stuck.score_without_end, writes="scored")) as executor:
+        found = explained(executor, "stuck/0 stuck", inside="score_without_end")
+    assert found.nodes["taker/0 taker"].whose_move == ("stuck/0 stuck",)
+    text = explanation_text(found)
+    assert " and computes: running" in text
+    assert "score_without_end" in text and "_bootstrap" not in text
+
+
+@pytest.mark.slow
+def test_a_lease_that_is_never_released(tmp_path):
+    flow, one = one_stage(Stuck.keep_the_lease, writes="kept"), {"stuck": 1, "taker": 1}
+    with running(tmp_path, flow, mode="collocated", num_ranks=one, granularity=one) as executor:
+        found = explained(executor, "stuck/0 stuck", inside="keep_the_lease")
+        while (wait := found.nodes["taker/0 taker"].wait) is None or wait.kind != "lease":
+            found = explained(executor, "stuck/0 stuck", inside="keep_the_lease")
+    assert found.nodes["taker/0 taker"].whose_move == ("stuck/0 stuck",)
+    assert f"it has devices that turn {wait.number} waits for" in explanation_text(found)
+
+
+@pytest.mark.slow
+def test_a_stopped_rank(tmp_path):
+    flow = one_stage(Stuck.meet_again_and_again)
+    with running(tmp_path, flow, num_ranks={"stuck": 2}) as executor:
+        while not any(wait.kind == "collective" and wait.number for wait in executor.snapshot().waits):
+            time.sleep(0.1)
+        pid = next(one.pid for one in executor.snapshot().processes if one.name == "stuck/1")
+        os.kill(pid, signal.SIGSTOP)
+        found = explained(executor, "stuck/1 stuck", cause="stopped")
+    wait = found.nodes["stuck/0 stuck"].wait
+    assert wait is not None and wait.operation == "all-reduce"
+    text = explanation_text(found)
+    assert f"culprit: stuck/1 stuck (process {pid}) is stopped; " in text
+    assert f"kill -CONT {pid}" in text
+
+
+def test_a_rank_that_makes_one_collective_less(tmp_path):
+    with running(tmp_path, one_stage(Stuck.meet_once_more_on_rank_0), num_ranks={"stuck": 2}) as executor:
+        found = explained(executor, "stuck/0 stuck", cause="mismatch")
+    assert (
+        "collectives that do not fit: stuck/0 stuck waits for all-reduce 2 of all ranks, but "
+        "stuck/1 stuck has ended its stage"
+    ) in explanation_text(found)
+
+
+def test_two_channels_in_a_deadlock(tmp_path):
+    flow = Flow("hangs").worker("stuck", Stuck).worker("taker", Taker)
+    ports = {"reads": ("numbers", "back"), "writes": "there"}
+    flow.stage("stuck", Stuck.read_before_it_puts, **ports, needs_device=False)
+    flow.stage("taker", Taker.answer, reads="there", writes="back", needs_device=False)
+    with running(tmp_path, flow) as executor:
+        found = explained(executor, "stuck/0 stuck", "taker/0 taker", cause="deadlock")
+    assert (
+        "culprit: deadlock: stuck/0 stuck waits for channel back, taker/0 taker waits for channel there"
+    ) in explanation_text(found)
+
+
+def test_a_lost_worker_and_a_deadline_leave_an_explanation(tmp_path):
+    flow = one_stage(Stuck.score_without_end, writes="scored")
+    plan = plan_for_mode(flow.graph(), CLUSTER, "disaggregated")
+    context = StepContext(step=0, phase="train", seed=0, num_items=len(NUMBERS))
+    with Executor(cluster=CLUSTER, log_folder=tmp_path / "a") as executor:
+        executor.start(flow, plan)
+        executor.group("taker").call("current_waits")
+        with pytest.raises(StepTimeout, match=r"culprit: stuck/0 stuck \(process \d+\) waits for nobody"):
+            executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=5)
+        assert executor.explanation is not None
+        assert "score_without_end" in functions(executor.explanation, "stuck/0")
+    with Executor(cluster=CLUSTER, log_folder=tmp_path / "b") as executor, ThreadPoolExecutor(1) as thread:
+        executor.start(flow, plan)
+        run = thread.submit(executor.run, flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=600)
+        explained(executor, "stuck/0 stuck", inside="score_without_end")
+        victim = executor.snapshot().processes[1]
+        os.kill(victim.pid, signal.SIGKILL)
+        assert isinstance(run.exception(), WorkerLost)
+        assert executor.explanation is not None
+        first = executor.explanation.graph.culprits[0]
+        assert (first.cause, first.nodes) == ("gone", (f"{victim.name} stuck",))

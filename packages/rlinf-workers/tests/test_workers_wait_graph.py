@@ -1,0 +1,169 @@
+"""Whose move it is, for graphs small enough to be drawn: a culprit is a sink or a circle."""
+
+from dataclasses import replace
+
+import pytest
+
+from rlinf_workers.explaining.graph import WaitGraph, wait_graph
+from rlinf_workers.explaining.snapshot import ChannelState, Snapshot, StageState
+from rlinf_workers.launcher.base import Wait
+
+NOW_S = 1000.0
+ROLLOUT = StageState(name="rollout", worker="rollout", reads=("prompts",), writes=("samples",), unfinished=(0, 1))
+REWARD = StageState(name="reward", worker="reward", reads=("samples",), writes=("scored",), unfinished=(0,))
+ACTOR = StageState(name="actor", worker="actor", reads=("scored",), unfinished=(0, 1))
+
+
+def wait(who: str, kind, of: str = "", *, since_s: float = NOW_S - 60, **more) -> Wait:
+    worker, _, stage = who.partition(" ")
+    return Wait(waiter=worker, stage=stage, kind=kind, of=of, since_s=since_s, **more)
+
+
+def graph(*waits: Wait, stages=(ROLLOUT, REWARD, ACTOR), halted=None, **more) -> WaitGraph:
+    snapshot = Snapshot(taken_s=NOW_S, flow="grpo", began_s=NOW_S - 90, stages=stages, waits=waits, **more)
+    return wait_graph(snapshot, halted)
+
+
+def edges(found: WaitGraph) -> dict[str, tuple[str, ...]]:
+    return {node.name: node.whose_move for node in found.nodes}
+
+
+def causes(found: WaitGraph) -> list[tuple[str, tuple[str, ...], int]]:
+    return [(culprit.cause, culprit.nodes, culprit.num_waiting) for culprit in found.culprits]
+
+
+def test_all_wait_for_the_one_that_does_not_wait():
+    actors = [wait(f"actor/{rank} actor", "items", "scored") for rank in (0, 1)]
+    rollouts = [wait(f"rollout/{rank} rollout", "room", "samples") for rank in (0, 1)]
+    found = graph(*actors, *rollouts, feeding=("prompts",), collecting=())
+    assert edges(found) == {
+        "rollout/0 rollout": ("reward/0 reward",),
+        "rollout/1 rollout": ("reward/0 reward",),
+        "actor/0 actor": ("reward/0 reward",),
+        "actor/1 actor": ("reward/0 reward",),
+        "reward/0 reward": (),
+        "driver: feeds prompts": ("rollout/0 rollout", "rollout/1 rollout"),
+    }
+    assert causes(found) == [("busy", ("reward/0 reward",), 5)]
+
+
+def test_those_who_have_finished_are_nobody_to_wait_for():
+    done = (replace(ROLLOUT, unfinished=()), REWARD)
+    found = graph(wait("reward/0 reward", "items", "samples"), stages=done)
+    assert causes(found) == [("nobody left", ("reward/0 reward",), 0)]
+    assert causes(graph(wait("reward/0 reward", "items", "samples", since_s=NOW_S - 1), stages=done)) == []
+
+
+def test_a_wait_of_the_run_before_is_none():
+    found = graph(wait("reward/0 reward", "items", "samples", since_s=NOW_S - 91), stages=(ROLLOUT, REWARD))
+    assert {culprit.nodes[0] for culprit in found.culprits} == {
+        "reward/0 reward",
+        "rollout/0 rollout",
+        "rollout/1 rollout",
+    }
+
+
+def test_a_halted_process_moves_nobody_whatever_it_said_last():
+    """Its wait for items looks like one side of a circle."""
+    waits = wait("reward/0 reward", "items", "samples"), wait("rollout/0 rollout", "room", "samples")
+    stages = (replace(ROLLOUT, unfinished=(0,)), REWARD)
+    assert causes(graph(*waits, stages=stages)) == [("deadlock", ("reward/0 reward", "rollout/0 rollout"), 0)]
+    found = graph(*waits, stages=stages, halted={"reward/0": "stopped"})
+    assert causes(found) == [("stopped", ("reward/0 reward",), 1)]
+
+
+def test_a_worker_without_a_stage_that_is_gone_is_a_culprit_too():
+    assert causes(graph(stages=(REWARD,), halted={"actor/1": "gone"})) == [
+        ("gone", ("actor/1",), 0),
+        ("busy", ("reward/0 reward",), 0),
+    ]
+
+
+def test_a_circle_is_believed_once_its_waits_are_old():
+    def circle(since_s: float) -> WaitGraph:
+        ping = StageState(name="ping", worker="ping", reads=("pong",), writes=("ping",), unfinished=(0,))
+        pong = StageState(name="pong", worker="pong", reads=("ping",), writes=("pong",), unfinished=(0,))
+        waits = (wait("ping/0 ping", "items", "pong"), wait("pong/0 pong", "items", "ping", since_s=since_s))
+        actor = wait("actor/0 actor", "items", "ping")
+        return graph(*waits, actor, stages=(ping, pong, replace(ACTOR, unfinished=(0,))))
+
+    assert causes(circle(NOW_S - 60)) == [("deadlock", ("ping/0 ping", "pong/0 pong"), 1)]
+    assert causes(circle(NOW_S - 1)) == []
+
+
+def test_a_circle_that_somebody_outside_may_end_is_none():
+    mid = StageState(name="mid", worker="mid", reads=("loop",), writes=("loop",), unfinished=(0,))
+    found = graph(wait("mid/0 mid", "items", "loop"), stages=(mid, replace(ROLLOUT, writes=("loop",), unfinished=(0,))))
+    assert causes(found) == [("busy", ("rollout/0 rollout",), 1)]
+
+
+def test_a_lease_is_the_holders_move_or_of_those_who_leave():
+    waits = wait("actor/0 actor", "lease", number=2)
+    stages = (replace(ROLLOUT, unfinished=(0,)), replace(ACTOR, unfinished=(0,)))
+    held = graph(waits, stages=stages, lease_holders={2: ("rollout/0 rollout",)})
+    assert edges(held)["actor/0 actor"] == ("rollout/0 rollout",)
+    left = graph(waits, stages=stages[1:], lease_holders={2: ("actor/0 actor",)}, leaving=("rollout/0",))
+    assert causes(left) == [("busy", ("rollout/0 offload",), 1)]
+
+
+def test_weights_are_the_publishers_move_and_their_room_the_servers():
+    waits = (wait("rollout/0 rollout", "weights", "actor -> rollout", number=3),)
+    found = graph(*waits, stages=(ROLLOUT, replace(ACTOR, unfinished=(1,))))
+    assert edges(found)["rollout/0 rollout"] == ("actor/1 actor",)
+    found = graph(wait("actor/0 actor", "room for weights", "actor -> rollout"), stages=(ROLLOUT, ACTOR))
+    assert edges(found)["actor/0 actor"] == ("rollout/0 rollout", "rollout/1 rollout")
+
+
+def collective(rank: int, operation: str, number: int, **more) -> Wait:
+    what = {"number": number, "operation": operation, "ranks": (0, 1), **more}
+    return wait(f"actor/{rank} actor", "collective", "all ranks", **what)
+
+
+def test_a_collective_waits_for_the_ranks_that_are_not_in_it():
+    found = graph(collective(0, "all-reduce", 17), wait("actor/1 actor", "items", "scored"))
+    assert edges(found)["actor/0 actor"] == ("actor/1 actor",)
+    assert causes(found)[0] == ("busy", ("reward/0 reward",), 2)
+
+
+@pytest.mark.parametrize("other", [collective(1, "broadcast", 17), collective(1, "all-reduce", 18)])
+def test_two_collectives_that_do_not_fit_are_a_mismatch(other):
+    found = graph(collective(0, "all-reduce", 17), other, stages=(ACTOR,))
+    assert causes(found) == [("mismatch", ("actor/0 actor", "actor/1 actor"), 0)]
+    assert found.nodes[0].remark == f"actor/1 actor is in {other.target}"
+    young = replace(other, since_s=NOW_S - 1)
+    assert causes(graph(collective(0, "all-reduce", 17), young, stages=(ACTOR,))) == [], "it may be the next one"
+
+
+def test_a_rank_that_ended_before_the_collective_of_the_others_is_a_mismatch():
+    found = graph(collective(0, "all-reduce", 2), stages=(replace(ACTOR, unfinished=(0,)),))
+    assert causes(found) == [("mismatch", ("actor/0 actor",), 0)]
+    assert found.nodes[0].remark == "actor/1 actor has ended its stage"
+
+
+def test_a_collective_in_which_all_are_is_not_a_mismatch():
+    found = graph(collective(0, "all-reduce", 2), collective(1, "all-reduce", 2), stages=(ACTOR,))
+    assert [culprit.cause for culprit in found.culprits] == ["busy", "busy"]
+
+
+def test_other_ranks_of_a_replica_wait_for_their_first():
+    stages = (REWARD, replace(ACTOR, num_ranks_per_replica=2, unfinished=(0, 1, 2, 3)))
+    waits = [wait("actor/1 actor", "first rank"), wait("actor/3 actor", "items", "scored")]
+    found = edges(graph(*waits, wait("actor/0 actor", "items", "scored"), stages=stages))
+    assert found["actor/1 actor"] == ("actor/0 actor",)
+    assert found["actor/3 actor"] == ("actor/2 actor",)
+    assert found["actor/0 actor"] == ("reward/0 reward",)
+
+
+def test_two_stages_of_a_worker_take_turns():
+    act = StageState(name="act", worker="policy", unfinished=(0,))
+    value = StageState(name="value", worker="policy", unfinished=(0,))
+    found = graph(wait("policy/0 act", "other stage"), stages=(act, value))
+    assert causes(found) == [("busy", ("policy/0 value",), 1)]
+
+
+@pytest.mark.parametrize("num_entries", [0, 3])
+def test_the_driver_collects_or_waits_for_who_writes(num_entries):
+    channels = (ChannelState(name="scored", num_entries=num_entries, num_bytes=0, capacity_bytes=1),)
+    found = graph(stages=(REWARD,), collecting=("scored",), channels=channels)
+    sinks = {"driver: collects scored", "reward/0 reward"} if num_entries else {"reward/0 reward"}
+    assert {culprit.nodes[0] for culprit in found.culprits} == sinks

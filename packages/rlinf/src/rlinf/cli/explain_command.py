@@ -1,0 +1,101 @@
+"""`rlinf explain RUN`: why a run stands still, from another terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from rlinf.errors import UserError
+
+STALE_S = 10.0
+"""The driver writes once a second; one that has written nothing for so long hangs, or has no processor."""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "explain",
+        help="why a run stands still: who waits for whom, and what the culprit does",
+        description="Looks at a run that is under way: who waits for what, since when and whose move it is, then the "
+        "stack, memory and last log lines of the culprit. The run goes on meanwhile. Of a run that has ended it says "
+        "how. docs/explain.md goes through the output.",
+    )
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--all", action="store_true", help="every wait, and the stacks of every process")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from rlinf.run_folder.folder import WAITS
+    from rlinf_workers.explaining.explanation import explain
+    from rlinf_workers.explaining.processes import process_states
+    from rlinf_workers.explaining.snapshot import DRIVER, read_snapshot
+    from rlinf_workers.explaining.text import explanation_json, explanation_text
+
+    folder: Path = args.run_folder
+    manifest = _manifest(folder)
+    try:
+        snapshot = read_snapshot(folder / WAITS)
+    except FileNotFoundError:
+        print(_ended(folder, manifest))
+        return 0
+    except ValueError as error:
+        raise UserError(
+            f"{folder / WAITS} was written by another version of rlinf: {error}",
+            hint="use the rlinf that the run was started with",
+        ) from error
+    driver = next(one for one in snapshot.processes if one.name == DRIVER)
+    if process_states([driver])[DRIVER].condition == "gone":
+        print(_ended(folder, manifest))
+        return 0
+    silent_s = time.time() - snapshot.taken_s
+    explanation = explain(snapshot, every=args.all, suspects=[DRIVER] if silent_s > STALE_S else [])
+    if args.json:
+        print(explanation_json(explanation).decode())
+        return 0
+    if silent_s > STALE_S:
+        print(
+            f"culprit: driver (process {driver.pid}) has written nothing for {silent_s:.0f} s: it hangs or is stopped; "
+            "its stack is below, and what else is said is as old as that"
+        )
+    if driver.host != platform.node():
+        print(f"the run is on {driver.host}: call rlinf explain there, which sees its processes")
+    print(explanation_text(explanation, every=args.all))
+    return 0
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{folder} is not the folder of a run: it has no manifest.json") from None
+
+
+def _ended(folder: Path, manifest: dict[str, Any]) -> str:
+    """What ended a run that has no processes."""
+    from rlinf.loop.ending import resume_command
+    from rlinf.run_folder.folder import RESULT
+    from rlinf.run_folder.lock import check_free
+
+    session = manifest["sessions"][-1]
+    explanations = sorted(folder.glob("explain-*.txt"), key=lambda path: path.stat().st_mtime)
+    more = f"\nexplained then: {explanations[-1]}" if explanations else ""
+    if session["ended"] is None:
+        try:
+            check_free(folder)
+        except UserError:
+            return f"the run in {folder} has no processes yet, or ends: it reads its model, plans, or writes a report"
+        return (
+            f"the run in {folder} was killed: nobody works on it, and it did not say that it ended; began "
+            f"{session['started']}\ngo on with: {resume_command(folder)}{more}"
+        )
+    if "failure" in session:
+        return f"the run in {folder} ended {session['ended']}: {session['failure']}{more}"
+    if (folder / RESULT).is_file():
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        return f"the run in {folder} is finished after {result['num_steps']} steps, since {session['ended']}"
+    return f"the run in {folder} ended {session['ended']}"

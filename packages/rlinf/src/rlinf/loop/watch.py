@@ -1,0 +1,125 @@
+"""Watches a run from a thread of the driver: writes down about once a second who waits for what, and explains a step
+that takes far too long.
+
+    waits.json              the newest snapshot, for `rlinf explain`, which reads it also when the driver hangs
+    explain-step-12.txt     who was the culprit when step 12 took far too long, lost a worker or passed its deadline
+    logs/driver.log         the driver's stacks, when it gets SIGUSR1
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from rlinf.run_folder.folder import WAITS
+from rlinf_workers import Executor
+from rlinf_workers.explaining.explanation import Explanation, explain
+from rlinf_workers.explaining.snapshot import Snapshot, snapshot_json
+from rlinf_workers.explaining.text import culprit_line, explanation_text
+
+WRITE_EVERY_S = 1.0
+TIMES_EXPECTED = 3.0
+LEAST_S = 10.0
+"""Shorter steps are not explained by themselves: on a busy machine one may take many times the usual."""
+
+
+class RunWatch:
+    """Use as a context manager inside that of the executor.
+
+    Args:
+        folder: the run's; `logs` is in it.
+        expected_s: what the training step under way should take; None where nobody knows.
+        message: takes a line for whoever watches the run.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        folder: Path,
+        *,
+        expected_s: Callable[[], float | None],
+        message: Callable[[str], None],
+    ) -> None:
+        self._executor, self._folder, self._expected_s, self._message = executor, folder, expected_s, message
+        self._driver_log = folder / "logs" / "driver.log"
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch run", daemon=True)
+        self._slow: tuple[float, float] = (0.0, 0.0)
+        """Beginning of the last run that was not short, and what was expected of it."""
+        self._explained_s = 0.0
+        """Beginning of the run that was explained last."""
+        self._failed = False
+
+    def __enter__(self) -> RunWatch:
+        self._driver_log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = self._driver_log.open("a")
+        faulthandler.register(signal.SIGUSR1, file=self._log, all_threads=True)
+        self._executor.driver_log = str(self._driver_log)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+        faulthandler.unregister(signal.SIGUSR1)
+        self._log.close()
+        if not self._driver_log.stat().st_size:  # nobody asked
+            self._driver_log.unlink()
+        (self._folder / WAITS).unlink(missing_ok=True)
+
+    def explain_end(self, explanation: Explanation) -> None:
+        """Writes down why the run ends; that it could not is said, and hides nothing of why."""
+        try:
+            self._message(f"explained in {self._write_down(explanation)}")
+        except OSError as error:
+            self._message(f"note: the explanation could not be written: {error}")
+
+    def _write_down(self, explanation: Explanation) -> Path:
+        """Into the run's folder, behind an earlier one of the same step; returns the file."""
+        snapshot = explanation.snapshot
+        what = "step" if snapshot.phase == "train" else "evaluation"
+        path = self._folder / f"explain-{what}-{snapshot.step}.txt"
+        with path.open("a", encoding="utf-8") as file:
+            between = "\n" if file.tell() else ""
+            file.write(f"{between}{explanation_text(explanation)}\n")
+        return path
+
+    def _watch(self) -> None:
+        while not self._ends.wait(WRITE_EVERY_S):
+            try:
+                self._look()
+            except OSError as error:  # a full disk must not end the watch: the run itself will say what it cannot write
+                if not self._failed:
+                    self._message(f"note: nobody can explain this run from outside: {error}")
+                self._failed = True
+
+    def _look(self) -> None:
+        snapshot = self._executor.snapshot()
+        took_s = snapshot.taken_s - snapshot.began_s
+        if snapshot.phase == "train" and took_s > LEAST_S:
+            if self._slow[0] != snapshot.began_s:
+                self._slow = (snapshot.began_s, self._expected_s() or 0.0)
+            snapshot = replace(snapshot, expected_s=self._slow[1])
+        self._write(snapshot)
+        is_late = 0 < TIMES_EXPECTED * snapshot.expected_s < took_s
+        if is_late and self._explained_s != snapshot.began_s:
+            self._explain(snapshot)
+
+    def _explain(self, snapshot: Snapshot) -> None:
+        self._explained_s = snapshot.began_s
+        found = explain(snapshot)
+        path = self._write_down(found)
+        self._message(
+            f"step {snapshot.step} has taken {snapshot.taken_s - snapshot.began_s:.0f} s, {snapshot.expected_s:.1f} s "
+            f"were expected; culprit: {culprit_line(found)} ({path.name})"
+        )
+
+    def _write(self, snapshot: Snapshot) -> None:
+        """Under another name first, so that a reader finds it whole; not synced, since it is of this second only."""
+        partial = self._folder / f".{WAITS}.partial"
+        partial.write_bytes(snapshot_json(snapshot))
+        partial.replace(self._folder / WAITS)
