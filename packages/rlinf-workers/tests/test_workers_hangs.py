@@ -17,7 +17,7 @@ from rlinf_sched.plan import Mode
 from rlinf_workers import Executor, Flow, Reader, StepContext, StepTimeout, Worker, Writer
 from rlinf_workers.errors import WorkerLost
 from rlinf_workers.explaining.explanation import Explanation, explain
-from rlinf_workers.explaining.graph import Cause
+from rlinf_workers.explaining.graph import SETTLED_S, Cause
 from rlinf_workers.explaining.text import explanation_text
 from rlinf_workers.testing.toy_flow import Number
 
@@ -100,8 +100,9 @@ def explained(executor: Executor, *culprit: str, cause: Cause = "busy", inside: 
         found = explain(executor.snapshot())
         first = next(iter(found.graph.culprits), None)
         if first and (first.nodes, first.cause) == (culprit, cause):
-            is_whole = first.num_waiting > 0 or cause != "busy"
-            if is_whole and (not inside or inside in functions(found, found.processes_of(first)[0])):
+            is_settled = found.snapshot.taken_s - found.snapshot.began_s > SETTLED_S
+            is_whole = first.num_waiting > 0 or cause not in ("busy", "stopped")
+            if is_settled and is_whole and (not inside or inside in functions(found, found.processes_of(first)[0])):
                 return found
         assert time.monotonic() < deadline, f"no {culprit}:\n{explanation_text(found)}"
 
