@@ -50,6 +50,8 @@ print()
 print(json.dumps([[one.name, one.total_memory] for one in found]))
 """
 LOOK_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 10.0
+"""For agents to return, so that what they had is free."""
 _numbers: dict[str, int] = {}
 """Ray's name of a node -> its number in this process, which stays when others join."""
 _gpus: dict[str, tuple[tuple[str, int], ...]] = {}
@@ -86,7 +88,7 @@ class RayLauncher(AgentLauncher):
         pins_slots: bool = False,
         forks: bool = False,
     ) -> None:
-        self._found = self.nodes(address=address, num_nodes=num_nodes, wait_s=wait_s)
+        self._found = _find_nodes(address, num_nodes, wait_s)
         self._serving: dict[int, Any] = {}
         super().__init__(
             listen_at=self._found[0].address, heartbeat_timeout_s=heartbeat_timeout_s, pins_slots=pins_slots
@@ -103,25 +105,18 @@ class RayLauncher(AgentLauncher):
 
         Raises: ClusterRefused.
         """
-        _join(address or os.environ.get("RAY_ADDRESS", "") or "local")
-        deadline = time.monotonic() + wait_s
-        while len(found := _nodes()) < num_nodes and time.monotonic() < deadline:
-            time.sleep(0.5)
-        if len(found) < num_nodes:
-            raise ClusterRefused(
-                f"cluster.launcher_options.num_nodes={num_nodes}: after {wait_s:.0f} s the Ray cluster has "
-                f"{plural(len(found), 'node')}:\n{_lines(found)}\n"
-                "add machines with `ray start --address`, or ask for fewer nodes"
-            )
-        return _with_gpus(found[:num_nodes] if num_nodes else found)
+        return _with_gpus(_find_nodes(address, num_nodes, wait_s))
 
     def shutdown(self) -> None:
         super().shutdown()
-        serving, self._serving = list(self._serving.values()), {}
-        if serving and ray.is_initialized():
-            _, stuck = ray.wait(serving, num_returns=len(serving), timeout=10.0)
-            for one in stuck:
-                ray.cancel(one, force=True)
+        serving, self._serving = self._serving, {}
+        if not serving or not ray.is_initialized():
+            return
+        waiting = [task for number, task in serving.items() if not self._arrival_of(number).done()]
+        ending = [task for task in serving.values() if task not in waiting]
+        _, stuck = ray.wait(ending, num_returns=len(ending), timeout=END_TIMEOUT_S) if ending else ([], [])
+        for task in (*waiting, *stuck):
+            ray.cancel(task, force=True)
 
     def _place_agents(self, cluster: Cluster | None, working_dir: str, deadline: float) -> None:
         shares = _shares(cluster, self._found)
@@ -191,6 +186,21 @@ def _join(address: str) -> None:
             f"cluster.launcher_options.address={address}: no Ray cluster could be joined there ({_last_line(error)}); "
             f"{START_ONE}, with Python {sys.version.split()[0]} and ray {ray.__version__} as here"
         ) from error
+
+
+def _find_nodes(address: str, num_nodes: int, wait_s: float) -> tuple[Node, ...]:
+    """The nodes to use, once there are as many as wanted. Raises: ClusterRefused."""
+    _join(address or os.environ.get("RAY_ADDRESS", "") or "local")
+    deadline = time.monotonic() + wait_s
+    while len(found := _nodes()) < num_nodes and time.monotonic() < deadline:
+        time.sleep(0.5)
+    if len(found) < num_nodes:
+        raise ClusterRefused(
+            f"cluster.launcher_options.num_nodes={num_nodes}: after {wait_s:.0f} s the Ray cluster has "
+            f"{plural(len(found), 'node')}:\n{_lines(found)}\n"
+            "add machines with `ray start --address`, or ask for fewer nodes"
+        )
+    return found[:num_nodes] if num_nodes else found
 
 
 def _nodes() -> tuple[Node, ...]:
