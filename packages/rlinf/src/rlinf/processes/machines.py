@@ -5,14 +5,19 @@ from __future__ import annotations
 from rlinf.config.common import ClusterConfig
 from rlinf.errors import UserError
 from rlinf.machine import Gpu, Machine, this_machine
+from rlinf_algos.errors import AlgosError
 from rlinf_workers.errors import ClusterRefused
 from rlinf_workers.launcher.base import Node
 from rlinf_workers.registry import LAUNCHERS
 
 
 def knows_nodes(launcher: str) -> bool:
-    """Whether a launcher starts processes on nodes that it knows, and not on this machine."""
-    return hasattr(LAUNCHERS.get(launcher), "nodes")
+    """Whether a launcher starts processes on nodes that it knows, and not on this machine. One that is not there does
+    not; `check_doors` says so."""
+    try:
+        return hasattr(LAUNCHERS.get(launcher), "nodes")
+    except AlgosError:
+        return False
 
 
 def machine_of(config: ClusterConfig) -> Machine:
