@@ -2,6 +2,7 @@
 reference's numbers."""
 
 import os
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -216,6 +217,39 @@ def test_a_lost_second_rank_of_a_replica_is_reported(replicas):
     executor, flow, _ = replicas
     with pytest.raises(WorkerLost, match=r"worker share/3 on .* was lost: exited with code 7"):
         executor.run(flow, context=context(0), feeds={"numbers": [Number(index=0, value=-1.0)] * 4}, timeout_s=600)
+
+
+class Listing(LocalLauncher):
+    """Starts nothing, and keeps what it was asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.specs = []
+
+    def start(self, spec):
+        self.specs.append(spec)
+        return self
+
+    def call(self, method, *args, lane=0):
+        return Future()
+
+
+def test_a_rank_is_started_on_the_node_of_its_devices(tmp_path):
+    cluster, flow = Cluster.cuda_nodes(2, 2, name="GPU", memory_bytes=1 << 30), toy_flow()
+    plan = plan_for_mode(flow.graph(), cluster, "collocated")
+    with Executor(cluster=cluster, launcher=(listing := Listing()), log_folder=tmp_path) as executor:
+        executor.start(flow, plan)
+    places = {spec.identity.name: (spec.node, spec.gpus) for spec in listing.specs}
+    assert [places[f"scale/{rank}"] for rank in range(4)] == [(0, (0,)), (0, (1,)), (1, (0,)), (1, (1,))]
+    assert places["shift/0"] == (0, ()), "without devices it is with the driver"
+    across = replace(plan, stages=tuple(replace(stage, num_ranks=1) for stage in plan.stages))
+    with (
+        Executor(cluster=cluster, launcher=Listing(), log_folder=tmp_path) as executor,
+        pytest.raises(
+            FlowDefinitionError, match=r"has devices \[0, 1, 2, 3\], of nodes \[0, 1\]; a process runs on one"
+        ),
+    ):
+        executor.start(flow, across)
 
 
 def test_gpus_are_named_by_their_node(monkeypatch):

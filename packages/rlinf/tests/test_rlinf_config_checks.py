@@ -6,13 +6,14 @@ import pytest
 from pydantic import ValidationError
 
 from rlinf.config.common import ClusterConfig
-from rlinf.config.devices import check_devices, device_kind, device_notes, settle
+from rlinf.config.devices import check_devices, device_kind, device_notes, devices_per_node, settle
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ModelConfig
 from rlinf.errors import UserError
 from rlinf.jobs.reasoning import ReasoningJob
 from rlinf.machine import Gpu, Machine
+from rlinf.planning.cluster import make_cluster
 from rlinf.planning.plans import make_plans
 
 
@@ -280,6 +281,39 @@ def test_a_gpu_can_be_required_and_passed_over():
     assert check("--cluster.device=cpu", num_cpus=64, num_gpus=8) == 8  # slots of `auto`
     with pytest.raises(UserError, match=r"cluster\.num_devices=65: this machine has 64 CPU cores\nhint"):
         check("--cluster.device=cpu --cluster.num_devices=65", num_cpus=64, num_gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("config", "nodes", "expected"),
+    [
+        ({}, [(4, 0), (2, 0)], (4, 2)),
+        ({}, [(64, 0), (64, 0)], (8, 8)),
+        ({"num_devices": 16}, [(64, 0), (64, 0)], (16, 0)),
+        ({"num_devices": 5}, [(4, 0), (2, 0), (2, 0)], (4, 1, 0)),
+        ({"num_devices": 5, "oversubscribe": True}, [(2, 0), (2, 0)], (3, 2)),
+        ({}, [(64, 0), (64, 8)], (0, 8)),
+        ({"num_devices": 6}, [(64, 4), (64, 4)], (4, 2)),
+    ],
+)
+def test_a_node_gives_all_that_it_has_before_the_next(config: dict, nodes: list[tuple[int, int]], expected: tuple):
+    cluster, all_nodes = ClusterConfig(**config), Machine.of_nodes([machine(*node) for node in nodes])
+    assert devices_per_node(cluster, all_nodes) == expected
+    made = make_cluster(cluster, all_nodes)
+    assert [sum(device.node == node for device in made.devices) for node in range(len(nodes))] == list(expected)
+    for device in made.devices:
+        share = 80 << 30 if device.kind == "cuda" else (64 << 30) // expected[device.node]
+        assert device.memory_bytes == share
+
+
+def test_what_a_cluster_has_is_said_of_the_cluster():
+    nodes = Machine.of_nodes([machine(2), machine(2)])
+    with pytest.raises(UserError, match=r"cluster\.num_devices=5: the cluster has 4 CPU cores and no GPU"):
+        devices_per_node(ClusterConfig(num_devices=5), nodes)
+    nodes = Machine.of_nodes([machine(2), machine(2, unusable_gpus="b: 4 GPUs, of which torch finds 0 there")])
+    with pytest.raises(
+        UserError, match=r"torch cannot use the GPUs of the cluster \(b: 4 GPUs, of which torch finds 0"
+    ):
+        device_kind(ClusterConfig(), nodes)
 
 
 def test_shards_left_to_the_machine_are_as_many_as_its_devices_can_share():

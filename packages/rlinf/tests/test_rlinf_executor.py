@@ -8,9 +8,12 @@ from rlinf.config.common import ClusterConfig
 from rlinf.doors import named_class
 from rlinf.errors import RunFailed, UserError
 from rlinf.processes.executor import check_doors, make_executor, run_failed
+from rlinf.processes.machines import machine_of
 from rlinf_algos.registry import Registry
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import WorkerLost
+from rlinf_workers.errors import ClusterRefused
+from rlinf_workers.launcher.base import Node
 
 MADE: list[dict[str, object]] = []
 
@@ -43,6 +46,37 @@ def test_a_launcher_of_ones_own_gets_the_settings_of_the_run_and_its_options(tmp
     path = f"{Recording.__module__}:Recording"
     make(tmp_path, launcher=path, launcher_options={"color": "blue"}, pin_slots=False).shutdown()
     assert MADE == [{"color": "blue", "heartbeat_timeout_s": 7.0, "pins_slots": False, "forks": True}]
+
+
+class OnNodes(Recording):
+    """Two machines, of which the second has GPUs that torch does not find."""
+
+    @classmethod
+    def nodes(cls, *, refuses: bool = False, **_: object) -> list[Node]:
+        if refuses:
+            raise ClusterRefused("nobody is there")
+        first = Node(id="1", hostname="a", address="10.0.0.1", num_cpus=2, memory_bytes=4)
+        return [first, Node(id="2", hostname="b", address="10.0.0.2", num_cpus=3, num_gpus=4, memory_bytes=6)]
+
+    def __init__(self, *, refuses: bool = False, **settings: object) -> None:
+        if refuses:
+            raise ClusterRefused("no room")
+        super().__init__(**settings)
+
+
+def test_devices_are_of_the_nodes_that_the_launcher_knows(tmp_path: Path) -> None:
+    MADE.clear()
+    path = f"{OnNodes.__module__}:OnNodes"
+    found = machine_of(ClusterConfig(launcher=path))
+    assert [(node.num_cpus, node.memory_bytes) for node in found.nodes] == [(2, 4), (3, 6)]
+    assert (found.num_cpus, found.memory_bytes) == (5, 10)
+    assert found.unusable_gpus == "b (10.0.0.2): 3 CPUs, 4 GPUs, of which torch finds 0 there"
+    make(tmp_path, launcher=path).shutdown()
+    assert MADE[0]["cluster"] == Cluster.cpu_slots(1, memory_bytes=1)
+    with pytest.raises(UserError, match="nobody is there"):
+        machine_of(ClusterConfig(launcher=path, launcher_options={"refuses": True}))
+    with pytest.raises(UserError, match="no room"):
+        make(tmp_path, launcher=path, launcher_options={"refuses": True})
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,10 @@ class InterpreterRefused(WorkersError, ValueError):
     """A worker cannot be started by that Python interpreter; says why and what to do."""
 
 
+class ClusterRefused(WorkersError):
+    """The machines of a cluster are not there, or have too little; says what is wanted, what there is, what to do."""
+
+
 class SettingsRefused(WorkersError, ValueError):
     """Raised in a worker's constructor: it cannot be made with its settings, in its environment. The message says why
     and what to do, and is all that the user is shown."""

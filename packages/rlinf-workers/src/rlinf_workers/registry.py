@@ -41,7 +41,13 @@ POLICIES: Registry[Any] = Registry(
         "pi05": "rlinf_workers.policies.pi05.policy:Pi05",
     },
 )
-LAUNCHERS: Registry[Any] = Registry("launcher", {"local": "rlinf_workers.launcher.local:LocalLauncher"})
+LAUNCHERS: Registry[Any] = Registry(
+    "launcher",
+    {
+        "local": "rlinf_workers.launcher.local:LocalLauncher",
+        "ray": "rlinf_workers.launcher.ray:RayLauncher",
+    },
+)
 WEIGHT_LINKS: Registry[Any] = Registry(
     "weight link",
     {

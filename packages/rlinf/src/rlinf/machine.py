@@ -1,4 +1,4 @@
-"""What this machine has to compute with: the one place that asks torch and the system.
+"""What a machine has to compute with: the one place that asks torch and the system.
 
 A GPU counts when torch can use it. Torch counts GPUs by two ways that may disagree (the driver's list, and the CUDA
 runtime, which an old driver refuses); whoever asks only one of them promises eight GPUs and computes on none.
@@ -7,6 +7,7 @@ runtime, which an old driver refuses); whoever asks only one of them promises ei
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,20 @@ class Machine:
     """GPUs that the system shows and torch cannot use, and why; empty where there are none."""
     torch_has_cuda: bool = True
     """False: this torch was built for CPUs alone, so that whoever installed it has chosen them."""
+    nodes: tuple[Machine, ...] = ()
+    """The machines of a cluster, the driver's first; the other fields are then of all together. Empty: this one."""
+
+    @classmethod
+    def of_nodes(cls, nodes: Sequence[Machine]) -> Machine:
+        """The machines of a cluster, as one."""
+        return cls(
+            num_cpus=sum(node.num_cpus for node in nodes),
+            memory_bytes=sum(node.memory_bytes for node in nodes),
+            gpus=tuple(gpu for node in nodes for gpu in node.gpus),
+            unusable_gpus="; ".join(node.unusable_gpus for node in nodes if node.unusable_gpus),
+            torch_has_cuda=any(node.torch_has_cuda for node in nodes),
+            nodes=tuple(nodes),
+        )
 
 
 def this_machine() -> Machine:

@@ -224,6 +224,8 @@ class Executor:
                 log_path=self._log_folder / name / f"{rank}.log",
                 environment=self._environment | gpus,
                 python=self._pythons.get(name),
+                node=self._node(identity.name, devices),
+                gpus=tuple(self._cluster.index_on_node(index) for index in devices if self._is_gpu(index)),
             )
             handle = self._launcher.start(spec)
             self._born[identity.name] = handle.call("process", lane=LEAVE_LANE)
@@ -307,6 +309,19 @@ class Executor:
     def _nodes(self, name: str) -> set[int]:
         """The machines of a group; one without devices is with the driver, on the first."""
         return {self._cluster.devices[index].node for index in self._placements[name].devices} or {0}
+
+    def _node(self, worker: str, devices: Sequence[int]) -> int:
+        """The machine of a rank's devices; the driver's for one without any."""
+        node, *others = sorted({self._cluster.devices[index].node for index in devices}) or [0]
+        if others:
+            raise FlowDefinitionError(
+                f"{worker} has devices {list(devices)}, of nodes {[node, *others]}; a process runs on one node: give "
+                f"the group as many ranks as devices, or devices of one node for each rank"
+            )
+        return node
+
+    def _is_gpu(self, index: int) -> bool:
+        return self._cluster.devices[index].kind == "cuda"
 
     def _is_on_gpus(self, name: str) -> bool:
         devices = [self._cluster.devices[index] for index in self._placements[name].devices]

@@ -75,6 +75,34 @@ class WorkerSpec:
     python: str | None = None
     """Path of the interpreter of the environment that the process runs in; None: the driver's own. `worker_class` and
     what it imports must be there, and the user's own modules are found as in the driver (launcher/interpreter.py)."""
+    node: int = 0
+    """Machine of its devices, as the cluster counts them; the driver's, 0, for a worker without any."""
+    gpus: tuple[int, ...] = ()
+    """Its GPUs among those that the run has on that node, from 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A machine of a cluster, as what manages the cluster counts it."""
+
+    id: str
+    hostname: str
+    address: str
+    num_cpus: int
+    num_gpus: int = 0
+    gpus: tuple[tuple[str, int], ...] = ()
+    """Name and bytes of those that torch finds there."""
+    memory_bytes: int
+    """Of the host."""
+
+    def __str__(self) -> str:
+        gpus = f", {plural(self.num_gpus, 'GPU')}" if self.num_gpus else ""
+        return f"{self.hostname} ({self.address}): {plural(self.num_cpus, 'CPU')}{gpus}"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 WaitKind = Literal[
@@ -168,7 +196,9 @@ class WorkerHandle(Protocol):
 class Launcher(Protocol):
     """Starts workers, watches them and ends them.
 
-    A run makes its launcher with the keyword arguments of LocalLauncher and those of `cluster.launcher_options`. In
+    A run makes its launcher with the keyword arguments of LocalLauncher and those of `cluster.launcher_options`. One
+    for other machines than the driver's says what there is by a class method `nodes(**options)`, which gives each Node,
+    the driver's first; it is made with the keyword argument `cluster` too, the devices that the run takes of them. In
     the process of a worker a launcher makes a WorkerHost, calls `host.make(spec.worker_class, *spec.arguments)`, then
     `host.call(method, *arguments)` for each call; it sends `host.current_waits()` about once a second and calls
     `host.worker.close()` at a good end.

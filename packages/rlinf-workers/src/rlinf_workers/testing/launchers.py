@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlinf_algos.registry import path_of
 from rlinf_workers import protocol
@@ -30,6 +30,7 @@ from rlinf_workers.testing.environments import second_environment
 from rlinf_workers.testing.toy_flow import Fault, Refusing, Scale
 
 Make = Callable[[], Launcher]
+L = TypeVar("L", bound=Launcher)
 
 START_S = 300.0
 """For a process to start and answer."""
@@ -38,7 +39,7 @@ NOTICE_S = 30.0
 
 
 @contextmanager
-def launched(make: Make) -> Iterator[Launcher]:
+def launched(make: Callable[[], L]) -> Iterator[L]:
     """A launcher that is shut down at the end."""
     launcher = make()
     try:

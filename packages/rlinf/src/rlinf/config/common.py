@@ -102,7 +102,10 @@ class ClusterConfig(Section):
         default=1, ge=1, description="Threads that each worker process computes with on the CPU."
     )
     launcher: str = Field(
-        default="local", min_length=1, description="What starts the processes: local, or package.module:Class."
+        default="local",
+        min_length=1,
+        description="What starts the processes: local, on this machine; ray, on the nodes of a Ray cluster "
+        "(docs/clusters.md); or package.module:Class.",
     )
     launcher_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Keyword arguments of the launcher's constructor."

@@ -12,7 +12,7 @@ from rlinf.machine import Machine
 
 DeviceKind = Literal["cuda", "cpu"]
 MAX_AUTO_SLOTS = 8
-"""CPU slots of `num_devices: auto`; each costs a process for every role, which loads torch."""
+"""CPU slots of a machine with `num_devices: auto`; each costs a process for every role, which loads torch."""
 
 
 def device_kind(cluster: ClusterConfig, machine: Machine) -> DeviceKind:
@@ -26,8 +26,9 @@ def device_kind(cluster: ClusterConfig, machine: Machine) -> DeviceKind:
     if machine.gpus:
         return "cuda"
     if machine.unusable_gpus and (cluster.device == "gpu" or machine.torch_has_cuda):
+        why = f"torch cannot use the GPUs of {_place(machine)} ({machine.unusable_gpus})"
         raise UserError(
-            f"cluster.device={cluster.device}: torch cannot use the GPUs of this machine ({machine.unusable_gpus})",
+            f"cluster.device={cluster.device}: {why}",
             hint="rlinf doctor looks closer; --cluster.device cpu trains on the CPU all the same",
         )
     if cluster.device == "gpu":
@@ -57,7 +58,7 @@ def check_cluster(cluster: ClusterConfig, machine: Machine) -> int:
         )
     available = len(machine.gpus) if kind == "cuda" else machine.num_cpus
     if cluster.num_devices == "auto":
-        return available if kind == "cuda" else min(MAX_AUTO_SLOTS, available)
+        return sum(_rooms(cluster, machine, kind))
     if cluster.num_devices > available and (kind == "cuda" or not cluster.oversubscribe):
         allow = "" if kind == "cuda" else ", or let the slots share the cores with --cluster.oversubscribe true"
         raise UserError(
@@ -65,6 +66,31 @@ def check_cluster(cluster: ClusterConfig, machine: Machine) -> int:
             hint=f"use --cluster.num_devices {available} or auto{allow}",
         )
     return cluster.num_devices
+
+
+def devices_per_node(cluster: ClusterConfig, machine: Machine) -> tuple[int, ...]:
+    """How many devices a config takes of each node, the driver's first: a node's all, before the next gives any.
+
+    Raises: as `check_cluster`.
+    """
+    left = check_cluster(cluster, machine)
+    rooms = _rooms(cluster, machine, device_kind(cluster, machine))
+    if left > sum(rooms):  # slots that share cores
+        rooms = [-(-left // len(rooms))] * len(rooms)
+    taken = []
+    for room in rooms:
+        taken.append(min(room, left))
+        left -= taken[-1]
+    return tuple(taken)
+
+
+def _rooms(cluster: ClusterConfig, machine: Machine, kind: DeviceKind) -> list[int]:
+    """The devices of each node that a config may take."""
+    nodes = machine.nodes or (machine,)
+    if kind == "cuda":
+        return [len(node.gpus) for node in nodes]
+    most = MAX_AUTO_SLOTS if cluster.num_devices == "auto" else machine.num_cpus
+    return [min(most, node.num_cpus) for node in nodes]
 
 
 def check_devices(config: Config, machine: Machine) -> int:
@@ -94,4 +120,8 @@ def _machine(machine: Machine, kind: DeviceKind) -> str:
     has_gpus = bool(machine.gpus)
     count, noun = (len(machine.gpus), "GPU") if kind == "cuda" and has_gpus else (machine.num_cpus, "CPU core")
     gpus = "" if has_gpus else " and no GPU"  # whoever chose the CPU need not hear of them
-    return f"this machine has {count} {noun}{'' if count == 1 else 's'}{gpus}"
+    return f"{_place(machine)} has {count} {noun}{'' if count == 1 else 's'}{gpus}"
+
+
+def _place(machine: Machine) -> str:
+    return "the cluster" if machine.nodes else "this machine"

@@ -27,10 +27,10 @@ from rlinf.evaluation.model import EvaluatedModel, load_model
 from rlinf.evaluation.run_prompt import asked_as_in_run
 from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
 from rlinf.jobs.generation import PromptMaker, check_engine, check_installed, engine_options, sampling_settings
-from rlinf.machine import this_machine
 from rlinf.planning.cluster import make_cluster
 from rlinf.processes.environments import describe_environments, examine_environments
 from rlinf.processes.executor import check_doors, make_executor, run_failed
+from rlinf.processes.machines import machine_of
 from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched.cluster import Cluster
@@ -235,8 +235,8 @@ def prepare(config: EvalConfig) -> EvalRun:
 
     Raises: UserError.
     """
-    cluster = make_cluster(config.cluster, this_machine())
     check_doors(config.cluster)
+    cluster = make_cluster(config.cluster, machine_of(config.cluster))
     environments = examine_environments(config.environments)
     check_installed(config, environments.get("rollout"))
     check_engine(config)

@@ -22,21 +22,21 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     written or started. `job.config` has no number left that depends on the machine.
 
     Args:
-        machine: where it will run; None: this one.
+        machine: where it will run; None: what its launcher has.
 
     Raises: UserError.
     """
     from rlinf.config.devices import check_devices, settle
-    from rlinf.machine import this_machine
     from rlinf.planning.plans import make_plans
     from rlinf.processes.environments import examine_environments
     from rlinf.processes.executor import check_doors
+    from rlinf.processes.machines import machine_of
     from rlinf.run_folder.wandb_sink import check_wandb
 
     check_wandb(config.run.wandb)
     check_doors(config.cluster)
     environments = examine_environments(config.environments)
-    machine = machine or this_machine()
+    machine = machine or machine_of(config.cluster)
     config = settle(config, check_devices(config, machine))
     job, folder = _job(config, machine, environments), Path("not-made-yet")
     job.environments = environments

@@ -15,11 +15,11 @@ from rlinf.jobs.acting import env_spec, join_env_and_policy, policy_settings, si
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.films import collect, fps
 from rlinf.jobs.lora import policy_digest
-from rlinf.machine import this_machine
 from rlinf.planning.cluster import make_cluster
 from rlinf.playing.checkpoint import TrainedPolicy
 from rlinf.processes.environments import examine_environments
 from rlinf.processes.executor import make_executor, run_failed
+from rlinf.processes.machines import machine_of
 from rlinf.run_folder.adapters import check_same_base
 from rlinf_envs import EnvSpec, FieldSpec
 from rlinf_envs.protocol import EpisodeEnd
@@ -62,7 +62,7 @@ class PolicySession:
         config = policy.config
         self.policy = policy
         self._log_folder = log_folder
-        machine = this_machine()
+        machine = machine_of(config.cluster)
         self._on_host = simulates_on_host(config.env, config.cluster, machine)
         environments = examine_environments(config.environments)
         self._pythons = {role: found.path for role, found in environments.items()}

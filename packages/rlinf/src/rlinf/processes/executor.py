@@ -11,8 +11,10 @@ from rlinf.config.common import ClusterConfig
 from rlinf.doors import named_class
 from rlinf.errors import RlinfError, RunFailed, UserError
 from rlinf.processes.environment import worker_environment
+from rlinf.processes.machines import knows_nodes
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import Executor, RemoteError, WorkerLost, WorkersError
+from rlinf_workers.errors import ClusterRefused
 from rlinf_workers.registry import LAUNCHERS, WEIGHT_LINKS
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -45,11 +47,18 @@ def make_executor(
         worker_timeout_s: a worker that is silent for so long is lost.
         forks: workers are forked from the fork server.
         pythons: worker group -> interpreter of its own environment; its workers are not forked.
+
+    Raises: UserError where the nodes of the cluster are not there, or have no room.
     """
     make_launcher = LAUNCHERS.get(config.launcher)
+    nodes = {"cluster": cluster} if knows_nodes(config.launcher) else {}
+    try:
+        launcher = make_launcher(**_settings(config, worker_timeout_s, forks), **nodes, **config.launcher_options)
+    except ClusterRefused as error:
+        raise UserError(str(error)) from error
     return Executor(
         cluster=cluster,
-        launcher=make_launcher(**_settings(config, worker_timeout_s, forks), **config.launcher_options),
+        launcher=launcher,
         log_folder=log_folder,
         environment=worker_environment(config),
         pythons=pythons,

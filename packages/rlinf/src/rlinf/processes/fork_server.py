@@ -17,6 +17,7 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.machine import NVIDIA_DEVICE
 from rlinf.processes.environment import worker_environment
+from rlinf.processes.machines import knows_nodes
 
 AMD_DEVICE = Path("/dev/kfd")
 FIRST = "rlinf.processes.fork_server_child"
@@ -30,7 +31,10 @@ ROLES = {
 
 
 def start(config: Config) -> bool:
-    """Starts the server, unless the run may have a GPU; returns at once, whether it did."""
+    """Starts the server, unless the run may have a GPU or starts its processes on nodes; returns at once, whether it
+    did."""
+    if knows_nodes(config.cluster.launcher):
+        return False
     if config.cluster.device != "cpu" and (NVIDIA_DEVICE.exists() or AMD_DEVICE.exists()):
         return False
     before = dict(os.environ)

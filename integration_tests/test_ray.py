@@ -1,0 +1,52 @@
+"""A run on two pretended nodes of a Ray cluster: the numbers of one machine, to the bit."""
+
+import pytest
+
+from command_line import SHORT_SORT, all_gone, rows, train, weights, worker_processes
+
+pytest.importorskip("ray", reason="pip install 'rlinf[ray]'")
+
+SETTINGS = SHORT_SORT | {"run.num_steps": 2, "cluster.num_devices": 2}
+"""More slots than a node has."""
+NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
+ATTEMPTS = 5
+"""Ray gives a node 30 s to start, and a busy machine may take more."""
+
+
+@pytest.fixture(scope="module")
+def address():
+    """Of a cluster of two nodes with one CPU each."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster()
+    try:
+        while len(nodes.list_all_nodes()) < 2:
+            _add_node(nodes)
+        yield nodes.address
+    finally:
+        nodes.shutdown()
+
+
+def _add_node(nodes):
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return nodes.add_node(**NODE)
+        except Exception as error:
+            if attempt == ATTEMPTS or "timed out during startup" not in str(error):
+                raise
+
+
+def numbers(path):
+    return rows(path), rows(path, "evaluations.jsonl"), weights(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["collocated", "disaggregated"])
+def test_two_nodes_give_the_numbers_of_one_machine(mode, address, tmp_path):
+    local = numbers(train("sort-grpo", tmp_path / "local", SETTINGS | {"mode": mode}))
+    by_ray = {"cluster.launcher": "ray", "cluster.launcher_options": f"{{address: '{address}'}}"}
+    found = train("sort-grpo", tmp_path / "ray", SETTINGS | {"mode": mode} | by_ray)
+    assert any(row["actor/grad_norm"] > 0 for row in local[0]), "equal because nothing was learned proves nothing"
+    assert numbers(found) == local
+    assert all_gone(worker_processes(found).values())
+    assert {log.name for log in (found / "logs").glob("*/*.log")} == {"0.log", "1.log"}

@@ -1,0 +1,174 @@
+"""The agent of a node: it starts the worker processes there and tells the driver how they end.
+
+Whatever manages the cluster (ray.py) starts one agent on each node. It calls the driver, which listens, and keeps that
+connection as its line of orders. For each worker it makes one connection more and hands it to the process, so that a
+call goes from the driver to the worker directly. It ends with the driver, and its workers end with it: the kernel
+kills them (child.py), since the agent's main thread has started them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_any
+from pathlib import Path
+
+from rlinf_comm.peers.address import this_host
+from rlinf_comm.peers.deadline import Deadline
+from rlinf_comm.peers.line import Line
+from rlinf_workers.errors import InterpreterRefused
+from rlinf_workers.launcher import agent_messages as messages
+from rlinf_workers.launcher.interpreter_process import InterpreterProcess
+
+CALL_TIMEOUT_S = 120.0
+"""For the driver to take a connection."""
+LOG_PERIOD_S = 0.25
+"""Between two looks at the logs that are sent."""
+LOG_PIECE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentSettings:
+    """What an agent is told before it can call the driver."""
+
+    node: int
+    """Its number in the cluster."""
+    endpoint: tuple[str, int]
+    """Where the driver listens."""
+    key: bytes
+    """What both prove to know."""
+    path: Sequence[str]
+    """The driver's `sys.path`."""
+    folder: str
+    """The driver's current folder."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of the driver that workers on every node have."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    process: InterpreterProcess
+    log: Path
+    sent_bytes: int | None
+    """How much of its log the driver has; None: it sees the file itself."""
+
+    def kill(self) -> None:
+        self.process.kill()
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+
+
+class Agent:
+    """Serves one driver, in the main thread of its process.
+
+    Args:
+        gpus: names of the GPUs of this node's share, as CUDA_VISIBLE_DEVICES takes them.
+    """
+
+    def __init__(self, settings: AgentSettings, gpus: Sequence[str]) -> None:
+        assert threading.current_thread() is threading.main_thread(), "workers live as long as who starts them"
+        self._settings = settings
+        self._gpus = list(gpus)
+        self._workers: dict[int, _Worker] = {}
+        self._own_logs = tempfile.TemporaryDirectory(prefix="rlinf-logs-")
+        self._be_like_the_driver()
+
+    def run(self) -> None:
+        """Returns when the driver has hung up; nothing is left then."""
+        arrival = messages.AgentArrival(self._settings.node, socket.gethostname(), this_host(), self._gpus)
+        self._control = self._call_driver(arrival)
+        try:
+            while True:
+                workers = list(self._workers.values())
+                sends = any(worker.sent_bytes is not None for worker in workers)
+                sentinels = [worker.process.sentinel for worker in workers]
+                ready = wait_for_any([self._control, *sentinels], LOG_PERIOD_S if sends else None)
+                for worker in workers:
+                    self._send_log(worker)
+                    if worker.process.sentinel in ready:
+                        self._ended(worker)
+                if self._control in ready:
+                    self._obey(messages.decode_order(self._control.recv_bytes()))
+        except (EOFError, OSError):
+            return  # the driver has hung up, or is gone
+        finally:
+            for worker in self._workers.values():
+                worker.kill()
+                worker.process.join()
+            self._own_logs.cleanup()
+
+    def _be_like_the_driver(self) -> None:
+        """Modules are looked for where the driver looks, and relative paths mean the same, as far as the folders are
+        here; after them, what the cluster's own ways have brought here."""
+        drivers = [folder for folder in self._settings.path if os.path.exists(folder)]
+        sys.path[:] = [*drivers, *(entry for entry in sys.path if entry not in drivers)]
+        if os.path.isdir(self._settings.folder):
+            os.chdir(self._settings.folder)
+
+    def _obey(self, order: messages.StartWorker | messages.KillWorker) -> None:
+        if isinstance(order, messages.StartWorker):
+            try:
+                self._start(order)
+            except InterpreterRefused as error:
+                self._control.send_bytes(messages.encode(messages.Refused(order.number, str(error))))
+        elif order.number in self._workers:
+            self._workers[order.number].kill()
+
+    def _start(self, order: messages.StartWorker) -> None:
+        is_shared = _can_read(Path(order.log_path).with_name(order.token), order.token)
+        log = Path(order.log_path) if is_shared else Path(self._own_logs.name) / f"{order.number}.log"
+        own = {} if order.python else {name: os.environ[name] for name in ("VIRTUAL_ENV",) if name in os.environ}
+        own |= {} if order.python else {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        connection = self._call_driver(messages.WorkerArrival(order.number))
+        with connection:
+            environment = self._settings.environment | own | order.environment
+            process = InterpreterProcess(order.python or sys.executable, connection, log, environment)
+        self._workers[order.number] = _Worker(order.number, process, log, None if is_shared else 0)
+        self._control.send_bytes(messages.encode(messages.Started(order.number, os.getpid(), str(log))))
+
+    def _call_driver(self, arrival: messages.AgentArrival | messages.WorkerArrival) -> Connection:
+        deadline = Deadline(CALL_TIMEOUT_S)
+        line = Line.call(self._settings.endpoint, self._settings.key, "the driver", deadline)
+        line.tell(messages.Arrival(arrival), deadline)
+        return connection_of(line)
+
+    def _send_log(self, worker: _Worker) -> None:
+        if worker.sent_bytes is None:
+            return
+        with worker.log.open("rb") as log:
+            log.seek(worker.sent_bytes)
+            while data := log.read(LOG_PIECE_BYTES):
+                worker.sent_bytes += len(data)
+                self._control.send_bytes(messages.encode(messages.LogBytes(worker.number, data)))
+
+    def _ended(self, worker: _Worker) -> None:
+        worker.process.join()
+        self._send_log(worker)
+        exit_code = worker.process.exitcode
+        assert exit_code is not None, "its sentinel is readable"
+        worker.kill()  # what its process group has left behind
+        del self._workers[worker.number]
+        self._control.send_bytes(messages.encode(messages.Ended(worker.number, exit_code)))
+
+
+def connection_of(line: Line) -> Connection:
+    """The line's socket, once the two have met, as a connection that frames bytes."""
+    line.socket.setblocking(True)
+    return Connection(line.socket.detach())
+
+
+def _can_read(path: Path, text: str) -> bool:
+    try:
+        return path.read_text() == text
+    except OSError:
+        return False

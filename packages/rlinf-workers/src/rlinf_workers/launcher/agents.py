@@ -1,0 +1,272 @@
+"""The driver's side of a cluster: one agent on each node starts the workers there, and they call the driver.
+
+What manages the cluster (Ray, in ray.py) has one thing to do, to run an Agent on each node. All else is here: the
+driver listens, agents and workers come in with the job's secret, and from then on a worker of another node is served as
+one of this machine (served.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rlinf_comm.peers.deadline import Deadline
+from rlinf_comm.peers.line import Line
+from rlinf_comm.peers.reception import Reception
+from rlinf_comm.peers.secret import FILE_VARIABLE, SECRET_VARIABLE, job_secret, key_for
+from rlinf_workers.errors import InterpreterRefused, WorkersError
+from rlinf_workers.launcher import agent_messages as messages
+from rlinf_workers.launcher.agent import AgentSettings, connection_of
+from rlinf_workers.launcher.base import WorkerSpec
+from rlinf_workers.launcher.served import ServedWorker, ServingLauncher, birth_of, check_outside_main, describe_exit
+
+ARRIVAL_TIMEOUT_S = 120.0
+"""For what a caller says first, and for an agent to start a process: seconds even on a machine that is very busy."""
+KILL_TIMEOUT_S = 10.0
+"""For the agent to say that what it was told to kill has ended."""
+FORWARDED = (
+    *("RLINF_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH", "PYTORCH_", "NCCL_", "GLOO_", "OMP_", "MKL_"),
+    *("SGLANG_", "MUJOCO_", "PYOPENGL_", "LIBERO_", "MS_", "PYTHONHASHSEED", "PYTHONUNBUFFERED"),
+)
+"""Variables of the driver that workers of every node have: those of libraries, and none that speaks of a machine."""
+
+
+class RemoteProcess:
+    """A process of another node, as its agent tells of it."""
+
+    def __init__(self, number: int, agent: AgentHandle, log_path: Path) -> None:
+        self.number = number
+        self.host = agent.arrival.hostname
+        self.connected: Future[Connection] = Future()
+        """The driver's end of its connection, once it has called."""
+        self.started: Future[messages.Started] = Future()
+        self.sentinel, self._alive = os.pipe()
+        weakref.finalize(self, os.close, self.sentinel)
+        self._agent = agent
+        self._log_path = log_path
+        self._end: str | None = None
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+
+    def is_alive(self) -> bool:
+        return not self._ended.is_set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Without a timeout it waits for no longer than a process takes that was killed."""
+        self._ended.wait(KILL_TIMEOUT_S if timeout is None else timeout)
+
+    def kill(self) -> None:
+        self._agent.send(messages.KillWorker(self.number))
+
+    def describe_end(self) -> str:
+        return self._end or describe_exit(None)
+
+    def add_to_log(self, data: bytes) -> None:
+        with self._log_path.open("ab") as log:
+            log.write(data)
+
+    def ends(self, how: str) -> None:
+        """It has ended so; the first that is heard counts."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._end = how
+            self._ended.set()
+            os.close(self._alive)
+
+
+class AgentHandle:
+    """The driver's end of one agent, with a thread that hears its reports."""
+
+    def __init__(self, arrival: messages.AgentArrival, control: Connection) -> None:
+        self.arrival = arrival
+        self._control = control
+        self._processes: dict[int, RemoteProcess] = {}
+        self._lock = threading.Lock()
+        self._is_gone = False
+        self._hearing = threading.Thread(target=self._hear, name=f"agent of node {arrival.node}", daemon=True)
+        self._hearing.start()
+
+    @property
+    def place(self) -> str:
+        return f"node {self.arrival.node} ({self.arrival.hostname})"
+
+    def start(self, process: RemoteProcess, order: messages.StartWorker) -> None:
+        with self._lock:
+            if self._is_gone:
+                raise WorkersError(f"{self.place} was lost")
+            self._processes[process.number] = process
+        self.send(order)
+
+    def send(self, order: messages.StartWorker | messages.KillWorker) -> None:
+        """A broken connection is left to the thread that hears."""
+        with self._lock:
+            try:
+                self._control.send_bytes(messages.encode(order))
+            except OSError:
+                pass
+
+    def hang_up(self) -> None:
+        """The agent ends, and what is left of its workers."""
+        with self._lock:
+            self._is_gone = True
+            try:
+                with socket.socket(fileno=os.dup(self._control.fileno())) as same:
+                    same.shutdown(socket.SHUT_RDWR)  # wakes the thread, too
+            except OSError:
+                pass  # the agent had gone first
+        self._hearing.join(timeout=5.0)
+
+    def _hear(self) -> None:
+        try:
+            while (report := self._next_report()) is not None:
+                self._take(messages.decode_report(report))
+        finally:
+            with self._lock:
+                self._is_gone = True
+                self._control.close()
+                left, self._processes = self._processes, {}
+            for process in left.values():
+                process.ends(f"{self.place} was lost")
+                if not process.started.done():
+                    process.started.set_exception(WorkersError(f"{self.place} was lost"))
+
+    def _next_report(self) -> bytes | None:
+        """None: the agent is gone."""
+        try:
+            return self._control.recv_bytes()
+        except (EOFError, OSError):
+            return None
+
+    def _take(self, report: messages.Started | messages.Refused | messages.LogBytes | messages.Ended) -> None:
+        process = self._processes.get(report.number)
+        if process is None:
+            return
+        if isinstance(report, messages.Started):
+            return process.started.set_result(report)
+        if isinstance(report, messages.LogBytes):
+            return process.add_to_log(report.data)
+        with self._lock:
+            del self._processes[report.number]
+        if isinstance(report, messages.Ended):
+            process.ends(describe_exit(report.exit_code))
+        else:
+            process.ends(report.why)
+            process.started.set_exception(InterpreterRefused(report.why))
+
+
+class AgentLauncher(ServingLauncher):
+    """A launcher whose workers are started by agents. A subclass places them, with `_settings_of` and `_arrival_of`.
+
+    Args:
+        listen_at: address of this machine at which the nodes reach the driver; it listens there alone.
+        heartbeat_timeout_s: see ServingLauncher.
+        pins_slots: as LocalLauncher's.
+    """
+
+    def __init__(self, *, listen_at: str, heartbeat_timeout_s: float, pins_slots: bool) -> None:
+        super().__init__(heartbeat_timeout_s=heartbeat_timeout_s)
+        self._pins_slots = pins_slots
+        self._numbers = itertools.count()
+        self._agents: dict[int, Future[AgentHandle]] = {}
+        self._starting: dict[int, RemoteProcess] = {}
+        _settle_secret()
+        self._key = key_for("launcher", secrets.token_bytes(16))
+        self._listen_at = listen_at
+        self._reception = Reception((listen_at, 0), self._key, self._let_in, "the launcher")
+        self._reception.start()
+
+    def start(self, spec: WorkerSpec) -> ServedWorker:
+        self._check(spec)
+        check_outside_main(spec, "an agent")
+        agent = self._agents[spec.node].result()
+        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        process = RemoteProcess(next(self._numbers), agent, spec.log_path)
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(agent.arrival.gpus[index] for index in spec.gpus)}
+        self._starting[process.number] = process
+        try:
+            with _token(spec.log_path.parent) as token:
+                order = messages.StartWorker(
+                    number=process.number,
+                    name=spec.identity.name,
+                    python=spec.python,
+                    environment=spec.environment | (gpus if spec.gpus else {}),
+                    log_path=str(spec.log_path),
+                    token=token,
+                )
+                agent.start(process, order)
+                started = process.started.result(ARRIVAL_TIMEOUT_S)
+                connection = process.connected.result(ARRIVAL_TIMEOUT_S)
+        finally:
+            del self._starting[process.number]
+        birth = birth_of(
+            spec,
+            log_path=started.log_path,
+            pins_slots=self._pins_slots,
+            is_forked=False,
+            dies_with_thread=True,
+            driver_pid=started.agent_pid,
+        )
+        return self._adopt(spec, process, connection, birth)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._reception.close()
+        for arrived in self._agents.values():
+            if arrived.done() and not arrived.exception():
+                arrived.result().hang_up()
+
+    # -- for those who place agents --------------------------------------------------------------------------------
+
+    def _settings_of(self, node: int) -> AgentSettings:
+        """What the agent of that node is started with."""
+        forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
+        return AgentSettings(
+            node=node,
+            endpoint=(self._listen_at, self._reception.port),
+            key=self._key,
+            path=[os.path.abspath(entry) for entry in sys.path],
+            folder=os.getcwd(),
+            environment=forwarded | {SECRET_VARIABLE: job_secret().decode()},
+        )
+
+    def _arrival_of(self, node: int) -> Future[AgentHandle]:
+        """The agent of that node, once it has called."""
+        return self._agents.setdefault(node, Future())
+
+    def _let_in(self, line: Line) -> None:
+        arrival = line.hear(messages.Arrival, Deadline(ARRIVAL_TIMEOUT_S)).of
+        if isinstance(arrival, messages.AgentArrival):
+            self._arrival_of(arrival.node).set_result(AgentHandle(arrival, connection_of(line)))
+        elif (process := self._starting.get(arrival.number)) is not None:
+            process.connected.set_result(connection_of(line))
+        else:
+            line.close()  # whoever wanted it has given up
+
+
+def _settle_secret() -> None:
+    """A job without a secret gets one here, before anybody makes one for this machine alone: every agent is given it,
+    so that peers of the job may listen to other machines."""
+    if not os.environ.get(SECRET_VARIABLE) and not os.environ.get(FILE_VARIABLE):
+        os.environ[SECRET_VARIABLE] = secrets.token_hex(32)
+
+
+@contextmanager
+def _token(folder: Path) -> Iterator[str]:
+    """A file in a folder, whose name is its text: who reads that has the same folder."""
+    token = f".rlinf-{secrets.token_hex(16)}"
+    (folder / token).write_text(token)
+    try:
+        yield token
+    finally:
+        (folder / token).unlink()

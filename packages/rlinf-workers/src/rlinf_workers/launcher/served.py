@@ -1,0 +1,293 @@
+"""What a launcher does with a worker once it is connected, wherever its process runs: calls, requests, waits, its loss.
+
+A launcher of the package inherits from ServingLauncher. It makes the process, in its `start`, and gives it to `_adopt`
+with the driver's end of its connection; all that follows is here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import signal
+import threading
+import time
+from concurrent.futures import Future, InvalidStateError
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_any
+from typing import Any, Protocol
+
+from rlinf_algos.registry import path_of
+from rlinf_comm import codec
+from rlinf_comm.records import modules_of
+from rlinf_workers.errors import FlowDefinitionError, RemoteError, SettingsRefused, WorkerLost, WorkersError
+from rlinf_workers.launcher import messages
+from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerSpec
+from rlinf_workers.launcher.hello import Hello, disagreement
+
+LOG_TAIL_LINES = 20
+STOP_GRACE_S = 3.0
+START_TIMEOUT_S = 600.0
+"""For the imports and the constructor (which may load a model); beats begin after them."""
+
+
+class ServedProcess(Protocol):
+    """The process of a worker, on whichever machine."""
+
+    @property
+    def host(self) -> str:
+        """Name of its machine, for people."""
+        ...
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that is readable once the process has ended."""
+        ...
+
+    def is_alive(self) -> bool: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def kill(self) -> None:
+        """Kills it and its process group, which it leads once it has begun; does nothing when nothing is left."""
+        ...
+
+    def describe_end(self) -> str:
+        """How it ended, `exited with code 7` for example."""
+        ...
+
+
+class ServedWorker:
+    """The driver's end of one worker."""
+
+    def __init__(self, spec: WorkerSpec, process: ServedProcess, connection: Connection) -> None:
+        self.name = spec.identity.name
+        self.log_path = spec.log_path
+        self.process = process
+        self.connection = connection
+        self.waits: list[Wait] = []
+        self.is_greeted = False
+        self.is_ready = False
+        self.end: BaseException | None = None
+        self.watcher: threading.Thread
+        self._send_lock = threading.Lock()
+        self._pending: dict[int, Future[Any]] = {}
+        self._pending_lock = threading.Lock()
+        self._call_ids = itertools.count()
+
+    def call(self, method: str, /, *args: Any, lane: int = 0) -> Future[Any]:
+        future: Future[Any] = Future()
+        call_id = next(self._call_ids)
+        with self._pending_lock:
+            if self.end is not None:
+                future.set_exception(self.end)
+                return future
+            self._pending[call_id] = future
+        self.send(messages.encode(messages.Call(call_id, lane, method, codec.pack(args))))
+        return future
+
+    def send(self, message: bytes) -> None:
+        """Sends; a broken pipe is left to the watcher, which sees the process end and fails what is pending."""
+        with self._send_lock:
+            try:
+                self.connection.send_bytes(message)
+            except OSError:
+                pass
+
+    def finish_call(self, message: messages.Returned | messages.Raised) -> None:
+        with self._pending_lock:
+            future = self._pending.pop(message.call_id, None)
+        if future is None:
+            return  # the launcher was shut down meanwhile and has failed it
+        if isinstance(message, messages.Returned):
+            future.set_result(codec.unpack(message.payload))
+        else:
+            future.set_exception(RemoteError(self.name, message.error_type, message.message, message.traceback))
+
+    def fail(self, error: BaseException) -> None:
+        """Every present and future call fails with `error`."""
+        with self._pending_lock:
+            self.end = error
+            pending, self._pending = self._pending, {}
+        for future in pending.values():
+            future.set_exception(error)
+
+    def log_tail(self) -> str:
+        try:
+            lines = self.log_path.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+class ServingLauncher:
+    """All of a launcher but what makes a process.
+
+    Args:
+        heartbeat_timeout_s: a worker that sends nothing for that long after its start counts as lost. Workers beat
+            once a second from a thread of their own, so only a frozen process (stopped, swapped out, stuck in native
+            code that keeps the interpreter) goes silent.
+    """
+
+    def __init__(self, *, heartbeat_timeout_s: float) -> None:
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._workers: list[ServedWorker] = []
+        self._services: dict[str, ServiceHandler] = {}
+        self.lost: Future[None] = Future()
+        self._closing = False
+        # A driver that ends without shutdown() (an exception, Ctrl-C) would wait for its children forever.
+        atexit.register(self.shutdown)
+
+    def serve(self, service: str, handler: ServiceHandler) -> None:
+        self._services[service] = handler
+
+    def waits(self) -> list[Wait]:
+        return [wait for worker in self._workers for wait in worker.waits]
+
+    def shutdown(self) -> None:
+        atexit.unregister(self.shutdown)
+        self._closing = True
+        running = [worker for worker in self._workers if worker.process.is_alive()]
+        for worker in running:
+            worker.send(messages.encode(messages.Stop()))
+        deadline = time.monotonic() + STOP_GRACE_S
+        for worker in running:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+        for worker in self._workers:
+            worker.process.kill()  # also the children of a worker that is already gone
+            worker.process.join()
+            worker.fail(WorkersError(f"worker {worker.name} was shut down"))
+            if threading.current_thread() is not worker.watcher:
+                worker.watcher.join(timeout=5.0)
+
+    # -- for those who make the process ----------------------------------------------------------------------------
+
+    def _check(self, spec: WorkerSpec) -> None:
+        """Raises: what a `start` raises before it makes anything."""
+        if self._closing:
+            raise WorkersError("this launcher was shut down; make a new one")
+        if "<locals>" in (name := spec.worker_class.__qualname__):
+            raise FlowDefinitionError(
+                f"worker class {name} is defined inside a function; a spawned process cannot import it; define it at "
+                "the top of a module"
+            )
+
+    def _adopt(
+        self, spec: WorkerSpec, process: ServedProcess, connection: Connection, birth: messages.Birth
+    ) -> ServedWorker:
+        """Tells a new process what to become, and watches it from now on."""
+        worker = ServedWorker(spec, process, connection)
+        worker.send(Hello().encode())
+        worker.send(messages.encode(birth))
+        worker.watcher = threading.Thread(target=self._watch, args=(worker,), name=f"watch {worker.name}", daemon=True)
+        worker.watcher.start()
+        self._workers.append(worker)
+        return worker
+
+    # -- the threads that watch ------------------------------------------------------------------------------------
+
+    def _watch(self, worker: ServedWorker) -> None:
+        """Serves a worker until it ends."""
+        try:
+            while worker.end is None:
+                limit_s = max(self._heartbeat_timeout_s, 0.0 if worker.is_ready else START_TIMEOUT_S)
+                ready = wait_for_any([worker.connection, worker.process.sentinel], limit_s)
+                self._read(worker)  # a process that failed says why before it ends
+                if worker.process.sentinel in ready:
+                    self._process_ended(worker)
+                elif not ready:
+                    worker.process.kill()
+                    doing = "silent" if worker.is_ready else "still starting"
+                    self._declare_lost(worker, f"{doing} after {limit_s:.0f} s; killed")
+        except Exception as error:
+            self._declare_lost(worker, f"its watcher failed: {type(error).__name__}: {error}")
+            raise
+
+    def _read(self, worker: ServedWorker) -> None:
+        """Takes what has come."""
+        try:
+            while worker.end is None and worker.connection.poll():
+                received = worker.connection.recv_bytes()
+                if worker.is_greeted:
+                    self._dispatch(worker, messages.decode(received))
+                else:
+                    self._greet(worker, received)
+        except (EOFError, OSError):
+            self._process_ended(worker)
+
+    def _greet(self, worker: ServedWorker, message: bytes) -> None:
+        """Takes the worker's first message."""
+        why = disagreement(Hello(), Hello.decode(message))
+        if why is not None:
+            self._declare_lost(worker, f"could not start: {why}")
+        worker.is_greeted = True
+
+    def _dispatch(self, worker: ServedWorker, message: messages.Message) -> None:
+        if isinstance(message, messages.Beat):
+            worker.waits, worker.is_ready = message.waits, True
+        elif isinstance(message, messages.Request):
+            self._serve_request(worker, message)
+        elif isinstance(message, messages.Raised) and message.call_id < 0:
+            refusal = message.message if message.error_type == SettingsRefused.__name__ else None
+            self._declare_lost(worker, f"could not start: {message.error_type}: {message.message}", refusal)
+        elif isinstance(message, (messages.Returned, messages.Raised)):
+            worker.finish_call(message)
+
+    def _serve_request(self, worker: ServedWorker, request: messages.Request) -> None:
+        handler = self._services.get(request.service)
+        if handler is None:
+            known = sorted(self._services)
+            return self._declare_lost(worker, f"asked for an unknown service {request.service!r}; there are {known}")
+
+        def reply(value: Any) -> None:
+            if request.call_id >= 0:
+                worker.send(messages.encode(messages.Returned(request.call_id, codec.pack(value))))
+
+        handler(worker.name, codec.unpack(request.payload), reply)
+
+    def _process_ended(self, worker: ServedWorker) -> None:
+        worker.process.join(timeout=1.0)
+        self._declare_lost(worker, worker.process.describe_end())
+
+    def _declare_lost(self, worker: ServedWorker, cause: str, refusal: str | None = None) -> None:
+        if worker.end is not None:
+            return
+        if self._closing:
+            worker.fail(WorkersError(f"worker {worker.name} was shut down"))
+            return
+        host, log_path = worker.process.host, str(worker.log_path)
+        error = WorkerLost(worker.name, host, cause, log_path, worker.log_tail(), refusal)
+        worker.fail(error)
+        try:
+            self.lost.set_exception(error)
+        except InvalidStateError:
+            return  # another worker was lost before
+
+
+def birth_of(spec: WorkerSpec, **how: Any) -> messages.Birth:
+    """What a process is told to become; `how` are the fields of a Birth that only its launcher knows."""
+    return messages.Birth(
+        identity=spec.identity,
+        worker_class=path_of(spec.worker_class),
+        arguments=codec.pack(spec.arguments),
+        record_modules=modules_of(spec.arguments),
+        **how,
+    )
+
+
+def check_outside_main(spec: WorkerSpec, where: str) -> None:
+    """Raises: FlowDefinitionError for a class that only the driver's own program has."""
+    if spec.worker_class.__module__ == "__main__":
+        raise FlowDefinitionError(
+            f"worker class {spec.worker_class.__qualname__} is defined in the program that was started, which {where} "
+            "does not import; define it in a module"
+        )
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """What an exit code says; None: there is none yet."""
+    if exit_code is None:
+        return "closed its connection without exiting"
+    if exit_code < 0:
+        known = {int(number): number.name for number in signal.Signals}
+        return f"killed by {known.get(-exit_code, f'signal {-exit_code}')}"
+    return f"exited with code {exit_code}"
