@@ -69,7 +69,7 @@ class _Ends:
         self._put, self.close = ends[puts].put, ends[puts].close
         self.take = ends[takes].take
         self.abort, self.stats = far.abort, far.stats
-        self.reopen = near.reopen
+        self.reopen = ends[puts].reopen
 
     def put(self, value: Any, **labels: Any) -> None:
         self._put(value, **labels)

@@ -32,6 +32,7 @@ from rlinf_comm.remote.messages import (
     Flush,
     Granted,
     Put,
+    Reopen,
     Request,
     Room,
     Stats,
@@ -279,18 +280,22 @@ class RemoteChannel:
         with self._putting:
             self._grant_by(self._exchange(self._put_wire, compose(Close()), Deadline(math.inf)))
 
+    def reopen(self, num_producers: int) -> None:
+        """Channel.reopen, which the channel's owner does, since its door stands there."""
+        self._ask(Reopen(num_producers), NOTHING, Deadline(_GRACE_S))
+
     def abort(self, reason: str) -> None:
         """Channel.abort: ends the channel for everybody."""
-        self._ask(Abort(reason), NOTHING, Deadline(math.inf))
+        self._ask(Abort(reason), NOTHING, Deadline(_GRACE_S))
 
     def stats(self) -> ChannelStats:
-        answer = self._ask(Stats(), NOTHING, Deadline(math.inf))
+        answer = self._ask(Stats(), NOTHING, Deadline(_GRACE_S))
         assert isinstance(answer, Told), f"{answer} for stats"
         return ChannelStats(**answer.stats)  # pyright: ignore[reportArgumentType]
 
     def drop_lost_peers(self) -> list[int]:
         """Channel.drop_lost_peers: goes on without the processes that died, for all users of the channel."""
-        answer = self._ask(DropLost(), NOTHING, Deadline(math.inf))
+        answer = self._ask(DropLost(), NOTHING, Deadline(_GRACE_S))
         assert isinstance(answer, Told), f"{answer} for drop_lost_peers"
         return answer.pids
 

@@ -68,6 +68,10 @@ class Close(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
+class Reopen(msgspec.Struct, tag=True, array_like=True):
+    num_producers: int
+
+
 class Abort(msgspec.Struct, tag=True, array_like=True):
     reason: str
 
@@ -80,7 +84,7 @@ class DropLost(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
-Request = Put | Room | Flush | Take | Close | Abort | Stats | DropLost
+Request = Put | Room | Flush | Take | Close | Reopen | Abort | Stats | DropLost
 
 
 class Granted(msgspec.Struct, tag=True, array_like=True):

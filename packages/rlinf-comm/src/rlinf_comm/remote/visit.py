@@ -27,6 +27,7 @@ from rlinf_comm.remote.messages import (
     Granted,
     Label,
     Put,
+    Reopen,
     Request,
     Room,
     Stats,
@@ -147,6 +148,8 @@ class Visit:
             self._put_owed(Deadline(math.inf))
             self._channel.close()
             self.guest.has_closed = True
+        elif isinstance(request, Reopen):
+            self._channel.reopen(request.num_producers)
         elif isinstance(request, Stats):
             return compose(Told(asdict(self._channel.stats()), []))
         elif isinstance(request, DropLost):
