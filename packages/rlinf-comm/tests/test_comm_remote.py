@@ -243,6 +243,38 @@ def test_far_producers_fill_no_more_than_they_were_granted():
             channel.leave()
 
 
+@pytest.mark.parametrize("ends", ["leaves", "dies"])
+def test_what_found_its_room_taken_waits_at_the_door_and_survives_its_producer(ends):
+    with linked(capacity_items=8, lost_peers="tolerate") as (near, door, _):
+        producer = RemoteChannel.open(door.address)
+        producer.put(0)
+        for index in range(7):
+            near.put(index)
+        producer.put("waits")
+        producer.put("too")
+        assert producer._num_unanswered == 2, "there was room when it was granted"
+        if ends == "leaves":
+            producer.leave()
+        else:
+            producer._put_wire._socket.close()
+        assert len(near.take(max_items=8, min_items=8)) == 8
+        assert [near.take(timeout_s=HANG_S)[0].value for _ in range(2)] == ["waits", "too"]
+
+
+def test_a_take_that_is_given_up_by_leaving_is_no_loss():
+    with linked() as (near, door, _):
+        other = RemoteChannel.open(door.address)
+        waiting = threading.Thread(target=lambda: outcome(other.take), daemon=True)
+        waiting.start()
+        while len(door._visits) < 3:
+            time.sleep(0.001)
+        other.leave()
+        while len(door._visits) > 1:
+            time.sleep(0.001)
+        with pytest.raises(ChannelTimeout):
+            near.take(timeout_s=0.15)
+
+
 def test_a_put_of_another_thread_waits_its_turn_no_longer_than_it_wants():
     with linked(capacity_items=1) as (near, _, far):
         far.put(0)

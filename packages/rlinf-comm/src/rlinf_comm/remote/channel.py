@@ -341,6 +341,9 @@ class RemoteChannel:
         wire = Wire(line, self._address.door)
         with self._lock:
             self._wires.append(wire)
+        if self._loss is not None:  # another thread has left meanwhile, and may not have seen this line
+            wire.leave()
+            raise PeerLost(self._loss)
         return wire
 
     def _exchange(self, wire: Wire, message: Encoded, deadline: Deadline) -> Answer:
@@ -353,7 +356,7 @@ class RemoteChannel:
         self._say(wire, message, deadline if deadline.timeout_s else Deadline(_GRACE_S))
         wire.is_in_turn = False
         try:
-            header, buffers = wire.hear(lambda: False, deadline.left_s + _GRACE_S)
+            header, buffers = wire.hear(deadline.left_s + _GRACE_S)
             answer, rest = answer_of(header)
         except PeerTimeout as error:
             raise self._lost(f"it has not answered {_GRACE_S:g} s after the end of a call: {error}") from error

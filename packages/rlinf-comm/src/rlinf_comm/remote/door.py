@@ -29,7 +29,7 @@ from rlinf_comm.peers.reception import Reception
 from rlinf_comm.peers.secret import require_secret_beyond
 from rlinf_comm.remote.address import DoorAddress
 from rlinf_comm.remote.messages import Enter
-from rlinf_comm.remote.visit import CallerGone, DoorTraffic, Guest, Visit
+from rlinf_comm.remote.visit import DoorTraffic, Guest, Visit
 from rlinf_comm.remote.wire import Wire
 
 _LOG = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class ChannelDoor:
         with self._lock:
             visits = list(self._visits)
         for visit in visits:
-            visit.wire.shut(farewell=True)
+            visit.stop()
 
     # --- who was lost (channel.Elsewhere) ---
 
@@ -140,7 +140,7 @@ class ChannelDoor:
             visit.serve()
         except PeerLeft:
             pass
-        except (CommError, CallerGone, OSError) as error:
+        except (CommError, OSError) as error:
             loss = error
         finally:
             visit.wire.shut(farewell=False)

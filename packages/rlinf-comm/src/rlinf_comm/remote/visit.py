@@ -84,6 +84,10 @@ class DoorTraffic:
 class CallerGone(Exception):
     """The caller has ended while the door waited on its behalf."""
 
+    def __init__(self, loss: PeerLost) -> None:
+        super().__init__(str(loss))
+        self.loss = loss
+
 
 class Visit:
     """One line of a caller."""
@@ -110,13 +114,28 @@ class Visit:
         """Puts for which nobody waits any more, in order: calls with a timeout."""
         self._owed_error: Exception | None = None
         """Why such a put was given up."""
+        self._is_stopped = False
 
     def serve(self) -> None:
-        """Until the line ends, by whose exception this ends too."""
+        """Until the line ends, by whose PeerLost this ends too. What was put before is in the channel then."""
+        try:
+            self._serve()
+        except CallerGone as gone:
+            raise gone.loss from gone
+        finally:
+            while self._owed and not self._is_stopped:
+                self._try_owed(SLICE_S)
+
+    def stop(self) -> None:
+        """Ends the line from here."""
+        self._is_stopped = True
+        self.wire.shut(farewell=True)
+
+    def _serve(self) -> None:
         while True:
             while self._owed and not self.wire.has_more():
                 self._try_owed(SLICE_S)
-            header, buffers = self.wire.hear(lambda: False)
+            header, buffers = self.wire.hear()
             request, rest = request_of(header)
             if isinstance(request, Put):
                 self._accept(request, rest, buffers)
@@ -245,7 +264,7 @@ class Visit:
         try:
             self.wire.check()
         except PeerLost as error:
-            raise CallerGone(str(error)) from error
+            raise CallerGone(error) from error
         if self._check_others is not None:
             self._check_others()
 

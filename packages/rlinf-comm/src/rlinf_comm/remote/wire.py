@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable
 
 from rlinf_comm.codec import Encoded
 from rlinf_comm.peers.address import PeerAddress
@@ -34,9 +33,9 @@ class Wire:
         """Whole or not at all. Raises PeerLost, PeerLeft, or PeerTimeout: it will not arrive."""
         self._outgoing.send_encoded(message, deadline)
 
-    def hear(self, is_cancelled: Callable[[], bool], timeout_s: float = math.inf) -> tuple[bytes, list[memoryview]]:
-        """The next message. Raises PeerLost, PeerLeft, TornStream, or PeerTimeout when `is_cancelled`."""
-        return self._incoming.receive_encoded(Deadline(timeout_s), is_cancelled)
+    def hear(self, timeout_s: float = math.inf) -> tuple[bytes, list[memoryview]]:
+        """The next message. Raises PeerLost, PeerLeft, PeerTimeout or TornStream."""
+        return self._incoming.receive_encoded(Deadline(timeout_s), lambda: False)
 
     @property
     def is_amid_a_message(self) -> bool:
