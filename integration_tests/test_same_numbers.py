@@ -1,12 +1,17 @@
 """One seed, the same numbers: to the bit, in every mode, at several granularities and numbers of ranks."""
 
 import json
+import secrets
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import command_line
 from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
 from rlinf.glossary import find
+from rlinf_comm.peers.secret import SECRET_VARIABLE
 from rlinf_workers.testing.environments import second_environment
 
 SORT_PLANS = {
@@ -97,6 +102,17 @@ def test_sorting(tmp_path, sort_reference, plan):
     (session,) = json.loads((run / "manifest.json").read_text())["sessions"]
     ran = {name: of_role["interpreter"] for name, of_role in session.get("environments", {}).items()}
     assert ran == {name.partition(".")[2]: path for name, path in keys.items() if name.startswith("environments")}
+    assert found["metrics"] == sort_reference["metrics"]
+    assert found["evaluations"] == sort_reference["evaluations"]
+    assert found["weights"] == sort_reference["weights"]
+
+
+@pytest.mark.parametrize("plan", ["disaggregated-1", pytest.param("hybrid-4", marks=pytest.mark.slow)])
+def test_sorting_on_two_nodes(tmp_path, sort_reference, plan, monkeypatch):
+    """Items go through doors and weights by streams, as between two hosts."""
+    monkeypatch.setattr(command_line, "RLINF", [sys.executable, str(Path(__file__).with_name("two_nodes.py"))])
+    monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
+    found = numbers(train("sort-grpo", tmp_path / "run", SHORT_SORT | SORT_PLANS[plan]))
     assert found["metrics"] == sort_reference["metrics"]
     assert found["evaluations"] == sort_reference["evaluations"]
     assert found["weights"] == sort_reference["weights"]

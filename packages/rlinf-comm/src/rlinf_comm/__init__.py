@@ -1,6 +1,7 @@
 """Moving values and weights between processes, of one machine and of several.
 
 rlinf_comm.channel   bounded shared-memory queues
+rlinf_comm.remote    channels from other hosts
 rlinf_comm.pool      tensors in shared memory, which cross a channel by reference
 rlinf_comm.codec     values to bytes and back, without pickle
 rlinf_comm.records   which classes may cross

@@ -18,6 +18,9 @@ from rlinf_comm._lowering import DATACLASS, ENUM, FLAG, FOREIGN_ARRAY, NUMPY_SCA
 from rlinf_comm.errors import DecodeError
 
 _Build = Callable[[list[Any]], Any]
+ARRIVALS: dict[type, _Build] = {}
+"""Registered classes that are there for the way alone -> function from the fields' values to what arrives."""
+
 _MAX_SHOWN = 200
 """The most that an error message quotes of data that a stranger may have sent, in characters or list elements."""
 
@@ -40,7 +43,7 @@ def find_class(name: str, sender_fields: list[str]) -> tuple[int, type, _Build |
         tag, fields, build = STRUCT, list(cls.__struct_fields__), _struct_builder(cls)
     elif dataclasses.is_dataclass(found):
         tag, fields = DATACLASS, [field.name for field in dataclasses.fields(cls)]
-        build = _through_dict(cls, fields) if _hides_a_field(cls, fields) else None
+        build = ARRIVALS.get(cls) or (_through_dict(cls, fields) if _hides_a_field(cls, fields) else None)
     else:
         tag, fields = ENUM, []
     if fields != sender_fields:

@@ -22,9 +22,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
-from rlinf_comm import _C, _leaving, codec
+from rlinf_comm import (
+    _C,
+    _carried,  # noqa: F401 - what comes through a door is decoded by it
+    _leaving,
+    codec,
+)
 from rlinf_comm._arrays import Refused
 from rlinf_comm._checked import sealed, unsealed
 from rlinf_comm._doorbell import FOR_ITEM, FOR_ROOM, Doorbell
@@ -34,6 +39,8 @@ from rlinf_comm.errors import DecodeError, PeerLost
 from rlinf_comm.records import record
 
 _MAX_COUNT = (1 << 63) - 1
+_SLICE_S = 0.1
+"""A take that waits for more than the channel itself looks after it this often."""
 _NOT_PUT = (Refused, UnicodeEncodeError, RecursionError, ValueError)
 
 
@@ -104,6 +111,18 @@ class ChannelStats:
     aborted: bool
 
 
+class Elsewhere(Protocol):
+    """The users of a channel in processes of other hosts."""
+
+    def check(self) -> None:
+        """Raises PeerLost when one of them was lost."""
+        ...
+
+    def drop(self) -> list[int]:
+        """Goes on without those that were lost; their pids."""
+        ...
+
+
 class Channel:
     """A bounded FIFO queue for any number of producers and consumers, threads and processes alike.
 
@@ -115,7 +134,14 @@ class Channel:
     those who wait for it are told by PeerLost. A process uses the channel from its first put or take until it leaves.
     """
 
-    def __init__(self, native: _C.Channel, address: ChannelAddress, *, owner_pid: int | None) -> None:
+    def __init__(
+        self,
+        native: _C.Channel,
+        address: ChannelAddress,
+        *,
+        owner_pid: int | None,
+        raises_on_loss: bool = False,
+    ) -> None:
         """Private: use Channel.create or Channel.open."""
         _leaving.watch_the_end_of_this_process()
         self._native = native
@@ -124,6 +150,9 @@ class Channel:
         self._is_checked = address.checked
         self._doorbells = (Doorbell(native, FOR_ITEM), Doorbell(native, FOR_ROOM))
         self._futures = Futures()
+        self._raises_on_loss = raises_on_loss
+        self._elsewhere: Elsewhere | None = None
+        """Of an object that has a door (remote/door.py)."""
 
     @classmethod
     def create(
@@ -176,7 +205,7 @@ class Channel:
         address = ChannelAddress(
             name=name, creator_pid=pid, creator_start_ticks=start_ticks, fd=fd, nonce=nonce, checked=checked
         )
-        return cls(native, address, owner_pid=pid)
+        return cls(native, address, owner_pid=pid, raises_on_loss=lost_peers == "raise")
 
     @classmethod
     def open(cls, address: ChannelAddress) -> Channel:
@@ -233,8 +262,10 @@ class Channel:
         """
         if not 0.0 <= weight < math.inf:
             raise ValueError(self._about_weight(weight))
-        if self._is_checked:
-            value = sealed(value)
+        self._append(sealed(value) if self._is_checked else value, key, weight, policy_version, timeout_s)
+
+    def _append(self, value: Any, key: Key, weight: float, policy_version: int, timeout_s: float | None) -> None:
+        """put() of a value that has its digest, where the channel is checked."""
         try:
             outcome = self._native.put(codec.NATIVE, value, key, weight, policy_version, timeout_s)
         except _NOT_PUT as error:
@@ -294,14 +325,52 @@ class Channel:
             PeerLost: nothing was taken, it would have to wait, and a process that used the channel died.
             ChannelStalled: min_items do not fit the channel's capacity, and the next producer waits for room.
         """
+        look = None if self._elsewhere is None else self._elsewhere.check
+        taken = self._remove(max_items, min_items, min_weight, max_weight, keys, timeout_s, look)
+        return self._unsealed(taken) if self._is_checked else taken
+
+    def _remove(
+        self,
+        max_items: int,
+        min_items: int,
+        min_weight: float,
+        max_weight: float | None,
+        keys: Sequence[Key] | None,
+        timeout_s: float | None,
+        look: Callable[[], None] | None,
+    ) -> list[Item]:
+        """take() of values that still have their digests, where the channel is checked. `look` is called about every
+        0.1 s of a wait, and raises what ends it."""
         max_items, min_items = self._check_request(max_items, min_items, min_weight, max_weight, keys)
+        request = (max_items, min_items, min_weight, max_weight, keys)
         try:
-            taken = self._native.take(codec.NATIVE, Item, max_items, min_items, min_weight, max_weight, keys, timeout_s)
-        except (DecodeError, PeerLost) as error:
-            raise type(error)(f"channel {self.name!r}, {error}") from error
+            if look is None:
+                taken = self._native.take(codec.NATIVE, Item, *request, timeout_s)
+            else:
+                taken = self._remove_in_slices(request, timeout_s, look)
+        except DecodeError as error:
+            raise DecodeError(f"channel {self.name!r}, {error}") from error
+        except PeerLost as error:
+            raise PeerLost(f"channel {self.name!r}, {error}", pids=error.pids) from error
         if isinstance(taken, int):
             self._raise_not_taken(taken, min_items, keys, timeout_s)
-        return self._unsealed(taken) if self._is_checked else taken
+        return taken
+
+    def _remove_in_slices(
+        self,
+        request: tuple[int, int, float, float | None, Sequence[Key] | None],
+        timeout_s: float | None,
+        look: Callable[[], None],
+    ) -> list[Item] | int:
+        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = end_s - time.monotonic()
+            is_short = timeout_s is not None and not timeout_s >= _SLICE_S  # also what is no number of seconds at all
+            slice_s = timeout_s if is_short else max(min(left_s, _SLICE_S), 0.0)
+            taken = self._native.take(codec.NATIVE, Item, *request, slice_s)
+            if taken != _C.Outcome.TIMED_OUT or is_short or left_s <= _SLICE_S:
+                return taken
+            look()
 
     async def atake(
         self,
@@ -452,7 +521,8 @@ class Channel:
         Items that the dead had put stay; items that they had taken are gone. A dead producer closes nothing: call
         close() in its place, or start another one.
         """
-        return self._native.drop_lost_users()
+        elsewhere = [] if self._elsewhere is None else self._elsewhere.drop()
+        return self._native.drop_lost_users() + elsewhere
 
     def stats(self) -> ChannelStats:
         return ChannelStats(**self._native.counts())

@@ -9,17 +9,28 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rlinf_comm.channel import Channel
+from rlinf_comm.errors import PeerLost
+from rlinf_comm.remote import RemoteChannel
 from rlinf_comm.weights import Layout, ReshardPlan
 from rlinf_comm.weights import plan as reshard_plan
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.errors import FlowDefinitionError, LinkRefused, RemoteError, StepTimeout, WorkerLost
+from rlinf_workers.execution.item_channels import (
+    DRIVERS_NODE,
+    ChannelPlace,
+    ChannelSpec,
+    HomeChannel,
+    home_of,
+    open_channel,
+    placed,
+)
 from rlinf_workers.execution.lease import LeaseRequest, Leases, Reply
 from rlinf_workers.execution.ports import Pauses, Writer
 from rlinf_workers.execution.residents import Residents
@@ -69,7 +80,11 @@ class _OpenFlow:
     """A flow with its plan and its channels, ready to run any number of times."""
 
     planned: PlannedFlow
-    channels: dict[str, Channel]
+    channels: dict[str, Channel | RemoteChannel] = field(default_factory=dict)
+    """As the driver reaches them."""
+    homes: dict[str, HomeChannel] = field(default_factory=dict)
+    """Those that live in the driver."""
+    places: dict[str, ChannelPlace] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,19 +171,9 @@ class Executor:
         for name, stages in planned.graph.workers.items():
             if name not in self._groups:
                 self._start_group(flow, name, plan.stage(stages[0]))
-        num_keys = dict.fromkeys(planned.graph.channels, 1)
-        num_keys |= {channel: plan.stage(stage).num_ranks for channel, stage in planned.told_channels.items()}
-        channels = {
-            channel: Channel.create(
-                f"{flow.name}.{channel}",
-                capacity_items=CHANNEL_ITEMS * number,
-                capacity_bytes=CHANNEL_BYTES * number,
-                num_keys=number,
-                lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
-            )
-            for channel, number in num_keys.items()
-        }
-        self._open[flow.name] = _OpenFlow(planned, channels)
+        opened = self._open[flow.name] = _OpenFlow(planned)
+        for channel in (*planned.graph.channels, *planned.told_channels):
+            self._open_channel(opened, channel)
 
     def replan(self, flow: Flow, plan: Plan) -> None:
         """Another plan for an open flow, from its next run on; every worker group stays where it is.
@@ -224,7 +229,7 @@ class Executor:
                 log_path=self._log_folder / name / f"{rank}.log",
                 environment=self._environment | gpus,
                 python=self._pythons.get(name),
-                node=self._node(identity.name, devices),
+                node=self._node_of(identity.name, devices),
                 gpus=tuple(self._cluster.index_on_node(index) for index in devices if self._is_gpu(index)),
             )
             handle = self._launcher.start(spec)
@@ -234,6 +239,41 @@ class Executor:
         self._groups[name] = WorkerGroup(handles, self._launcher)
         if placed.offload:
             self._groups[name].start_call("unload")  # comes before any other call; nothing has to wait for it
+
+    def _open_channel(self, opened: _OpenFlow, channel: str) -> None:
+        planned = opened.planned
+        told = planned.told_channels.get(channel)
+        readers = self._ranks_of(planned, [told] if told else planned.graph.readers(channel))
+        writers = self._ranks_of(planned, [told] if told else planned.graph.writers(channel))
+        nodes = {rank: self._node(*rank) for rank in (*readers, *writers)}
+        home = home_of(nodes[rank] for rank in readers)
+        num_keys = planned.plan.stage(told).num_ranks if told else 1
+        spec = ChannelSpec(
+            name=f"{planned.flow.name}.{channel}",
+            capacity_items=CHANNEL_ITEMS * num_keys,
+            capacity_bytes=CHANNEL_BYTES * num_keys,
+            num_keys=num_keys,
+        )
+        if home == DRIVERS_NODE:
+            mine = HomeChannel(spec, home, has_door=any(node != home for node in nodes.values()))
+            opened.homes[channel], opened.channels[channel], opened.places[channel] = mine, mine.channel, mine.place
+            return
+        keeper, rank = next(rank for rank in readers if nodes[rank] == home)
+        asked = self._groups[keeper].handles[rank].call("open_channel", spec, home)
+        (place,) = gather([asked], self._launcher.lost)
+        opened.places[channel], opened.channels[channel] = place, open_channel(place.seen_from(DRIVERS_NODE))
+
+    def _ranks_of(self, planned: PlannedFlow, stages: Sequence[str]) -> list[tuple[str, int]]:
+        """(worker group, rank) of all ranks of the stages."""
+        return [
+            (planned.graph.stage(stage).worker, rank)
+            for stage in stages
+            for rank in range(planned.plan.stage(stage).num_ranks)
+        ]
+
+    def _node(self, name: str, rank: int) -> int:
+        """The machine of a rank."""
+        return self._node_of(f"{name}/{rank}", self._placements[name].devices_of(rank))
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -310,7 +350,7 @@ class Executor:
         """The machines of a group; one without devices is with the driver, on the first."""
         return {self._cluster.devices[index].node for index in self._placements[name].devices} or {0}
 
-    def _node(self, worker: str, devices: Sequence[int]) -> int:
+    def _node_of(self, worker: str, devices: Sequence[int]) -> int:
         """The machine of a rank's devices; the driver's for one without any."""
         node, *others = sorted({self._cluster.devices[index].node for index in devices}) or [0]
         if others:
@@ -435,9 +475,12 @@ class Executor:
     ) -> list[tuple[StageCall, int, Future[StageOutcome]]]:
         planned, started = opened.planned, []
         addresses = {name: channel.address for name, channel in opened.channels.items()}
+        told = {stage: channel for channel, stage in planned.told_channels.items()}
         for rank, lane, call in planned.stage_calls(addresses, self._versions, context):
-            handle = self._groups[planned.graph.stage(call.stage).worker].handles[rank]
-            started.append((call, rank, handle.call("run_stage", call, lane=lane)))
+            worker = planned.graph.stage(call.stage).worker
+            there = placed(call, self._node(worker, rank), opened.places, told.get(call.stage))
+            handle = self._groups[worker].handles[rank]
+            started.append((call, rank, handle.call("run_stage", there, lane=lane)))
         return started
 
     def _feed(self, opened: _OpenFlow, channel: str, items: Sequence[Any]) -> None:
@@ -450,7 +493,7 @@ class Executor:
         opened.channels[channel].close()
 
     @staticmethod
-    def _collect(name: str, channel: Channel, on_items: OnItems | None) -> list[Any]:
+    def _collect(name: str, channel: Channel | RemoteChannel, on_items: OnItems | None) -> list[Any]:
         collected: list[tuple[int, Any]] = []
         for entry in channel:
             if on_items is None:
@@ -476,7 +519,7 @@ class Executor:
             phase=run.context.phase,
             began_s=run.began_s,
             stages=tuple(_stage_states(run)),
-            channels=tuple(_channel_state(name, channel) for name, channel in run.opened.channels.items()),
+            channels=tuple(_channel_state(name, home.channel) for name, home in run.opened.homes.items()),
             feeding=tuple(channel for channel, future in run.feeding.items() if not future.done()),
             collecting=tuple(channel for channel, future in run.collecting.items() if not future.done()),
             waits=waits,
@@ -501,7 +544,10 @@ class Executor:
 
     def _abort(self, opened: _OpenFlow, reason: str) -> None:
         for channel in opened.channels.values():
-            channel.abort(reason)
+            try:
+                channel.abort(reason)
+            except PeerLost:
+                pass  # it has ended with the process that it lived in
 
     def shutdown(self) -> None:
         """Ends every process; nothing is left behind."""

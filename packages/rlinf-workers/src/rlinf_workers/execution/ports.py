@@ -15,6 +15,7 @@ from typing import Generic, Literal, TypeVar
 
 from rlinf_comm.channel import Channel
 from rlinf_comm.errors import ChannelTimeout
+from rlinf_comm.remote import RemoteChannel
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.stage_calls import WHOLE_BATCH, Port
@@ -50,8 +51,8 @@ class Pauses:
         that were published, and raises WeightMismatchError when they are not."""
 
 
-ItemEnd = Channel | FirstRank | OtherRank
-"""A channel, or how the ranks of a replica see it."""
+ItemEnd = Channel | RemoteChannel | FirstRank | OtherRank
+"""A channel of this node or of another, or how the ranks of a replica see it."""
 
 
 class Reader(Generic[T]):

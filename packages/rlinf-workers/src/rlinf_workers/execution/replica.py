@@ -14,6 +14,7 @@ from typing import Any
 
 from rlinf_comm.channel import Channel, Item
 from rlinf_comm.errors import ChannelTimeout
+from rlinf_comm.remote import RemoteChannel
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.launcher.base import Identity
 
@@ -24,7 +25,9 @@ WAITS = "waits"
 class FirstRank:
     """A channel as the first rank of a replica uses it."""
 
-    def __init__(self, name: str, channel: Channel, told: Channel, identity: Identity) -> None:
+    def __init__(
+        self, name: str, channel: Channel | RemoteChannel, told: Channel | RemoteChannel, identity: Identity
+    ) -> None:
         self._name = name
         self._channel = channel
         self._told = told
@@ -62,7 +65,7 @@ class OtherRank:
     def __init__(
         self,
         name: str,
-        told: Channel,
+        told: Channel | RemoteChannel,
         identity: Identity,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from rlinf_comm.channel import ChannelAddress
 from rlinf_comm.records import record
+from rlinf_comm.remote import DoorAddress
 from rlinf_sched.flow_graph import FlowGraph, WeightEdge
 from rlinf_sched.plan import Plan
 from rlinf_workers.flow import Flow
@@ -22,6 +23,10 @@ from rlinf_workers.worker import StepContext
 
 WHOLE_BATCH = 0
 """Granularity of a stage that takes everything of a run in one chunk."""
+
+
+ItemAddress = ChannelAddress | DoorAddress
+"""Of a channel on the rank's own node, and of its door for all others."""
 
 
 @record
@@ -35,7 +40,7 @@ class Port:
     """
 
     channel: str
-    address: ChannelAddress
+    address: ItemAddress
     granularity: int
     """Items in a chunk of the reading stage; WHOLE_BATCH for all of the run. No more are put in one piece, so that
     several readers share the work."""
@@ -67,7 +72,7 @@ class StageCall:
     """Weight edge -> policy version to serve before the first chunk."""
     publishes: tuple[str, ...]
     """Weight edges on which to publish when the stage is done."""
-    told: ChannelAddress | None
+    told: ItemAddress | None
     """Where the first rank of a replica tells the others what it took; None where a replica is one rank."""
 
 
@@ -94,7 +99,7 @@ class PlannedFlow:
     plan: Plan
 
     def stage_calls(
-        self, addresses: Mapping[str, ChannelAddress], versions: Mapping[WeightEdge, int], context: StepContext
+        self, addresses: Mapping[str, ItemAddress], versions: Mapping[WeightEdge, int], context: StepContext
     ) -> Iterator[tuple[int, int, StageCall]]:
         """(rank, lane, call) for each rank of each stage: the stages of one worker group run on lanes of their own.
 
@@ -125,7 +130,7 @@ class PlannedFlow:
     def port(
         self,
         channel: str,
-        address: ChannelAddress,
+        address: ItemAddress,
         *,
         other_end: Sequence[str],
         turn: Sequence[str] = (),
@@ -186,7 +191,7 @@ class PlannedFlow:
         self,
         name: str,
         rank: int,
-        addresses: Mapping[str, ChannelAddress],
+        addresses: Mapping[str, ItemAddress],
         versions: Mapping[WeightEdge, int],
         context: StepContext,
     ) -> StageCall:

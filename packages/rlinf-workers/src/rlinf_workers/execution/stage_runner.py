@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rlinf_comm.channel import Channel, ChannelAddress
+from rlinf_comm.channel import Channel
+from rlinf_comm.remote import RemoteChannel
 from rlinf_workers.errors import WorkersError
+from rlinf_workers.execution.item_channels import open_channel
 from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import ItemEnd, Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
 
 SHORTEST_WAIT_SPAN_NS = 500_000
 """Shorter waits are left out of the trace; they would be most of its lines and none of its time."""
-
-
-@functools.lru_cache(maxsize=256)
-def _open_channel(address: ChannelAddress) -> Channel:
-    """One mapping for each channel and process, kept for the process's life."""
-    return Channel.open(address)
 
 
 @dataclass
@@ -77,9 +72,9 @@ class StageRunner(Pauses):
         self._leave(is_last=True)
         if self._is_first:
             for port in call.writes:
-                _open_channel(port.address).close()
+                open_channel(port.address).close()
         if call.told is not None:
-            self._end_telling(_open_channel(call.told))
+            self._end_telling(open_channel(call.told))
         metrics, shown = self._host.metrics.drain(), self._host.shown
         notes, self._host.shown, self._host.notes = self._host.notes, [], []
         return StageOutcome(
@@ -95,13 +90,13 @@ class StageRunner(Pauses):
     def _link(self, port: Port) -> ItemEnd:
         """A port's channel, as this rank of its replica uses it."""
         if self._call.told is None:
-            return _open_channel(port.address)
-        told = _open_channel(self._call.told)
+            return open_channel(port.address)
+        told = open_channel(self._call.told)
         if self._is_first:
-            return FirstRank(port.channel, _open_channel(port.address), told, self._host.identity)
+            return FirstRank(port.channel, open_channel(port.address), told, self._host.identity)
         return OtherRank(port.channel, told, self._host.identity, lambda: self._host.waits.waiting("first rank"))
 
-    def _end_telling(self, told: Channel) -> None:
+    def _end_telling(self, told: Channel | RemoteChannel) -> None:
         if self._is_first:
             told.close()
             return

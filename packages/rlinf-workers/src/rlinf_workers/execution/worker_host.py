@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from rlinf_workers.collectives import RankGroup, RankGroups, connect
+from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, HomeChannel
 from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
 from rlinf_workers.execution.stage_runner import StageRunner
 from rlinf_workers.explaining.processes import started_ticks
@@ -27,7 +28,16 @@ from rlinf_workers.worker import StepContext, Worker
 W = TypeVar("W", bound=Worker)
 
 CALLS = frozenset(
-    {"run_stage", "unload", "open_weights", "publish_weights", "memory_bytes", "current_waits", "process"}
+    {
+        "run_stage",
+        "unload",
+        "open_channel",
+        "open_weights",
+        "publish_weights",
+        "memory_bytes",
+        "current_waits",
+        "process",
+    }
 )
 """What the executor calls of the host; any other method is the worker's own."""
 READS = frozenset({"layout", "save_model", "begin_checkpoint", "end_checkpoint", "save_checkpoint"})
@@ -64,6 +74,8 @@ class WorkerHost:
         """What it held of its device when it was last offloaded."""
         self.served_versions: dict[str, int] = {}
         """Edge -> version that the worker's weights hold, whole; see `confirm_weights`."""
+        self._home_channels: list[HomeChannel] = []
+        """Channels that live in this process."""
         self._senders: dict[str, WeightSender] = {}
         self._settles: dict[str, Settle] = {}
         """Edge -> what comes before the weights change that were last published on it."""
@@ -144,6 +156,11 @@ class WorkerHost:
             if self.worker.device.type == "cuda":
                 torch.cuda.empty_cache()  # or the caching allocator keeps what others on this device need
             return Span("offload", LEASE, start_ns, now_ns() - start_ns, 0, self.identity.name, self.identity.devices)
+
+    def open_channel(self, spec: ChannelSpec, node: int) -> ChannelPlace:
+        """Makes a channel that lives in this process, which is on that node, and its door for the other nodes."""
+        self._home_channels.append(HomeChannel(spec, node, has_door=True))
+        return self._home_channels[-1].place
 
     def open_weights(self, ports: Sequence[WeightPort]) -> None:
         """Opens this rank's end of a weight edge; its ends, where it serves from several processes."""

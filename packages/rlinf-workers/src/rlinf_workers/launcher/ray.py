@@ -154,7 +154,7 @@ class RayLauncher(AgentLauncher):
             why = self._arrival_of(number).result().arrival.host.difference_to(this_host())
             if why is not None:
                 raise ClusterRefused(
-                    f"node {number}, {self._found[number]}, is {why}; items cannot travel between hosts yet: take the "
+                    f"node {number}, {self._found[number]}, is {why}; ranks of a group meet on one host so far: take the "
                     f"devices of the driver's machine alone with cluster.num_devices or cluster.launcher_options"
                 )
 

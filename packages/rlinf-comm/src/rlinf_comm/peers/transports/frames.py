@@ -151,6 +151,11 @@ class StreamReader:
         """Bytes read so far: those of the values that are ready, and of the one that is still coming."""
         return self._ready_bytes + self._coming_bytes
 
+    @property
+    def has_staged(self) -> bool:
+        """Whether bytes have been read that belong to nothing yet."""
+        return bool(self._staged)
+
     def _step(self) -> bool:
         """Reads once; whether there may be more to read."""
         if self.has_ended:

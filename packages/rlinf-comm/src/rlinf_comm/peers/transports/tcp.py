@@ -47,16 +47,16 @@ class TcpTransport:
         probe = os.urandom(PROBE_BYTES)
         line = send_probe(self.name, probe, probe, meeting)
         host, port = meeting.theirs.endpoint
-        link = _TcpOutgoing(line.socket, Lifeline(line, meeting.theirs), Traffic("TCP", meeting.theirs))
+        link = TcpOutgoing(line.socket, Lifeline(line, meeting.theirs), Traffic("TCP", meeting.theirs))
         return link, f"a probe of {PROBE_BYTES} bytes came back from {host}:{port}"
 
     def answer(self, details: bytes, meeting: Meeting) -> tuple[Incoming, bytes]:
         assert meeting.line is not None, "this transport needs a line"
-        link = _TcpIncoming(meeting.line.socket, meeting.capacity_bytes, Traffic("TCP", meeting.theirs))
+        link = TcpIncoming(meeting.line.socket, meeting.capacity_bytes, Traffic("TCP", meeting.theirs))
         return link, details
 
 
-class _TcpOutgoing:
+class TcpOutgoing:
     def __init__(self, connected: socket.socket, lifeline: Lifeline, traffic: Traffic) -> None:
         self._socket = connected
         self._lifeline = lifeline
@@ -68,7 +68,9 @@ class _TcpOutgoing:
         """The end of a value that was taken back."""
 
     def send(self, value: Any, deadline: Deadline) -> None:
-        encoded = codec.encode(value)
+        self.send_encoded(codec.encode(value), deadline)
+
+    def send_encoded(self, encoded: codec.Encoded, deadline: Deadline) -> None:
         with deadline.holding(self._lock) as held:
             if not held:
                 raise self._traffic.timeout("send to", deadline, "another thread is sending to it")
@@ -114,7 +116,7 @@ class _TcpOutgoing:
         self._lifeline.close(farewell=False)
 
 
-class _TcpIncoming:
+class TcpIncoming:
     def __init__(self, connected: socket.socket, capacity_bytes: int, traffic: Traffic) -> None:
         self._socket = connected
         self._traffic = traffic
@@ -127,6 +129,10 @@ class _TcpIncoming:
         self._is_open = True
 
     def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
+        return codec.decode(*self.receive_encoded(deadline, is_cancelled))
+
+    def receive_encoded(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> tuple[bytes, list[memoryview]]:
+        """The header and the buffers of the next value."""
         self._last_receive_s = time.monotonic()
         with deadline.holding(self._lock) as held:
             if not held:
@@ -138,7 +144,16 @@ class _TcpIncoming:
             header, buffers = self._reader.take()
             self._traffic.count()
         self._last_receive_s = time.monotonic()
-        return codec.decode(header, buffers)
+        return header, buffers
+
+    @property
+    def is_amid_a_value(self) -> bool:
+        """Whether a part of the next value has been read."""
+        return self._reader.num_bytes > 0 and not self._reader.ready
+
+    def has_more(self) -> bool:
+        """Whether some of the next value has come, or the stream has ended."""
+        return bool(self._reader.ready or self._reader.has_staged or self._reader.has_ended or self._readable.poll(0))
 
     def _wait(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> None:
         """Waits until something can be read; raises the reason why nothing will come."""
@@ -209,7 +224,7 @@ class ReadAhead:
     """One thread that reads from the TCP links of a peer on which nobody receives."""
 
     def __init__(self) -> None:
-        self._links: list[_TcpIncoming] = []
+        self._links: list[TcpIncoming] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -217,7 +232,7 @@ class ReadAhead:
         """Takes links of any transport. One that sends part of its data over TCP is read through that part (its
         `host`); other links need no reading ahead and are ignored."""
         link = getattr(link, "host", link)
-        if not isinstance(link, _TcpIncoming):
+        if not isinstance(link, TcpIncoming):
             return
         self._links = [*(known for known in self._links if known._is_open), link]
         if self._thread is None:

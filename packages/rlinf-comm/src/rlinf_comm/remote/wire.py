@@ -1,0 +1,71 @@
+"""One line between a caller and a door, once they have met: the peers' stream of values, in both directions."""
+
+from __future__ import annotations
+
+import math
+import socket
+
+from rlinf_comm.codec import Encoded
+from rlinf_comm.peers.address import PeerAddress
+from rlinf_comm.peers.deadline import Deadline
+from rlinf_comm.peers.line import Lifeline, Line, left, lost
+from rlinf_comm.peers.transports.base import Traffic
+from rlinf_comm.peers.transports.tcp import TcpIncoming, TcpOutgoing
+
+_NO_READ_AHEAD = 0
+"""A wire is read by who waits for a message, and by nobody else."""
+
+
+class Wire:
+    """Says and hears messages (messages.py). For one thread at a time."""
+
+    def __init__(self, line: Line, theirs: PeerAddress) -> None:
+        """Owns the line; `theirs` is at its other end."""
+        self._socket = line.socket
+        self._theirs = theirs
+        traffic = Traffic("TCP", theirs)
+        self._outgoing = TcpOutgoing(line.socket, Lifeline(line, theirs), traffic)
+        self._incoming = TcpIncoming(line.socket, _NO_READ_AHEAD, traffic)
+        self.is_in_turn = True
+        """Whether both sides agree on who speaks next; not after a wait for an answer was broken off."""
+
+    def say(self, message: Encoded, deadline: Deadline) -> None:
+        """Whole or not at all. Raises PeerLost, PeerLeft, or PeerTimeout: it will not arrive."""
+        self._outgoing.send_encoded(message, deadline)
+
+    def hear(self, timeout_s: float = math.inf) -> tuple[bytes, list[memoryview]]:
+        """The next message. Raises PeerLost, PeerLeft, PeerTimeout or TornStream."""
+        return self._incoming.receive_encoded(Deadline(timeout_s), lambda: False)
+
+    @property
+    def is_amid_a_message(self) -> bool:
+        """Whether a part of what the other side says has come."""
+        return self._incoming.is_amid_a_value
+
+    def has_more(self) -> bool:
+        """Whether hear() would return at once, or raise."""
+        return self._incoming.has_more()
+
+    def check(self) -> None:
+        """Raises PeerLeft or PeerLost when the other side, whose turn it is not, has ended."""
+        try:
+            said = self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            if not self._theirs.is_known_dead():
+                return
+            kind, text = lost(self._theirs, "its process has ended")
+        except OSError as error:
+            kind, text = lost(self._theirs, f"the connection broke ({error.strerror})")
+        else:  # out of turn, nothing but a farewell is said
+            kind, text = left(self._theirs) if said else lost(self._theirs, "its connection ended without a farewell")
+        raise kind(text)
+
+    def leave(self) -> None:
+        """Ends the line on purpose, for its caller."""
+        self._outgoing.close(farewell=True)
+        self._incoming.close(farewell=False)
+
+    def shut(self, *, farewell: bool) -> None:
+        """Ends the line, for the door, or, without farewell, as if this process had been killed."""
+        self._incoming.close(farewell=farewell)
+        self._outgoing.close(farewell=False)

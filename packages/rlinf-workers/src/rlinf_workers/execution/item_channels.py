@@ -1,0 +1,90 @@
+"""Where the channels of a flow live, and how each rank reaches them.
+
+A channel lives on the node of its readers, so that an item crosses the network once, on its way there: in the driver
+for its own node, else in the process of a reading rank. Ranks of that node share its memory; those of another go
+through its door (rlinf_comm.remote).
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from rlinf_comm.channel import Channel, ChannelAddress
+from rlinf_comm.records import record
+from rlinf_comm.remote import ChannelDoor, DoorAddress, RemoteChannel
+from rlinf_workers.execution.stage_calls import ItemAddress, StageCall
+
+DRIVERS_NODE = 0
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelSpec:
+    """What is made where a channel lives."""
+
+    name: str
+    capacity_items: int
+    capacity_bytes: int
+    num_keys: int
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelPlace:
+    """Where a channel lives."""
+
+    node: int
+    near: ChannelAddress
+    """For ranks of the node."""
+    door: DoorAddress | None
+    """For those of others; None where there are none."""
+
+    def seen_from(self, node: int) -> ItemAddress:
+        if node == self.node:
+            return self.near
+        assert self.door is not None, f"channel {self.near.name!r} has no door, and node {node} uses it"
+        return self.door
+
+
+class HomeChannel:
+    """A channel that lives in this process."""
+
+    def __init__(self, spec: ChannelSpec, node: int, *, has_door: bool) -> None:
+        """With a door, it can be called by the name of this machine, and the job needs a secret that was set."""
+        self.channel = Channel.create(
+            spec.name,
+            capacity_items=spec.capacity_items,
+            capacity_bytes=spec.capacity_bytes,
+            num_keys=spec.num_keys,
+            lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
+        )
+        self.door = ChannelDoor(self.channel, host=socket.gethostname()) if has_door else None
+        self.place = ChannelPlace(
+            node=node, near=self.channel.address, door=None if self.door is None else self.door.address
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def open_channel(address: ItemAddress) -> Channel | RemoteChannel:
+    """One for each channel and process, kept for the process's life."""
+    return RemoteChannel.open(address) if isinstance(address, DoorAddress) else Channel.open(address)
+
+
+def home_of(readers: Iterable[int]) -> int:
+    """The node of most readers, and the driver's for what only the driver reads."""
+    counted = Counter(readers)
+    return min(counted, key=lambda node: (-counted[node], node)) if counted else DRIVERS_NODE
+
+
+def placed(call: StageCall, node: int, places: dict[str, ChannelPlace], told: str | None) -> StageCall:
+    """The call for a rank of that node: its ports lead to where the channels are, seen from there."""
+    return replace(
+        call,
+        reads=tuple(replace(port, address=places[port.channel].seen_from(node)) for port in call.reads),
+        writes=tuple(replace(port, address=places[port.channel].seen_from(node)) for port in call.writes),
+        told=None if told is None else places[told].seen_from(node),
+    )

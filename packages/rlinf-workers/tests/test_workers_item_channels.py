@@ -1,0 +1,98 @@
+"""Channels between nodes: the ranks on the second slot of this machine count as those of another host."""
+
+import secrets
+from dataclasses import replace
+
+import pytest
+
+from rlinf_comm.channel import Channel
+from rlinf_comm.peers.secret import SECRET_VARIABLE
+from rlinf_comm.remote import DoorAddress
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.modes import plan_for_mode
+from rlinf_workers import Executor, StepContext
+from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, HomeChannel, home_of
+from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
+
+NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
+NUM_STEPS = 3
+ONE_NODE = Cluster.cpu_slots(2)
+TWO_NODES = replace(ONE_NODE, devices=tuple(replace(device, node=device.index) for device in ONE_NODE.devices))
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch):
+    """Between hosts a job has one that was set."""
+    monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
+
+
+def context(step: int) -> StepContext:
+    return StepContext(step=step, phase="train", seed=0, num_items=len(NUMBERS))
+
+
+@pytest.mark.parametrize(
+    ("mode", "choices"),
+    [
+        ("disaggregated", {"granularity": {"scale": 5}}),
+        ("disaggregated", {"granularity": {"scale": 1, "shift": 2, "learn": 3}}),
+        ("hybrid", {"num_ranks": {"learn": 2}}),
+        ("collocated", {"num_ranks": {"learn": 2, "scale": 2}}),
+        ("collocated", {"num_ranks": {"scale": 2, "learn": 2}, "num_ranks_per_replica": {"scale": 2, "learn": 2}}),
+    ],
+)
+def test_two_nodes_give_the_reference_numbers(tmp_path, mode, choices):
+    flow = toy_flow()
+    plan = plan_for_mode(flow.graph(), TWO_NODES, mode, **choices)
+    expected = reference_run([number.value for number in NUMBERS], NUM_STEPS)
+    with Executor(cluster=TWO_NODES, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+        executor.start(flow, plan)
+        executor.sync_weights()
+        for step in range(NUM_STEPS):
+            run = executor.run(flow, context=context(step), feeds={"numbers": NUMBERS}, timeout_s=600)
+            assert run.metrics["learn/weight"] == expected[step]
+        opened = executor._open[flow.name]
+        doors = [place.door for place in opened.places.values()]
+        assert any(doors), "no channel was used from another node"
+
+
+def test_a_channel_lives_with_its_readers_and_each_item_crosses_once(tmp_path):
+    flow = toy_flow()
+    plan = plan_for_mode(flow.graph(), TWO_NODES, "disaggregated", granularity={"scale": 1, "shift": 1, "learn": 1})
+    (of_scale,), (of_learn,) = (plan.stage(name).devices for name in ("scale", "learn"))
+    assert of_scale != of_learn
+    with Executor(cluster=TWO_NODES, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+        executor.start(flow, plan)
+        executor.sync_weights()
+        executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=600)
+        opened = executor._open[flow.name]
+        homes = {channel: place.node for channel, place in opened.places.items()}
+        assert homes == {"numbers": of_scale, "scaled": 0, "shifted": of_learn}
+        for channel, end in opened.channels.items():
+            assert isinstance(end, Channel) == (homes[channel] == 0)
+            assert end.stats().num_put == len(NUMBERS)
+        far = [home.door for home in opened.homes.values() if home.door is not None]
+        assert [door.traffic.num_put + door.traffic.num_taken for door in far] == [len(NUMBERS)] * len(far)
+        assert far or of_learn != 0
+
+
+def test_on_one_node_there_is_no_door(tmp_path):
+    flow = toy_flow()
+    with Executor(cluster=ONE_NODE, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), ONE_NODE, "disaggregated"))
+        assert all(place.door is None for place in executor._open[flow.name].places.values())
+
+
+@pytest.mark.parametrize(
+    ("readers", "home"), [([], 0), ([1], 1), ([1, 1, 0], 1), ([0, 1], 0), ([2, 1], 1), ([0, 0, 1, 1, 1], 1)]
+)
+def test_a_channel_lives_where_most_of_its_readers_are(readers, home):
+    assert home_of(readers) == home
+
+
+def test_a_place_looks_different_from_here_and_there():
+    home = HomeChannel(ChannelSpec(name="x", capacity_items=2, capacity_bytes=100, num_keys=1), 1, has_door=True)
+    assert home.place.seen_from(1) == home.channel.address
+    assert isinstance(home.place.seen_from(0), DoorAddress)
+    closed = ChannelPlace(node=1, near=home.channel.address, door=None)
+    with pytest.raises(AssertionError, match="has no door, and node 0 uses it"):
+        closed.seen_from(0)
