@@ -154,8 +154,8 @@ class RayLauncher(AgentLauncher):
             why = self._arrival_of(number).result().arrival.host.difference_to(this_host())
             if why is not None:
                 raise ClusterRefused(
-                    f"node {number}, {self._found[number]}, is {why}; ranks of a group meet on one host so far: take the "
-                    f"devices of the driver's machine alone with cluster.num_devices or cluster.launcher_options"
+                    f"node {number}, {self._found[number]}, is {why}; ranks of a group meet on one host so far: "
+                    "take the devices of the driver's machine alone (cluster.num_devices, cluster.launcher_options)"
                 )
 
 
