@@ -7,6 +7,7 @@ memory, a private object that the transport made, or its own memory that was the
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import pickle
 import tempfile
@@ -249,7 +250,7 @@ class ThroughRay(Transport):
         self._ray = ray
         # Room for an object or two, or every object would lie on fresh pages.
         store_bytes = max(512 << 20, 3 * max(value.nbytes for value in values))
-        ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR", object_store_memory=store_bytes)
+        ray.init(num_cpus=1, include_dashboard=False, logging_level=logging.ERROR, object_store_memory=store_bytes)
 
         class Receiver:
             def size(self, value: Any) -> int:

@@ -14,7 +14,13 @@ from rlinf_workers.execution.stage_calls import PlannedFlow
 from rlinf_workers.testing.toy_flow import Scale, toy_flow
 
 CLUSTER = Cluster.cpu_slots(4)
-ADDRESS = ChannelAddress(name="c", creator_pid=1, creator_start_ticks=1, fd=0, nonce=0)
+
+
+def address(name: str, descriptor: int) -> ChannelAddress:
+    return ChannelAddress(name=name, creator_pid=1, creator_start_ticks=1, fd=descriptor, nonce=0)
+
+
+ADDRESS = address("c", 0)
 CONTEXT = StepContext(step=3, phase="train", seed=0, num_items=8)
 
 
@@ -27,10 +33,7 @@ EDGES = (WeightEdge(source="learn", target="scale"), WeightEdge(source="learn", 
 
 
 def calls(made: PlannedFlow, synced: tuple[WeightEdge, ...] = EDGES):
-    addresses = {
-        name: ChannelAddress(name=name, creator_pid=1, creator_start_ticks=1, fd=i, nonce=0)
-        for i, name in enumerate((*made.graph.channels, *made.told_channels))
-    }
+    addresses = {name: address(name, i) for i, name in enumerate((*made.graph.channels, *made.told_channels))}
     return {
         (call.stage, rank): call for rank, _, call in made.stage_calls(addresses, dict.fromkeys(synced, 5), CONTEXT)
     }
@@ -46,7 +49,7 @@ def test_every_rank_of_every_stage_is_called_with_its_own_ports():
     scale, shift = found["scale", 3], found["shift", 0]
     assert (scale.method, scale.context) == ("scale", CONTEXT)
     assert [port.channel for port in scale.reads] == ["numbers"]
-    assert [(port.channel, port.address.fd) for port in scale.writes] == [("scaled", 1)]
+    assert [(port.channel, port.address) for port in scale.writes] == [("scaled", address("scaled", 1))]
     assert (shift.lease_turn, shift.offloads) == (None, False), "it shares no device"
 
 

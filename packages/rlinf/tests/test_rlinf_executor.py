@@ -1,6 +1,7 @@
 """What a config names, the launcher and the weight link: found, made with its options, or a message with the key."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ class OnNodes(Recording):
         first = Node(id="1", hostname="a", address="10.0.0.1", num_cpus=2, memory_bytes=4)
         return [first, Node(id="2", hostname="b", address="10.0.0.2", num_cpus=3, num_gpus=4, memory_bytes=6)]
 
-    def __init__(self, *, refuses: bool = False, **settings: object) -> None:
+    def __init__(self, *, refuses: bool = False, **settings: Any) -> None:
         if refuses:
             raise ClusterRefused("no room")
         super().__init__(**settings)
