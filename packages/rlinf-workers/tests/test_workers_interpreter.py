@@ -10,6 +10,7 @@ import rlinf_workers
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.launcher import interpreter
 from rlinf_workers.launcher.hello import Hello, disagreement
+from rlinf_workers.protocol import PROTOCOL
 from rlinf_workers.testing.environments import second_environment
 
 
@@ -44,7 +45,8 @@ def test_what_cannot_start_workers_is_refused(tmp_path):
     assert "is no Python interpreter: it said" in refusal(executable(tmp_path / "hello", "#!/bin/sh\necho hello\n"))
     assert f"{bare} -m pip install rlinf-comm rlinf-workers rlinf-algos" in refusal(bare)
     other = refusal(str(tmp_path / "other" / "bin" / "python"))
-    for part in (str(tmp_path / "other"), sys.executable, "rlinf-workers: 987 against 1", "install the same versions"):
+    versions = f"rlinf-workers: 987 against {PROTOCOL}"
+    for part in (str(tmp_path / "other"), sys.executable, versions, "install the same versions"):
         assert part in other
 
 
@@ -68,7 +70,7 @@ def test_a_hello_is_read_by_those_who_know_more_or_less():
     later = b'{"rlinf": "hello", "interpreter": "/p", "python": "3.15", "protocols": {"rlinf-comm": 7}, "mood": "good"}'
     told = disagreement(Hello(interpreter="/d", python="3.11"), Hello.decode(later))
     assert told is not None and "/p (Python 3.15)" in told and "/d (Python 3.11)" in told
-    assert "rlinf-comm: 7 against 1, rlinf-workers: none against 1" in told
+    assert f"rlinf-comm: 7 against 1, rlinf-workers: none against {PROTOCOL}" in told
     assert disagreement(Hello(), Hello.decode(Hello().encode())) is None
     with pytest.raises(ValueError, match="no hello"):
         Hello.decode(b'{"role": "actor"}')
