@@ -13,7 +13,16 @@ from rlinf_workers import WorkerLost, WorkersError
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.launcher import agents
 from rlinf_workers.launcher.base import Identity, WorkerSpec
-from rlinf_workers.testing.launchers import CHECKS, NOTICE_S, START_S, assert_gone, launched
+from rlinf_workers.testing.launchers import (
+    CHECKS,
+    NOTICE_S,
+    START_S,
+    assert_gone,
+    check_calls,
+    check_deaths,
+    check_shutdown,
+    launched,
+)
 from rlinf_workers.testing.toy_flow import Fault
 
 
@@ -35,7 +44,14 @@ def spec_of(folder, rank=0, **more):
     return WorkerSpec(identity=identity, worker_class=Where, log_path=folder / f"{identity.name}.log", **more)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+FAST = (check_calls, check_deaths, check_shutdown)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [check if check in FAST else pytest.param(check, marks=pytest.mark.slow) for check in CHECKS],
+    ids=lambda check: check.__name__,
+)
 def test_they_conform(check, tmp_path):
     check(ProcessAgents, tmp_path)
 

@@ -33,10 +33,10 @@ def context(step: int) -> StepContext:
 @pytest.mark.parametrize(
     ("mode", "choices"),
     [
-        ("disaggregated", {"granularity": {"scale": 5}}),
+        pytest.param("disaggregated", {"granularity": {"scale": 5}}, marks=pytest.mark.slow),
         ("disaggregated", {"granularity": {"scale": 1, "shift": 2, "learn": 3}}),
-        ("hybrid", {"num_ranks": {"learn": 2}}),
-        ("collocated", {"num_ranks": {"learn": 2, "scale": 2}}),
+        pytest.param("hybrid", {"num_ranks": {"learn": 2}}, marks=pytest.mark.slow),
+        pytest.param("collocated", {"num_ranks": {"learn": 2, "scale": 2}}, marks=pytest.mark.slow),
         ("collocated", {"num_ranks": {"scale": 2, "learn": 2}, "num_ranks_per_replica": {"scale": 2, "learn": 2}}),
     ],
 )
