@@ -364,8 +364,8 @@ class Executor:
         return self._cluster.devices[index].kind == "cuda"
 
     def _is_on_gpus(self, name: str) -> bool:
-        devices = [self._cluster.devices[index] for index in self._placements[name].devices]
-        return bool(devices) and all(device.kind == "cuda" for device in devices)
+        devices = self._placements[name].devices
+        return bool(devices) and all(map(self._is_gpu, devices))
 
     # -- running ---------------------------------------------------------------------------------------------------
 

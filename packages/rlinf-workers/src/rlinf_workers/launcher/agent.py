@@ -9,7 +9,6 @@ kills them (child.py), since the agent's main thread has started them.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.line import Line
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.launcher import agent_messages as messages
-from rlinf_workers.launcher.interpreter_process import InterpreterProcess
+from rlinf_workers.launcher.interpreter_process import InterpreterProcess, kill_with_group
 
 CALL_TIMEOUT_S = 120.0
 """For the driver to take a connection."""
@@ -59,13 +58,6 @@ class _Worker:
     log: Path
     sent_bytes: int | None
     """How much of its log the driver has; None: it sees the file itself."""
-
-    def kill(self) -> None:
-        self.process.kill()
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return
 
 
 class Agent:
@@ -103,7 +95,7 @@ class Agent:
             return  # the driver has hung up, or is gone
         finally:
             for worker in self._workers.values():
-                worker.kill()
+                kill_with_group(worker.process)
                 worker.process.join()
             self._own_logs.cleanup()
 
@@ -122,7 +114,7 @@ class Agent:
             except InterpreterRefused as error:
                 self._control.send_bytes(messages.encode(messages.Refused(order.number, str(error))))
         elif order.number in self._workers:
-            self._workers[order.number].kill()
+            kill_with_group(self._workers[order.number].process)
 
     def _start(self, order: messages.StartWorker) -> None:
         is_shared = _can_read(Path(order.log_path).with_name(order.token), order.token)
@@ -156,7 +148,7 @@ class Agent:
         self._send_log(worker)
         exit_code = worker.process.exitcode
         assert exit_code is not None, "its sentinel is readable"
-        worker.kill()  # what its process group has left behind
+        kill_with_group(worker.process)  # what its process group has left behind
         del self._workers[worker.number]
         self._control.send_bytes(messages.encode(messages.Ended(worker.number, exit_code)))
 

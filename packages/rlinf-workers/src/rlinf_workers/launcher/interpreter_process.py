@@ -7,11 +7,13 @@ Multiprocessing could start it, but would pickle the driver's `sys.path` and its
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.launcher import interpreter
@@ -75,3 +77,16 @@ class InterpreterProcess:
 
     def kill(self) -> None:
         self._process.kill()
+
+
+def kill_with_group(process: Any) -> None:
+    """Kills a worker's process and the group that it leads once it has begun; does nothing when nothing is left.
+
+    Args:
+        process: multiprocessing's, or an InterpreterProcess.
+    """
+    process.kill()
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 
 from rlinf_workers.launcher import child
 from rlinf_workers.launcher.base import WorkerSpec
-from rlinf_workers.launcher.interpreter_process import InterpreterProcess
+from rlinf_workers.launcher.interpreter_process import InterpreterProcess, kill_with_group
 from rlinf_workers.launcher.served import ServedWorker, ServingLauncher, birth_of, check_outside_main, describe_exit
 
 
@@ -47,11 +46,7 @@ class LocalProcess:
         self._process.join(timeout)
 
     def kill(self) -> None:
-        self._process.kill()
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return
+        kill_with_group(self._process)
 
     def describe_end(self) -> str:
         return describe_exit(self.exitcode)
