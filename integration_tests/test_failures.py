@@ -1,5 +1,6 @@
 """Killed workers, a killed driver, Ctrl-C: the run ends or goes on, and nothing stays behind."""
 
+import json
 import os
 import signal
 
@@ -21,6 +22,7 @@ from command_line import (
 )
 
 LONG = {"run.num_steps": 100_000, "run.evaluate_every": 100_000}
+STOP = {"run.on_failure": "stop"}
 SHORT = {"sort-grpo": SHORT_SORT, "pushcube-ppo": SHORT_PUSH}
 VICTIMS = [
     ("sort-grpo", "rollout/0"),
@@ -36,7 +38,7 @@ def test_a_killed_worker_ends_the_run_with_its_name_cause_and_log(tmp_path, reci
     if recipe == "pushcube-ppo":
         pytest.importorskip("mani_skill")
     output = tmp_path / "run"
-    process = start(recipe, output, SHORT[recipe] | LONG)
+    process = start(recipe, output, SHORT[recipe] | LONG | STOP)
     wait_for(lambda: steps_done(output) >= 1, process, "step 1")
     workers = worker_processes(output)
     os.kill(workers[victim], signal.SIGKILL)
@@ -51,7 +53,7 @@ def test_a_killed_worker_ends_the_run_with_its_name_cause_and_log(tmp_path, reci
 
 def test_a_worker_killed_while_it_starts_ends_the_run(tmp_path):
     output = tmp_path / "run"
-    process = start("sort-grpo", output, SHORT_SORT | LONG)
+    process = start("sort-grpo", output, SHORT_SORT | LONG | STOP)
     wait_for(lambda: "actor/0" in worker_processes(output), process, "a worker's first line")
     workers = worker_processes(output)
     os.kill(workers["actor/0"], signal.SIGKILL)
@@ -86,7 +88,7 @@ def stop_after_a_step(output, how):
     workers = worker_processes(output)
     process.send_signal(how)
     _, err = process.communicate(timeout=END_TIMEOUT_S)
-    assert process.returncode == 130, err
+    assert process.returncode == (143 if how == signal.SIGTERM else 130), err
     assert f"go on with: rlinf train --resume --output {output}\n" in err
     assert "Traceback" not in err
     assert all_gone(workers.values())
@@ -134,3 +136,32 @@ def test_a_run_killed_in_mid_step_resumes_to_the_same_numbers(tmp_path, recipe):
     assert rows(killed) == rows(whole)
     assert rows(killed, "evaluations.jsonl") == rows(whole, "evaluations.jsonl")
     assert weights(killed) == weights(whole)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "victim"),
+    [
+        ("sort-grpo", "rollout/0"),
+        pytest.param("sort-grpo", "actor/1", marks=pytest.mark.slow),
+        pytest.param("pushcube-ppo", "env/0", marks=[pytest.mark.maniskill, pytest.mark.slow]),
+    ],
+)
+def test_a_run_whose_worker_is_killed_goes_on_to_the_same_numbers(tmp_path, recipe, victim):
+    if recipe == "pushcube-ppo":
+        pytest.importorskip("mani_skill")
+    settings = SHORT[recipe] | {"run.num_steps": 5, "run.evaluate_every": 2, "run.checkpoint_every": 2}
+    whole = train(recipe, tmp_path / "whole", settings)
+
+    output = tmp_path / "killed"
+    process = start(recipe, output, settings)
+    wait_for(lambda: steps_done(output) >= 3, process, "step 3")
+    workers = worker_processes(output)
+    os.kill(workers[victim], signal.SIGKILL)
+    out, err = process.communicate(timeout=END_TIMEOUT_S)
+    assert process.returncode == 0, out + err
+    assert f"worker {victim} on " in out and "the run goes on from step-" in out
+    assert rows(output) == rows(whole)
+    assert rows(output, "evaluations.jsonl") == rows(whole, "evaluations.jsonl")
+    assert weights(output) == weights(whole)
+    sessions = json.loads((output / "manifest.json").read_text())["sessions"]
+    assert victim in sessions[0]["failure"] and sessions[1]["resumed_from_step"] > 0

@@ -11,7 +11,7 @@ from rlinf import jobs
 from rlinf.cli.main import main, make_parser
 from rlinf.config.catalog import shipped_recipes
 from rlinf.config.load import load_config, to_yaml
-from rlinf.errors import RunFailed
+from rlinf.errors import RunFailed, Terminated
 
 # -- the public command line ---------------------------------------------------------------------------------------
 
@@ -269,6 +269,11 @@ def test_the_default_folder_has_the_runs_name_and_is_always_new(rlinf, tmp_path:
         (
             KeyboardInterrupt(),
             130,
+            "go on with: rlinf train --resume --output run\ninterrupted; nothing is left running\n",
+        ),
+        (
+            Terminated(),
+            143,
             "go on with: rlinf train --resume --output run\ninterrupted; nothing is left running\n",
         ),
     ],

@@ -62,7 +62,7 @@ def test_a_mistake_ends_with_2_before_anything_heavy_is_imported(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_entry_point_gives_the_exit_code_and_takes_terms_as_interrupts(tmp_path: Path):
+def test_the_entry_point_gives_the_exit_code_and_tells_a_term_from_an_interrupt(tmp_path: Path):
     program = (
         "import os, signal; from rlinf.cli import config_command, main\n"
         "config_command.shipped_recipes = lambda: os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -79,4 +79,4 @@ def test_the_entry_point_gives_the_exit_code_and_takes_terms_as_interrupts(tmp_p
         timeout=60,
         env=environment,
     )
-    assert (done.returncode, done.stderr) == (130, "interrupted; nothing is left running\n")
+    assert (done.returncode, done.stderr) == (143, "interrupted; nothing is left running\n")

@@ -74,16 +74,26 @@ class WorkerLost(WorkersError):
         worker: `role/rank` of the process.
         log_tail: the last lines of its log.
         refusal: what a SettingsRefused of its constructor said; None: it was lost in another way.
+        raised_at_start: its constructor raised, or it speaks another protocol: another such process would end alike.
     """
 
     def __init__(
-        self, worker: str, host: str, cause: str, log_path: str, log_tail: str, refusal: str | None = None
+        self,
+        worker: str,
+        host: str,
+        cause: str,
+        log_path: str,
+        log_tail: str,
+        refusal: str | None = None,
+        *,
+        raised_at_start: bool = False,
     ) -> None:
         tail = log_tail.strip() or "(empty)"
         super().__init__(f"worker {worker} on {host} was lost: {cause}\nlog: {log_path}, last lines:\n{tail}")
         self.worker = worker
         self.log_tail = log_tail
         self.refusal = refusal
+        self.raised_at_start = raised_at_start
 
 
 class StepTimeout(WorkersError):

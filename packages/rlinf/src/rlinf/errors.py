@@ -24,3 +24,12 @@ class UserError(RlinfError, ValueError):
 class RunFailed(RlinfError, RuntimeError):
     """A run that started and could not go on: a worker died or raised, a step passed its deadline. `rlinf` prints it
     and exits with 1."""
+
+
+class ProcessesLost(RunFailed):
+    """A run that lost a worker, or whose step passed its deadline. Others may take the place of its processes: what it
+    has saved is whole."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM told the command to end, as whoever preempts a job does. `rlinf` exits with 143."""

@@ -218,7 +218,7 @@ class ServingLauncher:
         """Takes the worker's first message."""
         why = disagreement(Hello(), Hello.decode(message))
         if why is not None:
-            self._declare_lost(worker, f"could not start: {why}")
+            self._declare_lost(worker, f"could not start: {why}", raised_at_start=True)
         worker.is_greeted = True
 
     def _dispatch(self, worker: ServedWorker, message: messages.Message) -> None:
@@ -228,7 +228,8 @@ class ServingLauncher:
             self._serve_request(worker, message)
         elif isinstance(message, messages.Raised) and message.call_id < 0:
             refusal = message.message if message.error_type == SettingsRefused.__name__ else None
-            self._declare_lost(worker, f"could not start: {message.error_type}: {message.message}", refusal)
+            cause = f"could not start: {message.error_type}: {message.message}"
+            self._declare_lost(worker, cause, refusal, raised_at_start=True)
         elif isinstance(message, (messages.Returned, messages.Raised)):
             worker.finish_call(message)
 
@@ -248,14 +249,17 @@ class ServingLauncher:
         worker.process.join(timeout=1.0)
         self._declare_lost(worker, worker.process.describe_end())
 
-    def _declare_lost(self, worker: ServedWorker, cause: str, refusal: str | None = None) -> None:
+    def _declare_lost(
+        self, worker: ServedWorker, cause: str, refusal: str | None = None, *, raised_at_start: bool = False
+    ) -> None:
         if worker.end is not None:
             return
         if self._closing:
             worker.fail(WorkersError(f"worker {worker.name} was shut down"))
             return
         host, log_path = worker.process.host, str(worker.log_path)
-        error = WorkerLost(worker.name, host, cause, log_path, worker.log_tail(), refusal)
+        tail = worker.log_tail()
+        error = WorkerLost(worker.name, host, cause, log_path, tail, refusal, raised_at_start=raised_at_start)
         worker.fail(error)
         try:
             self.lost.set_exception(error)

@@ -1,6 +1,6 @@
 """`rlinf`: parses the command line and turns every ending into a message and an exit code.
 
-0 done    1 the run failed    2 the input is wrong    130 interrupted
+0 done    1 the run failed    2 the input is wrong    130 interrupted (Ctrl-C)    143 told to end (SIGTERM)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlinf.cli import (
 )
 from rlinf.cli.address_space import address_space_hint
 from rlinf.config.overrides import split_overrides
-from rlinf.errors import RunFailed, UserError
+from rlinf.errors import RunFailed, Terminated, UserError
 
 COMMANDS = (
     train,
@@ -49,7 +49,7 @@ COMMANDS = (
     doctor_command,
 )
 
-FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
 class _Parser(argparse.ArgumentParser):
@@ -94,9 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(f"unknown argument {unknown[0]!r}", hint=f"see rlinf {args.command} --help")
         args.overrides, args.arguments = overrides, arguments
         return args.run(args)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("interrupted; nothing is left running", file=sys.stderr)
-        return INTERRUPTED
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     except BrokenPipeError:
         return _reader_left()
     except (UserError, RunFailed, OSError, MemoryError) as error:
@@ -126,10 +126,14 @@ def _reader_left() -> int:
 
 def entry_point() -> NoReturn:
     """The console script."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, _interrupt)  # also where a shell started us with SIGINT ignored, as it does behind `&`
     sys.exit(main())
 
 
 def _interrupt(*_: Any) -> NoReturn:
     raise KeyboardInterrupt
+
+
+def _terminate(*_: Any) -> NoReturn:
+    raise Terminated

@@ -191,6 +191,16 @@ class RunConfig(Section):
     step_timeout_s: float = Field(
         default=600.0, gt=0, description="A step that takes longer is given up, and the run says who waited for whom."
     )
+    on_failure: Literal["restart", "stop"] = Field(
+        default="restart",
+        description="What a run does that loses a worker, or whose step passes its deadline. restart: it goes on from "
+        "its newest checkpoint with new processes, to the same numbers. stop: it ends.",
+    )
+    max_restarts: int = Field(
+        default=3,
+        ge=1,
+        description="Restarts after which a run ends that comes no further than before; on_failure: restart.",
+    )
     wandb: WandbConfig | None = Field(
         default=None, description="Send metrics to W&B too (needs rlinf[wandb]); null: TensorBoard alone."
     )

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rlinf.errors import Terminated
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TOLD = b"\nstopping: this step is finished and a checkpoint saved; once more quits at once\n"
 
@@ -21,6 +23,7 @@ class StopRequest:
         """Somebody wants the run to stop."""
         self.is_urgent = False
         """The second signal came."""
+        self._signal = signal.SIGINT
         self._raises = False
         self._before: dict[signal.Signals, Any] = {}
 
@@ -34,20 +37,26 @@ class StopRequest:
             signal.signal(number, handler)
         self._before = {}
 
+    @property
+    def error(self) -> KeyboardInterrupt:
+        """What ends the command."""
+        return Terminated() if self._signal == signal.SIGTERM else KeyboardInterrupt()
+
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Inside, the first signal raises KeyboardInterrupt too: for work that may be left undone."""
+        """Inside, the first signal raises `error` too: for work that may be left undone."""
         if self.is_made:
-            raise KeyboardInterrupt
+            raise self.error
         self._raises = True
         try:
             yield
         finally:
             self._raises = False
 
-    def _take(self, *_: object) -> None:
+    def _take(self, number: int, _: object) -> None:
         self.is_urgent = self.is_made
         self.is_made = True
+        self._signal = signal.Signals(number)
         if self.is_urgent or self._raises:
-            raise KeyboardInterrupt
+            raise self.error
         os.write(2, TOLD)  # not print: the signal may have come in the middle of another one

@@ -15,10 +15,12 @@ from pathlib import Path
 
 from rlinf.config.devices import device_kind
 from rlinf.console.progress import Progress
+from rlinf.errors import ProcessesLost
 from rlinf.jobs.base import Job, Score
 from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.loop.ending import reasons_to_end
 from rlinf.loop.plan_times import PlanTimes, busy_seconds
+from rlinf.loop.restarts import Restarts
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
 from rlinf.loop.watch import RunWatch
@@ -60,6 +62,7 @@ class TrainingLoop:
         self._times: list[PlanTimes] = []
         self._result = ""
         self._only_measures = False
+        self._stop = StopRequest()
         self._saved_step: int | None = None
         """Step of the newest checkpoint, whole or under way."""
         self._placements: list[RunPlans] = []
@@ -73,19 +76,37 @@ class TrainingLoop:
 
         Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail).
         """
-        self._run()
-        return self._result
+        self._begin()
+        restarts = Restarts(self._config.run)
+        while True:
+            try:
+                self._run()
+                return self._result
+            except ProcessesLost as error:
+                if self._stop.is_made:  # whoever asked for it is not kept waiting
+                    raise
+                restarts.check(error, self._clock.step)
+                self._go_back(str(error))
 
     def measure(self) -> Measured:
         """The first steps of a run, all stages together on all devices and then apart, and what they took. Raises: as
         `run`."""
         self._only_measures = True
+        self._begin()
         self._run()
         assert self._auto.measured is not None, "a measurement ends with what it found or an error"
         return self._auto.measured
 
-    def _run(self) -> None:
+    def _begin(self) -> None:
+        """What does not depend on processes."""
         flows = self._flows = self._job.build(self._folder.path)
+        self._job.write_inputs(self._folder.path)
+        self._folder.write("flow.json", flows.train.graph().to_json())
+        self._folder.write("flow.mmd", diagram(flows.train.graph()))
+
+    def _run(self) -> None:
+        """From the newest checkpoint, or from the start, to the end."""
+        flows = self._flows
         planned: RunPlans | None
         if self._only_measures:
             planned, *self._placements = placements_to_measure(self._job, flows)
@@ -94,13 +115,19 @@ class TrainingLoop:
         self._auto = AutoMode(self._job, flows, planned, self.progress.message)
         if self._only_measures:
             self.progress.total = sum(len(self._auto.probes_of(placed)) for placed in (planned, *self._placements))
-        self._job.write_inputs(self._folder.path)
         if self._job.environments:
             self._folder.environments(describe_environments(self._job.environments))
-        self._folder.write("flow.json", flows.train.graph().to_json())
-        self._folder.write("flow.mmd", diagram(flows.train.graph()))
         while planned is not None:
             planned = self._run_under(planned)
+
+    def _go_back(self, failure: str) -> None:
+        """Everything as it was at the newest checkpoint."""
+        step, checkpoint = self._clock.step, self._folder.begin_again(failure)
+        self._clock, self._started_s, self._saved_step = _Clock(), 0.0, None
+        self._times = []
+        place = checkpoint.name if checkpoint else "the start"
+        self._folder.note(f"step {step}: {failure.splitlines()[0]}; the run went on from {place} with new processes")
+        self.progress.warning(f"{failure}\nthe run goes on from {place} with new processes")
 
     def _run_under(self, planned: RunPlans) -> RunPlans | None:
         """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
@@ -158,14 +185,14 @@ class TrainingLoop:
     def _train(self, latest: float) -> RunPlans | None:
         self._started_s = time.monotonic()
         if self._only_measures:
-            return self._train_until(StopRequest(), latest)
-        with StopRequest() as stop:
+            return self._train_until(self._stop, latest)
+        with self._stop as stop:
             return self._train_until(stop, latest)
 
     def _train_until(self, stop: StopRequest, latest: float) -> RunPlans | None:
         """Trains until the run is over, goes on under other plans, or somebody stops it.
 
-        Raises: KeyboardInterrupt, after a checkpoint.
+        Raises: KeyboardInterrupt, or Terminated, after a checkpoint.
         """
         run = self._config.run
         is_last = self._is_over(latest)
@@ -192,7 +219,7 @@ class TrainingLoop:
             if stop.is_made:
                 self._checkpoints.wait()
                 self.progress.message(f"stopped after step {done}; its checkpoint is saved")
-                raise KeyboardInterrupt
+                raise stop.error
             if asks_for_plan and self._only_measures:
                 self._auto.measure(self._session.executor)
                 return self._next_placement()

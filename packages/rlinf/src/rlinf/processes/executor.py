@@ -9,12 +9,12 @@ from typing import Any
 
 from rlinf.config.common import ClusterConfig
 from rlinf.doors import named_class
-from rlinf.errors import RlinfError, RunFailed, UserError
+from rlinf.errors import ProcessesLost, RlinfError, RunFailed, UserError
 from rlinf.processes.environment import worker_environment
 from rlinf.processes.machines import knows_nodes
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import Executor, RemoteError, WorkerLost, WorkersError
-from rlinf_workers.errors import ClusterRefused
+from rlinf_workers.errors import ClusterRefused, StepTimeout
 from rlinf_workers.registry import LAUNCHERS, WEIGHT_LINKS
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -84,6 +84,8 @@ def run_failed(error: WorkersError, log_folder: Path | None, *, during: str = ""
     if isinstance(error, WorkerLost) and error.refusal is not None:
         log = f"; {log_folder / error.worker}.log has what it said before" if log_folder else ""
         return UserError(error.refusal, hint=f"worker {error.worker} was not started{log}")
+    if isinstance(error, StepTimeout) or (isinstance(error, WorkerLost) and not error.raised_at_start):
+        return ProcessesLost(f"{during}{error}")
     if not isinstance(error, RemoteError):
         return RunFailed(f"{during}{error}")
     place = f"raised in {error.raised_in}\n" if error.raised_in else ""

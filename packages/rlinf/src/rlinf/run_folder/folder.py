@@ -95,10 +95,27 @@ class RunFolder:
             else:
                 check_empty(path)  # another run may have begun and ended there since
             write_file(path / "config.yaml", config_yaml)
-            self._start_session(command, trace_bytes)
-            if self._trace is not None:
+            if trace_bytes:
+                self._trace = self._open_trace(trace_bytes)
                 opened.callback(self._trace.close)
+            self._begin_session(command)
+            self._manifest.note(*self._lock.notes)
             self._opened = opened.pop_all()
+
+    def begin_again(self, failure: str) -> Path | None:
+        """Ends the session and begins another from the newest whole checkpoint, which is returned; None: from the
+        start. What was written after it is dropped, as where a run is resumed.
+
+        Args:
+            failure: why the session could not go on.
+        """
+        self._manifest.end_session(failure)
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+        self._rewind()
+        self._begin_session(self._manifest.values["sessions"][-1]["command"])
+        return self.latest_checkpoint()
 
     def close(self, failure: str | None = None) -> None:
         """Ends the session and closes the files; may be called more than once.
@@ -244,14 +261,15 @@ class RunFolder:
         plans = json.loads(file.read_text(encoding="utf-8"))["plans"] if file.exists() else []
         self._earlier_plan_times = [plan for plan in plans if plan["first_step"] < step]
 
-    def _start_session(self, command: Sequence[str], trace_bytes: int) -> None:
+    def _open_trace(self, limit_bytes: int) -> TraceWriter:
+        origin_ns = round(self._manifest.values["started_s"] * 1e9)
+        return TraceWriter(self.path / "trace.json", origin_ns=origin_ns, limit_bytes=limit_bytes)
+
+    def _begin_session(self, command: Sequence[str]) -> None:
         step = self._resumed_from_step
         more = {} if step is None else {"resumed_from_step": step}
         self._manifest.begin_session(command, **more)
-        self._manifest.note(*self._lock.notes)
-        if trace_bytes:
-            origin_ns = round(self._manifest.values["started_s"] * 1e9)
-            self._trace = TraceWriter(self.path / "trace.json", origin_ns=origin_ns, limit_bytes=trace_bytes)
+        if self._trace is not None:
             self._trace.session(time.time_ns(), **more)
 
     def _to_tensorboard(self, prefix: str, step: int, values: Mapping[str, float]) -> None:

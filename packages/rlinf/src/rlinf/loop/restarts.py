@@ -1,0 +1,31 @@
+"""Whether a run that lost processes goes on with new ones."""
+
+from __future__ import annotations
+
+from rlinf.config.common import RunConfig
+from rlinf.errors import ProcessesLost, RunFailed
+
+
+class Restarts:
+    """Counts restarts that bring a run no further: a run that makes progress may be restarted for ever, one that ends
+    at the same place again and again is not."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self._run = run
+        self._furthest_step = -1
+        self._num_in_vain = 0
+
+    def check(self, error: ProcessesLost, step: int) -> None:
+        """Returns where the run goes on after it failed in that step.
+
+        Raises: the error where the run is to stop then, or has tried often enough.
+        """
+        if self._run.on_failure == "stop":
+            raise error
+        self._num_in_vain = self._num_in_vain + 1 if step <= self._furthest_step else 0
+        self._furthest_step = max(self._furthest_step, step)
+        if self._num_in_vain >= self._run.max_restarts:
+            raise RunFailed(
+                f"{error}\nafter {self._num_in_vain} restarts the run came no further than before "
+                f"(run.max_restarts={self._run.max_restarts})"
+            ) from error
