@@ -14,12 +14,16 @@ from rlinf_workers.launcher.local import LocalLauncher
 class CountingHandle:
     def __init__(self, name: str, handle: WorkerHandle, calls: Counter[str]) -> None:
         self._name = name
-        self._handle = handle
+        self.handle = handle
         self._calls = calls
 
     def call(self, method: str, /, *args: Any, lane: int = 0) -> Future[Any]:
         self._calls[f"{self._name} {method}"] += 1
-        return self._handle.call(method, *args, lane=lane)
+        return self.handle.call(method, *args, lane=lane)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.handle.is_lost
 
 
 class CountingLauncher:
@@ -37,6 +41,13 @@ class CountingLauncher:
     @property
     def lost(self) -> Future[None]:
         return self._local.lost
+
+    def forget_lost(self) -> None:
+        self._local.forget_lost()
+
+    def end(self, handle: WorkerHandle) -> None:
+        assert isinstance(handle, CountingHandle)
+        self._local.end(handle.handle)
 
     def waits(self) -> list[Wait]:
         return self._local.waits()

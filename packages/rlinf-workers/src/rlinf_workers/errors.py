@@ -96,5 +96,10 @@ class WorkerLost(WorkersError):
         self.raised_at_start = raised_at_start
 
 
+class ProcessLost(WorkersError):
+    """A process that a worker had started, of a generation engine for example, is gone, and the worker can do nothing
+    without it. Another worker may start another."""
+
+
 class StepTimeout(WorkersError):
     """A run of a flow passed its deadline; the message names the culprit and holds the wait-for graph."""

@@ -24,7 +24,7 @@ class WorkerGroup:
     """
 
     def __init__(self, handles: Sequence[WorkerHandle], launcher: Launcher) -> None:
-        self.handles = tuple(handles)
+        self.handles = list(handles)
         self._launcher = launcher
 
     @property

@@ -162,5 +162,10 @@ class Worker:
         """Optimizer steps taken, for a worker that trains; the version served, for one that generates."""
         return 0
 
+    def abandon(self) -> None:
+        """Called when a stage ends with an exception, since its run is given up: what it has begun must not show in a
+        later run of any flow. Raises: anything where it cannot forget that; its process ends then, and another takes
+        its place."""
+
     def close(self) -> None:
         """Called when the process ends in good order."""

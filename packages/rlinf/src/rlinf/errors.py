@@ -30,6 +30,11 @@ class ProcessesLost(RunFailed):
     """A run that lost a worker, or whose step passed its deadline. Others may take the place of its processes: what it
     has saved is whole."""
 
+    @property
+    def summary(self) -> str:
+        """Who was lost and why, without the end of its log."""
+        return str(self).splitlines()[0]
+
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM told the command to end, as whoever preempts a job does. `rlinf` exits with 143."""

@@ -141,15 +141,18 @@ class Environment(Worker):
     ) -> None:
         """Has the groups of a chunk simulate at the same time, and those whose actions come meanwhile."""
         moving: dict[Future[list[GroupObservation]], int] = {}
-        while chunk or moving:
-            for action in chunk:
-                moving[threads.submit(self._advance, running, action)] = now_ns()
-            done = wait(moving, _LOOK_AGAIN_S, return_when=FIRST_COMPLETED).done
-            if done:
-                shown = [item for future in done for item in future.result()]
-                with actions.hands_on([moving.pop(future) for future in done]):
-                    self._send(observations, shown)
-            chunk = actions.ready_chunk() if moving and len(moving) < len(running) else []
+        try:
+            while chunk or moving:
+                for action in chunk:
+                    moving[threads.submit(self._advance, running, action)] = now_ns()
+                done = wait(moving, _LOOK_AGAIN_S, return_when=FIRST_COMPLETED).done
+                if done:
+                    shown = [item for future in done for item in future.result()]
+                    with actions.hands_on([moving.pop(future) for future in done]):
+                        self._send(observations, shown)
+                chunk = actions.ready_chunk() if moving and len(moving) < len(running) else []
+        finally:
+            wait(moving)  # where the run is given up, the next one must not find them moving
 
     def _advance(self, running: dict[int, _Group], action: Action) -> list[GroupObservation]:
         """One chunk of actions of a group, and the reset where that was its segment's last."""

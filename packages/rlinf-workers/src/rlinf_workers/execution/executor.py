@@ -3,10 +3,12 @@ goes through a run."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import platform
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,7 +23,14 @@ from rlinf_comm.weights import plan as reshard_plan
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.errors import FlowDefinitionError, LinkRefused, RemoteError, StepTimeout, WorkerLost
+from rlinf_workers.errors import (
+    FlowDefinitionError,
+    LinkRefused,
+    ProcessLost,
+    RemoteError,
+    StepTimeout,
+    WorkerLost,
+)
 from rlinf_workers.execution.item_channels import (
     DRIVERS_NODE,
     ChannelPlace,
@@ -39,7 +48,7 @@ from rlinf_workers.explaining.explanation import Explanation, explain
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import DRIVER, ChannelState, ProcessRecord, Snapshot, StageState
 from rlinf_workers.explaining.text import graph_lines
-from rlinf_workers.flow import Flow
+from rlinf_workers.flow import Flow, WorkerDefinition
 from rlinf_workers.group import WorkerGroup, gather
 from rlinf_workers.launcher.base import Identity, Launcher, WorkerHandle, WorkerSpec, role_and_rank
 from rlinf_workers.launcher.local import LocalLauncher
@@ -53,6 +62,8 @@ from rlinf_workers.worker import StepContext
 CHANNEL_ITEMS = 4096
 CHANNEL_BYTES = 128 << 20
 OnItems = Callable[[str, Sequence[Any]], None]
+SETTLE_S = 30.0
+"""For stages of a run that was given up to end; a chunk that takes longer is not worth waiting for."""
 LEAVE_LANE = -1
 """Of a worker that is sent away from its devices: its stages may be waiting on the others."""
 FEED_PIECE = 64
@@ -137,7 +148,10 @@ class Executor:
         self._weight_link_options = dict(weight_link_options or {})
         self._attest_weights = attest_weights
         self._groups: dict[str, WorkerGroup] = {}
+        self._definitions: dict[str, WorkerDefinition] = {}
         self._placements: dict[str, StagePlan] = {}
+        self._num_meetings: Counter[str] = Counter()
+        """How often the ranks of a group had to meet anew."""
         self._open: dict[str, _OpenFlow] = {}
         self._residents = Residents(lambda worker: self._handle(worker).call("unload", lane=LEAVE_LANE))
         self._links: dict[WeightEdge, WeightLink] = {}
@@ -150,6 +164,10 @@ class Executor:
         self.driver_log = ""
         """Where faulthandler writes the driver's stacks; whoever registers it sets this."""
         self._under_way: _UnderWay | None = None
+        self._failed: _UnderWay | None = None
+        """The run that was given up last, until `repair`."""
+        self._broken: set[str] = set()
+        """Workers that said that they lost a process of their own."""
         self._born: dict[str, Future[tuple[str, int, int]]] = {}
         """Worker -> the host, number and beginning of its process."""
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
@@ -209,36 +227,37 @@ class Executor:
         return PlannedFlow(flow=flow, graph=graph, plan=plan)
 
     def _start_group(self, flow: Flow, name: str, placed: StagePlan) -> None:
-        definition = flow.workers[name]
-        handles = []
-        for rank in range(placed.num_ranks):
-            devices = placed.devices_of(rank)
-            identity = Identity(
-                role=name,
-                rank=rank,
-                num_ranks=placed.num_ranks,
-                num_ranks_per_replica=placed.num_ranks_per_replica,
-                devices=tuple(f"{self._cluster.devices[index].kind}:{index}" for index in devices),
-                rendezvous=f"{self._scratch.name}/{name}.rendezvous",
-            )
-            gpus = {"CUDA_VISIBLE_DEVICES": visible_devices(self._cluster, devices)}
-            spec = WorkerSpec(
-                identity=identity,
-                worker_class=definition.worker_class,
-                arguments=definition.arguments,
-                log_path=self._log_folder / name / f"{rank}.log",
-                environment=self._environment | gpus,
-                python=self._pythons.get(name),
-                node=self._node_of(identity.name, devices),
-                gpus=tuple(self._cluster.index_on_node(index) for index in devices if self._is_gpu(index)),
-            )
-            handle = self._launcher.start(spec)
-            self._born[identity.name] = handle.call("process", lane=LEAVE_LANE)
-            handles.append(handle)
-        self._placements[name] = placed
+        self._definitions[name], self._placements[name] = flow.workers[name], placed
+        handles = [self._start_rank(name, rank) for rank in range(placed.num_ranks)]
         self._groups[name] = WorkerGroup(handles, self._launcher)
+
+    def _start_rank(self, name: str, rank: int) -> WorkerHandle:
+        definition, placed = self._definitions[name], self._placements[name]
+        devices = placed.devices_of(rank)
+        identity = Identity(
+            role=name,
+            rank=rank,
+            num_ranks=placed.num_ranks,
+            num_ranks_per_replica=placed.num_ranks_per_replica,
+            devices=tuple(f"{self._cluster.devices[index].kind}:{index}" for index in devices),
+            rendezvous=f"{self._scratch.name}/{name}.{self._num_meetings[name]}.rendezvous",
+        )
+        gpus = {"CUDA_VISIBLE_DEVICES": visible_devices(self._cluster, devices)}
+        spec = WorkerSpec(
+            identity=identity,
+            worker_class=definition.worker_class,
+            arguments=definition.arguments,
+            log_path=self._log_folder / name / f"{rank}.log",
+            environment=self._environment | gpus,
+            python=self._pythons.get(name),
+            node=self._node_of(identity.name, devices),
+            gpus=tuple(self._cluster.index_on_node(index) for index in devices if self._is_gpu(index)),
+        )
+        handle = self._launcher.start(spec)
+        self._born[identity.name] = handle.call("process", lane=LEAVE_LANE)
         if placed.offload:
-            self._groups[name].start_call("unload")  # comes before any other call; nothing has to wait for it
+            handle.call("unload")  # comes before any other call; nothing has to wait for it
+        return handle
 
     def _open_channel(self, opened: _OpenFlow, channel: str) -> None:
         planned = opened.planned
@@ -387,7 +406,8 @@ class Executor:
             on_items: called with a channel that no stage reads and items of it, as they come and from a thread of the
                 driver; they are not collected then. What it raises ends the run.
 
-        Raises: RemoteError (a stage raised), WorkerLost, StepTimeout. The flow cannot be run again after any of them.
+        Raises: RemoteError (a stage raised), WorkerLost, StepTimeout. No flow can be run again after any of them, but
+            by `repair` after the last two.
         """
         opened = self._open[flow.name]
         planned, channels, feeds = opened.planned, opened.channels, feeds or {}
@@ -415,7 +435,7 @@ class Executor:
             for channel in planned.graph.collects
         }
         futures: list[Future[Any]] = [*(future for _, _, future in calls), *feeding.values(), *collecting.values()]
-        self._under_way = _UnderWay(
+        under_way = self._under_way = _UnderWay(
             opened=opened,
             context=context,
             began_s=start_s,
@@ -428,7 +448,7 @@ class Executor:
             gather(futures, self._launcher.lost, timeout_s)
         except TimeoutError as error:
             found = self.explanation = explain(self.snapshot())
-            self._abort(opened, "the run passed its deadline")
+            self._give_up(under_way, "the run passed its deadline")
             raise StepTimeout(
                 f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s\n"
                 + "\n".join(graph_lines(found))
@@ -436,7 +456,9 @@ class Executor:
         except BaseException as error:
             if isinstance(error, WorkerLost):
                 self.explanation = explain(self.snapshot())
-            self._abort(opened, "the run was given up")
+            if isinstance(error, RemoteError) and error.error_type == ProcessLost.__name__:
+                self._broken.add(error.worker)
+            self._give_up(under_way, "the run was given up")
             raise
         finally:
             self._under_way = None
@@ -540,7 +562,86 @@ class Executor:
                 log_path = str(self._log_folder / f"{name}.log")
                 yield ProcessRecord(name=name, host=host, pid=pid, started_ticks=ticks, log_path=log_path)
 
+    # -- repairing -------------------------------------------------------------------------------------------------
+
+    def repair(self, *, settle_s: float = SETTLE_S) -> set[str]:
+        """Makes flows run again after one failed with WorkerLost, StepTimeout or a worker's ProcessLost.
+
+        Stages that are under way end, since their channels do. Workers that were lost, or have not ended their stages
+        in time, are replaced, and with them the other ranks of a group that makes collectives. Channels and weight
+        links are new, so that nothing of the failed run reaches a later one; `sync_weights` comes before the next.
+
+        Args:
+            settle_s: seconds to wait for the stages under way.
+
+        Returns:
+            Worker groups with other state than before the failed run: replaced ones, and those that train and had
+            taken items.
+
+        Raises: WorkerLost where another worker was lost meanwhile.
+        """
+        failed, self._failed = self._failed, None
+        self._launcher.forget_lost()
+        broken, self._broken = self._broken, set()
+        if failed is not None:
+            others = (*failed.feeding.values(), *failed.collecting.values())
+            concurrent.futures.wait([*(future for _, _, future in failed.calls), *others], settle_s)
+            worker_of = failed.opened.planned.graph.stage
+            broken |= {f"{worker_of(stage).worker}/{rank}" for stage, rank, call in failed.calls if not call.done()}
+        gone = {name: found for name in self._groups if (found := self._gone(name, broken))}
+        for name, ranks in gone.items():
+            self._replace(name, ranks)
+        begun = set() if failed is None else {name for name in self._begun(failed) if name not in gone}
+        living = [handle for group in self._groups.values() for handle in group.handles]
+        gather([handle.call("forget_channels") for handle in living], self._launcher.lost)
+        self._reopen_channels()
+        self._links.clear()
+        self._versions.clear()
+        return begun | set(gone)
+
+    def _gone(self, name: str, broken: set[str]) -> list[int]:
+        """Ranks of a group to replace."""
+        handles = self._groups[name].handles
+        gone = [rank for rank, handle in enumerate(handles) if handle.is_lost or f"{name}/{rank}" in broken]
+        left = [rank for rank in range(len(handles)) if rank not in gone]
+        if not gone or not left:
+            return gone
+        asked = [handles[rank].call("has_met_ranks", lane=LEAVE_LANE) for rank in left]
+        return list(range(len(handles))) if any(gather(asked, self._launcher.lost)) else gone
+
+    def _replace(self, name: str, ranks: Sequence[int]) -> None:
+        handles = self._groups[name].handles
+        self._num_meetings[name] += 1
+        for rank in ranks:
+            if not handles[rank].is_lost:
+                self._launcher.end(handles[rank])
+            self._residents.forget(f"{name}/{rank}")
+            handles[rank] = self._start_rank(name, rank)
+
+    def _begun(self, failed: _UnderWay) -> Iterator[str]:
+        """Worker groups that train, and have taken items in that run."""
+        graph = failed.opened.planned.graph
+        for name in {stage.worker for stage in graph.stages if stage.trains}:
+            if not any(handle.is_lost for handle in self._groups[name].handles):
+                asked = [handle.call("has_begun", failed.context) for handle in self._groups[name].handles]
+                if any(gather(asked, self._launcher.lost)):
+                    yield name
+
+    def _reopen_channels(self) -> None:
+        for opened in self._open.values():
+            self._abort(opened, "a worker was lost")
+            for channels in (opened.channels, opened.homes, opened.places):
+                channels.clear()
+            for channel in (*opened.planned.graph.channels, *opened.planned.told_channels):
+                self._open_channel(opened, channel)
+
     # -- ending ----------------------------------------------------------------------------------------------------
+
+    def _give_up(self, run: _UnderWay, reason: str) -> None:
+        """Its stages end as soon as they ask for anything."""
+        self._failed = run
+        self._abort(run.opened, reason)
+        run.leases.refuse(reason)
 
     def _abort(self, opened: _OpenFlow, reason: str) -> None:
         for channel in opened.channels.values():

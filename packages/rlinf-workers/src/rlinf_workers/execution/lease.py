@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from rlinf_comm.records import record
@@ -43,8 +44,8 @@ class _Turn:
     joined: set[str] = field(default_factory=set)
 
 
-_Waiting = tuple[int, str, Callable[[], None]]
-"""A turn, who wants to join it, and what lets it in."""
+_Waiting = tuple[int, str, Callable[[], None], Reply]
+"""A turn, who wants to join it, what lets it in, and the reply to it."""
 
 
 class Leases:
@@ -65,6 +66,7 @@ class Leases:
         self._make_room = make_room
         self._active: dict[int, _Turn] = {}
         self._waiting: list[_Waiting] = []
+        self._refusal = ""
         self._lock = threading.Lock()
 
     def __call__(self, worker: str, request: LeaseRequest, reply: Reply) -> None:
@@ -75,16 +77,26 @@ class Leases:
             self._make_room(worker, request, reply)
 
         with self._lock:
-            if request.action == "release":
+            if self._refusal:
+                granted = [partial(reply, self._refusal)] if request.action == "acquire" else []
+            elif request.action == "release":
                 granted = self._release(turn, holder)
             elif self._may_enter(turn, holder) and not self._someone_before(turn):
                 self._enter(turn, holder)
                 granted = [let_in]
             else:
-                self._waiting.append((turn, holder, let_in))
+                self._waiting.append((turn, holder, let_in, reply))
                 granted = []
         for grant in granted:
             grant()
+
+    def refuse(self, why: str) -> None:
+        """Nobody gets a lease any more, and whoever waits for one is told why; for a run that is given up."""
+        with self._lock:
+            self._refusal = why
+            waiting, self._waiting = self._waiting, []
+        for *_, reply in waiting:
+            reply(why)
 
     def holders(self, turn: int) -> list[str]:
         """Who is inside the turns that keep `turn` from starting, or inside `turn` itself."""
@@ -104,7 +116,7 @@ class Leases:
             del self._active[turn]
         granted = []
         for waiting in sorted(self._waiting, key=lambda entry: entry[0]):  # stable: first come, first served in a turn
-            turn, holder, grant = waiting
+            turn, holder, grant, _ = waiting
             if self._may_enter(turn, holder):
                 self._waiting.remove(waiting)
                 self._enter(turn, holder)
@@ -125,7 +137,7 @@ class Leases:
         return turn not in self._active and any(waiting < turn for waiting in self._conflicting_waiters(turn))
 
     def _conflicting_waiters(self, turn: int) -> list[int]:
-        return [other for other, _, _ in self._waiting if other != turn and self._devices[other] & self._devices[turn]]
+        return [other for other, *_ in self._waiting if other != turn and self._devices[other] & self._devices[turn]]
 
     def _enter(self, turn: int, holder: str) -> None:
         state = self._active.setdefault(turn, _Turn())

@@ -52,6 +52,11 @@ class Residents:
                 self._devices[worker] = frozenset(devices)
         _when_gone(leaving, lambda why: ready(f"there is no room for {worker}: {why}" if why else ""))
 
+    def forget(self, worker: str) -> None:
+        """Its process is gone, with all that it had anywhere."""
+        with self._lock:
+            self._devices.pop(worker, None)
+
     def leaving(self) -> list[str]:
         """Who was sent away and is not gone yet."""
         with self._lock:

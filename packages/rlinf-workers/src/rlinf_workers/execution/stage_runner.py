@@ -54,6 +54,13 @@ class StageRunner(Pauses):
         self._chunk: _Chunk | None = None
 
     def run(self) -> StageOutcome:
+        try:
+            return self._run()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _run(self) -> StageOutcome:
         call = self._call
         self._host.step = call.context
         if call.told is not None:
@@ -84,6 +91,16 @@ class StageRunner(Pauses):
             notes=notes,
             policy_version=self._worker.policy_version,
         )
+
+    def _give_up(self) -> None:
+        """Nothing of this run shows in a later one. The driver has given up its leases."""
+        self._chunk = None
+        if self._inside:
+            self._lock()
+            self._host.num_inside -= 1
+            self._inside = False
+        self._unlock()
+        self._host.abandon()
 
     # -- replicas --------------------------------------------------------------------------------------------------
 
@@ -123,12 +140,15 @@ class StageRunner(Pauses):
 
     def begin_chunk(self, num_items: int) -> None:
         self._enter()
+        if num_items:
+            self._host.begun = self._call.context
         self._chunk = _Chunk(now_ns(), num_items)
 
     def add_to_chunk(self, num_items: int) -> None:
         if self._chunk is None:
             return self.begin_chunk(num_items)
         self._chunk.num_items += num_items
+        self._host.begun = self._call.context
 
     @contextmanager
     def hands_on(self, began_ns: Sequence[int]) -> Iterator[None]:

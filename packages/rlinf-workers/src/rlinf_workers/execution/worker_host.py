@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import threading
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from rlinf_workers.collectives import RankGroup, RankGroups, connect
-from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, HomeChannel
+from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, HomeChannel, open_channel
 from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
 from rlinf_workers.execution.stage_runner import StageRunner
 from rlinf_workers.explaining.processes import started_ticks
@@ -32,7 +33,10 @@ CALLS = frozenset(
         "run_stage",
         "unload",
         "open_channel",
+        "forget_channels",
         "open_weights",
+        "has_met_ranks",
+        "has_begun",
         "publish_weights",
         "memory_bytes",
         "current_waits",
@@ -66,6 +70,8 @@ class WorkerHost:
         """Held by the stage that computes: two stages of one worker never do at once."""
         self.num_inside = 0
         """Stages that hold their lease."""
+        self.begun: StepContext | None = None
+        """The newest run in which a stage has taken items."""
         self.is_loaded = True
         """Whether the worker's state is on its devices."""
         self.may_discard = False
@@ -133,6 +139,17 @@ class WorkerHost:
         with self.waits.in_stage(call.stage):
             return StageRunner(self, call).run()
 
+    def abandon(self) -> None:
+        """Forgets what a run has recorded that is given up. A worker that cannot forget what it has begun ends here:
+        another takes its place."""
+        self.metrics.drain()
+        self.shown, self.notes = [], []
+        try:
+            self.worker.abandon()
+        except Exception:  # noqa: BLE001 - whatever a user's own worker raises
+            traceback.print_exc()
+            os._exit(1)
+
     def load(self) -> None:
         """Brings the state onto the devices, within the worker's turn."""
         self.worker.onload()
@@ -162,12 +179,33 @@ class WorkerHost:
         self._home_channels.append(HomeChannel(spec, node, has_door=True))
         return self._home_channels[-1].place
 
+    def forget_channels(self) -> None:
+        """Lets go of all channels; those of the next run are others."""
+        self._home_channels.clear()
+        open_channel.cache_clear()
+
+    def has_met_ranks(self) -> bool:
+        """Whether this rank has made collectives with others, and cannot go on without them."""
+        return "rank_groups" in self.__dict__ and self.identity.num_ranks > 1
+
+    def has_begun(self, context: StepContext) -> bool:
+        """Whether a stage has taken items in that run."""
+        return self.begun == context
+
     def open_weights(self, ports: Sequence[WeightPort]) -> None:
-        """Opens this rank's end of a weight edge; its ends, where it serves from several processes."""
+        """Opens this rank's end of a weight edge; its ends, where it serves from several processes. An end that was
+        opened before is given up, with what came by it."""
         port = ports[0]
         if port.side == "send":
+            self.before_change()
+            self._settles.pop(port.edge, None)
+            self._senders.pop(port.edge, None)
             self._senders[port.edge] = WEIGHT_LINKS.get(port.link).open_sender(port)
         else:
+            wait(self._checks.values())
+            self._checks.pop(port.edge, None)
+            self.served_versions.pop(port.edge, None)
+            self._receivers.pop(port.edge, None)
             self._receivers[port.edge] = self.worker.open_receiver(ports)
 
     def publish_weights(self, edge: str) -> int:

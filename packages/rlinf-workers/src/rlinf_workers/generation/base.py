@@ -113,6 +113,16 @@ class GenerationEngine(Protocol):
 
 
 @runtime_checkable
+class Forgets(Protocol):
+    """What an engine has besides that can forget what is under way. The process of another one ends where a run is
+    given up meanwhile, and a new one takes its place."""
+
+    def abandon(self) -> None:
+        """Nothing is under way afterwards, and nothing of it ever comes back. Its state may be off the devices."""
+        ...
+
+
+@runtime_checkable
 class ServesElsewhere(Protocol):
     """What an engine has besides whose weights lie in processes of its own.
 

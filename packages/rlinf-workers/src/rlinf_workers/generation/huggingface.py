@@ -11,6 +11,7 @@ that has ended leaves its row of the cache to the next one (slots.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,7 +82,8 @@ class HuggingFaceEngine(ServedModule):
         self._max_batch_sequences = max_batch_sequences or MAX_BATCH_SEQUENCES
         self._batch: tuple[Sequence[Prompt], SamplingSettings, int, int] | None = None
         self._version = -1
-        self._slots = self._make_slots(max_batch_sequences, cache_share) if refill else None
+        self._make = partial(self._make_slots, max_batch_sequences, cache_share) if refill else None
+        self._slots = self._make() if self._make is not None else None
         uses_graphs = cuda_graphs and device.type == "cuda" and not refill
         self._decoder = self._make_decoder() if uses_graphs else None
 
@@ -105,6 +107,11 @@ class HuggingFaceEngine(ServedModule):
     def discard(self) -> None:
         self._release_caches()
         super().discard()
+
+    def abandon(self) -> None:
+        self._batch = None
+        if self._make is not None:
+            self._slots = self._make()
 
     def close(self) -> None:
         self._release_caches()

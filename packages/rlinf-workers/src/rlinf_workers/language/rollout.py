@@ -14,7 +14,7 @@ from rlinf_comm.weights import Layout
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.execution.stage_calls import WHOLE_BATCH
-from rlinf_workers.generation.base import Completions, GenerationEngine
+from rlinf_workers.generation.base import Completions, Forgets, GenerationEngine
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import fit_width
@@ -58,11 +58,12 @@ class Rollout(ServingWorker):
             **settings.engine_options,
         )
         self._served = self._engine
+        self._groups = OpenGroups(1)
 
     def generate(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
         """Stage: prompts in, groups out, each as soon as it is whole."""
         sampling = self._settings.train if self.step.phase == "train" else self._settings.evaluate
-        groups = OpenGroups(sampling.group_size)
+        groups = self._groups = OpenGroups(sampling.group_size)
         for waiting in prompts:
             while waiting or groups:
                 waiting = self._submit(waiting, prompts, groups, sampling)
@@ -85,8 +86,8 @@ class Rollout(ServingWorker):
             if not waiting:
                 break
             now, waiting = waiting[:room], waiting[room:]
-            self._engine.submit(now, sampling, seed=context.seed, step=context.step)
             groups.open(now)
+            self._engine.submit(now, sampling, seed=context.seed, step=context.step)
         if not groups:
             raise WorkersError(f"{self._settings.engine} has nothing to do and no room for {size} completions")
         return waiting
@@ -116,6 +117,14 @@ class Rollout(ServingWorker):
     def weights_received(self, policy_version: int) -> None:
         super().weights_received(policy_version)
         self._engine.weights_received(policy_version)
+
+    def abandon(self) -> None:
+        if not self._groups:
+            return
+        if not isinstance(self._engine, Forgets):
+            raise WorkersError(f"{self._settings.engine} cannot forget the {len(self._groups)} groups under way")
+        self._engine.abandon()
+        self._groups = OpenGroups(1)
 
     def close(self) -> None:
         self._engine.close()

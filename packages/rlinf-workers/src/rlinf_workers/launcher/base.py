@@ -192,6 +192,11 @@ class WorkerHandle(Protocol):
         """
         ...
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process is gone, and every call fails."""
+        ...
+
 
 class Launcher(Protocol):
     """Starts workers, watches them and ends them.
@@ -215,6 +220,14 @@ class Launcher(Protocol):
     @property
     def lost(self) -> Future[None]:
         """Fails with WorkerLost as soon as any worker dies, goes silent or cannot start; never succeeds."""
+        ...
+
+    def forget_lost(self) -> None:
+        """Whoever asks knows of the workers that were lost: what is left of them goes, and `lost` is a new future."""
+        ...
+
+    def end(self, handle: WorkerHandle) -> None:
+        """Kills a worker that `start` gave, and its children. It is lost then, and nobody is told."""
         ...
 
     def waits(self) -> list[Wait]:

@@ -21,11 +21,12 @@ from rlinf_comm import codec
 from rlinf_comm.records import modules_of
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, SettingsRefused, WorkerLost, WorkersError
 from rlinf_workers.launcher import messages
-from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerSpec
+from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerHandle, WorkerSpec
 from rlinf_workers.launcher.hello import Hello, disagreement
 
 LOG_TAIL_LINES = 20
 STOP_GRACE_S = 3.0
+WATCHER_END_S = 5.0
 START_TIMEOUT_S = 600.0
 """For the imports and the constructor (which may load a model); beats begin after them."""
 
@@ -68,6 +69,8 @@ class ServedWorker:
         self.is_greeted = False
         self.is_ready = False
         self.end: BaseException | None = None
+        self.is_unwanted = False
+        """It is killed by us."""
         self.watcher: threading.Thread
         self._send_lock = threading.Lock()
         self._pending: dict[int, Future[Any]] = {}
@@ -84,6 +87,10 @@ class ServedWorker:
             self._pending[call_id] = future
         self.send(messages.encode(messages.Call(call_id, lane, method, codec.pack(args))))
         return future
+
+    @property
+    def is_lost(self) -> bool:
+        return self.end is not None
 
     def send(self, message: bytes) -> None:
         """Sends; a broken pipe is left to the watcher, which sees the process end and fails what is pending."""
@@ -143,6 +150,24 @@ class ServingLauncher:
     def waits(self) -> list[Wait]:
         return [wait for worker in self._workers for wait in worker.waits]
 
+    def forget_lost(self) -> None:
+        self.lost = Future()
+        for worker in [worker for worker in self._workers if worker.is_lost]:
+            self._bury(worker)
+
+    def end(self, handle: WorkerHandle) -> None:
+        assert isinstance(handle, ServedWorker), "a handle that this launcher's start() gave"
+        handle.is_unwanted = True
+        handle.process.kill()
+        self._bury(handle)
+
+    def _bury(self, worker: ServedWorker) -> None:
+        worker.process.kill()  # also the children of a worker that is already gone
+        worker.process.join()
+        worker.watcher.join(timeout=WATCHER_END_S)
+        if worker in self._workers:
+            self._workers.remove(worker)
+
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)
         self._closing = True
@@ -157,7 +182,7 @@ class ServingLauncher:
             worker.process.join()
             worker.fail(WorkersError(f"worker {worker.name} was shut down"))
             if threading.current_thread() is not worker.watcher:
-                worker.watcher.join(timeout=5.0)
+                worker.watcher.join(timeout=WATCHER_END_S)
 
     # -- for those who make the process ----------------------------------------------------------------------------
 
@@ -254,7 +279,7 @@ class ServingLauncher:
     ) -> None:
         if worker.end is not None:
             return
-        if self._closing:
+        if self._closing or worker.is_unwanted:
             worker.fail(WorkersError(f"worker {worker.name} was shut down"))
             return
         host, log_path = worker.process.host, str(worker.log_path)

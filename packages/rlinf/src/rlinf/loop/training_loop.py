@@ -11,11 +11,12 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 from rlinf.config.devices import device_kind
 from rlinf.console.progress import Progress
-from rlinf.errors import ProcessesLost
+from rlinf.errors import ProcessesLost, RlinfError
 from rlinf.jobs.base import Job, Score
 from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.loop.ending import reasons_to_end
@@ -32,7 +33,7 @@ from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder import RunFolder
 from rlinf.run_folder.folder import PROBLEM
 from rlinf_sched.describe import diagram
-from rlinf_workers import FlowRun, WorkersError
+from rlinf_workers import Executor, FlowRun, WorkersError
 from rlinf_workers.profiling import Measured
 from rlinf_workers.spans import COMPUTE, SYNC
 
@@ -63,6 +64,7 @@ class TrainingLoop:
         self._result = ""
         self._only_measures = False
         self._stop = StopRequest()
+        self._restarts = Restarts(job.config.run)
         self._saved_step: int | None = None
         """Step of the newest checkpoint, whole or under way."""
         self._placements: list[RunPlans] = []
@@ -77,16 +79,13 @@ class TrainingLoop:
         Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail).
         """
         self._begin()
-        restarts = Restarts(self._config.run)
         while True:
             try:
                 self._run()
                 return self._result
-            except ProcessesLost as error:
-                if self._stop.is_made:  # whoever asked for it is not kept waiting
-                    raise
-                restarts.check(error, self._clock.step)
-                self._go_back(str(error))
+            except ProcessesLost as failure:
+                self._check_restart(failure)
+                self._go_back(failure)
 
     def measure(self) -> Measured:
         """The first steps of a run, all stages together on all devices and then apart, and what they took. Raises: as
@@ -120,15 +119,6 @@ class TrainingLoop:
         while planned is not None:
             planned = self._run_under(planned)
 
-    def _go_back(self, failure: str) -> None:
-        """Everything as it was at the newest checkpoint."""
-        step, checkpoint = self._clock.step, self._folder.begin_again(failure)
-        self._clock, self._started_s, self._saved_step = _Clock(), 0.0, None
-        self._times = []
-        place = checkpoint.name if checkpoint else "the start"
-        self._folder.note(f"step {step}: {failure.splitlines()[0]}; the run went on from {place} with new processes")
-        self.progress.warning(f"{failure}\nthe run goes on from {place} with new processes")
-
     def _run_under(self, planned: RunPlans) -> RunPlans | None:
         """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
         executor = make_executor(
@@ -148,20 +138,84 @@ class TrainingLoop:
         )
         with CheckpointWriter(self._folder, self._session.note) as self._checkpoints, executor, watch:
             self._begin_plan(planned)
+            go_on = partial(self._start, planned)
             try:
-                for flow in self._flows:
-                    executor.start(flow, planned.plans[flow.name])
-                planned_next = self._train(self._resume_or_prepare())
-                self._checkpoints.wait()
-                return planned_next
-            except Exception as error:
+                while True:
+                    try:
+                        planned_next = self._train(go_on())
+                        self._checkpoints.wait()
+                        return planned_next
+                    except WorkersError as error:
+                        failure = self._failure(error, executor, watch)
+                        if not isinstance(failure, ProcessesLost):
+                            raise failure from error
+                        go_on = partial(self._repair, failure)
+            except Exception:
                 self._checkpoints.settle()  # the processes that are left write theirs to the end
-                if not isinstance(error, WorkersError):
-                    raise
-                logs = None if self._only_measures else self._folder.path / "logs"
-                if executor.explanation is not None and not self._only_measures:
-                    watch.explain_end(executor.explanation)
-                raise run_failed(error, logs, during=f"step {self._clock.step}: ") from error
+                raise
+
+    def _failure(self, error: WorkersError, executor: Executor, watch: RunWatch) -> RlinfError:
+        """What ended a step, in words; explained in the folder where there is more to say."""
+        logs = None if self._only_measures else self._folder.path / "logs"
+        if executor.explanation is not None and not self._only_measures:
+            watch.explain_end(executor.explanation)
+            executor.explanation = None
+        return run_failed(error, logs, during=f"step {self._clock.step}: ")
+
+    def _start(self, planned: RunPlans) -> float:
+        """All processes, and where they begin. Returns the latest score."""
+        for flow in self._flows:
+            self._session.executor.start(flow, planned.plans[flow.name])
+        return self._resume_or_prepare()
+
+    # -- lost processes --------------------------------------------------------------------------------------------
+
+    def _check_restart(self, failure: ProcessesLost) -> None:
+        """Raises: what ends the run, where it is not to go on."""
+        if self._only_measures or self._stop.is_made:  # whoever asked for it is not kept waiting
+            raise failure
+        self._restarts.check(failure, self._clock.step)
+
+    def _repair(self, failure: ProcessesLost) -> float:
+        """New processes in place of those that were lost, while the others stay. The run goes on with the step that
+        failed, or from the newest checkpoint where the trainer was lost or had begun with that step. Returns the latest
+        score.
+
+        Raises: ProcessesLost where that does not work, or the run has no checkpoint: all processes have to be new then.
+        """
+        if self._saved_step is None:
+            raise failure
+        self._check_restart(failure)
+        session, step, began_s = self._session, self._clock.step, time.monotonic()
+        try:
+            changed = session.executor.repair()
+            if self._job.trainer in changed:
+                self._checkpoints.settle()
+                checkpoint = self._go_back(failure)
+                assert checkpoint is not None, "the run has saved one, or it would start over"
+                latest = self._resume(checkpoint)
+                self._begin_times()
+            else:
+                latest = self._latest_score()
+                self._clock.elapsed_s, self._started_s = self._training_s(), 0.0
+                session.sync_weights()
+                self._job.restore(session)
+        except WorkersError as error:
+            raise ProcessesLost(f"{failure}\nand then: {error}") from error
+        session.note(
+            f"step {step}: {failure.summary}; {', '.join(sorted(changed)) or 'no process'} replaced in "
+            f"{time.monotonic() - began_s:.1f} s, the run goes on with step {self._clock.step}"
+        )
+        return latest
+
+    def _go_back(self, failure: ProcessesLost) -> Path | None:
+        """Everything in the folder and here as it was at the newest checkpoint, which is returned; None: at the
+        start."""
+        self.progress.warning(str(failure))
+        checkpoint = self._folder.begin_again(str(failure))
+        self._clock, self._started_s, self._saved_step, self._times = _Clock(), 0.0, None, []
+        self.progress.message(f"going on from {checkpoint.name if checkpoint else 'the start'}")
+        return checkpoint
 
     def _begin_plan(self, planned: RunPlans) -> None:
         plan = self._auto.plan
@@ -194,11 +248,10 @@ class TrainingLoop:
 
         Raises: KeyboardInterrupt, or Terminated, after a checkpoint.
         """
-        run = self._config.run
-        is_last = self._is_over(latest)
         if not self._only_measures:
-            self._auto.fit_into(run.num_steps - self._clock.step)
-        while not is_last:
+            latest = self._close_step(stop, latest)  # of a session that ended before it was done with the step
+            self._auto.fit_into(self._config.run.num_steps - self._clock.step)
+        while not self._is_over(latest):
             step = self._clock.step
             if self._auto.probes:
                 self._session.executor.replan(self._flows.train, self._auto.probes[0])
@@ -207,26 +260,35 @@ class TrainingLoop:
             self._times[-1].add(flow_run, busy_s)
             self._record_step(step, flow_run)
             self._session.judge(flow_run.metrics, step)
-            self._clock.own_score = None
             asks_for_plan = self._auto.observe(flow_run, busy_s)
-            done = self._clock.step = step + 1
-            is_last = self._is_over(latest)
-            if is_last or done % run.evaluate_every == 0:
-                latest = self._evaluate_unless(stop, latest)
-                is_last = self._is_over(latest)
-            if stop.is_made or is_last or done % run.checkpoint_every == 0:
-                self._save_checkpoint()
-            if stop.is_made:
-                self._checkpoints.wait()
-                self.progress.message(f"stopped after step {done}; its checkpoint is saved")
-                raise stop.error
-            if asks_for_plan and self._only_measures:
+            self._clock.step, self._clock.own_score = step + 1, None
+            latest = self._close_step(stop, latest)
+            if not asks_for_plan:
+                continue
+            if self._only_measures:
                 self._auto.measure(self._session.executor)
                 return self._next_placement()
-            if asks_for_plan and not is_last and (planned := self._replan(run.num_steps - done)) is not None:
+            if not self._is_over(latest) and (planned := self._replan()) is not None:
                 return planned
         self._finish(latest)
         return None
+
+    def _close_step(self, stop: StopRequest, latest: float) -> float:
+        """The evaluation and the checkpoint that are due after so many steps, where they were not made yet. Returns the
+        latest score.
+
+        Raises: KeyboardInterrupt or Terminated where somebody stops the run, which is saved then.
+        """
+        run, done = self._config.run, self._clock.step
+        if self._clock.own_score is None and (self._is_over(latest) or done % run.evaluate_every == 0):
+            latest = self._evaluate_unless(stop, latest)
+        if stop.is_made or self._is_over(latest) or done % run.checkpoint_every == 0:
+            self._save_checkpoint()
+        if stop.is_made:
+            self._checkpoints.wait()
+            self.progress.message(f"stopped after step {done}; its checkpoint is saved")
+            raise stop.error
+        return latest
 
     def _evaluate_unless(self, stop: StopRequest, latest: float) -> float:
         """The score of the present weights; the latest one where somebody stops the run, which then evaluates when it
@@ -239,10 +301,10 @@ class TrainingLoop:
                 raise
             return latest
 
-    def _replan(self, num_steps: int) -> RunPlans | None:
+    def _replan(self) -> RunPlans | None:
         """Asks for a plan. One that moves no process holds from the next step on; another is returned, after a
         checkpoint."""
-        before = self._auto.plan
+        before, num_steps = self._auto.plan, self._config.run.num_steps - self._clock.step
         self._session.executor.replan(self._flows.train, before)  # ends the last probe
         planned = self._auto.better(self._session.executor, num_steps=num_steps, restart_s=self._session.start_s)
         if planned is None:
@@ -297,11 +359,7 @@ class TrainingLoop:
         self._session.sync_weights()
         self._job.restore(self._session)
         self.progress.message(f"resumed from {checkpoint.name}")
-        latest: float = state["score"]
-        is_due = clock.step % self._config.run.evaluate_every == 0 or self._is_over(latest)
-        if is_due and clock.own_score is None and not self._only_measures:  # the run was stopped before it
-            return self.evaluate()
-        return latest
+        return state["score"]
 
     def _finish(self, score: float) -> None:
         from rlinf.report import write_report
@@ -371,11 +429,14 @@ class TrainingLoop:
         state = {
             **asdict(self._clock),
             "elapsed_s": self._training_s(),
-            "score": self._folder.last_evaluation().get(self._job.score.name, self._clock.before),
+            "score": self._latest_score(),
             "stage_s": dict(self._session.stage_s),
         }
         self._checkpoints.save(self._session.group(self._job.trainer), step, state)
         self._folder.write_plan_times([times.to_json() for times in self._times])
+
+    def _latest_score(self) -> float:
+        return self._folder.last_evaluation().get(self._job.score.name, self._clock.before)
 
     def _training_s(self) -> float:
         return self._clock.elapsed_s + (time.monotonic() - self._started_s if self._started_s else 0.0)

@@ -14,7 +14,7 @@ from rlinf.processes.environment import worker_environment
 from rlinf.processes.machines import knows_nodes
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import Executor, RemoteError, WorkerLost, WorkersError
-from rlinf_workers.errors import ClusterRefused, StepTimeout
+from rlinf_workers.errors import ClusterRefused, ProcessLost, StepTimeout
 from rlinf_workers.registry import LAUNCHERS, WEIGHT_LINKS
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -88,6 +88,8 @@ def run_failed(error: WorkersError, log_folder: Path | None, *, during: str = ""
         return ProcessesLost(f"{during}{error}")
     if not isinstance(error, RemoteError):
         return RunFailed(f"{during}{error}")
+    if error.error_type == ProcessLost.__name__:
+        return ProcessesLost(f"{during}{error}")
     place = f"raised in {error.raised_in}\n" if error.raised_in else ""
     log = f", and so does {log_folder / error.worker}.log" if log_folder else ""
     return RunFailed(f"{during}{error}\n{place}hint: --traceback shows the way there{log}")

@@ -109,12 +109,15 @@ class RunFolder:
         Args:
             failure: why the session could not go on.
         """
+        before = self._manifest.values["sessions"][-1]
         self._manifest.end_session(failure)
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
         self._rewind()
-        self._begin_session(self._manifest.values["sessions"][-1]["command"])
+        self._begin_session(before["command"])
+        if "environments" in before:
+            self.environments(before["environments"])
         return self.latest_checkpoint()
 
     def close(self, failure: str | None = None) -> None:

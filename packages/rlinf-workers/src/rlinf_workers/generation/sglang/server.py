@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlinf_workers.errors import SettingsRefused, WorkersError
+from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
 from rlinf_workers.generation.leftovers import SweptFolder
 from rlinf_workers.generation.sglang.child import FOLDER_VARIABLE, last_error, run_scheduler
 
@@ -112,7 +112,7 @@ class EngineServer:
         how = f"signal {-process.exitcode}" if process.exitcode < 0 else f"exit code {process.exitcode}"
         reason = last_error(self._folder.path, process.pid)
         self._on_lost(
-            WorkersError(
+            ProcessLost(
                 f"SGLang's scheduler process {rank} of {len(self._processes)} (pid {process.pid}) ended with {how}"
                 + (f": {reason}" if reason else "; the machine may have run out of memory")
             )
