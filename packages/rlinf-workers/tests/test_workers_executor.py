@@ -234,7 +234,8 @@ class Listing(LocalLauncher):
         return Future()
 
 
-def test_a_rank_is_started_on_the_node_of_its_devices(tmp_path):
+def test_a_rank_is_started_on_the_node_of_its_devices(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLINF_JOB_SECRET", "0123456789abcdef" * 4)
     cluster, flow = Cluster.cuda_nodes(2, 2, name="GPU", memory_bytes=1 << 30), toy_flow()
     plan = plan_for_mode(flow.graph(), cluster, "collocated")
     with Executor(cluster=cluster, launcher=(listing := Listing()), log_folder=tmp_path) as executor:

@@ -41,6 +41,22 @@ def test_turns_on_one_device_exclude_each_other():
     assert leases.release(0, "a") == [(1, "b")]
 
 
+def test_a_run_that_is_given_up_refuses_whoever_waits_or_comes():
+    leases, told = Leases({0: frozenset({0}), 1: frozenset({0})}), []
+
+    def ask(action, turn: int, worker: str) -> None:
+        leases(worker, LeaseRequest(action=action, turn=turn, stage="s", stays=False), lambda why: told.append(why))
+
+    ask("acquire", 0, "a/0")
+    ask("acquire", 1, "b/0")
+    assert told == [""]
+    leases.refuse("given up")
+    assert told == ["", "given up"]
+    ask("acquire", 0, "a/1")
+    ask("release", 0, "a/0")
+    assert told == ["", "given up", "given up"]
+
+
 def test_turns_on_different_devices_run_at_once():
     leases = table({0}, {1})
     assert leases.acquire(0, "a")

@@ -11,7 +11,7 @@ from rlinf_workers.launcher.base import Identity
 def computing_runner() -> StageRunner:
     identity = Identity(role="rollout", rank=0, num_ranks=1, devices=(), rendezvous="")
     host: Any = SimpleNamespace(worker=None, identity=identity, body_lock=threading.Lock())
-    call: Any = SimpleNamespace(stage="rollout")
+    call: Any = SimpleNamespace(stage="rollout", context=None)
     runner = StageRunner(host, call)
     runner._inside = True
     return runner

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from rlinf_algos.registry import path_of
 from rlinf_workers import protocol
-from rlinf_workers.errors import RemoteError, WorkerLost
+from rlinf_workers.errors import RemoteError, WorkerLost, WorkersError
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.base import Identity, Launcher, WorkerSpec
 from rlinf_workers.registry import LAUNCHERS
@@ -183,6 +183,27 @@ def check_shutdown(make: Make, folder: Path) -> None:
         assert_gone(pids)
 
 
+def check_a_replacement(make: Make, folder: Path) -> None:
+    """Workers that were lost, or are ended, are forgotten, and others may be started under their names."""
+    with launched(make) as launcher:
+        (dying,) = start(launcher, folder).handles
+        (living,) = start(launcher, folder, Scale).handles
+        pid = dying.call("process_id").result(START_S)
+        assert not dying.is_lost
+        os.kill(pid, signal.SIGKILL)
+        _loss(launcher, "fault/0")
+        assert dying.is_lost and not living.is_lost
+        launcher.forget_lost()
+        assert not launcher.lost.done(), "what was forgotten is told again"
+        (anew,) = start(launcher, folder).handles
+        pid = anew.call("process_id").result(START_S)
+        launcher.end(anew)
+        assert_gone([pid])
+        assert anew.is_lost and isinstance(anew.call("count").exception(START_S), WorkersError)
+        assert not launcher.lost.done(), "whoever ends a worker knows of it"
+        assert not living.is_lost
+
+
 def check_a_killed_driver(
     make: Make, folder: Path, how: signal.Signals = signal.SIGKILL, python: str | None = None
 ) -> None:
@@ -219,6 +240,7 @@ CHECKS: tuple[Callable[[Make, Path], None], ...] = (
     check_a_killed_worker,
     check_a_failed_constructor,
     check_another_environment,
+    check_a_replacement,
     check_shutdown,
     check_a_killed_driver,
 )
