@@ -2,7 +2,18 @@
 
 import pytest
 
-from command_line import SHORT_SORT, all_gone, rows, train, weights, worker_processes
+from command_line import (
+    END_TIMEOUT_S,
+    SHORT_SORT,
+    all_gone,
+    rows,
+    start,
+    steps_done,
+    train,
+    wait_for,
+    weights,
+    worker_processes,
+)
 
 pytest.importorskip("ray", reason="pip install 'rlinf[ray]'")
 
@@ -55,3 +66,29 @@ def test_two_nodes_give_the_numbers_of_one_machine(mode, address, tmp_path):
     assert numbers(found) == local
     assert all_gone(worker_processes(found).values())
     assert logs(found) == logs(alone)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_a_node_that_is_lost(tmp_path):
+    from ray.cluster_utils import Cluster
+
+    settings = SETTINGS | {"mode": "disaggregated", "run.num_steps": 30, "run.evaluate_every": 10}
+    nodes = Cluster()
+    try:
+        _add_node(nodes)
+        second = _add_node(nodes)
+        by_ray = {
+            "cluster.launcher": "ray",
+            "cluster.launcher_options": f"{{address: '{nodes.address}', num_nodes: 2, wait_s: 5}}",
+        }
+        output = tmp_path / "ray"
+        process = start("sort-grpo", output, settings | by_ray | {"run.checkpoint_every": 5})
+        wait_for(lambda: steps_done(output) >= 7, process, "step 7")
+        nodes.remove_node(second)
+        out, err = process.communicate(timeout=END_TIMEOUT_S)
+        assert process.returncode == 0, out + err
+        assert "on 1 of 2 nodes" in out, out
+    finally:
+        nodes.shutdown()
+    alone = train("sort-grpo", tmp_path / "local", settings | {"cluster.num_devices": 1, "mode": "collocated"})
+    assert numbers(output) == numbers(alone)

@@ -5,11 +5,11 @@ import sys
 import time
 from pathlib import Path
 
-from rlinf_workers.generation.leftovers import SweptFolder
+from rlinf_workers.leftovers import SweptFolder
 
 KILLED = """
 import os, sys
-from rlinf_workers.generation.leftovers import SweptFolder
+from rlinf_workers.leftovers import SweptFolder
 folder = SweptFolder("rlinf-test-")
 (folder.path / "a file").write_text("x")
 folder.also(sys.argv[1])

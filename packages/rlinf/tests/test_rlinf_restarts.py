@@ -25,5 +25,6 @@ def test_a_run_that_comes_no_further_ends_with_the_cause(steps: list[int]):
 
 
 def test_a_run_that_is_to_stop_stops_at_once():
-    with pytest.raises(ProcessesLost):
+    with pytest.raises(RunFailed, match=r"^worker rollout/0 was lost$") as caught:
         Restarts(RunConfig(num_steps=1000, on_failure="stop")).check(LOST, 10)
+    assert not isinstance(caught.value, ProcessesLost), "nobody must begin again"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import platform
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +51,7 @@ from rlinf_workers.flow import Flow, WorkerDefinition
 from rlinf_workers.group import WorkerGroup, gather
 from rlinf_workers.launcher.base import Identity, Launcher, WorkerHandle, WorkerSpec, role_and_rank
 from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.links.base import WeightLink, WeightPort
 from rlinf_workers.links.choose import choose
 from rlinf_workers.metrics import merge
@@ -139,9 +139,9 @@ class Executor:
         attest_weights: bool = True,
     ) -> None:
         self._cluster = cluster
-        self._scratch = tempfile.TemporaryDirectory(prefix="rlinf-")
+        self._scratch = SweptFolder("rlinf-")
         self._launcher: Launcher = launcher or LocalLauncher()
-        self._log_folder = log_folder or Path(self._scratch.name) / "logs"
+        self._log_folder = log_folder or self._scratch.path / "logs"
         self._environment = dict(environment or {})
         self._pythons = dict(pythons or {})
         self._weight_link = weight_link
@@ -240,7 +240,7 @@ class Executor:
             num_ranks=placed.num_ranks,
             num_ranks_per_replica=placed.num_ranks_per_replica,
             devices=tuple(f"{self._cluster.devices[index].kind}:{index}" for index in devices),
-            rendezvous=f"{self._scratch.name}/{name}.{self._num_meetings[name]}.rendezvous",
+            rendezvous=f"{self._scratch.path}/{name}.{self._num_meetings[name]}.rendezvous",
         )
         gpus = {"CUDA_VISIBLE_DEVICES": visible_devices(self._cluster, devices)}
         spec = WorkerSpec(
@@ -656,7 +656,7 @@ class Executor:
             self._abort(opened, "the executor was shut down")
         self._launcher.shutdown()
         self._threads.shutdown(wait=True)
-        self._scratch.cleanup()
+        self._scratch.close()
 
 
 def _stage_states(run: _UnderWay) -> Iterator[StageState]:

@@ -17,8 +17,8 @@ from rlinf_comm.errors import WeightMismatchError
 from rlinf_comm.weights import Layout
 from rlinf_workers.errors import LinkRefused, WorkersError
 from rlinf_workers.generation.inside import Answer, Attested, Command, Registration
-from rlinf_workers.generation.leftovers import SweptFolder
 from rlinf_workers.generation.serving_layout import serving_layout
+from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.links.base import Check, WeightPort
 from rlinf_workers.models.language_model import ModelSettings
 

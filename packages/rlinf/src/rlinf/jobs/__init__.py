@@ -46,16 +46,58 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
 
 
 def run(job: Job, folder: RunFolder) -> str:
-    """Runs a prepared job in its folder; returns what to tell of it.
+    """Runs a prepared job in its folder; returns what to tell of it. Where processes are lost and cannot be replaced,
+    all are started anew from its newest checkpoint, on the machines that are left.
 
-    Raises: RunFailed when a worker dies or raises, or a step passes its deadline.
+    Raises: RunFailed when a worker raises, or dies and the run is not to go on.
     """
+    from rlinf.errors import ProcessesLost
+    from rlinf.loop.restarts import Restarts
     from rlinf.loop.training_loop import TrainingLoop
     from rlinf.run_folder.wandb_sink import WandbSink
 
     if job.config.run.wandb is not None:
         folder.add_sink(WandbSink(job.config.run.wandb, folder.path, job.config.model_dump(mode="json")))
-    return TrainingLoop(job, folder).run()
+    restarts = Restarts(job.config.run)
+    while True:
+        loop = TrainingLoop(job, folder, restarts)
+        try:
+            return loop.run()
+        except ProcessesLost as failure:
+            restarts.check(failure, loop.step)
+            checkpoint = folder.begin_again(str(failure))
+            loop.progress.warning(str(failure))
+            job, told = _where_machines_are_left(job)
+            place = checkpoint.name if checkpoint else "the start"
+            folder.note(f"{failure.summary}; the run went on from {place} with new processes{told}")
+            loop.progress.message(f"going on from {place} with new processes{told}")
+
+
+def _where_machines_are_left(job: Job) -> tuple[Job, str]:
+    """The job on what its launcher has now, and what to tell of that."""
+    from rlinf.config.common import PlanConfig
+    from rlinf.errors import UserError
+    from rlinf.processes.machines import knows_nodes, machine_of
+
+    cluster = job.config.cluster
+    if not knows_nodes(cluster.launcher):
+        return job, ""
+    try:
+        machine = machine_of(cluster)
+    except UserError:  # fewer nodes than num_nodes, and none came back while the launcher waited
+        options = {key: value for key, value in cluster.launcher_options.items() if key != "num_nodes"}
+        cluster = cluster.model_copy(update={"launcher_options": options})
+        machine = machine_of(cluster)
+    if machine == job.machine:
+        return job, ""
+    cluster = cluster.model_copy(update={"num_devices": "auto"})
+    config = job.config.model_copy(update={"cluster": cluster})
+    told = f", on {len(machine.nodes)} of {len(job.machine.nodes)} nodes"
+    try:
+        return prepare(config, machine), told
+    except UserError as error:  # the mode or the placement needs what was lost
+        config = config.model_copy(update={"mode": "auto", "plan": PlanConfig()})
+        return prepare(config, machine), f"{told}, in mode auto: {error.message}"
 
 
 def measure(job: Job, folder: RunFolder) -> Measured:

@@ -18,10 +18,10 @@ class Restarts:
     def check(self, error: ProcessesLost, step: int) -> None:
         """Returns where the run goes on after it failed in that step.
 
-        Raises: the error where the run is to stop then, or has tried often enough.
+        Raises: RunFailed where it is to stop then, or has tried often enough.
         """
         if self._run.on_failure == "stop":
-            raise error
+            raise RunFailed(str(error)) from error
         self._num_in_vain = self._num_in_vain + 1 if step <= self._furthest_step else 0
         self._furthest_step = max(self._furthest_step, step)
         if self._num_in_vain >= self._run.max_restarts:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlinf.config.devices import device_kind
 from rlinf.console.progress import Progress
-from rlinf.errors import ProcessesLost, RlinfError
+from rlinf.errors import ProcessesLost, RlinfError, RunFailed
 from rlinf.jobs.base import Job, Score
 from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.loop.ending import reasons_to_end
@@ -54,7 +54,10 @@ class _Clock:
 class TrainingLoop:
     """One run of a job in its folder."""
 
-    def __init__(self, job: Job, folder: RunFolder) -> None:
+    def __init__(self, job: Job, folder: RunFolder, restarts: Restarts | None = None) -> None:
+        """Args:
+        restarts: what counts them, where an earlier loop has begun.
+        """
         self._job = job
         self._config = job.config
         self._folder = folder
@@ -64,7 +67,7 @@ class TrainingLoop:
         self._result = ""
         self._only_measures = False
         self._stop = StopRequest()
-        self._restarts = Restarts(job.config.run)
+        self._restarts = restarts or Restarts(job.config.run)
         self._saved_step: int | None = None
         """Step of the newest checkpoint, whole or under way."""
         self._placements: list[RunPlans] = []
@@ -76,36 +79,27 @@ class TrainingLoop:
     def run(self) -> str:
         """Returns the table of scores and times, and where the report is.
 
-        Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail).
+        Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail), ProcessesLost
+            where all processes have to be new.
         """
-        self._begin()
-        while True:
-            try:
-                self._run()
-                return self._result
-            except ProcessesLost as failure:
-                self._check_restart(failure)
-                self._go_back(failure)
+        self._run()
+        return self._result
 
     def measure(self) -> Measured:
         """The first steps of a run, all stages together on all devices and then apart, and what they took. Raises: as
         `run`."""
         self._only_measures = True
-        self._begin()
         self._run()
         assert self._auto.measured is not None, "a measurement ends with what it found or an error"
         return self._auto.measured
 
-    def _begin(self) -> None:
-        """What does not depend on processes."""
-        flows = self._flows = self._job.build(self._folder.path)
-        self._job.write_inputs(self._folder.path)
-        self._folder.write("flow.json", flows.train.graph().to_json())
-        self._folder.write("flow.mmd", diagram(flows.train.graph()))
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        return self._clock.step
 
     def _run(self) -> None:
-        """From the newest checkpoint, or from the start, to the end."""
-        flows = self._flows
+        flows = self._flows = self._job.build(self._folder.path)
         planned: RunPlans | None
         if self._only_measures:
             planned, *self._placements = placements_to_measure(self._job, flows)
@@ -114,8 +108,11 @@ class TrainingLoop:
         self._auto = AutoMode(self._job, flows, planned, self.progress.message)
         if self._only_measures:
             self.progress.total = sum(len(self._auto.probes_of(placed)) for placed in (planned, *self._placements))
+        self._job.write_inputs(self._folder.path)
         if self._job.environments:
             self._folder.environments(describe_environments(self._job.environments))
+        self._folder.write("flow.json", flows.train.graph().to_json())
+        self._folder.write("flow.mmd", diagram(flows.train.graph()))
         while planned is not None:
             planned = self._run_under(planned)
 
@@ -170,30 +167,25 @@ class TrainingLoop:
 
     # -- lost processes --------------------------------------------------------------------------------------------
 
-    def _check_restart(self, failure: ProcessesLost) -> None:
-        """Raises: what ends the run, where it is not to go on."""
-        if self._only_measures or self._stop.is_made:  # whoever asked for it is not kept waiting
-            raise failure
-        self._restarts.check(failure, self._clock.step)
-
     def _repair(self, failure: ProcessesLost) -> float:
         """New processes in place of those that were lost, while the others stay. The run goes on with the step that
         failed, or from the newest checkpoint where the trainer was lost or had begun with that step. Returns the latest
         score.
 
-        Raises: ProcessesLost where that does not work, or the run has no checkpoint: all processes have to be new then.
+        Raises: RunFailed where the run is to end. ProcessesLost where it has no checkpoint or this does not work: all
+            processes have to be new then.
         """
+        if self._only_measures or self._stop.is_made:  # whoever asked for it is not kept waiting
+            raise RunFailed(str(failure)) from failure
         if self._saved_step is None:
             raise failure
-        self._check_restart(failure)
+        self._restarts.check(failure, self._clock.step)
         session, step, began_s = self._session, self._clock.step, time.monotonic()
         try:
             changed = session.executor.repair()
             if self._job.trainer in changed:
                 self._checkpoints.settle()
-                checkpoint = self._go_back(failure)
-                assert checkpoint is not None, "the run has saved one, or it would start over"
-                latest = self._resume(checkpoint)
+                latest = self._resume(self._go_back(failure))
                 self._begin_times()
             else:
                 latest = self._latest_score()
@@ -208,13 +200,11 @@ class TrainingLoop:
         )
         return latest
 
-    def _go_back(self, failure: ProcessesLost) -> Path | None:
-        """Everything in the folder and here as it was at the newest checkpoint, which is returned; None: at the
-        start."""
-        self.progress.warning(str(failure))
+    def _go_back(self, failure: ProcessesLost) -> Path:
+        """Everything in the folder and here as it was at the newest checkpoint, which is returned."""
         checkpoint = self._folder.begin_again(str(failure))
+        assert checkpoint is not None, "the run has saved one"
         self._clock, self._started_s, self._saved_step, self._times = _Clock(), 0.0, None, []
-        self.progress.message(f"going on from {checkpoint.name if checkpoint else 'the start'}")
         return checkpoint
 
     def _begin_plan(self, planned: RunPlans) -> None:

@@ -23,7 +23,6 @@ from torch import Tensor
 from rlinf_comm.weights import Layout
 from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.generation.base import Completions
-from rlinf_workers.generation.leftovers import SweptFolder
 from rlinf_workers.generation.processes import EngineProcesses
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.generation.sglang.arguments import (
@@ -39,6 +38,7 @@ from rlinf_workers.generation.sglang.requests import Answer, answer_of, completi
 from rlinf_workers.generation.sglang.room import Room
 from rlinf_workers.generation.sglang.server import EngineServer
 from rlinf_workers.generation.stopping import StopStrings
+from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.links.base import WeightPort, WeightReceiver
 from rlinf_workers.models.language_model import (
     ModelSettings,

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
-from rlinf_workers.generation.leftovers import SweptFolder
 from rlinf_workers.generation.sglang.child import FOLDER_VARIABLE, last_error, run_scheduler
+from rlinf_workers.leftovers import SweptFolder
 
 T = TypeVar("T")
 
