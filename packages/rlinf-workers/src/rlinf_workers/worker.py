@@ -164,8 +164,7 @@ class Worker:
 
     def abandon(self) -> None:
         """Called when a stage ends with an exception, since its run is given up: what it has begun must not show in a
-        later run of any flow. Raises: anything where it cannot forget that; its process ends then, and another takes
-        its place."""
+        later run of any flow. Raises: anything where it cannot forget that; another process takes its place then."""
 
     def close(self) -> None:
         """Called when the process ends in good order."""

@@ -43,6 +43,7 @@ from rlinf_workers.execution.lease import LeaseRequest, Leases, Reply
 from rlinf_workers.execution.ports import Pauses, Writer
 from rlinf_workers.execution.residents import Residents
 from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
+from rlinf_workers.execution.worker_host import Condition
 from rlinf_workers.explaining.explanation import Explanation, explain
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import DRIVER, ChannelState, ProcessRecord, Snapshot, StageState
@@ -588,26 +589,33 @@ class Executor:
             concurrent.futures.wait([*(future for _, _, future in failed.calls), *others], settle_s)
             worker_of = failed.opened.planned.graph.stage
             broken |= {f"{worker_of(stage).worker}/{rank}" for stage, rank, call in failed.calls if not call.done()}
-        gone = {name: found for name in self._groups if (found := self._gone(name, broken))}
+        conditions = self._conditions(broken, None if failed is None else failed.context)
+        gone = {
+            name: ranks for name, group in self._groups.items() if (ranks := _gone(name, group.num_ranks, conditions))
+        }
         for name, ranks in gone.items():
             self._replace(name, ranks)
-        begun = set() if failed is None else {name for name in self._begun(failed) if name not in gone}
         living = [handle for group in self._groups.values() for handle in group.handles]
         gather([handle.call("forget_channels") for handle in living], self._launcher.lost)
         self._reopen_channels()
         self._links.clear()
         self._versions.clear()
-        return begun | set(gone)
+        train = {
+            stage.worker for opened in self._open.values() for stage in opened.planned.graph.stages if stage.trains
+        }
+        begun = {role_and_rank(worker)[0] for worker, condition in conditions.items() if condition.has_begun}
+        return (begun & train) | set(gone)
 
-    def _gone(self, name: str, broken: set[str]) -> list[int]:
-        """Ranks of a group to replace."""
-        handles = self._groups[name].handles
-        gone = [rank for rank, handle in enumerate(handles) if handle.is_lost or f"{name}/{rank}" in broken]
-        left = [rank for rank in range(len(handles)) if rank not in gone]
-        if not gone or not left:
-            return gone
-        asked = [handles[rank].call("has_met_ranks", lane=LEAVE_LANE) for rank in left]
-        return list(range(len(handles))) if any(gather(asked, self._launcher.lost)) else gone
+    def _conditions(self, broken: set[str], context: StepContext | None) -> dict[str, Condition]:
+        """Worker -> how it is, for those that can be used."""
+        asked = {
+            worker: handle.call("condition", context, lane=LEAVE_LANE)
+            for name, group in self._groups.items()
+            for rank, handle in enumerate(group.handles)
+            if (worker := f"{name}/{rank}") not in broken and not handle.is_lost
+        }
+        found = zip(asked, gather(list(asked.values()), self._launcher.lost), strict=True)
+        return {worker: condition for worker, condition in found if not condition.is_spent}
 
     def _replace(self, name: str, ranks: Sequence[int]) -> None:
         handles = self._groups[name].handles
@@ -617,15 +625,6 @@ class Executor:
                 self._launcher.end(handles[rank])
             self._residents.forget(f"{name}/{rank}")
             handles[rank] = self._start_rank(name, rank)
-
-    def _begun(self, failed: _UnderWay) -> Iterator[str]:
-        """Worker groups that train, and have taken items in that run."""
-        graph = failed.opened.planned.graph
-        for name in {stage.worker for stage in graph.stages if stage.trains}:
-            if not any(handle.is_lost for handle in self._groups[name].handles):
-                asked = [handle.call("has_begun", failed.context) for handle in self._groups[name].handles]
-                if any(gather(asked, self._launcher.lost)):
-                    yield name
 
     def _reopen_channels(self) -> None:
         for opened in self._open.values():
@@ -672,6 +671,17 @@ def _stage_states(run: _UnderWay) -> Iterator[StageState]:
                 rank for name, rank, future in run.calls if name == stage.name and not _has_returned(future)
             ),
         )
+
+
+def _gone(name: str, num_ranks: int, conditions: Mapping[str, Condition]) -> list[int]:
+    """The ranks of a group that have to be replaced.
+
+    Args:
+        conditions: of the workers that can be used.
+    """
+    ranks = [conditions.get(f"{name}/{rank}") for rank in range(num_ranks)]
+    gone = [rank for rank, condition in enumerate(ranks) if condition is None]
+    return list(range(num_ranks)) if gone and any(one is not None and one.has_met_ranks for one in ranks) else gone
 
 
 def _has_returned(future: Future[Any]) -> bool:

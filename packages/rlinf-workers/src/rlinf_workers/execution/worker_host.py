@@ -10,10 +10,12 @@ import threading
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
+from rlinf_comm.records import record
 from rlinf_workers.collectives import RankGroup, RankGroups, connect
 from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, HomeChannel, open_channel
 from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
@@ -35,8 +37,7 @@ CALLS = frozenset(
         "open_channel",
         "forget_channels",
         "open_weights",
-        "has_met_ranks",
-        "has_begun",
+        "condition",
         "publish_weights",
         "memory_bytes",
         "current_waits",
@@ -46,6 +47,19 @@ CALLS = frozenset(
 """What the executor calls of the host; any other method is the worker's own."""
 READS = frozenset({"layout", "save_model", "begin_checkpoint", "end_checkpoint", "save_checkpoint"})
 """Methods of workers that are called between runs and change no weights."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """Of a worker after a run that was given up."""
+
+    is_spent: bool
+    """It could not forget what it had begun, and must not be used any more."""
+    has_met_ranks: bool
+    """It has made collectives with other ranks, and cannot go on without them."""
+    has_begun: bool
+    """A stage of it took items in that run."""
 
 
 class WorkerHost:
@@ -76,6 +90,7 @@ class WorkerHost:
         """Whether the worker's state is on its devices."""
         self.may_discard = False
         """Whether the weights that it serves may be lost when its state leaves; they are received anew then."""
+        self._is_spent = False
         self._onloaded_bytes = 0
         """What it held of its device when it was last offloaded."""
         self.served_versions: dict[str, int] = {}
@@ -140,15 +155,14 @@ class WorkerHost:
             return StageRunner(self, call).run()
 
     def abandon(self) -> None:
-        """Forgets what a run has recorded that is given up. A worker that cannot forget what it has begun ends here:
-        another takes its place."""
+        """Forgets what a run has recorded that is given up."""
         self.metrics.drain()
         self.shown, self.notes = [], []
         try:
             self.worker.abandon()
         except Exception:  # noqa: BLE001 - whatever a user's own worker raises
             traceback.print_exc()
-            os._exit(1)
+            self._is_spent = True
 
     def load(self) -> None:
         """Brings the state onto the devices, within the worker's turn."""
@@ -184,13 +198,13 @@ class WorkerHost:
         self._home_channels.clear()
         open_channel.cache_clear()
 
-    def has_met_ranks(self) -> bool:
-        """Whether this rank has made collectives with others, and cannot go on without them."""
-        return "rank_groups" in self.__dict__ and self.identity.num_ranks > 1
-
-    def has_begun(self, context: StepContext) -> bool:
-        """Whether a stage has taken items in that run."""
-        return self.begun == context
+    def condition(self, context: StepContext | None) -> Condition:
+        """After a run that was given up, which had that context."""
+        return Condition(
+            is_spent=self._is_spent,
+            has_met_ranks="rank_groups" in self.__dict__ and self.identity.num_ranks > 1,
+            has_begun=context is not None and self.begun == context,
+        )
 
     def open_weights(self, ports: Sequence[WeightPort]) -> None:
         """Opens this rank's end of a weight edge; its ends, where it serves from several processes. An end that was
