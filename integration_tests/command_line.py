@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-RLINF = [str(Path(sys.executable).with_name("rlinf"))]
+_SCRIPT = Path(sys.executable).with_name("rlinf")
+_PROGRAM = [sys.executable, "-c", "from rlinf.cli.main import entry_point; entry_point()"]
+RLINF = [str(_SCRIPT)] if _SCRIPT.exists() else _PROGRAM  # an environment of a role has no scripts of ours
 END_TIMEOUT_S = 600
 
 SHORT_SORT = {
