@@ -180,7 +180,7 @@ class TrainingLoop:
         if self._saved_step is None:
             raise failure
         self._restarts.check(failure, self._clock.step)
-        session, step, began_s = self._session, self._clock.step, time.monotonic()
+        session, began_s = self._session, time.monotonic()
         try:
             changed = session.executor.repair()
             if self._job.trainer in changed:
@@ -195,7 +195,7 @@ class TrainingLoop:
         except WorkersError as error:
             raise ProcessesLost(f"{failure}\nand then: {error}") from error
         session.note(
-            f"step {step}: {failure.summary}; {', '.join(sorted(changed)) or 'no process'} replaced in "
+            f"{failure.summary}; {', '.join(sorted(changed)) or 'no process'} replaced in "
             f"{time.monotonic() - began_s:.1f} s, the run goes on with step {self._clock.step}"
         )
         return latest
