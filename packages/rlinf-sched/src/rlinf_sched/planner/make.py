@@ -9,9 +9,10 @@ import numpy as np
 from rlinf_sched.errors import InfeasibleError, PlanError, ProblemError, did_you_mean
 from rlinf_sched.plan import Mode, Plan, Prediction, RunnerUp, StagePlan, StagePrediction
 from rlinf_sched.planner.infeasible import why_nothing_fits
+from rlinf_sched.planner.local_search import Found, LocalSearch
 from rlinf_sched.planner.pools import Pool, pools_of
 from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.tree import Candidate, leaves, place
+from rlinf_sched.planner.tree import Candidate, leaves, place, shape
 from rlinf_sched.problem import Problem
 from rlinf_sched.simulator import Timeline
 from rlinf_sched.simulator.simulation import execute
@@ -25,6 +26,13 @@ _WORTH = 0.998
 _ITEMS_COMPARED = 20_000
 """Items, all stages together, that are simulated for each mode in any case, so that the best of several candidates is
 known however short the plans of other modes are."""
+_NEAR = 1.25
+"""Local search looks around the best plan of each mode that takes at most this multiple of the shortest step."""
+_MOST_STARTS = 6
+_MOST_DEVICES = 2048
+"""Local search counts devices one by one; in larger clusters it would take longer than the search."""
+_ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 120_000, 24, 300
+"""Items, all stages together, that local search may simulate, and how many plans at least and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class Judged:
     plan: Plan
     timeline: Timeline
     estimate_s: float
-    """Seconds of a step as the search estimates them."""
+    """Seconds of a step as the search estimates them; of the plan that a local search began with."""
 
     @property
     def step_s(self) -> float:
@@ -88,8 +96,12 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, e
     found = [search.best(some, num_each=MOST_SIMULATED) for some in searches]
     if not any(found):
         raise InfeasibleError(why_nothing_fits(problem, pools, modes))
-    judged = [one for candidates in found for one in _judge(problem, pools, candidates)]
-    judged.sort(key=lambda one: one.step_s)
+    judged = [
+        one
+        for some, candidates in zip(searches, found, strict=True)
+        for one in _improved(problem, pools, some, _judge(problem, pools, candidates))
+    ]
+    judged.sort(key=_step_s)
     if not judged:
         raise InfeasibleError("every plan found tears a worker group's stages apart; plan one of the modes alone")
     best, *rest = judged
@@ -104,17 +116,46 @@ def _judge(problem: Problem, pools: Sequence[Pool], candidates: Sequence[Candida
     """Simulates candidates, best first: some of each mode, and those that may be better than the best so far."""
     few = max(1, min(4, _ITEMS_COMPARED // (problem.num_items * len(problem.flow.stages))))
     result: list[Judged] = []
+    shapes: set[object] = set()
     best_s = np.inf
     for candidate in sorted(candidates, key=lambda one: (float(f"{one.step_s:.6g}"), _busy_s(problem, one))):
         num_alike = sum(one.plan.mode == candidate.mode for one in result)
-        if num_alike >= few and candidate.step_s > _WORTH * best_s:
+        is_known = shape(candidate.tree) in shapes or candidate.step_s > _NEAR * best_s
+        if num_alike >= few and candidate.step_s > _WORTH * best_s and is_known:
             continue
+        shapes.add(shape(candidate.tree))
         made = to_plan(problem, pools, candidate)
         if made is None or any(made.stages == one.plan.stages for one in result):
             continue
         result.append(Judged(made, execute(problem, made), candidate.step_s))
         best_s = min(best_s, result[-1].step_s)
     return result
+
+
+def _improved(problem: Problem, pools: Sequence[Pool], modes: Sequence[Mode], judged: list[Judged]) -> list[Judged]:
+    """The plans, and what local search makes of the best of each mode and of each way to share devices, where it may
+    yet become the best."""
+    if not judged or problem.cluster.num_devices > _MOST_DEVICES:
+        return judged
+    num_items = problem.num_items * len(problem.flow.stages)
+    most = min(max(_ITEMS_SEARCHED // num_items, _LEAST_SEARCHED), _MOST_SEARCHED)
+    around = LocalSearch(problem, pools, modes, most_simulated=most)
+    starts: dict[object, Judged] = {}
+    first = min(judged, key=_step_s)
+    others = [Judged(one.plan, one.timeline, first.estimate_s) for one in around.regrouped(first.plan)]
+    for one in sorted([*judged, *others], key=_step_s):
+        starts.setdefault((one.plan.mode, tuple(one.plan.shared_devices().values())), one)
+    near = [one for one in starts.values() if one.step_s <= _NEAR * next(iter(starts.values())).step_s]
+    found = [(one, around.improve(Found(one.plan, one.timeline))) for one in near[:_MOST_STARTS]]
+    return [
+        *judged,
+        *(Judged(last.plan, last.timeline, one.estimate_s) for one, last in found if last.plan != one.plan),
+    ]
+
+
+def _step_s(one: Judged) -> float:
+    """For comparisons: what differs by rounding is equal."""
+    return float(f"{one.step_s:.9g}")
 
 
 def _busy_s(problem: Problem, candidate: Candidate) -> list[float]:
