@@ -25,10 +25,9 @@ LONG = {"run.num_steps": 100_000, "run.evaluate_every": 100_000}
 STOP = {"run.on_failure": "stop"}
 SHORT = {"sort-grpo": SHORT_SORT, "pushcube-ppo": SHORT_PUSH}
 VICTIMS = [
-    ("sort-grpo", "rollout/0"),
     ("sort-grpo", "actor/1"),
     *(pytest.param("sort-grpo", worker, marks=pytest.mark.slow) for worker in ("rollout/1", "reward/0")),
-    pytest.param("pushcube-ppo", "policy/0", marks=pytest.mark.maniskill),
+    pytest.param("pushcube-ppo", "policy/0", marks=[pytest.mark.maniskill, pytest.mark.slow]),
     pytest.param("pushcube-ppo", "env/1", marks=[pytest.mark.maniskill, pytest.mark.slow]),
 ]
 

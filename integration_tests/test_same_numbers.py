@@ -161,6 +161,7 @@ def test_a_warm_start_that_an_earlier_run_made_is_the_same(tmp_path, sort_refere
         assert numbers(run) == sort_reference
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_numbers(tmp_path, sort_reference):
     found = numbers(train("sort-grpo", tmp_path / "run", SHORT_SORT | {"seed": 1}))
     assert found["weights"] != sort_reference["weights"]

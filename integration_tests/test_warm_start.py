@@ -54,6 +54,7 @@ def record(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_one_and_two_ranks_warm_up_alike_and_a_resumed_run_does_not(tmp_path):
     begin = {"source": "lerobot", "path": str(record(tmp_path / "set")), "num_episodes": 4, "num_steps": 60}
     keys = SWING | {f"warm_start.{name}": value for name, value in begin.items()}
