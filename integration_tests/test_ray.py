@@ -1,11 +1,16 @@
-"""A run on two pretended nodes of a Ray cluster: the numbers of one machine, to the bit."""
+"""Two pretended nodes of a Ray cluster: a run has the numbers of one machine to the bit; `rlinf doctor` sees both."""
+
+import json
+import subprocess
 
 import pytest
 
 from command_line import (
     END_TIMEOUT_S,
+    RLINF,
     SHORT_SORT,
     all_gone,
+    environment,
     rows,
     start,
     steps_done,
@@ -92,3 +97,24 @@ def test_a_run_goes_on_without_a_node_that_is_lost(tmp_path):
         nodes.shutdown()
     alone = train("sort-grpo", tmp_path / "local", settings | {"cluster.num_devices": 1, "mode": "collocated"})
     assert numbers(output) == numbers(alone)
+
+
+@pytest.mark.slow
+def test_the_doctor_looks_at_both_nodes_and_at_the_ways_between_them(address):
+    done = subprocess.run(
+        [*RLINF, "doctor", "--cluster", address, "--json"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=END_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert [(node["number"], node["num_cpus"], node["problem"]) for node in found["nodes"]] == [(0, 1, ""), (1, 1, "")]
+    assert found["nodes"][0]["packages"]["rlinf"] and found["nodes"][0]["packages"] == found["nodes"][1]["packages"]
+    assert all(abs(node["clock_offset_s"]) <= node["clock_error_s"] for node in found["nodes"]), (
+        "one machine, one clock"
+    )
+    assert [(way["source"], way["target"], way["problem"]) for way in found["ways"]] == [(0, 1, ""), (1, 0, "")]
+    assert all(way["bytes_per_s"] > 0 and way["round_trip_s"] > 0 for way in found["ways"])
+    assert not [one for one in found["findings"] if one["verdict"] == "problem"]

@@ -88,7 +88,7 @@ class RayLauncher(AgentLauncher):
         pins_slots: bool = False,
         forks: bool = False,
     ) -> None:
-        self._found = _find_nodes(address, num_nodes, wait_s)
+        self._found = find_nodes(address, num_nodes, wait_s)
         self._serving: dict[int, Any] = {}
         super().__init__(
             listen_at=self._found[0].address, heartbeat_timeout_s=heartbeat_timeout_s, pins_slots=pins_slots
@@ -105,7 +105,7 @@ class RayLauncher(AgentLauncher):
 
         Raises: ClusterRefused.
         """
-        return _with_gpus(_find_nodes(address, num_nodes, wait_s))
+        return _with_gpus(find_nodes(address, num_nodes, wait_s))
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -145,7 +145,7 @@ class RayLauncher(AgentLauncher):
             try:
                 ray.get(ended)
             except RayError as error:
-                raise ClusterRefused(f"no agent ran on {self._found[number]}: {_last_line(error)}") from error
+                raise ClusterRefused(f"no agent ran on {self._found[number]}: {last_line(error)}") from error
             if time.monotonic() > deadline and not arrived.done():
                 raise ClusterRefused(_no_room(self._found, shares))
 
@@ -183,12 +183,12 @@ def _join(address: str) -> None:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterRefused(
-            f"cluster.launcher_options.address={address}: no Ray cluster could be joined there ({_last_line(error)}); "
+            f"cluster.launcher_options.address={address}: no Ray cluster could be joined there ({last_line(error)}); "
             f"{START_ONE}, with Python {sys.version.split()[0]} and ray {ray.__version__} as here"
         ) from error
 
 
-def _find_nodes(address: str, num_nodes: int, wait_s: float) -> tuple[Node, ...]:
+def find_nodes(address: str, num_nodes: int, wait_s: float) -> tuple[Node, ...]:
     """The nodes to use, once there are as many as wanted. Raises: ClusterRefused."""
     _join(address or os.environ.get("RAY_ADDRESS", "") or "local")
     deadline = time.monotonic() + wait_s
@@ -235,9 +235,7 @@ def _with_gpus(nodes: Sequence[Node]) -> tuple[Node, ...]:
         for node, found in zip(looks, ray.get(list(looks.values()), timeout=LOOK_TIMEOUT_S), strict=True):
             _gpus[node] = tuple((name, int(memory_bytes)) for name, memory_bytes in found)
     except RayError as error:
-        raise ClusterRefused(
-            f"nobody could look at the GPUs of the Ray cluster's nodes: {_last_line(error)}"
-        ) from error
+        raise ClusterRefused(f"nobody could look at the GPUs of the Ray cluster's nodes: {last_line(error)}") from error
     return tuple(replace(node, gpus=_gpus.get(node.id, ())) for node in nodes)
 
 
@@ -281,5 +279,5 @@ def _lines(nodes: Sequence[Node]) -> str:
     return "\n".join(f"node {number}, {node}" for number, node in enumerate(nodes))
 
 
-def _last_line(error: Exception) -> str:
+def last_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

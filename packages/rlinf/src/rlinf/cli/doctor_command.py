@@ -1,4 +1,4 @@
-"""`rlinf doctor`: what this machine has, what works, what to do about the rest."""
+"""`rlinf doctor`: what this machine, or a cluster, has, what works, what to do about the rest."""
 
 from __future__ import annotations
 
@@ -10,20 +10,39 @@ from typing import Any
 
 from rlinf import doctor
 from rlinf.cli.finding_lines import print_findings
+from rlinf.errors import UserError
 
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "doctor",
-        help="what this machine has and what of it works",
-        description="Looks at this machine and tries what runs need. Exits with 1 if there is a problem.",
+        help="what this machine, or a cluster, has and what of it works",
+        description="Looks at this machine, or at every node of a Ray cluster, and tries what runs need. Exits with 1 "
+        "if there is a problem.",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--output", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs would go")
+    parser.add_argument(
+        "--cluster",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="look at the nodes of the Ray cluster there, and at the network between them; without ADDRESS, of the one "
+        "that this machine belongs to",
+    )
+    parser.add_argument(
+        "--links", type=Path, metavar="FILE", help="with --cluster: put the measured network into this profile"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.cluster is not None:
+        from rlinf.cli import doctor_cluster
+
+        return doctor_cluster.run(args.cluster, as_json=args.json, links=args.links)
+    if args.links is not None:
+        raise UserError("--links is of --cluster: the network between nodes is what is measured")
     found = doctor.examine(args.output)
     findings = list(found) if args.json else print_findings(found)
     num_problems = sum(finding.verdict == "problem" for finding in findings)

@@ -1,0 +1,109 @@
+"""Looks at every node of a Ray cluster, with a probe on each (probe.py)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlinf.cluster_doctor import probe
+from rlinf.cluster_doctor.reports import ClusterReport, NodeReport, WayReport
+from rlinf.doctor import OWN_PACKAGES
+from rlinf_workers.launcher.base import Node
+from rlinf_workers.launcher.ray import find_nodes, last_line
+
+PACKAGES = (*OWN_PACKAGES, "torch", "ray", "numpy", "transformers", "msgspec")
+START_TIMEOUT_S = 60.0
+"""For Ray to start a process on a node."""
+LOOK_TIMEOUT_S = START_TIMEOUT_S + probe.LOOK_TIMEOUT_S
+MEASURE_TIMEOUT_S = 60.0
+NUM_CLOCK_LOOKS = 20
+
+
+def look_at_cluster(address: str, say: Callable[[str], None]) -> ClusterReport:
+    """Takes some seconds a node, and half a second a node more for the ways between them.
+
+    Args:
+        address: of the cluster, as RayLauncher takes it.
+        say: is told what is being done.
+
+    Raises: ClusterRefused.
+    """
+    nodes = find_nodes(address, 0, 0.0)
+    token = os.urandom(16)
+    say(f"looking at {len(nodes)} nodes")
+    probes = _place(nodes, token)
+    looks = {number: one.look.remote(PACKAGES) for number, one in probes.items()}
+    reports = [_look(number, node, probes[number], looks[number]) for number, node in enumerate(nodes)]
+    seen = [report for report in reports if not report.problem]
+    say(f"measuring {len(seen) * (len(seen) - 1)} ways between nodes")
+    ways = _ways(seen, probes)
+    for one in probes.values():
+        ray.kill(one)
+    return ClusterReport(nodes=tuple(reports), ways=tuple(ways))
+
+
+def _place(nodes: Sequence[Node], token: bytes) -> dict[int, Any]:
+    """A probe on each node, by its number."""
+    cloudpickle.register_pickle_by_value(probe)
+    try:
+        made = ray.remote(num_cpus=0)(probe.Probe)
+        return {
+            number: made.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
+                node.address, token
+            )
+            for number, node in enumerate(nodes)
+        }
+    finally:
+        cloudpickle.unregister_pickle_by_value(probe)
+
+
+def _look(number: int, node: Node, there: Any, look: Any) -> NodeReport:
+    by_ray: dict[str, Any] = {
+        "number": number,
+        "hostname": node.hostname,
+        "address": node.address,
+        "num_cpus": node.num_cpus,
+        "num_gpus": node.num_gpus,
+    }
+    try:
+        found: Any = ray.get(look, timeout=LOOK_TIMEOUT_S)
+        offset_s, error_s = _clock(there)
+    except RayError as error:
+        return NodeReport(**by_ray, problem=last_line(error))
+    found["gpus"] = tuple((name, int(memory_bytes)) for name, memory_bytes in found.get("gpus", ()))
+    return NodeReport(**by_ray, **found, clock_offset_s=offset_s, clock_error_s=error_s)
+
+
+def _clock(there: Any) -> tuple[float, float]:
+    """By how much a node's clock is ahead of this one's, and half the round trip, of the quickest look."""
+    looks = []
+    for _ in range(NUM_CLOCK_LOOKS):
+        asked_s = time.time()
+        theirs_s: Any = ray.get(there.now_s.remote(), timeout=START_TIMEOUT_S)
+        answered_s = time.time()
+        looks.append(((answered_s - asked_s) / 2, theirs_s - (asked_s + answered_s) / 2))
+    error_s, offset_s = min(looks)
+    return offset_s, error_s
+
+
+def _ways(seen: Sequence[NodeReport], probes: Mapping[int, Any]) -> list[WayReport]:
+    """All ways, in rounds: in each, every node sends to one and receives from one, as in a run."""
+    endpoints = {node.number: (node.address, ray.get(probes[node.number].port.remote())) for node in seen}
+    ways = []
+    for step in range(1, len(seen)):
+        pairs = [(one.number, seen[(i + step) % len(seen)].number) for i, one in enumerate(seen)]
+        measured = [probes[source].measure.remote(endpoints[target]) for source, target in pairs]
+        for (source, target), result in zip(pairs, measured, strict=True):
+            try:
+                found: Any = ray.get(result, timeout=MEASURE_TIMEOUT_S)
+            except RayError as error:
+                found = {"problem": last_line(error)}
+            ways.append(WayReport(source=source, target=target, **found))
+    return sorted(ways, key=lambda way: (way.source, way.target))
