@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from rlinf_comm import _C, Channel, CommError, NotTrusted, PeerLost, PeerNameTaken
 from rlinf_comm.peers import Peer, reception, secret
@@ -350,6 +351,35 @@ def test_nobody_gets_no_segment_and_holds_up_nobody():
 
     as_nobody(attack)
     assert Channel.open(channel.address).name == "private"
+
+
+@needs_root
+def test_nobody_opens_what_this_process_shares():
+    """Neither a channel's memory nor tensors that are lent, by the descriptors that its own user's processes use."""
+    channel, parent = Channel.create("private"), os.getpid()
+    lent = torch.zeros(1 << 20).share_memory_()
+    kinds = ("/memfd:", "/dev/shm/")
+    shared = [fd for fd in os.listdir("/proc/self/fd") if _link(fd).startswith(kinds)]
+    assert shared and lent.is_shared()
+
+    def attack() -> None:
+        with pytest.raises(PermissionError):
+            os.listdir(f"/proc/{parent}/fd")
+        for descriptor in shared:
+            with pytest.raises(PermissionError):
+                os.open(f"/proc/{parent}/fd/{descriptor}", os.O_RDONLY)
+        with pytest.raises(PermissionError):
+            pathlib.Path(f"/proc/{parent}/maps").read_text()
+
+    as_nobody(attack)
+    assert Channel.open(channel.address).name == "private"
+
+
+def _link(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        return ""  # that of the listing itself
 
 
 @needs_root

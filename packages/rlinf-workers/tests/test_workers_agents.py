@@ -1,17 +1,25 @@
 """Workers that agents start: they conform as local ones do, on whichever node, and their logs reach the driver."""
 
+import logging
 import os
 import signal
 import socket
 import threading
 from dataclasses import replace
+from multiprocessing import Pipe
 
+import msgspec
 import pytest
 from workers_agents import GPUS, ProcessAgents
 
+from rlinf_comm.peers import reception
+from rlinf_comm.peers.address import this_host
+from rlinf_comm.testing.listeners import Called, disturb, nothing_grows
 from rlinf_workers import WorkerLost, WorkersError
 from rlinf_workers.errors import InterpreterRefused
+from rlinf_workers.launcher import agent_messages as messages
 from rlinf_workers.launcher import agents
+from rlinf_workers.launcher.agents import AgentHandle
 from rlinf_workers.launcher.base import Identity, WorkerSpec
 from rlinf_workers.testing.launchers import (
     CHECKS,
@@ -126,6 +134,38 @@ def test_a_stranger_is_not_let_in(tmp_path):
                 assert talking.recv(100) == b""
             except ConnectionResetError:
                 pass
+
+
+@pytest.mark.parametrize("num_calls", [1000, pytest.param(50_000, marks=pytest.mark.slow)])
+def test_callers_that_talk_nonsense_change_nothing(num_calls, tmp_path, monkeypatch):
+    """Strangers, and members who come twice, unasked, or with words that are none."""
+    failed = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: failed.append(repr(arguments.exc_value)))
+    monkeypatch.setattr(reception, "_LOG", logging.Logger("unheard"))  # pytest would keep every line
+    with launched(ProcessAgents) as launcher:
+        agents_there = [launcher._arrival_of(node).result(START_S) for node in range(2)]
+        rightful = [messages.Arrival(agents_there[0].arrival), messages.Arrival(messages.WorkerArrival(3))]
+        called = Called(
+            endpoint=launcher._settings_of(0).endpoint,
+            key=launcher._key,
+            messages=[msgspec.msgpack.encode(arrival) for arrival in rightful],
+        )
+        disturb(called, 500, seed=10**6)
+        with nothing_grows():
+            disturb(called, num_calls, seed=0)
+        assert [launcher._arrival_of(node).result() for node in range(2)] == agents_there
+        assert len(launcher._agents) == 2
+        assert launcher.start(spec_of(tmp_path)).call("process_id").result(START_S) > 0
+    assert not failed, failed[:5]
+
+
+def test_an_agent_that_says_what_is_no_report_is_given_up(caplog):
+    near, far = Pipe()
+    agent = AgentHandle(messages.AgentArrival(0, "here", this_host(), []), near)
+    far.send_bytes(b"\xa2\xff\xff")
+    agent._hearing.join(START_S)
+    assert "the agent of node 0 (here) said what is no report" in caplog.text
+    assert near.closed
 
 
 def test_nothing_is_left_when_it_was_shut_down(tmp_path):

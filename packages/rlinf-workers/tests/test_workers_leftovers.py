@@ -1,5 +1,6 @@
 """What a process has named goes away with it, however it ends."""
 
+import stat
 import subprocess
 import sys
 import time
@@ -30,6 +31,13 @@ def test_a_folder_is_swept_when_its_process_is_killed_with_its_group(tmp_path: P
     while (folder.exists() or beside.exists()) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not folder.exists() and not beside.exists() and other.exists()
+
+
+def test_no_other_user_comes_into_a_folder():
+    """The socket of an engine's processes is in one."""
+    swept = SweptFolder("rlinf-test-")
+    assert stat.S_IMODE(swept.path.stat().st_mode) == 0o700
+    swept.close()
 
 
 def test_a_folder_is_gone_once_it_is_closed(tmp_path: Path):

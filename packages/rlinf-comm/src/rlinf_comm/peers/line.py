@@ -122,7 +122,7 @@ class Line:
             raise DecodeError(f"a message of {self._who} was changed on its way, or is out of turn: its seal is broken")
         try:
             return msgspec.msgpack.decode(body, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DecodeError(f"no message of peers that meet: {error}") from error
 
     def _receive(self, num_bytes: int, deadline: Deadline) -> bytes:

@@ -40,6 +40,9 @@ _MAX_UNPROVEN = 64
 _IDLE_S = 60.0
 """When nobody calls, it looks this often whether lines were left out of the log."""
 
+_END_TIMEOUT_S = 5.0
+"""For the thread to see that it is closed, which takes it no time unless the machine is very busy."""
+
 _PAUSE_S = 0.05
 """Pause after a call that could not be accepted, say because the system has no descriptors left."""
 
@@ -77,13 +80,14 @@ class Reception:
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._complaints = Complaints(_LOG)
         self._is_open = True
+        self._thread = threading.Thread(target=self._run, name="rlinf-comm reception", daemon=True)
 
     @property
     def port(self) -> int:
         return self._socket.getsockname()[1]
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="rlinf-comm reception", daemon=True).start()
+        self._thread.start()
 
     def close(self) -> None:
         if not self._is_open:
@@ -93,6 +97,8 @@ class Reception:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes the rest
         except OSError:
             pass  # it had ended by itself
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_END_TIMEOUT_S)  # else it might yet wait at the descriptor, which may be another's soon
         self._socket.close()
 
     def _run(self) -> None:
@@ -192,3 +198,6 @@ class Reception:
             line.close()
             if self._is_open:
                 _LOG.warning("%s: no link with a caller: %s", self._whose, error)
+        except BaseException:  # a mistake of this program's must not leave the caller hanging
+            line.close()
+            raise

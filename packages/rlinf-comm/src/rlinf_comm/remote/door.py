@@ -159,7 +159,8 @@ class ChannelDoor:
             guest.num_lines -= 1
             if not guest.num_lines:
                 self._guests.pop(guest.address.incarnation, None)
-            if loss is not None and (guest.is_missed or visit.wire.is_amid_a_message):
+            is_told = self._channel._raises_on_loss  # where nobody is, nobody would take it out again
+            if loss is not None and is_told and (guest.is_missed or visit.wire.is_amid_a_message):
                 self._lost[guest.address.incarnation] = guest.address
         if loss is not None:
             _LOG.warning("the door of channel %r: %s", self._channel.name, loss)

@@ -158,5 +158,5 @@ def _parse(header: bytes, decoder: msgspec.msgpack.Decoder[_Message]) -> tuple[_
         (num_bytes,) = _LENGTH.unpack_from(header)
         end = _LENGTH.size + num_bytes
         return decoder.decode(memoryview(header)[_LENGTH.size : end]), header[end:]
-    except (struct.error, msgspec.DecodeError) as error:
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DecodeError(f"no message of a door: {error}") from error

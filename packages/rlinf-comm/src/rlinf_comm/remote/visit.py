@@ -183,12 +183,13 @@ class Visit:
         self._traffic.count_put(value.num_bytes)
         append = partial(self._channel._append, value, put.key, put.weight, put.policy_version)
         if put.answers:
-            self._answer(partial(self._put, append, Deadline(math.inf if put.timeout_s is None else put.timeout_s)))
+            self._answer(partial(self._put, append, put.timeout_s))
             return
         self._owed.append(append)
         self._try_owed(0.0)
 
-    def _put(self, append: Callable[[float | None], None], deadline: Deadline) -> Encoded:
+    def _put(self, append: Callable[[float | None], None], timeout_s: float | None) -> Encoded:
+        deadline = Deadline(math.inf if timeout_s is None else timeout_s)
         self._put_owed(deadline)
         append(_timeout_s(deadline))
         return compose(self._grant())

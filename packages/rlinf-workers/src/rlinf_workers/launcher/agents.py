@@ -8,6 +8,7 @@ one of this machine (served.py).
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import secrets
 import socket
@@ -20,6 +21,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import msgspec
+
 from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.line import Line
 from rlinf_comm.peers.reception import Reception
@@ -29,6 +32,8 @@ from rlinf_workers.launcher import agent_messages as messages
 from rlinf_workers.launcher.agent import AgentSettings, connection_of
 from rlinf_workers.launcher.base import WorkerSpec
 from rlinf_workers.launcher.served import ServedWorker, ServingLauncher, birth_of, check_outside_main, describe_exit
+
+_LOG = logging.getLogger(__name__)
 
 ARRIVAL_TIMEOUT_S = 120.0
 """For what a caller says first, and for an agent to start a process: seconds even on a machine that is very busy."""
@@ -131,6 +136,8 @@ class AgentHandle:
         try:
             while (report := self._next_report()) is not None:
                 self._take(messages.decode_report(report))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            _LOG.warning("the agent of %s said what is no report and is given up: %s", self.place, error)
         finally:
             with self._lock:
                 self._is_gone = True
@@ -231,6 +238,7 @@ class AgentLauncher(ServingLauncher):
     def _settings_of(self, node: int) -> AgentSettings:
         """What the agent of that node is started with."""
         forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
+        self._arrival_of(node)  # from now on it may come
         return AgentSettings(
             node=node,
             endpoint=(self._listen_at, self._reception.port),
@@ -247,11 +255,16 @@ class AgentLauncher(ServingLauncher):
     def _let_in(self, line: Line) -> None:
         arrival = line.hear(messages.Arrival, Deadline(ARRIVAL_TIMEOUT_S)).of
         if isinstance(arrival, messages.AgentArrival):
-            self._arrival_of(arrival.node).set_result(AgentHandle(arrival, connection_of(line)))
-        elif (process := self._starting.get(arrival.number)) is not None:
-            process.connected.set_result(connection_of(line))
+            arrived = self._agents.get(arrival.node)
         else:
-            line.close()  # whoever wanted it has given up
+            process = self._starting.get(arrival.number)
+            arrived = None if process is None else process.connected
+        if arrived is None or arrived.done():
+            line.close()  # nobody waits for it: whoever wanted it has given up, or it came twice
+        elif isinstance(arrival, messages.AgentArrival):
+            arrived.set_result(AgentHandle(arrival, connection_of(line)))
+        else:
+            arrived.set_result(connection_of(line))
 
 
 def _settle_secret() -> None:

@@ -1,0 +1,251 @@
+"""Thousands of callers that talk nonsense: whatever listens serves the others as before, and nothing grows.
+
+Streams of weights go over the links of peers, so what listens for them is a peer.
+"""
+
+import logging
+import os
+import random
+import socket
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+
+from rlinf_comm import Channel, CommError, DecodeError, PeerLost, codec
+from rlinf_comm.peers import Peer, reception
+from rlinf_comm.peers.deadline import Deadline
+from rlinf_comm.peers.meeting import Chosen, Hello
+from rlinf_comm.peers.name_server import NameServer, ServedNames, _key, _Request
+from rlinf_comm.peers.secret import key_for
+from rlinf_comm.peers.transports.base import Offer, TornStream
+from rlinf_comm.peers.transports.frames import Outbox
+from rlinf_comm.remote import ChannelDoor, RemoteChannel, door
+from rlinf_comm.remote.messages import Flush, Put, Room, Stats, Take, compose
+from rlinf_comm.testing.listeners import Called, disturb, nothing_grows
+from rlinf_comm.testing.mutations import mutated
+
+HANG_S = 60.0
+FEW, MANY = 1000, 50_000
+WARM_UP = 500
+num_calls = pytest.mark.parametrize("num_calls", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+
+
+def pack(*messages: msgspec.Struct) -> list[bytes]:
+    return [msgspec.msgpack.encode(message) for message in messages]
+
+
+def torn(values: list[codec.Encoded], numbers: random.Random) -> bytes:
+    """What a member's stream may hold instead of a value: anything, a value whose bytes were changed, or, with check
+    sums that are right, one that says something else."""
+    value = numbers.choice(values)
+    kind = numbers.randrange(3)
+    if kind == 0:
+        return numbers.randbytes(numbers.choice((1, 30, 60, 2000)))
+    if kind == 1:
+        return mutated(written(value), numbers)
+    return written(codec.Encoded(mutated(value.header, numbers), value.buffers))
+
+
+def written(encoded: codec.Encoded) -> bytes:
+    """The bytes of a value's stream."""
+    near, far = socket.socketpair()
+    with near, far:
+        outbox, data = Outbox(encoded), b""
+        while outbox:
+            outbox.write(near)
+            data += far.recv(1 << 20)
+    return data
+
+
+class Counting(logging.Handler):
+    """Counts lines and keeps none, so that what is measured is the listener."""
+
+    num_lines = num_tracebacks = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.num_lines += 1
+        self.num_tracebacks += record.exc_info is not None or "Traceback" in record.getMessage()
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What listeners log; it goes nowhere else, since pytest would keep every line with all that it refers to."""
+    counting, logger = Counting(), logging.Logger("listeners")
+    logger.addHandler(counting)
+    for module in (reception, door):
+        monkeypatch.setattr(module, "_LOG", logger)
+    yield counting
+    assert not counting.num_tracebacks
+
+
+@pytest.fixture(autouse=True)
+def no_thread_fails(monkeypatch):
+    failed = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: failed.append(repr(arguments.exc_value)))
+    yield
+    assert not failed, (len(failed), failed[:5])
+
+
+@num_calls
+def test_a_directory_bears_them(num_calls, log):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = free.getsockname()
+    served = NameServer(endpoint)
+    rightful = _Request("swap", "engine/0", b"", b"claim"), _Request("get", "x"), _Request("list")
+    called = Called(endpoint=endpoint, key=_key(), messages=pack(*rightful))
+    disturb(called, WARM_UP, seed=10**6)
+    with nothing_grows():
+        counts = disturb(called, num_calls, seed=0)
+    assert len(counts) == 6
+    names = ServedNames.at(endpoint, Deadline(HANG_S))
+    assert names.swap("a new name", b"", b"its claim") == b"its claim"
+    names.close()
+    served.close()
+    assert log.num_lines, "somebody was turned away"
+
+
+@num_calls
+def test_a_peer_bears_them(num_calls, log):
+    with (
+        Peer.listen("trainer", transports=("tcp",)) as trainer,
+        Peer.listen("engine", transports=("tcp",)) as engine,
+        Peer.listen("rude", transports=("tcp",)) as rude,
+    ):
+        hello, other = Hello(rude.address, "trainer"), Hello(rude.address, "somebody else")
+        rightful = pack(hello, other, Offer("tcp", bytes(16)), Offer("shared", bytes(16)), Chosen("tcp"))
+        key = key_for("peer", trainer.address.incarnation)
+        called = Called(endpoint=trainer.address.endpoint, key=key, messages=rightful)
+        disturb(called, WARM_UP, seed=10**6)
+        with nothing_grows():
+            disturb(called, num_calls, seed=0)
+        engine.connect(trainer.address)
+        engine.send("trainer", "weights", timeout_s=HANG_S)
+        assert trainer.receive("engine", timeout_s=HANG_S) == "weights"
+    assert log.num_lines, "somebody was turned away"
+
+
+@num_calls
+def test_a_link_between_peers_bears_torn_streams(num_calls, log):
+    """A member that was met rightly and sends anything: its receiver is told, and takes the next one's values."""
+    values = [codec.encode(value) for value in ({"a": [1, "text"]}, [np.arange(40.0), np.zeros(7)])]
+    with Peer.listen("trainer", transports=("tcp",)) as trainer:
+
+        def tear(seed: int) -> None:
+            numbers = random.Random(seed)
+            with Peer.listen("rude", transports=("tcp",)) as rude:
+                rude.connect(trainer.address)
+                link = rude._links.to("trainer", Deadline(HANG_S))
+                link.outgoing._socket.setblocking(True)
+                link.outgoing._socket.sendall(torn(values, numbers) + written(values[0]))
+            while True:
+                try:
+                    trainer.receive("rude", timeout_s=HANG_S)
+                except (PeerLost, TornStream):
+                    return  # the link has ended
+                except DecodeError:
+                    pass  # no value; there may be others
+
+        for seed in range(30):
+            tear(10**6 + seed)
+        with nothing_grows():
+            for seed in range(num_calls // 20):  # each takes as long as twenty calls
+                tear(seed)
+        with Peer.listen("engine", transports=("tcp",)) as engine:
+            engine.connect(trainer.address)
+            engine.send("trainer", "weights", timeout_s=HANG_S)
+            assert trainer.receive("engine", timeout_s=HANG_S) == "weights"
+
+
+@num_calls
+def test_a_door_bears_them(num_calls, log):
+    channel = Channel.create("items", lost_peers="tolerate")
+    with ChannelDoor(channel) as served, Peer.listen("rude") as rude:
+        address = served.address.door
+        rightful = pack(Hello(rude.address, "items"), Hello(address, "other"))
+        key = key_for("peer", address.incarnation)
+        called = Called(endpoint=address.endpoint, key=key, messages=rightful)
+        disturb(called, WARM_UP, seed=10**6)
+        with nothing_grows():
+            disturb(called, num_calls, seed=0)
+        far = RemoteChannel.open(served.address)
+        far.put("an item")
+        assert channel.take(timeout_s=HANG_S)[0].value == "an item"
+        far.close()
+    assert log.num_lines, "somebody was turned away"
+
+
+@num_calls
+def test_a_door_bears_requests_that_are_none(num_calls, log):
+    """Of members that have come in rightly. Those that end the channel are not among what is changed."""
+    value = codec.encode({"a": [1, "text"], "b": np.arange(9.0)})
+    requests = (Room(100), Flush(True), Stats(), Take(1, 1, 0.0, None, None, 0.0))
+    messages = [compose(request) for request in requests]
+    messages += [compose(Put(0, 1.0, -1, 0.0, answers), value) for answers in (True, False)]
+    channel = Channel.create("items", capacity_items=4, lost_peers="tolerate")
+    with ChannelDoor(channel) as served:
+
+        def ask(seed: int) -> None:
+            numbers = random.Random(seed)
+            far = RemoteChannel.open(served.address, timeout_s=HANG_S)
+            line = far._put_wire._socket
+            line.settimeout(HANG_S)
+            line.sendall(torn(messages, numbers))
+            line.shutdown(socket.SHUT_WR)
+            try:
+                while line.recv(1 << 16):
+                    pass
+            except ConnectionError:
+                pass
+            far._put_wire.shut(farewell=False)
+            while channel.stats().num_items:
+                try:
+                    channel.take(timeout_s=0.0)
+                except CommError:
+                    pass  # it was no value
+
+        for seed in range(100):
+            ask(10**6 + seed)
+        with nothing_grows():
+            for seed in range(num_calls):
+                ask(seed)
+        far = RemoteChannel.open(served.address)
+        far.put("an item")
+        assert channel.take(timeout_s=HANG_S)[0].value == "an item"
+        far.close()
+
+
+@num_calls
+def test_the_server_of_segments_bears_them(num_calls):
+    """The socket at which processes of this user get a channel's memory; what is asked there is 16 bytes."""
+    channel = Channel.create("private")
+    pid = os.getpid()
+    with open("/proc/net/unix") as sockets:
+        name = next(line.split()[-1] for line in sockets if f"@rlinf-comm/{pid}-" in line)
+    _, _, fd, nonce = channel._native.address()
+    rightful = fd.to_bytes(8, "little") + nonce.to_bytes(8, "little")
+
+    def ask(seed: int) -> None:
+        numbers = random.Random(seed)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+            line.settimeout(HANG_S)
+            line.connect("\0" + name[1:])
+            said = numbers.choice((numbers.randbytes(numbers.randrange(100)), mutated(rightful, numbers)))
+            if said[8:16] == rightful[8:]:
+                return  # who knows the nonce is given the segment
+            try:
+                if said:
+                    line.send(said)
+                line.shutdown(socket.SHUT_WR)
+                _, given, *_ = socket.recv_fds(line, 100, 4)
+            except ConnectionError:
+                return
+            assert not given, f"seed {seed}: a segment for {said!r}"
+
+    for seed in range(WARM_UP):
+        ask(10**6 + seed)
+    with nothing_grows():
+        for seed in range(num_calls):
+            ask(seed)
+    assert Channel.open(channel.address).name == "private"
