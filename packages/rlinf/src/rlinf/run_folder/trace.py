@@ -12,9 +12,10 @@ first and its last steps.
 from __future__ import annotations
 
 import bisect
-import itertools
+import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ LIMIT_BYTES = 16 << 20
 HEAD_SHARE, TAIL_SHARE = 0.25, 0.5
 """Shares of the limit that the beginning and the end of the trace keep once the limit is passed. The rest is room to
 grow, so that a long run rewrites its trace now and then, not at each step."""
+_NO_STEP = -1
 _OPEN, _BETWEEN, _CLOSE = b"[\n", b",\n", b"\n]\n"
 
 
@@ -101,8 +103,8 @@ class TraceWriter:
 
     # -- the file --------------------------------------------------------------------------------------------------
 
-    def _begin(self, lines: Sequence[bytes]) -> None:
-        """The file with these events, open for more."""
+    def _begin(self, lines: Sequence[bytes | memoryview]) -> None:
+        """The file with these events, or blocks of events, open for more."""
         partial = self._path.with_name(f".{self._path.name}.partial")
         content = _OPEN + _BETWEEN.join(lines)
         partial.write_bytes(content + _CLOSE)
@@ -123,10 +125,18 @@ class TraceWriter:
             self._shorten()
 
     def _shorten(self) -> None:
-        lines = self._path.read_bytes()[len(_OPEN) : -len(_CLOSE)].split(_BETWEEN)
-        first, last = _middle(lines, self._limit_bytes)
+        """Reads the events one by one: a list of them all takes several times the file, and the allocator keeps it."""
+        content = memoryview(self._path.read_bytes())
+        ends, steps = array("q"), array("q")
+        for line in _lines(content):
+            ends.append(len(line) + len(_BETWEEN) + (ends[-1] if ends else len(_OPEN)))
+            steps.append(json.loads(line).get("args", {}).get("step", _NO_STEP))
+        first, last = _middle(ends, steps, self._limit_bytes)
+        begin, end = (ends[index - 1] if index else len(_OPEN) for index in (first, last))
+        head, tail = content[len(_OPEN) : begin - len(_BETWEEN)], content[end : -len(_CLOSE)]
+        blocks = [head, *_without_spans(_lines(content[begin:end])), tail]
         self._file.close()
-        self._begin([*lines[:first], *_without_spans(lines[first:last]), *lines[last:]])
+        self._begin([block for block in blocks if block])
         self.leaves_out = True
 
     # -- events ----------------------------------------------------------------------------------------------------
@@ -176,25 +186,40 @@ def _instant(name: str, ts: int, args: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, "cat": "driver", "ph": "i", "s": "g", "ts": ts, "pid": 0, "tid": 0, "args": dict(args)}
 
 
-def _middle(lines: Sequence[bytes], limit_bytes: int) -> tuple[int, int]:
-    """Begin and end of what is left out: between two steps, if there are several before or behind."""
-    ends = list(itertools.accumulate(len(line) + len(_BETWEEN) for line in lines))
-    steps = [json.loads(line).get("args", {}).get("step") for line in lines]
-    borders = [i for i in range(1, len(lines)) if steps[i - 1] != steps[i]]
+def _lines(content: memoryview) -> Iterator[bytes]:
+    """The events in a part of the file, without what is between them."""
+    for line in io.BytesIO(content):
+        text = line.rstrip(b",\n")
+        if text not in (b"", b"[", b"]"):
+            yield text
+
+
+def _middle(ends: Sequence[int], steps: Sequence[int], limit_bytes: int) -> tuple[int, int]:
+    """Begin and end of what is left out, as indices of events: between two steps, if there are several before or
+    behind. `ends` are where the events end in the file, `steps` of which they are."""
+    borders = [i for i in range(1, len(steps)) if steps[i - 1] != steps[i]]
     head = bisect.bisect_right(ends, HEAD_SHARE * limit_bytes)
     first = max((border for border in borders if border <= head), default=head)
     tail = max(first, bisect.bisect_left(ends, ends[-1] - TAIL_SHARE * limit_bytes) + 1)
     return first, min((border for border in borders if border >= tail), default=tail)
 
 
-def _without_spans(lines: Sequence[bytes]) -> list[bytes]:
+def _without_spans(lines: Iterable[bytes]) -> list[bytes]:
     """What names lanes and sessions, and one event that says which steps were left out here, or before."""
-    events = [json.loads(line) for line in lines]
-    kept = [to_json(e).encode() for e in events if e["ph"] == "M" or (e["ph"] == "i" and e["name"] != LEFT_OUT)]
-    earlier = [step for e in events if e["name"] == LEFT_OUT for step in e["args"].values()]
-    steps = [*earlier, *(e["args"]["step"] for e in events if e["ph"] == "X" and "step" in e["args"])]
-    if not steps:
+    kept: list[bytes] = []
+    steps: list[int] = []
+    start_us: int | None = None
+    for line in lines:
+        event = json.loads(line)
+        if event["ph"] == "M" or (event["ph"] == "i" and event["name"] != LEFT_OUT):
+            kept.append(line)
+        elif event["name"] == LEFT_OUT:
+            steps += event["args"].values()
+        elif "step" in event["args"]:
+            steps.append(event["args"]["step"])
+        if "ts" in event:
+            start_us = event["ts"] if start_us is None else min(start_us, event["ts"])
+    if not steps or start_us is None:
         return kept
-    start_us = min(e["ts"] for e in events if "ts" in e)
     marker = _instant(LEFT_OUT, start_us, {"first_step": min(steps), "last_step": max(steps)})
     return [*kept, to_json(marker).encode()]
