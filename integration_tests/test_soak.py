@@ -47,7 +47,7 @@ def test_memory_that_grows_by_more_than_a_hundredth_is_told():
 
 def test_what_happens_in_the_warm_up_does_not_count():
     small = Held(rss_bytes=1, num_descriptors=1, num_threads=1, num_segments=1)
-    warm = [replace(one, held=one.held | {"driver": small}) if one.steps_done < 100 else one for one in samples()]
+    warm = [replace(one, held={**one.held, "driver": small}) if one.steps_done < 100 else one for one in samples()]
     assert judge(warm, MANY) == []
     assert "only 0 samples" in judge(samples(), 10 * MANY)[0]
 

@@ -8,6 +8,7 @@ import os
 import random
 import socket
 import threading
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -136,9 +137,9 @@ def test_a_link_between_peers_bears_torn_streams(num_calls, log):
             numbers = random.Random(seed)
             with Peer.listen("rude", transports=("tcp",)) as rude:
                 rude.connect(trainer.address)
-                link = rude._links.to("trainer", Deadline(HANG_S))
-                link.outgoing._socket.setblocking(True)
-                link.outgoing._socket.sendall(torn(values, numbers) + written(values[0]))
+                outgoing: Any = rude._links.to("trainer", Deadline(HANG_S)).outgoing
+                outgoing._socket.setblocking(True)
+                outgoing._socket.sendall(torn(values, numbers) + written(values[0]))
             while True:
                 try:
                     trainer.receive("rude", timeout_s=HANG_S)

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -123,25 +123,25 @@ def _as_stranger(called: Called, numbers: random.Random, said: bytes) -> None:
 
 
 def _noise_of_a_member(called: Called, numbers: random.Random) -> None:
-    _as_member(called, numbers, lambda line: numbers.randbytes(numbers.choice((0, 1, 4, 100, 5000))))
+    _as_member(called, lambda line: numbers.randbytes(numbers.choice((0, 1, 4, 100, 5000))))
 
 
 def _unsealed(called: Called, numbers: random.Random) -> None:
     """A message that was changed, with its length and its seal: lengths beyond all bounds are among them."""
-    _as_member(called, numbers, lambda line: mutated(_sealed_message(line, numbers.choice(called.messages)), numbers))
+    _as_member(called, lambda line: mutated(_sealed_message(line, numbers.choice(called.messages)), numbers))
 
 
 def _sealed(called: Called, numbers: random.Random) -> None:
     """A changed message with the seal that belongs to it, and then perhaps another."""
     bodies = [mutated(numbers.choice(called.messages), numbers) for _ in range(numbers.choice((1, 1, 2)))]
-    _as_member(called, numbers, lambda line: b"".join(_sealed_message(line, body) for body in bodies))
+    _as_member(called, lambda line: b"".join(_sealed_message(line, body) for body in bodies))
 
 
 def _sealed_message(line: Line, body: bytes) -> bytes:
     return _LENGTH.pack(len(body)) + body + line._seals.next_of_mine(body)
 
 
-def _as_member(called: Called, numbers: random.Random, words) -> None:
+def _as_member(called: Called, words: Callable[[Line], bytes]) -> None:
     line = _proven(called)
     try:
         _say_all(line.socket, words(line))

@@ -255,16 +255,12 @@ class AgentLauncher(ServingLauncher):
     def _let_in(self, line: Line) -> None:
         arrival = line.hear(messages.Arrival, Deadline(ARRIVAL_TIMEOUT_S)).of
         if isinstance(arrival, messages.AgentArrival):
-            arrived = self._agents.get(arrival.node)
-        else:
-            process = self._starting.get(arrival.number)
-            arrived = None if process is None else process.connected
-        if arrived is None or arrived.done():
-            line.close()  # nobody waits for it: whoever wanted it has given up, or it came twice
-        elif isinstance(arrival, messages.AgentArrival):
-            arrived.set_result(AgentHandle(arrival, connection_of(line)))
-        else:
-            arrived.set_result(connection_of(line))
+            agent = self._agents.get(arrival.node)
+            if agent is not None and not agent.done():
+                return agent.set_result(AgentHandle(arrival, connection_of(line)))
+        elif (process := self._starting.get(arrival.number)) is not None and not process.connected.done():
+            return process.connected.set_result(connection_of(line))
+        line.close()  # nobody waits for it: whoever wanted it has given up, or it came twice
 
 
 def _settle_secret() -> None:
