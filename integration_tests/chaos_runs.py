@@ -57,7 +57,7 @@ SHORT_STOP_S = 3.0
 HANG_S = 240.0
 """A run that has not ended so long after the disturbance hangs."""
 TMPFS_BYTES, ROOM_BYTES = 1 << 20, 256 << 20
-"""A disk that is full after the first checkpoint, and what it is made to be for the resumed run."""
+"""A disk that is full after a few checkpoints, and what it is made to be for the resumed run."""
 WORKER = r"worker \S+ on \S+ was lost: "
 
 
