@@ -57,6 +57,9 @@ def _move_to_new_physics_scene(env: Any) -> None:
         new.add_entity(entity)
     wrapper.sub_scenes[0] = new
     wrapper.px = system
+    for body in (part for entity in entities for part in entity.components):
+        if isinstance(body, physx.PhysxRigidDynamicComponent):
+            body.wake_up()  # else one that lay still remembers for how long
 
 
 def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
