@@ -6,7 +6,7 @@ import pytest
 
 from rlinf_workers.explaining.graph import WaitGraph, wait_graph
 from rlinf_workers.explaining.snapshot import ChannelState, Snapshot, StageState
-from rlinf_workers.launcher.base import Wait
+from rlinf_workers.launcher.base import OwnProcess, Wait
 
 NOW_S = 1000.0
 ROLLOUT = StageState(name="rollout", worker="rollout", reads=("prompts",), writes=("samples",), unfinished=(0, 1))
@@ -167,3 +167,16 @@ def test_the_driver_collects_or_waits_for_who_writes(num_entries):
     found = graph(stages=(REWARD,), collecting=("scored",), channels=channels)
     sinks = {"driver: collects scored", "reward/0 reward"} if num_entries else {"reward/0 reward"}
     assert {culprit.nodes[0] for culprit in found.culprits} == sinks
+
+
+def test_who_waits_for_processes_of_its_own_is_no_sink_and_they_are():
+    owed = tuple(OwnProcess(pid=pid, started_ticks=1) for pid in (7, 8))
+    waits = wait("rollout/0 rollout", "engine", processes=owed), wait("reward/0 reward", "items", "samples")
+    stages = (replace(ROLLOUT, unfinished=(0,)), REWARD)
+    found = graph(*waits, stages=stages)
+    assert edges(found)["rollout/0 rollout"] == ("rollout/0 engine 7", "rollout/0 engine 8")
+    assert causes(found) == [("busy", ("rollout/0 engine 7",), 2), ("busy", ("rollout/0 engine 8",), 2)]
+    stopped = graph(*waits, stages=stages, halted={"rollout/0 engine 8": "stopped"})
+    assert causes(stopped)[0] == ("stopped", ("rollout/0 engine 8",), 2)
+    room = wait("actor/0 actor", "room for weights", "actor -> rollout")
+    assert edges(graph(*waits, room, stages=(*stages, ACTOR)))["actor/0 actor"] == ("rollout/0 rollout",)

@@ -46,7 +46,14 @@ from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOut
 from rlinf_workers.execution.worker_host import Condition
 from rlinf_workers.explaining.explanation import Explanation, explain
 from rlinf_workers.explaining.processes import started_ticks
-from rlinf_workers.explaining.snapshot import DRIVER, ChannelState, ProcessRecord, Snapshot, StageState
+from rlinf_workers.explaining.snapshot import (
+    DRIVER,
+    ChannelState,
+    ProcessRecord,
+    Snapshot,
+    StageState,
+    own_processes,
+)
 from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.flow import Flow, WorkerDefinition
 from rlinf_workers.group import WorkerGroup, gather
@@ -530,7 +537,8 @@ class Executor:
     def snapshot(self) -> Snapshot:
         """What is known of the run at this moment; from any thread."""
         run = self._under_way
-        waits, processes, taken_s = tuple(self._launcher.waits()), tuple(self._processes()), time.time()
+        waits, workers, taken_s = tuple(self._launcher.waits()), tuple(self._processes()), time.time()
+        processes = (*workers, *own_processes(waits, {worker.name: worker for worker in workers}))
         if run is None:
             return Snapshot(taken_s=taken_s, waits=waits, processes=processes)
         planned = run.opened.planned

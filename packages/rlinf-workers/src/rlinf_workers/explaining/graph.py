@@ -1,8 +1,9 @@
 """Whose move it is: a run's waits and its plan in, a graph from waiters to those who could end their waits out.
 
-A node is one stage on one rank, or what the driver does at one end of a channel. Its edges go to the nodes whose move
-it waits for. A node without an edge waits for nobody, so the run stands until it moves: a *sink*. Nodes that wait for
-each other in a circle will never move. The culprits are the sinks and the circles; everybody else only waits for them.
+A node is one stage on one rank, what the driver does at one end of a channel, or a process that a worker has started
+and waits for. Its edges go to the nodes whose move it waits for. A node without an edge waits for nobody, so the run
+stands until it moves: a *sink*. Nodes that wait for each other in a circle will never move. The culprits are the sinks
+and the circles; everybody else only waits for them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from rlinf_workers.explaining.snapshot import DRIVER, Snapshot
+from rlinf_workers.explaining.snapshot import DRIVER, Snapshot, own_process_name
 from rlinf_workers.launcher.base import Wait
 
 SETTLED_S = 3.0
@@ -35,9 +36,9 @@ class Node:
     """Somebody who has not finished."""
 
     name: str
-    """`role/rank stage`, or `driver: feeds CHANNEL`."""
+    """`role/rank stage`, `driver: feeds CHANNEL`, or a process of its own."""
     process: str
-    """`role/rank`, or DRIVER."""
+    """Name of its ProcessRecord."""
     wait: Wait | None = None
     """None: it does not wait."""
     whose_move: tuple[str, ...] = ()
@@ -106,7 +107,10 @@ class _Maker:
                 nodes.append(Node(name=f"{worker} {stage.name}", process=worker, wait=wait))
         nodes += [self._driver_node("feeds", channel) for channel in self._snapshot.feeding]
         nodes += [self._driver_node("collects", channel) for channel in self._snapshot.collecting]
-        nodes += [Node(name=f"{worker} offload", process=worker) for worker in self._snapshot.leaving]
+        for worker in self._snapshot.leaving:
+            nodes.append(Node(name=f"{worker} offload", process=worker, wait=waits.get((worker, ""))))
+        own = [name for node in nodes if node.wait is not None for name in _own_processes(node.wait)]
+        nodes += [Node(name=name, process=name) for name in own]
         seen = {node.process for node in nodes}
         nodes += [Node(name=process, process=process) for process in self._halted if process not in seen]
         return {node.name: node for node in nodes}
@@ -127,6 +131,8 @@ class _Maker:
         wait = node.wait
         if wait is None:
             return node
+        if wait.processes:
+            return replace(node, whose_move=_own_processes(wait))
         if wait.kind in ("items", "room"):
             return self._at_channel(node, wait)
         if wait.kind == "lease":
@@ -184,8 +190,8 @@ class _Maker:
 
     def _of_group(self, group: str) -> tuple[str, ...]:
         """What the ranks of a worker group have not finished."""
-        found = (node.name for node in self._bare.values() if node.process.rpartition("/")[0] == group)
-        return tuple(found)
+        stages = {stage.name for stage in self._snapshot.stages if stage.worker == group}
+        return tuple(node.name for node in self._bare.values() if node.name.partition(" ")[2] in stages)
 
     # -- culprits --------------------------------------------------------------------------------------------------
 
@@ -215,6 +221,10 @@ class _Maker:
 
     def _is_settled(self, wait: Wait) -> bool:
         return self._snapshot.taken_s - wait.since_s >= SETTLED_S
+
+
+def _own_processes(wait: Wait) -> tuple[str, ...]:
+    return tuple(own_process_name(wait, process) for process in wait.processes)
 
 
 def _collective(wait: Wait) -> tuple[object, ...]:

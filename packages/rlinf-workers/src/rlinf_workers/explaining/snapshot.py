@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from rlinf_workers.launcher.base import Wait
+from rlinf_workers.launcher.base import OwnProcess, Wait
 
 DRIVER = "driver"
 """Name of the driver's process."""
@@ -18,7 +19,7 @@ class ProcessRecord:
     """A process of the run, and how to be sure that it is still the same one."""
 
     name: str
-    """`role/rank`, or DRIVER."""
+    """`role/rank`, DRIVER, or a worker's own process: `role/rank KIND NUMBER`."""
     host: str
     """As `platform.node()` names it."""
     pid: int
@@ -79,6 +80,25 @@ class Snapshot:
     leaving: tuple[str, ...] = ()
     """Workers that were told to take their state off the devices and have not done it."""
     processes: tuple[ProcessRecord, ...] = ()
+
+
+def own_process_name(wait: Wait, process: OwnProcess) -> str:
+    """Of one that the waiter has started: `rollout/0 engine 4711`."""
+    return f"{wait.waiter} {wait.kind} {process.pid}"
+
+
+def own_processes(waits: Iterable[Wait], workers: Mapping[str, ProcessRecord]) -> Iterator[ProcessRecord]:
+    """Those that workers have started and wait for, each once; they write to the log of their worker."""
+    found = {own_process_name(wait, process): (wait, process) for wait in waits for process in wait.processes}
+    for name, (wait, process) in found.items():
+        if (worker := workers.get(wait.waiter)) is not None:
+            yield ProcessRecord(
+                name=name,
+                host=worker.host,
+                pid=process.pid,
+                started_ticks=process.started_ticks,
+                log_path=worker.log_path,
+            )
 
 
 def read_snapshot(path: Path) -> Snapshot:

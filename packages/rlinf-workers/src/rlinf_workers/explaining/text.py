@@ -108,7 +108,8 @@ def _culprit_text(explanation: Explanation, culprit: Culprit) -> str:
 def _process_text(cause: Cause, node: Node, look: Look | None) -> str:
     if look is None:
         return ", whose process has not started yet"
-    name = f" (process {look.record.pid})"
+    pid = look.record.pid
+    name = "" if node.name.endswith(f" {pid}") else f" (process {pid})"
     if cause in ("gone", "stopped"):
         return f"{name} is {cause}"
     if look.state.condition == "unknown":
