@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -29,6 +29,9 @@ class Taker(Worker):
         for _ in numbers:
             pass
 
+    def never_takes(self, numbers: Reader[Number]) -> None:
+        time.sleep(3600)
+
     def answer(self, numbers: Reader[Number], out: Writer[Number]) -> None:
         for chunk in numbers:
             out.put_many([(item.index, item) for item in chunk])
@@ -36,18 +39,32 @@ class Taker(Worker):
 
 @contextmanager
 def running(
-    tmp_path, flow: Flow, *, mode: Mode = "disaggregated", items=NUMBERS, cluster=CLUSTER, **choices
+    tmp_path,
+    flow: Flow,
+    *,
+    mode: Mode = "disaggregated",
+    items=NUMBERS,
+    weight_link: str = "auto",
+    before: Callable[[Executor], object] = lambda executor: None,
+    **choices,
 ) -> Iterator[Executor]:
-    """The flow's run hangs inside the block; `items` are fed to each of its feeds."""
+    """The flow's run hangs inside the block.
+
+    Args:
+        items: fed to each of its feeds.
+        before: called once all is there, and the weights have been synced.
+    """
     graph = flow.graph()
-    plan = plan_for_mode(graph, cluster, mode, **choices)
+    plan = plan_for_mode(graph, CLUSTER, mode, **choices)
     context = StepContext(step=4, phase="train", seed=0, num_items=len(items))
     feeds = dict.fromkeys(graph.feeds, items)
     with ThreadPoolExecutor(1) as thread:
-        with Executor(cluster=cluster, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+        settings = {"log_folder": tmp_path, "environment": {"OMP_NUM_THREADS": "1"}, "weight_link": weight_link}
+        with Executor(cluster=CLUSTER, **settings) as executor:
             executor.start(flow, plan)
             if graph.weight_edges:
                 executor.sync_weights()
+            before(executor)
             run = thread.submit(executor.run, flow, context=context, feeds=feeds, timeout_s=3600)
             try:
                 yield executor

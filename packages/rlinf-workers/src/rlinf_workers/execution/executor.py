@@ -104,6 +104,8 @@ class _OpenFlow:
     homes: dict[str, HomeChannel] = field(default_factory=dict)
     """Those that live in the driver."""
     places: dict[str, ChannelPlace] = field(default_factory=dict)
+    keepers: dict[str, str] = field(default_factory=dict)
+    """Channel -> the process that it lives in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,8 +286,10 @@ class Executor:
         if home == DRIVERS_NODE:
             mine = HomeChannel(spec, home, has_door=any(node != home for node in nodes.values()))
             opened.homes[channel], opened.channels[channel], opened.places[channel] = mine, mine.channel, mine.place
+            opened.keepers[channel] = DRIVER
             return
         keeper, rank = next(rank for rank in readers if nodes[rank] == home)
+        opened.keepers[channel] = f"{keeper}/{rank}"
         asked = self._groups[keeper].handles[rank].call("open_channel", spec, home)
         (place,) = gather([asked], self._launcher.lost)
         opened.places[channel], opened.channels[channel] = place, open_channel(place.seen_from(DRIVERS_NODE))
@@ -551,6 +555,7 @@ class Executor:
             began_s=run.began_s,
             stages=tuple(_stage_states(run)),
             channels=tuple(_channel_state(name, home.channel) for name, home in run.opened.homes.items()),
+            keepers=run.opened.keepers,
             feeding=tuple(channel for channel, future in run.feeding.items() if not future.done()),
             collecting=tuple(channel for channel, future in run.collecting.items() if not future.done()),
             waits=waits,

@@ -70,6 +70,8 @@ class Snapshot:
     """Seconds that it should take; 0: nobody knows."""
     stages: tuple[StageState, ...] = ()
     channels: tuple[ChannelState, ...] = ()
+    keepers: dict[str, str] = field(default_factory=dict)
+    """Channel -> the process that it lives in."""
     feeding: tuple[str, ...] = ()
     """Channels into which the driver has not put everything yet."""
     collecting: tuple[str, ...] = ()
@@ -80,6 +82,12 @@ class Snapshot:
     leaving: tuple[str, ...] = ()
     """Workers that were told to take their state off the devices and have not done it."""
     processes: tuple[ProcessRecord, ...] = ()
+
+
+def workers_of(group: str, snapshot: Snapshot) -> list[str]:
+    """The workers of a group that are up: `actor/0`, `actor/1`."""
+    workers = (record.name for record in snapshot.processes if " " not in record.name)
+    return [name for name in workers if name.rpartition("/")[0] == group]
 
 
 def own_process_name(wait: Wait, process: OwnProcess) -> str:

@@ -45,11 +45,15 @@ class PlanTimes:
             self._stages_s[stage].append(seconds)
 
     @property
+    def predicted_s(self) -> float | None:
+        """What a step should take by the plan; None where nothing was predicted."""
+        return Controller(problem=self.problem, plan=self.plan).step_s if self.problem else None
+
+    @property
     def expected_s(self) -> float | None:
         """What a step should take: as predicted, or as those before it took where that is more; None before the first
         where nothing was predicted."""
-        predicted_s = Controller(problem=self.problem, plan=self.plan).step_s if self.problem else None
-        known = [seconds for seconds in (predicted_s, _median(self._steps_s)) if seconds is not None]
+        known = [seconds for seconds in (self.predicted_s, _median(self._steps_s)) if seconds is not None]
         return max(known, default=None)
 
     def to_json(self) -> dict[str, Any]:
