@@ -47,8 +47,6 @@ def test_a_session_gives_its_executor_the_limit_and_says_why_a_step_was_given_up
     session = Session(job, unchecked(), executor, folder, unchecked(), Deadlines(None))
     for step in (0, 1):
         session.run_flow(unchecked(name="grpo"), step=step, feeds={}, predicted_s=90.0)
-    with pytest.raises(
-        StepTimeout, match="^flow 'grpo', step 2: not done\nthe limit: 10 times its slowest run so far, 200"
-    ):
+    with pytest.raises(StepTimeout, match=r"step 2: not done\nthe limit: 10 times its slowest run so far, 200\.0 s"):
         session.run_flow(unchecked(name="grpo"), step=2, feeds={}, predicted_s=90.0)
     assert limits == [900.0, 1000.0, 2000.0]

@@ -191,9 +191,9 @@ class RunConfig(Section):
     step_timeout_s: float | None = Field(
         default=None,
         gt=0,
-        description="A step or an evaluation that takes longer is given up, and the run says who waited for whom; null: "
-        "10 times what it should take by its plan and by those before it, at least 600 s, and 3600 s where nothing is "
-        "known yet.",
+        description="A step or an evaluation that takes longer is given up, and the run says who waited for whom; "
+        "null: 10 times what it should take by its plan and by those before it, at least 600 s, and 3600 s where "
+        "nothing is known yet.",
     )
     on_failure: Literal["restart", "stop"] = Field(
         default="restart",
