@@ -17,7 +17,7 @@ from rlinf_workers.explaining.text import explanation_text
 from rlinf_workers.testing.toy_flow import Number
 
 CLUSTER = Cluster.cpu_slots(2)
-FOUND_S = 100.0
+FOUND_S = 240.0
 """For processes to start and the hang to be explained; far more than it takes on a machine that is not busy."""
 NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
 
