@@ -1,6 +1,7 @@
 """Real hangs in small flows: each explanation names the culprit, and the stack shows where it is."""
 
 import os
+import platform
 import re
 import shutil
 import signal
@@ -70,7 +71,8 @@ class Stuck(Worker):
 
     def gather_shards_on_rank_0(self, numbers: Reader[Number]) -> None:
         self.ranks.barrier()
-        model = fully_shard(torch.nn.Linear(4, 4), mesh=init_device_mesh("cpu", (self.num_ranks,)))
+        model = torch.nn.Linear(4, 4)
+        fully_shard(model, mesh=init_device_mesh("cpu", (self.num_ranks,)))
         if self.rank == 1:
             time.sleep(3600)
         model(torch.zeros(1, 4))
@@ -282,8 +284,9 @@ def test_a_server_that_never_takes_weights(tmp_path):
 
 @pytest.mark.slow
 def test_a_first_rank_that_hangs_alone(tmp_path):
-    choices = {"num_ranks": {"stuck": 2}, "num_ranks_per_replica": {"stuck": 2}}
-    with running(tmp_path, one_stage(Stuck.read_on_other_ranks), **choices) as executor:
+    two = {"stuck": 2}
+    flow = one_stage(Stuck.read_on_other_ranks)
+    with running(tmp_path, flow, num_ranks=two, num_ranks_per_replica=two) as executor:
         found = explained(executor, "stuck/0 stuck", inside="read_on_other_ranks")
     wait = found.nodes["stuck/1 stuck"].wait
     assert wait is not None and wait.kind == "first rank"
@@ -292,8 +295,9 @@ def test_a_first_rank_that_hangs_alone(tmp_path):
 @pytest.mark.slow
 def test_other_ranks_that_hear_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(executor_module, "CHANNEL_ITEMS", 2)
-    choices = {"num_ranks": {"stuck": 2}, "num_ranks_per_replica": {"stuck": 2}, "granularity": {"stuck": 1}}
-    with running(tmp_path, one_stage(Stuck.read_on_first_ranks), **choices) as executor:
+    one, two = {"stuck": 1}, {"stuck": 2}
+    flow = one_stage(Stuck.read_on_first_ranks)
+    with running(tmp_path, flow, num_ranks=two, num_ranks_per_replica=two, granularity=one) as executor:
         found = explained(executor, "stuck/1 stuck", inside="read_on_first_ranks")
     wait = found.nodes["stuck/0 stuck"].wait
     assert wait is not None and wait.kind == "other ranks"
@@ -342,3 +346,25 @@ def test_a_rank_that_is_missing_in_a_collective_of_its_backend(tmp_path, monkeyp
     assert wait is not None and wait.kind == "backend collective"
     assert found.nodes["stuck/0 stuck"].whose_move == ("stuck/1 stuck",)
     assert "stuck/0 stuck waits for the other ranks inside torch.distributed (" in explanation_text(found)
+
+
+class FarStuck(Stuck):
+    """On another host, for all that it says."""
+
+    def __init__(self) -> None:
+        platform.node = lambda: "elsewhere"
+
+
+@pytest.mark.slow
+def test_a_rank_on_another_host_is_seen_by_one_of_that_host(tmp_path):
+    flow = Flow("hangs").worker("stuck", FarStuck).stage("stuck", Stuck.meet_again_and_again, reads="numbers")
+    with running(tmp_path, flow, num_ranks={"stuck": 2}) as executor:
+        while not any(wait.kind == "collective" and wait.number for wait in executor.snapshot().waits):
+            time.sleep(0.1)
+        pid = next(one.pid for one in executor.snapshot().processes if one.name == "stuck/0")
+        os.kill(pid, signal.SIGSTOP)
+        found = executor.explain(executor.snapshot())
+    assert {one.host for one in found.snapshot.processes} == {platform.node(), "elsewhere"}
+    first = found.graph.culprits[0]
+    assert (first.cause, first.nodes) == ("stopped", ("stuck/0 stuck",)), "stuck/1 has seen it"
+    assert f"culprit: stuck/0 stuck (process {pid}) is stopped" in explanation_text(found)

@@ -127,11 +127,13 @@ def test_weights_are_their_senders_move_whatever_its_stage_waits_for():
     assert causes(stopped)[0] == ("stopped", (senders[1],), 3)
 
 
-def test_weights_that_an_engine_fills_are_the_move_of_its_processes():
+def test_weights_that_an_engine_fills_are_the_move_of_its_processes_too():
     owed = (OwnProcess(pid=7, started_ticks=1),)
     told = wait("rollout/0 rollout", "weights", "actor -> rollout", number=3, processes=owed)
     found = graph(told, stages=(replace(ROLLOUT, unfinished=(0,)),), processes=(process("actor/0"),))
-    assert edges(found)["rollout/0 rollout"] == ("rollout/0 weights 7",)
+    assert edges(found)["rollout/0 rollout"] == ("rollout/0 engine 7", "actor/0 sends weights to rollout")
+    checked = graph(replace(told, kind="check of weights"), stages=(replace(ROLLOUT, unfinished=(0,)),))
+    assert edges(checked)["rollout/0 rollout"] == ("rollout/0 engine 7",)
 
 
 def test_room_for_weights_is_the_servers_move():

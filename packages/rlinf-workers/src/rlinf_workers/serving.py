@@ -56,9 +56,9 @@ class ServingWorker(Worker):
 
     def asking(self) -> AbstractContextManager[object]:
         """Around what waits for the engine's processes, where it has any."""
-        return self._host.waits.waiting("engine", processes=self._engine_processes)
+        return self._host.waits.waiting("engine", processes=self.serving_processes)
 
-    def _engine_processes(self) -> Sequence[int]:
+    def serving_processes(self) -> Sequence[int]:
         return self._served.process_ids() if isinstance(self._served, ServesElsewhere) else ()
 
     def weights_received(self, policy_version: int) -> None:

@@ -7,12 +7,15 @@ import concurrent.futures
 import os
 import platform
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from rlinf_comm.channel import Channel
 from rlinf_comm.errors import PeerLost
@@ -44,7 +47,7 @@ from rlinf_workers.execution.ports import Pauses, Writer
 from rlinf_workers.execution.residents import Residents
 from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
 from rlinf_workers.execution.worker_host import Condition
-from rlinf_workers.explaining.explanation import Explanation, explain
+from rlinf_workers.explaining.explanation import Explanation, Seen, explain
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import (
     DRIVER,
@@ -74,6 +77,11 @@ SETTLE_S = 30.0
 """For stages of a run that was given up to end; a chunk that takes longer is not worth waiting for."""
 LEAVE_LANE = -1
 """Of a worker that is sent away from its devices: its stages may be waiting on the others."""
+LOOK_LANE = -2
+"""Of a worker that looks at the processes of its host, whatever else it does."""
+LOOK_S = 10.0
+NUM_ASKED = 3
+"""Workers of a host that are asked at once: one that is stopped does not answer."""
 FEED_PIECE = 64
 """Items that the driver hands over at once, when the reader takes whole batches."""
 
@@ -459,7 +467,7 @@ class Executor:
         try:
             gather(futures, self._launcher.lost, timeout_s)
         except TimeoutError as error:
-            found = self.explanation = explain(self.snapshot())
+            found = self.explanation = self.explain(self.snapshot())
             self._give_up(under_way, "the run passed its deadline")
             raise StepTimeout(
                 f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s\n"
@@ -467,7 +475,7 @@ class Executor:
             ) from error
         except BaseException as error:
             if isinstance(error, WorkerLost):
-                self.explanation = explain(self.snapshot())
+                self.explanation = self.explain(self.snapshot())
             if isinstance(error, RemoteError) and error.error_type == ProcessLost.__name__:
                 self._broken.add(error.worker)
             self._give_up(under_way, "the run was given up")
@@ -563,6 +571,28 @@ class Executor:
             leaving=tuple(self._residents.leaving()),
             processes=processes,
         )
+
+    def explain(self, snapshot: Snapshot) -> Explanation:
+        """As `explaining.explanation.explain`, with the processes of other hosts."""
+        return explain(snapshot, elsewhere=self.look_elsewhere(snapshot))
+
+    def look_elsewhere(self, snapshot: Snapshot) -> list[Seen]:
+        """The processes of other hosts, seen by a worker there that answers within LOOK_S; from any thread."""
+        hosts: dict[str, list[ProcessRecord]] = defaultdict(list)
+        for record in snapshot.processes:
+            if record.host != platform.node():
+                hosts[record.host].append(record)
+        found: list[Seen] = []
+        for records in hosts.values():
+            order = msgspec.json.encode(records)
+            workers = [record.name for record in records if " " not in record.name]
+            asked = [self._handle(worker).call("look", order, lane=LOOK_LANE) for worker in workers[:NUM_ASKED]]
+            with suppress(concurrent.futures.TimeoutError):
+                for one in concurrent.futures.as_completed(asked, LOOK_S):
+                    if one.exception() is None:
+                        found += msgspec.json.decode(one.result(), type=list[Seen])
+                        break
+        return found
 
     def _processes(self) -> Iterator[ProcessRecord]:
         """The driver, and the workers that are up."""

@@ -17,7 +17,7 @@ from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import ItemEnd, Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.stage_calls import Port, StageCall, StageOutcome
-from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, Span, now_ns
+from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, Processes, Span, now_ns
 
 if TYPE_CHECKING:
     from rlinf_workers.execution.worker_host import WorkerHost
@@ -180,9 +180,15 @@ class StageRunner(Pauses):
 
     def before_put(self) -> None:
         if self._host.has_unconfirmed_weights:
-            with self._span("check weights", SYNC), self._host.waits.waiting("check of weights"):
+            waiting = self._host.waits.waiting("check of weights", processes=self._served_elsewhere)
+            with self._span("check weights", SYNC), waiting:
                 self._host.confirm_weights()
         self._host.confirm_weights()
+
+    @property
+    def _served_elsewhere(self) -> Processes | None:
+        """What says which processes of the worker's own are filled and checked; None: the worker itself is."""
+        return self._worker.serving_processes if self._worker.serving_processes() else None
 
     # -- lease, state, weights -------------------------------------------------------------------------------------
 
@@ -206,7 +212,8 @@ class StageRunner(Pauses):
                     self._host.load()
             for edge, version in self._call.receives.items():
                 if self._host.served_versions.get(edge) != version:
-                    waiting = self._host.waits.waiting("weights", edge, number=version)
+                    waits, elsewhere = self._host.waits, self._served_elsewhere
+                    waiting = waits.waiting("weights", edge, number=version, processes=elsewhere)
                     with self._span("receive weights", SYNC), waiting:
                         self._host.receive_weights(edge, version)
                     # What another rank of the replica makes with these weights leaves elsewhere.

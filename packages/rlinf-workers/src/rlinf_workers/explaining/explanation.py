@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,14 +54,42 @@ class Explanation:
         return list(dict.fromkeys(self.nodes[name].process for name in culprit.nodes))
 
 
-def explain(snapshot: Snapshot, *, every: bool = False, suspects: Collection[str] = ()) -> Explanation:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """A process as somebody on its own host sees it."""
+
+    name: str
+    state: ProcessState
+    stacks: Stacks
+
+
+def look_here(records: Sequence[ProcessRecord]) -> list[Seen]:
+    """All of some processes of this host; takes seconds."""
+    states = process_states(records)
+    with ThreadPoolExecutor(max_workers=8) as threads:
+        found = threads.map(lambda record: _look(record, states[record.name], True, None), records)
+        stacks = [look.stacks or Stacks(source="no stack: the process is gone") for look in found]
+    return [
+        Seen(name=record.name, state=states[record.name], stacks=taken)
+        for record, taken in zip(records, stacks, strict=True)
+    ]
+
+
+def explain(
+    snapshot: Snapshot,
+    *,
+    every: bool = False,
+    suspects: Collection[str] = (),
+    elsewhere: Collection[Seen] = (),
+) -> Explanation:
     """Looks at the processes of a snapshot, which may be gone by now; takes a second or two.
 
     Args:
         every: takes the stacks of all processes, not of the culprits alone.
         suspects: processes whose stacks are taken as well.
+        elsewhere: processes of other hosts, as they were seen there.
     """
-    states = process_states(snapshot.processes)
+    states = process_states(snapshot.processes) | {seen.name: seen.state for seen in elsewhere}
     halted: dict[str, Halted] = {
         name: state.condition for name, state in states.items() if state.condition in ("gone", "stopped")
     }
@@ -69,9 +97,12 @@ def explain(snapshot: Snapshot, *, every: bool = False, suspects: Collection[str
     waits = tuple(wait for wait in snapshot.waits if not (wait.kind == "weights" and wait.waiter in copies))
     graph = wait_graph(replace(snapshot, waits=waits), halted)
     with ThreadPoolExecutor(max_workers=8) as threads:
-        meeting = [record for record in snapshot.processes if record.name in _may_meet(graph, snapshot)]
+        taken = {seen.name: seen.stacks for seen in elsewhere}
+        unknown = {name for name, state in states.items() if state.condition in ("gone", "stopped", "unknown")}
+        names = _may_meet(graph, snapshot) - taken.keys() - unknown
+        meeting = [record for record in snapshot.processes if record.name in names]
         found = threads.map(lambda record: stacks_of(record, is_stopped=False), meeting)
-        taken = {record.name: stacks for record, stacks in zip(meeting, found, strict=True)}
+        taken |= {record.name: stacks for record, stacks in zip(meeting, found, strict=True)}
     if inside := _backend_waits(graph, snapshot, taken):
         graph = wait_graph(replace(snapshot, waits=(*waits, *inside)), halted)
     chosen = {record.name for record in snapshot.processes} if every else {*_to_look_at(graph, snapshot), *suspects}

@@ -119,10 +119,12 @@ class _Maker:
     def _besides(self, wait: Wait) -> list[Node]:
         """What a wait is for that is no stage: it goes on in some process without telling of its waits."""
         own = [Node(name=name, process=name) for name in _own_processes(wait)]
-        if own or wait.kind == "weights":  # a version that was published before this run: its senders hand it out
+        if wait.kind == "weights":  # a version that was published before this run: its senders hand it out
             source, _, target = wait.of.partition(" -> ")
-            senders = [] if own else workers_of(source, self._snapshot)
+            senders = workers_of(source, self._snapshot)
             return [*own, *(Node(name=f"{one} sends weights to {target}", process=one) for one in senders)]
+        if own:
+            return own
         keeper = self._snapshot.keepers.get(wait.of, "")
         if (keeper and wait.kind == "door") or (wait.kind in ("items", "room") and keeper in self._halted):
             return [Node(name=f"{keeper} keeps channel {wait.of}", process=keeper)]

@@ -92,7 +92,8 @@ def workers_of(group: str, snapshot: Snapshot) -> list[str]:
 
 def own_process_name(wait: Wait, process: OwnProcess) -> str:
     """Of one that the waiter has started: `rollout/0 engine 4711`."""
-    return f"{wait.waiter} {wait.kind} {process.pid}"
+    kind = wait.kind if wait.kind in ("simulator", "checker") else "engine"
+    return f"{wait.waiter} {kind} {process.pid}"
 
 
 def own_processes(waits: Iterable[Wait], workers: Mapping[str, ProcessRecord]) -> Iterator[ProcessRecord]:

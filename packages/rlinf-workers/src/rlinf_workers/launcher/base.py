@@ -163,7 +163,8 @@ class Wait:
     ranks: tuple[int, ...] = ()
     """Of a collective: the ranks of the worker group that make it together."""
     processes: tuple[OwnProcess, ...] = ()
-    """Of an engine, simulators or checkers: those that have not answered."""
+    """Of an engine, simulators or checkers: those that have not answered. Of weights and their check: an engine's that
+    serves from processes of its own."""
     since_s: float
     """Unix time."""
 
