@@ -55,6 +55,9 @@ def test_a_wait_for_own_processes_is_told_with_those_that_owe_an_answer_at_the_t
 
 
 def test_an_engine_that_cannot_say_its_processes_ends_no_beat():
+    def fails() -> list[int]:
+        raise RuntimeError("the engine has ended")
+
     table = WaitTable("rollout/0")
-    with table.waiting("engine", processes=lambda: 1 / 0):
+    with table.waiting("engine", processes=fails):
         assert table.current() == []

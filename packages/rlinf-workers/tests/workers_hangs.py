@@ -3,9 +3,10 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
@@ -43,7 +44,7 @@ def running(
     flow: Flow,
     *,
     mode: Mode = "disaggregated",
-    items=NUMBERS,
+    items: Sequence[Any] = NUMBERS,
     weight_link: str = "auto",
     before: Callable[[Executor], object] = lambda executor: None,
     **choices,
