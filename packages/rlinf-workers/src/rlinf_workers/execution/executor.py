@@ -79,7 +79,7 @@ LEAVE_LANE = -1
 """Of a worker that is sent away from its devices: its stages may be waiting on the others."""
 LOOK_LANE = -2
 """Of a worker that looks at the processes of its host, whatever else it does."""
-LOOK_S = 10.0
+LOOK_S = 20.0
 NUM_ASKED = 3
 """Workers of a host that are asked at once: one that is stopped does not answer."""
 FEED_PIECE = 64

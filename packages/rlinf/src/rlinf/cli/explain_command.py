@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 STALE_S = 10.0
 """The driver writes once a second; one that has written nothing for so long hangs, or has no processor."""
-LOOK_S = 20.0
-"""For the driver to ask a worker of another host, or a second one there."""
+LOOK_S = 25.0
+"""For the driver to ask the workers of another host, and to find that it is to."""
 
 
 def add_parser(subparsers: Any) -> None:
