@@ -1,30 +1,34 @@
 """Real hangs in small flows: each explanation names the culprit, and the stack shows where it is."""
 
 import os
+import platform
+import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from workers_hangs import CLUSTER, FOUND_S, NUMBERS, Taker, explained, functions, running
 
-from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Mode
 from rlinf_workers import Executor, Flow, Reader, StepContext, StepTimeout, Worker, Writer
 from rlinf_workers.errors import WorkerLost
-from rlinf_workers.explaining.explanation import Explanation, explain
-from rlinf_workers.explaining.graph import SETTLED_S, Cause
+from rlinf_workers.execution import executor as executor_module
 from rlinf_workers.explaining.text import explanation_text
+from rlinf_workers.links.base import WeightPort
+from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.testing.toy_flow import Number
 
-CLUSTER = Cluster.cpu_slots(2)
-FOUND_S = 240.0
-"""For processes to start and the hang to be explained; far more than it takes on a machine that is not busy."""
-NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
+HERE = Path(__file__).stem
+"""As the processes of workers import it."""
 
 
 class Stuck(Worker):
@@ -51,20 +55,46 @@ class Stuck(Worker):
         for _ in range(2 - self.rank):
             self.ranks.sum_(torch.zeros(1))
 
-    def read_before_it_puts(self, numbers: Reader[Number], back: Reader[Number], out: Writer[Number]) -> None:
-        for chunk in back:
-            out.put_many([(item.index, item) for item in chunk])
+    def broadcast_on_rank_0(self, numbers: Reader[Number]) -> None:
+        for _ in range(16):
+            self.ranks.sum_(torch.zeros(1))
+        if self.rank == 0:
+            self.ranks.broadcast_(torch.zeros(1), source=1)
+        else:
+            self.ranks.sum_(torch.zeros(1))
 
+    def meet_apart(self, numbers: Reader[Number]) -> None:
+        if self.rank == 0:
+            self.ranks.sum_(torch.zeros(1))
+        else:
+            self.ranks.objects("anything")
 
-class Taker(Worker):
-    """Takes what comes."""
+    def gather_shards_on_rank_0(self, numbers: Reader[Number]) -> None:
+        self.ranks.barrier()
+        model = torch.nn.Linear(4, 4)
+        fully_shard(model, mesh=init_device_mesh("cpu", (self.num_ranks,)))
+        if self.rank == 1:
+            time.sleep(3600)
+        model(torch.zeros(1, 4))
 
-    def take(self, numbers: Reader[Number]) -> None:
+    def read_on_other_ranks(self, numbers: Reader[Number]) -> None:
+        if self.rank == 0:
+            time.sleep(3600)
         for _ in numbers:
             pass
 
-    def answer(self, numbers: Reader[Number], out: Writer[Number]) -> None:
+    def read_on_first_ranks(self, numbers: Reader[Number]) -> None:
+        if self.rank == 1:
+            time.sleep(3600)
+        for _ in numbers:
+            pass
+
+    def put_a_lot(self, numbers: Reader[Number], out: Writer[torch.Tensor]) -> None:
         for chunk in numbers:
+            out.put_many([(item.index, torch.zeros(150 << 10, dtype=torch.uint8)) for item in chunk])
+
+    def read_before_it_puts(self, numbers: Reader[Number], back: Reader[Number], out: Writer[Number]) -> None:
+        for chunk in back:
             out.put_many([(item.index, item) for item in chunk])
 
 
@@ -75,49 +105,11 @@ def one_stage(method: Callable[..., None], **more) -> Flow:
     return flow
 
 
-@contextmanager
-def running(tmp_path, flow: Flow, *, mode: Mode = "disaggregated", numbers=NUMBERS, **choices) -> Iterator[Executor]:
-    """The flow's run hangs inside the block."""
-    plan = plan_for_mode(flow.graph(), CLUSTER, mode, **choices)
-    context = StepContext(step=4, phase="train", seed=0, num_items=len(numbers))
-    with ThreadPoolExecutor(1) as thread:
-        with Executor(cluster=CLUSTER, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
-            executor.start(flow, plan)
-            run = thread.submit(executor.run, flow, context=context, feeds={"numbers": numbers}, timeout_s=3600)
-            try:
-                yield executor
-                assert not run.done(), run.exception()
-            finally:
-                for record in executor.snapshot().processes[1:]:
-                    os.kill(record.pid, signal.SIGCONT)
-        assert run.exception() is not None
-
-
-def explained(executor: Executor, *culprit: str, cause: Cause = "busy", inside: str = "") -> Explanation:
-    """Waits until the first culprit is made of these nodes, is inside that function, and no wait is too young."""
-    deadline = time.monotonic() + FOUND_S
-    while True:
-        found = explain(executor.snapshot())
-        first = next(iter(found.graph.culprits), None)
-        if first and (first.nodes, first.cause) == (culprit, cause):
-            is_settled = found.snapshot.taken_s - found.snapshot.began_s > SETTLED_S
-            is_whole = first.num_waiting > 0 or cause not in ("busy", "stopped")
-            if is_settled and is_whole and (not inside or inside in functions(found, found.processes_of(first)[0])):
-                return found
-        assert time.monotonic() < deadline, f"no {culprit}:\n{explanation_text(found)}"
-
-
-def functions(found: Explanation, process: str) -> set[str]:
-    look = found.looks.get(process)
-    threads = look.stacks.threads if look and look.stacks else ()
-    return {frame.name for thread in threads for frame in thread.frames}
-
-
 def test_a_stage_that_never_reads(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)  # no py-spy
     many = [Number(index=i, value=0.0) for i in range(5000)]
     flow = one_stage(Stuck.never_reads)
-    with running(tmp_path, flow, numbers=many, num_ranks={"stuck": 1}, granularity={"stuck": 1}) as executor:
+    with running(tmp_path, flow, items=many, num_ranks={"stuck": 1}, granularity={"stuck": 1}) as executor:
         found = explained(executor, "stuck/0 stuck", inside="never_reads")
     look = found.looks["stuck/0"]
     assert found.nodes["driver: feeds numbers"].whose_move == ("stuck/0 stuck",)
@@ -207,3 +199,174 @@ def test_a_lost_worker_and_a_deadline_leave_an_explanation(tmp_path):
         assert executor.explanation is not None
         first = executor.explanation.graph.culprits[0]
         assert (first.cause, first.nodes) == ("gone", (f"{victim.name} stuck",))
+
+
+class Trainer(Worker):
+    """Publishes after each run; its versions can be counted up without one."""
+
+    def __init__(self) -> None:
+        self._weight = torch.zeros(4)
+        self._version = 0
+
+    def train(self, numbers: Reader[Number]) -> None:
+        for _ in numbers:
+            pass
+        self._version += 1
+
+    def count_up(self) -> None:
+        self._version += 1
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {"weight": self._weight}
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+
+class Server(Worker):
+    """Serves the trainer's weights, when it gets to it."""
+
+    def __init__(self) -> None:
+        self._weight = torch.zeros(4)
+
+    def serve(self, orders: Reader[Number]) -> None:
+        for _ in orders:
+            pass
+
+    def never_serves(self, orders: Reader[Number]) -> None:
+        time.sleep(3600)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {"weight": self._weight}
+
+
+class SilentLink(SharedWeightLink):
+    """What was published never comes."""
+
+    @staticmethod
+    def open_receiver(port: WeightPort) -> Any:
+        return SilentLink.Receiver()
+
+    class Receiver:
+        def receive(self, tensors, policy_version, timeout_s=60.0):
+            time.sleep(3600)
+
+
+def served_flow(method: Callable[..., None]) -> Flow:
+    flow = Flow("hangs").worker("trainer", Trainer).worker("server", Server)
+    flow.stage("trainer", Trainer.train, reads="numbers", trains=True)
+    flow.stage("server", method, reads="orders")
+    return flow.weights("trainer", to="server")
+
+
+@pytest.mark.slow
+def test_a_silent_weight_link(tmp_path):
+    with running(tmp_path, served_flow(Server.serve), weight_link=f"{HERE}:SilentLink") as executor:
+        found = explained(executor, "trainer/0 sends weights to server")
+    wait = found.nodes["server/0 server"].wait
+    assert wait is not None and wait.target == "weights trainer -> server version 0"
+    assert "culprit: trainer/0 sends weights to server (process " in explanation_text(found)
+
+
+@pytest.mark.slow
+def test_a_server_that_never_takes_weights(tmp_path):
+    def publish_again(executor: Executor) -> None:
+        executor.group("trainer").call("count_up")
+        executor.sync_weights()
+
+    with running(tmp_path, served_flow(Server.never_serves), before=publish_again) as executor:
+        found = explained(executor, "server/0 server", inside="never_serves")
+        while (wait := found.nodes["trainer/0 trainer"].wait) is None or wait.kind != "room for weights":
+            found = explained(executor, "server/0 server", inside="never_serves")
+    assert found.nodes["trainer/0 trainer"].whose_move == ("server/0 server",)
+
+
+@pytest.mark.slow
+def test_a_first_rank_that_hangs_alone(tmp_path):
+    two = {"stuck": 2}
+    flow = one_stage(Stuck.read_on_other_ranks)
+    with running(tmp_path, flow, num_ranks=two, num_ranks_per_replica=two) as executor:
+        found = explained(executor, "stuck/0 stuck", inside="read_on_other_ranks")
+    wait = found.nodes["stuck/1 stuck"].wait
+    assert wait is not None and wait.kind == "first rank"
+
+
+@pytest.mark.slow
+def test_other_ranks_that_hear_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(executor_module, "CHANNEL_ITEMS", 2)
+    one, two = {"stuck": 1}, {"stuck": 2}
+    flow = one_stage(Stuck.read_on_first_ranks)
+    with running(tmp_path, flow, num_ranks=two, num_ranks_per_replica=two, granularity=one) as executor:
+        found = explained(executor, "stuck/1 stuck", inside="read_on_first_ranks")
+    wait = found.nodes["stuck/0 stuck"].wait
+    assert wait is not None and wait.kind == "other ranks"
+
+
+@pytest.mark.slow
+def test_a_pool_that_is_full(tmp_path, monkeypatch):
+    """A channel's memory, not its number of items."""
+    monkeypatch.setattr(executor_module, "CHANNEL_BYTES", 1 << 20)
+    flow, one = one_stage(Stuck.put_a_lot, writes="large"), {"stuck": 1, "taker": 1}
+    flow.stages["taker"] = replace(flow.stages["taker"], method="never_takes")
+    with running(tmp_path, flow, granularity=one, num_ranks=one) as executor:
+        found = explained(executor, "taker/0 taker", inside="never_takes")
+    wait, remark = found.nodes["stuck/0 stuck"].wait, found.nodes["stuck/0 stuck"].remark
+    assert wait is not None and wait.target == "room in channel large"
+    entries, num_bytes = (int(number) for number in re.findall(r"(\d+) (?:entries|of 1048576 bytes)", remark))
+    assert entries < 10 and num_bytes > (1 << 20) - (200 << 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "first", "second"),
+    [
+        (Stuck.broadcast_on_rank_0, "broadcast 17", "all-reduce 17"),
+        (Stuck.meet_apart, "all-reduce 1", "all-gather 1"),
+    ],
+)
+def test_collectives_that_do_not_fit(tmp_path, method, first, second):
+    with running(tmp_path, one_stage(method), num_ranks={"stuck": 2}) as executor:
+        found = explained(executor, "stuck/0 stuck", "stuck/1 stuck", cause="mismatch")
+    assert (
+        f"culprit: collectives that do not fit: stuck/0 stuck waits for {first} of all ranks, "
+        f"stuck/1 stuck waits for {second} of all ranks\n"
+    ) in explanation_text(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_py_spy", [True, False])
+def test_a_rank_that_is_missing_in_a_collective_of_its_backend(tmp_path, monkeypatch, has_py_spy):
+    """FSDP2 gathers its shards without telling anybody."""
+    if not has_py_spy:
+        monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with running(tmp_path, one_stage(Stuck.gather_shards_on_rank_0), num_ranks={"stuck": 2}) as executor:
+        found = explained(executor, "stuck/1 stuck", inside="gather_shards_on_rank_0")
+    wait = found.nodes["stuck/0 stuck"].wait
+    assert wait is not None and wait.kind == "backend collective"
+    assert found.nodes["stuck/0 stuck"].whose_move == ("stuck/1 stuck",)
+    assert "stuck/0 stuck waits for the other ranks inside torch.distributed (" in explanation_text(found)
+
+
+class FarStuck(Stuck):
+    """On another host, for all that it says."""
+
+    def __init__(self) -> None:
+        platform.node = lambda: "elsewhere"
+
+
+@pytest.mark.slow
+def test_a_rank_on_another_host_is_seen_by_one_of_that_host(tmp_path):
+    flow = Flow("hangs").worker("stuck", FarStuck).stage("stuck", Stuck.meet_again_and_again, reads="numbers")
+    with running(tmp_path, flow, num_ranks={"stuck": 2}) as executor:
+        while not any(wait.kind == "collective" and wait.number for wait in executor.snapshot().waits):
+            time.sleep(0.1)
+        pid = next(one.pid for one in executor.snapshot().processes if one.name == "stuck/0")
+        os.kill(pid, signal.SIGSTOP)
+        found, deadline = executor.explain(executor.snapshot()), time.monotonic() + FOUND_S
+        while found.graph.culprits[0].cause != "stopped":  # nobody there had the time to look
+            assert time.monotonic() < deadline, explanation_text(found)
+            found = executor.explain(executor.snapshot())
+    assert {one.host for one in found.snapshot.processes} == {platform.node(), "elsewhere"}
+    assert found.graph.culprits[0].nodes == ("stuck/0 stuck",), "stuck/1 has seen it"
+    assert f"culprit: stuck/0 stuck (process {pid}) is stopped" in explanation_text(found)

@@ -1,17 +1,20 @@
 """Channels between nodes: the ranks on the second slot of this machine count as those of another host."""
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from rlinf_comm.channel import Channel
 from rlinf_comm.peers.secret import SECRET_VARIABLE
-from rlinf_comm.remote import DoorAddress
+from rlinf_comm.remote import DoorAddress, RemoteChannel
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, StepContext
-from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, HomeChannel, home_of
+from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, FarChannel, HomeChannel, home_of
+from rlinf_workers.spans import WaitTable
 from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
 
 NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
@@ -96,3 +99,25 @@ def test_a_place_looks_different_from_here_and_there():
     closed = ChannelPlace(node=1, near=home.channel.address, door=None)
     with pytest.raises(AssertionError, match="has no door, and node 0 uses it"):
         closed.seen_from(0)
+
+
+def test_what_waits_for_neither_items_nor_room_waits_for_the_door():
+    home = HomeChannel(ChannelSpec(name="far", capacity_items=4, capacity_bytes=1 << 16, num_keys=1), 0, has_door=True)
+    home.channel.reopen(1)
+    assert home.door is not None
+    table = WaitTable("rollout/0")
+    asked: list[str] = []
+
+    @contextmanager
+    def asking() -> Iterator[None]:
+        with table.waiting("door", "far") as told:
+            asked.append(told.target)
+            yield
+
+    far = FarChannel(RemoteChannel.open(home.door.address), asking)
+    far.put("first", key=0, timeout_s=0.0)
+    far.put("second", key=0)
+    assert [item.value for item in far.take(keys=None, timeout_s=0.0)] == ["first"]
+    assert [item.value for item in far.take(keys=None, timeout_s=None)] == ["second"]
+    far.close()
+    assert asked == ["the process that has channel far"] * 3

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rlinf_workers.explaining.graph import WaitGraph, wait_graph
-from rlinf_workers.explaining.snapshot import ChannelState, Snapshot, StageState
-from rlinf_workers.launcher.base import Wait
+from rlinf_workers.explaining.snapshot import ChannelState, ProcessRecord, Snapshot, StageState
+from rlinf_workers.launcher.base import OwnProcess, Wait
 
 NOW_S = 1000.0
 ROLLOUT = StageState(name="rollout", worker="rollout", reads=("prompts",), writes=("samples",), unfinished=(0, 1))
@@ -106,12 +106,55 @@ def test_a_lease_is_the_holders_move_or_of_those_who_leave():
     assert causes(left) == [("busy", ("rollout/0 offload",), 1)]
 
 
-def test_weights_are_the_publishers_move_and_their_room_the_servers():
-    waits = (wait("rollout/0 rollout", "weights", "actor -> rollout", number=3),)
-    found = graph(*waits, stages=(ROLLOUT, replace(ACTOR, unfinished=(1,))))
-    assert edges(found)["rollout/0 rollout"] == ("actor/1 actor",)
+def process(name: str) -> ProcessRecord:
+    return ProcessRecord(name=name, host="here", pid=1, started_ticks=1, log_path="")
+
+
+def test_weights_are_their_senders_move_whatever_its_stage_waits_for():
+    """The version was published before the run; the trainer's stage waits for the items of those who serve it."""
+    waits = (
+        wait("rollout/0 rollout", "weights", "actor -> rollout", number=3),
+        wait("reward/0 reward", "items", "samples"),
+        wait("actor/0 actor", "items", "scored"),
+    )
+    stages = (replace(ROLLOUT, unfinished=(0,)), REWARD, replace(ACTOR, unfinished=(0,)))
+    processes = tuple(process(name) for name in ("driver", "rollout/0", "actor/0", "actor/1", "actor/1 engine 7"))
+    found = graph(*waits, stages=stages, processes=processes)
+    senders = ("actor/0 sends weights to rollout", "actor/1 sends weights to rollout")
+    assert edges(found)["rollout/0 rollout"] == senders
+    assert causes(found) == [("busy", (sender,), 3) for sender in senders]
+    stopped = graph(*waits, stages=stages, processes=processes, halted={"actor/1": "stopped"})
+    assert causes(stopped)[0] == ("stopped", (senders[1],), 3)
+
+
+def test_weights_that_an_engine_fills_are_the_move_of_its_processes_too():
+    owed = (OwnProcess(pid=7, started_ticks=1),)
+    told = wait("rollout/0 rollout", "weights", "actor -> rollout", number=3, processes=owed)
+    found = graph(told, stages=(replace(ROLLOUT, unfinished=(0,)),), processes=(process("actor/0"),))
+    assert edges(found)["rollout/0 rollout"] == ("rollout/0 engine 7", "actor/0 sends weights to rollout")
+    checked = graph(replace(told, kind="check of weights"), stages=(replace(ROLLOUT, unfinished=(0,)),))
+    assert edges(checked)["rollout/0 rollout"] == ("rollout/0 engine 7",)
+
+
+def test_room_for_weights_is_the_servers_move():
     found = graph(wait("actor/0 actor", "room for weights", "actor -> rollout"), stages=(ROLLOUT, ACTOR))
     assert edges(found)["actor/0 actor"] == ("rollout/0 rollout", "rollout/1 rollout")
+
+
+def test_a_door_is_the_move_of_the_process_that_keeps_the_channel():
+    keepers = {"samples": "reward/0", "scored": "driver"}
+    asked = graph(wait("rollout/0 rollout", "door", "samples"), stages=(ROLLOUT, REWARD), keepers=keepers)
+    assert edges(asked)["rollout/0 rollout"] == ("reward/0 keeps channel samples",)
+    full = wait("rollout/0 rollout", "room", "samples")
+    assert edges(graph(full, keepers=keepers))["rollout/0 rollout"] == ("reward/0 reward",)
+    found = graph(full, keepers=keepers, halted={"reward/0": "stopped"})
+    assert edges(found)["rollout/0 rollout"] == ("reward/0 reward", "reward/0 keeps channel samples")
+    assert found.culprits[0].cause == "stopped"
+
+
+def test_the_first_rank_of_a_replica_waits_for_the_others_to_hear_it():
+    stages = (replace(ACTOR, num_ranks_per_replica=2, unfinished=(0, 1, 2, 3)),)
+    assert edges(graph(wait("actor/2 actor", "other ranks"), stages=stages))["actor/2 actor"] == ("actor/3 actor",)
 
 
 def collective(rank: int, operation: str, number: int, **more) -> Wait:
@@ -145,6 +188,20 @@ def test_a_collective_in_which_all_are_is_not_a_mismatch():
     assert [culprit.cause for culprit in found.culprits] == ["busy", "busy"]
 
 
+def backends(rank: int, operation: str) -> Wait:
+    return wait(f"actor/{rank} actor", "backend collective", operation=operation, ranks=(0, 1))
+
+
+def test_who_is_inside_torch_distributed_waits_for_the_ranks_that_are_not():
+    found = graph(backends(0, "all_gather_into_tensor"), stages=(ACTOR,))
+    assert causes(found) == [("busy", ("actor/1 actor",), 1)]
+    both = graph(backends(0, "all_gather_into_tensor"), backends(1, "wait_for_unshard"), stages=(ACTOR,))
+    assert [culprit.cause for culprit in both.culprits] == ["busy", "busy"], "the same one, seen in two functions"
+    assert both.nodes[0].remark == "actor/1 actor is in wait_for_unshard"
+    apart = graph(backends(0, "all_gather_into_tensor"), collective(1, "all-reduce", 17), stages=(ACTOR,))
+    assert causes(apart) == [("mismatch", ("actor/0 actor", "actor/1 actor"), 0)]
+
+
 def test_other_ranks_of_a_replica_wait_for_their_first():
     stages = (REWARD, replace(ACTOR, num_ranks_per_replica=2, unfinished=(0, 1, 2, 3)))
     waits = [wait("actor/1 actor", "first rank"), wait("actor/3 actor", "items", "scored")]
@@ -167,3 +224,16 @@ def test_the_driver_collects_or_waits_for_who_writes(num_entries):
     found = graph(stages=(REWARD,), collecting=("scored",), channels=channels)
     sinks = {"driver: collects scored", "reward/0 reward"} if num_entries else {"reward/0 reward"}
     assert {culprit.nodes[0] for culprit in found.culprits} == sinks
+
+
+def test_who_waits_for_processes_of_its_own_is_no_sink_and_they_are():
+    owed = tuple(OwnProcess(pid=pid, started_ticks=1) for pid in (7, 8))
+    waits = wait("rollout/0 rollout", "engine", processes=owed), wait("reward/0 reward", "items", "samples")
+    stages = (replace(ROLLOUT, unfinished=(0,)), REWARD)
+    found = graph(*waits, stages=stages)
+    assert edges(found)["rollout/0 rollout"] == ("rollout/0 engine 7", "rollout/0 engine 8")
+    assert causes(found) == [("busy", ("rollout/0 engine 7",), 2), ("busy", ("rollout/0 engine 8",), 2)]
+    stopped = graph(*waits, stages=stages, halted={"rollout/0 engine 8": "stopped"})
+    assert causes(stopped)[0] == ("stopped", ("rollout/0 engine 8",), 2)
+    room = wait("actor/0 actor", "room for weights", "actor -> rollout")
+    assert edges(graph(*waits, room, stages=(*stages, ACTOR)))["actor/0 actor"] == ("rollout/0 rollout",)

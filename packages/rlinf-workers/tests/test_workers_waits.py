@@ -1,7 +1,10 @@
 """What the threads of a worker say that they wait for."""
 
+import os
 import threading
 
+from rlinf_workers.explaining.processes import started_ticks
+from rlinf_workers.launcher.base import OwnProcess
 from rlinf_workers.spans import WaitTable
 
 
@@ -39,3 +42,22 @@ def test_each_thread_waits_for_its_own():
     leave.set()
     thread.join()
     assert table.current() == []
+
+
+def test_a_wait_for_own_processes_is_told_with_those_that_owe_an_answer_at_the_time():
+    table, pids = WaitTable("env/0"), []
+    with table.waiting("simulator", processes=lambda: pids):
+        assert table.current() == [], "without processes the thread computes by itself"
+        pids.append(os.getpid())
+        (told,) = table.current()
+        own = OwnProcess(pid=os.getpid(), started_ticks=started_ticks(os.getpid()))
+        assert (told.processes, told.target) == ((own,), "its simulators")
+
+
+def test_an_engine_that_cannot_say_its_processes_ends_no_beat():
+    def fails() -> list[int]:
+        raise RuntimeError("the engine has ended")
+
+    table = WaitTable("rollout/0")
+    with table.waiting("engine", processes=fails):
+        assert table.current() == []

@@ -149,6 +149,9 @@ class TwoProcesses(HuggingFaceEngine):
     def open_receiver(self, ports):
         return self.own_processes.open_receiver(ports)
 
+    def process_ids(self):
+        return []  # they sample nothing
+
     def weights_received(self, policy_version):
         super().weights_received(policy_version)
         own = {name: parameter.detach() for name, parameter in self._model.named_parameters()}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlinf.cli.main import main
 from rlinf.console.progress import Progress
 from rlinf.loop.watch import RunWatch
 from rlinf.run_folder import RunFolder
-from rlinf_workers.explaining.explanation import explain
+from rlinf_workers.explaining.explanation import Explanation, Seen, explain, look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot, StageState, read_snapshot, snapshot_json
 from rlinf_workers.launcher.base import Wait
@@ -155,6 +156,15 @@ class FakeExecutor:
     def snapshot(self) -> Snapshot:
         return self._snapshot
 
+    def explain(self, snapshot: Snapshot) -> Explanation:
+        return explain(snapshot, elsewhere=self.look_elsewhere(snapshot))
+
+    def look_elsewhere(self, snapshot: Snapshot) -> list[Seen]:
+        """As a worker there would."""
+        far = [one for one in snapshot.processes if one.host != platform.node()]
+        seen = look_here([replace(one, host=platform.node()) for one in far])
+        return [replace(one, name=record.name) for one, record in zip(seen, far, strict=True)]
+
 
 def watched(tmp_path: Path, snapshot: Snapshot, expected_s: float | None, until: str) -> tuple[str, list[str]]:
     """What the watch told until a file was there and written once more, and the files that it left."""
@@ -198,3 +208,19 @@ def test_the_watch_takes_signals_to_its_log_while_it_lives(tmp_path: Path, stopp
         deadline = time.monotonic() + LIMIT_S
         while "test_the_watch_takes_signals" not in (tmp_path / "logs" / "driver.log").read_text():
             assert time.monotonic() < deadline
+
+
+def test_a_process_of_another_host_is_seen_from_there(tmp_path: Path, stopped: int, capsys: pytest.CaptureFixture[str]):
+    """The command asks the run's driver, which asks a worker of that host."""
+    here = hanging(stopped)
+    far = replace(here, processes=(here.processes[0], replace(here.processes[1], host="elsewhere")))
+    with run_folder(tmp_path / "run") as folder:
+        unchecked: Any = FakeExecutor(far)
+        with RunWatch(unchecked, folder.path, expected_s=lambda: None, message=print):
+            while not (folder.path / "waits.json").exists():
+                time.sleep(0.05)
+            assert main(["explain", str(folder.path)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert not (folder.path / "seen-elsewhere.json").exists()
+    assert lines[1] == f"culprit: reward/0 reward (process {stopped}) is stopped; 1 other waits for it"
+    assert any(line.startswith("  stack, by py-spy") for line in lines) or "no stack" in "".join(lines)

@@ -11,6 +11,7 @@ import pytest
 from rlinf.console.progress import Progress
 from rlinf.errors import RunFailed
 from rlinf.jobs.agreement import arithmetic_of, judge_step
+from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.session import Session
 from rlinf.run_folder import RunFolder
 
@@ -28,7 +29,7 @@ def session(tmp_path: Path):
         job: Any = SimpleNamespace(agreement=lambda metrics: judge_step(HOW, metrics), stops_on_mismatch=stops)
         unused: Any = None
         stream = io.StringIO()
-        made = Session(job, unused, unused, folder, Progress(total=1, stream=stream))
+        made = Session(job, unused, unused, folder, Progress(total=1, stream=stream), Deadlines(None))
         return made, stream, folder.path / "manifest.json"
 
     return make

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -17,6 +18,14 @@ from typing import Any
 from rlinf_envs.shared_block import SharedBlock
 
 _CLOSE_PATIENCE_S = 5.0  # a simulator that does not close in this time is killed
+
+
+_PROCESSES: weakref.WeakSet[SimulatorProcess] = weakref.WeakSet()
+
+
+def awaited_processes() -> list[int]:
+    """Numbers of those children of this process that have not answered their command; from any thread."""
+    return [process.pid for process in list(_PROCESSES) if process.is_awaited]
 
 
 class SimulatorLost(Exception):
@@ -45,9 +54,12 @@ class SimulatorProcess:
         self.block: SharedBlock | None = None
         self.num_losses_here = 0
         """Children that were lost since the last answer."""
+        self.is_awaited = False
+        """Whether it has not answered its last command."""
         self.memory_fd = os.memfd_create("rlinf_envs", os.MFD_CLOEXEC)
         self._pictures_fd = pictures_fd
         self._child = _started(self.memory_fd, pictures_fd)
+        _PROCESSES.add(self)
 
     @property
     def pid(self) -> int:
@@ -67,13 +79,16 @@ class SimulatorProcess:
         """Raises SimulatorLost."""
         try:
             self.connection.send((command, arguments))
+            self.is_awaited = True
         except OSError as error:
             raise SimulatorLost(f"{self.where} {self._how_it_ended()} during {command}") from error
 
     def receive(self, command: str) -> tuple[Any, ...]:
         """The answer to a command; waits for it. Raises SimulatorLost."""
         try:
-            return self.connection.recv()
+            answer = self.connection.recv()
+            self.is_awaited = False
+            return answer
         except (EOFError, OSError) as error:
             raise SimulatorLost(f"{self.where} {self._how_it_ended()} during {command}") from error
 
@@ -104,6 +119,7 @@ class SimulatorProcess:
             self._wait()
         self._close_child()
         os.close(self.memory_fd)
+        self.is_awaited = False
 
     def _how_it_ended(self) -> str:
         status = self._wait()

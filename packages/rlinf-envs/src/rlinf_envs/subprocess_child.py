@@ -35,6 +35,7 @@ def serve(
     _die_with_parent(lifeline_fd, dies_with_thread=dies_with_thread)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # `rlinf explain` asks a child that hangs where it is
     torch.set_num_threads(1)  # one core is what a child is for; rows are too small to gain from more
     connection = Connection(commands_fd)
     child = _Child(memory_fd, pictures_fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,13 @@ class ServingWorker(Worker):
     def policy_version(self) -> int:
         return self._version
 
+    def asking(self) -> AbstractContextManager[object]:
+        """Around what waits for the engine's processes, where it has any."""
+        return self._host.waits.waiting("engine", processes=self.serving_processes)
+
+    def serving_processes(self) -> Sequence[int]:
+        return self._served.process_ids() if isinstance(self._served, ServesElsewhere) else ()
+
     def weights_received(self, policy_version: int) -> None:
         self._version = policy_version
 
@@ -69,13 +77,15 @@ class ServingWorker(Worker):
         return super().open_receiver(ports)
 
     def onload(self) -> None:
-        self._served.onload()
+        with self.asking():
+            self._served.onload()
 
     def offload(self) -> None:
-        self._served.offload()
+        with self.asking():
+            self._served.offload()
 
     def discard(self) -> None:
         if isinstance(self._served, ServedModule):
             self._served.discard()
         else:
-            self._served.offload()
+            self.offload()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlinf_comm.records import record
-from rlinf_workers.launcher.base import Wait, WaitKind
+from rlinf_workers.explaining.processes import started_ticks
+from rlinf_workers.launcher.base import OwnProcess, Wait, WaitKind
 
 _CLOCK = "RLINF_CLOCK"
 """Environment variable: the boot of a machine and its Unix time at zero of the clock that counts from there."""
@@ -73,6 +74,10 @@ def now_ns() -> int:
     return _UNIX_NS + time.perf_counter_ns()
 
 
+Processes = Callable[[], Iterable[int]]
+"""Numbers of processes, whenever it is asked; from any thread."""
+
+
 class WaitTable:
     """What the lanes of a process wait for right now; read by the heartbeat. Needs no lock: each lane sets and deletes
     its own entry, and `dict.copy` is one step of the interpreter.
@@ -83,7 +88,7 @@ class WaitTable:
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
-        self._waits: dict[int, Wait] = {}
+        self._waits: dict[int, tuple[Wait, Processes | None]] = {}
         self._of_thread = threading.local()
 
     @contextmanager
@@ -97,13 +102,25 @@ class WaitTable:
 
     @contextmanager
     def waiting(
-        self, kind: WaitKind, of: str = "", *, number: int = 0, operation: str = "", ranks: tuple[int, ...] = ()
+        self,
+        kind: WaitKind,
+        of: str = "",
+        *,
+        number: int = 0,
+        operation: str = "",
+        ranks: tuple[int, ...] = (),
+        processes: Processes | None = None,
     ) -> Iterator[Wait]:
         """The calling thread waits inside this block, for something of its own inside a block within it; for the
-        arguments see Wait."""
+        arguments see Wait.
+
+        Args:
+            processes: those of the worker's own that the block waits for. While there are none the thread computes by
+                itself, and no wait is told.
+        """
         lane = threading.get_ident()
         around = self._waits.get(lane)
-        self._waits[lane] = wait = Wait(
+        wait = Wait(
             waiter=self._worker,
             stage=getattr(self._of_thread, "stage", ""),
             kind=kind,
@@ -113,6 +130,7 @@ class WaitTable:
             ranks=ranks,
             since_s=time.time(),
         )
+        self._waits[lane] = wait, processes
         try:
             yield wait
         finally:
@@ -122,4 +140,16 @@ class WaitTable:
                 self._waits[lane] = around
 
     def current(self) -> list[Wait]:
-        return list(self._waits.copy().values())
+        """All waits at this moment; from any thread."""
+        found = (_told(wait, processes) for wait, processes in self._waits.copy().values())
+        return [wait for wait in found if wait is not None]
+
+
+def _told(wait: Wait, processes: Processes | None) -> Wait | None:
+    if processes is None:
+        return wait
+    try:
+        own = tuple(OwnProcess(pid=pid, started_ticks=started_ticks(pid)) for pid in processes())
+    except Exception:  # noqa: BLE001 - an engine of the user's own; it must not end the thread that says we are alive
+        return None
+    return replace(wait, processes=own) if own else None

@@ -154,6 +154,10 @@ class Worker:
         """Whether weights that came are checked before a stage begins to compute with them, and not meanwhile."""
         return False
 
+    def serving_processes(self) -> Sequence[int]:
+        """Numbers of the processes that serve in this one's place, where there are any; from any thread."""
+        return ()
+
     def weights_received(self, policy_version: int) -> None:
         """Called when `weights()` hold that version, verified; a serving worker stamps what it makes with it."""
 

@@ -33,6 +33,13 @@ _CHUNK = 8
 """Items that a slot is given at a time: enough to hide the way there and back, few enough to share evenly."""
 _START_LIMIT_S = 120.0
 """Seconds within which a slot must have loaded its checker."""
+_POOLS: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
+
+
+def awaited_processes() -> list[int]:
+    """Process ids of the keepers of this process that have items to check; from any thread."""
+    slots = [slot for pool in list(_POOLS) for slot in list(pool._slots.values())]
+    return [slot.process.pid for slot in slots if slot.items]
 
 
 class _Slot:
@@ -145,6 +152,7 @@ class ProcessPool:
         self.num_restarts = 0
         """Slots that died, or had to be killed, and were started again."""
         self._finalizer = weakref.finalize(self, _end_all, self._slots, self._owner)
+        _POOLS.add(self)
 
     def __enter__(self) -> "ProcessPool":
         return self

@@ -11,8 +11,9 @@ by `rlinf_envs`; the run's manifest gets a line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from rlinf_envs.demonstrations.experts import record_expert
 from rlinf_envs.disturbance import Disturbance
 from rlinf_envs.protocol import PICTURE, ActionSpec, EpisodeEnd, StepResult
 from rlinf_envs.recording import EpisodeRecorder, recorded_env
+from rlinf_envs.simulator_process import awaited_processes
 from rlinf_workers.embodied.picture_pool import PicturePool
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.records.embodied import Action, GroupObservation, text_tensor
@@ -123,7 +125,9 @@ class Environment(Worker):
         done its segments."""
         running = {group.index: group for group in self._prepare()}
         begin = map if self._threads is None else self._threads.map
-        self._send(observations, list(begin(self._begin_segment, running.values())))
+        with self._simulating():
+            shown = list(begin(self._begin_segment, running.values()))
+        self._send(observations, shown)
         while running:
             chunk = actions.next_chunk(at_most=len(running))
             if self._threads is None:
@@ -145,14 +149,29 @@ class Environment(Worker):
             while chunk or moving:
                 for action in chunk:
                     moving[threads.submit(self._advance, running, action)] = now_ns()
-                done = wait(moving, _LOOK_AGAIN_S, return_when=FIRST_COMPLETED).done
+                with self._simulating():
+                    done, chunk = self._news(moving, running, actions)
                 if done:
                     shown = [item for future in done for item in future.result()]
                     with actions.hands_on([moving.pop(future) for future in done]):
                         self._send(observations, shown)
-                chunk = actions.ready_chunk() if moving and len(moving) < len(running) else []
+                    chunk = actions.ready_chunk() if moving and len(moving) < len(running) else []
         finally:
             wait(moving)  # where the run is given up, the next one must not find them moving
+
+    @staticmethod
+    def _news(
+        moving: Mapping[Future[list[GroupObservation]], int], running: Mapping[int, _Group], actions: Reader[Action]
+    ) -> tuple[set[Future[list[GroupObservation]]], list[Action]]:
+        """Groups that have simulated, or a chunk of actions of others, whichever comes first."""
+        while not (done := wait(moving, _LOOK_AGAIN_S, return_when=FIRST_COMPLETED).done):
+            if len(moving) < len(running) and (chunk := actions.ready_chunk()):
+                return set(), chunk
+        return done, []
+
+    def _simulating(self) -> AbstractContextManager[object]:
+        """Around what waits for the simulators' processes, where there are any."""
+        return self._host.waits.waiting("simulator", processes=awaited_processes)
 
     def _advance(self, running: dict[int, _Group], action: Action) -> list[GroupObservation]:
         """One chunk of actions of a group, and the reset where that was its segment's last."""

@@ -7,12 +7,15 @@ import concurrent.futures
 import os
 import platform
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from rlinf_comm.channel import Channel
 from rlinf_comm.errors import PeerLost
@@ -44,9 +47,16 @@ from rlinf_workers.execution.ports import Pauses, Writer
 from rlinf_workers.execution.residents import Residents
 from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
 from rlinf_workers.execution.worker_host import Condition
-from rlinf_workers.explaining.explanation import Explanation, explain
+from rlinf_workers.explaining.explanation import Explanation, Seen, explain
 from rlinf_workers.explaining.processes import started_ticks
-from rlinf_workers.explaining.snapshot import DRIVER, ChannelState, ProcessRecord, Snapshot, StageState
+from rlinf_workers.explaining.snapshot import (
+    DRIVER,
+    ChannelState,
+    ProcessRecord,
+    Snapshot,
+    StageState,
+    own_processes,
+)
 from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.flow import Flow, WorkerDefinition
 from rlinf_workers.group import WorkerGroup, gather
@@ -67,6 +77,11 @@ SETTLE_S = 30.0
 """For stages of a run that was given up to end; a chunk that takes longer is not worth waiting for."""
 LEAVE_LANE = -1
 """Of a worker that is sent away from its devices: its stages may be waiting on the others."""
+LOOK_LANE = -2
+"""Of a worker that looks at the processes of its host, whatever else it does."""
+LOOK_S = 20.0
+NUM_ASKED = 3
+"""Workers of a host that are asked at once: one that is stopped does not answer."""
 FEED_PIECE = 64
 """Items that the driver hands over at once, when the reader takes whole batches."""
 
@@ -97,6 +112,8 @@ class _OpenFlow:
     homes: dict[str, HomeChannel] = field(default_factory=dict)
     """Those that live in the driver."""
     places: dict[str, ChannelPlace] = field(default_factory=dict)
+    keepers: dict[str, str] = field(default_factory=dict)
+    """Channel -> the process that it lives in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,8 +294,10 @@ class Executor:
         if home == DRIVERS_NODE:
             mine = HomeChannel(spec, home, has_door=any(node != home for node in nodes.values()))
             opened.homes[channel], opened.channels[channel], opened.places[channel] = mine, mine.channel, mine.place
+            opened.keepers[channel] = DRIVER
             return
         keeper, rank = next(rank for rank in readers if nodes[rank] == home)
+        opened.keepers[channel] = f"{keeper}/{rank}"
         asked = self._groups[keeper].handles[rank].call("open_channel", spec, home)
         (place,) = gather([asked], self._launcher.lost)
         opened.places[channel], opened.channels[channel] = place, open_channel(place.seen_from(DRIVERS_NODE))
@@ -448,7 +467,7 @@ class Executor:
         try:
             gather(futures, self._launcher.lost, timeout_s)
         except TimeoutError as error:
-            found = self.explanation = explain(self.snapshot())
+            found = self.explanation = self.explain(self.snapshot())
             self._give_up(under_way, "the run passed its deadline")
             raise StepTimeout(
                 f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s\n"
@@ -456,7 +475,7 @@ class Executor:
             ) from error
         except BaseException as error:
             if isinstance(error, WorkerLost):
-                self.explanation = explain(self.snapshot())
+                self.explanation = self.explain(self.snapshot())
             if isinstance(error, RemoteError) and error.error_type == ProcessLost.__name__:
                 self._broken.add(error.worker)
             self._give_up(under_way, "the run was given up")
@@ -530,7 +549,8 @@ class Executor:
     def snapshot(self) -> Snapshot:
         """What is known of the run at this moment; from any thread."""
         run = self._under_way
-        waits, processes, taken_s = tuple(self._launcher.waits()), tuple(self._processes()), time.time()
+        waits, workers, taken_s = tuple(self._launcher.waits()), tuple(self._processes()), time.time()
+        processes = (*workers, *own_processes(waits, {worker.name: worker for worker in workers}))
         if run is None:
             return Snapshot(taken_s=taken_s, waits=waits, processes=processes)
         planned = run.opened.planned
@@ -543,6 +563,7 @@ class Executor:
             began_s=run.began_s,
             stages=tuple(_stage_states(run)),
             channels=tuple(_channel_state(name, home.channel) for name, home in run.opened.homes.items()),
+            keepers=run.opened.keepers,
             feeding=tuple(channel for channel, future in run.feeding.items() if not future.done()),
             collecting=tuple(channel for channel, future in run.collecting.items() if not future.done()),
             waits=waits,
@@ -550,6 +571,28 @@ class Executor:
             leaving=tuple(self._residents.leaving()),
             processes=processes,
         )
+
+    def explain(self, snapshot: Snapshot) -> Explanation:
+        """As `explaining.explanation.explain`, with the processes of other hosts."""
+        return explain(snapshot, elsewhere=self.look_elsewhere(snapshot))
+
+    def look_elsewhere(self, snapshot: Snapshot) -> list[Seen]:
+        """The processes of other hosts, seen by a worker there that answers within LOOK_S; from any thread."""
+        hosts: dict[str, list[ProcessRecord]] = defaultdict(list)
+        for record in snapshot.processes:
+            if record.host != platform.node():
+                hosts[record.host].append(record)
+        found: list[Seen] = []
+        for records in hosts.values():
+            order = msgspec.json.encode(records)
+            workers = [record.name for record in records if " " not in record.name]
+            asked = [self._handle(worker).call("look", order, lane=LOOK_LANE) for worker in workers[:NUM_ASKED]]
+            with suppress(concurrent.futures.TimeoutError):
+                for one in concurrent.futures.as_completed(asked, LOOK_S):
+                    if one.exception() is None:
+                        found += msgspec.json.decode(one.result(), type=list[Seen])
+                        break
+        return found
 
     def _processes(self) -> Iterator[ProcessRecord]:
         """The driver, and the workers that are up."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
-from rlinf_comm.channel import Channel, ChannelAddress
+from rlinf_comm.channel import Channel, ChannelAddress, Item
 from rlinf_comm.records import record
 from rlinf_comm.remote import ChannelDoor, DoorAddress, RemoteChannel
 from rlinf_workers.execution.stage_calls import ItemAddress, StageCall
@@ -66,6 +68,30 @@ class HomeChannel:
         self.place = ChannelPlace(
             node=node, near=self.channel.address, door=None if self.door is None else self.door.address
         )
+
+
+class FarChannel:
+    """A channel of another node as a stage uses it. What does not wait for items or room waits for an answer of the
+    process that the channel lives in.
+
+    Args:
+        asking: makes the block inside which the stage waits for that.
+    """
+
+    def __init__(self, channel: RemoteChannel, asking: Callable[[], AbstractContextManager[object]]) -> None:
+        self._channel, self._asking = channel, asking
+
+    def take(self, *, keys: Sequence[int] | None, timeout_s: float | None) -> list[Item]:
+        with nullcontext() if timeout_s is None else self._asking():
+            return self._channel.take(keys=keys, timeout_s=timeout_s)
+
+    def put(self, value: Any, *, key: int, timeout_s: float | None = None) -> None:
+        with nullcontext() if timeout_s is None else self._asking():
+            self._channel.put(value, key=key, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        with self._asking():
+            self._channel.close()
 
 
 @functools.lru_cache(maxsize=256)

@@ -17,6 +17,7 @@ from rlinf_comm.channel import Channel
 from rlinf_comm.errors import ChannelTimeout
 from rlinf_comm.remote import RemoteChannel
 from rlinf_workers.errors import WorkersError
+from rlinf_workers.execution.item_channels import FarChannel
 from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.stage_calls import WHOLE_BATCH, Port
 
@@ -51,7 +52,7 @@ class Pauses:
         that were published, and raises WeightMismatchError when they are not."""
 
 
-ItemEnd = Channel | RemoteChannel | FirstRank | OtherRank
+ItemEnd = Channel | RemoteChannel | FarChannel | FirstRank | OtherRank
 """A channel of this node or of another, or how the ranks of a replica see it."""
 
 

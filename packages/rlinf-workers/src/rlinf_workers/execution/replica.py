@@ -16,6 +16,7 @@ from rlinf_comm.channel import Channel, Item
 from rlinf_comm.errors import ChannelTimeout
 from rlinf_comm.remote import RemoteChannel
 from rlinf_workers.errors import WorkersError
+from rlinf_workers.execution.item_channels import FarChannel
 from rlinf_workers.launcher.base import Identity
 
 PUT = "put"
@@ -23,15 +24,25 @@ WAITS = "waits"
 
 
 class FirstRank:
-    """A channel as the first rank of a replica uses it."""
+    """A channel as the first rank of a replica uses it.
+
+    Args:
+        waiting: makes the block inside which the rank waits for the others to hear what it tells.
+    """
 
     def __init__(
-        self, name: str, channel: Channel | RemoteChannel, told: Channel | RemoteChannel, identity: Identity
+        self,
+        name: str,
+        channel: Channel | FarChannel,
+        told: Channel | RemoteChannel,
+        identity: Identity,
+        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._name = name
         self._channel = channel
         self._told = told
         self._others = range(identity.rank + 1, identity.rank + identity.num_ranks_per_replica)
+        self._waiting = waiting
 
     def take(self, *, keys: Sequence[int] | None, timeout_s: float | None) -> list[Item]:
         try:
@@ -52,7 +63,11 @@ class FirstRank:
 
     def _tell(self, what: Any) -> None:
         for rank in self._others:
-            self._told.put((self._name, what), key=rank)
+            try:
+                self._told.put((self._name, what), key=rank, timeout_s=0.0)
+            except ChannelTimeout:
+                with self._waiting():
+                    self._told.put((self._name, what), key=rank)
 
 
 class OtherRank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING, Literal
 from rlinf_comm.channel import Channel
 from rlinf_comm.remote import RemoteChannel
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.execution.item_channels import open_channel
+from rlinf_workers.execution.item_channels import FarChannel, open_channel
 from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import ItemEnd, Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.stage_calls import Port, StageCall, StageOutcome
-from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, Span, now_ns
+from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, Processes, Span, now_ns
 
 if TYPE_CHECKING:
     from rlinf_workers.execution.worker_host import WorkerHost
@@ -79,7 +80,7 @@ class StageRunner(Pauses):
         self._leave(is_last=True)
         if self._is_first:
             for port in call.writes:
-                open_channel(port.address).close()
+                self._channel(port).close()
         if call.told is not None:
             self._end_telling(open_channel(call.told))
         metrics, shown = self._host.metrics.drain(), self._host.shown
@@ -107,11 +108,18 @@ class StageRunner(Pauses):
     def _link(self, port: Port) -> ItemEnd:
         """A port's channel, as this rank of its replica uses it."""
         if self._call.told is None:
-            return open_channel(port.address)
-        told = open_channel(self._call.told)
+            return self._channel(port)
+        told, waits = open_channel(self._call.told), self._host.waits
         if self._is_first:
-            return FirstRank(port.channel, open_channel(port.address), told, self._host.identity)
-        return OtherRank(port.channel, told, self._host.identity, lambda: self._host.waits.waiting("first rank"))
+            waiting = functools.partial(waits.waiting, "other ranks")
+            return FirstRank(port.channel, self._channel(port), told, self._host.identity, waiting)
+        return OtherRank(port.channel, told, self._host.identity, functools.partial(waits.waiting, "first rank"))
+
+    def _channel(self, port: Port) -> Channel | FarChannel:
+        asking = functools.partial(self._host.waits.waiting, "door", port.channel)
+        with asking():
+            channel = open_channel(port.address)
+        return channel if isinstance(channel, Channel) else FarChannel(channel, asking)
 
     def _end_telling(self, told: Channel | RemoteChannel) -> None:
         if self._is_first:
@@ -172,9 +180,15 @@ class StageRunner(Pauses):
 
     def before_put(self) -> None:
         if self._host.has_unconfirmed_weights:
-            with self._span("check weights", SYNC), self._host.waits.waiting("check of weights"):
+            waiting = self._host.waits.waiting("check of weights", processes=self._served_elsewhere)
+            with self._span("check weights", SYNC), waiting:
                 self._host.confirm_weights()
         self._host.confirm_weights()
+
+    @property
+    def _served_elsewhere(self) -> Processes | None:
+        """What says which processes of the worker's own are filled and checked; None: the worker itself is."""
+        return self._worker.serving_processes if self._worker.serving_processes() else None
 
     # -- lease, state, weights -------------------------------------------------------------------------------------
 
@@ -198,7 +212,8 @@ class StageRunner(Pauses):
                     self._host.load()
             for edge, version in self._call.receives.items():
                 if self._host.served_versions.get(edge) != version:
-                    waiting = self._host.waits.waiting("weights", edge, number=version)
+                    waits, elsewhere = self._host.waits, self._served_elsewhere
+                    waiting = waits.waiting("weights", edge, number=version, processes=elsewhere)
                     with self._span("receive weights", SYNC), waiting:
                         self._host.receive_weights(edge, version)
                     # What another rank of the replica makes with these weights leaves elsewhere.

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 
 from rlinf_comm.records import record
@@ -20,7 +21,9 @@ from rlinf_workers.collectives import RankGroup, RankGroups, connect
 from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, HomeChannel, open_channel
 from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
 from rlinf_workers.execution.stage_runner import StageRunner
+from rlinf_workers.explaining.explanation import look_here
 from rlinf_workers.explaining.processes import started_ticks
+from rlinf_workers.explaining.snapshot import ProcessRecord
 from rlinf_workers.launcher.base import Identity, RequestSender, Wait
 from rlinf_workers.links.base import Settle, WeightPort, WeightReceiver, WeightSender
 from rlinf_workers.metrics import MetricTable
@@ -42,6 +45,7 @@ CALLS = frozenset(
         "memory_bytes",
         "current_waits",
         "process",
+        "look",
     }
 )
 """What the executor calls of the host; any other method is the worker's own."""
@@ -274,6 +278,11 @@ class WorkerHost:
     def process(self) -> tuple[str, int, int]:
         """Host, number and beginning of this process; see ProcessRecord in explaining/snapshot.py."""
         return platform.node(), os.getpid(), started_ticks(os.getpid())
+
+    def look(self, records: bytes) -> bytes:
+        """Processes of this host (ProcessRecord, as JSON), as Seen in explaining/explanation.py; the driver is on
+        another."""
+        return msgspec.json.encode(look_here(msgspec.json.decode(records, type=list[ProcessRecord])))
 
     def current_waits(self) -> list[Wait]:
         return self.waits.current()

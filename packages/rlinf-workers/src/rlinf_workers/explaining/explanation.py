@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlinf_workers.explaining.graph import Culprit, Halted, Node, WaitGraph, wait_graph
 from rlinf_workers.explaining.processes import ProcessState, process_states
-from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot
-from rlinf_workers.explaining.stacks import Stacks, stacks_of
+from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot, workers_of
+from rlinf_workers.explaining.stacks import Stacks, backend_collective, stacks_of
+from rlinf_workers.launcher.base import Wait, role_and_rank
 
 LOG_LINES = 5
 TAIL_BYTES = 16 << 10
 NUM_LOOKED_AT = 3
 """Culprits whose stacks are taken: one screen holds no more."""
+NUM_MEETING = 16
+"""Ranks of a stage whose stacks are taken to see whether they are in a collective: as many as a host has GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,25 +54,101 @@ class Explanation:
         return list(dict.fromkeys(self.nodes[name].process for name in culprit.nodes))
 
 
-def explain(snapshot: Snapshot, *, every: bool = False, suspects: Collection[str] = ()) -> Explanation:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """A process as somebody on its own host sees it."""
+
+    name: str
+    state: ProcessState
+    stacks: Stacks
+
+
+def look_here(records: Sequence[ProcessRecord]) -> list[Seen]:
+    """All of some processes of this host; takes seconds."""
+    states = process_states(records)
+    with ThreadPoolExecutor(max_workers=8) as threads:
+        found = threads.map(lambda record: _look(record, states[record.name], True, None), records)
+        stacks = [look.stacks or Stacks(source="no stack: the process is gone") for look in found]
+    return [
+        Seen(name=record.name, state=states[record.name], stacks=taken)
+        for record, taken in zip(records, stacks, strict=True)
+    ]
+
+
+def explain(
+    snapshot: Snapshot,
+    *,
+    every: bool = False,
+    suspects: Collection[str] = (),
+    elsewhere: Collection[Seen] = (),
+) -> Explanation:
     """Looks at the processes of a snapshot, which may be gone by now; takes a second or two.
 
     Args:
         every: takes the stacks of all processes, not of the culprits alone.
         suspects: processes whose stacks are taken as well.
+        elsewhere: processes of other hosts, as they were seen there.
     """
-    states = process_states(snapshot.processes)
+    states = process_states(snapshot.processes) | {seen.name: seen.state for seen in elsewhere}
     halted: dict[str, Halted] = {
         name: state.condition for name, state in states.items() if state.condition in ("gone", "stopped")
     }
-    graph = wait_graph(snapshot, halted)
+    copies = {name for name, state in states.items() if state.computes}  # whoever takes weights copies them, too
+    waits = tuple(wait for wait in snapshot.waits if not (wait.kind == "weights" and wait.waiter in copies))
+    graph = wait_graph(replace(snapshot, waits=waits), halted)
+    with ThreadPoolExecutor(max_workers=8) as threads:
+        taken = {seen.name: seen.stacks for seen in elsewhere}
+        unknown = {name for name, state in states.items() if state.condition in ("gone", "stopped", "unknown")}
+        names = _may_meet(graph, snapshot) - taken.keys() - unknown
+        meeting = [record for record in snapshot.processes if record.name in names]
+        found = threads.map(lambda record: stacks_of(record, is_stopped=False), meeting)
+        taken |= {record.name: stacks for record, stacks in zip(meeting, found, strict=True)}
+    if inside := _backend_waits(graph, snapshot, taken):
+        graph = wait_graph(replace(snapshot, waits=(*waits, *inside)), halted)
     chosen = {record.name for record in snapshot.processes} if every else {*_to_look_at(graph, snapshot), *suspects}
     with ThreadPoolExecutor(max_workers=8) as threads:
         looks = threads.map(
-            lambda record: _look(record, states[record.name], takes_stacks=record.name in chosen), snapshot.processes
+            lambda record: _look(record, states[record.name], record.name in chosen, taken.get(record.name)),
+            snapshot.processes,
         )
-        found = {look.record.name: look for look in looks}
-    return Explanation(snapshot=snapshot, explained_s=time.time(), graph=graph, looks=found)
+        by_name = {look.record.name: look for look in looks}
+    return Explanation(snapshot=snapshot, explained_s=time.time(), graph=graph, looks=by_name)
+
+
+def _may_meet(graph: WaitGraph, snapshot: Snapshot) -> set[str]:
+    """Workers that tell no wait, of stages with a culprit and of groups with several: they may wait for each other in a
+    collective that their backend makes by itself, which their stacks show."""
+    silent = {node.name: node.process for node in graph.nodes if node.wait is None}
+    culprits = {name for culprit in graph.culprits if culprit.cause == "busy" for name in culprit.nodes}
+    found: set[str] = set()
+    for stage in snapshot.stages:
+        names = {f"{stage.worker}/{rank} {stage.name}" for rank in stage.unfinished}
+        if names & culprits & silent.keys() and len(_ranks(stage.worker, snapshot)) > 1:
+            found |= {silent[name] for name in sorted(names & silent.keys())[:NUM_MEETING]}
+    return found
+
+
+def _backend_waits(graph: WaitGraph, snapshot: Snapshot, taken: Mapping[str, Stacks]) -> list[Wait]:
+    """What those stacks say."""
+    inside = {name: operation for name, stacks in taken.items() if (operation := backend_collective(stacks))}
+    stages = {f"{stage.worker}/{rank} {stage.name}": stage for stage in snapshot.stages for rank in stage.unfinished}
+    return [
+        Wait(
+            waiter=node.process,
+            stage=stages[node.name].name,
+            kind="backend collective",
+            operation=inside[node.process],
+            ranks=_ranks(stages[node.name].worker, snapshot),
+            since_s=snapshot.began_s,
+        )
+        for node in graph.nodes
+        if node.wait is None and node.process in inside and node.name in stages
+    ]
+
+
+def _ranks(group: str, snapshot: Snapshot) -> tuple[int, ...]:
+    """Of a worker group, as far as they are up."""
+    return tuple(role_and_rank(name)[1] for name in workers_of(group, snapshot))
 
 
 def _to_look_at(graph: WaitGraph, snapshot: Snapshot) -> set[str]:
@@ -81,11 +160,12 @@ def _to_look_at(graph: WaitGraph, snapshot: Snapshot) -> set[str]:
     return set(list(dict.fromkeys(processes))[:NUM_LOOKED_AT])
 
 
-def _look(record: ProcessRecord, state: ProcessState, *, takes_stacks: bool) -> Look:
+def _look(record: ProcessRecord, state: ProcessState, takes_stacks: bool, taken: Stacks | None) -> Look:
     tail = _log_tail(record.log_path)
     is_there = state.condition not in ("gone", "unknown")
-    stacks = stacks_of(record, is_stopped=state.condition == "stopped") if takes_stacks and is_there else None
-    return Look(record=record, state=state, stacks=stacks, log_tail=tail)
+    if takes_stacks and is_there and taken is None:
+        taken = stacks_of(record, is_stopped=state.condition == "stopped")
+    return Look(record=record, state=state, stacks=taken if takes_stacks else None, log_tail=tail)
 
 
 def _log_tail(path: str) -> tuple[str, ...]:

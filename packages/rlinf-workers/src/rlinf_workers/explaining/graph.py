@@ -1,8 +1,10 @@
 """Whose move it is: a run's waits and its plan in, a graph from waiters to those who could end their waits out.
 
-A node is one stage on one rank, or what the driver does at one end of a channel. Its edges go to the nodes whose move
-it waits for. A node without an edge waits for nobody, so the run stands until it moves: a *sink*. Nodes that wait for
-each other in a circle will never move. The culprits are the sinks and the circles; everybody else only waits for them.
+A node is one stage on one rank, what the driver does at one end of a channel, what a process does besides its stages
+(it sends weights, it keeps a channel), or a process that a worker has started and waits for. Its edges go to the nodes
+whose move it waits for. A node without an edge waits for nobody, so the run stands until it moves: a *sink*. Nodes that
+wait for each other in a circle will never move. The culprits are the sinks and the circles; everybody else only waits
+for them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from rlinf_workers.explaining.snapshot import DRIVER, Snapshot
+from rlinf_workers.explaining.snapshot import DRIVER, Snapshot, own_process_name, workers_of
 from rlinf_workers.launcher.base import Wait
 
 SETTLED_S = 3.0
@@ -35,9 +37,10 @@ class Node:
     """Somebody who has not finished."""
 
     name: str
-    """`role/rank stage`, or `driver: feeds CHANNEL`."""
+    """`role/rank stage`, `driver: feeds CHANNEL`, `role/rank sends weights to GROUP`, `role/rank keeps channel NAME`
+    or a process of its own."""
     process: str
-    """`role/rank`, or DRIVER."""
+    """Name of its ProcessRecord."""
     wait: Wait | None = None
     """None: it does not wait."""
     whose_move: tuple[str, ...] = ()
@@ -106,10 +109,26 @@ class _Maker:
                 nodes.append(Node(name=f"{worker} {stage.name}", process=worker, wait=wait))
         nodes += [self._driver_node("feeds", channel) for channel in self._snapshot.feeding]
         nodes += [self._driver_node("collects", channel) for channel in self._snapshot.collecting]
-        nodes += [Node(name=f"{worker} offload", process=worker) for worker in self._snapshot.leaving]
+        for worker in self._snapshot.leaving:
+            nodes.append(Node(name=f"{worker} offload", process=worker, wait=waits.get((worker, ""))))
+        nodes += [beside for node in nodes if node.wait is not None for beside in self._besides(node.wait)]
         seen = {node.process for node in nodes}
         nodes += [Node(name=process, process=process) for process in self._halted if process not in seen]
         return {node.name: node for node in nodes}
+
+    def _besides(self, wait: Wait) -> list[Node]:
+        """What a wait is for that is no stage: it goes on in some process without telling of its waits."""
+        own = [Node(name=name, process=name) for name in _own_processes(wait)]
+        if wait.kind == "weights":  # a version that was published before this run: its senders hand it out
+            source, _, target = wait.of.partition(" -> ")
+            senders = workers_of(source, self._snapshot)
+            return [*own, *(Node(name=f"{one} sends weights to {target}", process=one) for one in senders)]
+        if own:
+            return own
+        keeper = self._snapshot.keepers.get(wait.of, "")
+        if (keeper and wait.kind == "door") or (wait.kind in ("items", "room") and keeper in self._halted):
+            return [Node(name=f"{keeper} keeps channel {wait.of}", process=keeper)]
+        return []
 
     def _driver_node(self, verb: Literal["feeds", "collects"], channel: str) -> Node:
         """The driver's ends tell no waits: who feeds waits for room, who collects waits for items unless some are
@@ -127,6 +146,8 @@ class _Maker:
         wait = node.wait
         if wait is None:
             return node
+        if wait.processes or wait.kind in ("weights", "door"):
+            return replace(node, whose_move=tuple(beside.name for beside in self._besides(wait)))
         if wait.kind in ("items", "room"):
             return self._at_channel(node, wait)
         if wait.kind == "lease":
@@ -134,13 +155,14 @@ class _Maker:
             leaving = tuple(f"{worker} offload" for worker in self._snapshot.leaving)
             # It is inside once it was let in, and then waits for those whose state is still there.
             return replace(node, whose_move=_known(self._bare, (*holders, *leaving), but=node.name))
-        if wait.kind in ("weights", "room for weights"):
-            source, _, target = wait.of.partition(" -> ")
-            return replace(node, whose_move=self._of_group(source if wait.kind == "weights" else target))
-        if wait.kind == "collective":
+        if wait.kind == "room for weights":
+            return replace(node, whose_move=self._of_group(wait.of.partition(" -> ")[2]))
+        if wait.kind in ("collective", "backend collective"):
             return self._in_collective(node, wait)
         if wait.kind == "first rank":
             return replace(node, whose_move=self._first_ranks(node, wait))
+        if wait.kind == "other ranks":
+            return replace(node, whose_move=self._other_ranks(node, wait))
         if wait.kind == "other stage":
             others = (one.name for one in self._bare.values() if one.process == node.process)
             return replace(node, whose_move=_known(self._bare, others, but=node.name))
@@ -155,6 +177,7 @@ class _Maker:
             if wait.of in (other.writes if wait.kind == "items" else other.reads):
                 first = [rank for rank in other.unfinished if rank % other.num_ranks_per_replica == 0]
                 movers += [f"{other.worker}/{rank} {other.name}" for rank in first]
+        movers += [beside.name for beside in self._besides(wait)]
         movers.append(f"{DRIVER}: {'feeds' if wait.kind == 'items' else 'collects'} {wait.of}")
         found = [one for one in self._snapshot.channels if one.name == wait.of]
         remark = "".join(f"{one.num_entries} entries, {one.num_bytes} of {one.capacity_bytes} bytes" for one in found)
@@ -170,8 +193,9 @@ class _Maker:
                 remarks.append(f"{name} has ended its stage")
             elif other.wait is None or _collective(other.wait) != _collective(wait):
                 movers.append(name)
-                if other.wait is not None and other.wait.kind == "collective":
-                    remarks.append(f"{name} is in {other.wait.target}")
+            theirs = other.wait if other is not None else None
+            if theirs is not None and theirs.kind.endswith("collective") and theirs.target != wait.target:
+                remarks.append(f"{name} is in {theirs.target if theirs.number else theirs.operation}")
         return replace(node, whose_move=tuple(movers), remark="; ".join(remarks))
 
     def _first_ranks(self, node: Node, wait: Wait) -> tuple[str, ...]:
@@ -182,10 +206,18 @@ class _Maker:
         name = f"{stage.worker}/{rank - rank % stage.num_ranks_per_replica} {stage.name}"
         return _known(self._bare, [name], but=node.name)
 
+    def _other_ranks(self, node: Node, wait: Wait) -> tuple[str, ...]:
+        """The ranks of a replica behind its first."""
+        stage, rank = self._stages.get(wait.stage), int(wait.waiter.rpartition("/")[2])
+        if stage is None:
+            return ()
+        others = range(rank + 1, rank + stage.num_ranks_per_replica)
+        return _known(self._bare, (f"{stage.worker}/{other} {stage.name}" for other in others))
+
     def _of_group(self, group: str) -> tuple[str, ...]:
         """What the ranks of a worker group have not finished."""
-        found = (node.name for node in self._bare.values() if node.process.rpartition("/")[0] == group)
-        return tuple(found)
+        stages = {stage.name for stage in self._snapshot.stages if stage.worker == group}
+        return tuple(node.name for node in self._bare.values() if node.name.partition(" ")[2] in stages)
 
     # -- culprits --------------------------------------------------------------------------------------------------
 
@@ -199,15 +231,15 @@ class _Maker:
             if any(move not in circle for node in members for move in node.whose_move):
                 continue  # somebody outside may end it
             if all(node.wait and self._is_settled(node.wait) for node in members):
-                kinds = {node.wait.kind for node in members if node.wait}
-                cause = "mismatch" if kinds == {"collective"} else "deadlock"
+                are_collectives = all(node.wait and node.wait.kind.endswith("collective") for node in members)
+                cause = "mismatch" if are_collectives else "deadlock"
                 others = set().union(*(waiting[name] for name in circle)) - set(circle)
                 yield Culprit(cause=cause, nodes=circle, num_waiting=len(others))
 
     def _cause(self, node: Node) -> Cause:
         if node.process in self._halted:
             return self._halted[node.process]
-        if node.wait is None or node.wait.kind in ("check of weights", "service"):
+        if node.wait is None or node.wait.kind in ("check of weights", "service", "backend collective"):
             return "busy"
         if node.wait.kind == "collective":  # with all its ranks it is under way, or hangs below Python
             return "mismatch" if node.remark else "busy"
@@ -217,7 +249,14 @@ class _Maker:
         return self._snapshot.taken_s - wait.since_s >= SETTLED_S
 
 
+def _own_processes(wait: Wait) -> tuple[str, ...]:
+    return tuple(own_process_name(wait, process) for process in wait.processes)
+
+
 def _collective(wait: Wait) -> tuple[object, ...]:
+    """Of a backend's own nobody counts them, and what is seen of one rank is another function of the same one."""
+    if wait.kind == "backend collective":
+        return wait.kind, wait.ranks
     return wait.kind, wait.of, wait.ranks, wait.number, wait.operation
 
 

@@ -14,6 +14,8 @@ from rlinf_workers.explaining.snapshot import ProcessRecord
 
 SAMPLE_S = 0.3
 """Between two looks at a process: what it has computed in between is the share of a core that it uses now."""
+HARDLY_COMPUTES = 0.05
+"""Cores; what uses less stands still."""
 Condition = Literal["running", "sleeping", "waiting for a device", "stopped", "gone", "unknown"]
 """Stopped: by SIGSTOP or a debugger. Unknown: it is on another machine, or the system has no /proc."""
 _CONDITIONS: dict[str, Condition] = {
@@ -39,6 +41,10 @@ class ProcessState:
     """Cores that it uses now."""
     rss_bytes: int = 0
     """Memory of its own that is in use, shared memory included."""
+
+    @property
+    def computes(self) -> bool:
+        return self.cores >= HARDLY_COMPUTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from rlinf_workers.launcher.base import Wait
+from rlinf_workers.launcher.base import OwnProcess, Wait
 
 DRIVER = "driver"
 """Name of the driver's process."""
@@ -18,7 +19,7 @@ class ProcessRecord:
     """A process of the run, and how to be sure that it is still the same one."""
 
     name: str
-    """`role/rank`, or DRIVER."""
+    """`role/rank`, DRIVER, or a worker's own process: `role/rank KIND NUMBER`."""
     host: str
     """As `platform.node()` names it."""
     pid: int
@@ -69,6 +70,8 @@ class Snapshot:
     """Seconds that it should take; 0: nobody knows."""
     stages: tuple[StageState, ...] = ()
     channels: tuple[ChannelState, ...] = ()
+    keepers: dict[str, str] = field(default_factory=dict)
+    """Channel -> the process that it lives in."""
     feeding: tuple[str, ...] = ()
     """Channels into which the driver has not put everything yet."""
     collecting: tuple[str, ...] = ()
@@ -79,6 +82,32 @@ class Snapshot:
     leaving: tuple[str, ...] = ()
     """Workers that were told to take their state off the devices and have not done it."""
     processes: tuple[ProcessRecord, ...] = ()
+
+
+def workers_of(group: str, snapshot: Snapshot) -> list[str]:
+    """The workers of a group that are up: `actor/0`, `actor/1`."""
+    workers = (record.name for record in snapshot.processes if " " not in record.name)
+    return [name for name in workers if name.rpartition("/")[0] == group]
+
+
+def own_process_name(wait: Wait, process: OwnProcess) -> str:
+    """Of one that the waiter has started: `rollout/0 engine 4711`."""
+    kind = wait.kind if wait.kind in ("simulator", "checker") else "engine"
+    return f"{wait.waiter} {kind} {process.pid}"
+
+
+def own_processes(waits: Iterable[Wait], workers: Mapping[str, ProcessRecord]) -> Iterator[ProcessRecord]:
+    """Those that workers have started and wait for, each once; they write to the log of their worker."""
+    found = {own_process_name(wait, process): (wait, process) for wait in waits for process in wait.processes}
+    for name, (wait, process) in found.items():
+        if (worker := workers.get(wait.waiter)) is not None:
+            yield ProcessRecord(
+                name=name,
+                host=worker.host,
+                pid=process.pid,
+                started_ticks=process.started_ticks,
+                log_path=worker.log_path,
+            )
 
 
 def read_snapshot(path: Path) -> Snapshot:

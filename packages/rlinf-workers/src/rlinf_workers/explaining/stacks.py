@@ -3,6 +3,7 @@ process's log when it gets SIGUSR1 (launcher/child.py)."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -25,6 +26,11 @@ _SERVES = ("_receive", "_beat")
 """Functions of launcher/child.py whose threads serve the driver, whatever else happens."""
 _WAITS = (("_serve_lane", "child.py"), ("_worker", "thread.py"))
 """Functions, and the ends of their files, that take the next call or task: a thread that is in none waits there."""
+_COLLECTIVES = re.compile(r"/torch/distributed/(fsdp/|(distributed_c10d|c10d_logger|_functional_collectives)\.py$)")
+"""Files whose functions wait for other ranks."""
+_NATIVE_COLLECTIVES = ("c10d::", "gloo::", "nccl")
+_DISPATCH = "/torch/_ops.py"
+"""Calls what is written in C++, by its name."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(.+)\])? \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
@@ -87,6 +93,21 @@ def stacks_of(record: ProcessRecord, *, is_stopped: bool) -> Stacks:
     if is_stopped:
         return Stacks(source="no stack: a stopped process does not answer; py-spy (pip install py-spy) may look at it")
     return _by_faulthandler(record)
+
+
+def backend_collective(stacks: Stacks) -> str | None:
+    """The function of torch.distributed, or below it, in which a thread waits for other ranks; None: none does."""
+    for thread in stacks.threads:
+        native = [*itertools.takewhile(lambda frame: not frame.file.endswith(".py"), thread.frames)]
+        python = (frame for frame in thread.frames[len(native) :] if not frame.file.endswith(_DISPATCH))
+        innermost = next(python, None)
+        if thread.is_idle or innermost is None:
+            continue
+        if _COLLECTIVES.search(innermost.file):
+            return innermost.name
+        if below := [frame for frame in native if any(part in frame.function for part in _NATIVE_COLLECTIVES)]:
+            return below[-1].function
+    return None
 
 
 def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:

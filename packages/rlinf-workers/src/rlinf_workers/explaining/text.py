@@ -22,8 +22,6 @@ STARTS = (
     ("_bootstrap_inner", "/threading.py"),
 )
 """Functions, and the ends of their files, that start whatever a thread does."""
-HARDLY_COMPUTES = 0.05
-"""Cores; what uses less stands still."""
 WHAT_TO_DO: Mapping[Cause, str] = {
     "gone": "read the end of its log; rlinf train --resume goes on from the last checkpoint",
     "stopped": "kill -CONT {pid} lets it go on; somebody sent it SIGSTOP, or a debugger holds it",
@@ -108,13 +106,15 @@ def _culprit_text(explanation: Explanation, culprit: Culprit) -> str:
 def _process_text(cause: Cause, node: Node, look: Look | None) -> str:
     if look is None:
         return ", whose process has not started yet"
-    name = f" (process {look.record.pid})"
+    pid = look.record.pid
+    name = "" if node.name.endswith(f" {pid}") else f" (process {pid})"
     if cause in ("gone", "stopped"):
         return f"{name} is {cause}"
     if look.state.condition == "unknown":
         return f"{name} on {look.record.host} does not say that it waits"
-    what = "waits for nobody" if node.wait is None else f"waits for {node.wait.target}"
-    doing = "stands still" if look.state.cores < HARDLY_COMPUTES else "computes"
+    remark = f" ({node.remark})" if node.remark else ""
+    what = "waits for nobody" if node.wait is None else f"waits for {node.wait.target}{remark}"
+    doing = "computes" if look.state.computes else "stands still"
     return (
         f"{name} {what} and {doing}: {look.state.condition}, {look.state.cores:.2f} cores now, "
         f"{look.state.cpu_s:.0f} s of processor time so far, {look.state.rss_bytes / 2**20:.0f} MiB"
@@ -141,7 +141,8 @@ def _node_text(explanation: Explanation, node: Node) -> str:
     waited_s = explanation.snapshot.taken_s - node.wait.since_s
     remark = f" ({node.remark})" if node.remark else ""
     movers = ", ".join(node.whose_move) or "nobody"
-    return f"{_waits_for(node)} since {waited_s:.1f} s{remark} -> {movers}"
+    since = f"since {waited_s:.1f} s" if node.wait.kind != "backend collective" else "as its stack says"
+    return f"{_waits_for(node)} {since}{remark} -> {movers}"
 
 
 # -- stacks ----------------------------------------------------------------------------------------------------------

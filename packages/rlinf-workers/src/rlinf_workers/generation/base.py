@@ -143,3 +143,7 @@ class ServesElsewhere(Protocol):
         Raises: LinkRefused, as WeightLink.open_receiver.
         """
         ...
+
+    def process_ids(self) -> Sequence[int]:
+        """Numbers of these processes on this machine, for people who ask why nothing comes; from any thread."""
+        ...

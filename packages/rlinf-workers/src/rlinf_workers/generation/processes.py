@@ -30,6 +30,7 @@ served."""
 @dataclass(frozen=True, slots=True)
 class _Process:
     connection: Connection
+    pid: int
     name: str
     """For messages."""
 
@@ -68,6 +69,10 @@ class EngineProcesses:
             raise WorkersError(f"{len(ports)} ends of {ports[0].edge} for an engine of {self._num_processes} processes")
         self.call("open", each=ports)
         return EngineReceiver(self, ports[0].edge)
+
+    def process_ids(self) -> list[int]:
+        """Their numbers, by rank; from any thread."""
+        return [process.pid for process in self._processes]
 
     def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, waits: bool = False) -> list[Any]:
         """What each process answers, by rank.
@@ -111,7 +116,7 @@ class EngineProcesses:
             accepted.setblocking(True)
             connection = Connection(accepted.detach())
             said: Registration = codec.unpack(connection.recv_bytes())
-            found[said.rank] = _Process(connection, f"engine process {said.rank} (pid {said.pid})")
+            found[said.rank] = _Process(connection, said.pid, f"engine process {said.rank} (pid {said.pid})")
         return tuple(found[rank] for rank in range(self._num_processes))
 
     def _send(self, process: _Process, command: Command) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, make_reward, score_all
+from rlinf_algos.rewards.process_pool import awaited_processes
 from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer
@@ -115,7 +116,8 @@ class Reward(Worker):
         rows = None
         if getattr(self._reward, "reads_rows", False):
             rows = [row for group, own in pairs for row in [json.loads(group.prompt.row_json or "{}")] * len(own)]
-        return score_all(self._reward, completions, references, prompts, rows)
+        with self._host.waits.waiting("checker", processes=awaited_processes):
+            return score_all(self._reward, completions, references, prompts, rows)
 
     def _record(self, results: Sequence[RewardResult]) -> None:
         """Each outcome's share of the completions, and the mean of each term of a weighted sum."""

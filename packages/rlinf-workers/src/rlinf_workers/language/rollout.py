@@ -67,7 +67,9 @@ class Rollout(ServingWorker):
         for waiting in prompts:
             while waiting or groups:
                 waiting = self._submit(waiting, prompts, groups, sampling)
-                whole = groups.add(self._engine.finished())
+                with self.asking():
+                    finished = self._engine.finished()
+                whole = groups.add(finished)
                 for group in whole:
                     self._record(group)
                 if whole:
@@ -87,7 +89,8 @@ class Rollout(ServingWorker):
                 break
             now, waiting = waiting[:room], waiting[room:]
             groups.open(now)
-            self._engine.submit(now, sampling, seed=context.seed, step=context.step)
+            with self.asking():
+                self._engine.submit(now, sampling, seed=context.seed, step=context.step)
         if not groups:
             raise WorkersError(f"{self._settings.engine} has nothing to do and no room for {size} completions")
         return waiting
@@ -116,14 +119,16 @@ class Rollout(ServingWorker):
 
     def weights_received(self, policy_version: int) -> None:
         super().weights_received(policy_version)
-        self._engine.weights_received(policy_version)
+        with self.asking():
+            self._engine.weights_received(policy_version)
 
     def abandon(self) -> None:
         if not self._groups:
             return
         if not isinstance(self._engine, Forgets):
             raise WorkersError(f"{self._settings.engine} cannot forget the {len(self._groups)} groups under way")
-        self._engine.abandon()
+        with self.asking():
+            self._engine.abandon()
         self._groups = OpenGroups(1)
 
     def close(self) -> None:

@@ -113,13 +113,30 @@ WaitKind = Literal[
     "room for weights",
     "check of weights",
     "collective",
+    "backend collective",
     "first rank",
+    "other ranks",
+    "door",
     "other stage",
     "service",
+    "engine",
+    "simulator",
+    "checker",
 ]
 """What ends a wait: items in a channel; room in one; a lease; a published version; that servers take an older version;
-the check of what came; the other ranks of a collective; the first rank of the waiter's replica; another stage of the
-same worker, which computes; the driver's answer."""
+the check of what came; the other ranks of a collective, also of one that its backend makes by itself; the first rank of
+the waiter's replica, or the others; the process that a channel lives in; another stage of the same worker, which
+computes; the driver's answer; processes that the worker has started, which generate, simulate or
+check rewards."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnProcess:
+    """A process on a worker's machine that it has started."""
+
+    pid: int
+    started_ticks: int
+    """When it began, as ProcessRecord in explaining/snapshot.py has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +162,9 @@ class Wait:
     """Of a collective: `all-reduce` for example."""
     ranks: tuple[int, ...] = ()
     """Of a collective: the ranks of the worker group that make it together."""
+    processes: tuple[OwnProcess, ...] = ()
+    """Of an engine, simulators or checkers: those that have not answered. Of weights and their check: an engine's that
+    serves from processes of its own."""
     since_s: float
     """Unix time."""
 
@@ -159,9 +179,15 @@ class Wait:
             "room for weights": f"room for weights {self.of}",
             "check of weights": "the check of the weights",
             "collective": f"{self.operation} {self.number} of {self.of}",
+            "backend collective": f"the other ranks inside torch.distributed ({self.operation})",
             "first rank": "the first rank of its replica",
+            "other ranks": "the other ranks of its replica",
+            "door": f"the process that has channel {self.of}",
             "other stage": "another stage of its worker",
             "service": f"the driver's answer ({self.of})",
+            "engine": "its engine",
+            "simulator": "its simulators",
+            "checker": "its checkers",
         }[self.kind]
 
 

@@ -7,12 +7,20 @@ import json
 import platform
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from rlinf.errors import UserError
 
+if TYPE_CHECKING:
+    from rlinf_workers.explaining.explanation import Seen
+    from rlinf_workers.explaining.snapshot import Snapshot
+
 STALE_S = 10.0
 """The driver writes once a second; one that has written nothing for so long hangs, or has no processor."""
+LOOK_S = 25.0
+"""For the driver to ask the workers of another host, and to find that it is to."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
         print(_ended(folder, manifest))
         return 0
     silent_s = time.time() - snapshot.taken_s
-    explanation = explain(snapshot, every=args.all, suspects=[DRIVER] if silent_s > STALE_S else [])
+    elsewhere = _seen_elsewhere(folder, snapshot) if silent_s <= STALE_S else []
+    suspects = [DRIVER] if silent_s > STALE_S else []
+    explanation = explain(snapshot, every=args.all, suspects=suspects, elsewhere=elsewhere)
     if args.json:
         print(explanation_json(explanation).decode())
         return 0
@@ -66,6 +76,24 @@ def run(args: argparse.Namespace) -> int:
         print(f"the run is on {driver.host}: call rlinf explain there, which sees its processes")
     print(explanation_text(explanation, every=args.all))
     return 0
+
+
+def _seen_elsewhere(folder: Path, snapshot: Snapshot) -> list[Seen]:
+    """The processes of other hosts than this one, which is the driver's: it asks its workers there."""
+    from rlinf.run_folder.folder import ASKED, SEEN
+    from rlinf_workers.explaining.explanation import Seen
+
+    hosts = {record.host for record in snapshot.processes}
+    if platform.node() not in hosts or len(hosts) == 1:
+        return []
+    (folder / SEEN).unlink(missing_ok=True)
+    (folder / ASKED).touch()
+    deadline = time.monotonic() + LOOK_S
+    while not (folder / SEEN).exists():
+        if time.monotonic() > deadline:
+            return []
+        time.sleep(0.1)
+    return msgspec.json.decode((folder / SEEN).read_bytes(), type=list[Seen])
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

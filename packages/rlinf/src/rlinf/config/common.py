@@ -188,8 +188,12 @@ class RunConfig(Section):
     worker_timeout_s: float = Field(
         default=60.0, gt=0, description="A worker that gives no sign of life for so long is lost."
     )
-    step_timeout_s: float = Field(
-        default=600.0, gt=0, description="A step that takes longer is given up, and the run says who waited for whom."
+    step_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="A step or an evaluation that takes longer is given up, and the run says who waited for whom; "
+        "null: 10 times what it should take by its plan and by those before it, at least 600 s, and 3600 s where "
+        "nothing is known yet.",
     )
     on_failure: Literal["restart", "stop"] = Field(
         default="restart",

@@ -15,6 +15,7 @@ from rlinf.config.devices import device_kind
 from rlinf.console.progress import Progress
 from rlinf.jobs.agreement import Agreement, judge
 from rlinf.jobs.reasoning import ReasoningJob
+from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.session import Session
 from rlinf.planning.plans import make_plans
 from rlinf.processes import fork_server
@@ -94,7 +95,7 @@ def check(job: ReasoningJob, folder: RunFolder) -> Check:
         forks=forks,
         pythons=job.pythons,
     )
-    session = Session(job, flows, executor, folder, Progress(total=len(ROUNDS)))
+    session = Session(job, flows, executor, folder, Progress(total=len(ROUNDS)), Deadlines(config.run.step_timeout_s))
     with executor:
         try:
             executor.start(flow, planned.plans[flow.name])

@@ -35,6 +35,8 @@ class PlanTimes:
     problem: Problem | None
     """What is predicted from; may be set anew. None: nothing was predicted."""
     first_step: int
+    _predicted: tuple[Problem, float] | None = None
+    """What follows from a problem, which takes a while."""
     _steps_s: list[float] = field(default_factory=list)
     _stages_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -45,11 +47,19 @@ class PlanTimes:
             self._stages_s[stage].append(seconds)
 
     @property
+    def predicted_s(self) -> float | None:
+        """What a step should take by the plan; None where nothing was predicted."""
+        if self.problem is None:
+            return None
+        if self._predicted is None or self._predicted[0] is not self.problem:
+            self._predicted = self.problem, Controller(problem=self.problem, plan=self.plan).step_s
+        return self._predicted[1]
+
+    @property
     def expected_s(self) -> float | None:
         """What a step should take: as predicted, or as those before it took where that is more; None before the first
         where nothing was predicted."""
-        predicted_s = Controller(problem=self.problem, plan=self.plan).step_s if self.problem else None
-        known = [seconds for seconds in (predicted_s, _median(self._steps_s)) if seconds is not None]
+        known = [seconds for seconds in (self.predicted_s, _median(self._steps_s)) if seconds is not None]
         return max(known, default=None)
 
     def to_json(self) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from typing import Any
 from rlinf.console.progress import Progress
 from rlinf.errors import RunFailed
 from rlinf.jobs.base import Flows, Job
+from rlinf.loop.deadlines import Deadlines
 from rlinf.run_folder import RunFolder, TraceEvent
-from rlinf_workers import Executor, Flow, FlowRun, StepContext
+from rlinf_workers import Executor, Flow, FlowRun, StepContext, StepTimeout
 from rlinf_workers.spans import COMPUTE, Span
 from rlinf_workers.worker import Phase
 
@@ -20,13 +21,22 @@ from rlinf_workers.worker import Phase
 class Session:
     """Runs the flows of a job in its folder, on an executor that has them open."""
 
-    def __init__(self, job: Job, flows: Flows, executor: Executor, folder: RunFolder, progress: Progress) -> None:
+    def __init__(
+        self,
+        job: Job,
+        flows: Flows,
+        executor: Executor,
+        folder: RunFolder,
+        progress: Progress,
+        deadlines: Deadlines,
+    ) -> None:
         self.executor = executor
         self.stage_s: dict[str, float] = defaultdict(float)
         """Stage -> seconds that all its ranks computed, of the whole run."""
         self.start_s = 0.0
         """Seconds until every process was up; 0 before the first hand-over of weights."""
         self._job, self._flows, self._run_folder, self._progress = job, flows, folder, progress
+        self._deadlines = deadlines
         self._began_s = time.monotonic()
         self._is_judged = False
 
@@ -48,12 +58,28 @@ class Session:
         self._run_folder.note(text)
         self.message(f"note: {text}")
 
-    def run_flow(self, flow: Flow, *, step: int, feeds: Mapping[str, Sequence[Any]], phase: Phase = "train") -> FlowRun:
-        """One run of a flow, with its spans in the trace."""
+    def run_flow(
+        self,
+        flow: Flow,
+        *,
+        step: int,
+        feeds: Mapping[str, Sequence[Any]],
+        phase: Phase = "train",
+        predicted_s: float | None = None,
+    ) -> FlowRun:
+        """One run of a flow, with its spans in the trace; `predicted_s` is what it should take, where a plan says so.
+
+        Raises: as Executor.run.
+        """
         config = self._job.config
         num_items = max(map(len, feeds.values()), default=0)
         context = StepContext(step=step, phase=phase, seed=config.seed, num_items=num_items)
-        run = self.executor.run(flow, context=context, feeds=feeds, timeout_s=config.run.step_timeout_s)
+        deadline = self._deadlines.of(flow.name, predicted_s)
+        try:
+            run = self.executor.run(flow, context=context, feeds=feeds, timeout_s=deadline.limit_s)
+        except StepTimeout as error:
+            raise StepTimeout(f"{error}\nthe limit: {deadline.reason}; run.step_timeout_s sets another") from error
+        self._deadlines.took(flow.name, run.duration_s)
         self._run_folder.trace([_event(span, step, phase) for span in run.spans])
         for span in run.spans:
             if span.category == COMPUTE:

@@ -19,6 +19,7 @@ from rlinf.console.progress import Progress
 from rlinf.errors import ProcessesLost, RlinfError, RunFailed
 from rlinf.jobs.base import Job, Score
 from rlinf.loop.checkpoint_writer import CheckpointWriter
+from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.ending import reasons_to_end
 from rlinf.loop.plan_times import PlanTimes, busy_seconds
 from rlinf.loop.restarts import Restarts
@@ -64,6 +65,7 @@ class TrainingLoop:
         self._clock = _Clock()
         self._started_s = 0.0
         self._times: list[PlanTimes] = []
+        self._deadlines = Deadlines(job.config.run.step_timeout_s)
         self._result = ""
         self._only_measures = False
         self._stop = StopRequest()
@@ -126,7 +128,7 @@ class TrainingLoop:
             forks=self._forks,
             pythons=self._job.pythons,
         )
-        self._session = Session(self._job, self._flows, executor, self._folder, self.progress)
+        self._session = Session(self._job, self._flows, executor, self._folder, self.progress, self._deadlines)
         watch = RunWatch(
             executor,
             self._folder.path,
@@ -245,7 +247,8 @@ class TrainingLoop:
             step = self._clock.step
             if self._auto.probes:
                 self._session.executor.replan(self._flows.train, self._auto.probes[0])
-            flow_run = self._session.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step))
+            feeds, predicted_s = self._job.feeds(step), self._times[-1].predicted_s
+            flow_run = self._session.run_flow(self._flows.train, step=step, feeds=feeds, predicted_s=predicted_s)
             busy_s = busy_seconds(flow_run)
             self._times[-1].add(flow_run, busy_s)
             self._record_step(step, flow_run)

@@ -2,6 +2,7 @@
 that takes far too long.
 
     waits.json              the newest snapshot, for `rlinf explain`, which reads it also when the driver hangs
+    seen-elsewhere.json     processes of other hosts, when `rlinf explain` asks for them
     explain-step-12.txt     who was the culprit when step 12 took far too long, lost a worker or passed its deadline
     logs/driver.log         the driver's stacks, when it gets SIGUSR1
 """
@@ -15,9 +16,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from rlinf.run_folder.folder import WAITS
+import msgspec
+
+from rlinf.run_folder.folder import ASKED, SEEN, WAITS
 from rlinf_workers import Executor
-from rlinf_workers.explaining.explanation import Explanation, explain
+from rlinf_workers.explaining.explanation import Explanation
 from rlinf_workers.explaining.snapshot import Snapshot, snapshot_json
 from rlinf_workers.explaining.text import culprit_line, explanation_text
 
@@ -69,7 +72,8 @@ class RunWatch:
         self._log.close()
         if not self._driver_log.stat().st_size:  # nobody asked
             self._driver_log.unlink()
-        (self._folder / WAITS).unlink(missing_ok=True)
+        for name in (WAITS, ASKED, SEEN):
+            (self._folder / name).unlink(missing_ok=True)
 
     def explain_end(self, explanation: Explanation) -> None:
         """Writes down why the run ends; that it could not is said, and hides nothing of why."""
@@ -104,22 +108,25 @@ class RunWatch:
             if self._slow[0] != snapshot.began_s:
                 self._slow = (snapshot.began_s, self._expected_s() or 0.0)
             snapshot = replace(snapshot, expected_s=self._slow[1])
-        self._write(snapshot)
+        self._write(WAITS, snapshot_json(snapshot))
+        if (self._folder / ASKED).exists():  # by `rlinf explain`, which can only look at its own host
+            (self._folder / ASKED).unlink()
+            self._write(SEEN, msgspec.json.encode(self._executor.look_elsewhere(snapshot)))
         is_late = 0 < TIMES_EXPECTED * snapshot.expected_s < took_s
         if is_late and self._explained_s != snapshot.began_s:
             self._explain(snapshot)
 
     def _explain(self, snapshot: Snapshot) -> None:
         self._explained_s = snapshot.began_s
-        found = explain(snapshot)
+        found = self._executor.explain(snapshot)
         path = self._write_down(found)
         self._message(
             f"step {snapshot.step} has taken {snapshot.taken_s - snapshot.began_s:.0f} s, {snapshot.expected_s:.1f} s "
             f"were expected; culprit: {culprit_line(found)} ({path.name})"
         )
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, name: str, data: bytes) -> None:
         """Under another name first, so that a reader finds it whole; not synced, since it is of this second only."""
-        partial = self._folder / f".{WAITS}.partial"
-        partial.write_bytes(snapshot_json(snapshot))
-        partial.replace(self._folder / WAITS)
+        partial = self._folder / f".{name}.partial"
+        partial.write_bytes(data)
+        partial.replace(self._folder / name)

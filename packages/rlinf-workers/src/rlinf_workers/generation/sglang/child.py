@@ -7,6 +7,7 @@ the worker to say, and a process dies with its parent from its first line on.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # the worker died before the line above
         os._exit(1)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # `rlinf explain` asks one that hangs where it is
     errors = logging.FileHandler(Path(os.environ[FOLDER_VARIABLE]) / f"errors-{os.getpid()}", delay=True)
     errors.setLevel(logging.ERROR)
     logging.getLogger("sglang").addHandler(errors)

@@ -160,6 +160,9 @@ class SGLangEngine:
     def open_receiver(self, ports: Sequence[WeightPort]) -> WeightReceiver:
         return self._processes.open_receiver(ports)
 
+    def process_ids(self) -> Sequence[int]:
+        return self._processes.process_ids()
+
     def enter(self, address: str) -> None:
         """Runs the weight loader in each of SGLang's processes, once, with no request under way.
 

@@ -1,0 +1,96 @@
+"""Runs of small flows that hang, and what is explained of them."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.modes import plan_for_mode
+from rlinf_sched.plan import Mode
+from rlinf_workers import Executor, Flow, Reader, StepContext, Worker, Writer
+from rlinf_workers.explaining.explanation import Explanation, explain
+from rlinf_workers.explaining.graph import SETTLED_S, Cause
+from rlinf_workers.explaining.text import explanation_text
+from rlinf_workers.testing.toy_flow import Number
+
+CLUSTER = Cluster.cpu_slots(2)
+FOUND_S = 240.0
+"""For processes to start and the hang to be explained; far more than it takes on a machine that is not busy."""
+NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
+
+
+class Taker(Worker):
+    """Takes what comes."""
+
+    def take(self, numbers: Reader[Number]) -> None:
+        for _ in numbers:
+            pass
+
+    def never_takes(self, numbers: Reader[Number]) -> None:
+        time.sleep(3600)
+
+    def answer(self, numbers: Reader[Number], out: Writer[Number]) -> None:
+        for chunk in numbers:
+            out.put_many([(item.index, item) for item in chunk])
+
+
+@contextmanager
+def running(
+    tmp_path,
+    flow: Flow,
+    *,
+    mode: Mode = "disaggregated",
+    items: Sequence[Any] = NUMBERS,
+    weight_link: str = "auto",
+    before: Callable[[Executor], object] = lambda executor: None,
+    **choices,
+) -> Iterator[Executor]:
+    """The flow's run hangs inside the block.
+
+    Args:
+        items: fed to each of its feeds.
+        before: called once all is there, and the weights have been synced.
+    """
+    graph = flow.graph()
+    plan = plan_for_mode(graph, CLUSTER, mode, **choices)
+    context = StepContext(step=4, phase="train", seed=0, num_items=len(items))
+    feeds = dict.fromkeys(graph.feeds, items)
+    with ThreadPoolExecutor(1) as thread:
+        settings = {"log_folder": tmp_path, "environment": {"OMP_NUM_THREADS": "1"}, "weight_link": weight_link}
+        with Executor(cluster=CLUSTER, **settings) as executor:
+            executor.start(flow, plan)
+            if graph.weight_edges:
+                executor.sync_weights()
+            before(executor)
+            run = thread.submit(executor.run, flow, context=context, feeds=feeds, timeout_s=3600)
+            try:
+                yield executor
+                assert not run.done(), run.exception()
+            finally:
+                for record in executor.snapshot().processes[1:]:
+                    os.kill(record.pid, signal.SIGCONT)
+        assert run.exception() is not None
+
+
+def explained(executor: Executor, *culprit: str, cause: Cause = "busy", inside: str = "") -> Explanation:
+    """Waits until the first culprit is made of these nodes, is inside that function, and no wait is too young."""
+    deadline = time.monotonic() + FOUND_S
+    while True:
+        found = explain(executor.snapshot())
+        first = next(iter(found.graph.culprits), None)
+        if first and (first.nodes, first.cause) == (culprit, cause):
+            is_settled = found.snapshot.taken_s - found.snapshot.began_s > SETTLED_S
+            is_whole = first.num_waiting > 0 or cause not in ("busy", "stopped")
+            if is_settled and is_whole and (not inside or inside in functions(found, found.processes_of(first)[0])):
+                return found
+        assert time.monotonic() < deadline, f"no {culprit}:\n{explanation_text(found)}"
+
+
+def functions(found: Explanation, process: str) -> set[str]:
+    look = found.looks.get(process)
+    threads = look.stacks.threads if look and look.stacks else ()
+    return {frame.name for thread in threads for frame in thread.frames}
