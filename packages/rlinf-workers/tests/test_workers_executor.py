@@ -233,6 +233,10 @@ class Listing(LocalLauncher):
     def call(self, method, *args, lane=0):
         return Future()
 
+    @property
+    def is_lost(self):
+        return False
+
 
 def test_a_rank_is_started_on_the_node_of_its_devices(tmp_path, monkeypatch):
     monkeypatch.setenv("RLINF_JOB_SECRET", "0123456789abcdef" * 4)

@@ -106,11 +106,9 @@ def test_what_cannot_be_made_is_named_by_its_key(config: dict, text: str) -> Non
 
 
 def test_settings_that_a_worker_refused_are_shown_without_its_traceback():
-    lost = {"host": "here", "cause": "could not start", "log_path": "a.log", "log_tail": "Traceback"}
-    refused = run_failed(
-        WorkerLost("rollout/1", **lost, refusal="no such color: redd"), Path("logs"), during="step 0: "
-    )
+    lost = ("rollout/1", "here", "could not start", "a.log", "Traceback")
+    refused = run_failed(WorkerLost(*lost, refusal="no such color: redd"), Path("logs"), during="step 0: ")
     assert isinstance(refused, UserError) and refused.message == "no such color: redd"
     assert refused.hint == "worker rollout/1 was not started; logs/rollout/1.log has what it said before"
-    other = run_failed(WorkerLost("rollout/1", **lost), Path("logs"), during="step 0: ")
+    other = run_failed(WorkerLost(*lost), Path("logs"), during="step 0: ")
     assert isinstance(other, RunFailed) and "Traceback" in str(other)
