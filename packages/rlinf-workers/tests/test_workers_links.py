@@ -1,7 +1,6 @@
 """The shipped weight link keeps its promises, and edges choose theirs by where their ends are."""
 
 import ctypes
-import socket
 import threading
 import time
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from rlinf_comm.errors import LayoutError, WeightTimeout
 from rlinf_comm.testing.host_device import HostDevice
 from rlinf_comm.weights import plan
+from rlinf_workers.addresses import own_address
 from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.choose import choose
 from rlinf_workers.links.shared import SharedWeightLink
@@ -148,7 +148,7 @@ def test_who_waits_for_room_is_told_what_failed(sender, monkeypatch):
 
 
 def test_auto_chooses_by_where_the_ends_are():
-    streams = ("streams", {"host": socket.gethostname()})
+    streams = ("streams", {"host": own_address()})
     assert choose("auto", {}, [1, 1], on_gpus=False) == [("shared", {})]
     assert choose("auto", {}, [1, 1], on_gpus=True) == [("device", {}), ("shared", {})]
     assert choose("auto", {}, [0, 1], on_gpus=True) == choose("auto", {}, [0, 1], on_gpus=False) == [streams]

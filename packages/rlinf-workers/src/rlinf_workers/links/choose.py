@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Collection, Mapping
 from typing import Any
+
+from rlinf_workers.addresses import own_address
 
 
 def choose(
@@ -12,7 +13,7 @@ def choose(
 ) -> list[tuple[str, dict[str, Any]]]:
     """[(a name of `registry.WEIGHT_LINKS`, its options)]: what the recipe wants or, for `auto`, what is tried in turn
     until one is not refused: within one machine device memory where all ranks are on GPUs, and shared memory; between
-    several streams, which call this machine by its name.
+    several streams, whose directory is at the address of this machine.
 
     Args:
         nodes: the machines of all ranks of the edge, as the cluster counts them.
@@ -21,5 +22,5 @@ def choose(
     if wanted != "auto":
         return [(wanted, dict(options))]
     if len(set(nodes)) > 1:
-        return [("streams", {"host": socket.gethostname()})]
+        return [("streams", {"host": own_address()})]
     return [("device", {}), ("shared", {})] if on_gpus else [("shared", {})]
