@@ -326,9 +326,11 @@ class Executor:
             raise self._wrong_layout(edge.source, source)
         reshard = reshard_plan(source, self._layout(edge.target).with_dtypes_of(source.specs))
         self._weights_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
-        nodes = self._nodes_of(self._placements[edge.source]) | self._nodes_of(self._placements[edge.target])
+        sources, num_ranks = self._nodes_of(self._placements[edge.source]), self._groups[edge.target].num_ranks
+        each = reshard.num_dst_ranks // num_ranks
+        targets = [self._node(edge.target, rank) for rank in range(num_ranks) for _ in range(each)]
         on_gpus = self._is_on_gpus(edge.source) and self._is_on_gpus(edge.target)
-        links = choose(self._weight_link, self._weight_link_options, nodes, on_gpus=on_gpus)
+        links = choose(self._weight_link, self._weight_link_options, sources, targets, on_gpus=on_gpus)
         if not self._attest_weights:
             self.notes.append(f"weights {edge.name} are not attested: nobody checks that what is served was published")
         for number, (link, options) in enumerate(links):
