@@ -101,9 +101,9 @@ def test_streams_refuse_a_flipped_byte():
 class FlippingOnItsWay(PerNodeWeightLink):
     """A bit flips before the first version's bytes are in the memory of the node."""
 
-    @classmethod
-    def open_receiver(cls, port):
-        opened = PerNodeWeightLink.open_receiver(port)
+    @staticmethod
+    def open_receiver(port):
+        opened: Any = PerNodeWeightLink.open_receiver(port)
         _flip_once(opened._keeper._stream)
         return opened
 
@@ -111,19 +111,18 @@ class FlippingOnItsWay(PerNodeWeightLink):
 class FlippingInANode(PerNodeWeightLink):
     """A bit flips in the memory of the node, after the ranks have been told what is there."""
 
-    @classmethod
-    def open_receiver(cls, port):
-        opened = PerNodeWeightLink.open_receiver(port)
-        keeper, receiver = opened._keeper, opened._receiver
-        copy, is_flipped = receiver._copy, []
+    @staticmethod
+    def open_receiver(port):
+        opened: Any = PerNodeWeightLink.open_receiver(port)
+        copy, is_flipped = opened._receiver._copy, []
 
         def flipped(*arguments):
             if not is_flipped:
                 is_flipped.append(True)
-                ctypes.c_uint8.from_address(keeper.store.slots_pointer).value ^= 1
+                ctypes.c_uint8.from_address(opened._keeper.store.slots_pointer).value ^= 1
             return copy(*arguments)
 
-        receiver._copy = flipped
+        opened._receiver._copy = flipped
         return opened
 
 
@@ -209,4 +208,8 @@ def test_auto_chooses_by_where_the_ends_are():
     assert choose("auto", {}, [0], [1, 1], on_gpus=True) == [streams]
     once = ("per_node", {"host": own_address(), "nodes": [1, 1, 0]})
     assert choose("auto", {}, [0], [1, 1, 0], on_gpus=False) == [once]
+    assert choose("per_node", {}, [0], [1, 1, 0], on_gpus=True) == [once]
+    assert choose("per_node", {"deltas": False}, [1], [1], on_gpus=True) == [
+        ("per_node", {"nodes": [1], "deltas": False})
+    ]
     assert choose("mine:Link", {"pace": 2}, [0], [1], on_gpus=True) == [("mine:Link", {"pace": 2})]

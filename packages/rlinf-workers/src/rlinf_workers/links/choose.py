@@ -21,10 +21,13 @@ def choose(
         targets: that of each end that serves.
         on_gpus: whether all ranks of the edge are on GPUs.
     """
+    is_one_machine = len({*sources, *targets}) == 1
+    between = {} if is_one_machine else {"host": own_address()}
+    once = ("per_node", {**between, "nodes": list(targets), **options})
+    if wanted == "per_node":
+        return [once]
     if wanted != "auto":
         return [(wanted, dict(options))]
-    if len({*sources, *targets}) == 1:
+    if is_one_machine:
         return [("device", {}), ("shared", {})] if on_gpus else [("shared", {})]
-    if on_gpus or len(set(targets)) == len(targets):
-        return [("streams", {"host": own_address()})]
-    return [("per_node", {"host": own_address(), "nodes": list(targets)})]
+    return [("streams", between)] if on_gpus or len(set(targets)) == len(targets) else [once]
