@@ -1,6 +1,7 @@
 """Weights to the ranks of another host: they cross once, and whoever dies there is noticed."""
 
 import os
+import secrets
 import signal
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,17 @@ import torch
 from rlinf_comm.errors import WeightTimeout
 from rlinf_comm.peers import peer
 from rlinf_comm.peers.address import this_host
+from rlinf_comm.peers.secret import SECRET_VARIABLE
 from rlinf_comm.weights import Layout, plan
-from rlinf_workers import Worker
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.modes import plan_for_mode
+from rlinf_workers import Executor, StepContext, Worker
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.per_node import PerNodeWeightLink
 from rlinf_workers.testing.launchers import NOTICE_S, START_S, launched, start
 from rlinf_workers.testing.links import ROWS, SPECS
+from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
 
 NUM_RANKS = 3
 EACH = Layout.replicated(SPECS, NUM_RANKS)
@@ -109,3 +114,22 @@ def test_a_node_that_no_trainer_comes_to_says_what_it_waited_for():
         receiver = PerNodeWeightLink.open_receiver(replace(port, rank=rank))
         with pytest.raises(WeightTimeout, match=text):
             receiver.receive(tensors, 3, 0.2)
+
+
+def test_a_run_takes_it_for_several_ranks_of_another_node(tmp_path, monkeypatch):
+    monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
+    slots = Cluster.cpu_slots(3).devices
+    cluster = Cluster(devices=tuple(replace(slot, node=node) for slot, node in zip(slots, (0, 0, 1), strict=True)))
+    flow, numbers = toy_flow(), [Number(index=i, value=float(i)) for i in range(10)]
+    placed = plan_for_mode(flow.graph(), cluster, "disaggregated", num_ranks={"scale": 2}, granularity={"scale": 1})
+    assert (placed.stage("scale").devices, placed.stage("learn").devices) == ((0, 1), (2,))
+    expected = reference_run([number.value for number in numbers], 2)
+    with Executor(cluster=cluster, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+        executor.start(flow, placed)
+        executor.sync_weights()
+        for step in range(2):
+            context = StepContext(step=step, phase="train", seed=0, num_items=len(numbers))
+            run = executor.run(flow, context=context, feeds={"numbers": numbers}, timeout_s=600)
+            assert run.metrics["learn/weight"] == expected[step]
+        (link,) = executor._links.values()
+        assert isinstance(link, PerNodeWeightLink) and list(link.address[1]) == [0, 0]
