@@ -1,8 +1,10 @@
 """Weights to the ranks of another host: they cross once, and whoever dies there is noticed."""
 
+import gc
 import os
 import secrets
 import signal
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, StepContext, Worker
 from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.links import per_node
 from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.per_node import PerNodeWeightLink
 from rlinf_workers.testing.launchers import NOTICE_S, START_S, launched, start
@@ -114,6 +117,19 @@ def test_a_node_that_no_trainer_comes_to_says_what_it_waited_for():
         receiver = PerNodeWeightLink.open_receiver(replace(port, rank=rank))
         with pytest.raises(WeightTimeout, match=text):
             receiver.receive(tensors, 3, 0.2)
+
+
+def test_what_a_node_keeps_goes_with_its_receiver(monkeypatch):
+    monkeypatch.setattr(per_node, "LOOK_S", 0.1)
+    reshard = plan(ROWS, Layout.replicated(SPECS, 1))
+    link = PerNodeWeightLink("edge", reshard)
+    port = WeightPort(edge="edge", side="receive", rank=0, reshard=reshard, link="per_node", address=link.address)
+    PerNodeWeightLink.open_receiver(port)
+    gc.collect()
+    (keeping,) = (thread for thread in threading.enumerate() if thread.name == "weights edge")
+    keeping.join(START_S)
+    assert not keeping.is_alive()
+    PerNodeWeightLink.open_receiver(port)  # its name is free
 
 
 def test_a_run_takes_it_for_several_ranks_of_another_node(tmp_path, monkeypatch):

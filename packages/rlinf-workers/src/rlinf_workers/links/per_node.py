@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -74,6 +75,7 @@ class NodeReceiver:
         if self._rank == 0:
             mates = [_mate(port.edge, rank) for rank in ranks[1:]]
             self._keeper = _Keeper(StreamsWeightLink.open_receiver(crossing), port.edge, self._spread, mates)
+            weakref.finalize(self, self._keeper.end)
             self._open(self._keeper.store)
         else:
             self._peer = join(crossing, _mate(port.edge, port.rank))
@@ -120,6 +122,7 @@ class _Keeper:
         """The version that `_held` holds, and the last one that the ranks may take."""
         self._failure: Exception | None = None
         self._changed = threading.Condition()
+        self._has_ended = False
         threading.Thread(target=self._keep, name=f"weights {edge}", daemon=True).start()
 
     def wait_for(self, policy_version: int, timeout_s: float) -> None:
@@ -138,8 +141,12 @@ class _Keeper:
             expected_version=policy_version,
         )
 
+    def end(self) -> None:
+        """The link has been opened anew, or is not needed any more: what is kept goes within `LOOK_S`."""
+        self._has_ended = True
+
     def _keep(self) -> None:
-        while True:
+        while not self._has_ended:
             try:
                 self._tell_mates()
                 version = self._sender.wait_for_wanted(self._lent, LOOK_S)
@@ -150,6 +157,7 @@ class _Keeper:
                     self._failure = error
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: self._failure is None, RETRY_S)
+        self._stream.peer.close()
 
     def _tell_mates(self) -> None:
         while self._mates:
