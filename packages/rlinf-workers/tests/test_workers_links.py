@@ -202,14 +202,16 @@ def test_who_waits_for_room_is_told_what_failed(sender, monkeypatch):
 
 def test_auto_chooses_by_where_the_ends_are():
     streams = ("streams", {"host": own_address()})
-    assert choose("auto", {}, [1], [1, 1], on_gpus=False) == [("shared", {})]
-    assert choose("auto", {}, [1], [1], on_gpus=True) == [("device", {}), ("shared", {})]
+    assert choose("auto", {}, [0], [0, 0], on_gpus=False) == [("shared", {})]
+    assert choose("auto", {}, [0], [0], on_gpus=True) == [("device", {}), ("shared", {})]
     assert choose("auto", {}, [0], [1, 0], on_gpus=True) == choose("auto", {}, [0], [1, 0], on_gpus=False) == [streams]
     assert choose("auto", {}, [0], [1, 1], on_gpus=True) == [streams]
     once = ("per_node", {"host": own_address(), "nodes": [1, 1, 0]})
     assert choose("auto", {}, [0], [1, 1, 0], on_gpus=False) == [once]
+    assert choose("auto", {}, [1], [1], on_gpus=True) == choose("auto", {}, [1], [1], on_gpus=False) == [streams]
+    assert choose("auto", {}, [1], [1, 1], on_gpus=False)[0][0] == "per_node", "the driver is elsewhere"
     assert choose("per_node", {}, [0], [1, 1, 0], on_gpus=True) == [once]
-    assert choose("per_node", {"deltas": False}, [1], [1], on_gpus=True) == [
-        ("per_node", {"nodes": [1], "deltas": False})
+    assert choose("per_node", {"deltas": False}, [0], [0], on_gpus=True) == [
+        ("per_node", {"nodes": [0], "deltas": False})
     ]
     assert choose("mine:Link", {"pace": 2}, [0], [1], on_gpus=True) == [("mine:Link", {"pace": 2})]

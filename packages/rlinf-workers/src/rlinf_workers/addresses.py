@@ -1,4 +1,4 @@
-"""By which address the other machines of a run reach this one."""
+"""The machines of a run, and by which address the others reach this one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import socket
 import struct
 
+DRIVERS_NODE = 0
+"""The driver's machine, as the cluster counts them."""
 LOOPBACK = "127.0.0.1"
 ADDRESS_VARIABLE = "RLINF_NODE_ADDRESS"
 """Set by a launcher in the driver and in each worker; on every node another one."""

@@ -22,7 +22,7 @@ from rlinf_comm.weights import plan as reshard_plan
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.addresses import LOOPBACK
+from rlinf_workers.addresses import DRIVERS_NODE, LOOPBACK
 from rlinf_workers.errors import (
     FlowDefinitionError,
     LinkRefused,
@@ -32,7 +32,6 @@ from rlinf_workers.errors import (
     WorkerLost,
 )
 from rlinf_workers.execution.item_channels import (
-    DRIVERS_NODE,
     ChannelPlace,
     ChannelSpec,
     HomeChannel,

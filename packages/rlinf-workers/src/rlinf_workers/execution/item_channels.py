@@ -15,10 +15,8 @@ from dataclasses import dataclass, replace
 from rlinf_comm.channel import Channel, ChannelAddress
 from rlinf_comm.records import record
 from rlinf_comm.remote import ChannelDoor, DoorAddress, RemoteChannel
-from rlinf_workers.addresses import own_address
+from rlinf_workers.addresses import DRIVERS_NODE, own_address
 from rlinf_workers.execution.stage_calls import ItemAddress, StageCall
-
-DRIVERS_NODE = 0
 
 
 @record
