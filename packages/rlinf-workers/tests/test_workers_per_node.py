@@ -122,11 +122,11 @@ def test_a_node_that_no_trainer_comes_to_says_what_it_waited_for():
 def test_what_a_node_keeps_goes_with_its_receiver(monkeypatch):
     monkeypatch.setattr(per_node, "LOOK_S", 0.1)
     reshard = plan(ROWS, Layout.replicated(SPECS, 1))
-    link = PerNodeWeightLink("edge", reshard)
-    port = WeightPort(edge="edge", side="receive", rank=0, reshard=reshard, link="per_node", address=link.address)
+    link = PerNodeWeightLink("kept", reshard)
+    port = WeightPort(edge="kept", side="receive", rank=0, reshard=reshard, link="per_node", address=link.address)
     PerNodeWeightLink.open_receiver(port)
     gc.collect()
-    (keeping,) = (thread for thread in threading.enumerate() if thread.name == "weights edge")
+    (keeping,) = (thread for thread in threading.enumerate() if thread.name == "weights kept")
     keeping.join(START_S)
     assert not keeping.is_alive()
     PerNodeWeightLink.open_receiver(port)  # its name is free
