@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    shape, num_warmup = SMALL if arguments.small else DENSE, 2
+    shape, num_warmup = SMALL if arguments.small else DENSE, 4
     num_bytes = sum(spec.num_bytes for spec in shape.specs().values())
     with ExitStack() as stack:
         edges = {way: Edge(way, shape) for way in WAYS}
