@@ -1,7 +1,6 @@
 """The shipped weight link keeps its promises, and edges choose theirs by where their ends are."""
 
 import ctypes
-import socket
 import threading
 import time
 from typing import Any
@@ -13,8 +12,10 @@ import torch
 from rlinf_comm.errors import LayoutError, WeightTimeout
 from rlinf_comm.testing.host_device import HostDevice
 from rlinf_comm.weights import plan
+from rlinf_workers.addresses import own_address
 from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.choose import choose
+from rlinf_workers.links.per_node import PerNodeWeightLink
 from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.links.streams import StreamsWeightLink
 from rlinf_workers.testing.links import CHECKS, WHOLE, check_a_flipped_byte, check_a_missing_version, check_versions
@@ -53,29 +54,81 @@ def test_streams_without_deltas_conform():
     check_a_missing_version(StreamsWeightLink, deltas=False)
 
 
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_once_for_each_node_conforms(check):
+    check(PerNodeWeightLink)
+
+
+def test_a_node_for_each_rank_conforms():
+    check_versions(OfTwoNodes)
+
+
+class OfTwoNodes(PerNodeWeightLink):
+    """The serving ranks, one or two, are on as many nodes."""
+
+    def __init__(self, edge, reshard):
+        super().__init__(edge, reshard, nodes=[4, 2][: reshard.num_dst_ranks])
+
+
 class FlippingLink(StreamsWeightLink):
     """Its receiver finds a flipped bit in the first version's bytes."""
 
     @classmethod
     def open_receiver(cls, port):
         opened = StreamsWeightLink.open_receiver(port)
-        data_of, is_flipped = opened._receiver._data_of, []
-
-        def flipped(message, *rest):
-            data = data_of(message, *rest)
-            if not is_flipped:
-                is_flipped.append(True)
-                data = np.array(data)
-                data[3] ^= 8
-            return data
-
-        flipping: Any = opened._receiver
-        flipping._data_of = flipped
+        _flip_once(opened)
         return opened
+
+
+def _flip_once(stream: Any) -> None:
+    data_of, is_flipped = stream._receiver._data_of, []
+
+    def flipped(message, *rest):
+        data = data_of(message, *rest)
+        if not is_flipped:
+            is_flipped.append(True)
+            data = np.array(data)
+            data[3] ^= 8
+        return data
+
+    stream._receiver._data_of = flipped
 
 
 def test_streams_refuse_a_flipped_byte():
     check_a_flipped_byte(FlippingLink, lambda link: None)
+
+
+class FlippingOnItsWay(PerNodeWeightLink):
+    """A bit flips before the first version's bytes are in the memory of the node."""
+
+    @staticmethod
+    def open_receiver(port):
+        opened: Any = PerNodeWeightLink.open_receiver(port)
+        _flip_once(opened._keeper._stream)
+        return opened
+
+
+class FlippingInANode(PerNodeWeightLink):
+    """A bit flips in the memory of the node, after the ranks have been told what is there."""
+
+    @staticmethod
+    def open_receiver(port):
+        opened: Any = PerNodeWeightLink.open_receiver(port)
+        copy, is_flipped = opened._receiver._copy, []
+
+        def flipped(*arguments):
+            if not is_flipped:
+                is_flipped.append(True)
+                ctypes.c_uint8.from_address(opened._keeper.store.slots_pointer).value ^= 1
+            return copy(*arguments)
+
+        opened._receiver._copy = flipped
+        return opened
+
+
+@pytest.mark.parametrize("link", [FlippingOnItsWay, FlippingInANode])
+def test_once_for_each_node_refuses_a_flipped_byte_on_both_ways(link):
+    check_a_flipped_byte(link, lambda link: None)
 
 
 @pytest.fixture
@@ -148,8 +201,17 @@ def test_who_waits_for_room_is_told_what_failed(sender, monkeypatch):
 
 
 def test_auto_chooses_by_where_the_ends_are():
-    streams = ("streams", {"host": socket.gethostname()})
-    assert choose("auto", {}, [1, 1], on_gpus=False) == [("shared", {})]
-    assert choose("auto", {}, [1, 1], on_gpus=True) == [("device", {}), ("shared", {})]
-    assert choose("auto", {}, [0, 1], on_gpus=True) == choose("auto", {}, [0, 1], on_gpus=False) == [streams]
-    assert choose("mine:Link", {"pace": 2}, [0, 1], on_gpus=True) == [("mine:Link", {"pace": 2})]
+    streams = ("streams", {"host": own_address()})
+    assert choose("auto", {}, [0], [0, 0], on_gpus=False) == [("shared", {})]
+    assert choose("auto", {}, [0], [0], on_gpus=True) == [("device", {}), ("shared", {})]
+    assert choose("auto", {}, [0], [1, 0], on_gpus=True) == choose("auto", {}, [0], [1, 0], on_gpus=False) == [streams]
+    assert choose("auto", {}, [0], [1, 1], on_gpus=True) == [streams]
+    once = ("per_node", {"host": own_address(), "nodes": [1, 1, 0]})
+    assert choose("auto", {}, [0], [1, 1, 0], on_gpus=False) == [once]
+    assert choose("auto", {}, [1], [1], on_gpus=True) == choose("auto", {}, [1], [1], on_gpus=False) == [streams]
+    assert choose("auto", {}, [1], [1, 1], on_gpus=False)[0][0] == "per_node", "the driver is elsewhere"
+    assert choose("per_node", {}, [0], [1, 1, 0], on_gpus=True) == [once]
+    assert choose("per_node", {"deltas": False}, [0], [0], on_gpus=True) == [
+        ("per_node", {"nodes": [0], "deltas": False})
+    ]
+    assert choose("mine:Link", {"pace": 2}, [0], [1], on_gpus=True) == [("mine:Link", {"pace": 2})]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlinf_comm.codec import pack, unpack
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.addresses import interface_of, own_address
+from rlinf_workers.launcher.base import Identity, RequestSender
 from rlinf_workers.spans import WaitTable
 
 T = TypeVar("T")
@@ -133,16 +135,15 @@ def backends_of(identity: Identity) -> str:
     return "cpu:gloo,cuda:nccl" if identity.is_on_gpu else "gloo"
 
 
-def connect(identity: Identity, waits: WaitTable) -> RankGroups:
-    """Meets the other ranks through the rendezvous file; blocks until all are there."""
+def connect(identity: Identity, waits: WaitTable, request: RequestSender) -> RankGroups:
+    """Meets the other ranks; blocks until all are there."""
     ranks, alone = range(identity.num_ranks), RankGroup(0, 1)
     every = RankGroup(identity.rank, len(ranks), name="all ranks", members=ranks, waits=waits)
     if identity.num_ranks > 1 and not dist.is_initialized():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks share this host; needs no name resolution
         with waits.waiting("collective", "all ranks", operation="meeting", ranks=tuple(ranks)):
             dist.init_process_group(
                 backends_of(identity),
-                init_method=f"file://{identity.rendezvous}",
+                store=_meeting_place(identity, request),
                 rank=identity.rank,
                 world_size=identity.num_ranks,
                 timeout=TIMEOUT,
@@ -161,3 +162,23 @@ def connect(identity: Identity, waits: WaitTable) -> RankGroups:
     own = RankGroup(place, size, of_replica[replica], name="the replica", members=replicas[replica], waits=waits)
     peers = RankGroup(replica, num_replicas, of_place[place], name="the replicas", members=places[place], waits=waits)
     return RankGroups(all=every, replica=own, replicas=peers)
+
+
+def _meeting_place(identity: Identity, request: RequestSender) -> dist.Store:
+    """What the ranks find each other through: a file, or the first rank's process."""
+    if "/" in identity.rendezvous:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # needs no name resolution
+        return dist.FileStore(identity.rendezvous, identity.num_ranks)
+    address = identity.rendezvous or own_address()
+    interface = interface_of(address)
+    if interface is not None:  # else gloo takes what the machine's name stands for
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if identity.rank > 0:
+        return dist.TCPStore(*request("meeting", None).result(), is_master=False, timeout=TIMEOUT)
+    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(
+        address, port, is_master=True, wait_for_workers=False, timeout=TIMEOUT, master_listen_fd=listener.detach()
+    )
+    request("meeting", (address, port), wants_reply=False)
+    return store

@@ -52,6 +52,7 @@ WEIGHT_LINKS: Registry[Any] = Registry(
     "weight link",
     {
         "device": "rlinf_workers.links.device:DeviceWeightLink",
+        "per_node": "rlinf_workers.links.per_node:PerNodeWeightLink",
         "shared": "rlinf_workers.links.shared:SharedWeightLink",
         "streams": "rlinf_workers.links.streams:StreamsWeightLink",
     },

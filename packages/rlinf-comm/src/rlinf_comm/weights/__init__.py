@@ -2,6 +2,7 @@
 
     layout.py   canonical tensors, boxes, layouts (table.py: the same in numpy; checks.py: what cannot be)
     plan.py     the intersection of two layouts: which box goes where (sharing.py, coalesce.py)
+    by_node.py  a plan in two: to each node once, and there to its ranks
     executor.py runs a plan within one process, also on tensors that others share
     digest.py   additive digests of shards
     manifest.py digests of all that a rank holds, and their comparison
@@ -19,6 +20,7 @@ A sync in six lines, the two halves in different processes:
 
 from __future__ import annotations
 
+from rlinf_comm.weights.by_node import crossing_plan, spread_plan
 from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
 from rlinf_comm.weights.executor import ReshardExecutor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
@@ -46,6 +48,8 @@ __all__ = [
     "Piece",
     "ReshardPlan",
     "plan",
+    "crossing_plan",
+    "spread_plan",
     "ReshardExecutor",
     "execute",
     "tensor_digest",

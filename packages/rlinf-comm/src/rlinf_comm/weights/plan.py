@@ -82,7 +82,8 @@ class MoveTable:
     tied: NDArray[np.bool_]
     """[m] into the memory of another name, which has its own move."""
 
-    def select(self, rows: NDArray[np.bool_]) -> MoveTable:
+    def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> MoveTable:
+        """Some of the moves: a mask of them, or their numbers in another order."""
         return MoveTable(**{name: column[rows] for name, column in vars(self).items()})
 
 

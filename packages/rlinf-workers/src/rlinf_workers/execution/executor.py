@@ -25,6 +25,7 @@ from rlinf_comm.weights import plan as reshard_plan
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
+from rlinf_workers.addresses import DRIVERS_NODE, LOOPBACK
 from rlinf_workers.errors import (
     FlowDefinitionError,
     LinkRefused,
@@ -34,7 +35,6 @@ from rlinf_workers.errors import (
     WorkerLost,
 )
 from rlinf_workers.execution.item_channels import (
-    DRIVERS_NODE,
     ChannelPlace,
     ChannelSpec,
     HomeChannel,
@@ -43,6 +43,7 @@ from rlinf_workers.execution.item_channels import (
     placed,
 )
 from rlinf_workers.execution.lease import LeaseRequest, Leases, Reply
+from rlinf_workers.execution.meetings import Meetings
 from rlinf_workers.execution.ports import Pauses, Writer
 from rlinf_workers.execution.residents import Residents
 from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
@@ -181,6 +182,8 @@ class Executor:
         """Of the run that passed its deadline or lost a worker: taken before anything was ended."""
         self.driver_log = ""
         """Where faulthandler writes the driver's stacks; whoever registers it sets this."""
+        self._meetings = Meetings()
+        self._launcher.serve("meeting", self._meetings)
         self._under_way: _UnderWay | None = None
         self._failed: _UnderWay | None = None
         """The run that was given up last, until `repair`."""
@@ -246,6 +249,7 @@ class Executor:
 
     def _start_group(self, flow: Flow, name: str, placed: StagePlan) -> None:
         self._definitions[name], self._placements[name] = flow.workers[name], placed
+        self._meetings.begin(name)
         handles = [self._start_rank(name, rank) for rank in range(placed.num_ranks)]
         self._groups[name] = WorkerGroup(handles, self._launcher)
 
@@ -258,7 +262,7 @@ class Executor:
             num_ranks=placed.num_ranks,
             num_ranks_per_replica=placed.num_ranks_per_replica,
             devices=tuple(f"{self._cluster.devices[index].kind}:{index}" for index in devices),
-            rendezvous=f"{self._scratch.path}/{name}.{self._num_meetings[name]}.rendezvous",
+            rendezvous=self._rendezvous_of(name),
         )
         gpus = {"CUDA_VISIBLE_DEVICES": visible_devices(self._cluster, devices)}
         spec = WorkerSpec(
@@ -276,6 +280,13 @@ class Executor:
         if placed.offload:
             handle.call("unload")  # comes before any other call; nothing has to wait for it
         return handle
+
+    def _rendezvous_of(self, name: str) -> str:
+        """What Identity.rendezvous is for the ranks of a group."""
+        nodes = self._nodes_of(self._placements[name])
+        if nodes == {DRIVERS_NODE}:
+            return f"{self._scratch.path}/{name}.{self._num_meetings[name]}.rendezvous"
+        return LOOPBACK if len(nodes) == 1 else ""
 
     def _open_channel(self, opened: _OpenFlow, channel: str) -> None:
         planned = opened.planned
@@ -333,9 +344,11 @@ class Executor:
             raise self._wrong_layout(edge.source, source)
         reshard = reshard_plan(source, self._layout(edge.target).with_dtypes_of(source.specs))
         self._weights_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
-        nodes = self._nodes(edge.source) | self._nodes(edge.target)
+        sources, num_ranks = self._nodes_of(self._placements[edge.source]), self._groups[edge.target].num_ranks
+        each = reshard.num_dst_ranks // num_ranks
+        targets = [self._node(edge.target, rank) for rank in range(num_ranks) for _ in range(each)]
         on_gpus = self._is_on_gpus(edge.source) and self._is_on_gpus(edge.target)
-        links = choose(self._weight_link, self._weight_link_options, nodes, on_gpus=on_gpus)
+        links = choose(self._weight_link, self._weight_link_options, sources, targets, on_gpus=on_gpus)
         if not self._attest_weights:
             self.notes.append(f"weights {edge.name} are not attested: nobody checks that what is served was published")
         for number, (link, options) in enumerate(links):
@@ -385,9 +398,9 @@ class Executor:
             f"worker {name!r}: layout() speaks of {layout.num_ranks} ranks, and there are {num_ranks}"
         )
 
-    def _nodes(self, name: str) -> set[int]:
+    def _nodes_of(self, placed: StagePlan) -> set[int]:
         """The machines of a group; one without devices is with the driver, on the first."""
-        return {self._cluster.devices[index].node for index in self._placements[name].devices} or {0}
+        return {self._cluster.devices[index].node for index in placed.devices} or {DRIVERS_NODE}
 
     def _node_of(self, worker: str, devices: Sequence[int]) -> int:
         """The machine of a rank's devices; the driver's for one without any."""
@@ -663,6 +676,7 @@ class Executor:
     def _replace(self, name: str, ranks: Sequence[int]) -> None:
         handles = self._groups[name].handles
         self._num_meetings[name] += 1
+        self._meetings.begin(name)
         for rank in ranks:
             if not handles[rank].is_lost:
                 self._launcher.end(handles[rank])

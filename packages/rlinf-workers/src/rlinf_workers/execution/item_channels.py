@@ -8,7 +8,6 @@ through its door (rlinf_comm.remote).
 from __future__ import annotations
 
 import functools
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,9 +17,8 @@ from typing import Any
 from rlinf_comm.channel import Channel, ChannelAddress, Item
 from rlinf_comm.records import record
 from rlinf_comm.remote import ChannelDoor, DoorAddress, RemoteChannel
+from rlinf_workers.addresses import DRIVERS_NODE, own_address
 from rlinf_workers.execution.stage_calls import ItemAddress, StageCall
-
-DRIVERS_NODE = 0
 
 
 @record
@@ -56,7 +54,7 @@ class HomeChannel:
     """A channel that lives in this process."""
 
     def __init__(self, spec: ChannelSpec, node: int, *, has_door: bool) -> None:
-        """With a door, it can be called by the name of this machine, and the job needs a secret that was set."""
+        """With a door, others can call it at the address of this machine, and the job needs a secret that was set."""
         self.channel = Channel.create(
             spec.name,
             capacity_items=spec.capacity_items,
@@ -64,7 +62,7 @@ class HomeChannel:
             num_keys=spec.num_keys,
             lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
         )
-        self.door = ChannelDoor(self.channel, host=socket.gethostname()) if has_door else None
+        self.door = ChannelDoor(self.channel, host=own_address()) if has_door else None
         self.place = ChannelPlace(
             node=node, near=self.channel.address, door=None if self.door is None else self.door.address
         )

@@ -142,7 +142,7 @@ class WorkerHost:
 
     @functools.cached_property
     def rank_groups(self) -> RankGroups:
-        return connect(self.identity, self.waits)
+        return connect(self.identity, self.waits, self.request)
 
     @property
     def replica_ranks(self) -> RankGroup:

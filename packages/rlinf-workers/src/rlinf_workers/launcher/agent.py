@@ -22,6 +22,7 @@ from pathlib import Path
 from rlinf_comm.peers.address import this_host
 from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.line import Line
+from rlinf_workers.addresses import ADDRESS_VARIABLE
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.launcher import agent_messages as messages
 from rlinf_workers.launcher.interpreter_process import InterpreterProcess, kill_with_group
@@ -122,6 +123,7 @@ class Agent:
         own = {} if order.python else {name: os.environ[name] for name in ("VIRTUAL_ENV",) if name in os.environ}
         own |= {} if order.python else {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         connection = self._call_driver(messages.WorkerArrival(order.number))
+        own[ADDRESS_VARIABLE] = _own_end(connection)
         with connection:
             environment = self._settings.environment | own | order.environment
             process = InterpreterProcess(order.python or sys.executable, connection, log, environment)
@@ -157,6 +159,12 @@ def connection_of(line: Line) -> Connection:
     """The line's socket, once the two have met, as a connection that frames bytes."""
     line.socket.setblocking(True)
     return Connection(line.socket.detach())
+
+
+def _own_end(connection: Connection) -> str:
+    """The address of this machine from which it was made."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        return same.getsockname()[0]
 
 
 def _can_read(path: Path, text: str) -> bool:

@@ -27,6 +27,7 @@ from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.line import Line
 from rlinf_comm.peers.reception import Reception
 from rlinf_comm.peers.secret import FILE_VARIABLE, SECRET_VARIABLE, job_secret, key_for
+from rlinf_workers.addresses import ADDRESS_VARIABLE
 from rlinf_workers.errors import InterpreterRefused, WorkersError
 from rlinf_workers.launcher import agent_messages as messages
 from rlinf_workers.launcher.agent import AgentSettings, connection_of
@@ -188,6 +189,7 @@ class AgentLauncher(ServingLauncher):
         self._agents: dict[int, Future[AgentHandle]] = {}
         self._starting: dict[int, RemoteProcess] = {}
         _settle_secret()
+        os.environ[ADDRESS_VARIABLE] = listen_at
         self._key = key_for("launcher", secrets.token_bytes(16))
         self._listen_at = listen_at
         self._reception = Reception((listen_at, 0), self._key, self._let_in, "the launcher")

@@ -29,7 +29,9 @@ class Identity:
     devices: tuple[str, ...] = ()
     """Names such as `cpu:0` or `cuda:1`, numbered over the cluster; empty for a host-only worker."""
     rendezvous: str = ""
-    """File through which the ranks of the group find each other for collectives; unused with one rank."""
+    """How the ranks of the group find each other for collectives; unused with one rank. A path: through this file. An
+    address: the first listens there, and the service `meeting` tells the others the port. Empty: it listens at the
+    address of its node."""
 
     @property
     def name(self) -> str:

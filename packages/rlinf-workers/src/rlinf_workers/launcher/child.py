@@ -74,6 +74,9 @@ class Process:
         self._lanes: dict[int, queue.SimpleQueue[messages.Call | None]] = {0: queue.SimpleQueue()}
         self._requests: dict[int, Future[Any]] = {}
         self._call_ids = itertools.count()
+        self._receiver = threading.Thread(target=self._receive, name="receive", daemon=True)
+        self._is_made = threading.Event()
+        """Whether there is a worker to call."""
 
     def run(self) -> None:
         birth, identity = self._birth, self._birth.identity
@@ -94,7 +97,9 @@ class Process:
         # records that pass through.
         gc.collect()
         gc.freeze()
-        threading.Thread(target=self._receive, name="receive", daemon=True).start()
+        self._is_made.set()
+        if self._receiver.ident is None:
+            self._receiver.start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         self._serve_lane(0)
         self._host.worker.close()
@@ -105,6 +110,8 @@ class Process:
         call_id = next(self._call_ids) if wants_reply else -1
         if wants_reply:
             self._requests[call_id] = future
+            if self._receiver.ident is None:  # the constructor asks
+                self._receiver.start()
         self._send(messages.Request(call_id, service, codec.pack(value)))
         return future
 
@@ -128,6 +135,7 @@ class Process:
         return self._lanes[lane]
 
     def _serve_lane(self, lane: int) -> None:
+        self._is_made.wait()
         calls = self._lanes[lane]
         while (call := calls.get()) is not None:
             self._send(self._run(call))

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlinf_comm.peers.address import this_host
 from rlinf_sched.cluster import Cluster
+from rlinf_workers.addresses import LOOPBACK
 from rlinf_workers.errors import ClusterRefused
 from rlinf_workers.launcher.agent import Agent, AgentSettings
 from rlinf_workers.launcher.agents import AgentLauncher
@@ -34,7 +34,6 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}; pip install 'rlinf[ray]'", name=error.name) from error
 
-LOOPBACK = "127.0.0.1"
 RAY_FOLDER = os.path.dirname(ray.__file__) + os.sep
 """Ray puts packages of its own on the driver's `sys.path`, before those that are installed."""
 OBJECT_STORE_BYTES = 100 << 20
@@ -136,7 +135,6 @@ class RayLauncher(AgentLauncher):
             self._serving[number] = placed.remote(settings)
         for number in shares:
             self._wait_for(number, shares, deadline)
-        self._refuse_other_hosts(shares)
 
     def _wait_for(self, number: int, shares: Mapping[int, Mapping[str, int]], deadline: float) -> None:
         arrived = self._arrival_of(number)
@@ -148,15 +146,6 @@ class RayLauncher(AgentLauncher):
                 raise ClusterRefused(f"no agent ran on {self._found[number]}: {last_line(error)}") from error
             if time.monotonic() > deadline and not arrived.done():
                 raise ClusterRefused(_no_room(self._found, shares))
-
-    def _refuse_other_hosts(self, shares: Mapping[int, Any]) -> None:
-        for number in shares:
-            why = self._arrival_of(number).result().arrival.host.difference_to(this_host())
-            if why is not None:
-                raise ClusterRefused(
-                    f"node {number}, {self._found[number]}, is {why}; ranks of a group meet on one host so far: "
-                    "take the devices of the driver's machine alone (cluster.num_devices, cluster.launcher_options)"
-                )
 
 
 def _serve_node(settings: AgentSettings) -> None:

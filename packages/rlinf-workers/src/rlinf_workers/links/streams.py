@@ -87,9 +87,9 @@ class StreamsSender:
     def __init__(self, port: WeightPort, device: Device | None) -> None:
         deltas = port.address[2]
         self._edge, self._device = port.edge, device
-        self._peer = _join(port)
+        self._peer = join(port, name_of(port.edge, port.side, port.rank))
         plan = port.reshard
-        names = [_name(port.edge, "receive", rank) for rank in range(plan.num_dst_ranks)]
+        names = [name_of(port.edge, "receive", rank) for rank in range(plan.num_dst_ranks)]
         ranks = sorted(set(plan.table.dst_rank[plan.table.src_rank == port.rank].tolist()))
         self._ways = [
             _Way(
@@ -195,9 +195,9 @@ class StreamsReceiver:
     """The serving end."""
 
     def __init__(self, port: WeightPort, device: Device | None) -> None:
-        self._peer = _join(port)
-        names = [_name(port.edge, "send", rank) for rank in range(port.reshard.num_src_ranks)]
-        self._receiver = WeightStreamReceiver(port.reshard, port.rank, self._peer, names, device=device)
+        self.peer = join(port, name_of(port.edge, port.side, port.rank))
+        names = [name_of(port.edge, "send", rank) for rank in range(port.reshard.num_src_ranks)]
+        self._receiver = WeightStreamReceiver(port.reshard, port.rank, self.peer, names, device=device)
         self._device = device
         self._copies = HostCopies()
 
@@ -211,14 +211,15 @@ class StreamsReceiver:
         self._copies.check(tensors, policy_version)
 
 
-def _join(port: WeightPort) -> Peer:
+def join(port: WeightPort, name: str) -> Peer:
+    """A peer in the directory of an edge."""
     directory, secret, *_ = port.address
     if secret:
         os.environ.setdefault(SECRET_VARIABLE, secret)
-    return Peer.join(directory, _name(port.edge, port.side, port.rank), serve=False, timeout_s=JOIN_S)
+    return Peer.join(directory, name, serve=False, timeout_s=JOIN_S)
 
 
-def _name(edge: str, side: str, rank: int) -> str:
+def name_of(edge: str, side: str, rank: int) -> str:
     """The name of a rank's peer."""
     return f"{edge}, {side} {rank}"
 

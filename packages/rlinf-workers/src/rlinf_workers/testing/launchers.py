@@ -103,7 +103,8 @@ def check_ranks_meet(make: Make, folder: Path) -> None:
 
 
 def check_services(make: Make, folder: Path) -> None:
-    """Requests reach their handler with the worker's name, and replies the worker, also late ones; waits are told."""
+    """Requests reach their handler with the worker's name, and replies the worker, also late ones and those to its
+    constructor; waits are told."""
     with launched(make) as launcher:
         asked: list[tuple[str, Any, Callable[[Any], None]]] = []
         launcher.serve("echo", lambda *request: asked.append(request))
@@ -114,6 +115,12 @@ def check_services(make: Make, folder: Path) -> None:
         assert not waiting.done()
         reply("seven")
         assert waiting.result(START_S) == "seven"
+    with launched(make) as launcher:
+        launcher.serve("echo", lambda worker, value, reply: reply(f"{worker} asks {value}"))
+        asking = start(launcher, folder, Fault, "echo").handles[0]
+        early = asking.call("process_id", lane=1)
+        assert asking.call("told").result(START_S) == "fault/0 asks 0"
+        assert early.result(START_S) > 0
 
 
 def check_deaths(make: Make, folder: Path) -> None:

@@ -105,8 +105,10 @@ class Learn(Worker):
 class Fault(Worker):
     """Breaks in the ways that processes break; one method for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, service: str = "") -> None:
+        """A `service` of the driver is asked before the worker is there to be called."""
         self._num_calls = 0
+        self._told = self.ask(service, 0) if service else None
 
     def count(self) -> int:
         """Calls before this one."""
@@ -117,6 +119,10 @@ class Fault(Worker):
         """What a service of the driver replies."""
         with self._host.waits.waiting("service", service):
             return self._host.request(service, value).result()
+
+    def told(self) -> str | None:
+        """What the service replied that the constructor asked."""
+        return self._told
 
     def raise_error(self) -> None:
         raise ValueError("broken on purpose")

@@ -115,7 +115,7 @@ class ClusterConfig(Section):
         min_length=1,
         description="What carries weights from those who train to those who serve them: auto, by where both are; "
         "device, through GPU memory of one machine; shared, through host memory of one machine; streams, between "
-        "processes of any machines; or package.module:Class.",
+        "processes of any machines; per_node, to each machine once; or package.module:Class.",
     )
     weight_link_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Keyword arguments of the weight link's constructor."

@@ -263,7 +263,7 @@ def mailbox_bytes(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluste
     link, num_ranks = config.cluster.weight_link, plan.stage("actor").num_ranks
     nodes = {cluster.devices[index].node for stage in plan.stages for index in stage.devices}
     if link == "auto":
-        link = "streams" if len(nodes) > 1 else "device"
+        link = "streams" if nodes - {0} else "device"  # the driver makes what others see of a device's memory
     if link == "streams" and config.cluster.weight_link_options.get("device_memory", True):
         return DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks
     if link == "device":

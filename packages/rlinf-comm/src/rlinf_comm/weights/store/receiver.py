@@ -69,12 +69,7 @@ class WeightReceiver(StoreSide):
         """
         tensors = self._checked(tensors)
         control, words = self._control, self._words
-        if words.load(control.served(self._rank)) >= policy_version:
-            words.store(
-                control.served(self._rank), policy_version - 1
-            )  # it must not be overwritten while it is read again
-        words.store(control.wanted(self._rank), policy_version)
-        words.notify_all()
+        self.want(policy_version)
         wait_s, slots = self._wait_for_version(policy_version, timeout_s)
 
         start_s = time.monotonic()
@@ -95,6 +90,16 @@ class WeightReceiver(StoreSide):
             return self._report(policy_version, wait_s=wait_s, copy_s=copied_s - start_s, digest_s=digest_s)
 
         return check
+
+    def want(self, policy_version: int) -> None:
+        """The beginning of `take`: says which version is wanted, and no more."""
+        control, words = self._control, self._words
+        if words.load(control.served(self._rank)) >= policy_version:
+            words.store(
+                control.served(self._rank), policy_version - 1
+            )  # it must not be overwritten while it is read again
+        words.store(control.wanted(self._rank), policy_version)
+        words.notify_all()
 
     def _copy(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> list[int]:
         """Fills the tensors, from the store or from where the senders have it. Returns: those who lend."""

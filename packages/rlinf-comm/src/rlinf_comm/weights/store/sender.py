@@ -122,6 +122,16 @@ class WeightSender(StoreSide):
                     expected_version=version,
                 )
 
+    def wait_for_wanted(self, after: int, timeout_s: float) -> int | None:
+        """The first of the versions past `after` that a receiver wants; None: nobody wants one within the time."""
+
+        def wanted() -> list[int]:
+            asked = (self._words.load(self._control.wanted(rank)) for rank in self._dst_ranks)
+            return [version for version in asked if version > after]
+
+        self._wait_until(lambda: bool(wanted()), timeout_s)
+        return min(wanted(), default=None)
+
     def _digest_when_asked(self, loan: _Loan) -> None:
         """Digests what is lent when the first receiver checks what it has taken: not while any waits for its copy."""
         words, control = self._words, self._control

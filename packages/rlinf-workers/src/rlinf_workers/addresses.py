@@ -1,0 +1,37 @@
+"""The machines of a run, and by which address the others reach this one."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+
+DRIVERS_NODE = 0
+"""The driver's machine, as the cluster counts them."""
+LOOPBACK = "127.0.0.1"
+ADDRESS_VARIABLE = "RLINF_NODE_ADDRESS"
+"""Set by a launcher in the driver and in each worker; on every node another one."""
+_SIOCGIFADDR = 0x8915
+"""Linux: the IPv4 address of a network interface."""
+
+
+def own_address() -> str:
+    """What the launcher says, which has seen the machine in its network; else what the machine's name stands for."""
+    return os.environ.get(ADDRESS_VARIABLE) or socket.gethostbyname(socket.gethostname())
+
+
+def interface_of(address: str) -> str | None:
+    """Name of the network interface that has this IPv4 address; None: none has."""
+    if ipaddress.ip_address(address).is_loopback:
+        return "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:
+                continue  # it has none
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

@@ -1,0 +1,36 @@
+"""How the ranks of a group find each other where they are on several nodes: the first listens, and the driver tells the
+others where."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from rlinf_workers.launcher.base import role_and_rank
+
+Endpoint = tuple[str, int]
+"""Address and port."""
+
+
+class Meetings:
+    """Answers the ranks, as a handler for `Launcher.serve`. The first rank of a group says where it listens; the others
+    say nothing, and get that as soon as it is known."""
+
+    def __init__(self) -> None:
+        self._endpoints: dict[str, Future[Endpoint]] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, role: str) -> None:
+        """The ranks of that group are about to start: what an earlier first rank said does not count."""
+        with self._lock:
+            self._endpoints[role] = Future()
+
+    def __call__(self, worker: str, endpoint: Endpoint | None, reply: Callable[[Endpoint], None]) -> None:
+        role, _ = role_and_rank(worker)
+        with self._lock:
+            said = self._endpoints[role]
+        if endpoint is not None:
+            said.set_result(endpoint)
+        else:
+            said.add_done_callback(lambda known: reply(known.result()))

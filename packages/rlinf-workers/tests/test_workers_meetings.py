@@ -1,0 +1,80 @@
+"""Ranks of a group that share no file meet at the first one's address, and it listens there alone."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from rlinf_workers import addresses
+from rlinf_workers.addresses import ADDRESS_VARIABLE, LOOPBACK, interface_of, own_address
+from rlinf_workers.execution.meetings import Meetings
+from rlinf_workers.group import WorkerGroup
+from rlinf_workers.launcher.base import Identity, WorkerSpec
+from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.testing.launchers import START_S, launched
+from rlinf_workers.testing.toy_flow import Fault
+
+LISTENS = "0A"
+"""The state of a socket in /proc/net/tcp."""
+
+
+class Listening(Fault):
+    """Tells where it listens."""
+
+    def addresses(self) -> list[str]:
+        own = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+        rows = [row.split() for table in ("tcp", "tcp6") for row in Path(f"/proc/net/{table}").read_text().splitlines()]
+        found = [row[1].split(":")[0] for row in rows if row[3] == LISTENS and f"socket:[{row[9]}]" in own]
+        return [socket.inet_ntoa(bytes.fromhex(words)[::-1]) if len(words) == 8 else words for words in found]
+
+
+def start(launcher, folder, rendezvous, environment):
+    def spec(rank):
+        identity = Identity(role="listening", rank=rank, num_ranks=2, rendezvous=rendezvous)
+        log_path = folder / f"{identity.name}.log"
+        return WorkerSpec(identity=identity, worker_class=Listening, log_path=log_path, environment=environment)
+
+    return WorkerGroup([launcher.start(spec(rank)) for rank in range(2)], launcher)
+
+
+@pytest.mark.parametrize(
+    ("rendezvous", "environment"), [("", {ADDRESS_VARIABLE: "127.0.0.2"}), (LOOPBACK, {ADDRESS_VARIABLE: "192.0.2.1"})]
+)
+def test_ranks_meet_where_the_first_one_listens(rendezvous, environment, tmp_path):
+    meetings = Meetings()
+    with launched(LocalLauncher) as launcher:
+        launcher.serve("meeting", meetings)
+        meetings.begin("listening")
+        group = start(launcher, tmp_path, rendezvous, environment)
+        assert group.call("sum_of_ranks", timeout_s=2 * START_S) == [3.0, 3.0]
+        listened = group.call("addresses", timeout_s=START_S)
+        assert rendezvous or environment[ADDRESS_VARIABLE] in listened[0]
+        assert {address for of_rank in listened for address in of_rank} <= {LOOPBACK, "127.0.0.2"}
+
+
+def test_whoever_asks_is_told_at_once_or_later_and_nothing_of_an_earlier_start():
+    meetings, told = Meetings(), []
+    meetings.begin("actor")
+    meetings("actor/1", None, told.append)
+    assert told == []
+    meetings("actor/0", ("here", 1), told.append)
+    meetings("actor/2", None, told.append)
+    assert told == [("here", 1)] * 2
+    meetings.begin("actor")
+    meetings("actor/1", None, told.append)
+    meetings("actor/0", ("there", 2), told.append)
+    assert told[2:] == [("there", 2)]
+
+
+def test_the_launcher_says_which_address_is_ones_own(monkeypatch):
+    monkeypatch.setattr(addresses.socket, "gethostbyname", lambda name: f"the one of {name}")
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    assert own_address() == f"the one of {socket.gethostname()}"
+    monkeypatch.setenv(ADDRESS_VARIABLE, "192.0.2.7")
+    assert own_address() == "192.0.2.7"
+
+
+def test_an_interface_is_found_by_its_address():
+    assert interface_of("127.0.0.3") == "lo"
+    assert interface_of("192.0.2.1") is None, "an address that nobody has"
