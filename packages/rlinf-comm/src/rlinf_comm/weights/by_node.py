@@ -129,7 +129,7 @@ def _owners(moves: MoveTable) -> Int64s:
     memory = np.stack((*columns, *moves.dst_strides.T), axis=1)
     owners = np.arange(len(memory))
     filling = {row.tobytes(): number for number, row in enumerate(memory) if not moves.tied[number]}
-    for number in np.flatnonzero(moves.tied).tolist():
+    for number in map(int, np.flatnonzero(moves.tied)):
         owners[number] = filling.get(memory[number].tobytes(), number)
     return owners
 

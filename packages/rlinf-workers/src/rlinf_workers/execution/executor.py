@@ -675,8 +675,9 @@ class Executor:
 
     def _replace(self, name: str, ranks: Sequence[int]) -> None:
         handles = self._groups[name].handles
-        self._num_meetings[name] += 1
-        self._meetings.begin(name)
+        if len(ranks) == len(handles):  # else those that stay have not met yet, and look where they were told to
+            self._num_meetings[name] += 1
+            self._meetings.begin(name)
         for rank in ranks:
             if not handles[rank].is_lost:
                 self._launcher.end(handles[rank])
