@@ -124,9 +124,10 @@ def test_what_a_node_keeps_goes_with_its_receiver(monkeypatch):
     reshard = plan(ROWS, Layout.replicated(SPECS, 1))
     link = PerNodeWeightLink("kept", reshard)
     port = WeightPort(edge="kept", side="receive", rank=0, reshard=reshard, link="per_node", address=link.address)
-    PerNodeWeightLink.open_receiver(port)
-    gc.collect()
+    receiver = PerNodeWeightLink.open_receiver(port)
     (keeping,) = (thread for thread in threading.enumerate() if thread.name == "weights kept")
+    del receiver
+    gc.collect()
     keeping.join(START_S)
     assert not keeping.is_alive()
     PerNodeWeightLink.open_receiver(port)  # its name is free
