@@ -23,6 +23,8 @@ class Recording:
     def __init__(self, *, color: str = "red", **settings: object) -> None:
         MADE.append({"color": color, **settings})
 
+    def serve(self, service: str, handler: object) -> None: ...
+
     def shutdown(self) -> None: ...
 
 
