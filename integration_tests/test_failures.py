@@ -153,7 +153,7 @@ def test_a_run_killed_in_mid_step_resumes_to_the_same_numbers(tmp_path, recipe):
 def test_a_run_whose_worker_is_killed_goes_on_to_the_same_numbers(tmp_path, recipe, victim, survivors):
     if recipe == "pushcube-ppo":
         pytest.importorskip("mani_skill")
-    settings = SHORT[recipe] | {"run.num_steps": 5, "run.evaluate_every": 2, "run.checkpoint_every": 2}
+    settings = SHORT[recipe] | {"run.num_steps": 15, "run.evaluate_every": 6, "run.checkpoint_every": 4}
     whole = train(recipe, tmp_path / "whole", settings)
 
     output = tmp_path / "killed"

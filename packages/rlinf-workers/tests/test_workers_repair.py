@@ -104,9 +104,10 @@ def test_a_worker_that_does_not_come_back_is_replaced(tmp_path):
     with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "disaggregated"))
         executor.sync_weights()
+        process_id(executor, "shift/0")  # it is up
         with pytest.raises(StepTimeout, match="shift/0"):
-            run(executor, flow, 0, timeout_s=3.0)
-        assert executor.repair(settle_s=1.0) == {"shift"}
+            run(executor, flow, 0, timeout_s=5.0)
+        assert executor.repair(settle_s=8.0) == {"shift"}
         file.unlink()
         executor.sync_weights()
         assert run(executor, flow, 0) == reference_run([number.value for number in NUMBERS], 1)[0]
