@@ -492,7 +492,7 @@ MISTAKES = [
     ),
     Mistake(
         line=GSM8K + " --reward.kind function",
-        says="gsm8k-grpo.yaml:42: reward.path is not set; give --reward.path VALUE, or write it in a r",
+        says="gsm8k-grpo.yaml:41: reward.path is not set; give --reward.path VALUE, or write it in a r",
     ),
     Mistake(
         line=GSM8K + " --reward.kind function --reward.path mine:reward --reward.time_limit_s 0.2",
@@ -506,7 +506,7 @@ MISTAKES = [
     Mistake(line=GSM8K + " --reward.kind model --reward.path absent", says="/absent: does not exist"),
     Mistake(
         line=GSM8K + " --reward.kind weighted",
-        says="gsm8k-grpo.yaml:42: reward.terms is not set; give --reward.terms VALUE, or write it in a",
+        says="gsm8k-grpo.yaml:41: reward.terms is not set; give --reward.terms VALUE, or write it in a",
     ),
     Mistake(
         line=GSM8K + " --reward.kind mathe",

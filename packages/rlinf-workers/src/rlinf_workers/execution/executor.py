@@ -599,7 +599,9 @@ class Executor:
         for records in hosts.values():
             order = msgspec.json.encode(records)
             workers = [record.name for record in records if " " not in record.name]
-            asked = [self._handle(worker).call("look", order, lane=LOOK_LANE) for worker in workers[:NUM_ASKED]]
+            asked = [
+                self._handle(worker).call("look_at_processes", order, lane=LOOK_LANE) for worker in workers[:NUM_ASKED]
+            ]
             with suppress(concurrent.futures.TimeoutError):
                 for one in concurrent.futures.as_completed(asked, LOOK_S):
                     if one.exception() is None:
@@ -665,7 +667,7 @@ class Executor:
     def _conditions(self, broken: set[str], context: StepContext | None) -> dict[str, Condition]:
         """Worker -> how it is, for those that can be used."""
         asked = {
-            worker: handle.call("condition", context, lane=LEAVE_LANE)
+            worker: handle.call("condition_after_run", context, lane=LEAVE_LANE)
             for name, group in self._groups.items()
             for rank, handle in enumerate(group.handles)
             if (worker := f"{name}/{rank}") not in broken and not handle.is_lost

@@ -40,12 +40,12 @@ CALLS = frozenset(
         "open_channel",
         "forget_channels",
         "open_weights",
-        "condition",
+        "condition_after_run",
         "publish_weights",
         "memory_bytes",
         "current_waits",
         "process",
-        "look",
+        "look_at_processes",
     }
 )
 """What the executor calls of the host; any other method is the worker's own."""
@@ -202,7 +202,7 @@ class WorkerHost:
         self._home_channels.clear()
         open_channel.cache_clear()
 
-    def condition(self, context: StepContext | None) -> Condition:
+    def condition_after_run(self, context: StepContext | None) -> Condition:
         """After a run that was given up, which had that context."""
         return Condition(
             is_spent=self._is_spent,
@@ -279,7 +279,7 @@ class WorkerHost:
         """Host, number and beginning of this process; see ProcessRecord in explaining/snapshot.py."""
         return platform.node(), os.getpid(), started_ticks(os.getpid())
 
-    def look(self, records: bytes) -> bytes:
+    def look_at_processes(self, records: bytes) -> bytes:
         """Processes of this host (ProcessRecord, as JSON), as Seen in explaining/explanation.py; the driver is on
         another."""
         return msgspec.json.encode(look_here(msgspec.json.decode(records, type=list[ProcessRecord])))
