@@ -155,10 +155,10 @@ def mean_over_problems(scores: Tensor, *, confidence: float = 0.95) -> Estimate:
     mean = min(1.0, max(0.0, float(values.mean())))
     error = float(values.std(unbiased=True)) / math.sqrt(size) if size > 1 else math.nan
     spread = mean * (1 - mean)
-    effective = spread / error**2 if error > 0 and spread > 0 else float(size)
+    share = error**2 / spread if error > 0 and spread > 0 else 1 / size  # of a problem in as many that are independent
     z = NormalDist().inv_cdf((1 + confidence) / 2)
-    center = (mean + z * z / (2 * effective)) / (1 + z * z / effective)
-    half = z / (1 + z * z / effective) * math.sqrt(spread / effective + z * z / (4 * effective**2))
+    center = (mean + z * z * share / 2) / (1 + z * z * share)
+    half = z / (1 + z * z * share) * math.sqrt(spread * share + (z * share / 2) ** 2)
     return Estimate(
         value=mean,
         standard_error=error,
