@@ -50,6 +50,7 @@ def test_a_killed_worker_ends_the_run_with_its_name_cause_and_log(tmp_path, reci
     assert all_gone(workers.values())
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_it_starts_ends_the_run(tmp_path):
     output = tmp_path / "run"
     process = start("sort-grpo", output, SHORT_SORT | LONG | STOP)

@@ -153,6 +153,7 @@ def test_pictures(tmp_path):
         assert numbers(train("pushcube-ppo", tmp_path / name, keys | plan)) == reference, name
 
 
+@pytest.mark.slow
 def test_a_warm_start_that_an_earlier_run_made_is_the_same(tmp_path, sort_reference, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, expected in (("first", "warm start: kept for the next run"), ("second", "warm start: taken from")):
