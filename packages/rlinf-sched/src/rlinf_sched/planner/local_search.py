@@ -9,27 +9,28 @@ Every plan that is kept fits in memory whatever its timing: all state that stays
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from rlinf_sched.errors import SchedError
 from rlinf_sched.plan import Mode, Plan, StagePlan
+from rlinf_sched.planner.judged import Judged
 from rlinf_sched.planner.places import partitions
 from rlinf_sched.planner.pools import Pool, host_instances
 from rlinf_sched.problem import Problem
-from rlinf_sched.simulator import Timeline
 from rlinf_sched.simulator.simulation import execute
 from rlinf_sched.stage_time import items_at_once
 
-GAINS = 1 - 1e-6
+_GAINS = 1 - 1e-6
 """A change that shortens the step by less is none."""
 _HOPELESS = 1.2
-"""Plans whose busiest device computes for this multiple of the best step are not executed."""
+"""Multiple of the best step that a plan's busiest device may compute for."""
 _MOST_REGROUPED = 5
 """Worker groups on devices, of which all partitions are tried."""
-NUM_PAIRED = 6
+_NUM_WIDTHS = 8
+"""Choices of widths that are tried of a partition."""
+_NUM_PAIRED = 6
 """Changes that are tried together with every other: those that lengthen the step least."""
 
 Stages = tuple[StagePlan, ...]
@@ -47,18 +48,6 @@ class _Needs:
     """While it computes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A plan that the simulator has executed."""
-
-    plan: Plan
-    timeline: Timeline
-
-    @property
-    def step_s(self) -> float:
-        return self.timeline.step_s
-
-
 class LocalSearch:
     """Looks around plans of one problem.
 
@@ -74,48 +63,50 @@ class LocalSearch:
         self._needs_of: dict[object, _Needs | None] = {}
         self._memory = {index: pool.memory_bytes for pool in pools for index in pool.devices}
         self._worker = {stage.name: stage.worker for stage in problem.flow.stages}
-        self._cycle_of = {name: names for names in problem.flow.cycles() for name in names}
+        self._in_cycle = {name for names in problem.flow.cycles() for name in names}
 
-    def improve(self, first: Found) -> Found:
+    def improve(self, first: Judged) -> Judged:
         """The best plan that single changes lead to, and then pairs of them."""
         best = first
         while True:
-            tried = sorted(self._tried(best.step_s, self._changes(best.plan.stages)), key=lambda found: found.step_s)
-            if not tried or tried[0].step_s >= GAINS * best.step_s:
-                pairs = (pair for one in tried[:NUM_PAIRED] for pair in self._changes(one.plan.stages))
+            tried = sorted(self._tried(best, self._changes(best.plan.stages)), key=lambda found: found.step_s)
+            if not tried or tried[0].step_s >= _GAINS * best.step_s:
+                pairs = (pair for one in tried[:_NUM_PAIRED] for pair in self._changes(one.plan.stages))
                 better = self._first_better(best, pairs)
                 if better is None:
                     return best
                 tried = [better]
             best = tried[0]
 
-    def regrouped(self, first: Plan) -> list[Found]:
+    def regrouped(self, first: Judged) -> list[Judged]:
         """A plan for each way in which the worker groups can share devices, or have their own, with as many for each as
         their work in the first one asks for."""
-        candidates = sorted(self._regroupings(first.stages), key=self._least_s)
-        return list(self._tried(np.inf, candidates[: self._left // 3]))
+        candidates = sorted(self._regroupings(first.plan.stages), key=self._least_s)
+        return list(self._tried(first, candidates[: self._left // 3], hopeless=math.inf))
 
-    def _first_better(self, best: Found, candidates: Iterable[Stages]) -> Found | None:
-        return next(
-            (found for found in self._tried(best.step_s, candidates) if found.step_s < GAINS * best.step_s), None
-        )
+    def _first_better(self, best: Judged, candidates: Iterable[Stages]) -> Judged | None:
+        return next((found for found in self._tried(best, candidates) if found.step_s < _GAINS * best.step_s), None)
 
-    def _tried(self, best_s: float, candidates: Iterable[Stages]) -> Iterator[Found]:
-        """The candidates that may be as good and fit, executed."""
+    def _tried(self, best: Judged, candidates: Iterable[Stages], *, hopeless: float = _HOPELESS) -> Iterator[Judged]:
+        """The candidates that fit and may be as good as the best, executed.
+
+        Args:
+            hopeless: those whose busiest device computes for this multiple of the best step are not executed.
+        """
         for stages in candidates:
             if self._left <= 0:
                 return
             if stages in self._seen:
                 continue
             self._seen.add(stages)
-            if not self._goes_round(stages) or not self._fits(stages) or self._least_s(stages) > _HOPELESS * best_s:
+            if not self._goes_round(stages) or not self._fits(stages) or self._least_s(stages) > hopeless * best.step_s:
                 continue
-            found = self._execute(stages)
+            found = self._execute(stages, best.estimate_s)
             if found is not None:
                 yield found
 
-    def _execute(self, stages: Stages) -> Found | None:
-        """None for stages that are no plan: what a change breaks is found by whoever validates plans."""
+    def _execute(self, stages: Stages, estimate_s: float) -> Judged | None:
+        """None for what is no plan, which validation finds, or a plan of another mode."""
         mode = self._mode(stages)
         if mode not in self._modes:
             return None
@@ -124,19 +115,18 @@ class LocalSearch:
         try:
             made.validate(self._problem.flow, self._problem.cluster)
             self._left -= 1
-            return Found(made, execute(self._problem, made))
+            return Judged(made, execute(self._problem, made), estimate_s)
         except SchedError:
             return None
 
     # -- what a plan is ----------------------------------------------------------------------------------------------
 
     def _mode(self, stages: Stages) -> Mode:
-        workers = self._worker
         training = set(self._problem.flow.training_groups)
         if len({stage.devices for stage in stages if stage.devices}) <= 1:
             return "collocated"
-        trains = {device for stage in stages if workers[stage.stage] in training for device in stage.devices}
-        others = {device for stage in stages if workers[stage.stage] not in training for device in stage.devices}
+        trains = {device for stage in stages if self._worker[stage.stage] in training for device in stage.devices}
+        others = {device for stage in stages if self._worker[stage.stage] not in training for device in stage.devices}
         return "hybrid" if trains & others else "disaggregated"
 
     def _needs(self, stage: StagePlan) -> _Needs | None:
@@ -186,7 +176,7 @@ class LocalSearch:
 
     def _busy_s(self, stage: StagePlan) -> float:
         needs = self._needs(stage)
-        return np.inf if needs is None else needs.busy_s
+        return math.inf if needs is None else needs.busy_s
 
     def _goes_round(self, stages: Stages) -> bool:
         """Whether the stages of a cycle share all their devices or none, and no instance would wait for items that are
@@ -225,11 +215,11 @@ class LocalSearch:
     def _other_granularities(self, stages: Stages, names: Sequence[str]) -> Iterator[Stages]:
         problem = self._problem
         sizes = sorted(set.intersection(*(set(problem.choices(name)) for name in names)))
-        now = next(stage.granularity for stage in stages if stage.stage == names[0]) or problem.num_items
+        now = self._first(stages, names).granularity or problem.num_items
         near = [size for size in sizes if size < now][-2:] + [size for size in sizes if size > now][:2] + sizes[-1:]
         for size in dict.fromkeys(near):
             if size != now:
-                is_whole = size >= problem.num_items and names[0] not in self._cycle_of
+                is_whole = size >= problem.num_items and names[0] not in self._in_cycle
                 yield _changed(stages, names, lambda stage, g=0 if is_whole else size: replace(stage, granularity=g))
 
     def _other_offload(self, stages: Stages, names: Sequence[str]) -> Iterator[Stages]:
@@ -240,7 +230,7 @@ class LocalSearch:
 
     def _other_places(self, stages: Stages, worker: str, names: Sequence[str]) -> Iterator[Stages]:
         """Other devices, or others for each instance, for a worker group."""
-        now = next(stage for stage in stages if stage.stage == names[0])
+        now = self._first(stages, names)
         if not now.devices:
             yield from self._other_host_ranks(stages, now, names)
             return
@@ -250,16 +240,14 @@ class LocalSearch:
                 continue
             for num_ranks in self._widths(names[0], devices):
                 if (devices, num_ranks) != (now.devices, now.num_ranks):
-                    yield _changed(
-                        stages, names, lambda stage, d=devices, n=num_ranks: replace(stage, devices=d, num_ranks=n)
-                    )
+                    yield _changed(stages, names, _placed(devices, num_ranks))
 
     def _other_host_ranks(self, stages: Stages, now: StagePlan, names: Sequence[str]) -> Iterator[Stages]:
         problem, flow = self._problem, self._problem.flow
         most = problem.profile(names[0]).max_instances
         for count in host_instances(most, problem.num_items, flow.stage(names[0]).num_parts):
             if count != now.num_ranks:
-                yield _changed(stages, names, lambda stage, n=count: replace(stage, num_ranks=n))
+                yield _changed(stages, names, _placed((), count))
 
     def _device_sets(self, stages: Stages, now: StagePlan) -> Iterator[tuple[int, ...]]:
         """Where a group might be instead: some devices fewer or more, what nobody has, where another group is."""
@@ -348,7 +336,7 @@ class LocalSearch:
                 for i in block
             ]
             if min(counts) > 0:
-                yield from itertools.islice(self._moved(stages, places), 8)
+                yield from itertools.islice(self._moved(stages, places), _NUM_WIDTHS)
 
     @staticmethod
     def _first(stages: Stages, names: Sequence[str]) -> StagePlan:

@@ -9,7 +9,8 @@ import numpy as np
 from rlinf_sched.errors import InfeasibleError, PlanError, ProblemError, did_you_mean
 from rlinf_sched.plan import Mode, Plan, Prediction, RunnerUp, StagePlan, StagePrediction
 from rlinf_sched.planner.infeasible import why_nothing_fits
-from rlinf_sched.planner.local_search import Found, LocalSearch
+from rlinf_sched.planner.judged import Judged
+from rlinf_sched.planner.local_search import LocalSearch
 from rlinf_sched.planner.pools import Pool, pools_of
 from rlinf_sched.planner.search import Search
 from rlinf_sched.planner.tree import Candidate, leaves, place, shape
@@ -33,20 +34,6 @@ _MOST_DEVICES = 2048
 """Local search counts devices one by one; in larger clusters it would take longer than the search."""
 _ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 120_000, 24, 300
 """Items, all stages together, that local search may simulate, and how many plans at least and at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A plan without its prediction, executed by the simulator."""
-
-    plan: Plan
-    timeline: Timeline
-    estimate_s: float
-    """Seconds of a step as the search estimates them; of the plan that a local search began with."""
-
-    @property
-    def step_s(self) -> float:
-        return self.timeline.step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +128,11 @@ def _improved(problem: Problem, pools: Sequence[Pool], modes: Sequence[Mode], ju
     most = min(max(_ITEMS_SEARCHED // num_items, _LEAST_SEARCHED), _MOST_SEARCHED)
     around = LocalSearch(problem, pools, modes, most_simulated=most)
     starts: dict[object, Judged] = {}
-    first = min(judged, key=_step_s)
-    others = [Judged(one.plan, one.timeline, first.estimate_s) for one in around.regrouped(first.plan)]
-    for one in sorted([*judged, *others], key=_step_s):
+    for one in sorted([*judged, *around.regrouped(min(judged, key=_step_s))], key=_step_s):
         starts.setdefault((one.plan.mode, tuple(one.plan.shared_devices().values())), one)
     near = [one for one in starts.values() if one.step_s <= _NEAR * next(iter(starts.values())).step_s]
-    found = [(one, around.improve(Found(one.plan, one.timeline))) for one in near[:_MOST_STARTS]]
-    return [
-        *judged,
-        *(Judged(last.plan, last.timeline, one.estimate_s) for one, last in found if last.plan != one.plan),
-    ]
+    found = [(one, around.improve(one)) for one in near[:_MOST_STARTS]]
+    return [*judged, *(last for first, last in found if last.plan != first.plan)]
 
 
 def _step_s(one: Judged) -> float:
