@@ -7,7 +7,7 @@ import concurrent.futures
 import os
 import platform
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -169,8 +169,6 @@ class Executor:
         self._groups: dict[str, WorkerGroup] = {}
         self._definitions: dict[str, WorkerDefinition] = {}
         self._placements: dict[str, StagePlan] = {}
-        self._num_meetings: Counter[str] = Counter()
-        """How often the ranks of a group had to meet anew."""
         self._open: dict[str, _OpenFlow] = {}
         self._residents = Residents(lambda worker: self._handle(worker).call("unload", lane=LEAVE_LANE))
         self._links: dict[WeightEdge, WeightLink] = {}
@@ -285,7 +283,7 @@ class Executor:
         """What Identity.rendezvous is for the ranks of a group."""
         nodes = self._nodes_of(self._placements[name])
         if nodes == {DRIVERS_NODE}:
-            return f"{self._scratch.path}/{name}.{self._num_meetings[name]}.rendezvous"
+            return f"{self._scratch.path}/{name}.{self._meetings.count(name)}.rendezvous"
         return LOOPBACK if len(nodes) == 1 else ""
 
     def _open_channel(self, opened: _OpenFlow, channel: str) -> None:
@@ -678,7 +676,6 @@ class Executor:
     def _replace(self, name: str, ranks: Sequence[int]) -> None:
         handles = self._groups[name].handles
         if len(ranks) == len(handles):  # else those that stay have not met yet, and look where they were told to
-            self._num_meetings[name] += 1
             self._meetings.begin(name)
         for rank in ranks:
             if not handles[rank].is_lost:

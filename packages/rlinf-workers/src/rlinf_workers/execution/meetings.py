@@ -4,6 +4,7 @@ others where."""
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -19,12 +20,18 @@ class Meetings:
 
     def __init__(self) -> None:
         self._endpoints: dict[str, Future[Endpoint]] = {}
+        self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def begin(self, role: str) -> None:
         """The ranks of that group are about to start: what an earlier first rank said does not count."""
         with self._lock:
             self._endpoints[role] = Future()
+            self._counts[role] += 1
+
+    def count(self, role: str) -> int:
+        """How often the ranks of that group were about to start."""
+        return self._counts[role]
 
     def __call__(self, worker: str, endpoint: Endpoint | None, reply: Callable[[Endpoint], None]) -> None:
         role, _ = role_and_rank(worker)
