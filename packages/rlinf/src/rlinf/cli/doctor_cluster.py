@@ -9,11 +9,12 @@ from pathlib import Path
 
 from rlinf.cli.finding_lines import print_findings
 from rlinf.cli.table import aligned
-from rlinf.cluster_doctor.judge import clock, gib, judge, rate
+from rlinf.cluster_doctor.judge import clock, judge, rate
 from rlinf.cluster_doctor.reports import ClusterReport, NodeReport, WayReport
 from rlinf.errors import UserError
 from rlinf_sched.cluster import Links
 from rlinf_sched.errors import SchedError
+from rlinf_sched.explain.quantities import gib
 from rlinf_sched.problem import Problem
 from rlinf_sched.problem_file import read_problem
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rlinf.cluster_doctor.reports import ClusterReport, NodeReport
 from rlinf.finding import Finding
+from rlinf_sched.explain.quantities import gib
 
 MIN_SHARED_BYTES = 1 << 30
 """Containers have 64 MiB of /dev/shm unless they are told otherwise, and NCCL alone takes tens of MiB a GPU."""
@@ -106,10 +107,6 @@ def _ways(report: ClusterReport) -> Iterator[Finding]:
         yield Finding("network", "note", text, "look for a slower port or a longer route; ethtool shows a port's rate")
     if not slow and len(report.open_ways) == len(report.ways):
         yield Finding("network", "ok", f"{len(report.ways)} ways, median {rate(median)} a TCP connection")
-
-
-def gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def rate(bytes_per_s: float) -> str:

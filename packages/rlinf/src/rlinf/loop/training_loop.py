@@ -231,17 +231,17 @@ class TrainingLoop:
     def _train(self, latest: float) -> RunPlans | None:
         self._started_s = time.monotonic()
         if self._only_measures:
-            return self._train_until(self._stop, latest)
-        with self._stop as stop:
-            return self._train_until(stop, latest)
+            return self._train_until(latest)
+        with self._stop:
+            return self._train_until(latest)
 
-    def _train_until(self, stop: StopRequest, latest: float) -> RunPlans | None:
+    def _train_until(self, latest: float) -> RunPlans | None:
         """Trains until the run is over, goes on under other plans, or somebody stops it.
 
         Raises: KeyboardInterrupt, or Terminated, after a checkpoint.
         """
         if not self._only_measures:
-            latest = self._close_step(stop, latest)  # of a session that ended before it was done with the step
+            latest = self._close_step(latest)  # of a session that ended before it was done with the step
             self._auto.fit_into(self._config.run.num_steps - self._clock.step)
         while not self._is_over(latest):
             step = self._clock.step
@@ -255,7 +255,7 @@ class TrainingLoop:
             self._session.judge(flow_run.metrics, step)
             asks_for_plan = self._auto.observe(flow_run, busy_s)
             self._clock.step, self._clock.own_score = step + 1, None
-            latest = self._close_step(stop, latest)
+            latest = self._close_step(latest)
             if not asks_for_plan:
                 continue
             if self._only_measures:
@@ -266,15 +266,15 @@ class TrainingLoop:
         self._finish(latest)
         return None
 
-    def _close_step(self, stop: StopRequest, latest: float) -> float:
+    def _close_step(self, latest: float) -> float:
         """The evaluation and the checkpoint that are due after so many steps, where they were not made yet. Returns the
         latest score.
 
         Raises: KeyboardInterrupt or Terminated where somebody stops the run, which is saved then.
         """
-        run, done = self._config.run, self._clock.step
+        run, stop, done = self._config.run, self._stop, self._clock.step
         if self._clock.own_score is None and (self._is_over(latest) or done % run.evaluate_every == 0):
-            latest = self._evaluate_unless(stop, latest)
+            latest = self._evaluate_unless(latest)
         if stop.is_made or self._is_over(latest) or done % run.checkpoint_every == 0:
             self._save_checkpoint()
         if stop.is_made:
@@ -283,14 +283,14 @@ class TrainingLoop:
             raise stop.error
         return latest
 
-    def _evaluate_unless(self, stop: StopRequest, latest: float) -> float:
+    def _evaluate_unless(self, latest: float) -> float:
         """The score of the present weights; the latest one where somebody stops the run, which then evaluates when it
         is resumed."""
         try:
-            with stop.raising():
+            with self._stop.raising():
                 return self.evaluate()
         except KeyboardInterrupt:
-            if stop.is_urgent:
+            if self._stop.is_urgent:
                 raise
             return latest
 
