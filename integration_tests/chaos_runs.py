@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from command_line import (
-    SHORT_SORT,
+    TINY_SORT,
     all_gone,
     command,
     environment,
-    rows,
+    logged_processes,
+    numbers,
     steps_done,
-    weights,
     worker_processes,
 )
 from held import Before, processes_below
@@ -41,14 +41,8 @@ from rlinf.cli.table import aligned
 
 RECIPE = "sort-grpo"
 NUM_STEPS = 12
-SETTINGS = SHORT_SORT | {
-    "mode": "disaggregated",
-    "cluster.num_devices": 2,
-    "cluster.oversubscribe": "true",
-    "warm_start.max_steps": 5,
-    "warm_start.check_every": 5,
+SETTINGS = TINY_SORT | {
     "run.num_steps": NUM_STEPS,
-    "run.max_minutes": "null",
     "run.evaluate_every": 4,
     "run.checkpoint_every": 3,
     "run.worker_timeout_s": 20,
@@ -233,7 +227,7 @@ def tried(
             end(run)
             raise
         code = run.process.poll()
-        pids |= logged_processes(run.output)
+        pids |= set().union(*logged_processes(run.output).values())
         outcome, is_fine = judged(disturbance, code, run.said.read_text())
         if code is None:
             end(run)
@@ -294,16 +288,6 @@ def wait_for_step(run: Run, step: int) -> None:
     """Until so many steps are done, or the run has ended."""
     while run.process.poll() is None and (steps_done(run.output) < step or len(worker_processes(run.output)) < 3):
         time.sleep(0.02)
-
-
-def logged_processes(output: Path) -> set[int]:
-    """Every worker that ever wrote a first line."""
-    logs = (log.read_text(errors="replace") for log in output.glob("logs/*/*.log"))
-    return {int(pid) for log in logs for pid in re.findall(r"^worker \S+, process (\d+),", log, flags=re.MULTILINE)}
-
-
-def numbers(output: Path) -> tuple:
-    return rows(output), rows(output, "evaluations.jsonl"), weights(output)
 
 
 @contextmanager

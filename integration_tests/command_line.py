@@ -35,6 +35,16 @@ SHORT_SORT = {
 }
 """The sorting job in seconds: three digits, a smaller model."""
 
+TINY_SORT = SHORT_SORT | {
+    "mode": "disaggregated",
+    "cluster.num_devices": 2,
+    "cluster.oversubscribe": "true",
+    "warm_start.max_steps": 5,
+    "warm_start.check_every": 5,
+    "run.max_minutes": "null",
+}
+"""The same with hardly a warm start, on two slots of any machine: for many runs, or many steps."""
+
 SHORT_PUSH = {
     "actor.num_shards": 2,  # so that two ranks train
     "env.num_groups": 4,  # and two ranks simulate two groups each
@@ -109,14 +119,24 @@ def weights(path):
     }
 
 
-def worker_processes(path):
-    """Worker name -> process id, from the newest first line of a process in each log."""
+def numbers(path):
+    """All that has to be equal of two runs that are to be."""
+    return rows(path), rows(path, "evaluations.jsonl"), weights(path)
+
+
+def logged_processes(path):
+    """Worker name -> ids of all its processes so far, from the first lines in its log."""
     found = {}
     for log in (Path(path) / "logs").glob("*/*.log"):
-        firsts = re.findall(r"^worker \S+, process (\d+),", log.read_text(), flags=re.MULTILINE)
-        if firsts:
-            found[f"{log.parent.name}/{log.stem}"] = int(firsts[-1])
+        text = log.read_text(errors="replace")
+        if firsts := re.findall(r"^worker \S+, process (\d+),", text, flags=re.MULTILINE):
+            found[f"{log.parent.name}/{log.stem}"] = [int(first) for first in firsts]
     return found
+
+
+def worker_processes(path):
+    """Worker name -> id of its newest process."""
+    return {name: processes[-1] for name, processes in logged_processes(path).items()}
 
 
 def wait_for(condition, process, what):

@@ -19,18 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from command_line import SHORT_SORT, all_gone, command, environment, worker_processes
+from command_line import TINY_SORT, all_gone, command, environment, worker_processes
 from held import Before, Held, held_by, processes_below
 
 RECIPE = "sort-grpo"
-SETTINGS = SHORT_SORT | {
-    "mode": "disaggregated",
-    "cluster.num_devices": 2,
-    "cluster.oversubscribe": "true",
-    "warm_start.max_steps": 5,
-    "warm_start.check_every": 5,
-    "run.max_minutes": "null",
-}
 EVERY_STEPS = 100
 """Between two evaluations, and between two checkpoints: many of both are part of it."""
 PERIOD_S = 1.0
@@ -63,7 +55,7 @@ def soak(scratch: Path, num_steps: int, overrides: Sequence[str] = ()) -> dict:
     every = {"run.num_steps": num_steps, "run.evaluate_every": EVERY_STEPS, "run.checkpoint_every": EVERY_STEPS}
     with (scratch / "said").open("w") as said:
         process = subprocess.Popen(
-            [*command(RECIPE, output, SETTINGS | every), *overrides],
+            [*command(RECIPE, output, TINY_SORT | every), *overrides],
             stdout=said,
             stderr=subprocess.STDOUT,
             env=environment() | {"TMPDIR": str(before.temporary)},

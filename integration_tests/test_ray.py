@@ -11,12 +11,11 @@ from command_line import (
     SHORT_SORT,
     all_gone,
     environment,
-    rows,
+    numbers,
     start,
     steps_done,
     train,
     wait_for,
-    weights,
     worker_processes,
 )
 
@@ -54,10 +53,6 @@ def _add_node(nodes):
 
 def logs(path):
     return {str(log.relative_to(path)) for log in (path / "logs").glob("*/*.log")}
-
-
-def numbers(path):
-    return rows(path), rows(path, "evaluations.jsonl"), weights(path)
 
 
 @pytest.mark.slow
