@@ -34,7 +34,7 @@ from rlinf_comm.peers import peer
 from rlinf_comm.peers.address import this_host
 from rlinf_comm.weights import BufferSpec, Layout, plan
 from rlinf_comm.weights.layouts import TransformerShape, merged
-from rlinf_workers.links.base import WeightPort
+from rlinf_workers.links.base import Settle, WeightPort
 from rlinf_workers.registry import WEIGHT_LINKS
 
 SPAWN = get_context("spawn")
@@ -68,12 +68,15 @@ def train(pipe: Connection) -> None:
     for way in sender._ways:
         way._sender.publish = _counted(way._sender.publish, sent_bytes)
     pipe.send("ready")
+    settle: Settle | None = None
     while (version := pipe.recv()) is not None:
+        if settle is not None:
+            settle()
         for tensor in tensors.values():
             tensor.fill_(version)
         pipe.send("changed")
         assert pipe.recv() == "publish"
-        sender.publish(tensors, version)
+        settle = sender.publish(tensors, version)
         pipe.send((sent_bytes[0], {sender._peer.transport_to(way._name).name for way in sender._ways}))
     pipe.send("done")
 

@@ -6,7 +6,9 @@ import dataclasses
 import pathlib
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from comm_links import HANG_S, Net, together
 from comm_references import megatron_rank, merged_rank
 
-from rlinf_comm import PeerLost, WeightMismatchError, WeightTimeout, pack
+from rlinf_comm import PeerLost, WeightMismatchError, WeightTimeout, kept_pages, pack
 from rlinf_comm.peers import Peer
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.testing.host_device import HostDevice
@@ -24,6 +26,7 @@ from rlinf_comm.weights import (
     Box,
     BufferSpec,
     Layout,
+    LentTensors,
     RankLayout,
     TensorSpec,
     WeightStreamReceiver,
@@ -233,15 +236,57 @@ def test_a_flipped_bit_is_caught_its_tensor_named_and_the_next_version_arrives(i
 def test_what_changes_in_the_tensors_behind_the_copy_is_caught():
     reshard, shards, served = small()
     pairs = Pairs(Net(), reshard)
-    verify = pairs.receivers[0]._verify
+    look = pairs.receivers[0]._wrong
 
-    def spoil(*arguments: Any) -> None:
+    def spoil(*arguments: Any) -> set[str]:
         served[0]["b"][3] = 77.0
-        verify(*arguments)
+        return look(*arguments)
 
-    pairs.receivers[0]._verify = spoil  # type: ignore[method-assign]
+    pairs.receivers[0]._wrong = spoil  # type: ignore[method-assign]
     _, received = pairs.sync(shards, served, 0)
     assert isinstance(received[0], WeightMismatchError) and received[0].tensors == ("b",)
+
+
+def test_a_lent_version_comes_as_it_was_lent_though_its_tensors_have_changed():
+    reshard, shards, served = small()
+    expected = {name: tensor.clone() for name, tensor in whole(shards).items()}
+    pairs = Pairs(Net(), reshard, bucket_bytes=1000)
+    lent = [LentTensors(shard) for shard in shards]
+    with ThreadPoolExecutor(len(lent)) as pool:
+        for sender, tensors in zip(pairs.senders, lent, strict=True):
+            pool.submit(sender.publish, tensors, 0, HANG_S)
+        for tensors, shard in zip(lent, shards, strict=True):
+            tensors.settle()
+            for tensor in shard.values():
+                tensor.zero_()
+        pairs.receivers[0].receive(served[0], 0, HANG_S)
+    assert_bitwise_equal(served[0], expected)
+
+
+def test_lent_tensors_are_settled_when_nobody_reads_them_and_copied_only_for_who_still_does():
+    lent, is_settled = LentTensors({"w": torch.ones(2)}, num_readers=2), threading.Event()
+    settling = threading.Thread(target=lambda: (lent.settle(), is_settled.set()))
+    lent.release()
+    with lent.reading() as tensors:
+        settling.start()
+        assert not is_settled.wait(0.2)
+    assert is_settled.wait(HANG_S)
+    with lent.reading() as copies:
+        assert copies["w"].equal(tensors["w"]) and copies["w"].data_ptr() != tensors["w"].data_ptr()
+    lent.release()
+    with lent.reading() as copies:
+        assert not copies
+
+
+def test_nothing_that_was_in_memory_before_travels_between_the_boxes():
+    specs = {"a": TensorSpec(((1 << 20) + 3,), "bfloat16"), "b": TensorSpec((64,), "bfloat16")}
+    reshard = plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1))
+    shard = {name: torch.zeros(spec.shape, dtype=torch.bfloat16) for name, spec in specs.items()}
+    net = Net()
+    np.frombuffer(kept_pages.take((1 << 21) + 200), np.uint8)[:] = 7  # comes back for the bucket
+    raise_any(Pairs(net, reshard).sync([shard], [{name: torch.ones_like(one) for name, one in shard.items()}], 0))
+    (content,) = contents(net)
+    assert not content.data.any()
 
 
 def test_a_replacement_receiver_gets_everything_whole_and_the_others_deltas():

@@ -31,6 +31,7 @@ from rlinf_comm.weights.store.memory import WeightStore, WeightStoreAddress
 from rlinf_comm.weights.store.receiver import WeightReceiver
 from rlinf_comm.weights.store.sender import WeightSender
 from rlinf_comm.weights.stream.delta import DeltaEncoder, apply_delta
+from rlinf_comm.weights.stream.lent import LentTensors
 from rlinf_comm.weights.stream.receiver import WeightStreamReceiver
 from rlinf_comm.weights.stream.sender import StreamReport, WeightStreamSender
 from rlinf_comm.weights.stream.wire import Link
@@ -67,6 +68,7 @@ __all__ = [
     "DeltaEncoder",
     "apply_delta",
     "Link",
+    "LentTensors",
     "WeightStreamSender",
     "WeightStreamReceiver",
     "StreamReport",

@@ -91,6 +91,10 @@ class Transfer:
         table = CopyTable.of(copies, src_bytes=self._own_bytes, dst_bytes=self._store_bytes)
         return CopyProgram(table, DigestTable.of(boxes))
 
+    def stored_at(self) -> list[tuple[int, int]]:
+        """(offset, length) in bytes of each part in its store buffer."""
+        return [(part.store_offset, part.box.num_elements * part.spec.element_bytes) for part in self._parts]
+
     @cached_property
     def receive(self) -> CopyProgram:
         """Program that copies the store to own buffers."""

@@ -1,10 +1,10 @@
 """Weights between peers (rlinf_comm.peers), on one machine or several: each pair of ranks takes the best transport that
 it finds, and a version travels as what has changed where that is faster.
 
-A trainer must not wait for the version that it publishes, and the two ends of a stream wait for each other. So a
-trainer's rank keeps a copy of each version where its tensors are, and a thread for each serving rank hands it out when
-that one comes. What is on a GPU is packed and checked there, and goes to another GPU by the pair's transport: CUDA IPC
-or NCCL, and through host memory where neither works.
+A trainer must not wait for the version that it publishes, and the two ends of a stream wait for each other. So a thread
+for each serving rank hands a version out when that one comes: from the trainer's tensors until they are about to
+change, and from a copy afterwards. Tensors of a GPU are copied at once. What is on a GPU is packed and checked there,
+and goes to another GPU by the pair's transport: CUDA IPC or NCCL, and through host memory where neither works.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rlinf_comm.cuda import DeviceUnavailable
 from rlinf_comm.errors import IpcError, PeerLeft, PeerLost, PeerTimeout, WeightMismatchError, WeightTimeout
 from rlinf_comm.peers import Peer
 from rlinf_comm.peers.secret import SECRET_VARIABLE, is_loopback, job_secret
-from rlinf_comm.weights import ReshardPlan, WeightStreamReceiver, WeightStreamSender
+from rlinf_comm.weights import LentTensors, ReshardPlan, WeightStreamReceiver, WeightStreamSender
 from rlinf_comm.weights.device import CudaDevice, Device
-from rlinf_workers.links.base import WeightPort
+from rlinf_workers.links.base import Settle, WeightPort
 from rlinf_workers.links.host_memory import HostCopies
 
 NUM_KEPT = 2
@@ -100,17 +100,20 @@ class StreamsSender:
             for rank in ranks
         ]
 
-    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
+    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> Settle:
         for way in self._ways:
             way.wait_for_room(policy_version)
-        kept = self._keep(tensors, policy_version)
+        kept = LentTensors(self._kept(tensors, policy_version), len(self._ways))
         for way in self._ways:
             way.put(kept, policy_version)
+        if any(tensor.is_cpu for tensor in tensors.values()):
+            return kept.settle
+        return lambda: None
 
-    def _keep(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
-        """Copies, on the device where the tensors are there and may stay."""
+    def _kept(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
+        """Those of the host as they are; copies of all others, on the device where they may stay there."""
         if self._device is None or any(tensor.is_cpu for tensor in tensors.values()):
-            return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
         try:
             kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         except torch.OutOfMemoryError as error:
@@ -128,7 +131,7 @@ class _Way:
 
     def __init__(self, peer: Peer, name: str, sender: WeightStreamSender) -> None:
         self._peer, self._name, self._sender = peer, name, sender
-        self._kept: queue.Queue[tuple[dict[str, Tensor], int]] = queue.Queue()
+        self._kept: queue.Queue[tuple[LentTensors, int]] = queue.Queue()
         self._num_kept = 0
         self._changed = threading.Condition()
         self._failure: Exception | None = None
@@ -148,7 +151,7 @@ class _Way:
                 expected_version=policy_version,
             )
 
-    def put(self, tensors: dict[str, Tensor], policy_version: int) -> None:
+    def put(self, tensors: LentTensors, policy_version: int) -> None:
         """There has to be room."""
         self._count(1)
         self._kept.put((tensors, policy_version))
@@ -171,10 +174,11 @@ class _Way:
             except Exception as error:  # noqa: BLE001 - the next publication raises it
                 self._count(0, error)
                 return
+            tensors.release()
             del tensors
             self._count(-1)
 
-    def _is_taken(self, tensors: dict[str, Tensor], policy_version: int) -> bool:
+    def _is_taken(self, tensors: LentTensors, policy_version: int) -> bool:
         """Meets the receiver once. False: it is to be tried again."""
         try:
             self._sender.publish(tensors, policy_version, timeout_s=MEETING_S)

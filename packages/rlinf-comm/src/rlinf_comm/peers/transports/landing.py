@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
-import threading
-import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rlinf_comm import kept_pages
+
 _ALIGNMENT = 64
 _LARGE_BYTES = 4 << 20
-"""Buffers of at least so many bytes get pages of their own, huge ones where the system has them."""
-
-_MAX_KEPT_BYTES = 256 << 20
-"""The most bytes of pages that this process keeps for reuse after their tensors are gone; enough for the few largest
-tensors of a trainer."""
+"""Buffers of at least so many bytes get pages of their own."""
 
 
 def allocate(lengths: Sequence[int]) -> list[memoryview]:
@@ -30,47 +24,9 @@ def allocate(lengths: Sequence[int]) -> list[memoryview]:
     offset = -raw.ctypes.data % _ALIGNMENT
     shared = raw.data[offset:]
     return [
-        shared[start : start + length] if length < _LARGE_BYTES else _pages.take(length)
+        shared[start : start + length] if length < _LARGE_BYTES else kept_pages.take(length)
         for start, length in zip(starts, lengths, strict=True)
     ]
-
-
-class _Pages:
-    """Memory of large buffers whose tensors are gone, for the next ones: pages that are there already take in twice as
-    much a second as fresh ones, which the system has to clear first."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._returned: deque[mmap.mmap] = deque()  # appended to by finalizers, which may run anywhere: without a lock
-        self._kept: list[mmap.mmap] = []
-
-    def take(self, num_bytes: int) -> memoryview:
-        pages = self._find(num_bytes)
-        if pages is None:
-            pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            try:
-                pages.madvise(mmap.MADV_HUGEPAGE)
-            except (AttributeError, OSError):
-                pass  # a system without huge pages; small ones are right as well
-        array = np.frombuffer(pages, dtype=np.uint8, count=num_bytes)
-        weakref.finalize(array, self._returned.append, pages).atexit = False
-        return array.data  # keeps the array; whoever decodes it keeps this
-
-    def _find(self, num_bytes: int) -> mmap.mmap | None:
-        """Finds kept pages that fit without much waste."""
-        with self._lock:
-            while self._returned:
-                self._kept.append(self._returned.popleft())
-            fitting = [pages for pages in self._kept if num_bytes <= len(pages) <= num_bytes + num_bytes // 4]
-            found = min(fitting, key=len, default=None)
-            if found is not None:
-                self._kept.remove(found)
-            while sum(map(len, self._kept)) > _MAX_KEPT_BYTES:
-                self._kept.pop(0)  # the longest unused
-            return found
-
-
-_pages = _Pages()
 
 
 def chunks(buffers: Sequence[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]]:

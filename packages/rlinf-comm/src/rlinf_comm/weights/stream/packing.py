@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from rlinf_comm import kept_pages
 from rlinf_comm.copies import Int64s, addresses_of
 from rlinf_comm.weights.region import device_type_of
 from rlinf_comm.weights.transfer import Transfer
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from rlinf_comm.weights.device.device import Copies, Device, Digests
 
     Bytes = npt.NDArray[np.uint8]
+
+
+_KEPT_BYTES = 1 << 20
+"""Buckets of at least so many bytes are packed in pages that have been used before."""
 
 
 class Packing(Protocol):
@@ -48,7 +53,7 @@ class HostPacking:
         self._transfer, self._num_bytes = transfer, num_bytes
 
     def pack(self, own: Int64s) -> tuple[Bytes, list[int]]:
-        data = np.zeros(self._num_bytes, np.uint8)
+        data = self._room()
         digests = self._transfer.publish.run_with_digests(own, np.array([data.ctypes.data], np.int64))
         return data, digests
 
@@ -58,6 +63,20 @@ class HostPacking:
 
     def digests(self, own: Int64s) -> list[int]:
         return self._transfer.attest.run(own)
+
+    def _room(self) -> Bytes:
+        if self._num_bytes < _KEPT_BYTES:
+            return np.zeros(self._num_bytes, np.uint8)
+        data = np.frombuffer(kept_pages.take(self._num_bytes), np.uint8)
+        data[self._gaps] = 0  # deltas compare them too
+        return data
+
+    @cached_property
+    def _gaps(self) -> Int64s:
+        """The places of the bytes between the boxes."""
+        ends = [0, *(start + num_bytes for start, num_bytes in self._transfer.stored_at())]
+        starts = [*(start for start, _ in self._transfer.stored_at()), self._num_bytes]
+        return np.concatenate([np.arange(end, start) for end, start in zip(ends, starts, strict=True)])
 
 
 class DevicePacking:

@@ -122,7 +122,8 @@ class WeightStreamReceiver:
         try:
             for_each(lambda rank, talk: self._take(rank, own, policy_version, talk, taken), talks, stop_at_failure=True)
             copied_s = time.perf_counter()
-            self._verify(own, taken, policy_version)
+            wrong = for_each(lambda rank, _: self._wrong(rank, own, taken[rank]), talks, stop_at_failure=False)
+            self._refuse(set().union(*wrong), policy_version)
             for rank, found in taken.items():
                 source = self._sources[rank]
                 source.held = Held(found.offer.session, policy_version)
@@ -267,20 +268,23 @@ class WeightStreamReceiver:
 
     # --- all of them ---
 
-    def _verify(self, tensors: Mapping[str, torch.Tensor], taken: Mapping[int, _Taken], policy_version: int) -> None:
+    def _wrong(self, rank: int, tensors: Mapping[str, torch.Tensor], found: _Taken) -> set[str]:
+        """Names of what holds something else than this sender packed."""
+        pair = self._sources[rank].pair
+        assert pair is not None, "it was made for the offer"
         addresses = addresses_of(tensors.values())
+        packings, tied = pair.prepare(tensors)
+        checks = [*zip(pair.buckets, packings, found.digests, strict=True)]
+        checks.append((pair.tied, tied, found.offer.tied_digests))
         wrong: set[str] = set()
-        for rank, found in taken.items():
-            pair = self._sources[rank].pair
-            assert pair is not None, "it was made for the offer"
-            packings, tied = pair.prepare(tensors)
-            checks = [*zip(pair.buckets, packings, found.digests, strict=True)]
-            checks.append((pair.tied, tied, found.offer.tied_digests))
-            for bucket, packing, expected in checks:
-                served = packing.digests(addresses)
-                for index, (name, digest) in enumerate(zip(bucket.names, served, strict=True)):
-                    if expected[16 * index : 16 * index + 16] != digests_to_bytes([digest]):
-                        wrong.add(name)
+        for bucket, packing, expected in checks:
+            served = packing.digests(addresses)
+            for index, (name, digest) in enumerate(zip(bucket.names, served, strict=True)):
+                if expected[16 * index : 16 * index + 16] != digests_to_bytes([digest]):
+                    wrong.add(name)
+        return wrong
+
+    def _refuse(self, wrong: set[str], policy_version: int) -> None:
         if wrong:
             raise WeightMismatchError(
                 f"weight stream: receiver {self._dst_rank} must not serve version {policy_version}: "

@@ -18,22 +18,25 @@ and what it sends is in device memory, always whole.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_comm.copies import addresses_of
+from rlinf_comm.copies import Int64s, addresses_of
 from rlinf_comm.errors import LayoutError, WeightMismatchError
 from rlinf_comm.records import record
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.stream.choice import Choice, DeltaChoice
 from rlinf_comm.weights.stream.delta import DeltaEncoder
-from rlinf_comm.weights.stream.packing import are_on
+from rlinf_comm.weights.stream.lent import LentTensors
+from rlinf_comm.weights.stream.packing import Packing, are_on
 from rlinf_comm.weights.stream.talk import Talk, for_each
 from rlinf_comm.weights.stream.wire import (
     BUCKET_BYTES,
+    DEVICE_BUCKET_BYTES,
     Ack,
     Content,
     Held,
@@ -91,7 +94,7 @@ class WeightStreamSender:
     Args:
         dst_names: The name that the link has for every destination rank of the plan, in their order.
         dst_ranks: Publishes to these alone; by default to all that need any of what this rank stores.
-        bucket_bytes: The most that is packed at a time, for each receiver.
+        bucket_bytes: The most that is packed at a time, for each receiver; None: 16 MiB, and 64 MiB with a device.
         deltas: False: always dense, and no copy is kept on either side.
         new_choice: Makes what decides between delta and dense, one for each receiver.
         device: This rank's, where its tensors may be.
@@ -108,7 +111,7 @@ class WeightStreamSender:
         dst_names: Sequence[str],
         *,
         dst_ranks: Collection[int] | None = None,
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         deltas: bool = True,
         new_choice: Callable[[], DeltaChoice] = DeltaChoice,
         device: Device | None = None,
@@ -118,6 +121,8 @@ class WeightStreamSender:
                 f"weight stream: source rank {src_rank} and {len(dst_names)} destinations; the plan has "
                 f"{plan.num_src_ranks} source and {plan.num_dst_ranks} destination ranks"
             )
+        if bucket_bytes is None:
+            bucket_bytes = BUCKET_BYTES if device is None else DEVICE_BUCKET_BYTES
         if bucket_bytes < 16:
             raise ValueError(f"bucket_bytes={bucket_bytes}; at least one element of 16 bytes must fit")
         self._plan = plan
@@ -136,13 +141,13 @@ class WeightStreamSender:
             self._destinations[rank] = _Destination(dst_names[rank], pair, new_choice())
 
     def publish(
-        self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0
+        self, tensors: Mapping[str, torch.Tensor] | LentTensors, policy_version: int, timeout_s: float = 60.0
     ) -> list[StreamReport]:
         """Brings a version to all receivers, at the same time; returns when they have it and found it right.
 
         Args:
             tensors: This rank's buffers by name, exactly those of its layout; any strides. They must not change until
-                this returns.
+                this returns, but for lent ones, which may after `settle`.
             policy_version: Larger than any that was published before. One that failed may be published again.
             timeout_s: Seconds for all of it, the wait for the receivers included.
 
@@ -155,7 +160,9 @@ class WeightStreamSender:
                 all others, on the device; names it.
         """
         who = f"sender {self._src_rank}"
-        own = checked_on(self._device, who, self._plan.src_buffers[self._src_rank], tensors)
+        lent = tensors if isinstance(tensors, LentTensors) else LentTensors(tensors)
+        with lent.reading() as own:
+            checked_on(self._device, who, self._plan.src_buffers[self._src_rank], own)
         if policy_version < 0 or policy_version <= self._published:
             raise ValueError(
                 f"weight stream: policy_version={policy_version} is not newer than {self._published}, which is "
@@ -165,7 +172,7 @@ class WeightStreamSender:
 
         def publish_to(rank: int, talk: Talk) -> StreamReport:
             try:
-                return self._publish_to(rank, own, policy_version, talk)
+                return self._publish_to(rank, lent, policy_version, talk)
             except BaseException:
                 self._destinations[rank].forget()
                 raise
@@ -178,15 +185,12 @@ class WeightStreamSender:
         self._published = policy_version
         return reports
 
-    def _publish_to(
-        self, rank: int, tensors: Mapping[str, torch.Tensor], policy_version: int, talk: Talk
-    ) -> StreamReport:
+    def _publish_to(self, rank: int, lent: LentTensors, policy_version: int, talk: Talk) -> StreamReport:
         to = self._destinations[rank]
         now = to.choice.now
         start_s = now()
-        addresses = addresses_of(tensors.values())
-        packings, tied = to.pair.prepare(tensors)
-        tied_digests = digests_to_bytes(tied.digests(addresses))
+        with self._prepared(to.pair, lent) as (_, tied, addresses, on_device):
+            tied_digests = digests_to_bytes(tied.digests(addresses))
         key = (self._session, self._attempt)
         talk.send(Offer(*key, self._plan.digest, policy_version, self._bucket_bytes, tied_digests))
         reply = talk.receive(Reply, key)
@@ -196,12 +200,13 @@ class WeightStreamSender:
                 expected_version=reply.wanted_version,
                 found_version=policy_version,
             )
-        choice = self._choice(to, reply.held, are_on(self._device, tensors))
+        choice = self._choice(to, reply.held, on_device)
         busy_s = send_s = encode_s = 0.0
         delta_bytes = sent_bytes = num_deltas = 0
-        for number, (bucket, packing, encoder) in enumerate(zip(to.pair.buckets, packings, to.encoders, strict=True)):
+        for number, (bucket, encoder) in enumerate(zip(to.pair.buckets, to.encoders, strict=True)):
             packing_s = now()
-            data, digests = packing.pack(addresses)
+            with self._prepared(to.pair, lent) as (packings, _, addresses, _):
+                data, digests = packings[number].pack(addresses)
             is_kept = self._deltas and isinstance(data, np.ndarray)
             encoding_s = now()
             delta = self._delta(encoder, data, choice) if isinstance(data, np.ndarray) else None
@@ -234,9 +239,16 @@ class WeightStreamSender:
             num_bytes=to.pair.num_bytes,
             sent_bytes=sent_bytes,
             num_delta_buckets=num_deltas,
-            num_buckets=len(packings),
+            num_buckets=len(to.pair.buckets),
             seconds=now() - start_s,
         )
+
+    @contextmanager
+    def _prepared(self, pair: Pair, lent: LentTensors) -> Iterator[tuple[list[Packing], Packing, Int64s, bool]]:
+        """(for each bucket, for the tied boxes, the addresses of the tensors, whether they are on the device)"""
+        with lent.reading() as tensors:
+            in_order = {name: tensors[name] for name in self._plan.src_buffers[self._src_rank]}
+            yield *pair.prepare(in_order), addresses_of(in_order.values()), are_on(self._device, in_order)
 
     def _choice(self, to: _Destination, held: Held | None, on_device: bool) -> Choice:
         if on_device:
