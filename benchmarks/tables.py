@@ -43,6 +43,9 @@ LEARNING = {
     "learning-reach-oft-grpo": "The same task, a tiny OpenVLA-OFT by GRPO. Target: as pi0",
 }
 COMPARISONS = {
+    "ray-nodes": "Steps of 0.2 to 0.8 s through Ray on two pretended nodes with two slots each, against the local "
+    "launcher on the same two cores; metrics, evaluations and weights are equal to the bit. Target: 1.15. Ray's own "
+    "processes take 0.03 of a core; items and weights go over the network there and through shared memory here",
     "overhead-sort": "Overhead of processes, channels, leases and weight syncs: a step of sort-grpo as a flow on one "
     "slot over the same work in one process. Target: at most 1.05",
     "overhead-pushcube": "The same for pushcube-ppo, with 100 hand-overs a step between env and policy. "
@@ -180,6 +183,13 @@ def _failures() -> Iterator[str]:
         for victim, samples in result["samples_s"].items():
             yield f"| {victim} | {max(samples):.2f} |"
         yield ""
+    if result := _load("explained"):
+        found = result["findings"]
+        yield (
+            f"\n{found['hangs']} hangs of real processes, from the beginning of the run that hangs to the right "
+            f"explanation: {statistics.median(map(max, result['samples_s'].values())):.1f} s (median), "
+            f"{found['slowest_s']:.1f} s at worst (target: 10 s; {_machine(result)}).\n"
+        )
     if result := _load("killed-engine"):
         (samples,), kills = result["samples_s"].values(), result["findings"]["kills"]
         named = sum(kill["names_it"] and not kill["processes_left"] for kill in kills)

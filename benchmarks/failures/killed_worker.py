@@ -1,4 +1,7 @@
-"""How long a run goes on after one of its workers was killed: `python -m benchmarks.failures.killed_worker`."""
+"""How long a run that replaces no workers goes on after one was killed.
+
+python -m benchmarks.failures.killed_worker
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ def _seconds_to_end(victim: str) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "run"
         command = ["rlinf", "train", "sort-grpo", "--output", str(output), "--warm_start", "null"]
+        command += ["--run.on_failure", "stop"]
         process = subprocess.Popen(
             [str(Path(sys.executable).with_name(command[0])), *command[1:]],
             stdout=subprocess.DEVNULL,

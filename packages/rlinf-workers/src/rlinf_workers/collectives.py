@@ -20,7 +20,9 @@ from rlinf_workers.launcher.base import Identity, RequestSender
 from rlinf_workers.spans import WaitTable
 
 T = TypeVar("T")
-TIMEOUT = timedelta(minutes=10)
+TIMEOUT = timedelta(days=1)
+"""Longer than any stage that has ranks wait for each other. Who waits too long is found by the driver, which knows how
+long a step should take: it names the rank that is missing, and ends the step."""
 
 
 class RankGroup:
@@ -156,8 +158,8 @@ def connect(identity: Identity, waits: WaitTable, request: RequestSender) -> Ran
     # Every rank takes part in making every group, in the same order.
     replicas = [ranks[first : first + size] for first in ranks[::size]]
     places = [ranks[place::size] for place in range(size)]
-    of_replica: list[Any] = [dist.new_group(members) for members in replicas]
-    of_place: list[Any] = [dist.new_group(members) for members in places]
+    of_replica: list[Any] = [dist.new_group(members, timeout=TIMEOUT) for members in replicas]
+    of_place: list[Any] = [dist.new_group(members, timeout=TIMEOUT) for members in places]
     replica, place = identity.replica, identity.rank_in_replica
     own = RankGroup(place, size, of_replica[replica], name="the replica", members=replicas[replica], waits=waits)
     peers = RankGroup(replica, num_replicas, of_place[place], name="the replicas", members=places[place], waits=waits)

@@ -7,6 +7,7 @@ then the stages of the pipeline.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_workers.collectives import RankGroup, backends_of
+from rlinf_workers.collectives import TIMEOUT, RankGroup, backends_of
 from rlinf_workers.worker import Worker
 
 SEED = 1
@@ -56,6 +57,7 @@ def connect(worker: Worker, options: MegatronOptions) -> Place:
         pipeline_model_parallel_size=options.pipeline_parallel,
         expert_model_parallel_size=options.expert_parallel,
         expert_tensor_parallel_size=options.expert_tensor_parallel,
+        distributed_timeout_minutes=TIMEOUT // timedelta(minutes=1),
         # Stages outermost, as layouts have it, unless replicas are outside of them.
         order="tp-cp-ep-pp-dp" if worker.num_ranks > options.ranks_per_replica else "tp-cp-ep-dp-pp",
     )
@@ -77,7 +79,7 @@ def _place(worker: Worker, options: MegatronOptions) -> Place:
     stage = worker.replica_ranks
     if options.pipeline_parallel > 1:
         # Every rank takes part in making every group, in the same order.
-        groups: list[Any] = [dist.new_group(range(first, first + size)) for first in range(0, worker.num_ranks, size)]
+        groups: list[Any] = [dist.new_group(range(first, first + size), timeout=TIMEOUT) for first in range(0, worker.num_ranks, size)]
         stage = RankGroup(worker.rank % size, size, groups[worker.rank // size])
     return Place(
         tensor=within % options.tensor_parallel,
