@@ -343,3 +343,10 @@ def test_a_standstill_names_who_waits_for_what(monkeypatch):
 def test_importing_the_package_loads_no_native_code():
     code = "import sys, rlinf_sched, rlinf_sched.simulator; print('rlinf_sched._C' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_neighbouring_seeds_share_no_draws():
+    costs = ItemCosts(spread="lognormal", sigma=1.0)
+    drawn = [costs.draw(8, seed, step).tolist() for seed in (3, 4) for step in (0, 1)]
+    assert len(set().union(*drawn)) == 4 * 8
+    assert drawn[0] == costs.draw(8, 3).tolist()

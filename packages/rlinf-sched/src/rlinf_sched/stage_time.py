@@ -35,6 +35,14 @@ def items_at_once(
     return hand_over_size(num_items, num_instances, granularity, instance.max_items)
 
 
+def handed_over(
+    instance: InstanceProfile, batching: Batching, *, num_items: int, num_instances: int, granularity: int
+) -> int:
+    """Items that an instance hands on at a time; an engine's limit bounds what it holds, not what it hands on."""
+    limit = 0 if batching == "continuous" else instance.max_items
+    return hand_over_size(num_items, num_instances, granularity, limit)
+
+
 def stage_times(
     instance: InstanceProfile,
     batching: Batching,
