@@ -43,7 +43,8 @@ unsigned eight_rows(const double* keys, const double* bounds, std::size_t num_co
 
 }  // namespace
 
-void join_rows(const Columns& c, const Join& join, const double* a, const double* b, double* row) {
+void join_rows(const Columns& c, const Join& join, int steps_under_way, const double* a, const double* b,
+               double* row) {
   const bool in_turn = join.kind == kInTurn, same_devices = join.kind != kSideBySide;
   for (int p = 0; p < c.num_pools; ++p) {
     const int resident = c.resident() + p, peak = c.peak() + p;
@@ -76,6 +77,17 @@ void join_rows(const Columns& c, const Join& join, const double* a, const double
   } else {
     for (int i = first; i <= tail; ++i) row[i] = std::max(a[i], b[i]);
   }
+  // On the same devices, the part before takes all steps that are under way before it lets the part after have them.
+  const int period = c.period(), further = c.further(), held = c.held(), num_more = steps_under_way - 1;
+  if (same_devices) {
+    row[further] = a[further] + b[further];
+    row[period] = (row[last] + num_more * row[further]) / steps_under_way;
+    row[held] = num_more * a[further] + b[held];
+  } else {
+    row[further] = std::max(a[further], b[further]);
+    row[period] = num_more > 0 ? std::max(a[period], b[period]) : row[last];
+    row[held] = join.feeds ? a[held] + b[held] : std::max(a[held], b[held]);
+  }
   row[c.sync()] = a[c.sync()] + b[c.sync()];
   row[c.switches()] = std::max(a[c.switches()], b[c.switches()]);
   for (int e = 0; e < c.num_edges; ++e) {
@@ -100,7 +112,10 @@ Front::Front(Columns columns, Limits limits, int num_groups)
   };
   add(c.last(), limits_.tolerance_s);
   for (int p = 0; p < c.num_pools; ++p) add(p, limits_.tolerance_share * limits_.devices[p]);
-  for (int i = c.half(); i <= c.sync(); ++i) add(i, limits_.tolerance_s);
+  for (int i = c.half(); i <= c.sync(); ++i) {
+    if (limits_.steps_under_way > 1 || i < c.period() || i > c.held())  // those say nothing new
+      add(i, limits_.tolerance_s);
+  }
   for (int i = c.first(); i < c.last(); ++i) add(i, limits_.tolerance_s);
   for (int i = c.switches(); i < c.width(); ++i) add(i, 0.0);
   tolerance_.resize(tolerance_.size() + 2 * num_groups_, 0.0);
@@ -124,8 +139,19 @@ bool Front::keeps_bound(const double* row) const {
   if (!std::isfinite(limits_.bound_s))
     return true;
   // Parts are rectangles of devices and time that tile the step's: what a part wastes, the whole wastes.
-  const double least = (sum_of_devices(c, row) * row[c.last()] + limits_.rest_area) / num_devices_;
-  return std::max(least, row[c.last()] + row[c.sync()]) <= limits_.bound_s * (1 + 1e-9);
+  const double least = (sum_of_devices(c, row) * row[c.period()] + limits_.rest_area) / num_devices_;
+  return std::max(least, step_s(row)) <= limits_.bound_s * (1 + 1e-9);
+}
+
+double Front::step_s(const double* row) const {
+  const Columns& c = columns_;
+  const int count = limits_.steps_under_way;
+  const double alone = row[c.last()] + row[c.sync()];
+  if (count == 1)
+    return alone;
+  // Weights move when their source has left its devices: after all the steps that it took in one go.
+  const double busy = row[c.period()] + row[c.switches()] * row[c.sync()] / count;
+  return std::max({busy, row[c.sync()], (alone + row[c.held()]) / count});
 }
 
 // Memory that cannot exceed the limit counts as 0.
@@ -228,20 +254,21 @@ void Front::for_each_join(const Front& before, const Front& after, const Join& j
       }
       if (!may_join)
         continue;
-      join_rows(c, join, a, b, row.data());
+      join_rows(c, join, limits_.steps_under_way, a, b, row.data());
       const bool shares =
           join.kind != kSideBySide && join.mixes && sum_of_devices(c, a) > 0 && sum_of_devices(c, b) > 0;
       const bool mixed = before.is_mixed(i) || after.is_mixed(j) || shares;
       const Origin origin{join.kind, join.before_part, static_cast<int32_t>(i), static_cast<int32_t>(j)};
-      take(a, b, row.data(), signature.data(), mixed, origin);
+      take(row.data(), signature.data(), mixed, origin);
     }
   }
 }
 
 void Front::offer_joins(const Front& before, const Front& after, const Join& join, const std::vector<bool>& forget) {
   for_each_join(before, after, join, forget,
-                [this](const double*, const double*, const double* row, const int64_t* signature, bool mixed,
-                       Origin origin) { offer(row, signature, mixed, origin); });
+                [this](const double* row, const int64_t* signature, bool mixed, Origin origin) {
+                  offer(row, signature, mixed, origin);
+                });
 }
 
 std::vector<Whole> Front::best_joins(const Front& before, const Front& after, const Join& join,
@@ -249,23 +276,14 @@ std::vector<Whole> Front::best_joins(const Front& before, const Front& after, co
   const Columns& c = columns_;
   std::vector<Whole> best[2];
   for_each_join(before, after, join, std::vector<bool>(num_groups_, true),
-                [&](const double* a, const double* b, const double* row, const int64_t*, bool mixed, Origin origin) {
-                  if (!fits(row, mixed))
+                [&](const double* row, const int64_t*, bool mixed, Origin origin) {
+                  if (!fits(row, mixed) || !keeps_bound(row))
                     return;
-                  double step_s = row[c.last()] + row[c.sync()];
-                  if (join.steps_under_way == 1) {
-                    if (!keeps_bound(row))
-                      return;
-                  } else {  // the bound is a period, and steps overlap
-                    const double sides = std::max(a[c.last()], b[c.last()] + row[c.sync()]);
-                    step_s = std::max(sides, step_s / join.steps_under_way);
-                    if (step_s > limits_.bound_s * (1 + 1e-9))
-                      return;
-                  }
                   std::vector<Whole>& list = best[mixed];
-                  if (list.size() == count && step_s >= list.back().step_s)
+                  const double seconds = step_s(row);
+                  if (list.size() == count && seconds >= list.back().step_s)
                     return;
-                  const Whole whole{step_s, row[c.sync()], mixed, origin};
+                  const Whole whole{seconds, row[c.sync()], mixed, origin};
                   list.insert(std::upper_bound(list.begin(), list.end(), whole,
                                                [](const Whole& x, const Whole& y) { return x.step_s < y.step_s; }),
                               whole);

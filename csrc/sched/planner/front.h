@@ -8,8 +8,8 @@
 namespace rlinf::sched {
 
 // Where what stands in a row of `width()` numbers, all to be minimised: devices taken of each pool, times at which
-// items come out (first hand-over, middle, last item), second half, tail, weight sync, and for each pool bytes between
-// turns and at the fullest.
+// items come out (first hand-over, middle, last item), second half, tail, period, what a further step adds, how long a
+// step is held up, weight sync, and for each pool bytes between turns and at the fullest.
 struct Columns {
   int num_pools;
   int num_out;
@@ -19,7 +19,10 @@ struct Columns {
   int last() const { return num_pools + num_out - 1; }
   int half() const { return last() + 1; }
   int tail() const { return last() + 2; }
-  int sync() const { return tail() + 1; }
+  int period() const { return last() + 3; }
+  int further() const { return period() + 1; }
+  int held() const { return period() + 2; }
+  int sync() const { return held() + 1; }
   int switches() const { return sync() + 1; }
   int resident() const { return switches() + 1; }
   int peak() const { return resident() + num_pools; }
@@ -33,6 +36,7 @@ struct Limits {
   std::vector<double> memory;         // bytes of a device of each pool
   std::vector<double> rest_resident;  // most bytes that the rest of the flow may keep on a device of each pool
   std::vector<double> rest_peak;      // most bytes that one of its turns may need there
+  int32_t steps_under_way;            // at most, at a time: 1, or more where generation may run ahead of training
   double bound_s;                     // a whole plan known to be this good; infinity for none
   double rest_area;                   // least device-seconds of the rest of the flow
   double tolerance_s;                 // times closer than this count as equal
@@ -65,7 +69,6 @@ struct Join {
   double sync_latency_s;    // of one sync
   double sync_bytes_per_s;  // of one device's link
   bool mixes;               // one has training stages and the other generation stages
-  int32_t steps_under_way;  // of whole plans side by side whose generation may run ahead of training: how many; else 1
 };
 
 // A whole plan.
@@ -92,6 +95,9 @@ class Front {
   // The best `count` pairs as whole plans, of those that mix generation and training on a device and of those that do
   // not.
   std::vector<Whole> best_joins(const Front& before, const Front& after, const Join& join, std::size_t count) const;
+
+  // Seconds from the end of one step to that of the next, of a whole plan; of a part, no plan with it is quicker.
+  double step_s(const double* row) const;
 
   std::size_t size() const { return origins_.size(); }
   const double* row(std::size_t i) const { return &rows_[i * columns_.width()]; }
@@ -132,6 +138,7 @@ class Front {
 };
 
 // The row of two parts joined; what the columns mean is in Columns, the algebra in docs/scheduling.md.
-void join_rows(const Columns& columns, const Join& join, const double* a, const double* b, double* row);
+void join_rows(const Columns& columns, const Join& join, int steps_under_way, const double* a, const double* b,
+               double* row);
 
 }  // namespace rlinf::sched

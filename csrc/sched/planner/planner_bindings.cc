@@ -52,13 +52,19 @@ py::array_t<int32_t> origins_of(const sched::Front& front) {
   return result;
 }
 
+py::array_t<double> steps_of(const sched::Front& front) {
+  py::array_t<double> result(static_cast<py::ssize_t>(front.size()));
+  for (std::size_t i = 0; i < front.size(); ++i) result.mutable_at(i) = front.step_s(front.row(i));
+  return result;
+}
+
 py::array_t<bool> mixed_of(const sched::Front& front) {
   py::array_t<bool> result(static_cast<py::ssize_t>(front.size()));
   for (std::size_t i = 0; i < front.size(); ++i) result.mutable_at(i) = front.is_mixed(i);
   return result;
 }
 
-// float64 [cases, fractions + 1]: `StageTimes::of` each number of instances and size.
+// float64 [cases, fractions + 2]: `StageTimes::of` each number of instances and size.
 py::array_t<double> stage_times(int batching, const Rows& seconds, const Rows& costs, int max_items,
                                 const std::vector<double>& fractions, const Counts& num_instances,
                                 const Counts& sizes) {
@@ -66,7 +72,7 @@ py::array_t<double> stage_times(int batching, const Rows& seconds, const Rows& c
     throw py::value_error("give items, and as many sizes as numbers of instances");
   }
   const py::ssize_t num_cases = sizes.shape(0);
-  py::array_t<double> result({num_cases, static_cast<py::ssize_t>(fractions.size() + 1)});
+  py::array_t<double> result({num_cases, static_cast<py::ssize_t>(fractions.size() + 2)});
   const auto list = [](const Rows& array) { return std::vector<double>(array.data(), array.data() + array.size()); };
   sched::StageTimes times({static_cast<sched::StageWork::Batching>(batching), list(seconds), list(costs), max_items},
                           fractions);
@@ -87,24 +93,30 @@ void rlinf::sched::bind_planner(py::module_& m) {
            py::kw_only(), py::arg("num_pools"), py::arg("num_out"), py::arg("num_edges"));
   py::class_<sched::Limits>(m, "Limits")
       .def(py::init([](std::vector<double> devices, std::vector<double> memory, std::vector<double> rest_resident,
-                       std::vector<double> rest_peak, double bound_s, double rest_area, double tolerance_s,
-                       double tolerance_share, bool may_mix) {
-             return sched::Limits{std::move(devices),   std::move(memory), std::move(rest_resident),
-                                  std::move(rest_peak), bound_s,           rest_area,
-                                  tolerance_s,          tolerance_share,   may_mix};
+                       std::vector<double> rest_peak, int steps_under_way, double bound_s, double rest_area,
+                       double tolerance_s, double tolerance_share, bool may_mix) {
+             return sched::Limits{std::move(devices),
+                                  std::move(memory),
+                                  std::move(rest_resident),
+                                  std::move(rest_peak),
+                                  steps_under_way,
+                                  bound_s,
+                                  rest_area,
+                                  tolerance_s,
+                                  tolerance_share,
+                                  may_mix};
            }),
            py::kw_only(), py::arg("devices"), py::arg("memory"), py::arg("rest_resident"), py::arg("rest_peak"),
-           py::arg("bound_s"), py::arg("rest_area"), py::arg("tolerance_s"), py::arg("tolerance_share"),
+           py::arg("steps_under_way"), py::arg("bound_s"), py::arg("rest_area"), py::arg("tolerance_s"), py::arg("tolerance_share"),
            py::arg("may_mix"));
   py::class_<sched::Join>(m, "Join").def(
       py::init([](int kind, int before_part, bool feeds, double moved_s, double waits, std::vector<bool> syncs,
-                  double sync_latency_s, double sync_bytes_per_s, bool mixes, int steps_under_way) {
-        return sched::Join{kind,           before_part,      feeds, moved_s,        waits, std::move(syncs),
-                           sync_latency_s, sync_bytes_per_s, mixes, steps_under_way};
+                  double sync_latency_s, double sync_bytes_per_s, bool mixes) {
+        return sched::Join{kind,  before_part,      feeds,          moved_s,          waits,
+                           std::move(syncs), sync_latency_s, sync_bytes_per_s, mixes};
       }),
       py::kw_only(), py::arg("kind"), py::arg("before_part"), py::arg("feeds"), py::arg("moved_s"), py::arg("waits"),
-      py::arg("syncs"), py::arg("sync_latency_s"), py::arg("sync_bytes_per_s"), py::arg("mixes"),
-      py::arg("steps_under_way"));
+      py::arg("syncs"), py::arg("sync_latency_s"), py::arg("sync_bytes_per_s"), py::arg("mixes"));
   py::class_<sched::Front>(m, "Front")
       .def(py::init<sched::Columns, sched::Limits, int>(), py::arg("columns"), py::arg("limits"), py::kw_only(),
            py::arg("num_groups"))
@@ -126,6 +138,7 @@ void rlinf::sched::bind_planner(py::module_& m) {
           py::arg("before"), py::arg("after"), py::arg("join"), py::kw_only(), py::arg("count"))
       .def("__len__", &sched::Front::size)
       .def_property_readonly("rows", &rows_of)
+      .def_property_readonly("steps_s", &steps_of)
       .def_property_readonly("is_mixed", &mixed_of)
       .def_property_readonly("origins", &origins_of);
 }

@@ -146,6 +146,14 @@ double StageTimes::nth_end(int64_t n) {
   return ends_[n];
 }
 
+// All engines full, if that is any better than what they take for a step alone.
+double StageTimes::engine_period(int32_t num_engines) const {
+  const int64_t num_items = static_cast<int64_t>(work_.costs.size());
+  const int64_t share = (num_items + num_engines - 1) / num_engines;
+  const int64_t room = work_.max_items ? std::min<int64_t>(work_.max_items, share) : share;
+  return work_.seconds[room - 1] * static_cast<double>(num_items) / static_cast<double>(room * num_engines);
+}
+
 void StageTimes::of(int32_t num_instances, int32_t size, double* out) {
   const int64_t num_items = static_cast<int64_t>(work_.costs.size());
   double* tail = out + fractions_.size();
@@ -155,7 +163,8 @@ void StageTimes::of(int32_t num_instances, int32_t size, double* out) {
       const int64_t count = std::llround(fraction * static_cast<double>(num_items));
       *out++ = nth_end(std::min<int64_t>(num_items, std::max<int64_t>(size, count)) - 1);
     }
-    *tail = work_.seconds[0] * std::max(1.0, work_.costs.back());
+    tail[0] = work_.seconds[0] * std::max(1.0, work_.costs.back());
+    tail[1] = std::min(out[-1], engine_period(num_instances));
     return;
   }
   make_hand_overs(size);
@@ -164,7 +173,8 @@ void StageTimes::of(int32_t num_instances, int32_t size, double* out) {
     const auto count = static_cast<int64_t>(std::ceil(fraction * static_cast<double>(num_items) / size - 1e-9));
     *out++ = nth_end(std::max<int64_t>(count, 1) - 1);
   }
-  *tail = work_.seconds[size - 1] * (is_equal_ ? 1.0 : std::max(1.0, scale(num_items - size, num_items)));
+  tail[1] = std::accumulate(hand_overs_.begin(), hand_overs_.end(), 0.0) / num_instances;
+  tail[0] = work_.seconds[size - 1] * (is_equal_ ? 1.0 : std::max(1.0, scale(num_items - size, num_items)));
 }
 
 }  // namespace rlinf::sched

@@ -21,7 +21,8 @@ class StageTimes {
 
   // The time at which so many of the items are out, for each fraction, and the tail: from the arrival of the last
   // hand-over at an idle stage to its end. As costs differ from item to item, that is the cost of the items that come
-  // last, and at least the mean. Cheapest where equal sizes come one after the other (continuous: equal instances).
+  // last, and at least the mean. And the period: how long a step's items take where the next step's lie ready too, so
+  // that no instance is idle and no engine half empty. Cheapest where equal sizes come one after the other (continuous: equal instances).
   void of(int32_t num_instances, int32_t size, double* out);
 
  private:
@@ -31,6 +32,7 @@ class StageTimes {
   void play_engines(int32_t num_instances);
   void play_crowded_engines(int32_t num_instances, int32_t room);
   double nth_end(int64_t n);
+  double engine_period(int32_t num_engines) const;
 
   StageWork work_;
   std::vector<double> fractions_;

@@ -223,15 +223,15 @@ void Simulator::release_step(int32_t step) {
   for (int32_t s = 0; s < num_stages_; ++s) {
     if (num_first_[s] == 0) {
       for (int32_t item = 0; item < model_.num_items; ++item) {
-        enqueue(s, step, {item, 1, last_span_, 0, now_});
+        enqueue(s, {step, item, 1, last_span_, 0, now_});
       }
     }
   }
 }
 
-void Simulator::enqueue(int32_t stage, int32_t step, Entry entry) {
+void Simulator::enqueue(int32_t stage, Entry entry) {
   const int32_t rank = model_.by_key[stage] ? entry.item % model_.num_instances[stage] : 0;
-  queue_at(step, queue_start_[stage] + rank).entries.push_back(entry);
+  queue_at(entry.step, queue_start_[stage] + rank).entries.push_back(entry);
   mark(stage);
 }
 
@@ -250,14 +250,16 @@ void Simulator::arrive(int32_t edge, int32_t step, int32_t item, int32_t round, 
   auto& missing = missing_[static_cast<size_t>(step) * num_stages_ + target];
   if (--missing[static_cast<size_t>(round - 1) * model_.num_items + item] == 0) {
     const int32_t num_inputs = round == 1 ? num_first_[target] : num_later_[target];
-    enqueue(target, step, {item, round, span, num_inputs == 1 ? outcome_.spans.rank[span] : 0, now_});
+    enqueue(target, {step, item, round, span, num_inputs == 1 ? outcome_.spans.rank[span] : 0, now_});
   }
 }
 
+// The entries are of one step.
 void Simulator::hand_on(Instance& instance, const Entry* entries, int64_t count) {
-  num_finished_[static_cast<size_t>(instance.step) * num_stages_ + instance.stage] += count;
+  const int32_t step = entries->step;
+  num_finished_[static_cast<size_t>(step) * num_stages_ + instance.stage] += count;
   for (int32_t edge : out_edges_[instance.stage]) {
-    deliver(edge, instance.step, entries, count, instance.span, instance.rank);
+    deliver(edge, step, entries, count, instance.span, instance.rank);
   }
 }
 

@@ -35,8 +35,9 @@ class Simulator {
     int32_t index;
     int32_t version;
   };
-  // An item in a queue: the round it is in, what brought it and when.
+  // An item of a step in a queue: the round it is in, what brought it and when.
   struct Entry {
+    int32_t step;
     int32_t item;
     int32_t round;
     int32_t cause;
@@ -64,7 +65,8 @@ class Simulator {
     int32_t last_span = -1;
     double last_end = 0.0;
     std::vector<Entry> taken;
-    // Continuous batching: a heap by the progress at which each item leaves.
+    // Continuous batching: a heap by the progress at which each item leaves, perhaps of several steps; what left and
+    // was not handed on, by step.
     std::vector<std::pair<double, Entry>> inside;
     std::vector<Entry> left;
     double progress = 0.0;
@@ -102,7 +104,7 @@ class Simulator {
   // Items.
   void release_step(int32_t step);
   void arrive(int32_t edge, int32_t step, int32_t item, int32_t round, int32_t span);
-  void enqueue(int32_t stage, int32_t step, Entry entry);
+  void enqueue(int32_t stage, Entry entry);
   void hand_on(Instance& instance, const Entry* entries, int64_t count);
   void deliver(int32_t edge, int32_t step, const Entry* entries, int64_t count, int32_t span, int32_t rank);
 
@@ -135,9 +137,11 @@ class Simulator {
   void admit_any(int32_t stage);
   bool can_admit(const Instance& engine) const;
   void enter(Instance& engine);
+  void begin_span(Instance& engine, const Entry& entry);
   void advance(Instance& engine);
   void reschedule(Instance& engine);
   void let_leave(Instance& engine);
+  void hand_on_left(Instance& engine, bool and_rest);
   void touch(Instance& engine);
   void go_on(int32_t stage);
 

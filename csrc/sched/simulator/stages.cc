@@ -251,7 +251,7 @@ bool Simulator::can_admit(const Instance& engine) const {
   if (owes_step(engine) || static_cast<int32_t>(engine.inside.size()) >= model_.room[engine.stage]) {
     return false;
   }
-  return engine.is_busy ? !engine.in_step && engine.step == queue_step_[engine.queue] : devices_free(engine);
+  return engine.is_busy ? !engine.in_step : devices_free(engine);
 }
 
 // Gives each item to the emptiest engine, the first of equals. As engines only fill up here, the search goes on where
@@ -261,7 +261,7 @@ void Simulator::admit_any(int32_t s) {
   if (!is_ready(q)) {
     return;
   }
-  int32_t level = model_.room[s], i = begin, step = queue_step_[q];
+  int32_t level = model_.room[s], i = begin;
   for (int32_t e = begin; e < end; ++e) {
     const int32_t size = static_cast<int32_t>(instances_[e].inside.size());
     if (size < level && can_admit(instances_[e])) {
@@ -280,11 +280,6 @@ void Simulator::admit_any(int32_t s) {
       continue;
     }
     enter(instances_[i]);
-    if (queue_step_[q] != step) {
-      step = queue_step_[q];
-      level = 0;
-      i = begin;
-    }
   }
 }
 
@@ -303,16 +298,29 @@ void Simulator::admit(int32_t s) {
   }
 }
 
-void Simulator::enter(Instance& engine) {
-  const int32_t s = engine.stage;
-  take(engine, 1);
-  const Entry entry = engine.taken.front();
+// A span is of the step whose items the engine takes in: with the first of a later step one ends and another begins,
+// although some of the earlier step may still be inside.
+void Simulator::begin_span(Instance& engine, const Entry& entry) {
+  if (engine.is_busy) {
+    outcome_.spans.end_s[engine.span] = now_;
+    engine.last_span = engine.span;
+    engine.last_end = now_;
+  }
+  const int32_t cause = cause_of(engine, entry.cause, entry.time);
+  engine.span = outcome_.spans.add(engine.stage, engine.rank, kCompute, engine.step, 0, cause, now_, now_);
   if (!engine.is_busy) {
-    const int32_t cause = cause_of(engine, entry.cause, entry.time);
-    engine.span = outcome_.spans.add(s, engine.rank, kCompute, engine.step, 0, cause, now_, now_);
     engine.progress = 0.0;
     engine.progress_at = now_;
     occupy(engine, true);
+  }
+}
+
+void Simulator::enter(Instance& engine) {
+  const int32_t s = engine.stage, last_step = engine.step;
+  take(engine, 1);
+  const Entry entry = engine.taken.front();
+  if (!engine.is_busy || engine.step != last_step) {
+    begin_span(engine, entry);
   }
   advance(engine);
   const double cost =
@@ -348,10 +356,10 @@ void Simulator::reschedule(Instance& engine) {
 
 void Simulator::let_leave(Instance& engine) {
   const auto after = [](const auto& a, const auto& b) { return a.first > b.first; };
+  const size_t num_left = engine.left.size();
   advance(engine);
   engine.progress = engine.inside.front().first;
   const double limit = engine.progress + kSameProgress * std::max(1.0, engine.progress);
-  const size_t num_left = engine.left.size();
   while (!engine.inside.empty() && engine.inside.front().first <= limit) {
     engine.left.push_back(engine.inside.front().second);
     std::pop_heap(engine.inside.begin(), engine.inside.end(), after);
@@ -360,16 +368,34 @@ void Simulator::let_leave(Instance& engine) {
   }
   std::sort(engine.left.begin() + static_cast<int64_t>(num_left), engine.left.end(),
             [](const Entry& a, const Entry& b) { return a.item < b.item; });
+  std::stable_sort(engine.left.begin(), engine.left.end(),
+                   [](const Entry& a, const Entry& b) { return a.step < b.step; });
   last_span_ = engine.span;
-  const size_t size = static_cast<size_t>(engine.hand_over);
-  size_t done = 0;
-  for (; engine.left.size() - done >= size; done += size) {
-    hand_on(engine, engine.left.data() + done, static_cast<int64_t>(size));
-  }
-  engine.left.erase(engine.left.begin(), engine.left.begin() + static_cast<int64_t>(done));
+  hand_on_left(engine, false);
   touch(engine);
   ++engine.version;
   mark(engine.stage);
+}
+
+// Hands on what left, in whole hand-overs; of steps of which nothing is inside any more, if asked for, the rest too.
+void Simulator::hand_on_left(Instance& engine, bool and_rest) {
+  std::vector<Entry>& left = engine.left;
+  size_t kept = 0;
+  for (size_t begin = 0, end = 0; begin < left.size(); begin = end) {
+    const int32_t step = left[begin].step;
+    while (end < left.size() && left[end].step == step) ++end;
+    const bool is_done = and_rest && std::none_of(engine.inside.begin(), engine.inside.end(),
+                                                  [&](const auto& one) { return one.second.step == step; });
+    const size_t size = is_done ? end - begin : static_cast<size_t>(engine.hand_over);
+    for (; end - begin >= size && begin < end; begin += size) {
+      hand_on(engine, left.data() + begin, static_cast<int64_t>(size));
+    }
+    kept = static_cast<size_t>(std::copy(left.begin() + static_cast<int64_t>(begin),
+                                         left.begin() + static_cast<int64_t>(end),
+                                         left.begin() + static_cast<int64_t>(kept)) -
+                               left.begin());
+  }
+  left.resize(kept);
 }
 
 void Simulator::touch(Instance& engine) {
@@ -379,8 +405,8 @@ void Simulator::touch(Instance& engine) {
   }
 }
 
-// Engines that changed in this moment get the time of their next leave; those that ran dry and got nothing new hand on
-// what is left.
+// Engines that changed in this moment get the time of their next leave; those that hold nothing more of a step and got
+// nothing new of it hand on what is left.
 void Simulator::go_on(int32_t s) {
   std::vector<int32_t> ranks;
   ranks.swap(touched_[s]);
@@ -390,14 +416,11 @@ void Simulator::go_on(int32_t s) {
     engine.is_touched = false;
     if (!engine.inside.empty()) {
       reschedule(engine);
-      continue;
+    } else {
+      outcome_.spans.end_s[engine.span] = now_;
+      occupy(engine, false);
     }
-    outcome_.spans.end_s[engine.span] = now_;
-    occupy(engine, false);
-    if (!engine.left.empty()) {
-      hand_on(engine, engine.left.data(), static_cast<int64_t>(engine.left.size()));
-      engine.left.clear();
-    }
+    hand_on_left(engine, true);
   }
 }
 

@@ -13,11 +13,11 @@ from sched_brute_force_turns import Option, options_of
 
 from rlinf_sched.problem import Problem
 
-DEVICES, FIRST, MIDDLE, LAST, HALF, TAIL, SYNC, OFFLOADS, RESIDENT, PEAK, RECEIVED = range(11)
+DEVICES, FIRST, MIDDLE, LAST, HALF, TAIL, PERIOD, FURTHER, HELD, SYNC, OFFLOADS, RESIDENT, PEAK, RECEIVED = range(14)
 """Rows of an array of candidates, which has a column for each; from `RECEIVED` on, a row for each weight edge."""
 NUM_PAIRS = 50_000
 """Pairs of candidates that are joined at a time."""
-IN_SHORT = [DEVICES, LAST, OFFLOADS, RESIDENT, PEAK]
+IN_SHORT = [DEVICES, LAST, PERIOD, OFFLOADS, RESIDENT, PEAK]
 """Enough to find a good plan by, if not the best."""
 Turns = frozenset[int]
 
@@ -69,14 +69,11 @@ class BruteForce:
             ({turn_of[name] for name in flow.writers(channel)}, {turn_of[name] for name in flow.readers(channel)}, size)
             for channel, size in flow.item_bytes.items()
         ]
-        self.trains, self.generates = (
-            {turn_of[name] for group in groups for name in flow.workers[group]}
-            for groups in (flow.training_groups, flow.generation_groups)
-        )
         options = [options_of(problem, names) for names in self.turns]
-        self.least_area = [min((one.devices * one.out[-1] for one in some), default=inf) for some in options]
+        self.more = flow.max_staleness
+        self.least_area = [min((one.devices * one.period for one in some), default=inf) for some in options]
         least_s = sum(self.least_area) / self.total
-        self.load = [min((one.instances * one.out[-1] for one in some), default=inf) / least_s for some in options]
+        self.load = [min((one.instances * one.period for one in some), default=inf) / least_s for some in options]
         """Instances of each turn that would compute at a time if the step took `least_s`."""
         memory_matters = sum(max((one.peak for one in some), default=0) for some in options) > self.memory
         self.known = {}
@@ -90,18 +87,23 @@ class BruteForce:
         everything, least = frozenset(range(len(self.turns))), inf
         if len(everything) == 1:
             whole = self.known[everything]
-            least = (whole[LAST] + whole[SYNC]).min(initial=inf)
+            least = self.step_s(whole).min(initial=inf)
         for before, after in self.cuts(everything):
             for a, b in self.pairs(before, after):
-                for kind, whole in self.joins(a, b, before, after):
-                    step_s = whole[LAST] + whole[SYNC]
-                    if kind == "side by side" and not before & self.trains and not after & self.generates:
-                        step_s = step_s / (self.flow.max_staleness + 1)
-                        if self.flow.max_staleness:  # no side is faster than itself
-                            step_s = np.maximum(step_s, np.maximum(a[LAST], b[LAST] + whole[SYNC]))
+                for whole in self.joins(a, b, before, after):
+                    step_s = self.step_s(whole)
                     fits = (whole[DEVICES] <= self.total) & (whole[PEAK] <= self.memory)
                     least = min(least, step_s[fits].min(initial=inf))
         return float(least) if least < inf else None
+
+    def step_s(self, whole: np.ndarray) -> np.ndarray:
+        """From the end of a step to that of the next: no device is faster than its work, and no more steps are under
+        way than may be."""
+        if not self.more:
+            return whole[LAST] + whole[SYNC]
+        round_s = (whole[LAST] + whole[HELD] + whole[SYNC]) / (self.more + 1)
+        busy_s = whole[PERIOD] + np.where(whole[OFFLOADS] > 0, whole[SYNC] / (self.more + 1), 0.0)
+        return np.max([busy_s, whole[SYNC], round_s], axis=0)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -111,7 +113,7 @@ class BruteForce:
             found: list[np.ndarray] = []
             for before, after in self.cuts(turns):
                 for a, b in self.pairs(before, after):
-                    found += [self.fitting(joined, turns) for _, joined in self.joins(a, b, before, after)]
+                    found += [self.fitting(joined, turns) for joined in self.joins(a, b, before, after)]
                     if sum(some.shape[1] for some in found) > 4 * NUM_PAIRS:
                         found = [self.reduced(found)]
             self.known[turns] = self.reduced(found)
@@ -134,10 +136,11 @@ class BruteForce:
 
     def fitting(self, candidates: np.ndarray, turns: Turns) -> np.ndarray:
         """The candidates that may be part of a plan within the bound. Parts are rectangles of devices and seconds."""
-        last = candidates[LAST]
-        area = candidates[DEVICES] * last + sum(self.least_area[i] for i in range(len(self.turns)) if i not in turns)
+        area = candidates[DEVICES] * candidates[PERIOD] + sum(
+            self.least_area[i] for i in range(len(self.turns)) if i not in turns
+        )
         fits = (candidates[DEVICES] <= self.total) & (candidates[PEAK] <= self.memory)
-        quick = (last + candidates[SYNC] <= self.bound_s) & (area <= self.bound_s * self.total)
+        quick = (self.step_s(candidates) <= self.bound_s) & (area <= self.bound_s * self.total)
         return candidates[:, fits & quick]
 
     def reduced(self, candidates: list[np.ndarray]) -> np.ndarray:
@@ -148,13 +151,13 @@ class BruteForce:
 
     # -- joins -------------------------------------------------------------------------------------------------------
 
-    def joins(self, a: np.ndarray, b: np.ndarray, before: Turns, after: Turns) -> Iterator[tuple[str, np.ndarray]]:
-        """The joins of two parts, each with its kind; not all of them fit."""
-        yield "in turn", self.in_turn(a, b, before, after)
-        yield "side by side", self.side_by_side(a, b, before, after)
+    def joins(self, a: np.ndarray, b: np.ndarray, before: Turns, after: Turns) -> Iterator[np.ndarray]:
+        """The joins of two parts; not all of them fit."""
+        yield self.in_turn(a, b, before, after)
+        yield self.side_by_side(a, b, before, after)
         if self.feeds(before, after) and before <= self.fed:
             stays = (a[OFFLOADS] == 0) & (b[OFFLOADS] == 0)
-            yield "interleaved", self.interleaved(a[:, stays], b[:, stays], before, after)
+            yield self.interleaved(a[:, stays], b[:, stays], before, after)
 
     def feeds(self, before: Turns, after: Turns) -> bool:
         return any((a, b) in self.feeding for a in before for b in after)
@@ -165,6 +168,9 @@ class BruteForce:
             whole[row] = a[LAST] + b[row]
         for row in (HALF, TAIL):
             whole[row] = a[row] + b[LAST]
+        whole[FURTHER] = a[FURTHER] + b[FURTHER]
+        whole[HELD] = self.more * a[FURTHER] + b[HELD]  # the first step waits for the part before to be done with all
+        whole[PERIOD] = (whole[LAST] + self.more * whole[FURTHER]) / (self.more + 1)
         whole[RESIDENT] = a[RESIDENT] + b[RESIDENT]
         whole[PEAK] = np.maximum(a[PEAK] + b[RESIDENT], a[RESIDENT] + b[PEAK])
         self.sync(whole, a, b, before, after, near=True)
@@ -191,6 +197,9 @@ class BruteForce:
             whole[HALF] = np.maximum(a[HALF] + b[TAIL], a[FIRST] + b[HALF])
             whole[TAIL] = a[TAIL] + b[TAIL]
             whole[FIRST : TAIL + 1] += moved_s
+            whole[HELD] = a[HELD] + b[HELD]
+        if not self.more:
+            whole[PERIOD] = whole[LAST]
         self.sync(whole, a, b, before, after, near=False)
         return whole
 
@@ -210,7 +219,20 @@ class BruteForce:
 
 def _array(options: list[Option], num_edges: int) -> np.ndarray:
     rows = [
-        (one.devices, *one.out, one.half, one.tail, one.sync_s, one.offloads, one.resident, one.peak, *one.received)
+        (
+            one.devices,
+            *one.out,
+            one.half,
+            one.tail,
+            one.period,
+            one.period,
+            0.0,
+            one.sync_s,
+            one.offloads,
+            one.resident,
+            one.peak,
+            *one.received,
+        )
         for one in options
     ]
     return np.array(rows, dtype=np.float64).reshape(-1, RECEIVED + num_edges).T

@@ -23,6 +23,8 @@ class Option:
     out: tuple[float, float, float]
     half: float
     tail: float
+    period: float
+    """Seconds of a step among others that follow it closely; alone, where none may."""
     resident: int
     peak: int
     offloads: bool
@@ -124,7 +126,7 @@ def _alone(problem: Problem, name: str) -> Iterator[Option]:
     costs = arriving_costs(problem)[name]
     for place in _places(problem, name):
         times = stage_times(place.instance, place.profile.batching, costs, [place.count], [place.granularity])
-        first, middle, last, half, tail = times[0].tolist()
+        first, middle, last, half, tail, period = times[0].tolist()
         onload_s, offload_s = place.switch_s
         switch_s = onload_s + offload_s
         yield Option(
@@ -133,6 +135,7 @@ def _alone(problem: Problem, name: str) -> Iterator[Option]:
             out=(first + onload_s, middle + onload_s, last + switch_s),
             half=half + offload_s,
             tail=tail + offload_s,
+            period=period if problem.flow.max_staleness else last + switch_s,
             resident=0 if place.offload else place.state,
             peak=place.peak,
             offloads=place.offload,
@@ -186,6 +189,7 @@ def _cycle(problem: Problem, x: _Place, y: _Place, together: bool) -> Option:
         out=(first + onload_s, (first + last) / 2 + onload_s, last + step_s + onload_s + offload_s),
         half=(first + last) / 2 + step_s + offload_s,
         tail=x.profile.rounds * latency + step_s + offload_s,
+        period=earlier + busiest + step_s if flow.max_staleness else last + step_s + onload_s + offload_s,
         resident=fold(residents),
         peak=fold([x.peak, y.peak]),
         offloads=x.offload,

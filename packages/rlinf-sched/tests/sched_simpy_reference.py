@@ -93,7 +93,15 @@ class Reference:
                 devices = (plan.devices[r * len(plan.devices) // count],) if plan.devices else ()
             s.ranks.append(
                 SimpleNamespace(
-                    s=s, r=r, devices=set(devices), busy=False, step=-1, owes=False, inside={}, out=[], version=0
+                    s=s,
+                    r=r,
+                    devices=set(devices),
+                    busy=False,
+                    step=-1,
+                    owes=False,
+                    inside={},
+                    version=0,
+                    out=defaultdict(list),
                 )
             )
         return s
@@ -264,7 +272,7 @@ class Reference:
 
     def end_hand_over(self, i, items):
         self.free(i)
-        self.hand_on(i, items)
+        self.hand_on(i, items, i.step)
 
     def end_step(self, i):
         self.free(i)
@@ -279,18 +287,22 @@ class Reference:
                     for i in (s.ranks[r] for r in q.ranks)
                     if not i.owes
                     and len(i.inside) < s.room
-                    and (i.step == q.step and i.is_engine if i.busy else not i.devices & self.busy_devices)
+                    and (i.is_engine if i.busy else not i.devices & self.busy_devices)
                 ]
                 if not can:
                     break
                 i = min(can, key=lambda i: len(i.inside))
-                (entry,) = self.take(s, q, i, 1)
+                step_before = i.step
+                ((item, r),) = self.take(s, q, i, 1)
                 if not i.busy:
                     self.occupy(i)
                     i.is_engine, i.began, i.served, i.at = True, self.env.now, 0, self.env.now
+                elif i.step != step_before:  # it goes on beside what is left of the step before
+                    self.note(s, i.r, "compute", step_before, i.served, i.began, self.env.now)
+                    i.began, i.served = self.env.now, 0
                 self.progress(i)
                 i.served += 1
-                i.inside[entry] = s.costs[entry[0]]
+                i.inside[i.step, item, r] = s.costs[item]
                 touched.append(i)
         for i in s.ranks:
             if i.busy and getattr(i, "is_engine", False):
@@ -301,8 +313,8 @@ class Reference:
                     i.is_engine = False
                     self.free(i)
                     self.note(s, i.r, "compute", i.step, i.served, i.began, self.env.now)
-                    out, i.out = i.out, []
-                    self.hand_on(i, out)
+                for step in sorted(i.out.keys() - {step for step, _, _ in i.inside}):
+                    self.hand_on(i, i.out.pop(step), step)
 
     def progress(self, i):
         if i.inside:
@@ -320,11 +332,15 @@ class Reference:
             self.progress(i)
             gone = sorted(entry for entry, work in i.inside.items() if work == 0)
             i.inside = {entry: work for entry, work in i.inside.items() if work > 0}
-            i.out += gone
+            for step, item, r in gone:
+                i.out[step].append((item, r))
             i.version = -version  # to be planned anew
-            while len(i.out) >= self.queue_of_rank(i).size:
-                part, i.out = i.out[: self.queue_of_rank(i).size], i.out[self.queue_of_rank(i).size :]
-                self.hand_on(i, part)
+            size = self.queue_of_rank(i).size
+            for step, out in sorted(i.out.items()):
+                while len(out) >= size:
+                    part, out = out[:size], out[size:]
+                    self.hand_on(i, part, step)
+                i.out[step] = out
 
         self.after(seconds, leave)
 
@@ -333,8 +349,8 @@ class Reference:
 
     # -- items ---------------------------------------------------------------------------------------------------------
 
-    def hand_on(self, i, items):
-        s, step = i.s, i.step
+    def hand_on(self, i, items, step):
+        s = i.s
         self.finished[s.name, step] += len(items)
         for edge in (e for e in self.edges if e.source is s):
             if edge.inner:

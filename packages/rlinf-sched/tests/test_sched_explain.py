@@ -9,6 +9,7 @@ import pytest
 from sched_planner_problems import GIB, chain, gpus, profile
 
 from rlinf_sched import Cluster, InfeasibleError, Mode, Plan, Prediction, Problem, RunnerUp, plan_for_mode
+from rlinf_sched.derive.workloads import grpo
 from rlinf_sched.explain import (
     KINDS,
     DeviceGroup,
@@ -251,7 +252,8 @@ def test_an_explanation_tells_path_modes_use_and_memory(problem: Problem, plan: 
     }
     words = " ".join(explanation.sentences)
     assert "rollout and actor take turns on the same devices" in words
-    assert "rollout (60%), actor (25%), weight sync (10%) and moving state (5%). Making rollout faster helps" in words
+    assert "rollout (60%), actor (25%), weight sync (10%) and moving state (5%)." in words
+    assert "The busiest are devices 0-1, 70% of the time: making rollout faster there helps most." in words
     assert "On average 60% of the devices compute" in words
     assert "12.5 s, 25.0% more: actor waits 3.1 s for rollout's longest answers." in words
     assert "close call" not in words
@@ -273,6 +275,25 @@ def test_a_hand_over_beyond_the_measured_range_is_noted(problem: Problem, plan: 
     assert note.startswith("profiles.stages.rollout: the plan gives an instance 9 items at once, more than the 8 of")
 
 
+def test_items_at_a_time_are_what_is_handed_over(problem: Problem, plan: Plan):
+    """16 items on two ranks that begin when all are there."""
+    rows = explanation_text(explain(problem, plan, STEP, PATH)).splitlines()
+    (rollout,) = [row.split() for row in rows if row.startswith("  rollout  0-1")]
+    assert rollout[:4] == ["rollout", "0-1", "2", "8"]
+
+
+def test_a_host_stage_has_as_many_processes_as_its_profile_says_and_a_limit_is_named():
+    """0: no limit."""
+    for most, expected, named in ((0, 16, False), (3, 3, True)):
+        env = replace(profile(1.0, num_devices=0), max_instances=most)
+        explanation = explain_problem(chain({"reward": env, "actor": profile(0.1)}, gpus(1)))
+        assert explanation.plan.stage("reward").num_ranks == expected
+        limit = "reward has as many host processes as its profile allows, profiles.stages.reward.max_instances=3."
+        assert (limit in explanation.sentences) == named
+        busiest = next(text for text in explanation.sentences if text.startswith("The busiest are"))
+        assert busiest.endswith("making reward faster there helps most." if named else "helps most.")
+
+
 def test_text_and_json_say_the_same(problem: Problem, plan: Plan):
     explanation = explain(problem, plan, STEP, PATH, what_if(problem, plan, lambda _: plan))
     text = explanation_text(explanation)
@@ -286,6 +307,8 @@ def test_text_and_json_say_the_same(problem: Problem, plan: Plan):
     assert [answer["question"] for answer in tree["what_if"]] == [
         "twice the rollout devices",
         "twice the devices",
+        "twice the items a step",
+        "staleness 1",
         "30 % longer answers",
         "no offload",
     ]
@@ -331,6 +354,21 @@ def test_questions_change_what_they_say(problem: Problem, plan: Plan):
     longer = by_question["30 % longer answers"].profile("actor").instances[0]
     assert [point.seconds for point in longer.points] == pytest.approx([0.26, 2.08])
     assert not by_question["no offload"].allow_offload
+    assert by_question["twice the items a step"].num_items == 2 * problem.num_items
+    assert by_question["staleness 1"].flow.max_staleness == 1
+
+
+def test_another_network_and_another_gpu_are_asked_about():
+    problem = grpo()  # on H100s
+    changed = {one.question: one.problem for one in changes(problem, make_plan(problem))}
+    assert changed["twice the network"].cluster.links.network_bytes_per_s == 100e9
+    other = changed["H200 in place of NVIDIA H100 SXM"]
+    other.validate()
+    assert {device.memory_bytes for device in other.cluster.devices} == {141 * 10**9}
+    for stage, rates in {"rollout": (3.35, 4.8), "actor": (989, 989)}.items():
+        now, then = (one.profile(stage).instances[0].points[0].seconds for one in (problem, other))
+        assert then == pytest.approx(now * rates[0] / rates[1])
+    assert make_plan(other).stage("rollout")
 
 
 def test_longer_episodes_are_more_rounds_and_larger_trajectories(embodied: Problem):
@@ -362,6 +400,8 @@ def test_answers_compare_with_the_plan_and_tell_what_does_not_fit(problem: Probl
     assert [(answer.step_s, answer.text) for answer in answers] == [
         (5.0, "2.00 times as fast; hybrid in place of collocated"),
         (5.0, "2.00 times as fast; hybrid in place of collocated"),
+        (13.0, "1.54 times as fast; hybrid in place of collocated"),  # twice the items
+        (13.0, "30% slower; hybrid in place of collocated"),
         (13.0, "30% slower; hybrid in place of collocated"),
         (None, "actor does not fit"),
     ]

@@ -12,6 +12,10 @@ from sched_planner_problems import GIB, gpus, profile
 
 from rlinf_sched import FlowGraph, Plan, Problem, Profiles, Stage, StagePlan, WeightEdge, simulate
 from rlinf_sched.planner import plan
+from rlinf_sched.planner.columns import Columns
+from rlinf_sched.planner.pools import pools_of
+from rlinf_sched.planner.search import Search
+from rlinf_sched.planner.tree import leaves
 
 NUM_ITEMS = 8
 SIZES = (1, 2, 4, 8)
@@ -114,3 +118,46 @@ def test_a_weight_sync_within_a_cycle_takes_time():
     sync_s = links.latency_s + GIB / links.node_bytes_per_s
     assert found.sync_s == pytest.approx(sync_s, rel=1e-6)
     assert found.estimate_s == found.step_s == pytest.approx(16.0 + sync_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "simulated_over_estimate"), [((3, 3), 1.0), ((4, 4), 1.0), ((4, 1), 1.2)], ids=str
+)
+def test_two_stages_with_unequal_ranks_may_take_longer_than_the_bound(
+    num_ranks: tuple[int, int], simulated_over_estimate: float
+):
+    """Chunks of 4 of 12 items, 3 s and 1 s an item, 4 rounds, ranks of both stages on devices of their own."""
+    stages = (
+        Stage(name="env", worker="env", role="env", reads=("actions",), writes=("observations",)),
+        Stage(name="policy", worker="policy", role="rollout", reads=("observations",), writes=("actions",)),
+    )
+    problem = Problem(
+        flow=FlowGraph(name="cycle", stages=stages),
+        profiles=Profiles(stages={"env": profile(3.0, rounds=4), "policy": profile(1.0, rounds=4)}),
+        cluster=gpus(8),
+        num_items=12,
+        allow_offload=False,
+    )
+    search, columns = Search(problem, pools_of(problem.cluster)), Columns(num_pools=1, num_edges=0)
+    options = search.turn_options[0]
+    for row in range(len(options.rows)):
+        env, policy = leaves(options.tree(row))
+        apart = options.rows[row, 0] == env.num_devices + policy.num_devices
+        if (env.num_instances, policy.num_instances) == num_ranks and env.granularity == 4 and apart:
+            break
+    else:
+        pytest.fail("the search has no such option")
+    ends = np.cumsum(num_ranks)
+    plans = [
+        StagePlan(
+            stage=stage.name,
+            devices=tuple(range(end - count, end)),
+            num_ranks=count,
+            granularity=4,
+            offload=False,
+            turn=0,
+        )
+        for stage, count, end in zip(stages, num_ranks, ends.tolist(), strict=True)
+    ]
+    simulated_s = simulate(problem, Plan(flow="cycle", mode="hybrid", stages=tuple(plans), reason="by hand")).step_s
+    assert simulated_s / options.rows[row, columns.last] == pytest.approx(simulated_over_estimate, rel=1e-3)

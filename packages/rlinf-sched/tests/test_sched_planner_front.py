@@ -14,39 +14,52 @@ C = Columns(num_pools=1, num_edges=0)
 
 
 def front(
-    rows: Sequence[Sequence[float]], bound_s: float = INFINITE, *, devices: Sequence[int] = (), share: float = 0.0
+    rows: Sequence[Sequence[float]],
+    bound_s: float = INFINITE,
+    *,
+    devices: Sequence[int] = (),
+    share: float = 0.0,
+    steps_under_way: int = 1,
 ) -> "_C.Front":
     """A front of rows [first, middle, last, tail] at an even pace, in a cluster of ten devices without a memory limit.
 
     Args:
         devices: devices of each row; empty: one each.
         share: share of the devices within which two numbers of devices count as equal.
+        steps_under_way: with several, a step takes as long among others as alone.
     """
     limits = _C.Limits(
-        devices=[10.0], memory=[1e18], rest_resident=[0.0], rest_peak=[0.0], bound_s=bound_s, rest_area=0.0,
-        tolerance_s=0.0, tolerance_share=share, may_mix=True,
+        devices=[10.0], memory=[1e18], rest_resident=[0.0], rest_peak=[0.0], rest_area=0.0,
+        steps_under_way=steps_under_way, bound_s=bound_s, tolerance_s=0.0, tolerance_share=share, may_mix=True,
     )  # fmt: skip
     made = _C.Front(_C.Columns(num_pools=1, num_out=NUM_OUT, num_edges=0), limits, num_groups=0)
     full = np.zeros((len(rows), C.width))
     full[:, 0] = devices or 1.0
     for row, (first, middle, last, tail) in zip(full, rows, strict=True):
         row[C.out], row[C.half], row[C.tail] = (first, middle, last), (first + last) / 2, tail
+        row[C.period] = row[C.further] = last
     made.offer(full, np.zeros((len(rows), 0), dtype=np.int64), np.zeros(len(rows), dtype=bool), np.arange(len(rows)))
     return made
 
 
-def join_of(kind: JoinKind, *, waits: float = 0.0, steps_under_way: int = 1) -> "_C.Join":
+def join_of(kind: JoinKind, *, waits: float = 0.0) -> "_C.Join":
     """A join of two parts, the first of which feeds the second."""
     return _C.Join(
         kind=JOINS.index(kind), before_part=1, feeds=True, moved_s=0.0, waits=waits, syncs=[], sync_latency_s=0.0,
-        sync_bytes_per_s=1.0, mixes=False, steps_under_way=steps_under_way,
+        sync_bytes_per_s=1.0, mixes=False,
     )  # fmt: skip
 
 
-def joined(before: "_C.Front", after: "_C.Front", steps_under_way: int = 1, bound_s: float = INFINITE) -> float:
-    """Seconds of the best step with `after` fed by `before`, side by side."""
-    join = join_of("side by side", steps_under_way=steps_under_way)
-    wholes = front([], bound_s).best_joins(before, after, join, count=1)
+def joined(
+    before: "_C.Front",
+    after: "_C.Front",
+    steps_under_way: int = 1,
+    bound_s: float = INFINITE,
+    kind: JoinKind = "side by side",
+) -> float:
+    """Seconds of the best step with `after` fed by `before`."""
+    whole = front([], bound_s, steps_under_way=steps_under_way)
+    wholes = whole.best_joins(before, after, join_of(kind), count=1)
     return min((whole[0] for whole in wholes), default=INFINITE)
 
 
@@ -93,3 +106,21 @@ def test_a_bound_keeps_a_plan_whose_period_is_below_it():
     assert joined(*rows, steps_under_way=2) == 10
     assert joined(*rows, steps_under_way=2, bound_s=12) == 10
     assert joined(*rows, steps_under_way=2, bound_s=9) == INFINITE
+
+
+def test_stages_of_one_side_overlap_across_steps():
+    """Three whole batches of 10 s: 30 s for a step alone, at most as many steps under way as may be."""
+    alone = [[10, 10, 10, 10]]
+    for steps_under_way, expected in ((1, 30), (2, 15), (3, 10), (4, 10)):
+        pair = front([], steps_under_way=steps_under_way)
+        pair.offer_joins(front(alone), front(alone), join_of("side by side"), [])
+        assert joined(pair, front(alone), steps_under_way) == expected
+        assert joined(front(alone), front(alone), steps_under_way, kind="in turn") == 20
+
+
+def test_a_step_is_held_up_by_those_that_its_devices_take_first():
+    """4 s and 3 s in turn on the same devices, then 5 s on others, two steps under way: 8 s pass before the first
+    stage lets go, and the first of the two steps ends after 8 + 3 + 5 s."""
+    pair = front([], steps_under_way=2)
+    pair.offer_joins(front([[4, 4, 4, 4]]), front([[3, 3, 3, 3]]), join_of("in turn"), [])
+    assert joined(pair, front([[5, 5, 5, 5]]), steps_under_way=2) == (8 + 3 + 5) / 2

@@ -124,6 +124,16 @@ def test_stages_of_a_plan_that_runs_ahead_are_predicted_for_the_steady_state(rol
         assert (found.start_s, found.end_s, found.busy_s) == pytest.approx(expected, abs=0.02)
 
 
+def test_stages_of_one_side_overlap_across_steps():
+    """Three whole batches of 100 s on three devices: with staleness 2 a step ends every 100 s."""
+    profiles = {name: profile(100.0) for name in ("rollout", "reference", "actor")}
+    problem = chain(profiles, gpus(3), num_items=1, max_staleness=2)
+    made = plan(problem)
+    assert made.prediction is not None
+    assert made.prediction.step_s == pytest.approx(100, rel=1e-3)
+    assert made.prediction.estimate_s == pytest.approx(100, rel=1e-3)
+
+
 def test_the_pace_of_a_plan_that_runs_ahead_is_that_of_many_steps():
     profiles = {
         "rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB),

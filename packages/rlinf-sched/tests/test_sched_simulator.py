@@ -245,6 +245,23 @@ def test_staleness_1_overlaps_the_next_generation_with_training():
     assert timeline.step_s == 6
 
 
+def test_an_engine_takes_in_the_next_steps_items_beside_the_last_of_a_step():
+    """Room for two; of the two items of a step the first takes 0.5 s and the other 1.5 s, alone or not. Training takes
+    0.5 s and begins when both are there."""
+    engine = InstanceProfile(points=(TimePoint(num_items=1, seconds=1), TimePoint(num_items=2, seconds=1)), max_items=2)
+    costs = ItemCosts(spread="samples", samples=(1, 3))
+    assert costs.typical(2).tolist() == [0.5, 1.5]
+    rollout = StageProfile(instances=(engine,), batching="continuous", costs=costs)
+    plan = plan_of("disaggregated", rollout=((0,), 1, 2, False, 0), actor=((1,), 1, 2, False, 1))
+    problem = problem_of(two_stages(max_staleness=1), 2, 2, rollout=rollout, actor=profile(0.25))
+    timeline = simulate(problem, plan)
+    # Step 0 is inside until 1.5, step 1 from 0.5 until 2.5; step 2 enters when step 0 ends.
+    assert times(timeline, "rollout")[:4] == [(0, 0.5), (0.5, 2), (2, 3), (3, 4.5)]
+    assert times(timeline, "actor")[:4] == [(1.5, 2), (2.5, 3), (4, 4.5), (5, 5.5)]
+    assert timeline.num_items[timeline.of("rollout")].tolist() == [2] * 24
+    assert timeline.step_s == 1.25
+
+
 def test_stages_of_one_worker_group_share_their_state():
     """The policy stays on the device with 2 GiB, once, while it first scores and then trains."""
     flow = FlowGraph(
@@ -326,3 +343,10 @@ def test_a_standstill_names_who_waits_for_what(monkeypatch):
 def test_importing_the_package_loads_no_native_code():
     code = "import sys, rlinf_sched, rlinf_sched.simulator; print('rlinf_sched._C' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_neighbouring_seeds_share_no_draws():
+    costs = ItemCosts(spread="lognormal", sigma=1.0)
+    drawn = [costs.draw(8, seed, step).tolist() for seed in (3, 4) for step in (0, 1)]
+    assert len(set().union(*drawn)) == 4 * 8
+    assert drawn[0] == costs.draw(8, 3).tolist()

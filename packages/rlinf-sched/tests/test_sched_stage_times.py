@@ -45,11 +45,16 @@ def test_hand_overs_go_to_whoever_is_free_first(
     costs = [cost / mean for cost in (sorted(costs) if is_sorted else costs)]
     size = hand_over_size(len(costs), count, granularity, INSTANCE.max_items)
     ends = ends_of_hand_overs(costs, batching, count, size)
-    first, middle, last, _, tail = stage_times(INSTANCE, batching, np.array(costs), [count], [granularity])[0]
+    first, middle, last, _, tail, period = stage_times(INSTANCE, batching, np.array(costs), [count], [granularity])[0]
     assert first == pytest.approx(ends[0])
     num_for_half = math.ceil(len(costs) / 2 / size)
     assert middle == pytest.approx(ends[num_for_half - 1])
     assert last == pytest.approx(ends[-1] + 0.25)
+    busy = sum(
+        INSTANCE.seconds(len(part)) * (max(part) if batching == "longest" else sum(part) / len(part))
+        for part in (costs[begin : begin + size] for begin in range(0, len(costs), size))
+    )
+    assert period == pytest.approx(busy / count + 0.25)
     least = INSTANCE.seconds(size) * (max(costs[-size:]) if batching == "longest" else np.mean(costs[-size:]))
     assert tail == pytest.approx(max(least, INSTANCE.seconds(size)) + 0.25)
 

@@ -11,7 +11,7 @@ import torch
 from rlinf_comm.weights import Layout, TensorSpec, specs_of
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import StagePlan
+from rlinf_sched.plan import Prediction, StagePlan
 from rlinf_workers import (
     Executor,
     Flow,
@@ -393,6 +393,16 @@ def test_two_readers_of_one_channel_are_refused(tmp_path):
     flow.stage("two", Scale.scale, worker="scale", reads="numbers", writes="b")
     plan = plan_for_mode(flow.graph(), CLUSTER, "collocated")
     message = r"'numbers' has several readers, \['one', 'two'\]"
+    with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor, pytest.raises(FlowDefinitionError, match=message):
+        executor.start(flow, plan)
+
+
+def test_a_plan_that_runs_ahead_of_training_is_refused(tmp_path):
+    flow = toy_flow()
+    ahead = Prediction(step_s=1.0, estimate_s=1.0, sync_s=0.0, stages={}, max_staleness=2)
+    plan = replace(plan_for_mode(flow.graph(), CLUSTER, "collocated"), prediction=ahead)
+    plan = type(plan).from_json(plan.to_json())  # as from a file
+    message = r"run 2 steps ahead of training \(max_staleness=2\), but runs go step by step"
     with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor, pytest.raises(FlowDefinitionError, match=message):
         executor.start(flow, plan)
 

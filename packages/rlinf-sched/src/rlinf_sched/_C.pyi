@@ -16,7 +16,7 @@ def stage_times(
     num_instances: np.ndarray,
     sizes: np.ndarray,
 ) -> np.ndarray:
-    """float64 [cases, fractions + 1]: see csrc/sched/planner/stage_times.h."""
+    """float64 [cases, fractions + 2]: see csrc/sched/planner/stage_times.h."""
 
 class Columns:
     def __init__(self, *, num_pools: int, num_out: int, num_edges: int) -> None: ...
@@ -29,6 +29,7 @@ class Limits:
         memory: list[float],
         rest_resident: list[float],
         rest_peak: list[float],
+        steps_under_way: int,
         bound_s: float,
         rest_area: float,
         tolerance_s: float,
@@ -49,7 +50,6 @@ class Join:
         sync_latency_s: float,
         sync_bytes_per_s: float,
         mixes: bool,
-        steps_under_way: int,
     ) -> None: ...
 
 class Front:
@@ -66,6 +66,9 @@ class Front:
     @property
     def rows(self) -> np.ndarray:
         """float64 [size, width]."""
+    @property
+    def steps_s(self) -> np.ndarray:
+        """float64 [size]: seconds of a step, of rows that are whole plans."""
     @property
     def is_mixed(self) -> np.ndarray: ...
     @property

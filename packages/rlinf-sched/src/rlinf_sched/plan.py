@@ -99,6 +99,8 @@ class Prediction:
     """Seconds of a step's weight syncs."""
     stages: Mapping[str, StagePrediction]
     runners_up: tuple[RunnerUp, ...] = ()
+    max_staleness: int = 0
+    """Steps that generation runs ahead of training in what is predicted. No run does that yet; runs refuse it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

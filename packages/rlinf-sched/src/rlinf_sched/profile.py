@@ -58,9 +58,10 @@ class ItemCosts:
         for."""
         return _typical(self, num_items)
 
-    def draw(self, num_items: int, seed: int) -> np.ndarray:
-        """float64 [num_items]: costs drawn at random, with mean 1 in expectation; the same for the same seed."""
-        shares = np.random.default_rng(seed).random(num_items)
+    def draw(self, num_items: int, seed: int, step: int = 0) -> np.ndarray:
+        """float64 [num_items]: costs drawn at random, with mean 1 in expectation; the same for the same seed and step,
+        and no two of these share draws."""
+        shares = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(step,))).random(num_items)
         return self._inverse(shares) / self._mean()
 
     def _inverse(self, shares: np.ndarray) -> np.ndarray:

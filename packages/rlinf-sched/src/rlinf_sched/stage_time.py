@@ -35,6 +35,14 @@ def items_at_once(
     return hand_over_size(num_items, num_instances, granularity, instance.max_items)
 
 
+def handed_over(
+    instance: InstanceProfile, batching: Batching, *, num_items: int, num_instances: int, granularity: int
+) -> int:
+    """Items that an instance hands on at a time; an engine's limit bounds what it holds, not what it hands on."""
+    limit = 0 if batching == "continuous" else instance.max_items
+    return hand_over_size(num_items, num_instances, granularity, limit)
+
+
 def stage_times(
     instance: InstanceProfile,
     batching: Batching,
@@ -50,19 +58,20 @@ def stage_times(
             neighbours.
 
     Returns:
-        float64 [m, len(FRACTIONS) + 2], seconds. First one column for each of `FRACTIONS`: the time at which that share
+        float64 [m, len(FRACTIONS) + 3], seconds. First one column for each of `FRACTIONS`: the time at which that share
         of the items is out, for the last share with the instance's `step_s`. Then how long an idle stage takes from the
-        arrival of the second half of the items to the end, and from the arrival of the last hand-over to the end.
+        arrival of the second half of the items to the end, and from the arrival of the last hand-over to the end. Last,
+        the period: how long a step takes where the next one's items lie ready too, so that no instance is ever idle.
     """
     counts = np.asarray(num_instances, dtype=np.int32)
     sizes = np.minimum(granularity, -(-len(costs) // counts)).astype(np.int32)
     if instance.max_items:
         sizes = np.minimum(sizes, instance.max_items)
     times = _times(instance, batching, costs.tobytes(), counts.tobytes(), sizes.tobytes())
-    out, tail = times[:, :-1], times[:, -1:]
+    out, tail, period = times[:, :-2], times[:, -2:-1], times[:, -1:]
     share = costs[len(costs) // 2 :].sum() / costs.sum()  # of the work, at an even pace after the first hand-over
     half = out[:, :1] + share * (out[:, -1:] - out[:, :1])
-    return np.hstack([out[:, :-1], out[:, -1:] + instance.step_s, half + instance.step_s, tail + instance.step_s])
+    return np.hstack([out[:, :-1], np.hstack([out[:, -1:], half, tail, period]) + instance.step_s])
 
 
 @functools.lru_cache(maxsize=256)

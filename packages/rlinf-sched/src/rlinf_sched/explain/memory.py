@@ -81,6 +81,17 @@ def _holders(problem: Problem, group: DeviceGroup, computing: str) -> list[str]:
     return [name for name in group.stages if name in holder.values()]
 
 
+def handed_over(problem: Problem, stage: StagePlan) -> int:
+    """Items that an instance of the stage hands on at a time."""
+    return stage_time.handed_over(
+        problem.instance(stage),
+        problem.profile(stage.stage).batching,
+        num_items=problem.num_items,
+        num_instances=stage.num_ranks,
+        granularity=stage.granularity,
+    )
+
+
 def items_at_once(problem: Problem, stage: StagePlan, profile: InstanceProfile) -> int:
     """Items in one hand-over, or in a continuously batching engine at its fullest."""
     return stage_time.items_at_once(

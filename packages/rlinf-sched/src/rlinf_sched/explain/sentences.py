@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlinf_sched.describe import ranges
-from rlinf_sched.explain.memory import items_at_once
+from rlinf_sched.explain.memory import handed_over, items_at_once
 from rlinf_sched.explain.quantities import counted, gib, listed, seconds
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_sched.problem import Problem
@@ -88,7 +88,7 @@ def _placement(problem: Problem, plan: Plan) -> Iterator[str]:
         yield f"{listed(list(cycle)).capitalize()} feed each other round after round and run at the same time."
     pipelined = [stage for stage in plan.stages if stage.granularity and _overlaps(problem, plan, stage)]
     if pipelined:
-        parts = [f"{stage.stage} {stage.granularity:,}" for stage in pipelined]
+        parts = [f"{stage.stage} {handed_over(problem, stage):,}" for stage in pipelined]
         yield f"Work is handed on before the batch is whole, so stages overlap; items at a time: {', '.join(parts)}."
     if flow.max_staleness:
         yield (
@@ -111,7 +111,35 @@ def _path(explanation: Explanation) -> Iterator[str]:
     parts = [part for part in explanation.path if part.share >= 0.005]
     if parts:
         texts = [f"{part.label} ({part.share:.0%})" for part in parts]
-        yield f"What the step waits for: {listed(texts)}. Making {parts[0].label} faster helps most."
+        yield f"What the step waits for: {listed(texts)}."
+    yield from _busiest(explanation)
+    yield from _limits(explanation)
+
+
+def _busiest(explanation: Explanation) -> Iterator[str]:
+    """The devices or host processes that have least time to spare, and what they do most."""
+    spans = explanation.spans
+    found = [(spans.busy_share(s.stage), "host processes", s.stage) for s in explanation.plan.stages if not s.devices]
+    for use in explanation.groups:
+        of_stages = [(share, label) for label, share in use.busy_share.items() if label in spans.stages]
+        if of_stages:
+            noun = "device" if len(use.devices) == 1 else "devices"
+            found.append((sum(use.busy_share.values()), f"{noun} {ranges(use.devices)}", max(of_stages)[1]))
+    if found:
+        share, where, stage = max(found)
+        yield f"The busiest are {where}, {min(share, 1.0):.0%} of the time: making {stage} faster there helps most."
+
+
+def _limits(explanation: Explanation) -> Iterator[str]:
+    """Host stages that the step waits for and that have as many processes as their profile allows."""
+    waited_for = {part.label for part in explanation.path if part.share >= 0.005}
+    for stage in explanation.plan.stages:
+        most = explanation.problem.profile(stage.stage).max_instances
+        if not stage.devices and stage.stage in waited_for and stage.num_ranks == most:
+            yield (
+                f"{stage.stage} has as many host processes as its profile allows, "
+                f"profiles.stages.{stage.stage}.max_instances={most:,}."
+            )
 
 
 def _use(explanation: Explanation) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rlinf_sched.describe import ranges
 from rlinf_sched.explain.explanation import Explanation
-from rlinf_sched.explain.memory import peak_bytes
+from rlinf_sched.explain.memory import handed_over, peak_bytes
 from rlinf_sched.explain.quantities import gib, seconds
 
 WIDTH = 110
@@ -35,7 +35,7 @@ def _plan_rows(explanation: Explanation) -> list[tuple[str, ...]]:
                 stage.stage,
                 ranges(stage.devices) or "host",
                 str(stage.num_ranks),
-                str(stage.granularity or "all"),
+                f"{handed_over(explanation.problem, stage):,}",
                 "yes" if stage.offload else "no",
                 str(stage.turn + 1),
                 *_times(explanation, stage.stage),

@@ -1,14 +1,16 @@
-"""What another problem would give: more devices, longer answers, no offload. Each answer is a plan of its own."""
+"""What another problem would give: more devices, another GPU, a faster network, larger steps, steps that overlap,
+longer answers, no offload. Each answer is a plan of its own."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from rlinf_sched.cluster import Cluster
+from rlinf_sched.derive.datasheets import GPUS, Gpu
 from rlinf_sched.errors import InfeasibleError
 from rlinf_sched.flow_graph import FlowGraph
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
-from rlinf_sched.profile import Profiles, StageProfile
+from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 
 LONGER = 1.3
 
@@ -62,6 +64,8 @@ def changes(problem: Problem, plan: Plan) -> Iterator[Change]:
         meaning=f"{2 * num_devices} in place of {num_devices}",
         problem=replace(problem, cluster=grown(problem.cluster, num_devices)),
     )
+    yield from _other_machines(problem)
+    yield from _other_steps(problem)
     if problem.flow.cycles():
         yield Change(
             question="30 % longer episodes",
@@ -82,6 +86,74 @@ def changes(problem: Problem, plan: Plan) -> Iterator[Change]:
         )
 
 
+def _other_machines(problem: Problem) -> Iterator[Change]:
+    """A faster network where there are several nodes, and the first product that is no slower by its datasheet."""
+    cluster = problem.cluster
+    if cluster.num_nodes > 1:
+        links = replace(cluster.links, network_bytes_per_s=2 * cluster.links.network_bytes_per_s)
+        yield Change(
+            question="twice the network",
+            meaning="twice the bytes per second between nodes",
+            problem=replace(problem, cluster=replace(cluster, links=links)),
+        )
+    names = {cluster.devices[device].name for device in cluster.compute_devices}
+    now = next((gpu for gpu in GPUS.values() if names == {gpu.name}), None)
+    for short, gpu in GPUS.items():
+        if (
+            now
+            and gpu != now
+            and gpu.flops_per_s >= now.flops_per_s
+            and gpu.memory_bytes_per_s > now.memory_bytes_per_s
+        ):
+            yield Change(
+                question=f"{short} in place of {now.name}",
+                meaning=f"their memory; times by the datasheets: {gpu.memory_bytes_per_s / now.memory_bytes_per_s:.2f} "
+                f"times as fast where batching is continuous (rate of memory), {gpu.flops_per_s / now.flops_per_s:.2f} "
+                "times elsewhere (arithmetic); links as they are",
+                problem=_on_other_gpus(problem, now, gpu),
+            )
+            return
+
+
+def _on_other_gpus(problem: Problem, now: Gpu, gpu: Gpu) -> Problem:
+    def moved(instance: InstanceProfile, factor: float) -> InstanceProfile:
+        if not instance.num_devices:
+            return instance
+        return replace(
+            instance,
+            device_name=instance.device_name and gpu.name,
+            points=tuple(replace(point, seconds=point.seconds * factor) for point in instance.points),
+            step_s=instance.step_s * factor,
+        )
+
+    stages = {}
+    for name, profile in problem.profiles.stages.items():
+        rates = (now.memory_bytes_per_s, gpu.memory_bytes_per_s) if profile.batching == "continuous" else None
+        before, after = rates or (now.flops_per_s, gpu.flops_per_s)
+        stages[name] = replace(profile, instances=tuple(moved(one, before / after) for one in profile.instances))
+    devices = tuple(
+        replace(device, name=gpu.name, memory_bytes=gpu.memory_bytes) if device.name == now.name else device
+        for device in problem.cluster.devices
+    )
+    cluster = replace(problem.cluster, devices=devices)
+    return replace(problem, cluster=cluster, profiles=Profiles(stages=stages))
+
+
+def _other_steps(problem: Problem) -> Iterator[Change]:
+    """Twice the items, and generation one step further ahead."""
+    yield Change(
+        question="twice the items a step",
+        meaning=f"{2 * problem.num_items:,} in place of {problem.num_items:,}; compared item for item",
+        problem=replace(problem, num_items=2 * problem.num_items),
+    )
+    ahead = problem.flow.max_staleness + 1
+    yield Change(
+        question=f"staleness {ahead}",
+        meaning=f"generation may run {ahead} steps ahead of training, which no run does yet",
+        problem=replace(problem, flow=replace(problem.flow, max_staleness=ahead)),
+    )
+
+
 def what_if(problem: Problem, plan: Plan, make_plan: Callable[[Problem], Plan]) -> list[Answer]:
     """Plans every changed problem and compares.
 
@@ -89,7 +161,7 @@ def what_if(problem: Problem, plan: Plan, make_plan: Callable[[Problem], Plan]) 
         plan: the plan of the unchanged problem, with a prediction.
         make_plan: the planner, with the choices that the plan itself was made with.
     """
-    return [_answer(change, plan, make_plan) for change in changes(problem, plan)]
+    return [_answer(change, plan, make_plan, problem.num_items) for change in changes(problem, plan)]
 
 
 def grown(cluster: Cluster, num_more: int) -> Cluster:
@@ -110,7 +182,7 @@ def _main_generation_group(flow: FlowGraph) -> str | None:
     return next(iter([*playing, *groups]), None)
 
 
-def _answer(change: Change, plan: Plan, make_plan: Callable[[Problem], Plan]) -> Answer:
+def _answer(change: Change, plan: Plan, make_plan: Callable[[Problem], Plan], num_items: int) -> Answer:
     num_devices = len(change.problem.cluster.compute_devices)
     try:
         other = make_plan(change.problem)
@@ -124,7 +196,7 @@ def _answer(change: Change, plan: Plan, make_plan: Callable[[Problem], Plan]) ->
             text=str(e),
         )
     assert plan.prediction is not None and other.prediction is not None, "the planner predicts what it plans"
-    before_s, after_s = plan.prediction.step_s, other.prediction.step_s
+    before_s, after_s = plan.prediction.step_s * change.problem.num_items / num_items, other.prediction.step_s
     if abs(after_s - before_s) < 0.005 * before_s:
         text = "makes no difference"
     elif after_s < before_s:

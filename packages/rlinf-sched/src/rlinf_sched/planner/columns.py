@@ -1,9 +1,9 @@
 """Candidates for a part of a flow, as rows of numbers to minimise.
 
 A row holds the devices that the candidate takes of each pool, the times at which its items come out, how long the
-second half and the last of its items take, for each pool the bytes that stay on its devices between turns and at their
-fullest, and for each weight edge whose source is not in the part the bytes that a device of its target receives. Less
-is better in every column.
+second half and the last of its items take, how long a step takes among others, for each pool the bytes that stay on its
+devices between turns and at their fullest, and for each weight edge whose source is not in the part the bytes that a
+device of its target receives. Less is better in every column.
 """
 
 from dataclasses import dataclass
@@ -49,9 +49,26 @@ class Columns:
         return self.half + 1
 
     @cached_property
+    def period(self) -> int:
+        """Seconds from the end of one step to that of the next where steps follow each other closely: what the busiest
+        device computes. The last of the times where they may not (`max_staleness` 0)."""
+        return self.tail + 1
+
+    @cached_property
+    def further(self) -> int:
+        """Seconds that each further step adds if the part begins several together."""
+        return self.period + 1
+
+    @cached_property
+    def held(self) -> int:
+        """Seconds by which a step comes out later if as many are begun together as may be under way: what comes first
+        on shared devices takes them all before it lets go."""
+        return self.period + 2
+
+    @cached_property
     def sync(self) -> int:
         """Seconds of the weight syncs within the part, after the step."""
-        return self.tail + 1
+        return self.held + 1
 
     @cached_property
     def switches(self) -> int:

@@ -1,6 +1,8 @@
 """How long a cycle takes whose stages hand one chunk of items round and round.
 
-Asymptotic bounds of a closed network with deterministic times, exact for one block and for two stages.
+Asymptotic bounds of a closed network with deterministic times: a cycle is no quicker. They are what the simulator finds
+for one block, and for two stages with equally many ranks; with unequal ones chunks meet ranks that are busy, and it
+finds up to a fifth more.
 Source: P. J. Denning, J. P. Buzen, "The operational analysis of queueing network models", ACM Computing Surveys 10(3),
 1978.
 """
@@ -16,8 +18,8 @@ from rlinf_sched.stage_time import FRACTIONS, hand_over_size
 
 
 def cycle_times(problem: Problem, chosen: Sequence[Chosen], blocks: Blocks, granularity: int) -> np.ndarray:
-    """float64 [rows, len(FRACTIONS) + 2], seconds: when so many items are out of the last round, and how long the
-    second half and the last of them take in an idle cycle."""
+    """float64 [rows, len(FRACTIONS) + 3], seconds: when so many items are out of the last round, how long the second
+    half and the last of them take in an idle cycle, and how long a step takes where the next one's items lie ready."""
     links = problem.cluster.links
     moved = sum(
         links.latency_s + granularity * problem.flow.item_bytes.get(channel, 0) / links.node_bytes_per_s
@@ -34,9 +36,10 @@ def cycle_times(problem: Problem, chosen: Sequence[Chosen], blocks: Blocks, gran
         round_s = np.maximum(latency, of_blocks[:, :, 1].max(axis=0))
     one_pass = latency + (of_blocks[:, :, 1] - of_blocks[:, :, 0]).max(axis=0)
     first, last = (rounds - 1) * round_s + latency, (rounds - 1) * round_s + one_pass
+    period = (rounds - 1) * round_s + of_blocks[:, :, 1].max(axis=0)  # the first round of a step fills the last one up
     out = np.linspace(first, last, len(FRACTIONS), axis=1)
     out[:, -1] += step_s
-    return np.column_stack([out, (first + last) / 2 + step_s, rounds * latency + step_s])
+    return np.column_stack([out, np.column_stack([(first + last) / 2, rounds * latency, period]) + step_s])
 
 
 def _seconds(problem: Problem, places: Places) -> np.ndarray:

@@ -200,6 +200,7 @@ def _prediction(best: Judged, others: Sequence[Judged]) -> Prediction:
         sync_s=float(sum(syncs)) / timeline.num_steps,
         stages={stage.stage: _stage_prediction(timeline, stage) for stage in best.plan.stages},
         runners_up=tuple(RunnerUp(mode=o.plan.mode, step_s=o.step_s, reason="") for o in others),
+        max_staleness=timeline.max_staleness,
     )
 
 

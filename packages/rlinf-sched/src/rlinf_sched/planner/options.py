@@ -209,15 +209,15 @@ class StageOptions:
             rows=rows,
             chosen=chosen,
             shares_everything=num_blocks <= 1,
-            instance_s=num_instances * rows[:, self._columns.last],
+            instance_s=num_instances * rows[:, self._columns.period],
             blocks=blocks if len(chosen) > 1 else (),
         )
 
     def _rows(self, chosen: Sequence[Chosen], blocks: Blocks, times: np.ndarray) -> np.ndarray:
         """Rows of stages that compute at the same time, from their times without onload and offload."""
-        columns = self._columns
+        problem, columns = self._problem, self._columns
         rows = np.zeros((len(times), columns.width))
-        rows[:, columns.first : columns.tail + 1] = times
+        rows[:, columns.first : columns.period + 1] = times
         for stage in chosen:
             for i, num_bytes in self._receives.get(stage.places.stage, ()):
                 rows[:, columns.edges.start + i] = num_bytes / max(stage.places.instance.num_devices, 1)
@@ -236,6 +236,9 @@ class StageOptions:
         offload_s = np.max([stage.places.offload_s[stage.index] for stage in chosen], axis=0)
         rows[:, columns.out] += onload_s[:, None]
         rows[:, columns.last : columns.tail + 1] += offload_s[:, None]
+        if not problem.flow.max_staleness:
+            rows[:, columns.period] = rows[:, columns.last]
+        rows[:, columns.further] = rows[:, columns.period]
         return rows
 
     def _sync_within(self, rows: np.ndarray, chosen: Sequence[Chosen], blocks: Blocks) -> None:

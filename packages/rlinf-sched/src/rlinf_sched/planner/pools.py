@@ -73,9 +73,9 @@ def device_counts(
 
 
 def host_instances(most: int, num_items: int, num_parts: int = 0) -> Iterator[int]:
-    """One, two, four, ... processes on the host, up to the profile's limit (1 where it states none), or the divisors of
+    """One, two, four, ... processes on the host, up to the profile's limit (0: one for each item), or the divisors of
     `num_parts` up to there."""
-    count, limit = 1, min(most or 1, num_items)
+    count, limit = 1, min(most or num_items, num_items)
     if num_parts:
         yield from (count for count in range(1, limit + 1) if num_parts % count == 0)
         return

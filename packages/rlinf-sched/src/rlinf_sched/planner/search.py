@@ -278,9 +278,6 @@ class Search:
         rate = links.network_bytes_per_s if far else links.node_bytes_per_s
         crossing = [num_bytes for writer, reader, num_bytes in self._channels if writer & before and reader & after]
         trains, generates = self._training, self._generation
-        runs_ahead = (
-            kind == "side by side" and not before & trains and not after & generates and before | after == self._all
-        )
         return _C.Join(
             kind=JOINS.index(kind),
             before_part=before,
@@ -294,7 +291,6 @@ class Search:
             sync_latency_s=links.latency_s,
             sync_bytes_per_s=rate,
             mixes=bool((before & trains and after & generates) or (before & generates and after & trains)),
-            steps_under_way=self._problem.flow.max_staleness + 1 if runs_ahead else 1,
         )
 
     def _waits(self, before: int, after: int) -> float:
@@ -316,6 +312,7 @@ class Search:
             memory=self._memory,
             rest_resident=resident.tolist(),
             rest_peak=peak.tolist(),
+            steps_under_way=self._problem.flow.max_staleness + 1,
             bound_s=self._bound_s,
             rest_area=sum(self._least_area[i] for i in rest),
             tolerance_s=self._tolerance_s,
@@ -326,8 +323,8 @@ class Search:
     def _least_area_of(self, rows: np.ndarray, bound_s: float) -> float:
         """Device-seconds that a turn takes at least, in a plan that keeps the bound."""
         c = self._columns
-        quick = rows[rows[:, c.last] <= bound_s * (1 + 1e-9)]
-        return float((quick[:, c.devices].sum(axis=1) * quick[:, c.last]).min(initial=np.inf))
+        quick = rows[rows[:, c.period] <= bound_s * (1 + 1e-9)]
+        return float((quick[:, c.devices].sum(axis=1) * quick[:, c.period]).min(initial=np.inf))
 
     def _new_front(self, mask: int) -> _C.Front:
         c = self._columns
@@ -358,7 +355,7 @@ class Search:
         c, total = self._columns, 0.0
         for options in self.turn_options:
             rows = options.rows[np.all(options.rows[:, c.devices] == devices, axis=1) & options.shares_everything]
-            total += rows[:, c.last].min(initial=np.inf) if len(rows) else 0.0
+            total += rows[:, c.period].min(initial=np.inf) if len(rows) else 0.0
         return total
 
     def _chain(self, devices: np.ndarray) -> Candidate | None:
@@ -386,7 +383,7 @@ class Search:
         """The best rows of a part that is the whole flow."""
         rows = part.front.rows
         sync_s = rows[:, self._columns.sync]
-        step_s = rows[:, self._columns.last] + sync_s
+        step_s = part.front.steps_s
         return [
             Candidate(float(step_s[i]), float(sync_s[i]), mode_of(tree := part.tree(int(i)), self._problem.flow), tree)
             for i in np.argsort(step_s, kind="stable")[:count]

@@ -10,7 +10,7 @@ from rlinf_sched.flow_graph import FlowGraph, Stage
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import InstanceProfile, ItemCosts, seconds_table
-from rlinf_sched.stage_time import hand_over_size
+from rlinf_sched.stage_time import hand_over_size, handed_over
 
 STAYS = -1.0
 """Stands in place of the seconds of an onload where the state never leaves the device."""
@@ -111,10 +111,13 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
             f"plan.{stage.name}.num_ranks={num_ranks} is more than profiles.stages.{stage.name}.max_instances="
             f"{profile.max_instances}; use at most that many"
         )
-    limit = (
-        0 if profile.batching == "continuous" else instance.max_items
-    )  # which bounds its engine, not what it hands on
-    hand_over = hand_over_size(problem.num_items, num_ranks, stage_plan.granularity, limit)
+    hand_over = handed_over(
+        instance,
+        profile.batching,
+        num_items=problem.num_items,
+        num_instances=num_ranks,
+        granularity=stage_plan.granularity,
+    )
     onload_s, offload_s = problem.switch_s(stage.name, instance, num_devices)
     leaves = stage_plan.offload and num_devices > 0
     return _Placed(
@@ -135,7 +138,7 @@ def _room(problem: Problem, placed: _Placed) -> int:
 @functools.lru_cache(maxsize=256)
 def _costs(costs: ItemCosts, num_items: int, seed: int | None, step: int) -> np.ndarray:
     if seed is not None:
-        return costs.draw(num_items, seed + step)
+        return costs.draw(num_items, seed, step)
     return costs.typical(num_items) if step == 0 else _costs(costs, num_items, None, 0)
 
 

@@ -55,7 +55,8 @@ class Timeline:
     """Everything that happened, as arrays of equal length, one entry a span, in the order in which the spans began.
 
     Times are seconds from the beginning of the first step. A span of kind "compute" is one hand-over on one instance;
-    with continuous batching it is an engine's time from its first item until it runs dry.
+    with continuous batching it is an engine's time from its first item until it runs dry, or until it takes in the
+    first item of a later step, beside which what is left of this one goes on.
     """
 
     stages: tuple[str, ...]

@@ -232,6 +232,12 @@ class Executor:
         """The flow under a plan that fits it, the cluster, and the groups that run already."""
         graph = flow.graph()
         plan.validate(graph, self._cluster)
+        ahead = plan.prediction.max_staleness if plan.prediction else 0
+        if ahead:
+            raise FlowDefinitionError(
+                f"flow {flow.name!r}: the plan lets generation run {ahead} steps ahead of training (max_staleness="
+                f"{ahead}), but runs go step by step; plan the flow with max_staleness=0"
+            )
         for channel in graph.channels:
             if len(graph.readers(channel)) > 1:
                 raise FlowDefinitionError(

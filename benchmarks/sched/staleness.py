@@ -1,0 +1,80 @@
+"""How near the search's estimates come to the simulator where steps overlap:
+`python -m benchmarks.sched.staleness [NUM_PROBLEMS] [SEED]`.
+
+The random problems of `enumeration`, half of them with max_staleness 1, half with 2. Every candidate that the search
+puts first, of each mode and each way to share devices, is executed by the simulator.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.sched.enumeration import random_problem
+
+from rlinf_sched import Problem
+from rlinf_sched.planner.make import ALL_MODES, to_plan
+from rlinf_sched.planner.pools import pools_of
+from rlinf_sched.planner.search import Search
+from rlinf_sched.planner.tree import shape
+from rlinf_sched.simulator import simulate
+
+NUM_EACH = 4
+"""Candidates of each mode."""
+
+
+def stale_problem(draw: random.Random, max_staleness: int) -> Problem:
+    """A random problem whose generation may run ahead by so many steps."""
+    problem = random_problem(draw)
+    return replace(problem, flow=replace(problem.flow, max_staleness=max_staleness))
+
+
+def errors(problem: Problem) -> tuple[list[float], int]:
+    """Estimate over simulated step, minus 1, of the best candidate of each shape, best estimate first; and which of
+    them takes the shortest step. Empty where nothing fits."""
+    pools, found, steps_s, seen = pools_of(problem.cluster), [], [], set()
+    for candidate in Search(problem, pools).best(ALL_MODES, num_each=NUM_EACH):
+        made = to_plan(problem, pools, candidate)
+        if made is not None and shape(candidate.tree) not in seen:
+            seen.add(shape(candidate.tree))
+            steps_s.append(simulate(problem, made).step_s)
+            found.append(candidate.step_s / steps_s[-1] - 1)
+    return found, steps_s.index(min(steps_s)) if steps_s else 0
+
+
+def measure(num_problems: int, seed: int) -> dict[str, Any]:
+    """Errors of all candidates, of those that the search puts first, and of those that the simulator does."""
+    draw, everything, first, chosen = random.Random(seed), [], [], []
+    while len(first) < num_problems:
+        found, best = errors(stale_problem(draw, 1 + len(first) % 2))
+        if found:
+            everything += found
+            first.append(found[0])
+            chosen.append(found[best])
+    return {
+        "num_problems": num_problems,
+        "seed": seed,
+        "simulated_best": _summary(chosen),
+        "estimated_best": _summary(first),
+        "all_shapes": _summary(everything),
+    }
+
+
+def _summary(found: list[float]) -> dict[str, float]:
+    sizes = [abs(error) for error in found]
+    return {
+        "num_plans": len(found),
+        "median_error": statistics.median(sizes),
+        "worst_error": max(sizes),
+        "mean_signed_error": statistics.mean(found),
+        "num_above_15_percent": sum(size > 0.15 for size in sizes),
+    }
+
+
+if __name__ == "__main__":
+    given = [int(argument) for argument in sys.argv[1:]]
+    print(json.dumps(measure(*(given + [100, 0][len(given) :])), indent=1))
