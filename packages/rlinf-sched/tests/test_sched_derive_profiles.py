@@ -131,7 +131,8 @@ def test_tensor_parallel_engines_are_faster_but_not_for_free() -> None:
 
 
 def _by_size(profile: StageProfile) -> dict:
-    return {instance.num_devices: instance for instance in profile.instances}
+    """Of the instances that a trainer lists for several numbers of ranks, those for one."""
+    return {instance.num_devices: instance for instance in profile.instances if instance.num_ranks <= 1}
 
 
 def test_training_takes_six_operations_a_parameter_and_token_at_least() -> None:
@@ -158,13 +159,14 @@ def test_adam_on_7b_fits_eight_gpus_but_not_one() -> None:
 
 def test_fsdp_spreads_what_megatron_repeats() -> None:
     fsdp = train_profile(QWEN_7B, H100, backend="fsdp", **SEQUENCES)
-    assert [instance.num_devices for instance in fsdp.instances] == [1]
+    assert {instance.num_devices for instance in fsdp.instances} == {1}
     megatron = _by_size(train_profile(QWEN_7B, H100, backend="megatron", **SEQUENCES))
     assert fsdp.instances[0].resident_bytes(64) < megatron[1].resident_bytes(64)
     assert megatron[4].resident_bytes(64) < megatron[1].resident_bytes(64)
-    # short micro-batches wait for the weights
+    # short micro-batches wait for the weights, but not on one device, which has them
     short = train_profile(QWEN_7B, H100, backend="fsdp", **{**SEQUENCES, "micro_batch_tokens": 500})
-    assert short.instances[0].seconds(1) > 64 * 3 * QWEN_7B.weights_bytes / 50e9 * 0.99
+    seconds = {instance.num_ranks: instance.seconds(1) for instance in short.instances}
+    assert seconds[64] > 64 * 3 * QWEN_7B.weights_bytes * 63 / 64 / (8 * 50e9) > seconds[1]
 
 
 def test_activations_grow_with_the_micro_batch_and_split_over_devices() -> None:
@@ -313,7 +315,8 @@ def test_profiles_of_a_users_own_flow() -> None:
     profiles = derive_profiles(flow, model="Qwen2.5-1.5B", gpu="a100", job=job)
     assert profiles.stages.keys() == {"rollout", "logprobs", "reward", "actor"}
     assert profiles.stages["reward"].instances[0].num_devices == 0
-    assert profiles.stages["actor"].instances[0].step_s > 0 == profiles.stages["logprobs"].instances[0].step_s
+    several = next(one for one in profiles.stages["actor"].instances if one.num_ranks > 1)
+    assert several.step_s > 0 == profiles.stages["logprobs"].instances[0].step_s
     with pytest.raises(ProfileError, match="derive it from an Embodied job"):
         derive_profiles(workload("maniskill-openvla-8").flow, model="OpenVLA-7B", gpu="H100", job=job)
 
