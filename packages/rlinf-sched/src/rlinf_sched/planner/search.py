@@ -281,17 +281,23 @@ class Search:
         runs_ahead = (
             kind == "side by side" and not before & trains and not after & generates and before | after == self._all
         )
+        syncs = [
+            bool((source & before and target & after) or (source & after and target & before))
+            for source, target in self._edges
+        ]
+        latencies = [
+            self._problem.sync_latency_s(edge)
+            for edge, is_synced in zip(self._problem.flow.weight_edges, syncs, strict=True)
+            if is_synced
+        ]
         return _C.Join(
             kind=JOINS.index(kind),
             before_part=before,
             feeds=self._feeds(before, after),
             moved_s=links.latency_s + max(crossing, default=0) / rate,
             waits=self._waits(before, after),
-            syncs=[
-                bool((source & before and target & after) or (source & after and target & before))
-                for source, target in self._edges
-            ],
-            sync_latency_s=links.latency_s,
+            syncs=syncs,
+            sync_latency_s=sum(latencies) / max(1, len(latencies)),  # each of them has it added
             sync_bytes_per_s=rate,
             mixes=bool((before & trains and after & generates) or (before & generates and after & trains)),
             steps_under_way=self._problem.flow.max_staleness + 1 if runs_ahead else 1,
