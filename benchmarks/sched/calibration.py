@@ -20,6 +20,7 @@ from typing import Any
 
 from rlinf_sched import Plan, Problem, StagePlan, simulate
 from rlinf_sched.derive import WORKLOADS, embodied, grpo, workload, workloads
+from rlinf_sched.errors import ProfileError
 from rlinf_sched.planner import plan
 
 RESULT = Path(__file__).parents[1] / "results" / "calibration.json"
@@ -91,9 +92,9 @@ def main() -> None:
     content: dict[str, Any] = {
         "base": {name: result for name, (_, result) in base.items()},
         "published": [compared(*row) for row in PUBLISHED],
+        "shared": {name: shared(*base[name]) for name in WORKLOADS if "maniskill" in name},
         "constants": [moved(constant, base) for constant in CONSTANTS],
         "flips": {name: flips(name, base[name][0]) for name, (_, result) in base.items() if not agrees(name, result)},
-        "shared": {name: shared(*base[name]) for name in WORKLOADS if "maniskill" in name},
     }
     RESULT.write_text(json.dumps(content, indent=2) + "\n")
     print("\n".join(table(content)))
@@ -255,13 +256,17 @@ def flips(name: str, problem: Problem) -> dict[str, float]:
 
         def agrees_at(factor: float, constant: Constant = constant, value: float = value) -> bool | None:
             with with_value(constant, factor * value) as make:
-                new = make(name)
+                try:
+                    new = make(name)
+                except ProfileError:  # a value that cannot be
+                    return None
                 return None if new == problem else agrees(name, outcome(new))
 
         for factors in (STEPS, [1 / factor for factor in STEPS]):
             inside = 1.0
             for factor in factors:
-                answer = agrees_at(factor) if factor * value < 1 or value > 1 or constant.low > 1 else None
+                is_share = constant.high <= 1 and constant.low > 0.05
+                answer = None if is_share and factor * value > 1 else agrees_at(factor)
                 if answer is None:
                     break
                 if answer:
