@@ -65,7 +65,7 @@ def test_no_schedule_is_below_the_bound(small, seed):
         assert outcome.step_s >= least_step_s(problem) * (1 if seed is None else drawn)
 
 
-@pytest.mark.parametrize(("num_devices", "gain"), [(64, 1.15), (128, 1.2)])
+@pytest.mark.parametrize(("num_devices", "gain"), [(64, 1.05), (128, 1.1)])
 def test_long_tailed_grpo_gains_over_the_best_static_plan(num_devices, gain):
     problem = workload("grpo-qwen2.5-7b-64") if num_devices == 64 else grpo(num_devices=num_devices)
     static = plan(problem)

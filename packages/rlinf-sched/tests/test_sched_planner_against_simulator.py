@@ -35,7 +35,7 @@ def test_predictions_from_typical_costs_are_the_mean_of_drawn_ones(name: str) ->
 def test_the_search_estimates_the_plan_that_it_finds(name: str) -> None:
     prediction = planned(name)[1].prediction
     assert prediction is not None
-    assert prediction.estimate_s == pytest.approx(prediction.step_s, rel=0.03)
+    assert prediction.estimate_s == pytest.approx(prediction.step_s, rel=0.04)
 
 
 @pytest.mark.parametrize("max_staleness", [1, 2])

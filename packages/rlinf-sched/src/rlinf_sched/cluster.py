@@ -48,6 +48,9 @@ class Links:
     """Rate between a device and its host's memory, at which state is onloaded and offloaded."""
     latency_s: float = 20e-6
     """Seconds that one hand-over takes however small it is."""
+    sync_bytes_per_s: float | None = None
+    """Rate at which a weight sync gathers a model's tensors, packs them and loads them into engines, over all ranks
+    together; the links carry them after that. None: at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +68,8 @@ class Cluster:
         for name in ("node_bytes_per_s", "network_bytes_per_s", "host_bytes_per_s"):
             if not getattr(self.links, name) > 0:
                 raise ClusterError(f"cluster.links.{name}={getattr(self.links, name)} must be positive")
+        if self.links.sync_bytes_per_s is not None and not self.links.sync_bytes_per_s > 0:
+            raise ClusterError(f"cluster.links.sync_bytes_per_s={self.links.sync_bytes_per_s} must be positive")
         if self.links.latency_s < 0:
             raise ClusterError(f"cluster.links.latency_s={self.links.latency_s} must not be negative")
         if not self.devices:

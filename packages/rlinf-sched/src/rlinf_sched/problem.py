@@ -1,5 +1,6 @@
 """A planning problem: a flow, its profiles, a cluster and the size of a step. One JSON document, usable on its own."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,11 @@ class Problem:
         """Weights that a sync over the edge moves: the most that a stage of either end names."""
         names = self.flow.workers[edge.source] + self.flow.workers[edge.target]
         return max(self.profile(name).weights_bytes for name in names)
+
+    def sync_latency_s(self, edge: WeightEdge) -> float:
+        """Seconds of a sync over the edge beside what its links take: to begin, and to pack and load a whole model."""
+        links = self.cluster.links
+        return links.latency_s + self.synced_bytes(edge) / (links.sync_bytes_per_s or math.inf)
 
     def state_bytes(self, stage: str, instance: InstanceProfile, num_devices: int) -> int:
         """Bytes of state on each of `num_devices` devices for the whole worker group of the stage.

@@ -14,6 +14,11 @@ from rlinf_sched.errors import ClusterError, did_you_mean
 
 GPUS_PER_NODE = 8
 """GPUs of one HGX or DGX board."""
+SYNC_BYTES_PER_S = 9.4e9
+"""Rate at which a model's bf16 weights come from a Megatron trainer into engines on the same GPUs: the 61 GB of
+Qwen3-30B-A3B on 8 H100 take 6 s in SkyRL (NovaSky-AI/SkyRL, pull request 487; 48 s before its tensors went in buckets)
+and 7 s in slime (60 s before; its post on weight sync). Without a trainer to gather from, checkpoint-engine brings 61
+to 76 GB/s to 8 H800, and as much to 256 H20: the number of GPUs does not matter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +43,7 @@ class Gpu:
             node_bytes_per_s=self.node_bytes_per_s,
             network_bytes_per_s=self.network_bytes_per_s,
             host_bytes_per_s=self.host_bytes_per_s,
+            sync_bytes_per_s=SYNC_BYTES_PER_S,
         )
 
 

@@ -18,6 +18,7 @@ from rlinf_sched.derive.memory import JobShape, forward_memory, generator_memory
 from rlinf_sched.derive.memory.activations import kv_bytes
 from rlinf_sched.derive.memory.rank import NUM_MOMENTS
 from rlinf_sched.derive.memory.sglang import kv_tokens, longest_tokens
+from rlinf_sched.derive.parallel import exchange_s, ring_bytes_per_s
 from rlinf_sched.derive.profiles import RULE_REWARD_S, host_profile
 from rlinf_sched.derive.sglang import SGLangOptions
 from rlinf_sched.derive.shapes import ModelShape
@@ -60,13 +61,14 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     for num_ranks in (count for count in range(1, job.num_shards + 1) if job.num_shards % count == 0):
         memory = trainer_memory(model, job, num_ranks * span)
         sent = job.num_models * trainer_of(job).copies_sent(job, num_ranks) * copy if num_ranks > 1 else 0
+        link = ring_bytes_per_s(gpu, span, num_ranks)
         moved = (3 + 2 * NUM_MOMENTS) * memory.optimizer / NUM_MOMENTS  # all but the gradient is read and written
         instances.append(
             InstanceProfile(
                 num_devices=span,
                 num_ranks=num_ranks,
                 points=_proportional(item_s, job.num_groups),
-                step_s=job.num_updates * (sent / gpu.network_bytes_per_s + moved / gpu.memory_bytes_per_s),
+                step_s=job.num_updates * (sent / link + moved / gpu.memory_bytes_per_s),
                 state_bytes=memory.state,
                 work_bytes=memory.work(),
             )
@@ -153,12 +155,13 @@ def _sglang_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
 
 
 def _forward_s(model: ModelShape, gpu: Gpu, job: JobShape) -> float:
-    """Seconds of a forward pass over one group, whose prompt is computed once, in the numbers that the backend computes
-    in."""
+    """Device-seconds of a forward pass over one group, whose prompt is computed once, in the numbers that the backend
+    computes in; with the exchange between experts that are dealt out over ranks."""
     lengths = job.lengths
     num_tokens = lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens
     flops = num_tokens * model.forward_flops(lengths.mean_context_tokens)
-    return flops / (utilisation(model) * flops_per_s(gpu, trainer_of(job).frozen_bytes(job)))
+    exchanged_s = num_tokens * exchange_s(model, gpu, job.backend_options.get("expert_parallel", 1), passes=2)
+    return flops / (utilisation(model) * flops_per_s(gpu, trainer_of(job).frozen_bytes(job))) + exchanged_s
 
 
 def _proportional(item_s: float, most: int) -> tuple[TimePoint, ...]:

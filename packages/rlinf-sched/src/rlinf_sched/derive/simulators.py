@@ -1,11 +1,16 @@
 """Profiles of simulators, from public throughput. An item is an environment slot, a round one hand-over of actions.
 
 A GPU-parallel simulator steps all environments of a device in one launch: but for the cameras, its time hardly depends
-on their number. A CPU-bound one runs a process for each environment: its time is constant up to the number of cores,
-then proportional. The cores of a node are divided among its devices, so environments on few devices have few cores.
+on their number. A CPU-bound one runs a process for each environment: more processes slow each other a little up to the
+number of cores, then share them. The cores of a node are divided among its devices, so environments on few devices have
+few cores.
+
+A simulator and a policy on one GPU take turns, as stages of a cycle on shared devices do in a plan: the driver gives
+graphics and CUDA contexts exclusive slices of time, and two simulations on one GPU take twice as long each
+(mani-skill/ManiSkill, issue 524). What a change of context costs beside that is not counted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlinf_sched.derive.training import powers_up_to
 from rlinf_sched.profile import InstanceProfile, StageProfile, TimePoint
@@ -56,22 +61,41 @@ _RENDER_S = 1 / _PICK_CUBE_RGB_FPS - 1 / _PICK_CUBE_STATE_FPS
 MANISKILL_BRIDGE_PIXELS = 640 * 480
 """Of the picture of the bridge scenes' one camera, `3rd_view_camera`."""
 
+_BRIDGE_ENVS, _BRIDGE_STEP_S = 72, 60 / 60 - 0.04
+"""Environments of ManiSkill's bridge scenes on one GPU, and seconds of their control step: 72 episodes of 60 steps with
+octo-small take about a minute (simpler-env/SimplerEnv, pull request 38), with 0.04 s of a step for the policy (issue 83
+there)."""
+_BRIDGE_SUBSTEPS = 100
+"""500 Hz and 5 Hz, the task's public settings."""
+_BRIDGE_RENDER_S = _RENDER_S * MANISKILL_BRIDGE_PIXELS / _BENCHMARK_PIXELS
+"""The cost of a picture is taken as linear in its pixels."""
+
 MANISKILL_PUT_ON_PLATE = GpuSimulator(
     name="ManiSkill PutOnPlateInScene",
-    substeps=100,  # 500 Hz and 5 Hz, the task's public settings
-    substep_s=_LAUNCH_S,
+    substeps=_BRIDGE_SUBSTEPS,
+    substep_s=(_BRIDGE_STEP_S - _BRIDGE_ENVS * _BRIDGE_RENDER_S) / _BRIDGE_SUBSTEPS - _BRIDGE_ENVS * _ENV_S,
     env_substep_s=_ENV_S,
-    env_render_s=_RENDER_S * MANISKILL_BRIDGE_PIXELS / _BENCHMARK_PIXELS,  # cost taken as linear in pixels
+    env_render_s=_BRIDGE_RENDER_S,
     base_bytes=2 * 10**9,  # CUDA and Vulkan contexts, PhysX buffers
     env_bytes=70 * 10**6,  # 2.2 GB for 32 rendered environments (ManiSkill's notes on rendering memory)
 )
-"""The rates of the benchmark's RTX 4090, not scaled to other GPUs: launches do not scale, and data-centre GPUs have
-fewer raster units."""
+"""What an environment more costs is the benchmark's, on an RTX 4090; the rest of the measured step is all launches. Not
+scaled to other GPUs: launches do not scale, and data-centre GPUs have fewer raster units."""
+
+_LIBERO_STEPS_PER_S = 11.2
+"""Steps of LIBERO-Spatial in one process, two pictures of 256 x 256 drawn without a GPU, resets included (vla-eval's
+tuning guide, table of demand)."""
+_LIBERO_PHYSICS_S = 1 / 70
+"""Seconds of physics and controller alone, measured by this project."""
+BUSY_CORE_LOSS = 0.35
+"""Share of its rate that a process loses when all cores are busy, and proportionally less before. The same table: 11.2
+steps/s of one process, 9.5 of each of 16, 8.3 of 32, 7.3 of 50; its host is taken to have the 48 cores of the guide's
+example. On two cores of another machine it was 0.3 (this project)."""
 
 LIBERO = CpuSimulator(
     name="LIBERO",
-    step_s=1 / 70,  # 70 steps/s of physics and controller (measured by this project)
-    draw_s=2 / 300,  # two images of 3 ms
+    step_s=_LIBERO_PHYSICS_S,
+    draw_s=1 / _LIBERO_STEPS_PER_S - _LIBERO_PHYSICS_S,
     cores_per_device=112 // 8,  # DGX H100 datasheet: two 56-core processors, eight GPUs
     env_device_bytes=300 * 10**6,  # an EGL context with its textures
 )
@@ -104,12 +128,11 @@ def cpu_simulator_profile(
 ) -> StageProfile:
     """The profile of a simulator on the cores beside each device; the device itself only draws the camera images.
 
-    Each environment is a process. Up to one process for each core, all run at once; more share the cores evenly.
-    Cameras draw at every step.
+    Each environment is a process. Cameras draw at every step.
     """
     cores, round_s = simulator.cores_per_device, steps_per_round * (simulator.step_s + simulator.draw_s)
     counts = sorted({*powers_up_to(num_envs), min(cores, num_envs)})
-    points = tuple(TimePoint(num_items=n, seconds=max(1, n / cores) * round_s) for n in counts)
+    points = tuple(TimePoint(num_items=n, seconds=slowed(n, cores) * round_s) for n in counts)
     instance = InstanceProfile(points=points, sharded_state_bytes=simulator.env_device_bytes * num_envs)
     return StageProfile(
         instances=(instance,),
@@ -132,3 +155,23 @@ def host_simulator_profile(
         rounds=num_rounds,
         source=f"derived: {simulator.name}, a process a core",
     )
+
+
+def on_busy_cores(profile: StageProfile, num_cores: int) -> StageProfile:
+    """The profile of a stage of processes on a host with so many cores, one process a core, from that of one process
+    alone: the more there are the slower is each."""
+    numbers = powers_up_to(num_cores)
+    (alone,) = profile.instances
+    instances = tuple(_slower(alone, number, slowed(number, num_cores)) for number in numbers)
+    return replace(profile, instances=instances, max_instances=num_cores)
+
+
+def slowed(num_processes: int, num_cores: int) -> float:
+    """How many times as long a process takes as alone."""
+    busy = min(1.0, num_processes / num_cores)
+    return max(1.0, num_processes / num_cores) / (1 - BUSY_CORE_LOSS * busy)
+
+
+def _slower(alone: InstanceProfile, num_ranks: int, factor: float) -> InstanceProfile:
+    points = tuple(replace(point, seconds=factor * point.seconds) for point in alone.points)
+    return replace(alone, num_ranks=num_ranks, points=points)

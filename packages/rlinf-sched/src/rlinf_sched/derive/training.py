@@ -1,14 +1,24 @@
 """Profiles of training, of log-probabilities and of values: arithmetic at a public utilisation, memory by bytes per
-parameter, communication by datasheet.
+parameter, what several devices lose as in `parallel`.
 
-A hand-over is trained in micro-batches of packed sequences, so activations do not grow with its items. Pipeline bubbles
-and the unequal work of data-parallel ranks within one mini-batch are left out.
+A hand-over is trained in micro-batches of packed sequences, so activations do not grow with its items.
 """
 
+import itertools
 from typing import Literal
 
 from rlinf_sched.derive.datasheets import Gpu
 from rlinf_sched.derive.lengths import Lengths
+from rlinf_sched.derive.parallel import (
+    GRADIENT_BYTES_PER_PARAMETER,
+    Layout,
+    bubble_s,
+    layouts,
+    longest_share,
+    reduction_s,
+    ring_bytes_per_s,
+    shared_layer_s,
+)
 from rlinf_sched.derive.shapes import BYTES_PER_PARAMETER, ModelShape
 from rlinf_sched.profile import InstanceProfile, ItemCosts, StageProfile, TimePoint
 
@@ -17,13 +27,12 @@ Backend = Literal["fsdp", "megatron"]
 DENSE_UTILISATION = 0.40
 """Share of the peak arithmetic that training a dense model reaches: 0.38 to 0.43 on H100 (Llama 3, arXiv:2407.21783,
 table 4). Forward passes are taken to reach the same."""
-MOE_UTILISATION = 0.214
-"""The same for small experts: 212 TFLOP/s per H100 for Qwen3 MoE 30B (NeMo AutoModel, performance highlights), which
-includes the exchange of tokens between experts."""
+MOE_UTILISATION = 0.33
+"""The same for small experts, without the exchange of tokens between them: Qwen3 MoE 30B trains 12,040 tokens/s on each
+of the 8 H100 of a node with sequences of 4,096 (NeMo AutoModel, performance summary), of which the exchange of
+`parallel` is 13 us a token."""
 ADAM_BYTES_PER_PARAMETER = 12
 """Bytes of the fp32 master weight and two moments (ZeRO, arXiv:1910.02054, section 3.1)."""
-GRADIENT_BYTES_PER_PARAMETER = 4
-"""Gradients are fp32, as Megatron's distributed optimizer and FSDP with fp32 reduction keep them."""
 LOGIT_BYTES = 8
 """Bytes for each token and word of the vocabulary: the fp32 logit and its gradient."""
 LAYER_ACTIVATION_BYTES = 34
@@ -32,6 +41,8 @@ the attention scores, which flash attention does not keep)."""
 NUM_MINIBATCHES = 4
 """Optimizer steps for each batch in public recipes of reasoning RL."""
 PARALLEL_SIZES = (1, 2, 4, 8, 16, 32)
+NUMBERS_OF_RANKS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of instances that a trainer's times are listed for; a plan takes the nearest by ratio."""
 _ITEM_BYTES_PER_TOKEN = 24
 """Bytes of token ids, mask, log-probabilities and advantages on the device."""
 
@@ -67,28 +78,32 @@ def train_profile(
     """
     forward = item_tokens * model.forward_flops(context_tokens) + extra_item_flops
     item_flops = frozen_item_flops + 4 * forward  # forward, backward (twice), forward again
+    costs = costs or ItemCosts()
+    minibatch_items = max_items / num_minibatches
+    is_sharded = backend == "fsdp"
+    shared = (GRADIENT_BYTES_PER_PARAMETER if is_sharded else 0) + ADAM_BYTES_PER_PARAMETER
+    whole = 0 if is_sharded else BYTES_PER_PARAMETER + GRADIENT_BYTES_PER_PARAMETER  # on each data rank
+    gathered = 2 * model.weights_bytes // model.num_layers if is_sharded else 0
     instances = []
-    for size in _sizes(model, backend):
-        rate = size * utilisation(model) * gpu.flops_per_s
-        compute_s = item_flops / rate + item_tokens * _tensor_parallel_s(model, gpu, size, passes=6)
-        sharded = GRADIENT_BYTES_PER_PARAMETER + ADAM_BYTES_PER_PARAMETER
-        state, step_s, gather_s, gathered = 0, 0.0, 0.0, 0
-        if backend == "megatron":
-            # weights and gradients whole on each data rank; the optimizer's state sharded over all devices
-            state = (BYTES_PER_PARAMETER + GRADIENT_BYTES_PER_PARAMETER) * model.num_parameters // size
-            sharded = ADAM_BYTES_PER_PARAMETER
-            step_s = num_minibatches * state / gpu.network_bytes_per_s  # reduce-scatter gradients, all-gather weights
-        else:
+    for size, num_ranks in itertools.product(_sizes(model, backend), NUMBERS_OF_RANKS):
+        uneven = longest_share(costs, minibatch_items, num_ranks)
+        most = uneven * minibatch_items / num_ranks
+        item_s, step_s = _train_s(model, gpu, size, item_flops, item_tokens, micro_batch_tokens, most)
+        gather_s = 0.0
+        if is_sharded:
             # weights gathered forward and backward, gradients scattered, once for each micro-batch, overlapped
-            gather_s = 3 * model.weights_bytes / gpu.network_bytes_per_s
-            gathered = 2 * model.weights_bytes // model.num_layers
+            moved = 3 * model.weights_bytes * (num_ranks - 1) / num_ranks
+            gather_s = item_tokens / micro_batch_tokens * moved / ring_bytes_per_s(gpu, size, num_ranks)
+        else:
+            step_s += reduction_s(model, gpu, size, num_ranks)
         instances.append(
             InstanceProfile(
                 num_devices=size,
-                points=_points(compute_s, item_tokens / micro_batch_tokens * gather_s, max_items),
-                step_s=step_s,
-                state_bytes=state,
-                sharded_state_bytes=sharded * model.num_parameters,
+                num_ranks=num_ranks,
+                points=_points(uneven * item_s, gather_s, max_items),
+                step_s=num_minibatches * step_s,
+                state_bytes=whole * model.num_parameters // size,
+                sharded_state_bytes=shared * model.num_parameters,
                 work_bytes=gathered + _activation_bytes(model, micro_batch_tokens, training=True) // size,
                 item_work_bytes=round(_ITEM_BYTES_PER_TOKEN * item_tokens),
             )
@@ -96,7 +111,7 @@ def train_profile(
     return StageProfile(
         instances=tuple(instances),
         batching="sum",
-        costs=costs or ItemCosts(),
+        costs=costs,
         weights_bytes=model.weights_bytes,
         source=f"derived: {backend} training of {model.name} on {gpu.name} at {utilisation(model):.0%} of peak",
     )
@@ -115,9 +130,9 @@ def forward_profile(
     """The profile of one forward pass over whole sequences: log-probabilities of a reference, values of a critic."""
     instances = []
     for size in _sizes(model, "megatron"):
-        rate = size * utilisation(model) * gpu.flops_per_s
-        item_s = item_tokens * (
-            model.forward_flops(context_tokens) / rate + _tensor_parallel_s(model, gpu, size, passes=2)
+        item_s = min(
+            _item_s(model, gpu, layout, item_tokens * model.forward_flops(context_tokens), item_tokens, passes=2)
+            for layout in layouts(model, size)
         )
         instances.append(
             InstanceProfile(
@@ -156,9 +171,33 @@ def powers_up_to(largest: int) -> list[int]:
 
 def _sizes(model: ModelShape, backend: Backend) -> tuple[int, ...]:
     """Devices that one copy of the model may span: FSDP shards over the data ranks instead."""
-    if backend == "fsdp":
-        return (1,)
-    return PARALLEL_SIZES if model.num_experts else tuple(s for s in PARALLEL_SIZES[:4] if model.num_kv_heads % s == 0)
+    return (1,) if backend == "fsdp" else tuple(size for size in PARALLEL_SIZES if any(layouts(model, size)))
+
+
+def _train_s(
+    model: ModelShape,
+    gpu: Gpu,
+    size: int,
+    item_flops: float,
+    item_tokens: float,
+    micro_batch_tokens: int,
+    num_items: float,
+) -> tuple[float, float]:
+    """Seconds of an item, and those of a mini-batch's bubble, in the layout that trains `num_items` soonest."""
+
+    def times(layout: Layout) -> tuple[float, float]:
+        item_s = _item_s(model, gpu, layout, item_flops, item_tokens, passes=6)
+        return item_s, bubble_s(layout, micro_batch_tokens / item_tokens * item_s)
+
+    return min(map(times, layouts(model, size)), key=lambda both: num_items * both[0] + both[1])
+
+
+def _item_s(
+    model: ModelShape, gpu: Gpu, layout: Layout, item_flops: float, item_tokens: float, *, passes: int
+) -> float:
+    """Seconds of an item on an instance: its arithmetic, and `passes` meetings of its devices in each layer."""
+    arithmetic_s = item_flops / (layout.num_devices * utilisation(model) * gpu.flops_per_s)
+    return arithmetic_s + item_tokens * shared_layer_s(model, gpu, layout.width, passes=passes) / layout.num_stages
 
 
 def _points(item_s: float, other_item_s: float, max_items: int) -> tuple[TimePoint, ...]:
@@ -173,12 +212,3 @@ def _activation_bytes(model: ModelShape, tokens: int, *, training: bool) -> int:
     inside = LAYER_ACTIVATION_BYTES * model.hidden_size
     logits = (LOGIT_BYTES if training else LOGIT_BYTES // 2) * model.vocab_size
     return tokens * (kept + inside + logits)
-
-
-def _tensor_parallel_s(model: ModelShape, gpu: Gpu, size: int, *, passes: int) -> float:
-    """Seconds of communication for one token: `passes` all-reduces of its hidden state in each layer. 0 for experts,
-    which exchange tokens instead; their utilisation includes that."""
-    if size == 1 or model.num_experts:
-        return 0.0
-    moved = 2 * (size - 1) / size * BYTES_PER_PARAMETER * model.hidden_size
-    return passes * model.num_layers * moved / gpu.node_bytes_per_s

@@ -6,6 +6,7 @@ Neighbours that help the drifted stages come first, and a fixed number of them i
 another mode altogether, the planner has to be asked.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -185,7 +186,7 @@ class Controller:
 
     def _moved(self, giver: StagePlan, receiver: StagePlan, gives: str, takes: str, share: int) -> Iterator[Plan]:
         spans = [max(1, len(one.devices) // one.num_ranks) for one in (giver, receiver)]
-        unit = spans[0] * spans[1]
+        unit = math.lcm(*spans)
         count = max(unit, len(giver.devices) // share // unit * unit)
         if count >= len(giver.devices) or {gives, takes} & set(self.problem.pinned_devices):
             return
@@ -205,8 +206,7 @@ class Controller:
 
     def _resized(self, group: str, placed: StagePlan) -> Iterator[Plan]:
         names = self.problem.flow.workers[group]
-        for instance in self.problem.profile(names[0]).instances:
-            span = instance.num_devices
+        for span in dict.fromkeys(one.num_devices for one in self.problem.profile(names[0]).instances):
             if span and len(placed.devices) % span == 0 and len(placed.devices) // span != placed.num_ranks:
                 stages = tuple(
                     replace(one, num_ranks=len(placed.devices) // span) if one.stage in names else one

@@ -248,7 +248,7 @@ class StageOptions:
         workers = {problem.flow.stage(stage.places.stage).worker for stage in chosen}
         for i, edge in enumerate(problem.flow.weight_edges, columns.edges.start):
             if {edge.source, edge.target} <= workers:
-                rows[:, columns.sync] += links.latency_s
+                rows[:, columns.sync] += problem.sync_latency_s(edge)
                 rows[:, columns.sync] += rows[:, i] / (links.network_bytes_per_s if far else links.node_bytes_per_s)
                 rows[:, i] = 0.0
 

@@ -278,17 +278,23 @@ class Search:
         rate = links.network_bytes_per_s if far else links.node_bytes_per_s
         crossing = [num_bytes for writer, reader, num_bytes in self._channels if writer & before and reader & after]
         trains, generates = self._training, self._generation
+        syncs = [
+            bool((source & before and target & after) or (source & after and target & before))
+            for source, target in self._edges
+        ]
+        latencies = [
+            self._problem.sync_latency_s(edge)
+            for edge, is_synced in zip(self._problem.flow.weight_edges, syncs, strict=True)
+            if is_synced
+        ]
         return _C.Join(
             kind=JOINS.index(kind),
             before_part=before,
             feeds=self._feeds(before, after),
             moved_s=links.latency_s + max(crossing, default=0) / rate,
             waits=self._waits(before, after),
-            syncs=[
-                bool((source & before and target & after) or (source & after and target & before))
-                for source, target in self._edges
-            ],
-            sync_latency_s=links.latency_s,
+            syncs=syncs,
+            sync_latency_s=sum(latencies) / max(1, len(latencies)),  # each of them has it added
             sync_bytes_per_s=rate,
             mixes=bool((before & trains and after & generates) or (before & generates and after & trains)),
         )

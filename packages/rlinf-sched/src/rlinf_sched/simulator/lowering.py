@@ -245,7 +245,7 @@ def _syncs(problem: Problem, plan: Plan) -> dict[str, np.ndarray]:
         here, there = (plan.stage(flow.workers[group][0]).devices for group in (edge.source, edge.target))
         rate = links.node_bytes_per_s if set(here) & set(there) else _rate(problem, {*here, *there})
         span = max(1, len(there) // plan.stage(flow.workers[edge.target][0]).num_ranks)
-        seconds.append(links.latency_s + problem.synced_bytes(edge) / (rate * span))
+        seconds.append(problem.sync_latency_s(edge) + problem.synced_bytes(edge) / (rate * span))
         sources.append([index[name] for name in flow.workers[edge.source] if flow.stage(name).trains])
     return {
         "sync_s": np.array(seconds, dtype=np.float64),

@@ -26,6 +26,7 @@ from rlinf_sched.derive import (
 )
 from rlinf_sched.derive.groups import profile_of_groups
 from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.derive.simulators import on_busy_cores
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
 from rlinf_sched.problem import Problem
@@ -262,7 +263,7 @@ def _of_workers(config: EmbodiedConfig, stage: Stage, profile: StageProfile, num
     num_groups = config.env.num_groups
     found = profile_of_groups(profile, config.env.num_envs // num_groups, num_groups)
     if not stage.needs_device:
-        return replace(found, max_instances=CORES_PER_DEVICE * num_devices)
+        return on_busy_cores(found, CORES_PER_DEVICE * num_devices)
     if stage.trains and config.actor.backend != "fsdp2":
         return replace(found, instances=tuple(map(_whole, found.instances)))
     return found

@@ -1,0 +1,301 @@
+"""How far each constant of the derived profiles moves the paper's cases: benchmarks/results/calibration.json, and the
+tables of docs/calibration.md on standard output.
+
+    python -m benchmarks.sched.calibration
+
+Nothing is measured: step times are simulated ones of the planner's plans.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlinf_sched import Plan, Problem, StagePlan, simulate
+from rlinf_sched.derive import WORKLOADS, embodied, grpo, workload, workloads
+from rlinf_sched.errors import ProfileError
+from rlinf_sched.planner import plan
+
+RESULT = Path(__file__).parents[1] / "results" / "calibration.json"
+PAPER = {
+    "grpo-qwen2.5-7b-64": "collocated",
+    "ppo-qwen2.5-7b-32": "apart",
+    "grpo-qwen3-30b-a3b-128": "collocated",
+    "grpo-qwen3-30b-a3b-32": "apart",
+    "libero-openvla-oft-8": "collocated",
+    "libero-openvla-oft-16": "collocated",
+    "libero-openvla-oft-32": "collocated",
+    "maniskill-openvla-8": "apart",
+    "maniskill-openvla-16": "apart",
+    "maniskill-openvla-32": "apart",
+}
+"""Which placement arXiv:2509.15965 found faster. Apart: hybrid or disaggregated, with generation (or the simulator) on
+devices of its own."""
+PUBLISHED = (
+    ("Qwen3-30B-A3B", 32, 3203, 4096, 192.0),
+    ("Qwen3-30B-A3B", 32, 3154, 4096, 225.0),
+)
+"""Model, H100s, mean and longest sequence, seconds of an on-policy step of 2,048 sequences with four optimizer steps
+(NeMo RL, performance summaries of 0.6 and 0.4); 64 prompts with 32 answers each."""
+STEPS = (1.25, 1.5, 2.0, 4.0, 8.0)
+"""Factors tried for a flip, up and down, before it is bisected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """A number of `rlinf_sched.derive`, and how far it could be off."""
+
+    name: str
+    low: float
+    high: float
+    """Plausible values; the page says why."""
+    owner: str = ""
+    """The record whose field of that name it is; empty: a name of the modules."""
+
+
+CONSTANTS = (
+    Constant(name="DENSE_UTILISATION", low=0.30, high=0.50),
+    Constant(name="MOE_UTILISATION", low=0.165, high=0.40),
+    Constant(name="NODE_LINK_SHARE", low=0.475, high=1.0),
+    Constant(name="NETWORK_SHARE", low=0.43, high=1.0),
+    Constant(name="GRADIENT_BYTES_PER_PARAMETER", low=2, high=4),
+    Constant(name="num_minibatches", owner="Reasoning", low=1, high=8),
+    Constant(name="sigma", owner="Lengths", low=0.5, high=1.0),
+    Constant(name="MEAN_SHARE_OF_LIMIT", low=0.15, high=0.4),
+    Constant(name="prompt_tokens", owner="Lengths", low=100, high=512),
+    Constant(name="BANDWIDTH_UTILISATION", low=0.5, high=0.85),
+    Constant(name="EAGER_LAYER_S", low=0.6e-3, high=2.4e-3),
+    Constant(name="GRAPH_LAYER_S", low=10e-6, high=40e-6),
+    Constant(name="ALL_REDUCE_S", low=5e-6, high=20e-6),
+    Constant(name="ENGINE_MEMORY_SHARE", low=0.5, high=0.9),
+    Constant(name="max_running_sequences", owner="Reasoning", low=64, high=512),
+    Constant(name="LAYER_ACTIVATION_BYTES", low=17, high=68),
+    Constant(name="RULE_REWARD_S", low=1e-3, high=0.1),
+    Constant(name="SYNC_BYTES_PER_S", low=4.7e9, high=61e9),
+    Constant(name="substep_s", owner="simulator", low=3.5e-3, high=8.8e-3),
+    Constant(name="env_render_s", owner="simulator", low=0.5e-3, high=2e-3),
+    Constant(name="step_s", owner="simulator", low=7e-3, high=28e-3),
+    Constant(name="draw_s", owner="simulator", low=6e-3, high=75e-3),
+    Constant(name="BUSY_CORE_LOSS", low=0.0, high=0.5),
+)
+
+
+def main() -> None:
+    base = {name: (problem := workload(name), outcome(problem)) for name in WORKLOADS}
+    content: dict[str, Any] = {
+        "base": {name: result for name, (_, result) in base.items()},
+        "published": [compared(*row) for row in PUBLISHED],
+        "shared": {name: shared(*base[name]) for name in WORKLOADS if "maniskill" in name},
+        "constants": [moved(constant, base) for constant in CONSTANTS],
+        "flips": {},
+    }
+    RESULT.write_text(json.dumps(content, indent=2) + "\n")
+    for name, (problem, result) in base.items():
+        if not agrees(name, result):
+            content["flips"][name] = flips(name, problem)
+            RESULT.write_text(json.dumps(content, indent=2) + "\n")
+    print("\n".join(table(content)))
+
+
+def table(content: dict[str, Any]) -> Iterator[str]:
+    """Rows of docs/calibration.md: a constant, its range, the largest changes of a step, and rankings that change."""
+    for one in content["constants"]:
+        cells, changed = [], []
+        for end in ("low", "high"):
+            cases = {name: min(modes.values()) for name, modes in one["cases"][end].items()}
+            moves = {name: seconds / min(content["base"][name].values()) - 1 for name, seconds in cases.items()}
+            most = max(moves, key=lambda name: abs(moves[name]), default="")
+            cells.append(f"{moves[most]:+.1%} ({most})" if most else "0")
+            for name, modes in one["cases"][end].items():
+                if agrees(name, modes) != agrees(name, content["base"][name]):
+                    changed.append(f"{name} at {one[end]:g}")
+        row = (
+            f"`{one['name']}`",
+            f"{one['value']:.3g}",
+            f"{one['low']:g} to {one['high']:g}",
+            *cells,
+            ", ".join(changed),
+        )
+        yield f"| {' | '.join(row)} |"
+
+
+def outcome(problem: Problem) -> dict[str, float]:
+    """Seconds of a step of the best plan of each mode, and of the best with simulator and policy apart."""
+    made = plan(problem)
+    assert made.prediction is not None
+    found = {made.mode: made.prediction.step_s} | {other.mode: other.step_s for other in made.prediction.runners_up}
+    if any(stage.role == "env" for stage in problem.flow.stages):
+        found["hybrid"] = apart_s(problem)  # the planner's own best may have both on the same devices
+    return {mode: round(seconds, 3) for mode, seconds in sorted(found.items())}
+
+
+def agrees(name: str, modes: dict[str, float]) -> bool:
+    others = min(modes.get("hybrid", math.inf), modes.get("disaggregated", math.inf))
+    return (modes["collocated"] < others) == (PAPER[name] == "collocated")
+
+
+def apart_s(problem: Problem) -> float:
+    """The shortest step with environments and policy on devices of their own, and the actor on all."""
+    num_devices = problem.cluster.num_devices
+    plans = (
+        apart(num_devices, num_envs, size)
+        for num_envs in range(1, num_devices)
+        for size in problem.choices("policy")
+        if problem.num_items % num_envs == problem.num_items % (num_devices - num_envs) == 0
+        and all(
+            (problem.num_items // n) % min(size, problem.num_items // n) == 0
+            for n in (num_envs, num_devices - num_envs)
+        )
+    )
+    return min((simulate(problem, one).step_s for one in plans), default=math.inf)
+
+
+def apart(num_devices: int, num_envs: int, size: int) -> Plan:
+    everywhere = tuple(range(num_devices))
+    places = {"env": everywhere[:num_envs], "policy": everywhere[num_envs:], "actor": everywhere}
+    stages = tuple(
+        StagePlan(
+            stage=name,
+            devices=devices,
+            num_ranks=len(devices),
+            granularity=0 if name == "actor" else size,
+            offload=False,
+            turn=int(name == "actor"),
+        )
+        for name, devices in places.items()
+    )
+    return Plan(flow="embodied", mode="hybrid", stages=stages, reason="apart")
+
+
+def compared(model: str, num_devices: int, mean: int, longest: int, published_s: float) -> dict[str, Any]:
+    problem = grpo(
+        model=model,
+        num_devices=num_devices,
+        num_prompts=64,
+        group_size=32,
+        sequence_tokens=longest,
+        mean_tokens=mean - 256,
+    )
+    made = plan(problem, modes=["collocated"])
+    assert made.prediction is not None
+    return {"model": model, "devices": num_devices, "published_s": published_s, "derived_s": made.prediction.step_s}
+
+
+@contextmanager
+def with_value(constant: Constant, value: float) -> Iterator[Callable[[str], Problem]]:
+    """Gives the workloads with that value in place of the constant's."""
+    if constant.owner == "simulator":
+        yield lambda name: workload_with_simulator(name, constant.name, value)
+        return
+    modules = [module for key, module in sys.modules.items() if key.startswith("rlinf_sched.derive")]
+    if constant.owner:
+        made = getattr(workloads, constant.owner)
+        whole = isinstance(made.__dataclass_fields__[constant.name].default, int)
+        changed = {constant.name: int(value) if whole else value}
+        old = {workloads: made}
+        name, new = constant.owner, partial(_made_with, made, changed)
+    else:
+        name, new = constant.name, value
+        old = {module: vars(module)[name] for module in modules if name in vars(module)}
+    try:
+        for module in old:
+            setattr(module, name, new)
+        yield workload
+    finally:
+        for module, before in old.items():
+            setattr(module, name, before)
+
+
+def _made_with(made: Callable[..., Any], changed: dict[str, Any], **arguments: Any) -> Any:
+    return made(**{**arguments, **changed})
+
+
+def workload_with_simulator(name: str, field: str, value: float) -> Problem:
+    """The workload, with another value in its simulator's record where it has such a field."""
+    job = workloads.MANISKILL if "maniskill" in name else workloads.LIBERO_OFT if "libero" in name else None
+    if job is None or not hasattr(job.simulator, field):
+        return workload(name)
+    changed = replace(job, simulator=replace(job.simulator, **{field: value}))
+    model = "OpenVLA-7B" if "maniskill" in name else "OpenVLA-OFT"
+    return embodied(changed, model=model, num_devices=int(name.rpartition("-")[2]))
+
+
+def present(constant: Constant) -> float:
+    if constant.owner == "simulator":
+        jobs = (workloads.MANISKILL, workloads.LIBERO_OFT)
+        return next(getattr(job.simulator, constant.name) for job in jobs if hasattr(job.simulator, constant.name))
+    if constant.owner:
+        return getattr(workloads, constant.owner).__dataclass_fields__[constant.name].default
+    return next(
+        vars(module)[constant.name]
+        for key, module in sys.modules.items()
+        if key.startswith("rlinf_sched.derive.") and constant.name in vars(module)
+    )
+
+
+def moved(constant: Constant, base: dict[str, tuple[Problem, dict[str, float]]]) -> dict[str, Any]:
+    """What the lowest and the highest plausible value make of each workload that they change."""
+    ends: dict[str, Any] = {}
+    for end, value in (("low", constant.low), ("high", constant.high)):
+        with with_value(constant, value) as make:
+            problems = {name: make(name) for name in base}
+            ends[end] = {name: outcome(new) for name, new in problems.items() if new != base[name][0]}
+    print(constant.name, file=sys.stderr, flush=True)
+    return {"name": constant.name, "owner": constant.owner, "value": present(constant), "low": constant.low,
+            "high": constant.high, "cases": ends}  # fmt: skip
+
+
+def flips(name: str, problem: Problem) -> dict[str, float]:
+    """Constant -> a value nearest to its own at which the paper's placement is the faster one; none beyond 8 times."""
+    found = {}
+    for constant in CONSTANTS:
+        value = present(constant)
+
+        def agrees_at(factor: float, constant: Constant = constant, value: float = value) -> bool | None:
+            with with_value(constant, factor * value) as make:
+                try:
+                    new = make(name)
+                except ProfileError:  # a value that cannot be
+                    return None
+                return None if new == problem else agrees(name, outcome(new))
+
+        for factors in (STEPS, [1 / factor for factor in STEPS]):
+            inside = 1.0
+            for factor in factors:
+                is_share = constant.high <= 1 and constant.low > 0.05
+                answer = None if is_share and factor * value > 1 else agrees_at(factor)
+                if answer is None:
+                    break
+                if answer:
+                    found[constant.name] = value * _bisected(agrees_at, inside, factor)
+                    break
+                inside = factor
+        print(name, constant.name, found.get(constant.name), file=sys.stderr, flush=True)
+    return found
+
+
+def _bisected(agrees_at: Callable[[float], bool | None], inside: float, outside: float) -> float:
+    for _ in range(4):
+        middle = math.sqrt(inside * outside)
+        inside, outside = (inside, middle) if agrees_at(middle) else (middle, outside)
+    return outside
+
+
+def shared(problem: Problem, modes: dict[str, float]) -> dict[str, float]:
+    """How much more than in turns a simulator and a policy on one GPU would have to take for the other placement to be
+    as fast: seconds of their part of the step, and the further seconds."""
+    timeline = simulate(problem, plan(problem, modes=["collocated"]))
+    syncs_s = sum(problem.sync_latency_s(edge) for edge in problem.flow.weight_edges)
+    in_turns_s = modes["collocated"] - syncs_s - timeline.busiest_s("actor", "compute", "step")
+    return {"in_turns_s": round(in_turns_s, 3), "further_s": round(modes["hybrid"] - modes["collocated"], 3)}
+
+
+if __name__ == "__main__":
+    main()
