@@ -40,11 +40,14 @@ from held import Before, processes_below
 from rlinf.cli.table import aligned
 
 RECIPE = "sort-grpo"
-NUM_STEPS = 12
+NUM_STEPS = 30
+LAST_DISTURBED = 20
+"""Steps take a tenth of a second, and the run is to be under way when it is disturbed."""
+MAX_DELAY_S = 0.3
 SETTINGS = TINY_SORT | {
     "run.num_steps": NUM_STEPS,
-    "run.evaluate_every": 4,
-    "run.checkpoint_every": 3,
+    "run.evaluate_every": 10,
+    "run.checkpoint_every": 6,
     "run.worker_timeout_s": 20,
 }
 SHORT_STOP_S = 3.0
@@ -182,10 +185,10 @@ def main(minutes: float, seed: int, overrides: Sequence[str]) -> int:
                 break
             left = left or list(DISTURBANCES)  # each once, in an order drawn by chance, before one comes again
             disturbance = left.pop(draw.randrange(len(left)))
-            victim, at_step, delay_s = draw.choice(disturbance.victims), draw.randrange(1, NUM_STEPS - 2), draw.random()
+            victim, at_step, delay = draw.choice(disturbance.victims), draw.randrange(1, LAST_DISTURBED), draw.random()
             name = f"{disturbance.name} {victim}".strip()
             try:
-                one = tried(Path(scratch) / f"run{number}", disturbance, victim, at_step, delay_s, overrides, expected)
+                one = tried(Path(scratch) / f"run{number}", disturbance, victim, at_step, delay, overrides, expected)
             except Skipped as why:
                 skipped[name] = str(why)
                 continue
@@ -206,7 +209,7 @@ def tried(
     disturbance: Disturbance,
     victim: str,
     at_step: int,
-    delay_s: float,
+    delay: float,
     overrides: Sequence[str],
     expected: tuple,
 ) -> Found:
@@ -218,11 +221,14 @@ def tried(
         try:
             wait_for_step(run, 0 if disturbance.is_on_small_disk else at_step)
             pids |= processes_below(run.process.pid)
-            time.sleep(delay_s)
+            time.sleep(MAX_DELAY_S * delay)
             disturbance.disturb(run, victim)
             run.process.wait(timeout=HANG_S)
         except subprocess.TimeoutExpired:
             pass
+        except ProcessLookupError:
+            end(run)
+            raise Skipped("the run had ended before") from None
         except Skipped:
             end(run)
             raise

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch  # noqa: F401 - it grows by 120 MB where a changed value says that it is a tensor
 
 from rlinf_comm import Channel, CommError, DecodeError, PeerLost, codec
 from rlinf_comm.peers import Peer, reception

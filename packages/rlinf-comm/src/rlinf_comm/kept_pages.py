@@ -34,13 +34,6 @@ def take(num_bytes: int) -> memoryview:
     return array.data  # keeps the array; whoever uses it keeps this
 
 
-def give_back() -> None:
-    """Lets the system have all that is kept."""
-    with _lock:
-        _returned.clear()
-        _kept.clear()
-
-
 def _find(num_bytes: int) -> mmap.mmap | None:
     """Finds kept pages that fit without much waste."""
     with _lock:

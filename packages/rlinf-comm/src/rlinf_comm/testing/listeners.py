@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rlinf_comm import kept_pages
 from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.handshake import GREETING, MAGIC, PROOF_BYTES, Stranger, new_greeting, proof
 from rlinf_comm.peers.line import Line
@@ -84,9 +83,8 @@ def nothing_grows() -> Iterator[None]:
 
 
 def _held() -> tuple[int, int, int]:
-    """Descriptors, threads, bytes of memory that is this process's own and not kept for large tensors."""
+    """Descriptors, threads, bytes of memory that is this process's own."""
     gc.collect()
-    kept_pages.give_back()
     with open("/proc/self/status") as status:
         own = next(line for line in status if line.startswith("RssAnon"))
     return len(os.listdir("/proc/self/fd")), threading.active_count(), 1024 * int(own.split()[1])
