@@ -79,7 +79,8 @@ def _place(worker: Worker, options: MegatronOptions) -> Place:
     stage = worker.replica_ranks
     if options.pipeline_parallel > 1:
         # Every rank takes part in making every group, in the same order.
-        groups: list[Any] = [dist.new_group(range(first, first + size), timeout=TIMEOUT) for first in range(0, worker.num_ranks, size)]
+        firsts = range(0, worker.num_ranks, size)
+        groups: list[Any] = [dist.new_group(range(first, first + size), timeout=TIMEOUT) for first in firsts]
         stage = RankGroup(worker.rank % size, size, groups[worker.rank // size])
     return Place(
         tensor=within % options.tensor_parallel,
