@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include "../interrupts.h"
+
 namespace rlinf::sched {
 
 namespace {
@@ -175,6 +177,7 @@ void Front::make_key(const double* row, const int64_t* signature) {
 }
 
 bool Front::offer(const double* row, const int64_t* signature, bool mixed, Origin origin) {
+  poll_signals();
   if (!fits(row, mixed) || !keeps_bound(row))
     return false;
   make_key(row, signature);
@@ -277,6 +280,7 @@ std::vector<Whole> Front::best_joins(const Front& before, const Front& after, co
   std::vector<Whole> best[2];
   for_each_join(before, after, join, std::vector<bool>(num_groups_, true),
                 [&](const double* row, const int64_t*, bool mixed, Origin origin) {
+                  poll_signals();
                   if (!fits(row, mixed) || !keeps_bound(row))
                     return;
                   std::vector<Whole>& list = best[mixed];
