@@ -48,8 +48,8 @@ from rlinf_sched.profile import Batching
 
 GIB = 1 << 30
 MOST_TIMED = 10_000
-"""Of those that may be shorter, the ones whose busiest device computes least: so many of all, and so many of the best
-plan's neighbours."""
+"""Of those that may be shorter, the ones whose busiest device computes least: so many of all, and a tenth of that for
+each pair of turns in which a plan may differ from the best known; divided by the number of draws."""
 MOST_LISTED = 1_000_000
 """Rows that are looked at for each turn of the flow."""
 DRAWS = range(0, 2000, 100)
@@ -164,6 +164,7 @@ class Enumeration:
         self._known = [tuple(known.stage(name) for name in names) for names in self._turns]
         self.known_s = self.best_s = self._time(self._known)
         self.num_timed, self.was_cut = 0, False
+        self._most = MOST_TIMED // len(seeds)
         self._draw = np.random.default_rng(0)
 
     def search(self) -> None:
@@ -172,11 +173,11 @@ class Enumeration:
         while True:
             best_s = self.best_s
             for changed in itertools.combinations(range(len(self._turns)), min(2, len(self._turns))):
-                self._try(changed, numbers, most=MOST_TIMED // 10)
+                self._try(changed, numbers, most=self._most // 10)
             numbers = [self._of_option(stages) for stages in self._known]
             if self.best_s == best_s:
                 break
-        self._try(range(len(self._turns)), numbers, most=MOST_TIMED)
+        self._try(range(len(self._turns)), numbers, most=self._most)
 
     def _try(self, changed: Sequence[int], numbers: Sequence[Sequence[np.ndarray]], most: int) -> None:
         """Every option of these turns, the others as in the best plan known."""

@@ -133,7 +133,8 @@ void rlinf::sched::bind_planner(py::module_& m) {
   py::class_<sched::Limits>(m, "Limits")
       .def(py::init([](std::vector<double> devices, std::vector<double> memory, std::vector<double> rest_resident,
                        std::vector<double> rest_peak, int steps_under_way, double bound_s, double rest_area,
-                       double tolerance_s, double tolerance_share, bool may_mix) {
+                       double tolerance_s, double tolerance_share, bool may_mix,
+                       std::size_t most_rows) {
              return sched::Limits{std::move(devices),
                                   std::move(memory),
                                   std::move(rest_resident),
@@ -143,11 +144,12 @@ void rlinf::sched::bind_planner(py::module_& m) {
                                   rest_area,
                                   tolerance_s,
                                   tolerance_share,
-                                  may_mix};
+                                  may_mix,
+                                  most_rows};
            }),
            py::kw_only(), py::arg("devices"), py::arg("memory"), py::arg("rest_resident"), py::arg("rest_peak"),
-           py::arg("steps_under_way"), py::arg("bound_s"), py::arg("rest_area"), py::arg("tolerance_s"), py::arg("tolerance_share"),
-           py::arg("may_mix"));
+           py::arg("steps_under_way"), py::arg("bound_s"), py::arg("rest_area"), py::arg("tolerance_s"),
+           py::arg("tolerance_share"), py::arg("may_mix"), py::arg("most_rows") = 0);
   py::class_<sched::Join>(m, "Join").def(
       py::init([](int kind, int before_part, bool feeds, double moved_s, double waits, std::vector<bool> syncs,
                   double sync_latency_s, double sync_bytes_per_s, bool mixes) {
@@ -181,6 +183,7 @@ void rlinf::sched::bind_planner(py::module_& m) {
           },
           py::arg("before"), py::arg("after"), py::arg("join"), py::kw_only(), py::arg("count"))
       .def("__len__", &sched::Front::size)
+      .def_property_readonly("was_thinned", &sched::Front::was_thinned)
       .def_property_readonly("rows", &rows_of)
       .def_property_readonly("steps_s", &steps_of)
       .def_property_readonly("is_mixed", &mixed_of)

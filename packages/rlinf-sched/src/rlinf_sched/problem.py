@@ -85,9 +85,11 @@ class Problem:
                 "replicas of several ranks; use 1"
             )
         span = max(1, len(placed.devices) // placed.num_ranks) if placed.devices else 0
-        products = {self.cluster.devices[index].product for index in placed.devices}
         profile = self.profile(placed.stage)
-        known = [choice for choice in profile.instances if choice.device_name in {"", *products}]
+        products = {""}
+        if any(choice.device_name for choice in profile.instances):
+            products |= {self.cluster.devices[index].product for index in placed.devices}
+        known = [choice for choice in profile.instances if choice.device_name in products]
         fitting = [
             choice for choice in known if choice.num_devices == span and profile.serves(choice, placed.num_ranks)
         ]

@@ -29,7 +29,7 @@ _HOPELESS = 1.2
 _MOST_REGROUPED = 5
 """Worker groups on devices, of which all partitions are tried."""
 _NUM_WIDTHS = 8
-"""Choices of widths that are tried of a partition."""
+"""Choices of widths that are tried where groups come to other devices: those first that keep them."""
 _NUM_PAIRED = 6
 """Changes that are tried together with every other: those that lengthen the step least."""
 
@@ -307,7 +307,7 @@ class LocalSearch:
         """Other devices, or others for each instance, for these worker groups."""
         for devices in dict.fromkeys(self._device_sets(spots, side)):
             if devices:
-                yield from self._moved(spots, [(group, devices) for group in side])
+                yield from self._some_moved(spots, [(group, devices) for group in side])
 
     def _other_host_ranks(self, spots: Spots, group: Sequence[int]) -> Iterator[Spots]:
         problem, stage = self._problem, self._problem.flow.stages[group[0]]
@@ -332,7 +332,8 @@ class LocalSearch:
             yield mine & ~devices
             yield devices | free
         taken = pool & ~mine & ~free
-        for span in sorted({1, 2, *(width for group in side for width in self._spans[group[0]])}):
+        widths = {width for group in side for width in self._spans[group[0]]}
+        for span in sorted({1, 2, *widths, *_large_spans(mine)}):
             yield mine & ~first_of(mine, span)
             yield mine & ~last_of(mine, span)
             more = mine | first_of(free, span)
@@ -358,11 +359,15 @@ class LocalSearch:
             if any(group in givers for group in takers):
                 continue
             giving, taking = spots[givers[0][0]].devices, spots[takers[0][0]].devices
-            for span in sorted({1, *(_width(spots[group[0]]) for group in (*givers, *takers))}):
+            widths = {_width(spots[group[0]]) for group in (*givers, *takers)}
+            for span in sorted({1, *widths, *_large_spans(giving & ~taking)}):
                 handed = last_of(giving & ~taking, span)
                 if handed and giving != handed:
                     places = [(group, giving & ~handed) for group in givers]
-                    yield from self._moved(spots, [*places, *((group, taking | handed) for group in takers)])
+                    yield from self._some_moved(spots, [*places, *((group, taking | handed) for group in takers)])
+
+    def _some_moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
+        return itertools.islice(self._moved(spots, places), _NUM_WIDTHS)
 
     def _moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
         """The groups on these devices, in every width that was profiled."""
@@ -389,7 +394,7 @@ class LocalSearch:
                 mine = first_of(left, count)
                 left &= ~mine
                 places += [(groups[i], mine) for i in block]
-            yield from itertools.islice(self._moved(spots, places), _NUM_WIDTHS)
+            yield from self._some_moved(spots, places)
 
     def _area_s(self, s: int, spot: Spot) -> float:
         """Device-seconds."""
@@ -399,6 +404,11 @@ class LocalSearch:
 def _width(spot: Spot) -> int:
     """Devices that an instance spans; 1 where ranks share them."""
     return max(1, spot.devices.bit_count() // spot.num_ranks)
+
+
+def _large_spans(devices: int) -> set[int]:
+    """Parts of many devices that are moved at once."""
+    return {devices.bit_count() // part for part in (4, 16, 64)} - {0}
 
 
 def _placed(devices: int, num_ranks: int) -> Callable[[Spot], Spot]:

@@ -34,8 +34,9 @@ _MOST_STARTS = 4
 """Plans of each mode that local search looks around."""
 _MOST_DEVICES = 2048
 """In larger clusters a local search, which moves a few devices at a time, would take longer than the search."""
-_ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 200_000, 8, 3000
-"""Items, all stages together, that local search may simulate, and how many plans at least and at most."""
+_ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 5_000, 8, 3000
+"""Items, all stages together, that local search may simulate, times the square of the flow's parallel choices (which
+make plans differ in more things); and how many plans at least and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,9 @@ def _best_of_modes(
     if problem.cluster.num_devices > _MOST_DEVICES or not starts:
         return around.best
     num_items = problem.num_items * len(problem.flow.stages)
-    around.num_left = min(max(_ITEMS_SEARCHED // num_items, _LEAST_SEARCHED), _MOST_SEARCHED)
+    num_choices = sum(len(problem.profile(stage.name).instances) for stage in problem.flow.stages)
+    affordable = _ITEMS_SEARCHED * num_choices**2 // num_items
+    around.num_left = min(max(affordable, _LEAST_SEARCHED), _MOST_SEARCHED)
     starts += around.regrouped(min(starts, key=lambda found: found.rank))
     for mode, best in sorted(around.best.items(), key=lambda item: item[1].rank):
         shapes: dict[object, Found] = {}
