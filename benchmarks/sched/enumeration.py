@@ -169,19 +169,17 @@ class Enumeration:
 
     def search(self) -> None:
         """Sets `best_s`."""
-        numbers = [self._of_option(stages) for stages in self._known]
-        while True:
-            best_s = self.best_s
-            for changed in itertools.combinations(range(len(self._turns)), min(2, len(self._turns))):
-                self._try(changed, numbers, most=self._most // 10)
-            numbers = [self._of_option(stages) for stages in self._known]
-            if self.best_s == best_s:
-                break
-        self._try(range(len(self._turns)), numbers, most=self._most)
+        before_s = np.inf
+        while self.best_s < before_s:
+            before_s = self.best_s
+            for changed in itertools.combinations(range(len(self._turns)), 2):
+                self._try(changed, most=self._most // 10)
+        self._try(range(len(self._turns)), most=self._most)
 
-    def _try(self, changed: Sequence[int], numbers: Sequence[Sequence[np.ndarray]], most: int) -> None:
+    def _try(self, changed: Sequence[int], most: int) -> None:
         """Every option of these turns, the others as in the best plan known."""
-        bounds_s, plan_of = self._all(changed, numbers)
+        known = list(self._known)
+        bounds_s, plan_of = self._all(changed, known)
         order = np.argsort(bounds_s, kind="stable")
         self.was_cut |= len(order) > most
         for i in order[:most]:
@@ -202,14 +200,15 @@ class Enumeration:
         return spots_of(self._problem, Plan(flow=self._problem.flow.name, mode="hybrid", stages=flat, reason="tried"))
 
     def _all(
-        self, changed: Sequence[int], fixed: Sequence[Sequence[np.ndarray]]
+        self, changed: Sequence[int], known: list[tuple[StagePlan, ...]]
     ) -> tuple[np.ndarray, Callable[[int], list[tuple[StagePlan, ...]]]]:
         """What the busiest device of each plan computes that fits and may be shorter, and what the plan is."""
         chosen = np.zeros((1, 0), dtype=np.int32)
         busy, stays, works = (np.zeros((1, self._num_devices)) for _ in range(3))
         for turn in range(len(self._turns)):
             if turn not in changed:
-                busy, stays, works = busy + fixed[turn][0], stays + fixed[turn][1], np.maximum(works, fixed[turn][2])
+                fixed = self._of_option(known[turn])
+                busy, stays, works = busy + fixed[0], stays + fixed[1], np.maximum(works, fixed[2])
         for turn in changed:
             numbers = self._numbers[turn]
             rows = np.arange(len(busy))
@@ -223,7 +222,7 @@ class Enumeration:
             busy, stays, works = (np.concatenate([keep[k] for keep in kept]) for k in (2, 3, 4))
 
         def plan_of(i: int) -> list[tuple[StagePlan, ...]]:
-            stages = list(self._known)
+            stages = list(known)
             for turn, option in zip(changed, chosen[i].tolist(), strict=True):
                 stages[turn] = self._options[turn][option]
             return stages

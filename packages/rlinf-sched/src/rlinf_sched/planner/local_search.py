@@ -30,7 +30,7 @@ _MOST_REGROUPED = 5
 """Worker groups on devices, of which all partitions are tried."""
 _NUM_WIDTHS = 8
 """Choices of widths that are tried where groups come to other devices: those first that keep them."""
-_NUM_PAIRED = 6
+_NUM_PAIRED = 16
 """Changes that are tried together with every other: those that lengthen the step least."""
 
 
@@ -111,7 +111,7 @@ class LocalSearch:
         self._keeps_state = [name == flow.workers[flow.stage(name).worker][0] for name in names]
         self._members = _Members()
         self._trains = sum(1 << s for group in flow.training_groups for s in self._groups[group])
-        self._spans = [{choice.num_devices for choice in problem.profile(name).instances} for name in names]
+        self._spans = [sorted({one.num_devices for one in problem.profile(name).instances}) for name in names]
         self._sizes = [problem.choices(name) for name in names]
 
     def time(self, spots: Spots, estimate_s: float) -> Found | None:
@@ -140,11 +140,16 @@ class LocalSearch:
         return found
 
     def improve(self, first: Found) -> Found:
-        """The best plan that single changes lead to, and then pairs of them."""
+        """The best plan that single changes lead to, then pairs of them that move nobody, or one group, and then
+        pairs of any."""
         best = first
         while self.num_left > 0:
             tried: list[Found] = []
             better = self._first_better(best, self._changes(best.spots), tried)
+            if better is None:
+                better = self._first_better(best, self._pairs_in_place(best.spots), tried)
+            if better is None:
+                better = self._first_better(best, self._changes_of_one(best.spots), tried)
             if better is None:
                 tried.sort(key=lambda found: found.rank)
                 pairs = (pair for one in tried[:_NUM_PAIRED] for pair in self._changes(one.spots))
@@ -280,6 +285,27 @@ class LocalSearch:
             yield from self._other_places(spots, side)
         yield from self._exchanges(spots, sides)
 
+    def _pairs_in_place(self, spots: Spots) -> Iterator[Spots]:
+        """Two changes after which all groups have their devices still."""
+        return (pair for one in self._in_place(spots) for pair in self._in_place(one))
+
+    def _in_place(self, spots: Spots) -> Iterator[Spots]:
+        for turn in self._turns:
+            yield from self._other_granularities(spots, turn)
+            yield from self._other_offload(spots, turn)
+        for group in self._groups.values():
+            if spots[group[0]].devices:
+                yield from self._moved(spots, [(group, spots[group[0]].devices)])
+
+    def _changes_of_one(self, spots: Spots) -> Iterator[Spots]:
+        """Other devices for groups, and there another hand-over, or offload or not."""
+        for side in self._sides(spots):
+            turns = [turn for turn in self._turns if any(turn[0] in group for group in side)]
+            for moved in self._other_places(spots, side):
+                for turn in turns:
+                    yield from self._other_granularities(moved, turn)
+                    yield from self._other_offload(moved, turn)
+
     def _other_granularities(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
         num_items, is_cycle = self._problem.num_items, turn in self._cycles
         sizes = sorted(set.intersection(*(set(self._sizes[s]) for s in turn)))
@@ -295,13 +321,16 @@ class LocalSearch:
             yield _changed(spots, turn, lambda spot: spot._replace(offload=not spot.offload and bool(spot.devices)))
 
     def _sides(self, spots: Spots) -> list[list[list[int]]]:
-        """The worker groups on devices, each alone, and all that have the same devices together."""
+        """The worker groups on devices, each alone, and together all with the same devices, or those of a cycle."""
         together: dict[int, list[list[int]]] = {}
         for group in self._groups.values():
             if spots[group[0]].devices:
                 together.setdefault(spots[group[0]].devices, []).append(group)
         alone = [[group] for of in together.values() for group in of]
-        return alone + [of for of in together.values() if len(of) > 1]
+        cycles = [
+            [group for group in of if set(group) & set(cycle)] for cycle in self._cycles for of in together.values()
+        ]
+        return alone + [of for of in [*together.values(), *cycles] if len(of) > 1]
 
     def _other_places(self, spots: Spots, side: Sequence[Sequence[int]]) -> Iterator[Spots]:
         """Other devices, or others for each instance, for these worker groups."""

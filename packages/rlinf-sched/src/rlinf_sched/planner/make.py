@@ -37,6 +37,8 @@ _MOST_DEVICES = 2048
 _ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 5_000, 8, 3000
 """Items, all stages together, that local search may simulate, times the square of the flow's parallel choices (which
 make plans differ in more things); and how many plans at least and at most."""
+_CHOICES = 4
+"""Parallel choices of a stage that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,12 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None) -> P
     if not any(candidates[mode] for mode in modes):
         raise InfeasibleError(why_nothing_fits(problem, pools, modes))
     best = _best_of_modes(problem, pools, candidates)
+    bound = f"; the search kept at most {search.most_rows} candidates of a part" if search.was_thinned else ""
     judged = [_judged(problem, best[mode]) for mode in modes if mode in best]
     if not judged:
         raise InfeasibleError("every plan found tears a worker group's stages apart; plan one of the modes alone")
     chosen, *others = sorted(judged, key=lambda one: one.step_s)
-    reasoned = replace(chosen.plan, reason=_reason(chosen, others), prediction=_prediction(chosen, others))
+    reasoned = replace(chosen.plan, reason=_reason(chosen, others) + bound, prediction=_prediction(chosen, others))
     return Planned(reasoned, chosen.timeline, tuple(others))
 
 
@@ -100,7 +103,7 @@ def _best_of_modes(
     if problem.cluster.num_devices > _MOST_DEVICES or not starts:
         return around.best
     num_items = problem.num_items * len(problem.flow.stages)
-    num_choices = sum(len(problem.profile(stage.name).instances) for stage in problem.flow.stages)
+    num_choices = sum(min(_CHOICES, len(problem.profile(stage.name).instances)) for stage in problem.flow.stages)
     affordable = _ITEMS_SEARCHED * num_choices**2 // num_items
     around.num_left = min(max(affordable, _LEAST_SEARCHED), _MOST_SEARCHED)
     starts += around.regrouped(min(starts, key=lambda found: found.rank))
