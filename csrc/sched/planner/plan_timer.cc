@@ -119,7 +119,7 @@ void PlanTimer::set_traffic(const std::vector<const Place*>& places) {
     const Place &here = *places[traffic_.sync_ends[2 * i]], &there = *places[traffic_.sync_ends[2 * i + 1]];
     const double per_s = share_devices(here, there) ? traffic_.node_bytes_per_s : rate(here, there);
     const auto span = std::max<std::size_t>(1, there.devices.size() / static_cast<std::size_t>(there.num_instances));
-    model_.sync_s[i] = traffic_.latency_s + traffic_.sync_bytes[i] / (per_s * static_cast<double>(span));
+    model_.sync_s[i] = traffic_.sync_latency_s[i] + traffic_.sync_bytes[i] / (per_s * static_cast<double>(span));
   }
 }
 

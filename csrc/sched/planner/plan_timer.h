@@ -28,6 +28,7 @@ struct Traffic {
   std::vector<int32_t> node_of;     // of each device
   std::vector<double> edge_bytes;   // of one item on each edge of the model
   std::vector<double> sync_bytes;   // of each weight edge
+  std::vector<double> sync_latency_s;
   std::vector<int32_t> sync_ends;   // [weight edges, 2] a stage of the group that sends, and of the one that receives
   double latency_s;
   double node_bytes_per_s;

@@ -100,11 +100,11 @@ void rlinf::sched::bind_planner(py::module_& m) {
       .def(py::init([](const py::dict& arrays, const std::vector<std::string>& names, int32_t num_items,
                        int32_t num_steps, int32_t max_staleness, const std::vector<Rows>& arrays_of_seconds,
                        std::vector<int32_t> node_of, std::vector<double> edge_bytes, std::vector<double> sync_bytes,
-                       std::vector<int32_t> sync_ends, double latency_s, double node_bytes_per_s,
+                       std::vector<double> sync_latency_s, std::vector<int32_t> sync_ends, double latency_s, double node_bytes_per_s,
                        double network_bytes_per_s) {
              const auto num_devices = static_cast<int32_t>(node_of.size());
              sched::Traffic traffic{std::move(node_of),   std::move(edge_bytes), std::move(sync_bytes),
-                                    std::move(sync_ends), latency_s,             node_bytes_per_s,
+                                    std::move(sync_latency_s), std::move(sync_ends), latency_s,             node_bytes_per_s,
                                     network_bytes_per_s};
              sched::Model model =
                  sched::read_model(arrays, names, num_items, num_steps, max_staleness, num_devices);
@@ -114,7 +114,7 @@ void rlinf::sched::bind_planner(py::module_& m) {
            }),
            py::arg("arrays"), py::kw_only(), py::arg("names"), py::arg("num_items"), py::arg("num_steps"),
            py::arg("max_staleness"), py::arg("tables"), py::arg("node_of"), py::arg("edge_bytes"),
-           py::arg("sync_bytes"), py::arg("sync_ends"), py::arg("latency_s"), py::arg("node_bytes_per_s"),
+           py::arg("sync_bytes"), py::arg("sync_latency_s"), py::arg("sync_ends"), py::arg("latency_s"), py::arg("node_bytes_per_s"),
            py::arg("network_bytes_per_s"))
       .def(
           "add",

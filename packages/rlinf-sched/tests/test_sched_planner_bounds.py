@@ -103,13 +103,15 @@ def test_of_plans_that_take_equally_long_the_one_with_slack_is_kept():
     assert around.best["disaggregated"].spots == two
 
 
-def test_the_reason_says_that_the_search_was_bounded():
+def test_the_reason_says_that_the_search_was_bounded(monkeypatch: pytest.MonkeyPatch):
+    assert "candidates" not in plan(ppo(8, num_items=16)).reason
+    monkeypatch.setattr("rlinf_sched.planner.search._PAIRS", 1000)
     problem = ppo(64)
     search = Search(problem, pools_of(problem.cluster))
-    search.best(["hybrid"])
+    for mode in MODES:
+        search.best([mode])
     assert search.was_thinned
     assert f"at most {search.most_rows} candidates" in plan(problem).reason
-    assert "candidates" not in plan(ppo(8, num_items=16)).reason
 
 
 def test_ctrl_c_interrupts_within_a_second():

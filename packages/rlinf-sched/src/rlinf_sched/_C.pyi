@@ -93,6 +93,7 @@ class PlanTimer:
         node_of: Sequence[int],
         edge_bytes: Sequence[float],
         sync_bytes: Sequence[float],
+        sync_latency_s: Sequence[float],
         sync_ends: Sequence[int],
         latency_s: float,
         node_bytes_per_s: float,

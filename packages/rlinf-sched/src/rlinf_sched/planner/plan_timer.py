@@ -51,6 +51,7 @@ class PlanTimer:
                 for source, target in pairs
             ],
             sync_bytes=[problem.synced_bytes(edge) for edge in flow.weight_edges],
+            sync_latency_s=[problem.sync_latency_s(edge) for edge in flow.weight_edges],
             sync_ends=[stages.index(name) for name in ends],
             latency_s=links.latency_s,
             node_bytes_per_s=links.node_bytes_per_s,
