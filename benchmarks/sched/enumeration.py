@@ -1,19 +1,24 @@
-"""How far the planner's plans are from the best: `python -m benchmarks.sched.enumeration [NUM_PROBLEMS] [SEED]`.
+"""How far plans are from the best: `python -m benchmarks.sched.enumeration [NUM_PROBLEMS] [SEED] [--drawn]`.
 
-Small random problems (chains and forks of three or four stages, some with a cycle, four to six devices, memory limits,
-unequal items, one or two devices an instance, offload) are planned, and then everything is tried: each worker group on
-every interval of devices, every width, hand-over and choice of offload. What cannot be as short as the shortest step
-known, by the work of its busiest device, is passed over; all others are timed by the planner's own simulator. Nothing
-else here is the planner's: problems, memory rule and bound are written for this file.
+Small random problems (chains and forks of three to five stages, some with a cycle, four to eight devices, memory
+limits, unequal items, instances of one, two or four devices, offload) are planned, and then everything is tried: each
+worker group on every interval of devices, every width, hand-over and choice of offload. What cannot be as short as the
+shortest step known, by the work of its busiest device, is passed over; of the others the most promising are timed by
+the planner's own simulator. Where there are too many to list, a part of them is; so everything that differs from the
+best plan known in one turn of the flow, or in two, is tried besides. Nothing else here is the planner's: problems,
+memory rule and bound are written for this file.
+
+With `--drawn` plans are judged on 20 draws of the items' costs: the mean step of the plan, made from typical costs,
+against that of the best plan known for the draws. A seed's problems can be had in parts: other seeds, other problems.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,64 +39,35 @@ from rlinf_sched import (
     TimePoint,
     WeightEdge,
 )
-from rlinf_sched.errors import InfeasibleError, SchedError
+from rlinf_sched.errors import InfeasibleError
 from rlinf_sched.plan import Mode
 from rlinf_sched.planner import plan
+from rlinf_sched.planner.plan_timer import PlanTimer
+from rlinf_sched.planner.spots import Spots, spots_of
 from rlinf_sched.profile import Batching
-from rlinf_sched.simulator import simulate
 
 GIB = 1 << 30
-MOST_TIMED = 3000
-"""Of those that may be shorter, the ones whose busiest device computes least."""
+MOST_TIMED = 10_000
+"""Of those that may be shorter, the ones whose busiest device computes least: so many of all, and a tenth of that for
+each pair of turns in which a plan may differ from the best known; divided by the number of draws."""
+MOST_LISTED = 1_000_000
+"""Rows that are looked at for each turn of the flow."""
+DRAWS = range(0, 2000, 100)
+MODES: tuple[Mode, ...] = ("collocated", "disaggregated", "hybrid")
+CHAIN = {"rollout": "rollout", "score": "reference", "value": "critic", "judge": "reward", "actor": "actor"}
+SHAPES = ("chain3", "chain4", "chain5", "fork4", "fork5", "cycle3", "cycle4")
 
 
 def random_problem(draw: random.Random) -> Problem:
-    """A rollout, something that looks at what it made, perhaps a second such stage beside or behind, and a trainer."""
-    shape = draw.choice(["chain3", "chain4", "fork4", "cycle3"])
-    rounds = draw.choice([2, 4]) if shape == "cycle3" else 1
-    reads = {
-        "chain3": {"rollout": ["prompts"], "score": ["c0"], "actor": ["c1"]},
-        "chain4": {"rollout": ["prompts"], "score": ["c0"], "value": ["c1"], "actor": ["c2"]},
-        "fork4": {"rollout": ["prompts"], "score": ["c0"], "value": ["c0b"], "actor": ["c1", "c2"]},
-        "cycle3": {"env": ["actions"], "policy": ["seen"], "actor": ["c1"]},
-    }[shape]
-    writes = {
-        "chain3": {"rollout": ["c0"], "score": ["c1"], "actor": []},
-        "chain4": {"rollout": ["c0"], "score": ["c1"], "value": ["c2"], "actor": []},
-        "fork4": {"rollout": ["c0", "c0b"], "score": ["c1"], "value": ["c2"], "actor": []},
-        "cycle3": {"env": ["seen"], "policy": ["actions", "c1"], "actor": []},
-    }[shape]
-    roles = {
-        "rollout": "rollout",
-        "policy": "rollout",
-        "env": "env",
-        "actor": "actor",
-        "score": "reference",
-        "value": "critic",
-    }
-    stages = tuple(
-        Stage(
-            name=name,
-            worker=name,
-            role=roles[name],
-            reads=tuple(of),
-            writes=tuple(writes[name]),
-            trains=name == "actor",
-        )
-        for name, of in reads.items()
-    )
-    makes = "policy" if shape == "cycle3" else "rollout"
-    flow = FlowGraph(
-        name=shape,
-        stages=stages,
-        feeds=() if shape == "cycle3" else ("prompts",),
-        weight_edges=(WeightEdge(source="actor", target=makes),),
-    )
-    num_devices = draw.choice([4, 5, 6]) if len(stages) == 3 else 4
+    """A rollout, stages that look at what it made, one behind the other or beside, and a trainer; or a cycle."""
+    shape = draw.choice(SHAPES)
+    num_stages, rounds = int(shape[-1]), draw.choice([2, 4]) if shape.startswith("cycle") else 1
+    flow = _cycle(num_stages) if rounds > 1 else _chain(num_stages, shape.startswith("fork"))
+    num_devices = draw.choice([4, 5, 6, 8])
     memory = draw.choice([24, 40, 80]) * GIB
     profiles = {
         stage.name: _random_profile(draw, stage.name, rounds if stage.name in {"env", "policy"} else 1)
-        for stage in stages
+        for stage in flow.stages
     }
     return Problem(
         flow=flow,
@@ -102,9 +78,45 @@ def random_problem(draw: random.Random) -> Problem:
     )
 
 
+def _chain(num_stages: int, forks: bool) -> FlowGraph:
+    """Of the stages between rollout and actor the first two stand side by side where it forks."""
+    names = [*list(CHAIN)[: num_stages - 1], "actor"]
+    reads = {name: [f"{before}-{name}"] for before, name in itertools.pairwise(names)}
+    if forks:
+        reads |= {"value": ["rollout-value"], names[3]: [*reads[names[3]], f"score-{names[3]}"]}
+    stages = tuple(
+        Stage(
+            name=name,
+            worker=name,
+            role=CHAIN[name],
+            reads=tuple(reads.get(name, ["prompts"])),
+            writes=tuple(channel for of in reads.values() for channel in of if channel.startswith(f"{name}-")),
+            trains=name == "actor",
+        )
+        for name in names
+    )
+    edge = WeightEdge(source="actor", target="rollout")
+    return FlowGraph(name=f"{num_stages} stages", stages=stages, feeds=("prompts",), weight_edges=(edge,))
+
+
+def _cycle(num_stages: int) -> FlowGraph:
+    """Environments and a policy, perhaps a critic, and a trainer."""
+    between = ("value",) if num_stages == 4 else ()
+    reads = {"env": "actions", "policy": "seen", **dict.fromkeys(between, "policy-made")}
+    reads["actor"] = "value-made" if between else "policy-made"
+    writes = {"env": ("seen",), "policy": ("actions", "policy-made"), "value": ("value-made",), "actor": ()}
+    roles = {"env": "env", "policy": "rollout", "value": "critic", "actor": "actor"}
+    stages = tuple(
+        Stage(name=name, worker=name, role=roles[name], reads=(of,), writes=writes[name], trains=name == "actor")
+        for name, of in reads.items()
+    )
+    edge = WeightEdge(source="actor", target="policy")
+    return FlowGraph(name=f"cycle of {num_stages}", stages=stages, weight_edges=(edge,))
+
+
 def _random_profile(draw: random.Random, name: str, rounds: int) -> StageProfile:
     seconds, fixed = draw.choice([0.2, 0.5, 1.0, 2.0]) / rounds, draw.choice([0.0, 0.3, 1.0]) / rounds
-    widths = (1, 2) if rounds == 1 and draw.random() < 0.5 else (1,)
+    widths = draw.choice([(1,), (1, 2), (1, 2, 4)]) if rounds == 1 else (1,)
     state = draw.choice([1, 4, 8, 14]) * GIB
     batching: Batching = "sum" if rounds > 1 or name == "actor" else draw.choice(["sum", "longest", "continuous"])
     costs = ItemCosts() if rounds > 1 or draw.random() < 0.4 else ItemCosts(spread="lognormal", sigma=0.6)
@@ -130,48 +142,103 @@ def _random_profile(draw: random.Random, name: str, rounds: int) -> StageProfile
 
 
 class Enumeration:
-    """All plans of a problem in which each worker group has an interval of the devices."""
+    """All plans of a problem in which each worker group has an interval of the devices.
 
-    def __init__(self, problem: Problem) -> None:
+    Args:
+        seeds: of the costs that plans are timed with, their mean counts; None stands for the typical costs.
+    """
+
+    def __init__(self, problem: Problem, known: Plan, seeds: Sequence[int | None] = (None,)) -> None:
         self._problem = problem
-        self._turn = {name: turn for turn, names in enumerate(problem.flow.turns()) for name in names}
+        self._turns = problem.flow.turns()
+        self._turn = {name: turn for turn, names in enumerate(self._turns) for name in names}
         self._cycle = {name for names in problem.flow.cycles() for name in names}
         self._num_devices = problem.cluster.num_devices
         self._memory = problem.cluster.devices[0].memory_bytes
+        self._timers = [PlanTimer(problem, spots_of(problem, known), seed=seed) for seed in seeds]
+        self._options = [list(self._of_turn(names)) for names in self._turns]
+        self._numbers = [
+            [np.array([self._of_option(stages)[i] for stages in options]) for i in range(3)]
+            for options in self._options
+        ]
+        self._known = [tuple(known.stage(name) for name in names) for names in self._turns]
+        self.known_s = self.best_s = self._time(self._known)
+        self.num_timed, self.was_cut = 0, False
+        self._most = MOST_TIMED // len(seeds)
+        self._draw = np.random.default_rng(0)
 
-    def best_s(self, known_s: float) -> tuple[float, int, int]:
-        """The shortest step, `known_s` if nothing is shorter; how many plans may be shorter; how many were timed."""
-        bounds_s, plans = self._all(known_s)
-        best, num_timed = known_s, 0
-        for i in np.argsort(bounds_s)[:MOST_TIMED]:
-            if bounds_s[i] >= best:
+    def search(self) -> None:
+        """Sets `best_s`."""
+        before_s = np.inf
+        while self.best_s < before_s:
+            before_s = self.best_s
+            for changed in itertools.combinations(range(len(self._turns)), 2):
+                self._try(changed, most=self._most // 10)
+        self._try(range(len(self._turns)), most=self._most)
+
+    def _try(self, changed: Sequence[int], most: int) -> None:
+        """Every option of these turns, the others as in the best plan known."""
+        known = list(self._known)
+        bounds_s, plan_of = self._all(changed, known)
+        order = np.argsort(bounds_s, kind="stable")
+        self.was_cut |= len(order) > most
+        for i in order[:most]:
+            if bounds_s[i] >= self.best_s:
                 break
-            num_timed += 1
-            try:
-                best = min(best, simulate(self._problem, self._plan(plans(i))).step_s)
-            except SchedError:
-                continue
-        return best, len(bounds_s), num_timed
+            self.num_timed += 1
+            stages = plan_of(int(i))
+            step_s = self._time(stages)
+            if step_s < self.best_s:
+                self.best_s, self._known = step_s, stages
 
-    def _all(self, known_s: float) -> tuple[np.ndarray, Callable[[int], tuple[StagePlan, ...]]]:
+    def _time(self, stages: Sequence[tuple[StagePlan, ...]]) -> float:
+        spots = self._spots(stages)
+        return statistics.fmean(timer.step_s(spots) for timer in self._timers)
+
+    def _spots(self, stages: Sequence[tuple[StagePlan, ...]]) -> Spots:
+        flat = tuple(stage for of_turn in stages for stage in of_turn)
+        return spots_of(self._problem, Plan(flow=self._problem.flow.name, mode="hybrid", stages=flat, reason="tried"))
+
+    def _all(
+        self, changed: Sequence[int], known: list[tuple[StagePlan, ...]]
+    ) -> tuple[np.ndarray, Callable[[int], list[tuple[StagePlan, ...]]]]:
         """What the busiest device of each plan computes that fits and may be shorter, and what the plan is."""
-        of_turns = [list(self._of_turn(names)) for names in self._problem.flow.turns()]
-        chosen = np.zeros((1, 0), dtype=np.int64)
+        chosen = np.zeros((1, 0), dtype=np.int32)
         busy, stays, works = (np.zeros((1, self._num_devices)) for _ in range(3))
-        for options in of_turns:
-            numbers = [np.array([self._numbers(stages)[i] for stages in options]) for i in range(3)]
-            new_busy = busy[:, None] + numbers[0]
-            new_stays = stays[:, None] + numbers[1]
-            new_works = np.maximum(works[:, None], numbers[2])
-            keeps = (new_busy.max(axis=2) < known_s) & ((new_stays + new_works) <= self._memory).all(axis=2)
-            before, option = np.nonzero(keeps)
+        for turn in range(len(self._turns)):
+            if turn not in changed:
+                fixed = self._of_option(known[turn])
+                busy, stays, works = busy + fixed[0], stays + fixed[1], np.maximum(works, fixed[2])
+        for turn in changed:
+            numbers = self._numbers[turn]
+            rows = np.arange(len(busy))
+            if len(rows) * len(numbers[0]) > MOST_LISTED:
+                self.was_cut = True
+                rows = self._draw.choice(rows, MOST_LISTED // len(numbers[0]), replace=False)
+            kept = [self._extended(busy[part], stays[part], works[part], numbers) for part in _parts(rows, 500)]
+            before = np.concatenate([part[keep[0]] for part, keep in zip(_parts(rows, 500), kept, strict=True)])
+            option = np.concatenate([keep[1] for keep in kept])
             chosen = np.column_stack([chosen[before], option])
-            busy, stays, works = new_busy[keeps], new_stays[keeps], new_works[keeps]
+            busy, stays, works = (np.concatenate([keep[k] for keep in kept]) for k in (2, 3, 4))
 
-        def plan_of(i: int) -> tuple[StagePlan, ...]:
-            return tuple(stage for turn, option in enumerate(chosen[i]) for stage in of_turns[turn][option])
+        def plan_of(i: int) -> list[tuple[StagePlan, ...]]:
+            stages = list(known)
+            for turn, option in zip(changed, chosen[i].tolist(), strict=True):
+                stages[turn] = self._options[turn][option]
+            return stages
 
         return busy.max(axis=1, initial=0.0), plan_of
+
+    def _extended(
+        self, busy: np.ndarray, stays: np.ndarray, works: np.ndarray, numbers: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, ...]:
+        """Rows with each option of a turn: which row, which option, and their numbers, of those that fit and may be
+        shorter."""
+        new_busy = busy[:, None] + numbers[0]
+        new_stays = stays[:, None] + numbers[1]
+        new_works = np.maximum(works[:, None], numbers[2])
+        keeps = (new_busy.max(axis=2) < self.best_s) & ((new_stays + new_works) <= self._memory).all(axis=2)
+        return *np.nonzero(keeps), new_busy[keeps], new_stays[keeps], new_works[keeps]
 
     def _of_turn(self, names: Sequence[str]) -> Iterator[tuple[StagePlan, ...]]:
         """A stage, or those of a cycle: together or apart, with the same hand-over."""
@@ -190,7 +257,7 @@ class Enumeration:
             for instance in self._problem.profile(name).instances:
                 num_ranks, left = divmod(len(devices), instance.num_devices)
                 for size, offload in itertools.product(sizes, offloads):
-                    if not left and (name not in self._cycle or self._goes_round(num_ranks, size)):
+                    if not left:
                         yield StagePlan(
                             stage=name,
                             devices=devices,
@@ -200,11 +267,7 @@ class Enumeration:
                             turn=self._turn[name],
                         )
 
-    def _goes_round(self, num_ranks: int, size: int) -> bool:
-        share = self._problem.num_items // num_ranks
-        return self._problem.num_items % num_ranks == 0 and share % min(size, share) == 0
-
-    def _numbers(self, stages: tuple[StagePlan, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _of_option(self, stages: tuple[StagePlan, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of one turn, for each device: seconds of computing if items were alike, bytes that stay, and bytes besides
         while it has its turn."""
         busy, stays, works = (np.zeros(self._num_devices) for _ in range(3))
@@ -222,15 +285,15 @@ class Enumeration:
             works[on] += instance.item_work_bytes * items + (instance.state_bytes if stage.offload else 0)
         return busy, stays, works
 
-    def _plan(self, stages: tuple[StagePlan, ...]) -> Plan:
-        mode: Mode = "collocated" if len({stage.devices for stage in stages}) == 1 else "hybrid"
-        return Plan(flow=self._problem.flow.name, mode=mode, stages=stages, reason="tried")
+
+def _parts(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [rows[i : i + size] for i in range(0, max(1, len(rows)), size)]
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def measure(num_problems: int, seed: int) -> dict[str, Any]:
+def measure(num_problems: int, seed: int, seeds: Sequence[int | None]) -> dict[str, Any]:
     """Gaps of the planner's plans over the best that enumeration finds, and beside single modes."""
     draw, gaps, worse_than_mode, plan_s = random.Random(seed), [], 0, []
     num_timed = num_cut = 0
@@ -242,24 +305,21 @@ def measure(num_problems: int, seed: int) -> dict[str, Any]:
         except InfeasibleError:
             continue
         plan_s.append(time.process_time() - began_s)
-        assert found.prediction is not None
-        own_s = found.prediction.step_s
-        for mode in ("collocated", "disaggregated", "hybrid"):
-            try:
-                alone = plan(problem, [mode]).prediction
-            except InfeasibleError:
-                continue
-            worse_than_mode += alone is not None and own_s > alone.step_s * (1 + 1e-9)
-        best_s, num_left, timed = Enumeration(problem).best_s(own_s)
-        num_timed, num_cut = num_timed + timed, num_cut + (num_left > timed == MOST_TIMED)
-        gaps.append(own_s / best_s - 1)
+        worse_than_mode += _is_worse_than_a_mode(problem, found)
+        everything = Enumeration(problem, found, seeds)
+        everything.search()
+        num_timed, num_cut = num_timed + everything.num_timed, num_cut + everything.was_cut
+        gaps.append(everything.known_s / everything.best_s - 1)
         print(
-            f"{len(gaps)}/{num_problems} {problem.flow.name} {problem.cluster.num_devices} devices: {gaps[-1]:.2%}",
+            f"{len(gaps)}/{num_problems} {problem.flow.name} {problem.cluster.num_devices} devices: {gaps[-1]:.2%} "
+            f"plan {plan_s[-1]:.2f} s, {everything.num_timed} timed{', cut' if everything.was_cut else ''}",
             flush=True,
         )
     return {
         "num_problems": len(gaps),
         "seed": seed,
+        "costs": "typical" if None in seeds else f"{len(seeds)} draws",
+        "most_timed": MOST_TIMED,
         "num_plans_timed": num_timed,
         "num_problems_with_more_plans": num_cut,
         "mean_gap": statistics.mean(gaps),
@@ -271,6 +331,23 @@ def measure(num_problems: int, seed: int) -> dict[str, Any]:
     }
 
 
+def _is_worse_than_a_mode(problem: Problem, found: Plan) -> bool:
+    assert found.prediction is not None
+    steps_s = [found.prediction.step_s]
+    for mode in MODES:
+        try:
+            alone = plan(problem, [mode]).prediction
+        except InfeasibleError:
+            continue
+        assert alone is not None
+        steps_s.append(alone.step_s)
+    return steps_s[0] > min(steps_s) * (1 + 1e-9)
+
+
 if __name__ == "__main__":
-    given = [int(argument) for argument in sys.argv[1:]]
-    print(json.dumps(measure(*(given + [100, 0][len(given) :])), indent=1))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("num_problems", type=int, nargs="?", default=100)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("--drawn", action="store_true")
+    given = parser.parse_args()
+    print(json.dumps(measure(given.num_problems, given.seed, DRAWS if given.drawn else (None,)), indent=1))

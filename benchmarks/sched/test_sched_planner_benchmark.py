@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.sched.random_graphs import random_graph
 
 from rlinf_sched import (
     Cluster,
@@ -34,8 +35,10 @@ DEVICES = (8, 64, 512, 1_024, 8_192, 100_000)
 STAGES = (2, 3, 4, 5, 6)
 LONG_TAILED = ("grpo-qwen2.5-7b-64", "ppo-qwen2.5-7b-32", "grpo-qwen3-30b-a3b-32", "grpo-qwen3-30b-a3b-128")
 SEEDS = range(20)
-TARGETS = {1_024: 0.2, 100_000: 10.0}
+TARGETS = {1_024: 0.2, 100_000: 1.0}
 """Devices -> seconds, for five stages."""
+RANDOM_TARGETS = {5: 2.0, 6: 4.0, 7: 10.0}
+"""Stages of random graphs, which have four widths each -> seconds of the processor on 1,024 devices."""
 GIB = 1 << 30
 ANSWERS = ItemCosts(spread="lognormal", sigma=0.6, longest=4)
 
@@ -123,6 +126,12 @@ def test_by_devices(benchmark: Any, num_devices: int) -> None:
 @pytest.mark.parametrize("num_stages", STAGES)
 def test_by_stages(benchmark: Any, num_stages: int) -> None:
     _measure(benchmark, ppo(64, num_stages))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("num_stages", RANDOM_TARGETS)
+def test_random_graphs(benchmark: Any, num_stages: int, seed: int) -> None:
+    _measure(benchmark, random_graph(num_stages, 1024, seed=seed), RANDOM_TARGETS[num_stages])
 
 
 @pytest.mark.parametrize("name", LONG_TAILED)

@@ -5,6 +5,9 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <utility>
+
+#include "../interrupts.h"
 
 namespace rlinf::sched {
 
@@ -104,7 +107,8 @@ Front::Front(Columns columns, Limits limits, int num_groups)
     : columns_(columns),
       limits_(std::move(limits)),
       num_groups_(num_groups),
-      num_devices_(std::accumulate(limits_.devices.begin(), limits_.devices.end(), 0.0)) {
+      num_devices_(std::accumulate(limits_.devices.begin(), limits_.devices.end(), 0.0)),
+      most_rows_(limits_.most_rows) {
   const Columns& c = columns_;
   const auto add = [this](int column, double tolerance) {
     key_columns_.push_back(column);
@@ -175,8 +179,38 @@ void Front::make_key(const double* row, const int64_t* signature) {
 }
 
 bool Front::offer(const double* row, const int64_t* signature, bool mixed, Origin origin) {
-  if (!fits(row, mixed) || !keeps_bound(row))
+  poll_signals();
+  if (!fits(row, mixed) || !keeps_bound(row) || !insert(row, signature, mixed, origin))
     return false;
+  if (most_rows_ != 0 && size() > most_rows_)
+    thin();
+  return true;
+}
+
+void Front::thin() {
+  constexpr int kMostDoublings = 12;
+  was_thinned_ = true;
+  for (int i = 0; i < kMostDoublings && 2 * size() > most_rows_; ++i) {
+    for (double& tolerance : tolerance_) tolerance *= 2;
+    const std::size_t width = columns_.width();
+    const std::vector<double> rows = std::exchange(rows_, {});
+    const std::vector<int64_t> signatures = std::exchange(signatures_, {});
+    const std::vector<bool> is_mixed = std::exchange(is_mixed_, {});
+    const std::vector<Origin> origins = std::exchange(origins_, {});
+    keys_.clear();
+    std::vector<std::size_t> order(origins.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      const double left = rows[a * width + columns_.last()], right = rows[b * width + columns_.last()];
+      return left != right ? left < right : a < b;
+    });
+    for (std::size_t k : order) insert(&rows[k * width], signatures.data() + k * num_groups_, is_mixed[k], origins[k]);
+  }
+  most_rows_ = std::max(most_rows_, 2 * size());
+}
+
+// Adds a row unless another is as good.
+bool Front::insert(const double* row, const int64_t* signature, bool mixed, Origin origin) {
   make_key(row, signature);
   const std::size_t num_columns = key_.size(), width = columns_.width();
   double* bound = bound_.data();
@@ -277,6 +311,7 @@ std::vector<Whole> Front::best_joins(const Front& before, const Front& after, co
   std::vector<Whole> best[2];
   for_each_join(before, after, join, std::vector<bool>(num_groups_, true),
                 [&](const double* row, const int64_t*, bool mixed, Origin origin) {
+                  poll_signals();
                   if (!fits(row, mixed) || !keeps_bound(row))
                     return;
                   std::vector<Whole>& list = best[mixed];

@@ -42,6 +42,7 @@ struct Limits {
   double tolerance_s;                 // times closer than this count as equal
   double tolerance_share;             // and numbers of devices, as a part of all of the pool
   bool may_mix;                       // whether a device may serve generation and training
+  std::size_t most_rows;              // a front that would have more keeps those that differ more; 0: no limit
 };
 
 // Which of a row's two parts it came from and how they were joined.
@@ -104,6 +105,8 @@ class Front {
   const int64_t* signature(std::size_t i) const { return signatures_.data() + i * num_groups_; }
   bool is_mixed(std::size_t i) const { return is_mixed_[i]; }
   Origin origin(std::size_t i) const { return origins_[i]; }
+  // Whether rows were left out because there were too many.
+  bool was_thinned() const { return was_thinned_; }
   const Columns& columns() const { return columns_; }
 
  private:
@@ -115,6 +118,9 @@ class Front {
   void remove(std::size_t i);
   void swap(std::size_t i, std::size_t j);
   void make_key(const double* row, const int64_t* signature);
+  bool insert(const double* row, const int64_t* signature, bool mixed, Origin origin);
+  // Doubles the tolerances until half of the rows are left, or as few as differ in what has no tolerance.
+  void thin();
 
   // What rows are compared by, eight of them side by side: [rows / 8][key columns][8].
   static constexpr std::size_t kLanes = 8;
@@ -135,6 +141,8 @@ class Front {
   std::vector<double> tolerance_;  // of each key column
   std::vector<double> key_;        // of the row that is offered; the signature twice, once negative, to be equal
   std::vector<double> bound_;      // with the tolerances
+  std::size_t most_rows_;
+  bool was_thinned_ = false;
 };
 
 // The row of two parts joined; what the columns mean is in Columns, the algebra in docs/scheduling.md.

@@ -5,7 +5,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../interrupts.h"
+#include "../simulator/simulator_bindings.h"
 #include "front.h"
+#include "plan_timer.h"
 #include "stage_times.h"
 
 namespace py = pybind11;
@@ -76,7 +83,9 @@ py::array_t<double> stage_times(int batching, const Rows& seconds, const Rows& c
   const auto list = [](const Rows& array) { return std::vector<double>(array.data(), array.data() + array.size()); };
   sched::StageTimes times({static_cast<sched::StageWork::Batching>(batching), list(seconds), list(costs), max_items},
                           fractions);
+  const py::gil_scoped_release release;
   for (py::ssize_t i = 0; i < num_cases; ++i) {
+    sched::handle_signals();
     times.of(*num_instances.data(i), *sizes.data(i), result.mutable_data(i, 0));
   }
   return result;
@@ -87,6 +96,36 @@ py::array_t<double> stage_times(int batching, const Rows& seconds, const Rows& c
 void rlinf::sched::bind_planner(py::module_& m) {
   m.def("stage_times", &stage_times, py::kw_only(), py::arg("batching"), py::arg("seconds"), py::arg("costs"),
         py::arg("max_items"), py::arg("fractions"), py::arg("num_instances"), py::arg("sizes"));
+  py::class_<sched::PlanTimer>(m, "PlanTimer")
+      .def(py::init([](const py::dict& arrays, const std::vector<std::string>& names, int32_t num_items,
+                       int32_t num_steps, int32_t max_staleness, const std::vector<Rows>& arrays_of_seconds,
+                       std::vector<int32_t> node_of, std::vector<double> edge_bytes, std::vector<double> sync_bytes,
+                       std::vector<double> sync_latency_s, std::vector<int32_t> sync_ends, double latency_s, double node_bytes_per_s,
+                       double network_bytes_per_s) {
+             const auto num_devices = static_cast<int32_t>(node_of.size());
+             sched::Traffic traffic{std::move(node_of),   std::move(edge_bytes), std::move(sync_bytes),
+                                    std::move(sync_latency_s), std::move(sync_ends), latency_s,             node_bytes_per_s,
+                                    network_bytes_per_s};
+             sched::Model model =
+                 sched::read_model(arrays, names, num_items, num_steps, max_staleness, num_devices);
+             std::vector<std::vector<double>> tables;
+             for (const Rows& one : arrays_of_seconds) tables.emplace_back(one.data(), one.data() + one.size());
+             return sched::PlanTimer(std::move(model), tables, std::move(traffic));
+           }),
+           py::arg("arrays"), py::kw_only(), py::arg("names"), py::arg("num_items"), py::arg("num_steps"),
+           py::arg("max_staleness"), py::arg("tables"), py::arg("node_of"), py::arg("edge_bytes"),
+           py::arg("sync_bytes"), py::arg("sync_latency_s"), py::arg("sync_ends"), py::arg("latency_s"), py::arg("node_bytes_per_s"),
+           py::arg("network_bytes_per_s"))
+      .def(
+          "add",
+          [](sched::PlanTimer& timer, std::vector<int32_t> devices, int32_t num_instances, int32_t hand_over,
+             int32_t room, bool whole, double step_s, double onload_s, double offload_s, int32_t table) {
+            return timer.add({std::move(devices), num_instances, hand_over, room, whole, step_s, onload_s, offload_s,
+                              table});
+          },
+          py::kw_only(), py::arg("devices"), py::arg("num_instances"), py::arg("hand_over"), py::arg("room"),
+          py::arg("whole"), py::arg("step_s"), py::arg("onload_s"), py::arg("offload_s"), py::arg("table"))
+      .def("step_s", &sched::PlanTimer::step_s, py::arg("places"), py::call_guard<py::gil_scoped_release>());
   py::class_<sched::Columns>(m, "Columns")
       .def(py::init(
                [](int num_pools, int num_out, int num_edges) { return sched::Columns{num_pools, num_out, num_edges}; }),
@@ -94,7 +133,8 @@ void rlinf::sched::bind_planner(py::module_& m) {
   py::class_<sched::Limits>(m, "Limits")
       .def(py::init([](std::vector<double> devices, std::vector<double> memory, std::vector<double> rest_resident,
                        std::vector<double> rest_peak, int steps_under_way, double bound_s, double rest_area,
-                       double tolerance_s, double tolerance_share, bool may_mix) {
+                       double tolerance_s, double tolerance_share, bool may_mix,
+                       std::size_t most_rows) {
              return sched::Limits{std::move(devices),
                                   std::move(memory),
                                   std::move(rest_resident),
@@ -104,11 +144,12 @@ void rlinf::sched::bind_planner(py::module_& m) {
                                   rest_area,
                                   tolerance_s,
                                   tolerance_share,
-                                  may_mix};
+                                  may_mix,
+                                  most_rows};
            }),
            py::kw_only(), py::arg("devices"), py::arg("memory"), py::arg("rest_resident"), py::arg("rest_peak"),
-           py::arg("steps_under_way"), py::arg("bound_s"), py::arg("rest_area"), py::arg("tolerance_s"), py::arg("tolerance_share"),
-           py::arg("may_mix"));
+           py::arg("steps_under_way"), py::arg("bound_s"), py::arg("rest_area"), py::arg("tolerance_s"),
+           py::arg("tolerance_share"), py::arg("may_mix"), py::arg("most_rows") = 0);
   py::class_<sched::Join>(m, "Join").def(
       py::init([](int kind, int before_part, bool feeds, double moved_s, double waits, std::vector<bool> syncs,
                   double sync_latency_s, double sync_bytes_per_s, bool mixes) {
@@ -127,8 +168,13 @@ void rlinf::sched::bind_planner(py::module_& m) {
           "best_joins",
           [](const sched::Front& front, const sched::Front& before, const sched::Front& after, const sched::Join& join,
              std::size_t count) {
+            std::vector<sched::Whole> wholes;
+            {
+              const py::gil_scoped_release release;
+              wholes = front.best_joins(before, after, join, count);
+            }
             py::list result;
-            for (const sched::Whole& w : front.best_joins(before, after, join, count)) {
+            for (const sched::Whole& w : wholes) {
               const auto origin =
                   py::make_tuple(w.origin.kind, w.origin.before_part, w.origin.before_row, w.origin.after_row);
               result.append(py::make_tuple(w.step_s, w.sync_s, w.is_mixed, origin));
@@ -137,6 +183,7 @@ void rlinf::sched::bind_planner(py::module_& m) {
           },
           py::arg("before"), py::arg("after"), py::arg("join"), py::kw_only(), py::arg("count"))
       .def("__len__", &sched::Front::size)
+      .def_property_readonly("was_thinned", &sched::Front::was_thinned)
       .def_property_readonly("rows", &rows_of)
       .def_property_readonly("steps_s", &steps_of)
       .def_property_readonly("is_mixed", &mixed_of)

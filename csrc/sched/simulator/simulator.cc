@@ -4,6 +4,8 @@
 #include <cmath>
 #include <sstream>
 
+#include "../interrupts.h"
+
 namespace rlinf::sched {
 
 namespace {
@@ -129,6 +131,7 @@ Outcome Simulator::run() {
         continue;
       }
       now_ = std::max(now_, event.time);
+      poll_signals();
       handle(event);
     }
     settle();

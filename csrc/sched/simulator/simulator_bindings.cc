@@ -33,8 +33,10 @@ py::array_t<T> to_array(std::vector<T>&& values) {
   return py::array_t<T>(static_cast<py::ssize_t>(owned->size()), owned->data(), owner);
 }
 
-py::dict simulate(const py::dict& arrays, const std::vector<std::string>& names, int32_t num_items, int32_t num_steps,
-                  int32_t max_staleness, int32_t num_devices) {
+}  // namespace
+
+Model read_model(const py::dict& arrays, const std::vector<std::string>& names, int32_t num_items, int32_t num_steps,
+                 int32_t max_staleness, int32_t num_devices) {
   Model model;
   model.names = names;
   model.num_items = num_items;
@@ -68,6 +70,14 @@ py::dict simulate(const py::dict& arrays, const std::vector<std::string>& names,
   read(arrays, "sync_s", model.sync_s);
   read(arrays, "sync_source_start", model.sync_source_start);
   read(arrays, "sync_source", model.sync_source);
+  return model;
+}
+
+namespace {
+
+py::dict simulate(const py::dict& arrays, const std::vector<std::string>& names, int32_t num_items, int32_t num_steps,
+                  int32_t max_staleness, int32_t num_devices) {
+  const Model model = read_model(arrays, names, num_items, num_steps, max_staleness, num_devices);
   Outcome outcome;
   {
     py::gil_scoped_release release;

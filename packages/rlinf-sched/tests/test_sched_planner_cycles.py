@@ -46,13 +46,11 @@ def cycles(draw: st.DrawFn) -> Problem:
 
 
 def every_plan(problem: Problem) -> Iterator[Plan]:
-    """Both stages on the same devices, or on their own; one granularity, as chunks go round whole."""
+    """Both stages on the same devices, or on their own, shares even or not; one granularity, as chunks go whole."""
     total = problem.cluster.num_devices
     places = [(range(n), range(n)) for n in range(1, total + 1)]
     places += [(range(a), range(a, a + b)) for a in range(1, total) for b in range(1, total - a + 1)]
     for (env, policy), size in itertools.product(places, SIZES):
-        if any(NUM_ITEMS % len(on) or (NUM_ITEMS // len(on)) % min(size, NUM_ITEMS // len(on)) for on in (env, policy)):
-            continue
         rows = zip(("env", "policy"), (env, policy), strict=True)
         stages = tuple(
             StagePlan(stage=name, devices=tuple(on), num_ranks=len(on), granularity=size, offload=False, turn=0)

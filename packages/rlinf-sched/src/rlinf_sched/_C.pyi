@@ -35,6 +35,7 @@ class Limits:
         tolerance_s: float,
         tolerance_share: float,
         may_mix: bool,
+        most_rows: int = 0,
     ) -> None: ...
 
 class Join:
@@ -64,6 +65,8 @@ class Front:
         """(step_s, sync_s, is_mixed, origin): the best of those that mix and of those that do not."""
     def __len__(self) -> int: ...
     @property
+    def was_thinned(self) -> bool: ...
+    @property
     def rows(self) -> np.ndarray:
         """float64 [size, width]."""
     @property
@@ -74,6 +77,42 @@ class Front:
     @property
     def origins(self) -> np.ndarray:
         """int32 [size, 4]: index into planner.tree.JOINS (-1: given), earlier part, its row, the row of the later."""
+
+class PlanTimer:
+    """Times many plans of one problem. See csrc/sched/planner/plan_timer.h."""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        *,
+        names: Sequence[str],
+        num_items: int,
+        num_steps: int,
+        max_staleness: int,
+        tables: Sequence[np.ndarray],
+        node_of: Sequence[int],
+        edge_bytes: Sequence[float],
+        sync_bytes: Sequence[float],
+        sync_latency_s: Sequence[float],
+        sync_ends: Sequence[int],
+        latency_s: float,
+        node_bytes_per_s: float,
+        network_bytes_per_s: float,
+    ) -> None: ...
+    def add(
+        self,
+        *,
+        devices: Sequence[int],
+        num_instances: int,
+        hand_over: int,
+        room: int,
+        whole: bool,
+        step_s: float,
+        onload_s: float,
+        offload_s: float,
+        table: int,
+    ) -> int: ...
+    def step_s(self, places: Sequence[int]) -> float: ...
 
 class Standstill(RuntimeError): ...
 

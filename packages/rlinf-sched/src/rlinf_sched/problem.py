@@ -56,13 +56,8 @@ class Problem:
         """
         names = self.flow.workers[self.flow.stage(stage).worker]
         num_ranks = num_devices // instance.num_devices if instance.num_devices else instance.num_ranks or 1
-        alike = [
-            other.resident_bytes(num_devices)
-            for name in names
-            for other in self.profile(name).instances
-            if other.fits_like(instance) and self.profile(name).serves(other, num_ranks)
-        ]
-        return max(alike, default=0)
+        serving = (self.profile(name).serving(instance, num_ranks) for name in names)
+        return max((other.resident_bytes(num_devices) for other in serving if other), default=0)
 
     def switch_s(self, stage: str, instance: InstanceProfile, num_devices: int) -> tuple[float, float]:
         """Onload and offload of the state: as profiled, or its bytes over the host link."""
@@ -85,12 +80,13 @@ class Problem:
                 "replicas of several ranks; use 1"
             )
         span = max(1, len(placed.devices) // placed.num_ranks) if placed.devices else 0
-        products = {self.cluster.devices[index].product for index in placed.devices}
         profile = self.profile(placed.stage)
-        known = [choice for choice in profile.instances if choice.device_name in {"", *products}]
-        fitting = [
-            choice for choice in known if choice.num_devices == span and profile.serves(choice, placed.num_ranks)
-        ]
+        products = {""}
+        if any(choice.device_name for choice in profile.instances):
+            products |= {self.cluster.devices[index].product for index in placed.devices}
+        known = [choice for choice in profile.instances if choice.device_name in products]
+        of_products = {choice.device_name: choice for choice in known if choice.num_devices == span}
+        fitting = [choice for one in of_products.values() if (choice := profile.serving(one, placed.num_ranks))]
         if not fitting:
             spans = ", ".join(str(choice.num_devices) for choice in known) or "nothing for these devices"
             raise PlanError(

@@ -7,6 +7,7 @@ the stage's *batching*.
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -158,6 +159,15 @@ class StageProfile:
     """Bytes that a weight sync moves, all ranks together; for the groups at either end of a weight edge."""
     source: str = ""
     """Where the numbers came from: "measured on ...", "derived from ...", with date and versions."""
+
+    def serving(self, like: InstanceProfile, num_ranks: int) -> InstanceProfile | None:
+        """Of the choices on as many devices of the same product, the one that `serves` so many instances; None: there
+        is none."""
+        alike = sorted((one for one in self.instances if one.fits_like(like)), key=lambda one: one.num_ranks)
+        for one, more in itertools.pairwise(alike):
+            if num_ranks * num_ranks <= one.num_ranks * more.num_ranks:
+                return one
+        return alike[-1] if alike else None
 
     def serves(self, instance: InstanceProfile, num_ranks: Any) -> Any:
         """Whether a stage with so many instances takes the times of this choice: no other that was measured on the same

@@ -26,7 +26,7 @@ def explain_problem(
         SchedError: the problem contradicts itself, or no plan fits.
     """
 
-    planned = plan_and_compare(problem, modes, each_alone=True)
+    planned = plan_and_compare(problem, modes)
     path_s = path_of(planned.timeline)
     plan = _with_reasons(planned, path_s)
     answers = what_if(problem, plan, lambda changed: make_plan(changed, modes)) if asks_what_if else ()

@@ -2,7 +2,7 @@
 
 The search over cuts (search.py) goes by estimates, and the plans that it proposes differ in more than one thing. Here
 one thing at a time changes: what a stage hands over, whether it offloads, how many devices a worker group has and
-whose, how many devices an instance spans. The best change is kept until none gains; then pairs of changes are tried.
+whose, how many devices an instance spans. What gains is kept, at once; when nothing does, pairs of changes are tried.
 Every plan that is kept fits in memory whatever its timing: all state that stays, and the fullest turn.
 """
 
@@ -11,15 +11,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlinf_sched.errors import SchedError
-from rlinf_sched.plan import Mode, Plan, StagePlan
-from rlinf_sched.planner.judged import Judged
+from rlinf_sched.plan import Mode
 from rlinf_sched.planner.places import partitions
+from rlinf_sched.planner.plan_timer import PlanTimer
 from rlinf_sched.planner.pools import Pool, host_instances
+from rlinf_sched.planner.spots import Share, Spot, Spots, bits_of, first_of, last_of, shares_of, stage_plan
 from rlinf_sched.problem import Problem
-from rlinf_sched.simulator.simulation import execute
 from rlinf_sched.stage_time import items_at_once
 
 _GAINS = 1 - 1e-6
@@ -29,12 +29,33 @@ _HOPELESS = 1.2
 _MOST_REGROUPED = 5
 """Worker groups on devices, of which all partitions are tried."""
 _NUM_WIDTHS = 8
-"""Choices of widths that are tried of a partition."""
-_NUM_PAIRED = 6
+"""Choices of widths that are tried where groups come to other devices: those first that keep them."""
+_NUM_PAIRED = 16
 """Changes that are tried together with every other: those that lengthen the step least."""
 
-Stages = tuple[StagePlan, ...]
-"""A plan's stages, in the order of the flow."""
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan and what the simulator thinks of it."""
+
+    spots: Spots
+    mode: Mode
+    step_s: float
+    busy_s: tuple[float, ...]
+    """Seconds that devices and host processes compute, the busiest first, each number once: of plans that take equally
+    long, the one whose next bottleneck has more to spare is better."""
+    estimate_s: float
+    """Seconds of a step as the search estimates them; of the plan that a local search began with."""
+
+    @property
+    def rank(self) -> tuple[float, tuple[float, ...]]:
+        """Less is better; what differs by rounding is equal."""
+        return float(f"{self.step_s:.9g}"), tuple(float(f"{busy_s:.9g}") for busy_s in self.busy_s)
+
+    @property
+    def sharing(self) -> tuple[bool, ...]:
+        """Of each pair of stages, whether they have devices in common."""
+        return tuple(bool(a.devices & b.devices) for a, b in itertools.combinations(self.spots, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,313 +63,392 @@ class _Needs:
     """What a stage takes of each of its devices."""
 
     busy_s: float
-    """Seconds that each instance computes, if items were alike."""
+    """Seconds that each device computes, if items were alike."""
     state_bytes: int
     work_bytes: int
     """While it computes."""
 
 
-class LocalSearch:
-    """Looks around plans of one problem.
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    spots: Spots
+    shares: Sequence[Share]
+    busy_s: tuple[float, ...]
+    """As in `Found`."""
 
-    Args:
-        modes: plans of others are passed over.
-        most_simulated: plans that the simulator may execute, all calls of `improve` together.
+
+class _Members(dict[int, tuple[int, ...]]):
+    """Set of bits -> its members."""
+
+    def __missing__(self, bits: int) -> tuple[int, ...]:
+        self[bits] = tuple(i for i in range(bits.bit_length()) if bits >> i & 1)
+        return self[bits]
+
+
+class LocalSearch:
+    """Times plans of one problem and looks around them.
+
+    Attributes:
+        best: the best plan of each mode that was timed.
+        num_left: plans that may yet be timed.
     """
 
-    def __init__(self, problem: Problem, pools: Sequence[Pool], modes: Sequence[Mode], *, most_simulated: int) -> None:
-        self._problem, self._pools, self._modes = problem, pools, tuple(modes)
-        self._left = most_simulated
-        self._seen: set[Stages] = set()
-        self._needs_of: dict[object, _Needs | None] = {}
-        self._memory = {index: pool.memory_bytes for pool in pools for index in pool.devices}
-        self._worker = {stage.name: stage.worker for stage in problem.flow.stages}
-        self._in_cycle = {name for names in problem.flow.cycles() for name in names}
+    def __init__(self, problem: Problem, pools: Sequence[Pool], *, num_plans: int) -> None:
+        flow = problem.flow
+        self._problem, self._pools = problem, pools
+        self.best: dict[Mode, Found] = {}
+        self.num_left = num_plans
+        self._timer: PlanTimer | None = None
+        self._timed: dict[object, Found | None] = {}
+        self._needs_of: dict[object, _Needs] = {}
+        self._has_network = problem.cluster.num_nodes > 1
+        self._pool_bits = [bits_of(pool.devices) for pool in pools]
+        names = [stage.name for stage in flow.stages]
+        self._groups = {worker: [names.index(name) for name in of] for worker, of in flow.workers.items()}
+        self._turns = [[names.index(name) for name in of] for of in flow.turns()]
+        self._cycles = [[names.index(name) for name in of] for of in flow.cycles()]
+        self._turn_of = {s: turn for turn, of in enumerate(self._turns) for s in of}
+        self._keeps_state = [name == flow.workers[flow.stage(name).worker][0] for name in names]
+        self._members = _Members()
+        self._trains = sum(1 << s for group in flow.training_groups for s in self._groups[group])
+        self._spans = [sorted({one.num_devices for one in problem.profile(name).instances}) for name in names]
+        self._sizes = [problem.choices(name) for name in names]
 
-    def improve(self, first: Judged) -> Judged:
-        """The best plan that single changes lead to, and then pairs of them."""
+    def time(self, spots: Spots, estimate_s: float) -> Found | None:
+        """The plan with its step; None for one that does not fit or stands still, or where no more may be timed."""
+        shares = shares_of(spots, self._pool_bits)
+        return self._time(_Candidate(spots, shares, self._busy_s(spots, shares)), estimate_s)
+
+    def _time(self, one: _Candidate, estimate_s: float) -> Found | None:
+        key = self._key(one)
+        if key in self._timed:
+            return self._timed[key]
+        if self.num_left <= 0:
+            return None
+        found = None
+        if self._goes_round(one.spots) and self._fits(one):
+            if self._timer is None:
+                self._timer = PlanTimer(self._problem, one.spots)
+            self.num_left -= 1
+            step_s = self._timer.step_s(one.spots)
+            if math.isfinite(step_s):
+                found = Found(one.spots, self._mode(one.spots), step_s, one.busy_s, estimate_s)
+                known = self.best.get(found.mode)
+                if known is None or found.rank < known.rank:
+                    self.best[found.mode] = found
+        self._timed[key] = found
+        return found
+
+    def improve(self, first: Found) -> Found:
+        """The best plan that single changes lead to, then pairs of them that move nobody, or one group, and then
+        pairs of any."""
         best = first
-        while True:
-            tried = sorted(self._tried(best, self._changes(best.plan.stages)), key=lambda found: found.step_s)
-            if not tried or tried[0].step_s >= _GAINS * best.step_s:
-                pairs = (pair for one in tried[:_NUM_PAIRED] for pair in self._changes(one.plan.stages))
-                better = self._first_better(best, pairs)
-                if better is None:
-                    return best
-                tried = [better]
-            best = tried[0]
+        while self.num_left > 0:
+            tried: list[Found] = []
+            better = self._first_better(best, self._changes(best.spots), tried)
+            if better is None:
+                better = self._first_better(best, self._pairs_in_place(best.spots), tried)
+            if better is None:
+                better = self._first_better(best, self._changes_of_one(best.spots), tried)
+            if better is None:
+                tried.sort(key=lambda found: found.rank)
+                pairs = (pair for one in tried[:_NUM_PAIRED] for pair in self._changes(one.spots))
+                better = self._first_better(best, pairs, tried)
+            if better is None:
+                return best
+            best = better
+        return best
 
-    def regrouped(self, first: Judged) -> list[Judged]:
+    def regrouped(self, first: Found) -> list[Found]:
         """A plan for each way in which the worker groups can share devices, or have their own, with as many for each as
         their work in the first one asks for."""
-        candidates = sorted(self._regroupings(first.plan.stages), key=self._least_s)
-        return list(self._tried(first, candidates[: self._left // 3], hopeless=math.inf))
+        candidates = self._promising(self._regroupings(first.spots), math.inf)[: self.num_left // 3]
+        return [found for one in candidates if (found := self._time(one, first.estimate_s)) is not None]
 
-    def _first_better(self, best: Judged, candidates: Iterable[Stages]) -> Judged | None:
-        return next((found for found in self._tried(best, candidates) if found.step_s < _GAINS * best.step_s), None)
-
-    def _tried(self, best: Judged, candidates: Iterable[Stages], *, hopeless: float = _HOPELESS) -> Iterator[Judged]:
-        """The candidates that fit and may be as good as the best, executed.
-
-        Args:
-            hopeless: those whose busiest device computes for this multiple of the best step are not executed.
-        """
-        for stages in candidates:
-            if self._left <= 0:
-                return
-            if stages in self._seen:
+    def _first_better(self, best: Found, candidates: Iterable[Spots], tried: list[Found]) -> Found | None:
+        """The first that is better, those first whose busiest device computes least."""
+        for one in self._promising(candidates, _HOPELESS * best.step_s):
+            found = self._time(one, best.estimate_s)
+            if found is None:
                 continue
-            self._seen.add(stages)
-            if not self._goes_round(stages) or not self._fits(stages) or self._least_s(stages) > hopeless * best.step_s:
-                continue
-            found = self._execute(stages, best.estimate_s)
-            if found is not None:
-                yield found
+            tried.append(found)
+            if found.step_s < _GAINS * best.step_s:
+                return found
+        return None
 
-    def _execute(self, stages: Stages, estimate_s: float) -> Judged | None:
-        """None for what is no plan, which validation finds, or a plan of another mode."""
-        mode = self._mode(stages)
-        if mode not in self._modes:
-            return None
-        by_turn = tuple(sorted(stages, key=lambda stage: stage.turn))
-        made = Plan(flow=self._problem.flow.name, mode=mode, stages=by_turn, reason="found by local search")
-        try:
-            made.validate(self._problem.flow, self._problem.cluster)
-            self._left -= 1
-            return Judged(made, execute(self._problem, made), estimate_s)
-        except SchedError:
-            return None
+    def _promising(self, candidates: Iterable[Spots], hopeless_s: float) -> list[_Candidate]:
+        """Those whose busiest device computes for no longer than that, the least busy first."""
+        result = []
+        for spots in dict.fromkeys(candidates):
+            shares = shares_of(spots, self._pool_bits)
+            busy_s = self._busy_s(spots, shares)
+            if busy_s[0] <= hopeless_s:
+                result.append(_Candidate(spots, shares, busy_s))
+        result.sort(key=lambda one: one.busy_s[0])
+        return result
 
     # -- what a plan is ----------------------------------------------------------------------------------------------
 
-    def _mode(self, stages: Stages) -> Mode:
-        training = set(self._problem.flow.training_groups)
-        if len({stage.devices for stage in stages if stage.devices}) <= 1:
+    def _key(self, one: _Candidate) -> object:
+        """Equal for plans that differ in the names of devices only."""
+        if self._has_network:
+            return one.spots
+        counts = frozenset((share.stages, share.pool, share.devices.bit_count()) for share in one.shares)
+        return tuple(spot[1:] for spot in one.spots), counts
+
+    def _mode(self, spots: Spots) -> Mode:
+        if len({spot.devices for spot in spots if spot.devices}) <= 1:
             return "collocated"
-        trains = {device for stage in stages if self._worker[stage.stage] in training for device in stage.devices}
-        others = {device for stage in stages if self._worker[stage.stage] not in training for device in stage.devices}
+        trains = others = 0
+        for s, spot in enumerate(spots):
+            if self._trains >> s & 1:
+                trains |= spot.devices
+            else:
+                others |= spot.devices
         return "hybrid" if trains & others else "disaggregated"
 
-    def _needs(self, stage: StagePlan) -> _Needs | None:
-        """None where nothing was profiled for its devices."""
-        key = stage.stage, stage.devices[:1], len(stage.devices), stage.num_ranks, stage.granularity
-        if key not in self._needs_of:
-            try:
-                self._needs_of[key] = self._computed_needs(stage)
-            except SchedError:
-                self._needs_of[key] = None
-        return self._needs_of[key]
+    def _needs(self, s: int, spot: Spot) -> _Needs:
+        """Without end where nothing was profiled for its devices."""
+        known = self._needs_of.get((s, spot))
+        if known is None:
+            pool = next((i for i, bits in enumerate(self._pool_bits) if bits & spot.devices), -1)
+            alike = s, pool, spot.devices.bit_count(), spot.num_ranks, spot.granularity
+            if alike not in self._needs_of:
+                self._needs_of[alike] = self._computed_needs(s, spot)
+            known = self._needs_of[s, spot] = self._needs_of[alike]
+        return known
 
-    def _computed_needs(self, stage: StagePlan) -> _Needs:
-        problem = self._problem
-        profile, instance = problem.profile(stage.stage), problem.instance(stage)
+    def _computed_needs(self, s: int, spot: Spot) -> _Needs:
+        problem, name = self._problem, self._problem.flow.stages[s].name
+        num_devices = spot.devices.bit_count()
+        profile = problem.profile(name)
+        try:
+            instance = problem.instance(stage_plan(name, spot))
+        except SchedError:
+            return _Needs(math.inf, 0, 0)
         items = items_at_once(
             instance,
             profile.batching,
             num_items=problem.num_items,
-            num_instances=stage.num_ranks,
-            granularity=stage.granularity,
+            num_instances=spot.num_ranks,
+            granularity=spot.granularity,
         )
-        num_hand_overs = problem.num_items * profile.rounds / (items * stage.num_ranks)
+        num_hand_overs = profile.rounds * max(1.0, problem.num_items / (items * spot.num_ranks))
+        sharing = max(1.0, spot.num_ranks / max(1, num_devices))
         return _Needs(
-            busy_s=instance.seconds(items) * num_hand_overs,
-            state_bytes=problem.state_bytes(stage.stage, instance, len(stage.devices)),
+            busy_s=instance.seconds(items) * num_hand_overs * sharing,
+            state_bytes=problem.state_bytes(name, instance, num_devices),
             work_bytes=instance.extra_bytes(items),
         )
 
-    def _fits(self, stages: Stages) -> bool:
+    def _fits(self, one: _Candidate) -> bool:
         """Whether memory holds all state that stays, and beside it the fullest turn."""
-        first = {names[0] for names in self._problem.flow.workers.values()}
-        stays, fullest = dict.fromkeys(self._memory, 0), dict.fromkeys(self._memory, 0)
-        works: dict[tuple[int, int], int] = {}
-        for stage in stages:
-            needs = self._needs(stage)
-            if needs is None:
+        spots = one.spots
+        for share in one.shares:
+            stays, works = 0, {}
+            for s in self._members[share.stages]:
+                needs, turn = self._needs(s, spots[s]), self._turn_of[s]
+                if self._keeps_state[s] and not spots[s].offload:
+                    stays += needs.state_bytes
+                works[turn] = works.get(turn, 0) + needs.work_bytes + needs.state_bytes * spots[s].offload
+            if stays + max(works.values(), default=0) > self._pools[share.pool].memory_bytes:
                 return False
-            for device in stage.devices:
-                if stage.stage in first and not stage.offload:
-                    stays[device] += needs.state_bytes
-                key = device, stage.turn
-                works[key] = works.get(key, 0) + needs.work_bytes + (needs.state_bytes if stage.offload else 0)
-        for (device, _), work in works.items():
-            fullest[device] = max(fullest[device], work)
-        return all(stays[device] + fullest[device] <= self._memory[device] for device in self._memory)
-
-    def _busy_s(self, stage: StagePlan) -> float:
-        needs = self._needs(stage)
-        return math.inf if needs is None else needs.busy_s
-
-    def _goes_round(self, stages: Stages) -> bool:
-        """Whether the stages of a cycle share all their devices or none, and no instance would wait for items that are
-        a round behind."""
-        num_items = self._problem.num_items
-        for names in self._problem.flow.cycles():
-            members = [stage for stage in stages if stage.stage in names]
-            for i, one in enumerate(members):
-                share = num_items // one.num_ranks
-                if num_items % one.num_ranks or share % min(one.granularity or num_items, share):
-                    return False
-                if any(other.devices != one.devices and set(other.devices) & set(one.devices) for other in members[:i]):
-                    return False
         return True
 
-    def _least_s(self, stages: Stages) -> float:
-        """No step is shorter than what the busiest device or host process computes, if items were alike."""
-        busy = dict.fromkeys(self._memory, 0.0)
-        for stage in stages:
-            seconds = self._busy_s(stage) * max(1.0, stage.num_ranks / max(1, len(stage.devices)))
-            for device in stage.devices:
-                busy[device] += seconds
-        return max([*busy.values(), *(self._busy_s(stage) for stage in stages if not stage.devices)])
+    def _goes_round(self, spots: Spots) -> bool:
+        """Whether the stages of each cycle share all their devices or none."""
+        return all(
+            spots[i].devices == spots[k].devices or not spots[i].devices & spots[k].devices
+            for cycle in self._cycles
+            for i, k in itertools.combinations(cycle, 2)
+        )
+
+    def _busy_s(self, spots: Spots, shares: Sequence[Share]) -> tuple[float, ...]:
+        """Seconds that devices and host processes compute, if items were alike: no step is shorter than the first."""
+        of_stages = [self._needs(s, spot).busy_s for s, spot in enumerate(spots)]
+        busy_s = {sum([of_stages[s] for s in self._members[stages]]) for _, stages, _ in shares if stages}
+        busy_s.update([of_stages[s] for s, spot in enumerate(spots) if not spot.devices])
+        return tuple(sorted(busy_s, reverse=True))
 
     # -- what a plan may become --------------------------------------------------------------------------------------
 
-    def _changes(self, stages: Stages) -> Iterator[Stages]:
+    def _changes(self, spots: Spots) -> Iterator[Spots]:
         """Everything that differs in one thing."""
-        for names in self._problem.flow.turns():
-            yield from self._other_granularities(stages, names)
-            yield from self._other_offload(stages, names)
-        for worker, names in self._problem.flow.workers.items():
-            yield from self._other_places(stages, worker, names)
-        yield from self._exchanges(stages)
+        for turn in self._turns:
+            yield from self._other_granularities(spots, turn)
+            yield from self._other_offload(spots, turn)
+        for group in self._groups.values():
+            if not spots[group[0]].devices:
+                yield from self._other_host_ranks(spots, group)
+        sides = self._sides(spots)
+        for side in sides:
+            yield from self._other_places(spots, side)
+        yield from self._exchanges(spots, sides)
 
-    def _other_granularities(self, stages: Stages, names: Sequence[str]) -> Iterator[Stages]:
-        problem = self._problem
-        sizes = sorted(set.intersection(*(set(problem.choices(name)) for name in names)))
-        now = self._first(stages, names).granularity or problem.num_items
+    def _pairs_in_place(self, spots: Spots) -> Iterator[Spots]:
+        """Two changes after which all groups have their devices still."""
+        return (pair for one in self._in_place(spots) for pair in self._in_place(one))
+
+    def _in_place(self, spots: Spots) -> Iterator[Spots]:
+        for turn in self._turns:
+            yield from self._other_granularities(spots, turn)
+            yield from self._other_offload(spots, turn)
+        for group in self._groups.values():
+            if spots[group[0]].devices:
+                yield from self._moved(spots, [(group, spots[group[0]].devices)])
+
+    def _changes_of_one(self, spots: Spots) -> Iterator[Spots]:
+        """Other devices for groups, and there another hand-over, or offload or not."""
+        for side in self._sides(spots):
+            turns = [turn for turn in self._turns if any(turn[0] in group for group in side)]
+            for moved in self._other_places(spots, side):
+                for turn in turns:
+                    yield from self._other_granularities(moved, turn)
+                    yield from self._other_offload(moved, turn)
+
+    def _other_granularities(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
+        num_items, is_cycle = self._problem.num_items, turn in self._cycles
+        sizes = sorted(set.intersection(*(set(self._sizes[s]) for s in turn)))
+        now = spots[turn[0]].granularity or num_items
         near = [size for size in sizes if size < now][-2:] + [size for size in sizes if size > now][:2] + sizes[-1:]
         for size in dict.fromkeys(near):
             if size != now:
-                is_whole = size >= problem.num_items and names[0] not in self._in_cycle
-                yield _changed(stages, names, lambda stage, g=0 if is_whole else size: replace(stage, granularity=g))
+                granularity = size if size < num_items or is_cycle else 0
+                yield _changed(spots, turn, lambda spot, to=granularity: spot._replace(granularity=to))
 
-    def _other_offload(self, stages: Stages, names: Sequence[str]) -> Iterator[Stages]:
-        if self._problem.allow_offload and any(stage.devices for stage in stages if stage.stage in names):
-            yield _changed(
-                stages, names, lambda stage: replace(stage, offload=not stage.offload and bool(stage.devices))
-            )
+    def _other_offload(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
+        if self._problem.allow_offload and any(spots[s].devices for s in turn):
+            yield _changed(spots, turn, lambda spot: spot._replace(offload=not spot.offload and bool(spot.devices)))
 
-    def _other_places(self, stages: Stages, worker: str, names: Sequence[str]) -> Iterator[Stages]:
-        """Other devices, or others for each instance, for a worker group."""
-        now = self._first(stages, names)
-        if not now.devices:
-            yield from self._other_host_ranks(stages, now, names)
-            return
-        pinned = self._problem.pinned_devices.get(worker, 0)
-        for devices in dict.fromkeys(self._device_sets(stages, now)):
-            if not devices or (pinned and len(devices) != pinned):
-                continue
-            for num_ranks in self._widths(names[0], devices):
-                if (devices, num_ranks) != (now.devices, now.num_ranks):
-                    yield _changed(stages, names, _placed(devices, num_ranks))
+    def _sides(self, spots: Spots) -> list[list[list[int]]]:
+        """The worker groups on devices, each alone, and together all with the same devices, or those of a cycle."""
+        together: dict[int, list[list[int]]] = {}
+        for group in self._groups.values():
+            if spots[group[0]].devices:
+                together.setdefault(spots[group[0]].devices, []).append(group)
+        alone = [[group] for of in together.values() for group in of]
+        cycles = [
+            [group for group in of if set(group) & set(cycle)] for cycle in self._cycles for of in together.values()
+        ]
+        return alone + [of for of in [*together.values(), *cycles] if len(of) > 1]
 
-    def _other_host_ranks(self, stages: Stages, now: StagePlan, names: Sequence[str]) -> Iterator[Stages]:
-        problem, flow = self._problem, self._problem.flow
-        most = problem.profile(names[0]).max_instances
-        for count in host_instances(most, problem.num_items, flow.stage(names[0]).num_parts):
-            if count != now.num_ranks:
-                yield _changed(stages, names, _placed((), count))
+    def _other_places(self, spots: Spots, side: Sequence[Sequence[int]]) -> Iterator[Spots]:
+        """Other devices, or others for each instance, for these worker groups."""
+        for devices in dict.fromkeys(self._device_sets(spots, side)):
+            if devices:
+                yield from self._some_moved(spots, [(group, devices) for group in side])
 
-    def _device_sets(self, stages: Stages, now: StagePlan) -> Iterator[tuple[int, ...]]:
-        """Where a group might be instead: some devices fewer or more, what nobody has, where another group is."""
-        pool = next(pool for pool in self._pools if now.devices[0] in pool.devices)
-        mine, others = set(now.devices), {stage.devices for stage in stages if set(stage.devices) <= set(pool.devices)}
-        taken = {device for devices in others for device in devices}
-        free = [device for device in pool.devices if device not in taken]
-        spans = {1, 2, *(choice.num_devices for choice in self._problem.profile(now.stage).instances)}
-        yield now.devices
-        yield pool.devices
-        yield tuple(sorted(mine | set(free)))
+    def _other_host_ranks(self, spots: Spots, group: Sequence[int]) -> Iterator[Spots]:
+        problem, stage = self._problem, self._problem.flow.stages[group[0]]
+        for count in host_instances(problem.profile(stage.name).max_instances, problem.num_items, stage.num_parts):
+            if count != spots[group[0]].num_ranks:
+                yield _changed(spots, group, _placed(0, count))
+
+    def _device_sets(self, spots: Spots, side: Sequence[Sequence[int]]) -> Iterator[int]:
+        """Where groups might be instead: some devices fewer or more, what nobody has, where another group is."""
+        mine = spots[side[0][0]].devices
+        pool = next(bits for bits in self._pool_bits if bits & mine)
+        others = [devices for devices in dict.fromkeys(spot.devices for spot in spots) if devices & pool]
+        free = pool
+        for devices in others:
+            free &= ~devices
+        yield mine
+        yield pool
+        yield mine | free
         for devices in others:
             yield devices
-            yield tuple(sorted(mine | set(devices)))
-            yield tuple(sorted(mine - set(devices)))
-            yield tuple(sorted(set(devices) | set(free)))
-        for span in sorted(spans):
-            yield now.devices[:-span]
-            yield now.devices[span:]
-            more = [*free, *(device for device in pool.devices if device not in mine and device not in free)]
-            yield tuple(sorted(mine | set(more[:span])))
-            yield tuple(sorted(mine | set(more[-span:])))
+            yield mine | devices
+            yield mine & ~devices
+            yield devices | free
+        taken = pool & ~mine & ~free
+        widths = {width for group in side for width in self._spans[group[0]]}
+        for span in sorted({1, 2, *widths, *_large_spans(mine)}):
+            yield mine & ~first_of(mine, span)
+            yield mine & ~last_of(mine, span)
+            more = mine | first_of(free, span)
+            missing = span - min(span, free.bit_count())
+            yield more | first_of(taken, missing)
+            yield more | last_of(taken, missing)
 
-    def _widths(self, name: str, devices: Sequence[int], first: int = 0) -> Iterator[int]:
-        """Numbers of ranks on these devices that were profiled, those that span `first` devices before others."""
-        profile, stage = self._problem.profile(name), self._problem.flow.stage(name)
-        for span in sorted(
-            {choice.num_devices for choice in profile.instances}, key=lambda span: (span != first, span)
-        ):
-            num_ranks = len(devices) // span
-            within = num_ranks <= (profile.max_instances or num_ranks)
-            if len(devices) % span == 0 and within and (not stage.num_parts or stage.num_parts % num_ranks == 0):
+    def _widths(self, s: int, num_devices: int, first: int) -> Iterator[int]:
+        """Numbers of ranks on so many devices that were profiled, those that span `first` devices before others."""
+        stage = self._problem.flow.stages[s]
+        most = self._problem.profile(stage.name).max_instances
+        pinned = self._problem.pinned_devices.get(stage.worker, num_devices)
+        for span in sorted(self._spans[s], key=lambda span: (span != first, span)):
+            num_ranks, left = divmod(num_devices, span)
+            allowed = num_devices == pinned and num_ranks <= (most or num_ranks) and stage.devices_per_rank in (0, span)
+            if num_ranks and not left and allowed and (not stage.num_parts or stage.num_parts % num_ranks == 0):
                 yield num_ranks
 
-    def _exchanges(self, stages: Stages) -> Iterator[Stages]:
+    def _exchanges(self, spots: Spots, sides: Sequence[Sequence[Sequence[int]]]) -> Iterator[Spots]:
         """A few devices go from one set of them to another that has them not: for one group, or for all that are
         there."""
-        groups = [(names, self._first(stages, names)) for names in self._problem.flow.workers.values()]
-        movable = [
-            one for one in groups if one[1].devices and self._worker[one[0][0]] not in self._problem.pinned_devices
-        ]
-        together: dict[tuple[int, ...], list[Sequence[str]]] = {}
-        for names, place in movable:
-            together.setdefault(place.devices, []).append(names)
-        sides = [(place.devices, [names]) for names, place in movable]
-        sides += [(devices, of) for devices, of in together.items() if len(of) > 1]
-        for (giving, givers), (taking, takers) in itertools.permutations(sides, 2):
-            spans = {
-                1,
-                *(len(p.devices) // p.num_ranks for p in (self._first(stages, of) for of in (*givers, *takers))),
-            }
-            for span in sorted(spans - {0}):
-                handed = [device for device in giving if device not in taking][-span:]
-                left = tuple(device for device in giving if device not in handed)
-                if handed and left and not any(of in givers for of in takers):
-                    yield from self._moved(
-                        stages, [*((of, left) for of in givers), *((of, (*taking, *handed)) for of in takers)]
-                    )
+        for givers, takers in itertools.permutations(sides, 2):
+            if any(group in givers for group in takers):
+                continue
+            giving, taking = spots[givers[0][0]].devices, spots[takers[0][0]].devices
+            widths = {_width(spots[group[0]]) for group in (*givers, *takers)}
+            for span in sorted({1, *widths, *_large_spans(giving & ~taking)}):
+                handed = last_of(giving & ~taking, span)
+                if handed and giving != handed:
+                    places = [(group, giving & ~handed) for group in givers]
+                    yield from self._some_moved(spots, [*places, *((group, taking | handed) for group in takers)])
 
-    def _moved(self, stages: Stages, places: Sequence[tuple[Sequence[str], Sequence[int]]]) -> Iterator[Stages]:
+    def _some_moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
+        return itertools.islice(self._moved(spots, places), _NUM_WIDTHS)
+
+    def _moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
         """The groups on these devices, in every width that was profiled."""
         if not places:
-            yield stages
+            yield spots
             return
-        (names, found), *rest = places
-        devices = tuple(sorted(found))
-        now = self._first(stages, names)
-        for num_ranks in self._widths(names[0], devices, len(now.devices) // now.num_ranks):
-            yield from self._moved(_changed(stages, names, _placed(devices, num_ranks)), rest)
+        (group, devices), *rest = places
+        for num_ranks in self._widths(group[0], devices.bit_count(), _width(spots[group[0]])):
+            yield from self._moved(_changed(spots, group, _placed(devices, num_ranks)), rest)
 
-    def _regroupings(self, stages: Stages) -> Iterator[Stages]:
-        groups = [names for names in self._problem.flow.workers.values() if self._first(stages, names).devices]
-        pools = {
-            pool for pool in self._pools for names in groups if self._first(stages, names).devices[0] in pool.devices
-        }
+    def _regroupings(self, spots: Spots) -> Iterator[Spots]:
+        groups = [group for group in self._groups.values() if spots[group[0]].devices]
+        pools = {bits for bits in self._pool_bits for group in groups if bits & spots[group[0]].devices}
         if len(groups) > _MOST_REGROUPED or len(pools) != 1 or self._problem.pinned_devices:
             return
-        devices = next(iter(pools)).devices
-        areas = [sum(self._busy_s(s) * len(s.devices) for s in stages if s.stage in names) for names in groups]
+        devices = next(iter(pools))
+        areas = [sum(self._area_s(s, spots[s]) for s in group) for group in groups]
         for blocks in partitions(len(groups)):
-            counts = _shared_out(len(devices), [sum(areas[i] for i in block) for block in blocks])
-            ends = list(itertools.accumulate(counts))
-            places = [
-                (groups[i], devices[end - count : end])
-                for block, count, end in zip(blocks, counts, ends, strict=True)
-                for i in block
-            ]
-            if min(counts) > 0:
-                yield from itertools.islice(self._moved(stages, places), _NUM_WIDTHS)
+            counts = _shared_out(devices.bit_count(), [sum(areas[i] for i in block) for block in blocks])
+            if min(counts) <= 0:
+                continue
+            places, left = [], devices
+            for block, count in zip(blocks, counts, strict=True):
+                mine = first_of(left, count)
+                left &= ~mine
+                places += [(groups[i], mine) for i in block]
+            yield from self._some_moved(spots, places)
 
-    @staticmethod
-    def _first(stages: Stages, names: Sequence[str]) -> StagePlan:
-        return next(stage for stage in stages if stage.stage == names[0])
-
-
-def _placed(devices: tuple[int, ...], num_ranks: int) -> Callable[[StagePlan], StagePlan]:
-    return lambda stage: replace(stage, devices=devices, num_ranks=num_ranks)
+    def _area_s(self, s: int, spot: Spot) -> float:
+        """Device-seconds."""
+        return spot.devices.bit_count() * self._needs(s, spot).busy_s
 
 
-def _changed(stages: Stages, names: Sequence[str], change: Callable[[StagePlan], StagePlan]) -> Stages:
-    return tuple(change(stage) if stage.stage in names else stage for stage in stages)
+def _width(spot: Spot) -> int:
+    """Devices that an instance spans; 1 where ranks share them."""
+    return max(1, spot.devices.bit_count() // spot.num_ranks)
+
+
+def _large_spans(devices: int) -> set[int]:
+    """Parts of many devices that are moved at once."""
+    return {devices.bit_count() // part for part in (4, 16, 64)} - {0}
+
+
+def _placed(devices: int, num_ranks: int) -> Callable[[Spot], Spot]:
+    return lambda spot: Spot(devices, num_ranks, spot.granularity, spot.offload)
+
+
+def _changed(spots: Spots, which: Sequence[int], change: Callable[[Spot], Spot]) -> Spots:
+    changed = list(spots)
+    for s in which:
+        changed[s] = change(spots[s])
+    return tuple(changed)
 
 
 def _shared_out(total: int, weights: Sequence[float]) -> list[int]:

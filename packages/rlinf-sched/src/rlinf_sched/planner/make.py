@@ -1,6 +1,6 @@
 """Makes a plan for a problem: the search proposes, the simulator decides, and the plan says what is expected of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -10,30 +10,35 @@ from rlinf_sched.errors import InfeasibleError, PlanError, ProblemError, did_you
 from rlinf_sched.plan import Mode, Plan, Prediction, RunnerUp, StagePlan, StagePrediction
 from rlinf_sched.planner.infeasible import why_nothing_fits
 from rlinf_sched.planner.judged import Judged
-from rlinf_sched.planner.local_search import LocalSearch
+from rlinf_sched.planner.local_search import Found, LocalSearch
 from rlinf_sched.planner.pools import Pool, pools_of
 from rlinf_sched.planner.search import Search
+from rlinf_sched.planner.spots import plan_of, spots_of
 from rlinf_sched.planner.tree import Candidate, leaves, place, shape
 from rlinf_sched.problem import Problem
 from rlinf_sched.simulator import Timeline
 from rlinf_sched.simulator.simulation import execute
-from rlinf_sched.stage_time import items_at_once
 
 ALL_MODES: tuple[Mode, ...] = get_args(Mode)
 MOST_SIMULATED = 16
 """Candidates of each mode that the simulator may judge."""
 _WORTH = 0.998
-"""Candidates whose estimate is above this part of the best simulated step are not simulated: they may be as good."""
+"""Candidates whose estimate is above this part of their mode's best simulated step are not simulated: they may be as
+good."""
 _ITEMS_COMPARED = 20_000
 """Items, all stages together, that are simulated for each mode in any case, so that the best of several candidates is
-known however short the plans of other modes are."""
+known."""
 _NEAR = 1.25
-"""Local search looks around the best plan of each mode that takes at most this multiple of the shortest step."""
-_MOST_STARTS = 6
+"""Local search looks around plans that take at most this multiple of the shortest step of their mode."""
+_MOST_STARTS = 4
+"""Plans of each mode that local search looks around."""
 _MOST_DEVICES = 2048
-"""Local search counts devices one by one; in larger clusters it would take longer than the search."""
-_ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 120_000, 24, 300
-"""Items, all stages together, that local search may simulate, and how many plans at least and at most."""
+"""In larger clusters a local search, which moves a few devices at a time, would take longer than the search."""
+_ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 5_000, 8, 3000
+"""Items, all stages together, that local search may simulate, times the square of the flow's parallel choices (which
+make plans differ in more things); and how many plans at least and at most."""
+_CHOICES = 4
+"""Parallel choices of a stage that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +53,11 @@ class Planned:
 
 
 def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
-    """The plan with the shortest simulated step among the search's best plans of each mode.
+    """The plan with the shortest simulated step that was found.
 
     Args:
-        modes: consider only these; None: all.
+        modes: only these; None: all. What is looked at is the same whatever the modes, so no mode planned alone gives a
+            shorter step than all together.
 
     Returns:
         a plan that has passed `Plan.validate`, with `prediction` set.
@@ -63,13 +69,8 @@ def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
     return plan_and_compare(problem, modes).plan
 
 
-def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, each_alone: bool = False) -> Planned:
-    """Plans as `plan` does, and keeps the timelines of the plan and of the best of the other modes.
-
-    Args:
-        each_alone: search each mode on its own too. A search for the best of all drops plans of a mode once another
-            mode beats them, so the one that it compares with need not be the best of its mode.
-    """
+def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None) -> Planned:
+    """Plans as `plan` does, and keeps the timelines of the plan and of the best of the other modes."""
     problem.validate()
     modes = ALL_MODES if modes is None else modes
     for mode in modes:
@@ -78,84 +79,70 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, e
     if not modes:
         raise ProblemError(f"modes is empty; allowed: {', '.join(ALL_MODES)}")
     pools = pools_of(problem.cluster)
-    searches = [modes, *([mode] for mode in modes if each_alone and len(modes) > 1)]
     search = Search(problem, pools)
-    found = [search.best(some, num_each=MOST_SIMULATED) for some in searches]
-    if not any(found):
+    candidates = {mode: search.best([mode], num_each=MOST_SIMULATED) for mode in ALL_MODES}
+    if not any(candidates[mode] for mode in modes):
         raise InfeasibleError(why_nothing_fits(problem, pools, modes))
-    judged = [
-        one
-        for some, candidates in zip(searches, found, strict=True)
-        for one in _improved(problem, pools, some, _judge(problem, pools, candidates))
-    ]
-    judged.sort(key=_step_s)
+    best = _best_of_modes(problem, pools, candidates)
+    bound = f"; the search kept at most {search.most_rows} candidates of a part" if search.was_thinned else ""
+    judged = [_judged(problem, best[mode]) for mode in modes if mode in best]
     if not judged:
         raise InfeasibleError("every plan found tears a worker group's stages apart; plan one of the modes alone")
-    best, *rest = judged
-    others = {one.plan.mode: one for one in reversed(rest) if one.plan.mode != best.plan.mode}
-    runners_up = tuple(sorted(others.values(), key=lambda one: one.step_s))
-    best.plan.validate(problem.flow, problem.cluster)
-    chosen = replace(best.plan, reason=_reason(best, runners_up), prediction=_prediction(best, runners_up))
-    return Planned(chosen, best.timeline, runners_up)
+    chosen, *others = sorted(judged, key=lambda one: one.step_s)
+    reasoned = replace(chosen.plan, reason=_reason(chosen, others) + bound, prediction=_prediction(chosen, others))
+    return Planned(reasoned, chosen.timeline, tuple(others))
 
 
-def _judge(problem: Problem, pools: Sequence[Pool], candidates: Sequence[Candidate]) -> list[Judged]:
-    """Simulates candidates, best first: some of each mode, and those that may be better than the best so far."""
+def _best_of_modes(
+    problem: Problem, pools: Sequence[Pool], candidates: Mapping[Mode, Sequence[Candidate]]
+) -> Mapping[Mode, Found]:
+    """The best plan of each mode among the candidates that are worth it, and what local search makes of the best of
+    each mode and of each way to share devices."""
+    around = LocalSearch(problem, pools, num_plans=MOST_SIMULATED * len(candidates))
+    starts = [one for of_mode in candidates.values() for one in _simulated(problem, pools, around, of_mode)]
+    if problem.cluster.num_devices > _MOST_DEVICES or not starts:
+        return around.best
+    num_items = problem.num_items * len(problem.flow.stages)
+    num_choices = sum(min(_CHOICES, len(problem.profile(stage.name).instances)) for stage in problem.flow.stages)
+    affordable = _ITEMS_SEARCHED * num_choices**2 // num_items
+    around.num_left = min(max(affordable, _LEAST_SEARCHED), _MOST_SEARCHED)
+    starts += around.regrouped(min(starts, key=lambda found: found.rank))
+    for mode, best in sorted(around.best.items(), key=lambda item: item[1].rank):
+        shapes: dict[object, Found] = {}
+        for found in sorted(starts, key=lambda found: found.rank):
+            if found.mode == mode and found.step_s <= _NEAR * best.step_s:
+                shapes.setdefault(found.sharing, found)
+        for found in list(shapes.values())[:_MOST_STARTS]:
+            around.improve(found)
+    return around.best
+
+
+def _simulated(
+    problem: Problem, pools: Sequence[Pool], around: LocalSearch, candidates: Sequence[Candidate]
+) -> list[Found]:
+    """Simulates candidates of one mode: some, those that may be better than the best so far, and near ones of each way
+    to share devices."""
     few = max(1, min(4, _ITEMS_COMPARED // (problem.num_items * len(problem.flow.stages))))
-    result: list[Judged] = []
+    result: list[Found] = []
     shapes: set[object] = set()
     best_s = np.inf
-    for candidate in sorted(candidates, key=lambda one: (float(f"{one.step_s:.6g}"), _busy_s(problem, one))):
-        num_alike = sum(one.plan.mode == candidate.mode for one in result)
+    for candidate in candidates:
         is_known = shape(candidate.tree) in shapes or candidate.step_s > _NEAR * best_s
-        if num_alike >= few and candidate.step_s > _WORTH * best_s and is_known:
+        if len(result) >= few and candidate.step_s > _WORTH * best_s and is_known:
             continue
         shapes.add(shape(candidate.tree))
         made = to_plan(problem, pools, candidate)
-        if made is None or any(made.stages == one.plan.stages for one in result):
-            continue
-        result.append(Judged(made, execute(problem, made), candidate.step_s))
-        best_s = min(best_s, result[-1].step_s)
+        found = None if made is None else around.time(spots_of(problem, made), candidate.step_s)
+        if found is not None:
+            result.append(found)
+            best_s = min(best_s, found.step_s)
     return result
 
 
-def _improved(problem: Problem, pools: Sequence[Pool], modes: Sequence[Mode], judged: list[Judged]) -> list[Judged]:
-    """The plans, and what local search makes of the best of each mode and of each way to share devices, where it may
-    yet become the best."""
-    if not judged or problem.cluster.num_devices > _MOST_DEVICES:
-        return judged
-    num_items = problem.num_items * len(problem.flow.stages)
-    most = min(max(_ITEMS_SEARCHED // num_items, _LEAST_SEARCHED), _MOST_SEARCHED)
-    around = LocalSearch(problem, pools, modes, most_simulated=most)
-    starts: dict[object, Judged] = {}
-    for one in sorted([*judged, *around.regrouped(min(judged, key=_step_s))], key=_step_s):
-        starts.setdefault((one.plan.mode, tuple(one.plan.shared_devices().values())), one)
-    near = [one for one in starts.values() if one.step_s <= _NEAR * next(iter(starts.values())).step_s]
-    found = [(one, around.improve(one)) for one in near[:_MOST_STARTS]]
-    return [*judged, *(last for first, last in found if last.plan != first.plan)]
-
-
-def _step_s(one: Judged) -> float:
-    """For comparisons: what differs by rounding is equal."""
-    return float(f"{one.step_s:.9g}")
-
-
-def _busy_s(problem: Problem, candidate: Candidate) -> list[float]:
-    """Seconds that each stage computes, the busiest first: of plans that the search finds equal, the one whose next
-    bottleneck has most to spare comes first."""
-    seconds = []
-    for leaf in leaves(candidate.tree):
-        profile = problem.profile(leaf.stage)
-        instance = profile.instances[leaf.choice]
-        size = items_at_once(
-            instance,
-            profile.batching,
-            num_items=problem.num_items,
-            num_instances=leaf.num_instances,
-            granularity=leaf.granularity,
-        )
-        seconds.append(instance.seconds(size) * problem.num_items / (size * leaf.num_instances))
-    return sorted(seconds, reverse=True)
+def _judged(problem: Problem, found: Found) -> Judged:
+    made = plan_of(problem, found.spots, found.mode, "shortest step in simulation")
+    made.validate(problem.flow, problem.cluster)
+    return Judged(made, execute(problem, made), found.estimate_s)
 
 
 def to_plan(problem: Problem, pools: Sequence[Pool], candidate: Candidate) -> Plan | None:

@@ -149,6 +149,7 @@ class StageOptions:
                     sizes=sizes,
                     most=profile.max_instances,
                     num_parts=stage.num_parts,
+                    listed=(choice.num_ranks for choice in profile.instances if choice.num_ranks),
                     exactly=problem.pinned_devices.get(stage.worker, 0) / instance.num_devices,
                 )
                 counts = np.array(list(counts), dtype=np.int64)

@@ -1,14 +1,14 @@
 """Pools of equal devices, and how many of them are worth trying."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rlinf_sched.cluster import Cluster
 
 ALL_COUNTS_UP_TO = 64
-"""Every number of instances up to this one is tried; beyond it, those at which the rounds of hand-overs drop, powers of
-two, and the largest."""
+"""Every number of instances is tried in a pool that holds no more than this; beyond it, those that the profile lists,
+those at which the rounds of hand-overs drop, powers of two, and the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,14 @@ def pools_of(cluster: Cluster) -> list[Pool]:
 
 
 def device_counts(
-    available: int, *, num_items: int, sizes: tuple[int, ...], most: int, num_parts: int = 0, exactly: float = 0
+    available: int,
+    *,
+    num_items: int,
+    sizes: tuple[int, ...],
+    most: int,
+    num_parts: int = 0,
+    exactly: float = 0,
+    listed: Iterable[int] = (),
 ) -> Iterator[int]:
     """Numbers of instances to try, ascending.
 
@@ -50,6 +57,7 @@ def device_counts(
         most: the profile's own limit, 0 for none.
         num_parts: only its divisors, 0 for any number.
         exactly: only this many, 0 for any; yields nothing where it is no whole number.
+        listed: tried in any case, where they fit: those that the profile names.
     """
     limit = min(available, most or available)  # more than there are hand-overs still share what is sharded
     if exactly:
@@ -62,7 +70,7 @@ def device_counts(
     if limit <= ALL_COUNTS_UP_TO:
         yield from range(1, limit + 1)
         return
-    counts = {limit} | {1 << power for power in range(limit.bit_length())}
+    counts = {limit, *listed} | {1 << power for power in range(limit.bit_length())}
     for size in sizes:
         num_hand_overs = -(-num_items // size)
         rounds = 1

@@ -10,6 +10,7 @@ of one order; a part is described by when its items come out and by what it hold
 are a column to minimise, not an axis of the table, so that the work does not grow with the cluster.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -24,8 +25,11 @@ from rlinf_sched.planner.tree import JOINS, Candidate, Join, JoinKind, Tree, lea
 from rlinf_sched.problem import Problem
 
 _LEVELS = (0.1, 0.03, 0.01, 0.003)
-_MANY_ROWS = 2000
 _NUM_SHAPES = 4
+_PAIRS = 4_000_000
+"""Pairs of rows that a pass may join: it bounds the rows of a part, beyond which times and numbers of devices that are
+ever further apart count as equal there."""
+_LEAST_ROWS, _MOST_ROWS = 40, 400
 _SHARE_OF_DEVICES = 0.25
 """Numbers of devices count as equal within this part of a tolerance, which is one of time."""
 _RUNNER_UP = 1.5
@@ -40,8 +44,10 @@ class _Part:
     options: Options | None = None
     halves: dict[int, tuple["_Part", "_Part"]] = field(default_factory=dict)
 
-    def num_rows(self) -> int:
-        return len(self.front) + sum(before.num_rows() + after.num_rows() for before, after in self.halves.values())
+    def was_thinned(self) -> bool:
+        """Whether the part or one that it was joined from has too many rows to be kept."""
+        parts = (part for halves in self.halves.values() for part in halves)
+        return self.front.was_thinned or any(part.was_thinned() for part in parts)
 
     def tree(self, row: int) -> Tree:
         return self.tree_of(self.front.origins[row])
@@ -102,6 +108,11 @@ class Search:
         self._load = [float(options.instance_s.min(initial=np.inf)) / least_s for options in self.turn_options]
         """How many instances of each turn compute on devices at a moment, on average, if the step is short."""
         self._parts: dict[int, _Part] = {}
+        self._joins_of: dict[int, list[tuple[int, list[_C.Join]]]] = {}
+        self.most_rows = self._affordable_rows() if tolerance else 0
+        """Rows that a part may have; 0: no limit."""
+        self.was_thinned = False
+        """Whether a part had more in a pass."""
         self._least_area = [0.0] * len(self._turns)
         self._bound_s, self._tolerance_s, self._tolerance_share, self._may_mix = np.inf, 0.0, 0.0, True
 
@@ -109,9 +120,9 @@ class Search:
         """The best candidates of each mode, at most `num_each` of one, best first."""
         if not all(len(options.rows) for options in self.turn_options):
             return []
-        chain = self._collocated()
+        chain = self._collocated
         guess_s = min((candidate.step_s for candidate in chain), default=np.inf)
-        found = chain if "collocated" in modes else []
+        found = list(chain) if "collocated" in modes else []
         if "hybrid" in modes:
             found += self._refined(modes, found, guess_s, True, num_each)
         found.sort(key=lambda candidate: candidate.step_s)
@@ -131,7 +142,7 @@ class Search:
         self, modes: Sequence[Mode], known: Sequence[Candidate], guess_s: float, may_mix: bool, num_each: int
     ) -> list[Candidate]:
         """Passes of ever smaller tolerance, each with the best plan so far as its bound, down to the one asked for.
-        Where a pass keeps so many rows that the next would take long, only the best shapes found are searched on.
+        Where a pass has more rows than it may keep, only the best shapes found are searched on.
 
         Args:
             modes: plans of others are no bound.
@@ -148,7 +159,8 @@ class Search:
                 found += self._roots(bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
                 if any(one.mode == sought for one in [*known, *found]):
                     break
-            if self._tolerance and sum(len(part.front) for part in self._parts.values()) > _MANY_ROWS:
+            if any(part.front.was_thinned for part in self._parts.values()):
+                self.was_thinned = True
                 wanted = [candidate for candidate in found if candidate.mode in modes]
                 return found + self._polished(wanted, tolerance, may_mix, num_each)
         return found
@@ -168,7 +180,7 @@ class Search:
                 part = self._shaped(first.tree)
                 result += self._best_rows(part, num_each)
                 best_s = min([best_s, *(candidate.step_s for candidate in result)])
-                if not len(part.front) or part.num_rows() > _MANY_ROWS:
+                if not len(part.front) or part.was_thinned():
                     break
         return result
 
@@ -198,10 +210,10 @@ class Search:
             return self._best_rows(self._part(self._all), num_each)
         root = _Part(self._new_front(self._all))
         wholes = []
-        for before in self._cuts(self._all):
+        for before, joins in self._cut_joins(self._all):
             halves = self._part(before), self._part(self._all & ~before)
             root.halves[before] = halves
-            for join in self._joins(before, self._all & ~before):
+            for join in joins:
                 wholes += root.front.best_joins(halves[0].front, halves[1].front, join, count=2 * num_each)
         result = []
         for mixed in (False, True):
@@ -220,10 +232,9 @@ class Search:
             if mask & (mask - 1) == 0:
                 part = self._parts[mask] = self._single(front, mask)
             else:
-                for before in self._cuts(mask):
-                    part.halves[before] = self._part(before), self._part(mask & ~before)
-                    for join in self._joins(before, mask & ~before):
-                        left, right = part.halves[before]
+                for before, joins in self._cut_joins(mask):
+                    left, right = part.halves[before] = self._part(before), self._part(mask & ~before)
+                    for join in joins:
                         front.offer_joins(left.front, right.front, join, self._complete(mask))
         return part
 
@@ -238,6 +249,24 @@ class Search:
         signatures = options.signatures[members]
         signatures[:, self._complete(mask)] = -1
         front.offer(options.rows[members], signatures, np.full(len(members), mixes), members)
+
+    def _cut_joins(self, mask: int) -> list[tuple[int, list[_C.Join]]]:
+        """Every cut of a part with every kind of join of its halves."""
+        if mask not in self._joins_of:
+            self._joins_of[mask] = [(before, list(self._joins(before, mask & ~before))) for before in self._cuts(mask)]
+        return self._joins_of[mask]
+
+    def _affordable_rows(self) -> int:
+        """How many rows each part may have, so that a pass ends soon."""
+        masks, num_joins = [self._all], 1
+        seen = set(masks)
+        for mask in masks:  # which grows
+            for before, joins in self._cut_joins(mask):
+                num_joins += len(joins)
+                new = {before, mask & ~before} - seen
+                seen |= new
+                masks += sorted(new)
+        return int(min(max((_PAIRS / num_joins) ** 0.5, _LEAST_ROWS), _MOST_ROWS))
 
     def _cuts(self, mask: int) -> Iterator[int]:
         """The down-sets of a part, but for none and all of it."""
@@ -324,6 +353,7 @@ class Search:
             tolerance_s=self._tolerance_s,
             tolerance_share=self._tolerance_share,
             may_mix=self._may_mix,
+            most_rows=self.most_rows,
         )
 
     def _least_area_of(self, rows: np.ndarray, bound_s: float) -> float:
@@ -339,6 +369,7 @@ class Search:
 
     # -- whole plans -------------------------------------------------------------------------------------------------
 
+    @functools.cached_property
     def _collocated(self) -> list[Candidate]:
         """The best plan in which every stage has the same devices, if any: for each number of devices that all turns
         can have, all turns one after the other, with host stages beside them where that is better."""

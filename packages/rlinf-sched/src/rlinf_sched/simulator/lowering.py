@@ -33,13 +33,15 @@ class Lowered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class PlacedStage:
     """A stage with its plan and the profile that the plan's instances have."""
 
     stage: Stage
     plan: StagePlan
     profile: InstanceProfile
     hand_over: int
+    room: int
+    """Most items in an engine: its even share of the step, or the profile's limit."""
     onload_s: float
     offload_s: float
 
@@ -53,17 +55,17 @@ def lower(problem: Problem, plan: Plan, *, seed: int | None, num_steps: int) -> 
     flow = problem.flow
     if flow.max_staleness:
         num_steps = max(num_steps, 12 * (flow.max_staleness + 1))
-    placed = [_place(problem, stage, plan.stage(stage.name)) for stage in flow.stages]
+    placed = [lower_stage(problem, stage, plan.stage(stage.name)) for stage in flow.stages]
     profiles = [problem.profile(stage.name) for stage in flow.stages]
     tables = [
-        seconds_table(p.profile, _room(problem, p) if profile.batching == "continuous" else p.hand_over)
+        seconds_table(p.profile, p.room if profile.batching == "continuous" else p.hand_over)
         for p, profile in zip(placed, profiles, strict=True)
     ]
     arrays: dict[str, np.ndarray] = {
         "batching": _ints(_BATCHINGS.index(profile.batching) for profile in profiles),
         "num_instances": _ints(p.plan.num_ranks for p in placed),
         "hand_over": _ints(p.hand_over for p in placed),
-        "room": _ints(_room(problem, p) for p in placed),
+        "room": _ints(p.room for p in placed),
         "by_key": np.array([stage.dispatch == "key" for stage in flow.stages], dtype=np.uint8),
         "whole": np.array([p.plan.granularity == 0 for p in placed], dtype=np.uint8),
         "step_s": np.array([p.profile.step_s for p in placed]),
@@ -102,7 +104,8 @@ def _ints(values: object) -> np.ndarray:
     return np.array(list(values), dtype=np.int32)  # type: ignore[call-overload]
 
 
-def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
+def lower_stage(problem: Problem, stage: Stage, stage_plan: StagePlan) -> PlacedStage:
+    """What a stage's place means for the core; raises as `lower` does."""
     profile = problem.profile(stage.name)
     num_devices, num_ranks = len(stage_plan.devices), stage_plan.num_ranks
     instance = problem.instance(stage_plan)
@@ -120,19 +123,15 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
     )
     onload_s, offload_s = problem.switch_s(stage.name, instance, num_devices)
     leaves = stage_plan.offload and num_devices > 0
-    return _Placed(
+    return PlacedStage(
         stage=stage,
         plan=stage_plan,
         profile=instance,
         hand_over=hand_over,
+        room=hand_over_size(problem.num_items, num_ranks, 0, instance.max_items),
         onload_s=onload_s if leaves else STAYS,
         offload_s=offload_s if leaves else STAYS,
     )
-
-
-def _room(problem: Problem, placed: _Placed) -> int:
-    """Most items in an engine: its even share of the step, or the profile's limit."""
-    return hand_over_size(problem.num_items, placed.plan.num_ranks, 0, placed.profile.max_items)
 
 
 @functools.lru_cache(maxsize=256)
@@ -145,7 +144,7 @@ def _costs(costs: ItemCosts, num_items: int, seed: int | None, step: int) -> np.
 # -- the flow ----------------------------------------------------------------------------------------------------------
 
 
-def _turns(problem: Problem, placed: list[_Placed]) -> dict[str, np.ndarray]:
+def _turns(problem: Problem, placed: list[PlacedStage]) -> dict[str, np.ndarray]:
     """Turns in the order of the plan, then of the flow; those that share devices or offload need a lease."""
     index = {stage.name: s for s, stage in enumerate(problem.flow.stages)}
     turns = sorted(problem.flow.turns(), key=lambda names: placed[index[names[0]]].plan.turn)
@@ -171,7 +170,7 @@ def _turns(problem: Problem, placed: list[_Placed]) -> dict[str, np.ndarray]:
     }
 
 
-def _edges(problem: Problem, placed: list[_Placed]) -> dict[str, np.ndarray]:
+def _edges(problem: Problem, placed: list[PlacedStage]) -> dict[str, np.ndarray]:
     """One edge for each pair of stages joined by channels, with the time that a hand-over takes on it."""
     flow, links = problem.flow, problem.cluster.links
     index = {stage.name: s for s, stage in enumerate(flow.stages)}
@@ -219,7 +218,7 @@ def _rate(problem: Problem, devices: set[int]) -> float:
     return links.network_bytes_per_s if len(nodes) > 1 else links.node_bytes_per_s
 
 
-def _instance_devices(placed: list[_Placed]) -> dict[str, np.ndarray]:
+def _instance_devices(placed: list[PlacedStage]) -> dict[str, np.ndarray]:
     """The devices of each instance: the next several of its stage, or the one that it shares with other ranks."""
     counts, devices = [], []
     for p in placed:

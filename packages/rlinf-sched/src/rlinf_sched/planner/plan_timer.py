@@ -1,0 +1,90 @@
+"""The simulated step of many plans of one problem, without their timelines.
+
+What the plans have in common is lowered once, and what a stage's place means once for each place; the event core is the
+one that `simulate` runs, so the times are the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rlinf_sched.errors import SchedError
+from rlinf_sched.planner.spots import Spot, Spots, plan_of, stage_plan
+from rlinf_sched.problem import Problem
+from rlinf_sched.profile import InstanceProfile, seconds_table
+from rlinf_sched.simulator.lowering import lower, lower_stage
+
+
+class PlanTimer:
+    """Times plans of one problem.
+
+    Args:
+        any_spots: of a plan that can be executed.
+        seed: as in `simulate`.
+    """
+
+    def __init__(self, problem: Problem, any_spots: Spots, *, seed: int | None = None, num_steps: int = 1) -> None:
+        from rlinf_sched import _C  # the package imports without it
+
+        self._problem = problem
+        self._places: dict[tuple[int, Spot], int | None] = {}
+        flow, links = problem.flow, problem.cluster.links
+        stages = [stage.name for stage in flow.stages]
+        choices = [(name, choice) for name in stages for choice in problem.profile(name).instances]
+        self._table_of = {(name, choice): i for i, (name, choice) in enumerate(choices)}
+        lowered = lower(problem, plan_of(problem, any_spots, "hybrid", ""), seed=seed, num_steps=num_steps)
+        ends = [flow.workers[group][0] for edge in flow.weight_edges for group in (edge.source, edge.target)]
+        pairs = zip(lowered.arrays["edge_source"].tolist(), lowered.arrays["edge_target"].tolist(), strict=True)
+        self._timer = _C.PlanTimer(
+            lowered.arrays,
+            names=lowered.stages,
+            num_items=problem.num_items,
+            num_steps=lowered.num_steps,
+            max_staleness=flow.max_staleness,
+            tables=[seconds_table(choice, problem.num_items) for _, choice in choices],
+            node_of=[device.node for device in problem.cluster.devices],
+            edge_bytes=[
+                sum(
+                    flow.item_bytes.get(channel, 0)
+                    for channel in set(flow.stages[source].writes) & set(flow.stages[target].reads)
+                )
+                for source, target in pairs
+            ],
+            sync_bytes=[problem.synced_bytes(edge) for edge in flow.weight_edges],
+            sync_latency_s=[problem.sync_latency_s(edge) for edge in flow.weight_edges],
+            sync_ends=[stages.index(name) for name in ends],
+            latency_s=links.latency_s,
+            node_bytes_per_s=links.node_bytes_per_s,
+            network_bytes_per_s=links.network_bytes_per_s,
+        )
+
+    def step_s(self, spots: Spots) -> float:
+        """Seconds of a step as `simulate` finds them; infinity for what is no plan or stands still."""
+        numbers = []
+        for place in enumerate(spots):
+            if place not in self._places:
+                self._places[place] = self._add(*place)
+            number = self._places[place]
+            if number is None:
+                return math.inf
+            numbers.append(number)
+        return self._timer.step_s(numbers)
+
+    def _add(self, s: int, spot: Spot) -> int | None:
+        stage = self._problem.flow.stages[s]
+        try:
+            placed = lower_stage(self._problem, stage, stage_plan(stage.name, spot))
+        except SchedError:
+            return None
+        profile: InstanceProfile = placed.profile
+        return self._timer.add(
+            devices=placed.plan.devices,
+            num_instances=spot.num_ranks,
+            hand_over=placed.hand_over,
+            room=placed.room,
+            whole=spot.granularity == 0,
+            step_s=profile.step_s,
+            onload_s=placed.onload_s,
+            offload_s=placed.offload_s,
+            table=self._table_of[stage.name, profile],
+        )

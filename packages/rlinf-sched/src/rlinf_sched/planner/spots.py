@@ -1,0 +1,112 @@
+"""Plans as local search changes them: for each stage a spot, whose devices are a set of bits.
+
+Sets of devices are whole numbers, so that what stages share is one operation on any number of devices.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rlinf_sched.plan import Mode, Plan, StagePlan
+from rlinf_sched.problem import Problem
+
+
+class Spot(NamedTuple):
+    """Where and how a stage runs."""
+
+    devices: int
+    """Bit i: it has device i. 0: it runs on the host."""
+    num_ranks: int
+    granularity: int
+    offload: bool
+
+
+Spots = tuple[Spot, ...]
+"""A plan's, in the order of the flow's stages."""
+
+
+class Share(NamedTuple):
+    """Devices of one pool that have the same stages."""
+
+    devices: int
+    stages: int
+    """Bit s: stage s is on them."""
+    pool: int
+
+
+def bits_of(devices: Iterable[int]) -> int:
+    """The set of these devices."""
+    indices = np.fromiter(devices, dtype=np.int64)
+    if not len(indices):
+        return 0
+    is_in = np.zeros(int(indices.max()) + 1, dtype=np.uint8)
+    is_in[indices] = 1
+    return int.from_bytes(np.packbits(is_in, bitorder="little").tobytes(), "little")
+
+
+@functools.lru_cache(maxsize=4096)
+def devices_of(bits: int) -> tuple[int, ...]:
+    """The devices of a set, ascending."""
+    data = np.frombuffer(bits.to_bytes(-(-bits.bit_length() // 8), "little"), dtype=np.uint8)
+    return tuple(np.flatnonzero(np.unpackbits(data, bitorder="little")).tolist())
+
+
+def first_of(bits: int, count: int) -> int:
+    """The `count` devices of a set that come first; all of them, if there are fewer."""
+    low, high = 0, bits.bit_length()
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if (bits & ((1 << middle) - 1)).bit_count() >= count else (middle + 1, high)
+    return bits & ((1 << low) - 1)
+
+
+def last_of(bits: int, count: int) -> int:
+    """The `count` devices of a set that come last."""
+    return bits & ~first_of(bits, max(0, bits.bit_count() - count))
+
+
+def shares_of(spots: Spots, pools: Sequence[int]) -> list[Share]:
+    """All devices, by what is on them; `pools` are the sets of each pool's."""
+    shares = [(devices, 0, pool) for pool, devices in enumerate(pools)]
+    for s, spot in enumerate(spots):
+        mine, halves = spot.devices, []
+        for devices, stages, pool in shares if mine else ():
+            here = devices & mine
+            if here:
+                halves.append((here, stages | 1 << s, pool))
+            if here != devices:
+                halves.append((devices ^ here, stages, pool))
+        shares = halves or shares
+    return [Share._make(share) for share in shares]
+
+
+def spots_of(problem: Problem, plan: Plan) -> Spots:
+    """The spots of a plan's stages."""
+    placed = [plan.stage(stage.name) for stage in problem.flow.stages]
+    return tuple(Spot(bits_of(one.devices), one.num_ranks, one.granularity, one.offload) for one in placed)
+
+
+def plan_of(problem: Problem, spots: Spots, mode: Mode, reason: str) -> Plan:
+    """The plan with these spots, its turns in the order of the flow."""
+    turns = {name: turn for turn, names in enumerate(problem.flow.turns()) for name in names}
+    stages = [
+        stage_plan(stage.name, spot, turns[stage.name]) for stage, spot in zip(problem.flow.stages, spots, strict=True)
+    ]
+    return Plan(
+        flow=problem.flow.name, mode=mode, stages=tuple(sorted(stages, key=lambda one: one.turn)), reason=reason
+    )
+
+
+def stage_plan(name: str, spot: Spot, turn: int = 0) -> StagePlan:
+    return StagePlan(
+        stage=name,
+        devices=devices_of(spot.devices),
+        num_ranks=spot.num_ranks,
+        granularity=spot.granularity,
+        offload=spot.offload,
+        turn=turn,
+    )
