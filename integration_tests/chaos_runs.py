@@ -163,7 +163,7 @@ DISTURBANCES = (
     Disturbance(f"stop for {SHORT_STOP_S:.0f} s", _stop_shortly, (*WORKERS, "driver")),
     Disturbance("stop for good", _stop, WORKERS, WORKER),
     Disturbance("full disk", _nothing, causes=r"No space left on device", is_on_small_disk=True),
-    Disturbance("cut the connections of", _cut, (*WORKERS, "driver"), r"was lost|has left"),
+    Disturbance("cut the connections of", _cut, (*WORKERS, "driver"), r"was lost|is lost|has left"),
 )
 
 

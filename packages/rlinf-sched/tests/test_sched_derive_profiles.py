@@ -34,6 +34,7 @@ from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.recipes import recipe_profiles
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.derive.simulators import host_simulator_profile, on_busy_cores, slowed
+from rlinf_sched.plan import Mode
 from rlinf_sched.planner import plan
 
 H100, A100 = find_gpu("H100"), find_gpu("A100")
@@ -357,7 +358,7 @@ def test_a_step_of_nothing_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", ["collocated", "disaggregated"])
-def test_a_sync_takes_the_time_to_pack_the_model(mode: str) -> None:
+def test_a_sync_takes_the_time_to_pack_the_model(mode: Mode) -> None:
     """In the simulated step and in the search's estimate, once for each of the two edges."""
     problem = grpo(model="Qwen2.5-1.5B", num_devices=8, num_prompts=32, group_size=4, sequence_tokens=4096)
     at_once = replace(
@@ -365,6 +366,7 @@ def test_a_sync_takes_the_time_to_pack_the_model(mode: str) -> None:
     )
     packed, unpacked = (plan(one, modes=[mode]).prediction for one in (problem, at_once))
     packing_s = 2 * find_model("Qwen2.5-1.5B").weights_bytes / SYNC_BYTES_PER_S
+    assert packed and unpacked
     assert packed.step_s - unpacked.step_s == pytest.approx(packing_s)
     assert packed.estimate_s - unpacked.estimate_s == pytest.approx(packing_s)
 

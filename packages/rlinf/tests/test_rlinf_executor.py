@@ -7,13 +7,13 @@ import pytest
 
 from rlinf.config.common import ClusterConfig
 from rlinf.doors import named_class
-from rlinf.errors import RunFailed, UserError
+from rlinf.errors import ProcessesLost, RunFailed, UserError
 from rlinf.processes.executor import check_doors, make_executor, run_failed
 from rlinf.processes.machines import machine_of
 from rlinf_algos.registry import Registry
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import WorkerLost
-from rlinf_workers.errors import ClusterRefused
+from rlinf_workers.errors import ClusterRefused, RemoteError
 from rlinf_workers.launcher.base import Node
 
 MADE: list[dict[str, object]] = []
@@ -114,3 +114,9 @@ def test_settings_that_a_worker_refused_are_shown_without_its_traceback():
     assert refused.hint == "worker rollout/1 was not started; logs/rollout/1.log has what it said before"
     other = run_failed(WorkerLost(*lost), Path("logs"), during="step 0: ")
     assert isinstance(other, RunFailed) and "Traceback" in str(other)
+
+
+@pytest.mark.parametrize(("raised", "goes_on"), [("ProcessLost", True), ("PeerLost", True), ("ValueError", False)])
+def test_a_run_goes_on_after_a_lost_process_or_connection_and_not_after_a_mistake(raised: str, goes_on: bool):
+    found = run_failed(RemoteError("rollout/0", raised, "it is gone", "Traceback"), None, during="step 3: ")
+    assert isinstance(found, ProcessesLost) is goes_on

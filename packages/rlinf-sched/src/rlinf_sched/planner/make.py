@@ -80,7 +80,7 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None) -> P
         raise ProblemError(f"modes is empty; allowed: {', '.join(ALL_MODES)}")
     pools = pools_of(problem.cluster)
     search = Search(problem, pools)
-    candidates = {mode: search.best([mode], num_each=MOST_SIMULATED) for mode in ALL_MODES}
+    candidates: dict[Mode, list[Candidate]] = {mode: search.best([mode], num_each=MOST_SIMULATED) for mode in ALL_MODES}
     if not any(candidates[mode] for mode in modes):
         raise InfeasibleError(why_nothing_fits(problem, pools, modes))
     best = _best_of_modes(problem, pools, candidates)

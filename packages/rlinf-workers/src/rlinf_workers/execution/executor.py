@@ -628,7 +628,8 @@ class Executor:
     # -- repairing -------------------------------------------------------------------------------------------------
 
     def repair(self, *, settle_s: float = SETTLE_S) -> set[str]:
-        """Makes flows run again after one failed with WorkerLost, StepTimeout or a worker's ProcessLost.
+        """Makes flows run again after one failed with WorkerLost, StepTimeout, or what a worker raised that lost a
+        process of its own (ProcessLost) or a connection (PeerLost, TornStream of rlinf_comm).
 
         Stages that are under way end, since their channels do. Workers that were lost, or have not ended their stages
         in time, are replaced, and with them the other ranks of a group that makes collectives. Channels and weight

@@ -12,6 +12,8 @@ from rlinf.doors import named_class
 from rlinf.errors import ProcessesLost, RlinfError, RunFailed, UserError
 from rlinf.processes.environment import worker_environment
 from rlinf.processes.machines import knows_nodes
+from rlinf_comm.errors import PeerLost
+from rlinf_comm.peers.transports.base import TornStream
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import Executor, RemoteError, WorkerLost, WorkersError
 from rlinf_workers.errors import ClusterRefused, ProcessLost, StepTimeout
@@ -68,6 +70,10 @@ def make_executor(
     )
 
 
+LOSSES = tuple(loss.__name__ for loss in (ProcessLost, PeerLost, TornStream))
+"""What a worker raises that has lost a process of its own, or the connection to another: made anew, both may work."""
+
+
 def _settings(config: ClusterConfig, worker_timeout_s: float, forks: bool) -> dict[str, Any]:
     """What a launcher gets from the run."""
     return {"heartbeat_timeout_s": worker_timeout_s, "pins_slots": config.pin_slots, "forks": forks}
@@ -88,7 +94,7 @@ def run_failed(error: WorkersError, log_folder: Path | None, *, during: str = ""
         return ProcessesLost(f"{during}{error}")
     if not isinstance(error, RemoteError):
         return RunFailed(f"{during}{error}")
-    if error.error_type == ProcessLost.__name__:
+    if error.error_type in LOSSES:
         return ProcessesLost(f"{during}{error}")
     place = f"raised in {error.raised_in}\n" if error.raised_in else ""
     log = f", and so does {log_folder / error.worker}.log" if log_folder else ""
