@@ -12,8 +12,10 @@ from pathlib import Path
 from command_line import is_running
 
 SHARED_MEMORY = Path("/dev/shm")
-CACHES = ("torchinductor_",)
-"""Of libraries, which keep them for the next process."""
+CACHES = ("torchinductor_", "ray")
+"""Of libraries, which keep them for the next process; Ray's are the logs of its sessions."""
+RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Processes of a Ray cluster that end by themselves some minutes after one that was killed."""
 _SEGMENT = re.compile(r"^(?:\S+ ){3}(\S+ \d+) +(?:/memfd:|/dev/shm/)", flags=re.MULTILINE)
 """A line of /proc/<pid>/maps of memory that others can share: its device and inode."""
 _SHARED_LINK = ("/memfd:", "/dev/shm/")
@@ -53,7 +55,7 @@ def held_by(pid: int) -> Held | None:
 
 
 def processes_below(pid: int) -> set[int]:
-    """A process and all that it has started, directly or not, and that are there."""
+    """A process and all that it has started, directly or not, and that are there; without Ray's agents."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (parent := _parent(int(folder.name))) is not None:
@@ -62,7 +64,7 @@ def processes_below(pid: int) -> set[int]:
     while left:
         found.add(one := left.pop())
         left += children.get(one, [])
-    return found
+    return {one for one in found if not _command(one).startswith(RAYS_AGENTS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,13 @@ def _in_use(names: set[str]) -> set[str]:
             continue
         found |= {name for name in names if f"{SHARED_MEMORY}/{name}" in text}
     return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _link(path: Path) -> tuple[str, int]:

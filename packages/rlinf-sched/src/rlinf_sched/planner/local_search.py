@@ -298,13 +298,18 @@ class LocalSearch:
                 yield from self._moved(spots, [(group, spots[group[0]].devices)])
 
     def _changes_of_one(self, spots: Spots) -> Iterator[Spots]:
-        """Other devices for groups, and there another hand-over, or offload or not."""
-        for side in self._sides(spots):
+        """Other devices for groups, and there another hand-over, or offload or not; or devices that go from one to
+        another, and another hand-over."""
+        sides = self._sides(spots)
+        for side in sides:
             turns = [turn for turn in self._turns if any(turn[0] in group for group in side)]
             for moved in self._other_places(spots, side):
                 for turn in turns:
                     yield from self._other_granularities(moved, turn)
                     yield from self._other_offload(moved, turn)
+        for moved in self._exchanges(spots, sides):
+            for turn in self._turns:
+                yield from self._other_granularities(moved, turn)
 
     def _other_granularities(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
         num_items, is_cycle = self._problem.num_items, turn in self._cycles
