@@ -48,9 +48,12 @@ class Found:
     """Seconds of a step as the search estimates them; of the plan that a local search began with."""
 
     @property
-    def rank(self) -> tuple[float, tuple[float, ...]]:
-        """Less is better; what differs by rounding is equal."""
-        return float(f"{self.step_s:.9g}"), tuple(float(f"{busy_s:.9g}") for busy_s in self.busy_s)
+    def rank(self) -> tuple[float, tuple[float, ...], int]:
+        """Less is better; steps that differ by rounding are equal, and shares of a step that differ by less than 1 %.
+        Then fewer processes on the host are better."""
+        spare = tuple(round(busy_s / self.step_s, 2) if self.step_s else 0.0 for busy_s in self.busy_s)
+        num_processes = sum(spot.num_ranks for spot in self.spots if not spot.devices)
+        return float(f"{self.step_s:.9g}"), spare, num_processes
 
     @property
     def sharing(self) -> tuple[bool, ...]:
