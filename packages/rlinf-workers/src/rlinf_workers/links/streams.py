@@ -100,15 +100,14 @@ class StreamsSender:
             for rank in ranks
         ]
 
-    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> Settle:
+    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> Settle | None:
         for way in self._ways:
             way.wait_for_room(policy_version)
         kept = LentTensors(self._kept(tensors, policy_version), len(self._ways))
         for way in self._ways:
             way.put(kept, policy_version)
-        if any(tensor.is_cpu for tensor in tensors.values()):
-            return kept.settle
-        return lambda: None
+        is_lent = self._ways and any(tensor.is_cpu for tensor in tensors.values())
+        return kept.settle if is_lent else None
 
     def _kept(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
         """Those of the host as they are; copies of all others, on the device where they may stay there."""

@@ -74,8 +74,9 @@ class HostPacking:
     @cached_property
     def _gaps(self) -> Int64s:
         """The places of the bytes between the boxes."""
-        ends = [0, *(start + num_bytes for start, num_bytes in self._transfer.stored_at())]
-        starts = [*(start for start, _ in self._transfer.stored_at()), self._num_bytes]
+        places = self._transfer.stored_at()
+        ends = [0, *(start + num_bytes for start, num_bytes in places)]
+        starts = [*(start for start, _ in places), self._num_bytes]
         return np.concatenate([np.arange(end, start) for end, start in zip(ends, starts, strict=True)])
 
 
