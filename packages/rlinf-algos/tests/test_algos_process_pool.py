@@ -38,12 +38,17 @@ def check(what, argument=""):
             open(argument, "w").close()
             os._exit(3)
     if what == "kill keeper":
+        with open(argument, "a") as file:
+            print(os.getpid(), file=file)
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
     if what == "raise":
         raise ZeroDivisionError("oh")
     if what == "pid":
         return ["right", str(os.getpid())]
+    if what == "hang":
+        os.mkdir(argument)
+        time.sleep(1000)
     if what == "sleep":
         time.sleep(float(argument))
     return ["right", f"{what} {argument}"]
@@ -71,6 +76,7 @@ def is_alive(pid: int) -> bool:
 
 
 def gone(pids, limit_s=20.0) -> bool:
+    pids = list(pids)
     deadline = time.monotonic() + limit_s
     while any(map(is_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -112,10 +118,11 @@ def test_a_check_that_sleeps_ends_by_the_wall_clock(checker):
         assert pool.run([("sleep", "0.5")])[0][0] == "right"  # little CPU time, whatever the clock says
 
 
-def test_a_keeper_that_dies_is_started_again(pool):
-    results = pool.run([("echo", "a"), ("kill keeper",), ("echo", "b")])
+def test_a_keeper_that_dies_is_started_again(pool, tmp_path):
+    results = pool.run([("echo", "a"), ("kill keeper", str(tmp_path / "checkers")), ("echo", "b")])
     assert [outcome for outcome, _ in results] == ["right", "crashed", "right"]
     assert pool.num_restarts == 2
+    assert gone(map(int, (tmp_path / "checkers").read_text().split())), "a checking process ends with its keeper"
     before = pool.process_ids
     for pid in before:
         os.kill(pid, signal.SIGKILL)
@@ -155,18 +162,20 @@ def test_a_pool_that_is_dropped_or_interrupted_ends(checker):
     pool.close()
 
 
-def test_nothing_outlives_a_killed_owner(checker):
+def test_nothing_outlives_an_owner_killed_while_a_check_hangs(checker, tmp_path):
     program = f"""
         from pathlib import Path
         from rlinf_algos.rewards.process_pool import ProcessPool
-        pool = ProcessPool(Path({str(checker)!r}), num_processes=2, time_limit_s=1)
+        pool = ProcessPool(Path({str(checker)!r}), num_processes=2, wall_limit_s=1000)
         pids = {{detail for _, detail in pool.run([("pid",)] * 20)}}
         print(*pids, *pool.process_ids, flush=True)
-        pool.run([("spin",)] * 100)
+        pool.run([("hang", {str(tmp_path / "first")!r}), ("hang", {str(tmp_path / "second")!r})])
     """
     owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     pids = [int(word) for word in owner.stdout.readline().split()]
+    while not all((tmp_path / name).exists() for name in ("first", "second")):
+        time.sleep(0.02)
     owner.kill()
     owner.wait()
     owner.stdout.close()

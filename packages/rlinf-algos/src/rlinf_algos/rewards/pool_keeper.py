@@ -3,13 +3,15 @@
 Runs as a script of its own, so that it imports neither torch nor the caller's main module: the checker's module is
 loaded once, then each checking process is a fork of this one, ready in milliseconds. The checking process is ended by
 the kernel once a single check has used its CPU time (a timer of the process, with which no library can interfere), and
-by this program when it grows beyond its memory, or has not answered after its time by the clock.
+by this program when it grows beyond its memory, or has not answered after its time by the clock. A check that hangs
+keeps nothing alive: this program ends as soon as its caller has, and the kernel ends the checking process with it.
 
 Frames on every pipe: 4 bytes length (big endian), then JSON in ASCII. Requests are lists of argument lists; every
 argument list gets one frame [outcome, detail] back, in order.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib.util
 import json
@@ -25,6 +27,7 @@ POLL_S = 0.05
 """Seconds between two looks at the memory of a busy process."""
 RECYCLE_AFTER = 2000
 """Checks of one process; then a fresh fork takes over, so that caches of the checker stay small."""
+PR_SET_PDEATHSIG = 1
 
 
 def read_frame(fd):
@@ -53,14 +56,25 @@ def write_frame(fd, value):
         data = data[os.write(fd, data) :]
 
 
-class Checker:
-    """The checking process: a fork of this one that calls `check` for each request."""
+class CallerGone(Exception):
+    """Nobody waits for the answer any more."""
 
-    def __init__(self, check, time_limit_s, wall_limit_s, memory_limit_bytes, private_fds):
+
+class Checker:
+    """The checking process: a fork of this one that calls `check` for each request.
+
+    requests, replies: this slot's own pipes, which the checking process closes, so that the pool sees them close when
+    its keeper dies.
+    """
+
+    def __init__(self, check, time_limit_s, wall_limit_s, memory_limit_bytes, requests, replies):
         self._time_limit_s = time_limit_s
         self._wall_limit_s = wall_limit_s
         self._memory_limit_bytes = memory_limit_bytes
         self._num_checks = 0
+        self._caller = select.poll()
+        self._caller.register(requests, 0)  # told of a hang-up only
+        keeper = os.getpid()
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
         pid = os.fork()
@@ -68,8 +82,11 @@ class Checker:
         if pid == 0:
             os.close(self._request_write)
             os.close(self._reply_read)
-            for fd in private_fds:  # the pool must see this slot's pipes close when its keeper dies
-                os.close(fd)
+            os.close(requests)
+            os.close(replies)
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != keeper:
+                os._exit(1)
             _check_forever(check, request_read, reply_write, time_limit_s, memory_limit_bytes)
         os.close(request_read)
         os.close(reply_write)
@@ -78,7 +95,10 @@ class Checker:
         return self._num_checks >= RECYCLE_AFTER
 
     def ask(self, arguments):
-        """[outcome, detail] of one check; ["died", why] when the process ended over it, which `end` must then clear."""
+        """[outcome, detail] of one check; ["died", why] when the process ended over it, which `end` must then clear.
+
+        Raises CallerGone.
+        """
         self._num_checks += 1
         try:
             write_frame(self._request_write, arguments)
@@ -86,6 +106,8 @@ class Checker:
             return ["died", describe(self._wait())]
         deadline = time.monotonic() + self._wall_limit_s
         while not select.select([self._reply_read], [], [], POLL_S)[0]:
+            if self._caller.poll(0):
+                raise CallerGone
             if self._resident_bytes() > self._memory_limit_bytes:
                 return ["memory", f"more than {self._memory_limit_bytes >> 20} MiB"]
             if time.monotonic() > deadline:
@@ -196,7 +218,7 @@ def main():
         for arguments in batch:
             for attempt in (1, 2):
                 if checker is None:
-                    checker = Checker(check, *limits, private_fds=(requests, replies))
+                    checker = Checker(check, *limits, requests=requests, replies=replies)
                 outcome, detail = checker.ask(arguments)
                 if outcome in ("died", "timeout", "memory") or checker.is_worn():
                     checker.end()
@@ -210,4 +232,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(CallerGone):
+        main()

@@ -35,8 +35,6 @@ from rlinf_comm.weights.stream.lent import LentTensors
 from rlinf_comm.weights.stream.packing import Packing, are_on
 from rlinf_comm.weights.stream.talk import Talk, for_each
 from rlinf_comm.weights.stream.wire import (
-    BUCKET_BYTES,
-    DEVICE_BUCKET_BYTES,
     Ack,
     Content,
     Held,
@@ -52,6 +50,10 @@ if TYPE_CHECKING:
     import torch
 
     from rlinf_comm.weights.device.device import Device
+
+BUCKET_BYTES = 16 << 20
+"""Packed, sent and unpacked at the same time, while the caches have it."""
+DEVICE_BUCKET_BYTES = 64 << 20
 
 
 @record

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
     from rlinf_comm.weights.device.device import Device
 
-BUCKET_BYTES = 16 << 20
-"""Packed, sent and unpacked at the same time, while the caches have it."""
-DEVICE_BUCKET_BYTES = 64 << 20
 _ALIGNMENT_BYTES = 64
 DIGEST_BYTES = 16
 
