@@ -9,7 +9,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs.reasoning import ReasoningJob
-from rlinf.loop.plan_times import PlanTimes, busy_seconds
+from rlinf.loop.plan_times import RECENT_STEPS, PlanTimes, busy_seconds
 from rlinf.machine import Machine
 from rlinf.planning import auto_mode
 from rlinf.planning.auto_mode import AutoMode, moves
@@ -274,6 +274,11 @@ def test_a_step_should_take_what_was_predicted_or_what_those_before_took():
     for _ in range(2):
         seeing.add(step_run(step_s=40.0), {})
     assert seeing.expected_s == 40.0
+    for _ in range(RECENT_STEPS):
+        blind.add(step_run(step_s=2.0), {"actor": 1.0})
+    told = blind.to_json()
+    assert told["num_steps"] == RECENT_STEPS + 3, "all are counted, and the last ones kept"
+    assert sum(map(len, [blind._steps_s, *blind._stages_s.values()])) == 2 * RECENT_STEPS
 
 
 def test_only_computing_counts_as_busy():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -13,6 +13,13 @@ from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
 from rlinf_workers import FlowRun
 from rlinf_workers.spans import COMPUTE
+
+RECENT_STEPS = 1000
+"""Steps whose times are kept; a run may have millions."""
+
+
+def _recent() -> deque[float]:
+    return deque(maxlen=RECENT_STEPS)
 
 
 def busy_seconds(run: FlowRun) -> dict[str, float]:
@@ -37,11 +44,13 @@ class PlanTimes:
     first_step: int
     _predicted: tuple[Problem, float] | None = None
     """What follows from a problem, which takes a while."""
-    _steps_s: list[float] = field(default_factory=list)
-    _stages_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    _num_steps: int = 0
+    _steps_s: deque[float] = field(default_factory=_recent)
+    _stages_s: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(_recent))
 
     def add(self, run: FlowRun, busy_s: Mapping[str, float]) -> None:
         """A training step under the plan."""
+        self._num_steps += 1
         self._steps_s.append(run.duration_s)
         for stage, seconds in busy_s.items():
             self._stages_s[stage].append(seconds)
@@ -63,13 +72,13 @@ class PlanTimes:
         return max(known, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Medians over the steps; seconds. `predicted_s` is null where nothing was predicted."""
+        """Medians over the last `RECENT_STEPS` steps; seconds. `predicted_s` is null where nothing was predicted."""
         expected = self.problem and Controller(problem=self.problem, plan=self.plan)
         return {
             "mode": self.plan.mode,
             "reason": self.plan.reason,
             "first_step": self.first_step,
-            "num_steps": len(self._steps_s),
+            "num_steps": self._num_steps,
             "step": {"predicted_s": expected and expected.step_s, "measured_s": _median(self._steps_s)},
             "stages": {
                 name: {
@@ -81,5 +90,5 @@ class PlanTimes:
         }
 
 
-def _median(values: list[float]) -> float | None:
+def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
