@@ -93,7 +93,7 @@ def test_without_a_gpu_the_link_says_so():
 def test_auto_takes_the_next_link_and_notes_why(tmp_path, monkeypatch):
     refused = f"{__name__}:Unreadable"
     links = [(refused, {}), ("shared", {})]
-    monkeypatch.setattr("rlinf_workers.execution.executor.choose", lambda *_, **__: links)
+    monkeypatch.setattr("rlinf_workers.execution.weight_edges.choose", lambda *_, **__: links)
     flow, cluster = toy_flow(), Cluster.cpu_slots(2)
     environment = {"OMP_NUM_THREADS": "1"}
     with Executor(cluster=cluster, log_folder=tmp_path, environment=environment) as executor:

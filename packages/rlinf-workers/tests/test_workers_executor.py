@@ -25,7 +25,7 @@ from rlinf_workers import (
     WorkerLost,
     Writer,
 )
-from rlinf_workers.execution.executor import visible_devices
+from rlinf_workers.execution.groups import visible_devices
 from rlinf_workers.testing.toy_flow import (
     LEARNING_RATE,
     Learn,

@@ -13,27 +13,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from rlinf_comm.channel import Channel
 from rlinf_comm.errors import PeerLost
 from rlinf_comm.remote import RemoteChannel
-from rlinf_comm.weights import Layout, ReshardPlan
-from rlinf_comm.weights import plan as reshard_plan
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
-from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.addresses import DRIVERS_NODE, LOOPBACK
+from rlinf_sched.plan import Plan
+from rlinf_workers.addresses import DRIVERS_NODE
 from rlinf_workers.errors import (
     FlowDefinitionError,
-    LinkRefused,
     ProcessLost,
     RemoteError,
     StepTimeout,
     WorkerLost,
 )
+from rlinf_workers.execution.groups import Groups
 from rlinf_workers.execution.item_channels import (
     ChannelPlace,
     ChannelSpec,
@@ -43,11 +41,9 @@ from rlinf_workers.execution.item_channels import (
     placed,
 )
 from rlinf_workers.execution.lease import LeaseRequest, Leases, Reply
-from rlinf_workers.execution.meetings import Meetings
 from rlinf_workers.execution.ports import Pauses, Writer
-from rlinf_workers.execution.residents import Residents
 from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
-from rlinf_workers.execution.worker_host import Condition
+from rlinf_workers.execution.weight_edges import WeightEdges
 from rlinf_workers.explaining.explanation import Explanation, Seen, explain
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import (
@@ -59,15 +55,12 @@ from rlinf_workers.explaining.snapshot import (
     own_processes,
 )
 from rlinf_workers.explaining.text import graph_lines
-from rlinf_workers.flow import Flow, WorkerDefinition
+from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup, gather
-from rlinf_workers.launcher.base import Identity, Launcher, WorkerHandle, WorkerSpec, role_and_rank
+from rlinf_workers.launcher.base import Launcher
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.leftovers import SweptFolder
-from rlinf_workers.links.base import WeightLink, WeightPort
-from rlinf_workers.links.choose import choose
 from rlinf_workers.metrics import merge
-from rlinf_workers.registry import WEIGHT_LINKS
 from rlinf_workers.spans import Span
 from rlinf_workers.worker import StepContext
 
@@ -76,8 +69,6 @@ CHANNEL_BYTES = 128 << 20
 OnItems = Callable[[str, Sequence[Any]], None]
 SETTLE_S = 30.0
 """For stages of a run that was given up to end; a chunk that takes longer is not worth waiting for."""
-LEAVE_LANE = -1
-"""Of a worker that is sent away from its devices: its stages may be waiting on the others."""
 LOOK_LANE = -2
 """Of a worker that looks at the processes of its host, whatever else it does."""
 LOOK_S = 20.0
@@ -160,35 +151,33 @@ class Executor:
         self._cluster = cluster
         self._scratch = SweptFolder("rlinf-")
         self._launcher: Launcher = launcher or LocalLauncher()
-        self._log_folder = log_folder or self._scratch.path / "logs"
-        self._environment = dict(environment or {})
-        self._pythons = dict(pythons or {})
-        self._weight_link = weight_link
-        self._weight_link_options = dict(weight_link_options or {})
-        self._attest_weights = attest_weights
-        self._groups: dict[str, WorkerGroup] = {}
-        self._definitions: dict[str, WorkerDefinition] = {}
-        self._placements: dict[str, StagePlan] = {}
+        self._groups = Groups(
+            cluster=cluster,
+            launcher=self._launcher,
+            log_folder=log_folder or self._scratch.path / "logs",
+            environment=environment or {},
+            pythons=pythons or {},
+            scratch=self._scratch.path,
+        )
+        self._weights = WeightEdges(
+            self._groups,
+            link=weight_link,
+            link_options=weight_link_options or {},
+            attests=attest_weights,
+            note=lambda text: self.notes.append(text),
+        )
         self._open: dict[str, _OpenFlow] = {}
-        self._residents = Residents(lambda worker: self._handle(worker).call("unload", lane=LEAVE_LANE))
-        self._links: dict[WeightEdge, WeightLink] = {}
-        self._versions: dict[WeightEdge, int] = {}
-        self._weights_bytes: dict[WeightEdge, int] = {}
         self.notes: list[str] = []
         """What did not work as it should have, and what was done instead: one line each, for a run's manifest."""
         self.explanation: Explanation | None = None
         """Of the run that passed its deadline or lost a worker: taken before anything was ended."""
         self.driver_log = ""
         """Where faulthandler writes the driver's stacks; whoever registers it sets this."""
-        self._meetings = Meetings()
-        self._launcher.serve("meeting", self._meetings)
         self._under_way: _UnderWay | None = None
         self._failed: _UnderWay | None = None
         """The run that was given up last, until `repair`."""
         self._broken: set[str] = set()
         """Workers that said that they lost a process of their own."""
-        self._born: dict[str, Future[tuple[str, int, int]]] = {}
-        """Worker -> the host, number and beginning of its process."""
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
 
     def __enter__(self) -> Executor:
@@ -207,7 +196,7 @@ class Executor:
         planned = self._planned(flow, plan)
         for name, stages in planned.graph.workers.items():
             if name not in self._groups:
-                self._start_group(flow, name, plan.stage(stages[0]))
+                self._groups.start(name, flow.workers[name], plan.stage(stages[0]))
         opened = self._open[flow.name] = _OpenFlow(planned)
         for channel in (*planned.graph.channels, *planned.told_channels):
             self._open_channel(opened, channel)
@@ -226,7 +215,7 @@ class Executor:
 
     def weights_bytes(self, edge: WeightEdge) -> int:
         """What a sync over the edge moves; 0 before the first."""
-        return self._weights_bytes.get(edge, 0)
+        return self._weights.num_bytes.get(edge, 0)
 
     def _planned(self, flow: Flow, plan: Plan) -> PlannedFlow:
         """The flow under a plan that fits it, the cluster, and the groups that run already."""
@@ -245,59 +234,15 @@ class Executor:
                     f"{list(graph.readers(channel))}, which would take each other's items; write to a channel for each"
                 )
         for name, stages in graph.workers.items():
-            wanted = plan.stage(stages[0])
-            place, runs = (_describe_place(stage) for stage in (wanted, self._placements.get(name, wanted)))
-            if runs != place:
-                raise FlowDefinitionError(f"flow {flow.name!r}: worker {name!r} runs on {runs}; the plan wants {place}")
+            self._groups.check_place(flow.name, name, plan.stage(stages[0]))
         return PlannedFlow(flow=flow, graph=graph, plan=plan)
-
-    def _start_group(self, flow: Flow, name: str, placed: StagePlan) -> None:
-        self._definitions[name], self._placements[name] = flow.workers[name], placed
-        self._meetings.begin(name)
-        handles = [self._start_rank(name, rank) for rank in range(placed.num_ranks)]
-        self._groups[name] = WorkerGroup(handles, self._launcher)
-
-    def _start_rank(self, name: str, rank: int) -> WorkerHandle:
-        definition, placed = self._definitions[name], self._placements[name]
-        devices = placed.devices_of(rank)
-        identity = Identity(
-            role=name,
-            rank=rank,
-            num_ranks=placed.num_ranks,
-            num_ranks_per_replica=placed.num_ranks_per_replica,
-            devices=tuple(f"{self._cluster.devices[index].kind}:{index}" for index in devices),
-            rendezvous=self._rendezvous_of(name),
-        )
-        gpus = {"CUDA_VISIBLE_DEVICES": visible_devices(self._cluster, devices)}
-        spec = WorkerSpec(
-            identity=identity,
-            worker_class=definition.worker_class,
-            arguments=definition.arguments,
-            log_path=self._log_folder / name / f"{rank}.log",
-            environment=self._environment | gpus,
-            python=self._pythons.get(name),
-            node=self._node_of(identity.name, devices),
-            gpus=tuple(self._cluster.index_on_node(index) for index in devices if self._is_gpu(index)),
-        )
-        handle = self._launcher.start(spec)
-        self._born[identity.name] = handle.call("process", lane=LEAVE_LANE)
-        if placed.offload:
-            handle.call("unload")  # comes before any other call; nothing has to wait for it
-        return handle
-
-    def _rendezvous_of(self, name: str) -> str:
-        """What Identity.rendezvous is for the ranks of a group."""
-        nodes = self._nodes_of(self._placements[name])
-        if nodes == {DRIVERS_NODE}:
-            return f"{self._scratch.path}/{name}.{self._meetings.count(name)}.rendezvous"
-        return LOOPBACK if len(nodes) == 1 else ""
 
     def _open_channel(self, opened: _OpenFlow, channel: str) -> None:
         planned = opened.planned
         told = planned.told_channels.get(channel)
         readers = self._ranks_of(planned, [told] if told else planned.graph.readers(channel))
         writers = self._ranks_of(planned, [told] if told else planned.graph.writers(channel))
-        nodes = {rank: self._node(*rank) for rank in (*readers, *writers)}
+        nodes = {rank: self._groups.node(*rank) for rank in (*readers, *writers)}
         home = home_of(nodes[rank] for rank in readers)
         num_keys = planned.plan.stage(told).num_ranks if told else 1
         spec = ChannelSpec(
@@ -314,7 +259,7 @@ class Executor:
         keeper, rank = next(rank for rank in readers if nodes[rank] == home)
         opened.keepers[channel] = f"{keeper}/{rank}"
         asked = self._groups[keeper].handles[rank].call("open_channel", spec, home)
-        (place,) = gather([asked], self._launcher.lost)
+        (place,) = self._groups.gather([asked])
         opened.places[channel], opened.channels[channel] = place, open_channel(place.seen_from(DRIVERS_NODE))
 
     def _ranks_of(self, planned: PlannedFlow, stages: Sequence[str]) -> list[tuple[str, int]]:
@@ -325,10 +270,6 @@ class Executor:
             for rank in range(planned.plan.stage(stage).num_ranks)
         ]
 
-    def _node(self, name: str, rank: int) -> int:
-        """The machine of a rank."""
-        return self._node_of(f"{name}/{rank}", self._placements[name].devices_of(rank))
-
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def sync_weights(self) -> None:
@@ -337,91 +278,9 @@ class Executor:
         Needed once before the first run and after anything that changes weights outside a run (a warm start, a loaded
         checkpoint).
         """
-        for edge in dict.fromkeys(edge for opened in self._open.values() for edge in opened.planned.graph.weight_edges):
-            if edge not in self._links:
-                self._connect(edge)
-            self._versions[edge] = self._groups[edge.source].call("publish_weights", edge.name)[0]
-
-    def _connect(self, edge: WeightEdge) -> None:
-        source = self._layout(edge.source)
-        if source.num_ranks != self._groups[edge.source].num_ranks:
-            raise self._wrong_layout(edge.source, source)
-        reshard = reshard_plan(source, self._layout(edge.target).with_dtypes_of(source.specs))
-        self._weights_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
-        sources, num_ranks = self._nodes_of(self._placements[edge.source]), self._groups[edge.target].num_ranks
-        each = reshard.num_dst_ranks // num_ranks
-        targets = [self._node(edge.target, rank) for rank in range(num_ranks) for _ in range(each)]
-        on_gpus = self._is_on_gpus(edge.source) and self._is_on_gpus(edge.target)
-        links = choose(self._weight_link, self._weight_link_options, sources, targets, on_gpus=on_gpus)
-        if not self._attest_weights:
-            self.notes.append(f"weights {edge.name} are not attested: nobody checks that what is served was published")
-        for number, (link, options) in enumerate(links):
-            try:
-                self._open_link(edge, reshard, link, options)
-                return
-            except RemoteError as error:
-                if error.error_type != LinkRefused.__name__ or number + 1 == len(links):
-                    raise
-                self.notes.append(f"weights {edge.name} go by {links[number + 1][0]} and not by {link}: {error}")
-
-    def _open_link(self, edge: WeightEdge, reshard: ReshardPlan, link: str, options: Mapping[str, Any]) -> None:
-        opened = self._links[edge] = WEIGHT_LINKS.get(link)(edge.name, reshard, **options)
-        sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
-        for side, name in sides.items():
-            handles = self._groups[name].handles
-            num_ends = reshard.num_src_ranks if side == "send" else reshard.num_dst_ranks
-            ports = [
-                WeightPort(
-                    edge=edge.name,
-                    side=side,
-                    rank=rank,
-                    reshard=reshard,
-                    link=link,
-                    address=opened.address,
-                    attests=self._attest_weights,
-                )
-                for rank in range(num_ends)
-            ]
-            each = num_ends // len(handles)
-            opening = [
-                handle.call("open_weights", ports[rank * each : (rank + 1) * each])
-                for rank, handle in enumerate(handles)
-            ]
-            gather(opening, self._launcher.lost)
-
-    def _layout(self, name: str) -> Layout:
-        group = self._groups[name]
-        layout: Layout = group.call("layout", ranks=[0])[0]
-        if layout.num_ranks % group.num_ranks:
-            raise self._wrong_layout(name, layout)
-        return layout
-
-    def _wrong_layout(self, name: str, layout: Layout) -> FlowDefinitionError:
-        num_ranks = self._groups[name].num_ranks
-        return FlowDefinitionError(
-            f"worker {name!r}: layout() speaks of {layout.num_ranks} ranks, and there are {num_ranks}"
+        self._weights.sync(
+            dict.fromkeys(edge for opened in self._open.values() for edge in opened.planned.graph.weight_edges)
         )
-
-    def _nodes_of(self, placed: StagePlan) -> set[int]:
-        """The machines of a group; one without devices is with the driver, on the first."""
-        return {self._cluster.devices[index].node for index in placed.devices} or {DRIVERS_NODE}
-
-    def _node_of(self, worker: str, devices: Sequence[int]) -> int:
-        """The machine of a rank's devices; the driver's for one without any."""
-        node, *others = sorted({self._cluster.devices[index].node for index in devices}) or [0]
-        if others:
-            raise FlowDefinitionError(
-                f"{worker} has devices {list(devices)}, of nodes {[node, *others]}; a process runs on one node: give "
-                f"the group as many ranks as devices, or devices of one node for each rank"
-            )
-        return node
-
-    def _is_gpu(self, index: int) -> bool:
-        return self._cluster.devices[index].kind == "cuda"
-
-    def _is_on_gpus(self, name: str) -> bool:
-        devices = self._placements[name].devices
-        return bool(devices) and all(map(self._is_gpu, devices))
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -449,7 +308,7 @@ class Executor:
         opened = self._open[flow.name]
         planned, channels, feeds = opened.planned, opened.channels, feeds or {}
         for edge in planned.graph.weight_edges:
-            if edge not in self._versions:
+            if edge not in self._weights.versions:
                 raise FlowDefinitionError(
                     f"flow {flow.name!r}: weights {edge.name} were never synced; "
                     "call sync_weights() once before the first run"
@@ -503,13 +362,12 @@ class Executor:
         outcomes = [future.result() for _, _, future in calls]
         self.notes += [f"step {context.step}: {text}" for outcome in outcomes for text in outcome.notes]
         for (call, _, _), outcome in zip(calls, outcomes, strict=True):
-            published = [edge for edge in self._versions if edge.name in call.publishes]
-            self._versions |= dict.fromkeys(published, outcome.policy_version)
+            self._weights.were_published(call.publishes, outcome.policy_version)
         return FlowRun(
             metrics=merge(outcome.metrics for outcome in outcomes),
             collected={channel: future.result() for channel, future in collecting.items()},
             shown=[row for outcome in outcomes for row in outcome.shown],
-            spans=[*(span for outcome in outcomes for span in outcome.spans), *self._residents.take_spans()],
+            spans=[*(span for outcome in outcomes for span in outcome.spans), *self._groups.residents.take_spans()],
             start_s=start_s,
             duration_s=duration_s,
         )
@@ -518,16 +376,10 @@ class Executor:
         """For one run; whose state is where goes on from the runs before."""
 
         def make_room(worker: str, request: LeaseRequest, reply: Reply) -> None:
-            role, rank = role_and_rank(worker)
-            devices, beside = self._placements[role].devices_of(rank), planned.groups_of(request.turn)
-            self._residents.make_room(worker, devices, beside=beside, stays=request.stays, ready=reply)
+            beside = planned.groups_of(request.turn)
+            self._groups.make_room(worker, beside=beside, stays=request.stays, ready=reply)
 
         return Leases(planned.leased_devices, make_room)
-
-    def _handle(self, worker: str) -> WorkerHandle:
-        """`actor/1` -> the driver's end of it."""
-        role, rank = role_and_rank(worker)
-        return self._groups[role].handles[rank]
 
     def _start_stages(
         self, opened: _OpenFlow, context: StepContext
@@ -535,9 +387,9 @@ class Executor:
         planned, started = opened.planned, []
         addresses = {name: channel.address for name, channel in opened.channels.items()}
         told = {stage: channel for channel, stage in planned.told_channels.items()}
-        for rank, lane, call in planned.stage_calls(addresses, self._versions, context):
+        for rank, lane, call in planned.stage_calls(addresses, self._weights.versions, context):
             worker = planned.graph.stage(call.stage).worker
-            there = placed(call, self._node(worker, rank), opened.places, told.get(call.stage))
+            there = placed(call, self._groups.node(worker, rank), opened.places, told.get(call.stage))
             handle = self._groups[worker].handles[rank]
             started.append((call, rank, handle.call("run_stage", there, lane=lane)))
         return started
@@ -585,7 +437,7 @@ class Executor:
             collecting=tuple(channel for channel, future in run.collecting.items() if not future.done()),
             waits=waits,
             lease_holders={turn: tuple(run.leases.holders(turn)) for turn in turns},
-            leaving=tuple(self._residents.leaving()),
+            leaving=tuple(self._groups.residents.leaving()),
             processes=processes,
         )
 
@@ -604,7 +456,8 @@ class Executor:
             order = msgspec.json.encode(records)
             workers = [record.name for record in records if " " not in record.name]
             asked = [
-                self._handle(worker).call("look_at_processes", order, lane=LOOK_LANE) for worker in workers[:NUM_ASKED]
+                self._groups.handle(worker).call("look_at_processes", order, lane=LOOK_LANE)
+                for worker in workers[:NUM_ASKED]
             ]
             with suppress(concurrent.futures.TimeoutError):
                 for one in concurrent.futures.as_completed(asked, LOOK_S):
@@ -619,11 +472,7 @@ class Executor:
         yield ProcessRecord(
             name=DRIVER, host=platform.node(), pid=pid, started_ticks=started_ticks(pid), log_path=self.driver_log
         )
-        for name, born in list(self._born.items()):
-            if born.done() and born.exception() is None:
-                host, pid, ticks = born.result()
-                log_path = str(self._log_folder / f"{name}.log")
-                yield ProcessRecord(name=name, host=host, pid=pid, started_ticks=ticks, log_path=log_path)
+        yield from self._groups.processes()
 
     # -- repairing -------------------------------------------------------------------------------------------------
 
@@ -652,43 +501,14 @@ class Executor:
             concurrent.futures.wait([*(future for _, _, future in failed.calls), *others], settle_s)
             worker_of = failed.opened.planned.graph.stage
             broken |= {f"{worker_of(stage).worker}/{rank}" for stage, rank, call in failed.calls if not call.done()}
-        conditions = self._conditions(broken, None if failed is None else failed.context)
-        gone = {
-            name: ranks for name, group in self._groups.items() if (ranks := _gone(name, group.num_ranks, conditions))
-        }
-        for name, ranks in gone.items():
-            self._replace(name, ranks)
-        living = [handle for group in self._groups.values() for handle in group.handles]
-        gather([handle.call("forget_channels") for handle in living], self._launcher.lost)
+        replaced, begun = self._groups.replace_unusable(broken, None if failed is None else failed.context)
+        self._groups.gather([handle.call("forget_channels") for handle in self._groups.handles().values()])
         self._reopen_channels()
-        self._links.clear()
-        self._versions.clear()
+        self._weights.forget()
         train = {
             stage.worker for opened in self._open.values() for stage in opened.planned.graph.stages if stage.trains
         }
-        begun = {role_and_rank(worker)[0] for worker, condition in conditions.items() if condition.has_begun}
-        return (begun & train) | set(gone)
-
-    def _conditions(self, broken: set[str], context: StepContext | None) -> dict[str, Condition]:
-        """Worker -> how it is, for those that can be used."""
-        asked = {
-            worker: handle.call("condition_after_run", context, lane=LEAVE_LANE)
-            for name, group in self._groups.items()
-            for rank, handle in enumerate(group.handles)
-            if (worker := f"{name}/{rank}") not in broken and not handle.is_lost
-        }
-        found = zip(asked, gather(list(asked.values()), self._launcher.lost), strict=True)
-        return {worker: condition for worker, condition in found if not condition.is_spent}
-
-    def _replace(self, name: str, ranks: Sequence[int]) -> None:
-        handles = self._groups[name].handles
-        if len(ranks) == len(handles):  # else those that stay have not met yet, and look where they were told to
-            self._meetings.begin(name)
-        for rank in ranks:
-            if not handles[rank].is_lost:
-                self._launcher.end(handles[rank])
-            self._residents.forget(f"{name}/{rank}")
-            handles[rank] = self._start_rank(name, rank)
+        return (begun & train) | replaced
 
     def _reopen_channels(self) -> None:
         for opened in self._open.values():
@@ -737,17 +557,6 @@ def _stage_states(run: _UnderWay) -> Iterator[StageState]:
         )
 
 
-def _gone(name: str, num_ranks: int, conditions: Mapping[str, Condition]) -> list[int]:
-    """The ranks of a group that have to be replaced.
-
-    Args:
-        conditions: of the workers that can be used.
-    """
-    ranks = [conditions.get(f"{name}/{rank}") for rank in range(num_ranks)]
-    gone = [rank for rank, condition in enumerate(ranks) if condition is None]
-    return list(range(num_ranks)) if gone and any(one is not None and one.has_met_ranks for one in ranks) else gone
-
-
 def _has_returned(future: Future[Any]) -> bool:
     """The call of a lost worker never does."""
     return future.done() and future.exception() is None
@@ -758,17 +567,3 @@ def _channel_state(name: str, channel: Channel) -> ChannelState:
     return ChannelState(
         name=name, num_entries=stats.num_items, num_bytes=stats.num_bytes, capacity_bytes=stats.capacity_bytes
     )
-
-
-def _describe_place(placed: StagePlan) -> str:
-    of_replica = f", {placed.num_ranks_per_replica} a replica" if placed.num_ranks_per_replica > 1 else ""
-    return f"devices {list(placed.devices)} in {placed.num_ranks} ranks{of_replica}"
-
-
-def visible_devices(cluster: Cluster, devices: Sequence[int]) -> str:
-    """What CUDA_VISIBLE_DEVICES is for a rank on these devices: its GPUs as their own node counts them."""
-    chosen = [cluster.devices[index] for index in devices]
-    gpus = [(device.node, cluster.index_on_node(device.index)) for device in chosen if device.kind == "cuda"]
-    # On its own node, the first, the driver may see some of the GPUs alone, and the cluster counts those.
-    drivers = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return ",".join(drivers[index] if drivers and node == 0 else str(index) for node, index in gpus)

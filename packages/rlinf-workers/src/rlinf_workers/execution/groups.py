@@ -1,0 +1,235 @@
+"""The worker groups of an executor: where their ranks run, how they start, and how those that are lost are replaced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.plan import StagePlan
+from rlinf_workers.addresses import DRIVERS_NODE, LOOPBACK
+from rlinf_workers.errors import FlowDefinitionError
+from rlinf_workers.execution.meetings import Meetings
+from rlinf_workers.execution.residents import Ready, Residents
+from rlinf_workers.execution.worker_host import Condition
+from rlinf_workers.explaining.snapshot import ProcessRecord
+from rlinf_workers.flow import WorkerDefinition
+from rlinf_workers.group import WorkerGroup, gather
+from rlinf_workers.launcher.base import Identity, Launcher, WorkerHandle, WorkerSpec, role_and_rank
+from rlinf_workers.worker import StepContext
+
+T = TypeVar("T")
+LEAVE_LANE = -1
+"""Of a worker that is sent away from its devices: its stages may be waiting on the others."""
+
+
+class Groups:
+    """The groups that run, by name.
+
+    Args:
+        log_folder: `<log_folder>/<role>/<rank>.log` for each worker.
+        environment: variables for every worker.
+        pythons: worker group -> path of its interpreter; the others have the driver's.
+        scratch: a folder in which the ranks of one node may meet.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        launcher: Launcher,
+        log_folder: Path,
+        environment: Mapping[str, str],
+        pythons: Mapping[str, str],
+        scratch: Path,
+    ) -> None:
+        self._cluster, self._launcher, self._log_folder, self._scratch = cluster, launcher, log_folder, scratch
+        self._environment, self._pythons = dict(environment), dict(pythons)
+        self._running: dict[str, WorkerGroup] = {}
+        self._definitions: dict[str, WorkerDefinition] = {}
+        self._placements: dict[str, StagePlan] = {}
+        self._born: dict[str, Future[tuple[str, int, int]]] = {}
+        """Worker -> the host, number and beginning of its process."""
+        self.residents = Residents(lambda worker: self.handle(worker).call("unload", lane=LEAVE_LANE))
+        self._meetings = Meetings()
+        launcher.serve("meeting", self._meetings)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._running
+
+    def __getitem__(self, name: str) -> WorkerGroup:
+        return self._running[name]
+
+    def handle(self, worker: str) -> WorkerHandle:
+        """`actor/1` -> the driver's end of it."""
+        role, rank = role_and_rank(worker)
+        return self._running[role].handles[rank]
+
+    def handles(self) -> dict[str, WorkerHandle]:
+        """Worker -> the driver's end of it, for all."""
+        return {
+            f"{name}/{rank}": handle
+            for name, group in self._running.items()
+            for rank, handle in enumerate(group.handles)
+        }
+
+    def gather(self, futures: Sequence[Future[T]]) -> list[T]:
+        """The results of calls to any workers; WorkerLost as soon as one is lost."""
+        return gather(futures, self._launcher.lost)
+
+    def processes(self) -> Iterator[ProcessRecord]:
+        """The workers that are up."""
+        for name, born in list(self._born.items()):
+            if born.done() and born.exception() is None:
+                host, pid, ticks = born.result()
+                log_path = str(self._log_folder / f"{name}.log")
+                yield ProcessRecord(name=name, host=host, pid=pid, started_ticks=ticks, log_path=log_path)
+
+    # -- places ----------------------------------------------------------------------------------------------------
+
+    def check_place(self, flow: str, name: str, placed: StagePlan) -> None:
+        """Raises: FlowDefinitionError, where the group runs elsewhere."""
+        wanted, runs = (_describe_place(stage) for stage in (placed, self._placements.get(name, placed)))
+        if runs != wanted:
+            raise FlowDefinitionError(f"flow {flow!r}: worker {name!r} runs on {runs}; the plan wants {wanted}")
+
+    def node(self, name: str, rank: int) -> int:
+        """The machine of a rank; the driver's for one without devices."""
+        devices = self._placements[name].devices_of(rank)
+        node, *others = sorted({self._cluster.devices[index].node for index in devices}) or [DRIVERS_NODE]
+        if others:
+            raise FlowDefinitionError(
+                f"{name}/{rank} has devices {list(devices)}, of nodes {[node, *others]}; a process runs on one node: "
+                f"give the group as many ranks as devices, or devices of one node for each rank"
+            )
+        return node
+
+    def nodes(self, name: str) -> set[int]:
+        """The machines of a group; one without devices is with the driver."""
+        return {self._cluster.devices[index].node for index in self._placements[name].devices} or {DRIVERS_NODE}
+
+    def is_on_gpus(self, name: str) -> bool:
+        """Whether all its devices are GPUs, and there are some."""
+        devices = self._placements[name].devices
+        return bool(devices) and all(map(self._is_gpu, devices))
+
+    def make_room(self, worker: str, *, beside: Collection[str], stays: bool, ready: Ready) -> None:
+        """On the worker's devices; see `Residents.make_room`."""
+        role, rank = role_and_rank(worker)
+        devices = self._placements[role].devices_of(rank)
+        self.residents.make_room(worker, devices, beside=beside, stays=stays, ready=ready)
+
+    def _is_gpu(self, index: int) -> bool:
+        return self._cluster.devices[index].kind == "cuda"
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    def start(self, name: str, definition: WorkerDefinition, placed: StagePlan) -> None:
+        """Starts the ranks of a group, without waiting for them."""
+        self._definitions[name], self._placements[name] = definition, placed
+        self._meetings.begin(name)
+        handles = [self._start_rank(name, rank) for rank in range(placed.num_ranks)]
+        self._running[name] = WorkerGroup(handles, self._launcher)
+
+    def _start_rank(self, name: str, rank: int) -> WorkerHandle:
+        definition, placed = self._definitions[name], self._placements[name]
+        devices = placed.devices_of(rank)
+        identity = Identity(
+            role=name,
+            rank=rank,
+            num_ranks=placed.num_ranks,
+            num_ranks_per_replica=placed.num_ranks_per_replica,
+            devices=tuple(f"{self._cluster.devices[index].kind}:{index}" for index in devices),
+            rendezvous=self._rendezvous_of(name),
+        )
+        gpus = {"CUDA_VISIBLE_DEVICES": visible_devices(self._cluster, devices)}
+        spec = WorkerSpec(
+            identity=identity,
+            worker_class=definition.worker_class,
+            arguments=definition.arguments,
+            log_path=self._log_folder / name / f"{rank}.log",
+            environment=self._environment | gpus,
+            python=self._pythons.get(name),
+            node=self.node(name, rank),
+            gpus=tuple(self._cluster.index_on_node(index) for index in devices if self._is_gpu(index)),
+        )
+        handle = self._launcher.start(spec)
+        self._born[identity.name] = handle.call("process", lane=LEAVE_LANE)
+        if placed.offload:
+            handle.call("unload")  # comes before any other call; nothing has to wait for it
+        return handle
+
+    def _rendezvous_of(self, name: str) -> str:
+        """What Identity.rendezvous is for the ranks of a group."""
+        nodes = self.nodes(name)
+        if nodes == {DRIVERS_NODE}:
+            return f"{self._scratch}/{name}.{self._meetings.count(name)}.rendezvous"
+        return LOOPBACK if len(nodes) == 1 else ""
+
+    # -- repairing -------------------------------------------------------------------------------------------------
+
+    def replace_unusable(self, broken: Collection[str], context: StepContext | None) -> tuple[set[str], set[str]]:
+        """Starts new ranks in place of those that cannot be used, and of the others of their group where these have
+        met; returns the groups with new ranks, and those of which a rank has begun the run.
+
+        Args:
+            broken: workers that are not even asked.
+            context: of the run that failed; None: there was none.
+
+        Raises: WorkerLost where another worker was lost meanwhile.
+        """
+        conditions = self._conditions(broken, context)
+        replaced = set()
+        for name, group in self._running.items():
+            if gone := _gone(name, group.num_ranks, conditions):
+                self._replace(name, gone)
+                replaced.add(name)
+        return replaced, {role_and_rank(worker)[0] for worker, found in conditions.items() if found.has_begun}
+
+    def _conditions(self, broken: Collection[str], context: StepContext | None) -> dict[str, Condition]:
+        """Worker -> how it is, for those that can be used."""
+        asked = {
+            worker: handle.call("condition_after_run", context, lane=LEAVE_LANE)
+            for worker, handle in self.handles().items()
+            if worker not in broken and not handle.is_lost
+        }
+        found = zip(asked, self.gather(list(asked.values())), strict=True)
+        return {worker: condition for worker, condition in found if not condition.is_spent}
+
+    def _replace(self, name: str, ranks: Sequence[int]) -> None:
+        handles = self._running[name].handles
+        if len(ranks) == len(handles):  # else those that stay have not met yet, and look where they were told to
+            self._meetings.begin(name)
+        for rank in ranks:
+            if not handles[rank].is_lost:
+                self._launcher.end(handles[rank])
+            self.residents.forget(f"{name}/{rank}")
+            handles[rank] = self._start_rank(name, rank)
+
+
+def _gone(name: str, num_ranks: int, conditions: Mapping[str, Condition]) -> list[int]:
+    """The ranks of a group that have to be replaced.
+
+    Args:
+        conditions: of the workers that can be used.
+    """
+    ranks = [conditions.get(f"{name}/{rank}") for rank in range(num_ranks)]
+    gone = [rank for rank, condition in enumerate(ranks) if condition is None]
+    return list(range(num_ranks)) if gone and any(one is not None and one.has_met_ranks for one in ranks) else gone
+
+
+def _describe_place(placed: StagePlan) -> str:
+    of_replica = f", {placed.num_ranks_per_replica} a replica" if placed.num_ranks_per_replica > 1 else ""
+    return f"devices {list(placed.devices)} in {placed.num_ranks} ranks{of_replica}"
+
+
+def visible_devices(cluster: Cluster, devices: Sequence[int]) -> str:
+    """What CUDA_VISIBLE_DEVICES is for a rank on these devices: its GPUs as their own node counts them."""
+    chosen = [cluster.devices[index] for index in devices]
+    gpus = [(device.node, cluster.index_on_node(device.index)) for device in chosen if device.kind == "cuda"]
+    # On its own node, the first, the driver may see some of the GPUs alone, and the cluster counts those.
+    drivers = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return ",".join(drivers[index] if drivers and node == 0 else str(index) for node, index in gpus)

@@ -1,0 +1,118 @@
+"""The weight edges of the open flows: the link of each, and which version was published on it last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal
+
+from rlinf_comm.weights import Layout, ReshardPlan
+from rlinf_comm.weights import plan as reshard_plan
+from rlinf_sched.flow_graph import WeightEdge
+from rlinf_workers.errors import FlowDefinitionError, LinkRefused, RemoteError
+from rlinf_workers.execution.groups import Groups
+from rlinf_workers.links.base import WeightLink, WeightPort
+from rlinf_workers.links.choose import choose
+from rlinf_workers.registry import WEIGHT_LINKS
+
+
+class WeightEdges:
+    """Opens a link for each edge as it is first synced.
+
+    Args:
+        link: what carries weights (registry.WEIGHT_LINKS, or an import path); auto: by where the ends are.
+        link_options: further arguments of its constructor.
+        attests: whether servers prove that they hold what was published.
+        note: told what did not work as it should have, and what was done instead.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        *,
+        link: str,
+        link_options: Mapping[str, Any],
+        attests: bool,
+        note: Callable[[str], None],
+    ) -> None:
+        self._groups, self._note = groups, note
+        self._link, self._link_options, self._attests = link, dict(link_options), attests
+        self.links: dict[WeightEdge, WeightLink] = {}
+        self.versions: dict[WeightEdge, int] = {}
+        """The version that was published last."""
+        self.num_bytes: dict[WeightEdge, int] = {}
+        """What a sync moves."""
+
+    def sync(self, edges: Iterable[WeightEdge]) -> None:
+        """Publishes the trainers' present weights."""
+        for edge in edges:
+            if edge not in self.links:
+                self._connect(edge)
+            self.versions[edge] = self._groups[edge.source].call("publish_weights", edge.name)[0]
+
+    def were_published(self, names: Collection[str], version: int) -> None:
+        """A stage has published that version on the edges of these names."""
+        self.versions |= {edge: version for edge in self.versions if edge.name in names}
+
+    def forget(self) -> None:
+        """Links are made anew, and nothing counts as published."""
+        self.links.clear()
+        self.versions.clear()
+
+    def _connect(self, edge: WeightEdge) -> None:
+        source, num_ranks = self._layout(edge.source), self._groups[edge.target].num_ranks
+        if source.num_ranks != self._groups[edge.source].num_ranks:
+            raise self._wrong_layout(edge.source, source)
+        reshard = reshard_plan(source, self._layout(edge.target).with_dtypes_of(source.specs))
+        self.num_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
+        each = reshard.num_dst_ranks // num_ranks
+        targets = [self._groups.node(edge.target, rank) for rank in range(num_ranks) for _ in range(each)]
+        on_gpus = self._groups.is_on_gpus(edge.source) and self._groups.is_on_gpus(edge.target)
+        links = choose(self._link, self._link_options, self._groups.nodes(edge.source), targets, on_gpus=on_gpus)
+        if not self._attests:
+            self._note(f"weights {edge.name} are not attested: nobody checks that what is served was published")
+        for number, (link, options) in enumerate(links):
+            try:
+                self._open(edge, reshard, link, options)
+                return
+            except RemoteError as error:
+                if error.error_type != LinkRefused.__name__ or number + 1 == len(links):
+                    raise
+                self._note(f"weights {edge.name} go by {links[number + 1][0]} and not by {link}: {error}")
+
+    def _open(self, edge: WeightEdge, reshard: ReshardPlan, link: str, options: Mapping[str, Any]) -> None:
+        opened = self.links[edge] = WEIGHT_LINKS.get(link)(edge.name, reshard, **options)
+        sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
+        for side, name in sides.items():
+            handles = self._groups[name].handles
+            num_ends = reshard.num_src_ranks if side == "send" else reshard.num_dst_ranks
+            ports = [
+                WeightPort(
+                    edge=edge.name,
+                    side=side,
+                    rank=rank,
+                    reshard=reshard,
+                    link=link,
+                    address=opened.address,
+                    attests=self._attests,
+                )
+                for rank in range(num_ends)
+            ]
+            each = num_ends // len(handles)
+            opening = [
+                handle.call("open_weights", ports[rank * each : (rank + 1) * each])
+                for rank, handle in enumerate(handles)
+            ]
+            self._groups.gather(opening)
+
+    def _layout(self, name: str) -> Layout:
+        group = self._groups[name]
+        layout: Layout = group.call("layout", ranks=[0])[0]
+        if layout.num_ranks % group.num_ranks:
+            raise self._wrong_layout(name, layout)
+        return layout
+
+    def _wrong_layout(self, name: str, layout: Layout) -> FlowDefinitionError:
+        num_ranks = self._groups[name].num_ranks
+        return FlowDefinitionError(
+            f"worker {name!r}: layout() speaks of {layout.num_ranks} ranks, and there are {num_ranks}"
+        )
