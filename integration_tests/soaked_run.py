@@ -25,6 +25,8 @@ from held import Before, Held, held_by, processes_below
 RECIPE = "sort-grpo"
 EVERY_STEPS = 100
 """Between two evaluations, and between two checkpoints: many of both are part of it."""
+TRACE_MEGABYTES = 1
+"""So that trace.json is full, and shortened for the first time, within the warm-up: that takes room, once."""
 PERIOD_S = 1.0
 MIN_WARM_UP_STEPS = 100
 MAX_GROWTH = 0.01
@@ -53,9 +55,10 @@ def soak(scratch: Path, num_steps: int, overrides: Sequence[str] = ()) -> dict:
     """What a run of so many steps held, and what of that is wrong."""
     output, before = scratch / "run", Before.now(scratch / "tmp")
     every = {"run.num_steps": num_steps, "run.evaluate_every": EVERY_STEPS, "run.checkpoint_every": EVERY_STEPS}
+    small_trace = {"run.trace_megabytes": TRACE_MEGABYTES}
     with (scratch / "said").open("w") as said:
         process = subprocess.Popen(
-            [*command(RECIPE, output, TINY_SORT | every), *overrides],
+            [*command(RECIPE, output, TINY_SORT | every | small_trace), *overrides],
             stdout=said,
             stderr=subprocess.STDOUT,
             env=environment() | {"TMPDIR": str(before.temporary)},
