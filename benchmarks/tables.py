@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,11 @@ def _generation() -> Iterator[str]:
     yield ""
 
 
+def _soaked(tenths: Sequence[float]) -> float:
+    """Growth from the first two tenths to the last two."""
+    return statistics.mean(tenths[-2:]) / statistics.mean(tenths[:2]) - 1
+
+
 def _failures() -> Iterator[str]:
     if result := _load("killed-worker"):
         yield f"\nFrom killing a worker to the end of the run, target: 5 s ({_machine(result)}).\n"
@@ -189,6 +194,14 @@ def _failures() -> Iterator[str]:
             f"\n{found['hangs']} hangs of real processes, from the beginning of the run that hangs to the right "
             f"explanation: {statistics.median(map(max, result['samples_s'].values())):.1f} s (median), "
             f"{found['slowest_s']:.1f} s at worst (target: 10 s; {_machine(result)}).\n"
+        )
+    if result := _load("soak"):
+        growth = max(_soaked(held["rss_bytes"]) for held in result["held"].values())
+        others = "; ".join(result["problems"]) or "descriptors, threads and shared segments did not grow"
+        yield (
+            f"\n{result['steps']:,} steps of a tiny job (`tools/soak.sh`): after a warm-up of a tenth of them the memory "
+            f"of its processes grew by {growth:.2%} at most (from the first to the last fifth; target: 1 %); "
+            f"{others}.\n"
         )
     if result := _load("killed-engine"):
         (samples,), kills = result["samples_s"].values(), result["findings"]["kills"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from rlinf_workers.addresses import ADDRESS_VARIABLE
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.launcher import agent_messages as messages
 from rlinf_workers.launcher.interpreter_process import InterpreterProcess, kill_with_group
+from rlinf_workers.leftovers import SweptFolder
 
 CALL_TIMEOUT_S = 120.0
 """For the driver to take a connection."""
@@ -73,7 +73,7 @@ class Agent:
         self._settings = settings
         self._gpus = list(gpus)
         self._workers: dict[int, _Worker] = {}
-        self._own_logs = tempfile.TemporaryDirectory(prefix="rlinf-logs-")
+        self._own_logs = SweptFolder("rlinf-logs-")
         self._be_like_the_driver()
 
     def run(self) -> None:
@@ -98,7 +98,7 @@ class Agent:
             for worker in self._workers.values():
                 kill_with_group(worker.process)
                 worker.process.join()
-            self._own_logs.cleanup()
+            self._own_logs.close()
 
     def _be_like_the_driver(self) -> None:
         """Modules are looked for where the driver looks, and relative paths mean the same, as far as the folders are
@@ -119,7 +119,7 @@ class Agent:
 
     def _start(self, order: messages.StartWorker) -> None:
         is_shared = _can_read(Path(order.log_path).with_name(order.token), order.token)
-        log = Path(order.log_path) if is_shared else Path(self._own_logs.name) / f"{order.number}.log"
+        log = Path(order.log_path) if is_shared else self._own_logs.path / f"{order.number}.log"
         own = {} if order.python else {name: os.environ[name] for name in ("VIRTUAL_ENV",) if name in os.environ}
         own |= {} if order.python else {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         connection = self._call_driver(messages.WorkerArrival(order.number))
