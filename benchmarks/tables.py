@@ -199,8 +199,8 @@ def _failures() -> Iterator[str]:
         growth = max(_soaked(held["rss_bytes"]) for held in result["held"].values())
         others = "; ".join(result["problems"]) or "descriptors, threads and shared segments did not grow"
         yield (
-            f"\n{result['steps']:,} steps of a tiny job (`tools/soak.sh`): after a warm-up of a tenth of them the memory "
-            f"of its processes grew by {growth:.2%} at most (from the first to the last fifth; target: 1 %); "
+            f"\n{result['steps']:,} steps of a tiny job (`tools/soak.sh`): after a warm-up of a tenth of them, the "
+            f"memory of its processes grew by {growth:.2%} at most (from the first to the last fifth; target: 1 %); "
             f"{others}.\n"
         )
     if result := _load("killed-engine"):
