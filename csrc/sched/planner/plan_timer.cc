@@ -126,6 +126,7 @@ void PlanTimer::set_traffic(const std::vector<const Place*>& places) {
 // The next several of a stage's devices, or the one that an instance shares with other ranks.
 void PlanTimer::set_instances(const std::vector<const Place*>& places) {
   model_.device.clear();
+  model_.instance_node.clear();
   model_.device_start.assign(1, 0);
   for (const Place* place : places) {
     const auto num_devices = static_cast<int32_t>(place->devices.size());
@@ -135,6 +136,7 @@ void PlanTimer::set_instances(const std::vector<const Place*>& places) {
       const int32_t first = shares ? rank / (place->num_instances / num_devices) : rank * span;
       model_.device.insert(model_.device.end(), place->devices.begin() + first, place->devices.begin() + first + span);
       model_.device_start.push_back(static_cast<int32_t>(model_.device.size()));
+      model_.instance_node.push_back(num_devices > 0 ? traffic_.node_of[place->devices[first]] : 0);
     }
   }
 }

@@ -44,6 +44,9 @@ struct Model {
 
   std::vector<int32_t> device_start;  // [I + 1]
   std::vector<int32_t> device;
+  double node_cores = 0.0;             // that the processes of a node share; 0: they do not slow each other
+  std::vector<double> cores;           // [S] that an instance keeps busy while it computes, for each of its devices
+  std::vector<int32_t> instance_node;  // [I] whose cores those are
   std::vector<uint8_t> turn_is_leased;     // [T]
   std::vector<int32_t> turn_device_start;  // [T + 1] devices that it shares or leaves
   std::vector<int32_t> turn_device;

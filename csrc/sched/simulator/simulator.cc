@@ -12,9 +12,10 @@ namespace {
 
 constexpr double kMoment = 1e-12;  // rounding of sums of a few thousand times stays below it
 
-bool later(double a_time, int64_t a_order, double b_time, int64_t b_order) {
-  return a_time > b_time || (a_time == b_time && a_order > b_order);
-}
+// Orders heaps of events: the earliest on top, of equal times the first that was pushed.
+constexpr auto kLater = [](const auto& a, const auto& b) {
+  return a.time > b.time || (a.time == b.time && a.order > b.order);
+};
 
 }  // namespace
 
@@ -102,6 +103,7 @@ Simulator::Simulator(const Model& model) : model_(model), num_stages_(static_cas
       }
     }
   }
+  share_cores();
   is_synced_.assign(model.sync_s.size() * model.num_steps, 0);
   outcome_.step_end_s.assign(model.num_steps, 0.0);
   outcome_.step_cause.assign(model.num_steps, -1);
@@ -120,14 +122,16 @@ Outcome Simulator::run() {
     release_step(num_released_++);
   }
   settle();
-  const auto after = [](const Event& a, const Event& b) { return later(a.time, a.order, b.time, b.order); };
   while (!events_.empty()) {
     const double limit = events_.front().time + kMoment * std::max(1.0, events_.front().time);
     while (!events_.empty() && events_.front().time <= limit) {
       const Event event = events_.front();
-      std::pop_heap(events_.begin(), events_.end(), after);
+      std::pop_heap(events_.begin(), events_.end(), kLater);
       events_.pop_back();
       if (event.kind == Event::kEngine && event.version != instances_[event.index].version) {
+        continue;
+      }
+      if (event.kind == Event::kHost && event.version != hosts_[event.index].version) {
         continue;
       }
       now_ = std::max(now_, event.time);
@@ -144,8 +148,7 @@ Outcome Simulator::run() {
 
 void Simulator::push(double time, Event::Kind kind, int32_t index, int32_t version) {
   events_.push_back({time, num_pushed_++, kind, index, version});
-  std::push_heap(events_.begin(), events_.end(),
-                 [](const Event& a, const Event& b) { return later(a.time, a.order, b.time, b.order); });
+  std::push_heap(events_.begin(), events_.end(), kLater);
 }
 
 void Simulator::handle(const Event& event) {
@@ -184,6 +187,9 @@ void Simulator::handle(const Event& event) {
       running_sync_ = -1;
       last_span_ = event.version;
       break;
+    case Event::kHost:
+      pass_host(hosts_[event.index]);
+      break;
   }
 }
 
@@ -201,6 +207,100 @@ void Simulator::settle() {
     goes_on |= pass_steps();
     for (uint8_t is_marked : is_marked_) {
       goes_on |= is_marked != 0;
+    }
+  }
+  announce_hosts();
+}
+
+// -- cores
+// -------------------------------------------------------------------------------------------------------------
+
+// Nodes whose processes may want more cores than there are get a clock.
+void Simulator::share_cores() {
+  if (model_.node_cores <= 0) {
+    return;
+  }
+  std::vector<double> wanted;
+  for (size_t i = 0; i < instances_.size(); ++i) {
+    const auto node = static_cast<size_t>(model_.instance_node[i]);
+    wanted.resize(std::max(wanted.size(), node + 1));
+    const int32_t span = std::max(1, model_.device_start[i + 1] - model_.device_start[i]);
+    instances_[i].cores = model_.cores[instances_[i].stage] * span;
+    wanted[node] += instances_[i].cores;
+  }
+  hosts_.resize(wanted.size());
+  for (size_t i = 0; i < instances_.size(); ++i) {
+    const int32_t node = model_.instance_node[i];
+    if (wanted[node] > model_.node_cores && instances_[i].cores > 0) {
+      instances_[i].host = node;
+    }
+  }
+}
+
+// Seconds on the clock that the instance works by.
+double Simulator::clock_of(const Instance& instance) const {
+  if (instance.host < 0) {
+    return now_;
+  }
+  const Host& host = hosts_[instance.host];
+  return host.clock_s + (now_ - host.read_at) * host.rate;
+}
+
+void Simulator::advance_clock(Host& host) const {
+  host.clock_s += (now_ - host.read_at) * host.rate;
+  host.read_at = now_;
+}
+
+void Simulator::use_cores(const Instance& instance, bool value) {
+  if (instance.host < 0) {
+    return;
+  }
+  Host& host = hosts_[instance.host];
+  advance_clock(host);
+  host.wanted += value ? instance.cores : -instance.cores;
+  host.rate = host.wanted > model_.node_cores ? model_.node_cores / host.wanted : 1.0;
+  host.is_stale = true;
+}
+
+// An event of the instance after so many seconds of work.
+void Simulator::push_after(double seconds, Event::Kind kind, const Instance& instance, int32_t version) {
+  const int32_t index = index_of(instance.stage, instance.rank);
+  if (instance.host < 0) {
+    push(now_ + seconds, kind, index, version);
+    return;
+  }
+  Host& host = hosts_[instance.host];
+  host.events.push_back({clock_of(instance) + seconds, num_pushed_++, kind, index, version});
+  std::push_heap(host.events.begin(), host.events.end(), kLater);
+  host.is_stale = true;
+}
+
+void Simulator::announce_hosts() {
+  for (size_t h = 0; h < hosts_.size(); ++h) {
+    Host& host = hosts_[h];
+    if (host.is_stale && !host.events.empty()) {
+      advance_clock(host);
+      const double left = std::max(0.0, host.events.front().time - host.clock_s);
+      push(now_ + left / host.rate, Event::kHost, static_cast<int32_t>(h), ++host.version);
+    }
+    host.is_stale = false;
+  }
+}
+
+// What is due by the clock.
+void Simulator::pass_host(Host& host) {
+  advance_clock(host);
+  const double limit = std::max(host.clock_s, host.events.front().time) + kMoment * std::max(1.0, host.clock_s);
+  std::vector<Event> due;
+  while (!host.events.empty() && host.events.front().time <= limit) {
+    due.push_back(host.events.front());
+    std::pop_heap(host.events.begin(), host.events.end(), kLater);
+    host.events.pop_back();
+  }
+  host.is_stale = true;
+  for (const Event& event : due) {
+    if (event.kind != Event::kEngine || event.version == instances_[event.index].version) {
+      handle(event);
     }
   }
 }

@@ -31,7 +31,7 @@ class Simulator {
   struct Event {
     double time;
     int64_t order;
-    enum Kind : int32_t { kEnd, kEngine, kArrival, kLoaded, kLeft, kSynced } kind;
+    enum Kind : int32_t { kEnd, kEngine, kArrival, kLoaded, kLeft, kSynced, kHost } kind;
     int32_t index;
     int32_t version;
   };
@@ -58,6 +58,8 @@ class Simulator {
     int32_t rank = 0;
     int32_t queue = 0;
     int32_t hand_over = 0;
+    int32_t host = -1;  // whose cores it shares with others; -1: it has cores of its own
+    double cores = 0.0;
     int32_t step = -1;  // of the last items taken
     bool is_busy = false;
     bool in_step = false;
@@ -88,6 +90,17 @@ class Simulator {
     int32_t last_span = -1;
     std::vector<int64_t> num_expected;  // [steps] items still to come from other turns
   };
+  // The cores of a node that processes want more of than there are. All of them slow down alike, so they have a clock
+  // in common: it runs by the second while there are cores enough, and slower when there are not.
+  struct Host {
+    double wanted = 0.0;  // cores
+    double rate = 1.0;    // of the clock, a second
+    double clock_s = 0.0;
+    double read_at = 0.0;       // the time at which the clock showed `clock_s`
+    std::vector<Event> events;  // a heap, by the clock
+    int32_t version = 0;
+    bool is_stale = false;  // the next of `events` is not announced, or for another time
+  };
   struct Transfer {
     int32_t edge = 0;
     int32_t step = 0;
@@ -97,6 +110,8 @@ class Simulator {
 
   // Moments.
   void push(double time, Event::Kind kind, int32_t index, int32_t version = 0);
+  void announce_hosts();
+  void pass_host(Host& host);
   void handle(const Event& event);
   void settle();
   [[noreturn]] void stand_still() const;
@@ -131,6 +146,13 @@ class Simulator {
   void close_queue(int32_t queue);
   bool has_ended(int32_t stage, int32_t step) const;
   int32_t index_of(int32_t stage, int32_t rank) const { return instance_start_[stage] + rank; }
+
+  // Cores.
+  void share_cores();
+  double clock_of(const Instance& instance) const;
+  void advance_clock(Host& host) const;
+  void use_cores(const Instance& instance, bool value);
+  void push_after(double seconds, Event::Kind kind, const Instance& instance, int32_t version = 0);
 
   // Engines.
   void admit(int32_t stage);
@@ -170,6 +192,7 @@ class Simulator {
   std::vector<uint8_t> queue_is_forced_;
   std::vector<Queue> queues_;  // [steps, queues]
   std::vector<Turn> turns_;
+  std::vector<Host> hosts_;  // [nodes]
   std::vector<std::vector<int32_t>> out_edges_;
   std::vector<int32_t> num_first_;  // [S] inputs that an item needs in its first round, and later
   std::vector<int32_t> num_later_;

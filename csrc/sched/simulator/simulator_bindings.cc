@@ -64,6 +64,9 @@ Model read_model(const py::dict& arrays, const std::vector<std::string>& names, 
   read(arrays, "edge_item_s", model.edge_item_s);
   read(arrays, "device_start", model.device_start);
   read(arrays, "device", model.device);
+  model.node_cores = arrays["node_cores"].cast<double>();
+  read(arrays, "cores", model.cores);
+  read(arrays, "instance_node", model.instance_node);
   read(arrays, "turn_is_leased", model.turn_is_leased);
   read(arrays, "turn_device_start", model.turn_device_start);
   read(arrays, "turn_device", model.turn_device);

@@ -126,6 +126,7 @@ void Simulator::occupy(Instance& instance, bool value) {
   set_bit(idle_, i, !value);
   Turn& turn = turns_[model_.turn[instance.stage]];
   turn.num_computing += value ? 1 : -1;
+  use_cores(instance, value);
   ++outcome_.num_events;
   for (int32_t d = model_.device_start[i]; d < model_.device_start[i + 1]; ++d) {
     const int32_t device = model_.device[d];
@@ -217,24 +218,27 @@ void Simulator::start_hand_over(Instance& instance) {
   instance.span = outcome_.spans.add(s, instance.rank, kCompute, instance.step, static_cast<int32_t>(count), cause,
                                      now_, now_ + seconds);
   occupy(instance, true);
-  push(now_ + seconds, Event::kEnd, index_of(s, instance.rank));
+  push_after(seconds, Event::kEnd, instance);
   if (queue.num_untaken == 0) {
     close_queue(instance.queue);
   }
 }
 
 void Simulator::start_step(Instance& instance) {
-  const double end = now_ + model_.step_s[instance.stage];
+  const double seconds = model_.step_s[instance.stage];
   const int32_t cause = cause_of(instance, -1, 0.0);
-  instance.span = outcome_.spans.add(instance.stage, instance.rank, kStep, instance.step, 0, cause, now_, end);
+  instance.span = outcome_.spans.add(instance.stage, instance.rank, kStep, instance.step, 0, cause, now_, now_ + seconds);
   instance.in_step = true;
   set_bit(owing_, index_of(instance.stage, instance.rank), false);
   --num_owing_[static_cast<size_t>(instance.step) * num_stages_ + instance.stage];
   occupy(instance, true);
-  push(end, Event::kEnd, index_of(instance.stage, instance.rank));
+  push_after(seconds, Event::kEnd, instance);
 }
 
 void Simulator::end_work(Instance& instance) {
+  if (instance.host >= 0) {
+    outcome_.spans.end_s[instance.span] = now_;  // it may have been slowed
+  }
   occupy(instance, false);
   if (instance.in_step) {
     instance.in_step = false;
@@ -310,7 +314,7 @@ void Simulator::begin_span(Instance& engine, const Entry& entry) {
   engine.span = outcome_.spans.add(engine.stage, engine.rank, kCompute, engine.step, 0, cause, now_, now_);
   if (!engine.is_busy) {
     engine.progress = 0.0;
-    engine.progress_at = now_;
+    engine.progress_at = clock_of(engine);
     occupy(engine, true);
   }
 }
@@ -339,19 +343,20 @@ void Simulator::enter(Instance& engine) {
 }
 
 void Simulator::advance(Instance& engine) {
-  if (!engine.inside.empty() && now_ > engine.progress_at) {
+  const double clock_s = clock_of(engine);
+  if (!engine.inside.empty() && clock_s > engine.progress_at) {
     const double seconds =
         model_.table[model_.table_start[engine.stage] + static_cast<int64_t>(engine.inside.size()) - 1];
-    engine.progress += (now_ - engine.progress_at) / seconds;
+    engine.progress += (clock_s - engine.progress_at) / seconds;
   }
-  engine.progress_at = now_;
+  engine.progress_at = clock_s;
 }
 
 void Simulator::reschedule(Instance& engine) {
   const double seconds =
       model_.table[model_.table_start[engine.stage] + static_cast<int64_t>(engine.inside.size()) - 1];
   const double left = std::max(0.0, engine.inside.front().first - engine.progress);
-  push(now_ + left * seconds, Event::kEngine, index_of(engine.stage, engine.rank), ++engine.version);
+  push_after(left * seconds, Event::kEngine, engine, ++engine.version);
 }
 
 void Simulator::let_leave(Instance& engine) {

@@ -8,6 +8,8 @@ from rlinf_sched.errors import ClusterError
 from rlinf_sched.host_memory import usable_bytes
 
 DeviceKind = Literal["cpu", "cuda"]
+MAX_CORES = 1_000_000
+"""Of a node: more than any has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +65,9 @@ class Cluster:
 
     devices: tuple[Device, ...]
     links: Links = field(default_factory=Links)
+    cpu_cores: int = 0
+    """Cores of each node, for what runs on its host and in its CPU slots. Processes that together want more slow each
+    other. 0: not counted, nobody slows anybody."""
 
     def __post_init__(self) -> None:
         for name in ("node_bytes_per_s", "network_bytes_per_s", "host_bytes_per_s"):
@@ -72,6 +77,8 @@ class Cluster:
             raise ClusterError(f"cluster.links.sync_bytes_per_s={self.links.sync_bytes_per_s} must be positive")
         if self.links.latency_s < 0:
             raise ClusterError(f"cluster.links.latency_s={self.links.latency_s} must not be negative")
+        if not 0 <= self.cpu_cores <= MAX_CORES:
+            raise ClusterError(f"cluster.cpu_cores={self.cpu_cores} must be from 0, not counted, to {MAX_CORES:,}")
         if not self.devices:
             raise ClusterError("a cluster has no devices; give it at least one, for example Cluster.cpu_slots(1)")
         for i, device in enumerate(self.devices):

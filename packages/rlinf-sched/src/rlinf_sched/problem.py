@@ -1,7 +1,7 @@
 """A planning problem: a flow, its profiles, a cluster and the size of a step. One JSON document, usable on its own."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +95,22 @@ class Problem:
                 f"{spans}; use one of those"
             )
         return max(fitting, key=lambda choice: choice.device_name != "")
+
+    def cores(self, stage: str, devices: Sequence[int]) -> float:
+        """Cores that an instance of the stage keeps busy on each of its devices; none: on the host."""
+        cores = self.profile(stage).cores
+        if cores is None:
+            return float(not devices or self.cluster.devices[devices[0]].kind == "cpu")
+        return cores
+
+    def most_on_host(self, stage: str) -> int:
+        """Most instances of a host stage that can gain anything: those that the profile allows, and no more than the
+        node has cores for. 0: no limit."""
+        most, cores = self.profile(stage).max_instances, self.cores(stage, ())
+        if not (self.cluster.cpu_cores and cores):
+            return most
+        at_once = max(1, int(self.cluster.cpu_cores / cores))
+        return min(most or at_once, at_once)
 
     def choices(self, stage: str) -> tuple[int, ...]:
         """Items per hand-over that the stage may have, ascending; `num_items` is the whole batch."""

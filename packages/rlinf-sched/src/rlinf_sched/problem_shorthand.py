@@ -41,6 +41,8 @@ class EqualNodes:
     memory_gib: float
     """Memory of each device, in GiB."""
     links: Links = field(default_factory=Links)
+    cpu_cores: int = 0
+    """Cores of each node; see `Cluster.cpu_cores`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +53,8 @@ class CpuSlots:
     memory_gib: float | None = None
     """Memory of each slot, in GiB. None: an equal part of this machine's memory."""
     links: Links = field(default_factory=Links)
+    cpu_cores: int = 0
+    """Cores that the slots and the host's processes share; see `Cluster.cpu_cores`."""
 
 
 def expand(tree: Any) -> Any:
@@ -105,14 +109,14 @@ def _cluster(value: Any) -> Any:
         slots = strict_json.record(value, CpuSlots, "problem.cluster", ProblemError)
         _check_count("cpu_slots", slots.cpu_slots)
         memory_bytes = None if slots.memory_gib is None else _memory_bytes(slots.memory_gib)
-        return {**_tree(Cluster.cpu_slots(slots.cpu_slots, memory_bytes)), "links": dataclasses.asdict(slots.links)}
+        return _tree(Cluster.cpu_slots(slots.cpu_slots, memory_bytes), slots)
     nodes = strict_json.record(value, EqualNodes, "problem.cluster", ProblemError)
     _check_count("nodes", nodes.nodes)
     _check_count("devices_per_node", nodes.devices_per_node)
     _check_count("nodes * devices_per_node", nodes.nodes * nodes.devices_per_node)
     memory_bytes = _memory_bytes(nodes.memory_gib)
     cluster = Cluster.cuda_nodes(nodes.nodes, nodes.devices_per_node, name=nodes.name, memory_bytes=memory_bytes)
-    return {**_tree(cluster), "links": dataclasses.asdict(nodes.links)}
+    return _tree(cluster, nodes)
 
 
 def _check_count(key: str, count: int) -> None:
@@ -126,8 +130,12 @@ def _memory_bytes(memory_gib: float) -> int:
     return max(1, round(memory_gib * 2**30))
 
 
-def _tree(cluster: Cluster) -> dict[str, Any]:
-    return {"devices": [dataclasses.asdict(device) for device in cluster.devices]}
+def _tree(cluster: Cluster, given: EqualNodes | CpuSlots) -> dict[str, Any]:
+    return {
+        "devices": [dataclasses.asdict(device) for device in cluster.devices],
+        "links": dataclasses.asdict(given.links),
+        "cpu_cores": given.cpu_cores,
+    }
 
 
 def _instances(profiles: Any) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rlinf_sched import strict_json
+from rlinf_sched.cluster import MAX_CORES
 from rlinf_sched.errors import ProfileError, did_you_mean
 
 FORMAT_VERSION = 1
@@ -155,6 +156,10 @@ class StageProfile:
     steps of an episode, turns of a conversation) all have the same number."""
     max_instances: int = 0
     """Most instances that the stage may have (environment processes). 0: no limit."""
+    cores: float | None = None
+    """Cores of its node that an instance keeps busy while it computes, on each of its devices; where the cluster counts
+    cores, processes that want more than there are slow each other. None: 1 on the host and on a CPU slot, 0 on a
+    GPU."""
     weights_bytes: int = 0
     """Bytes that a weight sync moves, all ranks together; for the groups at either end of a weight edge."""
     source: str = ""
@@ -239,6 +244,8 @@ def _stage_problems(at: str, stage: StageProfile) -> Iterator[str]:
     for key in ("max_instances", "weights_bytes"):
         if getattr(stage, key) < 0:
             yield f"{at}.{key}={getattr(stage, key)} must not be negative"
+    if stage.cores is not None and not 0 <= stage.cores <= MAX_CORES:
+        yield f"{at}.cores={stage.cores} must be from 0 to {MAX_CORES:,}"
     yield from _cost_problems(f"{at}.costs", stage.costs)
     if not stage.instances:
         yield f"{at}.instances is empty; give at least one parallel choice"

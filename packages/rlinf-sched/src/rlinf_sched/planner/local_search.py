@@ -348,7 +348,7 @@ class LocalSearch:
 
     def _other_host_ranks(self, spots: Spots, group: Sequence[int]) -> Iterator[Spots]:
         problem, stage = self._problem, self._problem.flow.stages[group[0]]
-        for count in host_instances(problem.profile(stage.name).max_instances, problem.num_items, stage.num_parts):
+        for count in host_instances(problem.most_on_host(stage.name), problem.num_items, stage.num_parts):
             if count != spots[group[0]].num_ranks:
                 yield _changed(spots, group, _placed(0, count))
 

@@ -136,7 +136,7 @@ class StageOptions:
         """(pool, numbers of instances); only pools where there are any."""
         problem, stage, profile = self._problem, self._problem.flow.stage(name), self._problem.profile(name)
         if not stage.needs_device:
-            counts = np.array(list(host_instances(profile.max_instances, problem.num_items, stage.num_parts)))
+            counts = np.array(list(host_instances(problem.most_on_host(name), problem.num_items, stage.num_parts)))
             counts = counts[profile.serves(instance, counts)]
             if len(counts):
                 yield -1, counts

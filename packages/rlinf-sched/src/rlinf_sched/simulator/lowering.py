@@ -79,6 +79,7 @@ def lower(problem: Problem, plan: Plan, *, seed: int | None, num_steps: int) -> 
         **_turns(problem, placed),
         **_edges(problem, placed),
         **_instance_devices(placed),
+        **_cores(problem, placed),
         **_syncs(problem, plan),
     }
     first_of_group = {names[0] for names in flow.workers.values()}
@@ -232,6 +233,21 @@ def _instance_devices(placed: list[PlacedStage]) -> dict[str, np.ndarray]:
     return {
         "device_start": np.concatenate([[0], np.cumsum(np.concatenate(counts))]),
         "device": np.concatenate(devices),
+    }
+
+
+def _cores(problem: Problem, placed: list[PlacedStage]) -> dict[str, np.ndarray]:
+    """What each stage wants of the cores of its instances' nodes; processes without a device are on the driver's, the
+    first."""
+    nodes = []
+    for p in placed:
+        firsts = p.plan.devices[:: max(1, len(p.plan.devices) // p.plan.num_ranks)]
+        each = [problem.cluster.devices[device].node for device in firsts] or [0]
+        nodes.append(np.repeat(each, p.plan.num_ranks // len(each)))
+    return {
+        "node_cores": np.array(float(problem.cluster.cpu_cores)),
+        "cores": np.array([problem.cores(p.stage.name, p.plan.devices) for p in placed]),
+        "instance_node": np.concatenate(nodes),
     }
 
 
