@@ -20,6 +20,7 @@ from typing import Any
 
 from rlinf_sched import Plan, Problem, StagePlan, simulate
 from rlinf_sched.derive import WORKLOADS, embodied, grpo, workload, workloads
+from rlinf_sched.derive.datasheets import GPUS, find_gpu
 from rlinf_sched.errors import ProfileError
 from rlinf_sched.planner import plan
 
@@ -84,6 +85,8 @@ CONSTANTS = (
     Constant(name="step_s", owner="simulator", low=7e-3, high=28e-3),
     Constant(name="draw_s", owner="simulator", low=6e-3, high=75e-3),
     Constant(name="BUSY_CORE_LOSS", low=0.0, high=0.5),
+    Constant(name="cores_per_device", owner="simulator", low=8, high=24),
+    Constant(name="node_cores", owner="Gpu", low=64, high=192),
 )
 
 
@@ -194,6 +197,14 @@ def with_value(constant: Constant, value: float) -> Iterator[Callable[[str], Pro
     if constant.owner == "simulator":
         yield lambda name: workload_with_simulator(name, constant.name, value)
         return
+    if constant.owner == "Gpu":
+        sheet = find_gpu("H100")
+        GPUS["H100"] = replace(sheet, **{constant.name: int(value)})
+        try:
+            yield workload
+        finally:
+            GPUS["H100"] = sheet
+        return
     modules = [module for key, module in sys.modules.items() if key.startswith("rlinf_sched.derive")]
     if constant.owner:
         made = getattr(workloads, constant.owner)
@@ -222,7 +233,8 @@ def workload_with_simulator(name: str, field: str, value: float) -> Problem:
     job = workloads.MANISKILL if "maniskill" in name else workloads.LIBERO_OFT if "libero" in name else None
     if job is None or not hasattr(job.simulator, field):
         return workload(name)
-    changed = replace(job, simulator=replace(job.simulator, **{field: value}))
+    same_type = type(getattr(job.simulator, field))(value)
+    changed = replace(job, simulator=replace(job.simulator, **{field: same_type}))
     model = "OpenVLA-7B" if "maniskill" in name else "OpenVLA-OFT"
     return embodied(changed, model=model, num_devices=int(name.rpartition("-")[2]))
 
@@ -231,6 +243,8 @@ def present(constant: Constant) -> float:
     if constant.owner == "simulator":
         jobs = (workloads.MANISKILL, workloads.LIBERO_OFT)
         return next(getattr(job.simulator, constant.name) for job in jobs if hasattr(job.simulator, constant.name))
+    if constant.owner == "Gpu":
+        return getattr(find_gpu("H100"), constant.name)
     if constant.owner:
         return getattr(workloads, constant.owner).__dataclass_fields__[constant.name].default
     return next(

@@ -294,6 +294,15 @@ def test_a_host_stage_has_as_many_processes_as_its_profile_says_and_a_limit_is_n
         assert busiest.endswith("making reward faster there helps most." if named else "helps most.")
 
 
+def test_a_host_stage_that_has_as_many_processes_as_there_are_cores_says_so():
+    """Of 16 that it may have."""
+    env = replace(profile(1.0, num_devices=0), max_instances=16)
+    problem = chain({"reward": env, "actor": profile(0.1)}, replace(gpus(1), cpu_cores=4))
+    explanation = explain_problem(problem)
+    assert explanation.plan.stage("reward").num_ranks == 4
+    assert "reward has as many host processes as its node has cores for, cluster.cpu_cores=4." in explanation.sentences
+
+
 def test_text_and_json_say_the_same(problem: Problem, plan: Plan):
     explanation = explain(problem, plan, STEP, PATH, what_if(problem, plan, lambda _: plan))
     text = explanation_text(explanation)

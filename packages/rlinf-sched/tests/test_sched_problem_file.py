@@ -250,6 +250,20 @@ def test_the_schema_accepts_the_examples(name: str):
     jsonschema.validate(json.loads(read_problem(EXAMPLES / name).to_json()), schema)
 
 
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"cpu_slots": 2, "memory_gib": 1, "cpu_cores": 3},
+        {"nodes": 2, "devices_per_node": 1, "name": "gpu", "memory_gib": 1, "cpu_cores": 3},
+    ],
+)
+def test_every_form_of_a_cluster_takes_the_cores_of_a_node(cluster):
+    tree = tree_of("laptop.json")
+    assert problem_of_tree({**tree, "cluster": cluster}).cluster.cpu_cores == 3
+    with pytest.raises(SchedError, match=r"cpu_cores=-1 must be from 0"):
+        problem_of_tree({**tree, "cluster": {**cluster, "cpu_cores": -1}})
+
+
 def test_the_published_schema_is_that_of_the_records():
     published = Path(__file__).parents[1] / "problem.schema.json"
     assert json.loads(published.read_text()) == problem_schema(), "rlinf plan --schema > packages/rlinf-sched/" + (

@@ -260,6 +260,15 @@ def test_simulators_take_the_hosts_cores_and_the_time_that_is_given(plan, recipe
     assert slower["step_s"] > simulated > told["step_s"]
 
 
+def test_simulators_have_the_cores_of_the_drivers_node_however_many_nodes_there_are():
+    def env(num_devices: int):
+        given = ["--policy.options.folder=unread", f"--cluster.num_devices={num_devices}"]
+        return problem_of_recipe(load_config("libero-oft-grpo", parse_overrides(given))).profile("env")
+
+    assert env(32) == env(8)
+    assert (env(4).max_instances, env(8).max_instances) == (56, 112)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

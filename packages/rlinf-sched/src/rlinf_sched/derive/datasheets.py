@@ -5,6 +5,8 @@ half of the printed one, which counts structured sparsity), "Ada GPU architectur
 figures.
 Memory is the printed size in powers of ten; drivers report a few per cent more.
 Network: one port per GPU as in DGX systems, 400 Gb/s for Hopper (DGX H100 datasheet), 200 Gb/s for A100 (DGX A100).
+Cores: two processors of 56 in a DGX H100 or H200, of 64 in a DGX A100 (their datasheets). The H20 and the RTX 4090 are
+sold in nodes of many kinds.
 """
 
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ class Gpu:
     host_bytes_per_s: float
     """Rate to host memory over PCIe."""
     network_bytes_per_s: float
+    node_cores: int = 0
+    """Cores of the node that it is sold in. 0: nodes differ, so that cores are not counted."""
 
     @property
     def links(self) -> Links:
@@ -48,13 +52,24 @@ class Gpu:
 
 
 _HOPPER_LINKS = {"node_bytes_per_s": 450e9, "host_bytes_per_s": 64e9, "network_bytes_per_s": 50e9}
+_DGX_HOPPER_CORES = 2 * 56
 
 GPUS = {
     "H100": Gpu(
-        name="NVIDIA H100 SXM", flops_per_s=989e12, memory_bytes=80 * 10**9, memory_bytes_per_s=3.35e12, **_HOPPER_LINKS
+        name="NVIDIA H100 SXM",
+        flops_per_s=989e12,
+        memory_bytes=80 * 10**9,
+        memory_bytes_per_s=3.35e12,
+        node_cores=_DGX_HOPPER_CORES,
+        **_HOPPER_LINKS,
     ),
     "H200": Gpu(
-        name="NVIDIA H200 SXM", flops_per_s=989e12, memory_bytes=141 * 10**9, memory_bytes_per_s=4.8e12, **_HOPPER_LINKS
+        name="NVIDIA H200 SXM",
+        flops_per_s=989e12,
+        memory_bytes=141 * 10**9,
+        memory_bytes_per_s=4.8e12,
+        node_cores=_DGX_HOPPER_CORES,
+        **_HOPPER_LINKS,
     ),
     "H20": Gpu(
         name="NVIDIA H20", flops_per_s=148e12, memory_bytes=96 * 10**9, memory_bytes_per_s=4.0e12, **_HOPPER_LINKS
@@ -67,6 +82,7 @@ GPUS = {
         node_bytes_per_s=300e9,
         host_bytes_per_s=32e9,
         network_bytes_per_s=25e9,
+        node_cores=2 * 64,
     ),
     "RTX 4090": Gpu(
         name="NVIDIA GeForce RTX 4090",
@@ -107,4 +123,4 @@ def gpu_cluster(gpu: str, num_devices: int, *, num_devices_per_node: int = GPUS_
         Device(index=i, kind="cuda", node=i // num_devices_per_node, name=sheet.name, memory_bytes=sheet.memory_bytes)
         for i in range(num_devices)
     )
-    return Cluster(devices=tuple(devices), links=sheet.links)
+    return Cluster(devices=tuple(devices), links=sheet.links, cpu_cores=sheet.node_cores)

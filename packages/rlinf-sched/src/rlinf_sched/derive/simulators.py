@@ -12,6 +12,7 @@ graphics and CUDA contexts exclusive slices of time, and two simulations on one 
 
 from dataclasses import dataclass, replace
 
+from rlinf_sched.derive.datasheets import GPUS_PER_NODE, find_gpu
 from rlinf_sched.derive.training import powers_up_to
 from rlinf_sched.profile import InstanceProfile, StageProfile, TimePoint
 
@@ -96,7 +97,7 @@ LIBERO = CpuSimulator(
     name="LIBERO",
     step_s=_LIBERO_PHYSICS_S,
     draw_s=1 / _LIBERO_STEPS_PER_S - _LIBERO_PHYSICS_S,
-    cores_per_device=112 // 8,  # DGX H100 datasheet: two 56-core processors, eight GPUs
+    cores_per_device=find_gpu("H100").node_cores // GPUS_PER_NODE,
     env_device_bytes=300 * 10**6,  # an EGL context with its textures
 )
 

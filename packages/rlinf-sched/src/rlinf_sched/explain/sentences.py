@@ -131,14 +131,22 @@ def _busiest(explanation: Explanation) -> Iterator[str]:
 
 
 def _limits(explanation: Explanation) -> Iterator[str]:
-    """Host stages that the step waits for and that have as many processes as their profile allows."""
+    """Host stages that the step waits for and that have as many processes as their profile or their node allows."""
     waited_for = {part.label for part in explanation.path if part.share >= 0.005}
     for stage in explanation.plan.stages:
-        most = explanation.problem.profile(stage.stage).max_instances
-        if not stage.devices and stage.stage in waited_for and stage.num_ranks == most:
+        problem = explanation.problem
+        most = problem.profile(stage.stage).max_instances
+        if stage.devices or stage.stage not in waited_for:
+            continue
+        if stage.num_ranks == most:
             yield (
                 f"{stage.stage} has as many host processes as its profile allows, "
                 f"profiles.stages.{stage.stage}.max_instances={most:,}."
+            )
+        elif stage.num_ranks == problem.most_on_host(stage.stage):
+            yield (
+                f"{stage.stage} has as many host processes as its node has cores for, "
+                f"cluster.cpu_cores={problem.cluster.cpu_cores:,}."
             )
 
 

@@ -24,6 +24,7 @@ from rlinf_sched.derive import (
     find_model,
     gpu_cluster,
 )
+from rlinf_sched.derive.datasheets import GPUS_PER_NODE
 from rlinf_sched.derive.groups import profile_of_groups
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.derive.simulators import on_busy_cores
@@ -263,7 +264,8 @@ def _of_workers(config: EmbodiedConfig, stage: Stage, profile: StageProfile, num
     num_groups = config.env.num_groups
     found = profile_of_groups(profile, config.env.num_envs // num_groups, num_groups)
     if not stage.needs_device:
-        return on_busy_cores(found, CORES_PER_DEVICE * num_devices)
+        on_drivers_node = min(num_devices, GPUS_PER_NODE)  # where all processes without a device are
+        return on_busy_cores(found, CORES_PER_DEVICE * on_drivers_node)
     if stage.trains and config.actor.backend != "fsdp2":
         return replace(found, instances=tuple(map(_whole, found.instances)))
     return found

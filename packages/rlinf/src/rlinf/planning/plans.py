@@ -105,7 +105,14 @@ def _read_profile(path: Path, job: Job, graph: FlowGraph, cluster: Cluster) -> P
             f"plan.profile={path}: is of the stages {', '.join(known)}; this recipe has {', '.join(mine)}",
             hint="rlinf profile RECIPE measures this one",
         )
-    return complete_problem(job, replace(problem, flow=graph, cluster=replace(cluster, links=problem.cluster.links)))
+    return complete_problem(
+        job,
+        replace(
+            problem,
+            flow=graph,
+            cluster=replace(cluster, links=problem.cluster.links, cpu_cores=problem.cluster.cpu_cores),
+        ),
+    )
 
 
 def complete_problem(job: Job, problem: Problem) -> Problem:
