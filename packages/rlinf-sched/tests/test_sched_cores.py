@@ -272,6 +272,43 @@ def test_the_planner_has_no_more_processes_than_cores_can_run():
         assert made.prediction.estimate_s == pytest.approx(made.prediction.step_s, rel=0.5 if cores == 3.0 else 1e-9)
 
 
+@pytest.mark.parametrize(("num_slots", "reward_s"), [(2, 0.05), (2, 1.0), (4, 0.2)])
+def test_a_step_takes_what_the_cores_have_to_compute(num_slots: int, reward_s: float):
+    """32 items of 0.5 s in the rollout and in the actor, and their checks, on two cores."""
+    flow = FlowGraph(
+        name="f",
+        stages=(
+            Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",)),
+            Stage(
+                name="reward",
+                worker="reward",
+                role="reward",
+                reads=("samples",),
+                writes=("scored",),
+                needs_device=False,
+            ),
+            Stage(name="actor", worker="actor", role="actor", reads=("scored",), trains=True),
+        ),
+        feeds=("prompts",),
+    )
+    stages = {
+        "rollout": profile(0.5, num_devices=1),
+        "reward": profile(reward_s),
+        "actor": profile(0.5, num_devices=1),
+    }
+    problem = Problem(
+        flow=flow,
+        profiles=Profiles(stages=stages),
+        cluster=replace(Cluster.cpu_slots(num_slots, 1 << 34), cpu_cores=2),
+        num_items=32,
+    )
+    made = plan(problem)
+    least_s = 32 * (0.5 + reward_s + 0.5) / 2
+    assert made.prediction is not None
+    assert made.prediction.estimate_s == pytest.approx(least_s, rel=0.03)
+    assert least_s <= made.prediction.step_s * (1 + 1e-9) < 1.03 * least_s
+
+
 def test_numbers_that_cannot_be_are_refused():
     with pytest.raises(ClusterError, match=r"cluster\.cpu_cores=-1 must be from 0"):
         replace(Cluster.cpu_slots(1, 1), cpu_cores=-1)

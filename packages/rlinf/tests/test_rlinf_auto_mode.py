@@ -212,10 +212,12 @@ def test_another_mode_measures_nothing_and_predicts_from_a_given_profile(tmp_pat
 def test_a_given_profile_is_planned_from_at_once_and_so_is_that_of_the_run_folder(tmp_path: Path):
     costs = {"rollout": 0.01, "reward": 0.0001, "actor": 0.01}
     problem = problem_of(Auto("--actor.num_shards", "1"), costs)
+    problem = replace(problem, cluster=replace(problem.cluster, cpu_cores=7))
     (tmp_path / "problem.json").write_text(problem.to_json())
     for auto in (Auto("--plan.profile", str(tmp_path / "problem.json")), Auto(folder=tmp_path)):
         assert len(auto.mode.probes) == 0
         assert auto.mode.problem is not None
+        assert auto.mode.problem.cluster.cpu_cores == 7
         assert auto.mode.plan == plans_of_problem(auto.job, auto.flows, auto.mode.problem).plans["grpo"]
         assert auto.mode.plan.prediction is not None
 

@@ -12,13 +12,14 @@ are a column to minimise, not an axis of the table, so that the work does not gr
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rlinf_sched import _C
 from rlinf_sched.plan import Mode
 from rlinf_sched.planner.columns import NUM_OUT, Columns
+from rlinf_sched.planner.core_bound import least_step_s
 from rlinf_sched.planner.options import Options, StageOptions
 from rlinf_sched.planner.pools import Pool
 from rlinf_sched.planner.tree import JOINS, Candidate, Join, JoinKind, Tree, leaves, mode_of, shape
@@ -73,6 +74,7 @@ class Search:
         self._problem, self._tolerance = problem, tolerance
         self._columns = Columns(len(pools), len(flow.weight_edges))
         self._makes = StageOptions(problem, pools)
+        self._least_step_s = least_step_s(problem)
         self._turns = flow.turns()
         self._num_devices = [float(pool.num_devices) for pool in pools]
         self._memory = [float(pool.memory_bytes) for pool in pools]
@@ -135,7 +137,7 @@ class Search:
         for mode in modes:
             of_mode = [candidate for candidate in found if candidate.mode == mode]
             distinct = [c for i, c in enumerate(of_mode) if c.tree not in [other.tree for other in of_mode[:i]]]
-            result += distinct[:num_each]
+            result += [replace(c, step_s=max(c.step_s, self._least_step_s)) for c in distinct[:num_each]]
         return sorted(result, key=lambda candidate: candidate.step_s)
 
     def _refined(
