@@ -107,7 +107,7 @@ bool Simulator::grant_turns() {
     granted = true;
     ++outcome_.num_events;
     turn.state = Turn::kLoading;
-    turn.load_span = -1;
+    turn.load_span = last_span_;  // where nothing has to be brought back, what was waited for
     for (int32_t s : turn.stages) {
       for (int32_t i = instance_start_[s]; model_.onload_s[s] >= 0 && i < instance_start_[s + 1]; ++i) {
         int32_t cause = last_span_;  // of this moment: the items' arrival, or the turn that left

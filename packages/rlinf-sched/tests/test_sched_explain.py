@@ -22,6 +22,7 @@ from rlinf_sched.explain import (
     usage,
     what_if,
 )
+from rlinf_sched.explain.cores import core_shares
 from rlinf_sched.explain.from_timeline import path_of, spans_of
 from rlinf_sched.explain.make import lost_term
 from rlinf_sched.explain.memory import memory_uses
@@ -301,6 +302,20 @@ def test_a_host_stage_that_has_as_many_processes_as_there_are_cores_says_so():
     explanation = explain_problem(problem)
     assert explanation.plan.stage("reward").num_ranks == 4
     assert "reward has as many host processes as its node has cores for, cluster.cpu_cores=4." in explanation.sentences
+
+
+def test_cores_that_all_stages_share_are_the_busiest():
+    """A check takes 1 s of a core, rollout and actor 0.5 s each of slots that are on the same two cores."""
+    stages = {"rollout": profile(0.5), "reward": profile(1.0, num_devices=0), "actor": profile(0.5)}
+    slots = replace(Cluster.cpu_slots(2, 1 << 40), cpu_cores=2)
+    explanation = explain_problem(chain(stages, slots))
+    (busiest,) = [text for text in explanation.sentences if text.startswith("The busiest are")]
+    assert busiest.startswith("The busiest are the 2 cores, ")
+    assert busiest.endswith(": making reward faster there helps most.")
+    shares = core_shares(explanation.problem, explanation.plan, explanation.spans)[0]
+    step_s, num_items = explanation.spans.step_s, explanation.problem.num_items
+    for stage, item_s in (("rollout", 0.5), ("reward", 1.0), ("actor", 0.5)):
+        assert shares[stage] == pytest.approx(num_items * item_s / (2 * step_s))
 
 
 def test_text_and_json_say_the_same(problem: Problem, plan: Plan):

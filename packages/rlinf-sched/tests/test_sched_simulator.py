@@ -1,5 +1,6 @@
 """Small plans whose timelines are worked out by hand, what is refused, and that equal inputs give equal timelines."""
 
+import itertools
 import subprocess
 import sys
 from dataclasses import replace
@@ -83,6 +84,18 @@ def problem_of(flow: FlowGraph, num_devices: int, num_items: int, latency_s=0.0,
 def times(timeline, stage, kind="compute"):
     spans = timeline.of(stage, kind)
     return [(timeline.start_s[i], timeline.end_s[i]) for i in spans]
+
+
+def test_a_turn_that_waited_for_devices_waited_for_who_had_them():
+    """The actor's first hand-over lies ready at 1 s, and at 4 s the rollout is done with one of the actor's devices;
+    the rank on the other one waited for it too."""
+    problem = problem_of(two_stages(), 2, 4, rollout=profile(1), actor=profile(2))
+    timeline = simulate(problem, plan_of(rollout=((0,), 1, 1, False, 0), actor=((0, 1), 2, 1, False, 1)))
+    for span in timeline.of("actor")[:2]:
+        assert timeline.end_s[timeline.cause[span]] == timeline.start_s[span] == 4
+    segments = timeline.critical_path
+    assert all(a.end_s == b.start_s for a, b in itertools.pairwise(segments))
+    assert timeline.critical_shares["rollout"] == pytest.approx(4 / timeline.step_s)
 
 
 def test_a_pipeline_of_two_stages():

@@ -5,8 +5,9 @@ on their number. A CPU-bound one runs a process for each environment: more proce
 number of cores, then share them. The cores of a node are divided among its devices, so environments on few devices have
 few cores.
 
-A simulator and a policy on one GPU take turns, as stages of a cycle on shared devices do in a plan: the driver gives
-graphics and CUDA contexts exclusive slices of time, and two simulations on one GPU take twice as long each
+A simulator and a policy on one GPU take turns, as stages of a cycle on shared devices do in a plan. In a run their
+processes hold one lease and may compute at once where a GPU's environments come in several hand-overs; the driver gives
+graphics and CUDA contexts exclusive slices of time then, and two simulations on one GPU take twice as long each
 (mani-skill/ManiSkill, issue 524). What a change of context costs beside that is not counted.
 """
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlinf_sched.describe import ranges
+from rlinf_sched.explain.cores import core_shares
 from rlinf_sched.explain.memory import handed_over, items_at_once
 from rlinf_sched.explain.quantities import counted, gib, listed, seconds
 from rlinf_sched.plan import Plan, StagePlan
@@ -117,7 +118,7 @@ def _path(explanation: Explanation) -> Iterator[str]:
 
 
 def _busiest(explanation: Explanation) -> Iterator[str]:
-    """The devices or host processes that have least time to spare, and what they do most."""
+    """The devices, host processes or cores that have least time to spare, and what they do most."""
     spans = explanation.spans
     found = [(spans.busy_share(s.stage), "host processes", s.stage) for s in explanation.plan.stages if not s.devices]
     for use in explanation.groups:
@@ -125,6 +126,10 @@ def _busiest(explanation: Explanation) -> Iterator[str]:
         if of_stages:
             noun = "device" if len(use.devices) == 1 else "devices"
             found.append((sum(use.busy_share.values()), f"{noun} {ranges(use.devices)}", max(of_stages)[1]))
+    for node, shares in core_shares(explanation.problem, explanation.plan, spans).items():
+        of_node = f" of node {node}" if explanation.problem.cluster.num_nodes > 1 else ""
+        most = max(shares, key=lambda stage: shares[stage])
+        found.append((sum(shares.values()), f"the {explanation.problem.cluster.cpu_cores} cores{of_node}", most))
     if found:
         share, where, stage = max(found)
         yield f"The busiest are {where}, {min(share, 1.0):.0%} of the time: making {stage} faster there helps most."
