@@ -227,7 +227,8 @@ void Simulator::start_hand_over(Instance& instance) {
 void Simulator::start_step(Instance& instance) {
   const double seconds = model_.step_s[instance.stage];
   const int32_t cause = cause_of(instance, -1, 0.0);
-  instance.span = outcome_.spans.add(instance.stage, instance.rank, kStep, instance.step, 0, cause, now_, now_ + seconds);
+  instance.span =
+      outcome_.spans.add(instance.stage, instance.rank, kStep, instance.step, 0, cause, now_, now_ + seconds);
   instance.in_step = true;
   set_bit(owing_, index_of(instance.stage, instance.rank), false);
   --num_owing_[static_cast<size_t>(instance.step) * num_stages_ + instance.stage];

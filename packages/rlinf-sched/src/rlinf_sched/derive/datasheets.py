@@ -72,7 +72,12 @@ GPUS = {
         **_HOPPER_LINKS,
     ),
     "H20": Gpu(
-        name="NVIDIA H20", flops_per_s=148e12, memory_bytes=96 * 10**9, memory_bytes_per_s=4.0e12, **_HOPPER_LINKS
+        name="NVIDIA H20",
+        flops_per_s=148e12,
+        memory_bytes=96 * 10**9,
+        memory_bytes_per_s=4.0e12,
+        node_cores=0,
+        **_HOPPER_LINKS,
     ),
     "A100": Gpu(
         name="NVIDIA A100 80GB SXM",
