@@ -1,8 +1,9 @@
 """How near the search's estimates come to the simulator where steps overlap:
-`python -m benchmarks.sched.staleness [NUM_PROBLEMS] [SEED]`.
+`python -m benchmarks.sched.staleness [NUM_PROBLEMS] [SEED] [NUM_ENUMERATED]`.
 
 The random problems of `enumeration`, half of them with max_staleness 1, half with 2. Every candidate that the search
-puts first, of each mode and each way to share devices, is executed by the simulator.
+puts first, of each mode and each way to share devices, is executed by the simulator. Then the plans of some problems,
+which the simulator and local search have chosen, are compared with the best that `enumeration` finds, as there.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.sched.enumeration import random_problem
+from benchmarks.sched.enumeration import Enumeration, random_problem
 
 from rlinf_sched import Problem
+from rlinf_sched.errors import InfeasibleError
+from rlinf_sched.planner import plan
 from rlinf_sched.planner.make import ALL_MODES, to_plan
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
@@ -64,6 +67,28 @@ def measure(num_problems: int, seed: int) -> dict[str, Any]:
     }
 
 
+def gaps(num_problems: int, seed: int) -> dict[str, Any]:
+    """By how much the steps of plans are longer than the shortest that enumeration finds."""
+    draw, found, num_timed = random.Random(seed), [], 0
+    while len(found) < num_problems:
+        problem = stale_problem(draw, 1 + len(found) % 2)
+        try:
+            everything = Enumeration(problem, plan(problem))
+        except InfeasibleError:
+            continue
+        everything.search()
+        num_timed += everything.num_timed
+        found.append(everything.known_s / everything.best_s - 1)
+        print(f"{len(found)}/{num_problems} {problem.flow.name}: {found[-1]:.2%}", file=sys.stderr, flush=True)
+    return {
+        "num_problems": num_problems,
+        "num_plans_timed": num_timed,
+        "mean_gap": statistics.fmean(found),
+        "worst_gap": max(found),
+        "num_beaten": sum(gap > 1e-6 for gap in found),
+    }
+
+
 def _summary(found: list[float]) -> dict[str, float]:
     sizes = [abs(error) for error in found]
     return {
@@ -77,4 +102,6 @@ def _summary(found: list[float]) -> dict[str, float]:
 
 if __name__ == "__main__":
     given = [int(argument) for argument in sys.argv[1:]]
-    print(json.dumps(measure(*(given + [100, 0][len(given) :])), indent=1))
+    num_problems, seed, num_enumerated = given + [100, 0, 20][len(given) :]
+    result = measure(num_problems, seed) | {"plans": gaps(num_enumerated, seed)}
+    print(json.dumps(result, indent=1))

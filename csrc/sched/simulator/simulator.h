@@ -157,6 +157,7 @@ class Simulator {
   // Engines.
   void admit(int32_t stage);
   void admit_any(int32_t stage);
+  void admit_to_empty(int32_t stage);
   bool can_admit(const Instance& engine) const;
   void enter(Instance& engine);
   void begin_span(Instance& engine, const Entry& entry);

@@ -259,10 +259,39 @@ bool Simulator::can_admit(const Instance& engine) const {
   return engine.is_busy ? !engine.in_step : devices_free(engine);
 }
 
+// Gives items to engines that hold none, in their order: those that are idle, and those whose last item left in this
+// moment.
+void Simulator::admit_to_empty(int32_t s) {
+  const int32_t q = queue_start_[s], begin = instance_start_[s], end = instance_start_[s + 1];
+  std::vector<int32_t> emptied;
+  for (int32_t rank : touched_[s]) {
+    if (instances_[begin + rank].is_busy && instances_[begin + rank].inside.empty()) {
+      emptied.push_back(begin + rank);
+    }
+  }
+  std::sort(emptied.begin(), emptied.end());
+  auto next_emptied = emptied.begin();
+  int32_t idle = next_idle(begin, end, false);
+  while (is_ready(q) && (idle < end || next_emptied != emptied.end())) {
+    int32_t i = idle;
+    if (next_emptied != emptied.end() && *next_emptied < idle) {
+      i = *next_emptied++;
+    } else {
+      idle = next_idle(idle + 1, end, false);
+    }
+    if (can_admit(instances_[i])) {
+      enter(instances_[i]);
+    }
+  }
+}
+
 // Gives each item to the emptiest engine, the first of equals. As engines only fill up here, the search goes on where
 // the last one ended, level by level.
 void Simulator::admit_any(int32_t s) {
   const int32_t q = queue_start_[s], begin = instance_start_[s], end = instance_start_[s + 1];
+  if (is_ready(q)) {
+    admit_to_empty(s);
+  }
   if (!is_ready(q)) {
     return;
   }

@@ -80,6 +80,17 @@ bool Simulator::leave_turns() {
 
 // Waiting turns of earlier steps go first, then those earlier in the flow; one that waits keeps its devices for itself.
 bool Simulator::grant_turns() {
+  // Most moments change no lease: nothing is looked at further where no turn that is away finds its devices free.
+  const auto may_come = [&](size_t t) {
+    const std::vector<int32_t>& rivals = turns_[t].rivals;
+    return model_.turn_is_leased[t] && turns_[t].state == Turn::kAway &&
+           std::all_of(rivals.begin(), rivals.end(), [&](int32_t r) { return turns_[r].state == Turn::kAway; });
+  };
+  bool any_may_come = false;
+  for (size_t t = 0; t < turns_.size(); ++t) any_may_come |= may_come(t);
+  if (!any_may_come) {
+    return false;
+  }
   std::vector<std::pair<int32_t, int32_t>> waiting;
   for (int32_t t = 0; t < static_cast<int32_t>(turns_.size()); ++t) {
     if (model_.turn_is_leased[t] && turns_[t].state == Turn::kAway) {

@@ -219,7 +219,8 @@ def _device_problems(stage_plan: StagePlan, graph: FlowGraph, cluster: Cluster) 
     for device, count in Counter(devices).items():
         if count > 1:
             yield f"{where}: device {device} is named {count} times; name it once"
-    unknown = [device for device in dict.fromkeys(devices) if not 0 <= device < cluster.num_devices]
+    num_devices = cluster.num_devices
+    unknown = [device for device in dict.fromkeys(devices) if not 0 <= device < num_devices]
     for device in unknown:
         yield f"{where}: device {device} does not exist; this cluster has {_device_list(cluster)}"
     if not unknown:

@@ -104,6 +104,7 @@ class LocalSearch:
         self._timer: PlanTimer | None = None
         self._timed: dict[object, Found | None] = {}
         self._needs_of: dict[object, _Needs] = {}
+        self._shares_of: dict[tuple[int, ...], Sequence[Share]] = {}
         self._has_network = problem.cluster.num_nodes > 1
         self._pool_bits = [bits_of(pool.devices) for pool in pools]
         names = [stage.name for stage in flow.stages]
@@ -119,7 +120,7 @@ class LocalSearch:
 
     def time(self, spots: Spots, estimate_s: float) -> Found | None:
         """The plan with its step; None for one that does not fit or stands still, or where no more may be timed."""
-        shares = shares_of(spots, self._pool_bits)
+        shares = self._shares(spots)
         return self._time(_Candidate(spots, shares, self._busy_s(spots, shares)), estimate_s)
 
     def _time(self, one: _Candidate, estimate_s: float) -> Found | None:
@@ -183,7 +184,7 @@ class LocalSearch:
         """Those whose busiest device computes for no longer than that, the least busy first."""
         result = []
         for spots in dict.fromkeys(candidates):
-            shares = shares_of(spots, self._pool_bits)
+            shares = self._shares(spots)
             busy_s = self._busy_s(spots, shares)
             if busy_s[0] <= hopeless_s:
                 result.append(_Candidate(spots, shares, busy_s))
@@ -191,6 +192,13 @@ class LocalSearch:
         return result
 
     # -- what a plan is ----------------------------------------------------------------------------------------------
+
+    def _shares(self, spots: Spots) -> Sequence[Share]:
+        """As `shares_of`; many plans differ in other things than devices."""
+        devices = tuple([spot.devices for spot in spots])
+        if devices not in self._shares_of:
+            self._shares_of[devices] = shares_of(spots, self._pool_bits)
+        return self._shares_of[devices]
 
     def _key(self, one: _Candidate) -> object:
         """Equal for plans that differ in the names of devices only."""

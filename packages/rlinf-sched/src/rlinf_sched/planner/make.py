@@ -102,10 +102,7 @@ def _best_of_modes(
     starts = [one for of_mode in candidates.values() for one in _simulated(problem, pools, around, of_mode)]
     if problem.cluster.num_devices > _MOST_DEVICES or not starts:
         return around.best
-    num_items = problem.num_items * len(problem.flow.stages)
-    num_choices = sum(min(_CHOICES, len(problem.profile(stage.name).instances)) for stage in problem.flow.stages)
-    affordable = _ITEMS_SEARCHED * num_choices**2 // num_items
-    around.num_left = min(max(affordable, _LEAST_SEARCHED), _MOST_SEARCHED)
+    around.num_left = affordable_plans(problem)
     starts += around.regrouped(min(starts, key=lambda found: found.rank))
     for mode, best in sorted(around.best.items(), key=lambda item: item[1].rank):
         shapes: dict[object, Found] = {}
@@ -115,6 +112,13 @@ def _best_of_modes(
         for found in list(shapes.values())[:_MOST_STARTS]:
             around.improve(found)
     return around.best
+
+
+def affordable_plans(problem: Problem) -> int:
+    """How many plans local search may time."""
+    num_items = problem.num_items * len(problem.flow.stages)
+    num_choices = sum(min(_CHOICES, len(problem.profile(stage.name).instances)) for stage in problem.flow.stages)
+    return min(max(_ITEMS_SEARCHED * num_choices**2 // num_items, _LEAST_SEARCHED), _MOST_SEARCHED)
 
 
 def _simulated(

@@ -72,6 +72,7 @@ class Search:
     def __init__(self, problem: Problem, pools: Sequence[Pool], *, tolerance: float = 1e-3) -> None:
         flow = problem.flow
         self._problem, self._tolerance = problem, tolerance
+        self._has_network = problem.cluster.num_nodes > 1
         self._columns = Columns(len(pools), len(flow.weight_edges))
         self._makes = StageOptions(problem, pools)
         self._least_step_s = least_step_s(problem)
@@ -305,7 +306,7 @@ class Search:
         """Weight edges that the cut divides cost a sync, in which each device of the target receives its part; items
         that cross it wait for one hand-over's way."""
         links = self._problem.cluster.links
-        far = kind == "side by side" and self._problem.cluster.num_nodes > 1
+        far = kind == "side by side" and self._has_network
         rate = links.network_bytes_per_s if far else links.node_bytes_per_s
         crossing = [num_bytes for writer, reader, num_bytes in self._channels if writer & before and reader & after]
         trains, generates = self._training, self._generation

@@ -124,6 +124,10 @@ def _put(
     for i in sorted(range(len(parts)), key=lambda i: (not fixed[i], -max(map(_width, parts[i][1])))):
         others = set().union(*(fixed[k] for k in range(len(parts)) if k != i and not taken[k]))
         for pool, count in enumerate(_counts(parts[i][0], len(pools))):
+            if not fixed[i] and not others:
+                taken[i].append(rest[pool][:count])
+                del rest[pool][:count]
+                continue
             mine = [d for d in rest[pool] if d in fixed[i]]
             mine += [d for d in rest[pool] if d not in fixed[i] and d not in others]
             taken[i].append(mine[:count])

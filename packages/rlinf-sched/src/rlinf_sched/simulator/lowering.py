@@ -1,6 +1,7 @@
 """Turns names and records into the flat arrays that the event core reads (csrc/sched/simulator/model.h)."""
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,7 +168,7 @@ def _turns(problem: Problem, placed: list[PlacedStage]) -> dict[str, np.ndarray]
         "rounds": rounds,
         "turn_is_leased": is_leased.astype(np.uint8),
         "turn_device_start": np.cumsum([0, *map(len, devices)]),
-        "turn_device": _ints(device for mine in devices for device in mine),
+        "turn_device": _ints(itertools.chain.from_iterable(devices)),
     }
 
 
