@@ -17,9 +17,10 @@ from typing import Any
 from benchmarks.sched.enumeration import random_problem
 
 from rlinf_sched import Problem
-from rlinf_sched.planner.make import ALL_MODES, to_plan
+from rlinf_sched.planner.make import ALL_MODES, spots_of_candidate
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
+from rlinf_sched.planner.spots import plan_of
 from rlinf_sched.planner.tree import shape
 from rlinf_sched.simulator import simulate
 
@@ -38,9 +39,10 @@ def errors(problem: Problem) -> tuple[list[float], int]:
     them takes the shortest step. Empty where nothing fits."""
     pools, found, steps_s, seen = pools_of(problem.cluster), [], [], set()
     for candidate in Search(problem, pools).best(ALL_MODES, num_each=NUM_EACH):
-        made = to_plan(problem, pools, candidate)
-        if made is not None and shape(candidate.tree) not in seen:
+        spots = spots_of_candidate(problem, pools, candidate)
+        if spots is not None and shape(candidate.tree) not in seen:
             seen.add(shape(candidate.tree))
+            made = plan_of(problem, spots, candidate.mode, "proposed by the search")
             steps_s.append(simulate(problem, made).step_s)
             found.append(candidate.step_s / steps_s[-1] - 1)
     return found, steps_s.index(min(steps_s)) if steps_s else 0
