@@ -406,7 +406,7 @@ def read(path: Path) -> list[KnownProblem]:
 
 def write(path: Path, known: Sequence[KnownProblem], summary: Mapping[str, Any]) -> None:
     """One line for each problem."""
-    head = json.dumps(summary, indent=1).rstrip("\n}")
+    head = json.dumps(summary, indent=1).removesuffix("\n}")
     lines = ",\n".join(f"  {json.dumps(asdict(one))}" for one in known)
     whole = path.with_suffix(".part")
     whole.write_text(f'{head},\n "problems": [\n{lines}\n ]\n}}\n', encoding="utf-8")

@@ -44,7 +44,7 @@ def test_predictions_from_typical_costs_are_the_mean_of_drawn_ones(name: str) ->
 @pytest.mark.parametrize("name", [*LONG_TAILED, "maniskill-openvla-8", "libero-openvla-oft-8"])
 def test_the_search_estimates_the_plan_that_it_finds(name: str) -> None:
     estimate_s, step_s = first_found(planned(name)[0])
-    assert estimate_s == pytest.approx(step_s, rel=0.04)
+    assert estimate_s == pytest.approx(step_s, rel=0.05)
 
 
 @pytest.mark.parametrize("max_staleness", [1, 2])
