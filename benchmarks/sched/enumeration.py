@@ -1,4 +1,4 @@
-"""How far plans are from the best: `python -m benchmarks.sched.enumeration [NUM_PROBLEMS] [SEED] [--drawn]`.
+"""How far plans are from the best: `python -m benchmarks.sched.enumeration [NUM_PROBLEMS] [SEED] [--known]`.
 
 Small random problems (chains and forks of three to five stages, some with a cycle, four to eight devices, memory
 limits, unequal items, instances of one, two or four devices, offload) are planned, and then everything is tried: each
@@ -8,22 +8,31 @@ the planner's own simulator. Where there are too many to list, a part of them is
 best plan known in one turn of the flow, or in two, is tried besides. Nothing else here is the planner's: problems,
 memory rule and bound are written for this file.
 
-With `--drawn` plans are judged on 20 draws of the items' costs: the mean step of the plan, made from typical costs,
-against that of the best plan known for the draws. A seed's problems can be had in parts: other seeds, other problems.
+The first problems are looked at on 20 draws of the items' costs too: the mean step of the plan, made from typical
+costs, against that of the best plan known for these very draws, which nobody can know who plans: part of that gap is
+luck.
+
+The shortest plan of each problem is kept in a file with what was not tried, so that with `--known` today's planner is
+compared without enumerating again; an enumeration that was cut off goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import itertools
 import json
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from benchmarks.harness import RESULTS_FOLDER
 
 from rlinf_sched import (
     Cluster,
@@ -34,7 +43,6 @@ from rlinf_sched import (
     Problem,
     Profiles,
     Stage,
-    StagePlan,
     StageProfile,
     TimePoint,
     WeightEdge,
@@ -43,15 +51,21 @@ from rlinf_sched.errors import InfeasibleError
 from rlinf_sched.plan import Mode
 from rlinf_sched.planner import plan
 from rlinf_sched.planner.plan_timer import PlanTimer
-from rlinf_sched.planner.spots import Spots, spots_of
+from rlinf_sched.planner.spots import Spot, Spots, devices_of, shares_of, spots_of
 from rlinf_sched.profile import Batching
 
 GIB = 1 << 30
 MOST_TIMED = 10_000
 """Of those that may be shorter, the ones whose busiest device computes least: so many of all, and a tenth of that for
 each pair of turns in which a plan may differ from the best known; divided by the number of draws."""
+_MOST_COPIES = 4
+"""Plans that may be looked at for each that is timed, as many differ in the names of devices only."""
+MOST_KEPT = 100
+"""Plans, the shortest on typical costs, that are tried on drawn ones."""
 MOST_LISTED = 1_000_000
 """Rows that are looked at for each turn of the flow."""
+_ROUNDING = 1e-6
+"""Part of a step by which a shorter one is not shorter."""
 DRAWS = range(0, 2000, 100)
 MODES: tuple[Mode, ...] = ("collocated", "disaggregated", "hybrid")
 CHAIN = {"rollout": "rollout", "score": "reference", "value": "critic", "judge": "reward", "actor": "actor"}
@@ -142,34 +156,55 @@ def _random_profile(draw: random.Random, name: str, rounds: int) -> StageProfile
 
 
 class Enumeration:
-    """All plans of a problem in which each worker group has an interval of the devices.
+    """All plans of a problem in which each worker group, which here is a stage, has an interval of the devices.
 
     Args:
         seeds: of the costs that plans are timed with, their mean counts; None stands for the typical costs.
+        known: plans to begin with.
+
+    Attributes:
+        best, best_s: the shortest plan known and its step.
+        shortest: the plans that were timed, the shortest first, at most `MOST_KEPT`.
     """
 
-    def __init__(self, problem: Problem, known: Plan, seeds: Sequence[int | None] = (None,)) -> None:
+    def __init__(self, problem: Problem, known: Sequence[Spots], seeds: Sequence[int | None] = (None,)) -> None:
         self._problem = problem
-        self._turns = problem.flow.turns()
-        self._turn = {name: turn for turn, names in enumerate(self._turns) for name in names}
-        self._cycle = {name for names in problem.flow.cycles() for name in names}
-        self._num_devices = problem.cluster.num_devices
+        names = [stage.name for stage in problem.flow.stages]
+        self._turns = [[names.index(name) for name in turn] for turn in problem.flow.turns()]
+        self._cycle = {names.index(name) for cycle in problem.flow.cycles() for name in cycle}
+        self._profiles = [problem.profile(name) for name in names]
+        self._devices = problem.cluster.num_devices
         self._memory = problem.cluster.devices[0].memory_bytes
-        self._timers = [PlanTimer(problem, spots_of(problem, known), seed=seed) for seed in seeds]
-        self._options = [list(self._of_turn(names)) for names in self._turns]
+        self._timers = [PlanTimer(problem, known[0], seed=seed) for seed in seeds]
+        self._options = [list(self._of_turn(turn)) for turn in self._turns]
         self._numbers = [
-            [np.array([self._of_option(stages)[i] for stages in options]) for i in range(3)]
-            for options in self._options
+            [np.array([self._of_option(turn, spots)[i] for spots in options]) for i in range(3)]
+            for turn, options in zip(self._turns, self._options, strict=True)
         ]
-        self._known = [tuple(known.stage(name) for name in names) for names in self._turns]
-        self.known_s = self.best_s = self._time(self._known)
-        self.num_timed, self.was_cut = 0, False
+        self.was_cut = False
+        self._timed: dict[object, float] = {}
+        self.shortest: list[tuple[float, Spots]] = []
+        self.best_s = math.inf
+        for spots in known:
+            self._time(spots)
         self._most = MOST_TIMED // len(seeds)
         self._draw = np.random.default_rng(0)
 
+    @property
+    def best(self) -> Spots:
+        return self.shortest[0][1]
+
+    @property
+    def num_timed(self) -> int:
+        return len(self._timed)
+
+    def step_s(self, spots: Spots) -> float:
+        """The mean over the costs."""
+        return sum(timer.step_s(spots) for timer in self._timers) / len(self._timers)
+
     def search(self) -> None:
-        """Sets `best_s`."""
-        before_s = np.inf
+        """Sets `best`."""
+        before_s = math.inf
         while self.best_s < before_s:
             before_s = self.best_s
             for changed in itertools.combinations(range(len(self._turns)), 2):
@@ -178,36 +213,36 @@ class Enumeration:
 
     def _try(self, changed: Sequence[int], most: int) -> None:
         """Every option of these turns, the others as in the best plan known."""
-        known = list(self._known)
-        bounds_s, plan_of = self._all(changed, known)
+        bounds_s, spots_of_row = self._all(changed, self.best)
         order = np.argsort(bounds_s, kind="stable")
-        self.was_cut |= len(order) > most
-        for i in order[:most]:
+        last = len(self._timed) + most
+        for looked_at, i in enumerate(order.tolist()):
             if bounds_s[i] >= self.best_s:
-                break
-            self.num_timed += 1
-            stages = plan_of(int(i))
-            step_s = self._time(stages)
-            if step_s < self.best_s:
-                self.best_s, self._known = step_s, stages
+                return
+            if looked_at >= _MOST_COPIES * most or len(self._timed) >= last:
+                self.was_cut = True
+                return
+            self._time(spots_of_row(i))
 
-    def _time(self, stages: Sequence[tuple[StagePlan, ...]]) -> float:
-        spots = self._spots(stages)
-        return statistics.fmean(timer.step_s(spots) for timer in self._timers)
+    def _time(self, spots: Spots) -> None:
+        """Plans that differ in the names of devices only are timed once."""
+        shares = shares_of(spots, [(1 << self._devices) - 1])
+        counts = frozenset((share.stages, share.devices.bit_count()) for share in shares)
+        key = (*(spot[1:] for spot in spots), counts)
+        if key not in self._timed:
+            step_s = self._timed[key] = self.step_s(spots)
+            if len(self.shortest) < MOST_KEPT or step_s < self.shortest[-1][0]:
+                bisect.insort(self.shortest, (step_s, spots))
+                del self.shortest[MOST_KEPT:]
+                self.best_s = self.shortest[0][0]
 
-    def _spots(self, stages: Sequence[tuple[StagePlan, ...]]) -> Spots:
-        flat = tuple(stage for of_turn in stages for stage in of_turn)
-        return spots_of(self._problem, Plan(flow=self._problem.flow.name, mode="hybrid", stages=flat, reason="tried"))
-
-    def _all(
-        self, changed: Sequence[int], known: list[tuple[StagePlan, ...]]
-    ) -> tuple[np.ndarray, Callable[[int], list[tuple[StagePlan, ...]]]]:
+    def _all(self, changed: Sequence[int], known: Spots) -> tuple[np.ndarray, Callable[[int], Spots]]:
         """What the busiest device of each plan computes that fits and may be shorter, and what the plan is."""
         chosen = np.zeros((1, 0), dtype=np.int32)
-        busy, stays, works = (np.zeros((1, self._num_devices)) for _ in range(3))
-        for turn in range(len(self._turns)):
+        busy, stays, works = (np.zeros((1, self._devices)) for _ in range(3))
+        for turn, stages in enumerate(self._turns):
             if turn not in changed:
-                fixed = self._of_option(known[turn])
+                fixed = self._of_option(stages, [known[s] for s in stages])
                 busy, stays, works = busy + fixed[0], stays + fixed[1], np.maximum(works, fixed[2])
         for turn in changed:
             numbers = self._numbers[turn]
@@ -221,13 +256,14 @@ class Enumeration:
             chosen = np.column_stack([chosen[before], option])
             busy, stays, works = (np.concatenate([keep[k] for keep in kept]) for k in (2, 3, 4))
 
-        def plan_of(i: int) -> list[tuple[StagePlan, ...]]:
-            stages = list(known)
-            for turn, option in zip(changed, chosen[i].tolist(), strict=True):
-                stages[turn] = self._options[turn][option]
-            return stages
+        def spots_of_row(row: int) -> Spots:
+            spots = list(known)
+            for turn, option in zip(changed, chosen[row].tolist(), strict=True):
+                for s, spot in zip(self._turns[turn], self._options[turn][option], strict=True):
+                    spots[s] = spot
+            return tuple(spots)
 
-        return busy.max(axis=1, initial=0.0), plan_of
+        return busy.max(axis=1, initial=0.0), spots_of_row
 
     def _extended(
         self, busy: np.ndarray, stays: np.ndarray, works: np.ndarray, numbers: Sequence[np.ndarray]
@@ -240,49 +276,40 @@ class Enumeration:
         keeps = (new_busy.max(axis=2) < self.best_s) & ((new_stays + new_works) <= self._memory).all(axis=2)
         return *np.nonzero(keeps), new_busy[keeps], new_stays[keeps], new_works[keeps]
 
-    def _of_turn(self, names: Sequence[str]) -> Iterator[tuple[StagePlan, ...]]:
+    def _of_turn(self, stages: Sequence[int]) -> Iterator[Spots]:
         """A stage, or those of a cycle: together or apart, with the same hand-over."""
-        for stages in itertools.product(*(self._of_stage(name) for name in names)):
-            first = stages[0]
-            alike = all((one.granularity, one.offload) == (first.granularity, first.offload) for one in stages)
-            pairs = itertools.combinations((set(one.devices) for one in stages), 2)
+        for spots in itertools.product(*(self._of_stage(s) for s in stages)):
+            alike = len({(spot.granularity, spot.offload) for spot in spots}) == 1
+            pairs = itertools.combinations((spot.devices for spot in spots), 2)
             if alike and all(mine == other or not mine & other for mine, other in pairs):
-                yield stages
+                yield spots
 
-    def _of_stage(self, name: str) -> Iterator[StagePlan]:
-        sizes = (1, 4, self._problem.num_items if name in self._cycle else 0)
+    def _of_stage(self, s: int) -> Iterator[Spot]:
+        sizes = (1, 4, self._problem.num_items if s in self._cycle else 0)
         offloads = (False, True) if self._problem.allow_offload else (False,)
-        for first, last in itertools.combinations(range(self._num_devices + 1), 2):
-            devices = tuple(range(first, last))
-            for instance in self._problem.profile(name).instances:
-                num_ranks, left = divmod(len(devices), instance.num_devices)
+        for first, last in itertools.combinations(range(self._devices + 1), 2):
+            for instance in self._profiles[s].instances:
+                num_ranks, left = divmod(last - first, instance.num_devices)
                 for size, offload in itertools.product(sizes, offloads):
                     if not left:
-                        yield StagePlan(
-                            stage=name,
-                            devices=devices,
-                            num_ranks=num_ranks,
-                            granularity=size,
-                            offload=offload,
-                            turn=self._turn[name],
-                        )
+                        yield Spot((1 << last) - (1 << first), num_ranks, size, offload)
 
-    def _of_option(self, stages: tuple[StagePlan, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _of_option(self, stages: Sequence[int], spots: Sequence[Spot]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of one turn, for each device: seconds of computing if items were alike, bytes that stay, and bytes besides
         while it has its turn."""
-        busy, stays, works = (np.zeros(self._num_devices) for _ in range(3))
-        for stage in stages:
-            profile, width = self._problem.profile(stage.stage), len(stage.devices) // stage.num_ranks
+        busy, stays, works = (np.zeros(self._devices) for _ in range(3))
+        for s, spot in zip(stages, spots, strict=True):
+            profile, width = self._profiles[s], spot.devices.bit_count() // spot.num_ranks
             instance = next(one for one in profile.instances if one.num_devices == width)
-            share = -(-self._problem.num_items // stage.num_ranks)
+            share = -(-self._problem.num_items // spot.num_ranks)
             continuous = profile.batching == "continuous"
-            items = share if continuous else min(stage.granularity or self._problem.num_items, share)
-            all_items = self._problem.num_items * profile.rounds / stage.num_ranks
-            on = list(stage.devices)
+            items = share if continuous else min(spot.granularity or self._problem.num_items, share)
+            all_items = self._problem.num_items * profile.rounds / spot.num_ranks
+            on = list(devices_of(spot.devices))
             # Dealt out unevenly, a device may have less than its share.
             busy[on] += 0.9 * instance.seconds(items) / items * all_items + instance.step_s
-            stays[on] += 0 if stage.offload else instance.state_bytes
-            works[on] += instance.item_work_bytes * items + (instance.state_bytes if stage.offload else 0)
+            stays[on] += 0 if spot.offload else instance.state_bytes
+            works[on] += instance.item_work_bytes * items + (instance.state_bytes if spot.offload else 0)
         return busy, stays, works
 
 
@@ -290,44 +317,170 @@ def _parts(rows: np.ndarray, size: int) -> list[np.ndarray]:
     return [rows[i : i + size] for i in range(0, max(1, len(rows)), size)]
 
 
+# -- what is known -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class Known:
+    """The shortest plan known for a problem, on the costs that it was sought for."""
+
+    step_s: float
+    plan: list[list[Any]]
+    """For each stage in the order of the flow: devices as bits, ranks, items handed over, whether it offloads."""
+    found_by: Literal["planner", "enumeration"]
+    num_timed: int
+    """Plans, each under one of its devices' names."""
+    had_more: bool
+    """Whether more plans could have been shorter than were timed."""
+
+    @property
+    def spots(self) -> Spots:
+        return tuple(Spot(*stage) for stage in self.plan)
+
+
+@dataclass(kw_only=True, slots=True)
+class KnownProblem:
+    """One problem of a seed: the `number`-th that is drawn."""
+
+    number: int
+    flow: str
+    num_devices: int
+    typical: Known
+    drawn: Known | None = None
+
+
+def problems(seed: int) -> Iterator[tuple[int, Problem]]:
+    """All problems of a seed, numbered; some have no plan."""
+    draw = random.Random(seed)
+    for number in itertools.count():
+        yield number, random_problem(draw)
+
+
+def enumerate_into(path: Path, num_problems: int, seed: int, num_drawn: int) -> None:
+    """Adds to the file what it lacks: the shortest plans of the first problems, of the first of these on drawn costs
+    too. Saves after each."""
+    known = read(path) if path.exists() else []
+    for number, problem in problems(seed):
+        if len(known) >= num_problems:
+            return
+        if known and number <= known[-1].number:
+            continue
+        try:
+            made = spots_of(problem, plan(problem))
+        except InfeasibleError:
+            continue
+        everything = Enumeration(problem, [made])
+        everything.search()
+        one = KnownProblem(
+            number=number,
+            flow=problem.flow.name,
+            num_devices=problem.cluster.num_devices,
+            typical=_known(everything, made),
+        )
+        if len(known) < num_drawn:
+            drawn = Enumeration(problem, [made, *(spots for _, spots in everything.shortest)], DRAWS)
+            drawn.search()
+            one.drawn = _known(drawn, made)
+        known.append(one)
+        write(path, known, {"seed": seed, "most_timed": MOST_TIMED})
+        print(f"{len(known)}/{num_problems}", one, flush=True)
+
+
+def _known(everything: Enumeration, made: Spots) -> Known:
+    return Known(
+        step_s=everything.best_s,
+        plan=[list(spot) for spot in everything.best],
+        found_by="planner" if everything.step_s(made) < everything.best_s * (1 + _ROUNDING) else "enumeration",
+        num_timed=everything.num_timed,
+        had_more=everything.was_cut,
+    )
+
+
+def read(path: Path) -> list[KnownProblem]:
+    rows = json.loads(path.read_text(encoding="utf-8"))["problems"]
+    return [
+        KnownProblem(**row | {costs: Known(**row[costs]) for costs in ("typical", "drawn") if row[costs]})
+        for row in rows
+    ]
+
+
+def write(path: Path, known: Sequence[KnownProblem], summary: Mapping[str, Any]) -> None:
+    """One line for each problem."""
+    head = json.dumps(summary, indent=1).removesuffix("\n}")
+    lines = ",\n".join(f"  {json.dumps(asdict(one))}" for one in known)
+    whole = path.with_suffix(".part")
+    whole.write_text(f'{head},\n "problems": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+    whole.replace(path)
+
+
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def measure(num_problems: int, seed: int, seeds: Sequence[int | None]) -> dict[str, Any]:
-    """Gaps of the planner's plans over the best that enumeration finds, and beside single modes."""
-    draw, gaps, worse_than_mode, plan_s = random.Random(seed), [], 0, []
-    num_timed = num_cut = 0
-    while len(gaps) < num_problems:
-        problem = random_problem(draw)
-        began_s = time.process_time()
-        try:
-            found = plan(problem)
-        except InfeasibleError:
+def compare(path: Path, num_problems: int | None = None, *, also_alone: bool = False) -> dict[str, Any]:
+    """Today's plans beside the shortest known of the first problems in the file, or of all; shorter ones are known from
+    then on.
+
+    Args:
+        also_alone: plans each problem with each mode alone too, which takes three times as long again.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    known = {one.number: one for one in read(path)}
+    compared = sorted(known)[:num_problems]
+    gaps: dict[str, list[float]] = {"typical": [], "drawn": []}
+    plan_s: list[float] = []
+    num_worse = 0
+    for number, problem in problems(content["seed"]):
+        if number > compared[-1]:
+            break
+        if number not in known:
             continue
+        began_s = time.process_time()
+        found = plan(problem)
         plan_s.append(time.process_time() - began_s)
-        worse_than_mode += _is_worse_than_a_mode(problem, found)
-        everything = Enumeration(problem, found, seeds)
-        everything.search()
-        num_timed, num_cut = num_timed + everything.num_timed, num_cut + everything.was_cut
-        gaps.append(everything.known_s / everything.best_s - 1)
-        print(
-            f"{len(gaps)}/{num_problems} {problem.flow.name} {problem.cluster.num_devices} devices: {gaps[-1]:.2%} "
-            f"plan {plan_s[-1]:.2f} s, {everything.num_timed} timed{', cut' if everything.was_cut else ''}",
-            flush=True,
-        )
+        num_worse += also_alone and _is_worse_than_a_mode(problem, found)
+        of_problem = {
+            costs: _gap(problem, spots_of(problem, found), best, seeds)
+            for costs, best, seeds in (
+                ("typical", known[number].typical, (None,)),
+                ("drawn", known[number].drawn, DRAWS),
+            )
+            if best is not None
+        }
+        for costs, gap in of_problem.items():
+            gaps[costs].append(gap)
+        print(number, problem.flow.name, f"{problem.cluster.num_devices} devices", of_problem, flush=True)
+    summary = {
+        "seed": content["seed"],
+        "most_timed": content["most_timed"],
+        "plan_s_median": statistics.median(plan_s),
+        "num_worse_than_one_mode": num_worse if also_alone else content.get("num_worse_than_one_mode"),
+        "typical": _summary(gaps["typical"], [one.typical for one in known.values()]),
+        "drawn": _summary(gaps["drawn"], [one.drawn for one in known.values() if one.drawn]),
+    }
+    if len(compared) == len(known):
+        write(path, list(known.values()), summary)
+    return summary
+
+
+def _gap(problem: Problem, made: Spots, best: Known, seeds: Sequence[int | None]) -> float:
+    """Of a plan over the shortest known, which it becomes if it is shorter; both are timed anew."""
+    timers = [PlanTimer(problem, made, seed=seed) for seed in seeds]
+    step_s, best.step_s = (sum(timer.step_s(spots) for timer in timers) / len(timers) for spots in (made, best.spots))
+    gap = step_s / best.step_s - 1
+    if gap < -_ROUNDING:
+        best.step_s, best.plan, best.found_by = step_s, [list(spot) for spot in made], "planner"
+    return max(0.0, gap)
+
+
+def _summary(gaps: Sequence[float], known: Sequence[Known]) -> dict[str, Any]:
     return {
         "num_problems": len(gaps),
-        "seed": seed,
-        "costs": "typical" if None in seeds else f"{len(seeds)} draws",
-        "most_timed": MOST_TIMED,
-        "num_plans_timed": num_timed,
-        "num_problems_with_more_plans": num_cut,
-        "mean_gap": statistics.mean(gaps),
-        "worst_gap": max(gaps),
-        "num_beaten": sum(gap > 1e-6 for gap in gaps),
+        "mean_gap": statistics.fmean(gaps) if gaps else 0.0,
+        "worst_gap": max(gaps, default=0.0),
+        "num_beaten": sum(gap > _ROUNDING for gap in gaps),
         "num_beaten_by_1_percent": sum(gap > 0.01 for gap in gaps),
-        "num_worse_than_one_mode": worse_than_mode,
-        "plan_s_median": statistics.median(plan_s),
+        "num_plans_timed": sum(one.num_timed for one in known),
+        "num_problems_with_more_plans": sum(one.had_more for one in known),
     }
 
 
@@ -346,8 +499,13 @@ def _is_worse_than_a_mode(problem: Problem, found: Plan) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("num_problems", type=int, nargs="?", default=100)
-    parser.add_argument("seed", type=int, nargs="?", default=0)
-    parser.add_argument("--drawn", action="store_true")
+    parser.add_argument("num_problems", type=int, nargs="?", default=500)
+    parser.add_argument("seed", type=int, nargs="?", default=2026)
+    parser.add_argument("--drawn", type=int, default=100, help="problems whose plans are sought on drawn costs too")
+    parser.add_argument("--file", type=Path, default=RESULTS_FOLDER / "planner-enumeration.json")
+    parser.add_argument("--known", action="store_true", help="only compare with what is in the file")
+    parser.add_argument("--alone", action="store_true", help="plan with each mode alone too")
     given = parser.parse_args()
-    print(json.dumps(measure(given.num_problems, given.seed, DRAWS if given.drawn else (None,)), indent=1))
+    if not given.known:
+        enumerate_into(given.file, given.num_problems, given.seed, given.drawn)
+    print(json.dumps(compare(given.file, given.num_problems, also_alone=given.alone), indent=1))

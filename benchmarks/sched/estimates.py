@@ -22,10 +22,10 @@ from benchmarks.sched.random_graphs import random_graph
 from rlinf_sched import Problem
 from rlinf_sched.planner import plan
 from rlinf_sched.planner.local_search import Found, LocalSearch
-from rlinf_sched.planner.make import ALL_MODES, affordable_plans, to_plan
+from rlinf_sched.planner.make import ALL_MODES, affordable_plans, spots_of_candidate
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.spots import Spot, Spots, bits_of, spots_of
+from rlinf_sched.planner.spots import Spot, Spots, bits_of, plan_of
 from rlinf_sched.planner.tree import Candidate, shape
 from rlinf_sched.simulator import simulate
 
@@ -68,7 +68,7 @@ def beaten_by(problem: Problem, starts: list[Spots], num_plans: int) -> list[Fou
     found = []
     for spots in starts:
         around = LocalSearch(problem, pools_of(problem.cluster), num_plans=num_plans)
-        first = around.time(spots, 0.0)
+        first = around.time(spots)
         if first is not None:
             found.append(around.improve(first))
     return found
@@ -79,10 +79,11 @@ def one_graph(num_stages: int, seed: int) -> dict[str, Any]:
     problem = random_graph(num_stages, NUM_DEVICES, seed=seed)
     pools, errors, starts = pools_of(problem.cluster), [], []
     for candidate in shapes_of(problem):
-        made = to_plan(problem, pools, candidate)
-        if made is not None:
-            errors.append(candidate.step_s / simulate(problem, made).step_s - 1)
-            starts.append(spots_of(problem, made))
+        spots = spots_of_candidate(problem, pools, candidate)
+        if spots is not None:
+            proposed = plan_of(problem, spots, candidate.mode, "proposed by the search")
+            errors.append(candidate.step_s / simulate(problem, proposed).step_s - 1)
+            starts.append(spots)
     made = plan(problem)
     assert made.prediction is not None
     step_s, num_plans, draw = made.prediction.step_s, affordable_plans(problem), random.Random(seed)
@@ -91,7 +92,7 @@ def one_graph(num_stages: int, seed: int) -> dict[str, Any]:
     for spots in random_spots(problem, draw):
         if len(drawn) == NUM_RANDOM:
             break
-        if LocalSearch(problem, pools, num_plans=1).time(spots, 0.0) is not None:
+        if LocalSearch(problem, pools, num_plans=1).time(spots) is not None:
             drawn.append(spots)
     from_random = beaten_by(problem, drawn, num_plans)
     return {

@@ -81,8 +81,13 @@ def _table(what: str, cases: list[dict[str, Any]]) -> Iterator[str]:
         target = f"{case['target_s']:g} s" if "target_s" in case else ""
         yield (
             f"| {case[what]:,} | {case['median_s']:.2f} s | {case['first_s']:.2f} s | {target} | {case['mode']} "
-            f"| {case['step_s']:.1f} s | {case['estimate_s'] / case['step_s'] - 1:+.1%} |"
+            f"| {case['step_s']:.1f} s | {_error(case)} |"
         )
+
+
+def _error(case: dict[str, Any]) -> str:
+    """Of the search's estimate, which it has of plans that it proposed only."""
+    return "-" if case["estimate_s"] is None else f"{case['estimate_s'] / case['step_s'] - 1:+.1%}"
 
 
 def _predictions(cases: list[dict[str, Any]]) -> Iterator[str]:
@@ -95,7 +100,7 @@ def _predictions(cases: list[dict[str, Any]]) -> Iterator[str]:
         yield (
             f"| {case['case']} | {case['mode']} | {case['step_s']:.1f} s "
             f"| {case['mean_s']:.1f} s ({case['deviation_s'] / case['mean_s']:.1%}) "
-            f"| {case['step_s'] / case['mean_s'] - 1:+.1%} | {case['estimate_s'] / case['step_s'] - 1:+.1%} |"
+            f"| {case['step_s'] / case['mean_s'] - 1:+.1%} | {_error(case)} |"
         )
 
 

@@ -20,9 +20,10 @@ from benchmarks.sched.enumeration import Enumeration, random_problem
 from rlinf_sched import Problem
 from rlinf_sched.errors import InfeasibleError
 from rlinf_sched.planner import plan
-from rlinf_sched.planner.make import ALL_MODES, to_plan
+from rlinf_sched.planner.make import ALL_MODES, spots_of_candidate
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
+from rlinf_sched.planner.spots import plan_of, spots_of
 from rlinf_sched.planner.tree import shape
 from rlinf_sched.simulator import simulate
 
@@ -41,9 +42,10 @@ def errors(problem: Problem) -> tuple[list[float], int]:
     them takes the shortest step. Empty where nothing fits."""
     pools, found, steps_s, seen = pools_of(problem.cluster), [], [], set()
     for candidate in Search(problem, pools).best(ALL_MODES, num_each=NUM_EACH):
-        made = to_plan(problem, pools, candidate)
-        if made is not None and shape(candidate.tree) not in seen:
+        spots = spots_of_candidate(problem, pools, candidate)
+        if spots is not None and shape(candidate.tree) not in seen:
             seen.add(shape(candidate.tree))
+            made = plan_of(problem, spots, candidate.mode, "proposed by the search")
             steps_s.append(simulate(problem, made).step_s)
             found.append(candidate.step_s / steps_s[-1] - 1)
     return found, steps_s.index(min(steps_s)) if steps_s else 0
@@ -73,12 +75,13 @@ def gaps(num_problems: int, seed: int) -> dict[str, Any]:
     while len(found) < num_problems:
         problem = stale_problem(draw, 1 + len(found) % 2)
         try:
-            everything = Enumeration(problem, plan(problem))
+            made = spots_of(problem, plan(problem))
         except InfeasibleError:
             continue
+        everything = Enumeration(problem, [made])
         everything.search()
         num_timed += everything.num_timed
-        found.append(everything.known_s / everything.best_s - 1)
+        found.append(everything.step_s(made) / everything.best_s - 1)
         print(f"{len(found)}/{num_problems} {problem.flow.name}: {found[-1]:.2%}", file=sys.stderr, flush=True)
     return {
         "num_problems": num_problems,

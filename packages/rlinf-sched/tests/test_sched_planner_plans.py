@@ -158,8 +158,9 @@ def test_plans_of_any_size_are_valid_and_say_what_the_search_thought(num_devices
     made.validate(problem.flow, problem.cluster)
     assert made.prediction is not None
     assert made.prediction.step_s == pytest.approx(simulate(problem, replace(made, prediction=None)).step_s)
-    assert made.prediction.estimate_s == pytest.approx(made.prediction.step_s, rel=0.1)
-    record_property("estimate_over_step", made.prediction.estimate_s / made.prediction.step_s)
+    if made.prediction.estimate_s is not None:
+        assert made.prediction.estimate_s == pytest.approx(made.prediction.step_s, rel=0.1)
+        record_property("estimate_over_step", made.prediction.estimate_s / made.prediction.step_s)
     for stage in made.prediction.stages.values():
         assert stage.peak_bytes <= 80 * GIB
 

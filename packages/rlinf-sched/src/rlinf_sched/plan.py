@@ -93,8 +93,9 @@ class Prediction:
 
     step_s: float
     """Seconds of a step as the simulator finds them."""
-    estimate_s: float
-    """Seconds of a step as the search estimates them, without simulating events."""
+    estimate_s: float | None
+    """Seconds of a step as the search estimates them, without simulating events; None for a plan that local search
+    found, of which it has no estimate."""
     sync_s: float
     """Seconds of a step's weight syncs."""
     stages: Mapping[str, StagePrediction]

@@ -168,20 +168,24 @@ class StageProfile:
     def serving(self, like: InstanceProfile, num_ranks: int) -> InstanceProfile | None:
         """Of the choices on as many devices of the same product, the one that `serves` so many instances; None: there
         is none."""
-        alike = sorted((one for one in self.instances if one.fits_like(like)), key=lambda one: one.num_ranks)
-        for one, more in itertools.pairwise(alike):
-            if num_ranks * num_ranks <= one.num_ranks * more.num_ranks:
-                return one
-        return alike[-1] if alike else None
+        return next((one for one, most in self._reaches(like) if num_ranks * num_ranks <= most), None)
 
     def serves(self, instance: InstanceProfile, num_ranks: Any) -> Any:
         """Whether a stage with so many instances takes the times of this choice: no other that was measured on the same
         devices has a number of instances nearer by ratio. `num_ranks` is an int or an array of them."""
-        numbers = [other.num_ranks for other in self.instances if other.fits_like(instance)]
-        fewer = max((number for number in numbers if number < instance.num_ranks), default=0)
-        more = min((number for number in numbers if number > instance.num_ranks), default=None)
-        most = math.inf if more is None else instance.num_ranks * more
-        return (num_ranks * num_ranks > instance.num_ranks * fewer) & (num_ranks * num_ranks <= most)
+        least = -1.0
+        for one, most in self._reaches(instance):
+            if one.num_ranks == instance.num_ranks:
+                return (num_ranks * num_ranks > least) & (num_ranks * num_ranks <= most)
+            least = most
+        raise AssertionError(f"{instance} is none of the profile's choices")
+
+    def _reaches(self, like: InstanceProfile) -> list[tuple[InstanceProfile, float]]:
+        """The choices on as many devices of the same product, ascending in instances, each with the square of the most
+        that it serves: half of the way to the next, by ratio."""
+        alike = sorted((one for one in self.instances if one.fits_like(like)), key=lambda one: one.num_ranks)
+        most = [float(one.num_ranks * more.num_ranks) for one, more in itertools.pairwise(alike)]
+        return list(zip(alike, [*most, math.inf], strict=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ class Judged:
 
     plan: Plan
     timeline: Timeline
-    estimate_s: float
-    """Seconds of a step as the search estimates them; of the plan that a local search began with."""
+    estimate_s: float | None
+    """Seconds of a step as the search over cuts estimates them; None for what local search found."""
 
     @property
     def step_s(self) -> float:

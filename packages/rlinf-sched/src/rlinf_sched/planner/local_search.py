@@ -44,8 +44,8 @@ class Found:
     busy_s: tuple[float, ...]
     """Seconds that devices and host processes compute, the busiest first, each number once: of plans that take equally
     long, the one whose next bottleneck has more to spare is better."""
-    estimate_s: float
-    """Seconds of a step as the search estimates them; of the plan that a local search began with."""
+    estimate_s: float | None
+    """Seconds of a step as the search over cuts estimates them; None for what local search found."""
 
     @property
     def rank(self) -> tuple[float, tuple[float, ...], int]:
@@ -118,12 +118,12 @@ class LocalSearch:
         self._spans = [sorted({one.num_devices for one in problem.profile(name).instances}) for name in names]
         self._sizes = [problem.choices(name) for name in names]
 
-    def time(self, spots: Spots, estimate_s: float) -> Found | None:
+    def time(self, spots: Spots, estimate_s: float | None = None) -> Found | None:
         """The plan with its step; None for one that does not fit or stands still, or where no more may be timed."""
         shares = self._shares(spots)
         return self._time(_Candidate(spots, shares, self._busy_s(spots, shares)), estimate_s)
 
-    def _time(self, one: _Candidate, estimate_s: float) -> Found | None:
+    def _time(self, one: _Candidate, estimate_s: float | None = None) -> Found | None:
         key = self._key(one)
         if key in self._timed:
             return self._timed[key]
@@ -167,12 +167,12 @@ class LocalSearch:
         """A plan for each way in which the worker groups can share devices, or have their own, with as many for each as
         their work in the first one asks for."""
         candidates = self._promising(self._regroupings(first.spots), math.inf)[: self.num_left // 3]
-        return [found for one in candidates if (found := self._time(one, first.estimate_s)) is not None]
+        return [found for one in candidates if (found := self._time(one)) is not None]
 
     def _first_better(self, best: Found, candidates: Iterable[Spots], tried: list[Found]) -> Found | None:
         """The first that is better, those first whose busiest device computes least."""
         for one in self._promising(candidates, _HOPELESS * best.step_s):
-            found = self._time(one, best.estimate_s)
+            found = self._time(one)
             if found is None:
                 continue
             tried.append(found)

@@ -13,7 +13,7 @@ from rlinf_sched.planner.judged import Judged
 from rlinf_sched.planner.local_search import Found, LocalSearch
 from rlinf_sched.planner.pools import Pool, pools_of
 from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.spots import plan_of, spots_of
+from rlinf_sched.planner.spots import Spot, Spots, bits_of, plan_of
 from rlinf_sched.planner.tree import Candidate, leaves, place, shape
 from rlinf_sched.problem import Problem
 from rlinf_sched.simulator import Timeline
@@ -135,8 +135,8 @@ def _simulated(
         if len(result) >= few and candidate.step_s > _WORTH * best_s and is_known:
             continue
         shapes.add(shape(candidate.tree))
-        made = to_plan(problem, pools, candidate)
-        found = None if made is None else around.time(spots_of(problem, made), candidate.step_s)
+        spots = spots_of_candidate(problem, pools, candidate)
+        found = None if spots is None else around.time(spots, candidate.step_s)
         if found is not None:
             result.append(found)
             best_s = min(best_s, found.step_s)
@@ -149,31 +149,19 @@ def _judged(problem: Problem, found: Found) -> Judged:
     return Judged(made, execute(problem, made), found.estimate_s)
 
 
-def to_plan(problem: Problem, pools: Sequence[Pool], candidate: Candidate) -> Plan | None:
-    """The candidate as a plan, stages ordered by turn; None where the stages of a worker group cannot be together."""
+def spots_of_candidate(problem: Problem, pools: Sequence[Pool], candidate: Candidate) -> Spots | None:
+    """Where and how the candidate's stages run; None where the stages of a worker group cannot be together."""
     workers = {stage.name: stage.worker for stage in problem.flow.stages}
     placed = place(candidate.tree, [list(pool.devices) for pool in pools], workers)
     if placed is None:
         return None
-    turns = {name: turn for turn, names in enumerate(problem.flow.turns()) for name in names}
     in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}  # where 0, the end of the batch, never comes
-    stages = [
-        StagePlan(
-            stage=leaf.stage,
-            devices=placed[leaf.stage],
-            num_ranks=leaf.num_instances,
-            granularity=0 if leaf.granularity >= problem.num_items and leaf.stage not in in_cycle else leaf.granularity,
-            offload=leaf.offload,
-            turn=turns[leaf.stage],
-        )
-        for leaf in leaves(candidate.tree)
-    ]
-    return Plan(
-        flow=problem.flow.name,
-        mode=candidate.mode,
-        stages=tuple(sorted(stages, key=lambda stage: stage.turn)),
-        reason="proposed by the search",
-    )
+    spots = {}
+    for leaf in leaves(candidate.tree):
+        is_whole = leaf.granularity >= problem.num_items and leaf.stage not in in_cycle
+        granularity = 0 if is_whole else leaf.granularity
+        spots[leaf.stage] = Spot(bits_of(placed[leaf.stage]), leaf.num_instances, granularity, leaf.offload)
+    return tuple(spots[stage.name] for stage in problem.flow.stages)
 
 
 def _reason(best: Judged, others: Sequence[Judged]) -> str:
