@@ -101,7 +101,7 @@ def one_graph(num_stages: int, seed: int) -> dict[str, Any]:
         "mode": made.mode,
         "step_s": step_s,
         "errors": errors,
-        "plan_error": made.prediction.estimate_s / step_s - 1,
+        "plan_error": made.prediction.estimate_s and made.prediction.estimate_s / step_s - 1,
         "beaten_from_candidates": max([0.0, *(step_s / found.step_s - 1 for found in from_candidates)]),
         "beaten_from_random": max([0.0, *(step_s / found.step_s - 1 for found in from_random)]),
         "num_starts": len(from_candidates) + len(from_random),
