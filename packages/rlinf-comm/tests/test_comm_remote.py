@@ -138,6 +138,14 @@ def play(channel: Any, operations: list[Any]) -> list[Any]:
     return outcomes
 
 
+def test_a_put_after_ones_own_abort_is_refused():
+    with linked("far") as (_, _, far):
+        far.put(1)
+        far.abort("enough")
+        with pytest.raises(ChannelAborted, match="enough"):
+            far.put(2)
+
+
 @holds_for(OPERATIONS, st.sampled_from([1, 2]), st.sampled_from([1, 3]), num=25, num_slow=300)
 def test_the_same_calls_have_the_same_outcomes(operations, num_keys, num_producers):
     options = {"capacity_items": 4, "capacity_bytes": 100_000, "num_keys": num_keys, "num_producers": num_producers}

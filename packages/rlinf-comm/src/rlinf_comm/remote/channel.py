@@ -287,6 +287,7 @@ class RemoteChannel:
     def abort(self, reason: str) -> None:
         """Channel.abort: ends the channel for everybody."""
         self._ask(Abort(reason), NOTHING, Deadline(_GRACE_S))
+        self._granted = Granted(0, 0)  # what was granted before; the next put asks, and learns that it is over
 
     def stats(self) -> ChannelStats:
         answer = self._ask(Stats(), NOTHING, Deadline(_GRACE_S))
