@@ -48,8 +48,8 @@ from rlinf_sched import (
     WeightEdge,
 )
 from rlinf_sched.errors import InfeasibleError
-from rlinf_sched.plan import Mode
 from rlinf_sched.planner import plan
+from rlinf_sched.planner.make import ALL_MODES
 from rlinf_sched.planner.plan_timer import PlanTimer
 from rlinf_sched.planner.spots import Spot, Spots, devices_of, shares_of, spots_of
 from rlinf_sched.profile import Batching
@@ -67,7 +67,6 @@ MOST_LISTED = 1_000_000
 _ROUNDING = 1e-6
 """Part of a step by which a shorter one is not shorter."""
 DRAWS = range(0, 2000, 100)
-MODES: tuple[Mode, ...] = ("collocated", "disaggregated", "hybrid")
 CHAIN = {"rollout": "rollout", "score": "reference", "value": "critic", "judge": "reward", "actor": "actor"}
 SHAPES = ("chain3", "chain4", "chain5", "fork4", "fork5", "cycle3", "cycle4")
 
@@ -200,7 +199,7 @@ class Enumeration:
 
     def step_s(self, spots: Spots) -> float:
         """The mean over the costs."""
-        return sum(timer.step_s(spots) for timer in self._timers) / len(self._timers)
+        return mean_step_s(self._timers, spots)
 
     def search(self) -> None:
         """Sets `best`."""
@@ -313,6 +312,22 @@ class Enumeration:
         return busy, stays, works
 
 
+def mean_step_s(timers: Sequence[PlanTimer], spots: Spots) -> float:
+    """Over the costs that the timers have."""
+    return statistics.fmean(timer.step_s(spots) for timer in timers)
+
+
+def enumerated(problem: Problem) -> tuple[Spots, Enumeration] | None:
+    """Today's plan, and what is known after a search around it; None where nothing fits."""
+    try:
+        made = spots_of(problem, plan(problem))
+    except InfeasibleError:
+        return None
+    everything = Enumeration(problem, [made])
+    everything.search()
+    return made, everything
+
+
 def _parts(rows: np.ndarray, size: int) -> list[np.ndarray]:
     return [rows[i : i + size] for i in range(0, max(1, len(rows)), size)]
 
@@ -359,18 +374,16 @@ def problems(seed: int) -> Iterator[tuple[int, Problem]]:
 def enumerate_into(path: Path, num_problems: int, seed: int, num_drawn: int) -> None:
     """Adds to the file what it lacks: the shortest plans of the first problems, of the first of these on drawn costs
     too. Saves after each."""
-    known = read(path) if path.exists() else []
+    known = read(path)[1] if path.exists() else []
     for number, problem in problems(seed):
         if len(known) >= num_problems:
             return
         if known and number <= known[-1].number:
             continue
-        try:
-            made = spots_of(problem, plan(problem))
-        except InfeasibleError:
+        searched = enumerated(problem)
+        if searched is None:
             continue
-        everything = Enumeration(problem, [made])
-        everything.search()
+        made, everything = searched
         one = KnownProblem(
             number=number,
             flow=problem.flow.name,
@@ -396,11 +409,12 @@ def _known(everything: Enumeration, made: Spots) -> Known:
     )
 
 
-def read(path: Path) -> list[KnownProblem]:
-    rows = json.loads(path.read_text(encoding="utf-8"))["problems"]
-    return [
+def read(path: Path) -> tuple[dict[str, Any], list[KnownProblem]]:
+    """What `write` was given: the summary and the problems."""
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    return summary, [
         KnownProblem(**row | {costs: Known(**row[costs]) for costs in ("typical", "drawn") if row[costs]})
-        for row in rows
+        for row in summary.pop("problems")
     ]
 
 
@@ -423,13 +437,13 @@ def compare(path: Path, num_problems: int | None = None, *, also_alone: bool = F
     Args:
         also_alone: plans each problem with each mode alone too, which takes three times as long again.
     """
-    content = json.loads(path.read_text(encoding="utf-8"))
-    known = {one.number: one for one in read(path)}
+    before, stored = read(path)
+    known = {one.number: one for one in stored}
     compared = sorted(known)[:num_problems]
     gaps: dict[str, list[float]] = {"typical": [], "drawn": []}
     plan_s: list[float] = []
     num_worse = 0
-    for number, problem in problems(content["seed"]):
+    for number, problem in problems(before["seed"]):
         if number > compared[-1]:
             break
         if number not in known:
@@ -450,10 +464,10 @@ def compare(path: Path, num_problems: int | None = None, *, also_alone: bool = F
             gaps[costs].append(gap)
         print(number, problem.flow.name, f"{problem.cluster.num_devices} devices", of_problem, flush=True)
     summary = {
-        "seed": content["seed"],
-        "most_timed": content["most_timed"],
+        "seed": before["seed"],
+        "most_timed": before["most_timed"],
         "plan_s_median": statistics.median(plan_s),
-        "num_worse_than_one_mode": num_worse if also_alone else content.get("num_worse_than_one_mode"),
+        "num_worse_than_one_mode": num_worse if also_alone else before.get("num_worse_than_one_mode"),
         "typical": _summary(gaps["typical"], [one.typical for one in known.values()]),
         "drawn": _summary(gaps["drawn"], [one.drawn for one in known.values() if one.drawn]),
     }
@@ -465,7 +479,7 @@ def compare(path: Path, num_problems: int | None = None, *, also_alone: bool = F
 def _gap(problem: Problem, made: Spots, best: Known, seeds: Sequence[int | None]) -> float:
     """Of a plan over the shortest known, which it becomes if it is shorter; both are timed anew."""
     timers = [PlanTimer(problem, made, seed=seed) for seed in seeds]
-    step_s, best.step_s = (sum(timer.step_s(spots) for timer in timers) / len(timers) for spots in (made, best.spots))
+    step_s, best.step_s = mean_step_s(timers, made), mean_step_s(timers, best.spots)
     gap = step_s / best.step_s - 1
     if gap < -_ROUNDING:
         best.step_s, best.plan, best.found_by = step_s, [list(spot) for spot in made], "planner"
@@ -487,7 +501,7 @@ def _summary(gaps: Sequence[float], known: Sequence[Known]) -> dict[str, Any]:
 def _is_worse_than_a_mode(problem: Problem, found: Plan) -> bool:
     assert found.prediction is not None
     steps_s = [found.prediction.step_s]
-    for mode in MODES:
+    for mode in ALL_MODES:
         try:
             alone = plan(problem, [mode]).prediction
         except InfeasibleError:

@@ -26,7 +26,7 @@ from rlinf_sched.planner.make import ALL_MODES, affordable_plans, spots_of_candi
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 from rlinf_sched.planner.spots import Spot, Spots, bits_of, plan_of
-from rlinf_sched.planner.tree import Candidate, shape
+from rlinf_sched.planner.tree import shape
 from rlinf_sched.simulator import simulate
 
 STAGES = (5, 6, 7)
@@ -37,12 +37,16 @@ NUM_RANDOM = 10
 """Random plans of each graph that local search begins with."""
 
 
-def shapes_of(problem: Problem) -> list[Candidate]:
-    """The best candidate of each way to share devices, best estimate first."""
-    best: dict[object, Candidate] = {}
-    for candidate in Search(problem, pools_of(problem.cluster)).best(ALL_MODES, num_each=NUM_CANDIDATES):
-        best.setdefault(shape(candidate.tree), candidate)
-    return list(best.values())
+def proposed(problem: Problem, num_each: int) -> Iterator[tuple[Spots, float, float]]:
+    """Of the search's best candidates of each mode the first of each way to share devices, best estimate first: where
+    its stages are, and its step as estimated and as simulated."""
+    pools, seen = pools_of(problem.cluster), set()
+    for candidate in Search(problem, pools).best(ALL_MODES, num_each=num_each):
+        spots = spots_of_candidate(problem, pools, candidate)
+        if spots is not None and shape(candidate.tree) not in seen:
+            seen.add(shape(candidate.tree))
+            made = plan_of(problem, spots, candidate.mode, "proposed by the search")
+            yield spots, candidate.step_s, simulate(problem, made).step_s
 
 
 def random_spots(problem: Problem, draw: random.Random) -> Iterator[Spots]:
@@ -77,17 +81,12 @@ def beaten_by(problem: Problem, starts: list[Spots], num_plans: int) -> list[Fou
 def one_graph(num_stages: int, seed: int) -> dict[str, Any]:
     """Errors of the estimates of one graph, and what its plan is beaten by."""
     problem = random_graph(num_stages, NUM_DEVICES, seed=seed)
-    pools, errors, starts = pools_of(problem.cluster), [], []
-    for candidate in shapes_of(problem):
-        spots = spots_of_candidate(problem, pools, candidate)
-        if spots is not None:
-            proposed = plan_of(problem, spots, candidate.mode, "proposed by the search")
-            errors.append(candidate.step_s / simulate(problem, proposed).step_s - 1)
-            starts.append(spots)
+    candidates = list(proposed(problem, NUM_CANDIDATES))
     made = plan(problem)
     assert made.prediction is not None
     step_s, num_plans, draw = made.prediction.step_s, affordable_plans(problem), random.Random(seed)
-    from_candidates = beaten_by(problem, starts, num_plans)
+    from_candidates = beaten_by(problem, [spots for spots, _, _ in candidates], num_plans)
+    pools = pools_of(problem.cluster)
     drawn: list[Spots] = []
     for spots in random_spots(problem, draw):
         if len(drawn) == NUM_RANDOM:
@@ -100,7 +99,7 @@ def one_graph(num_stages: int, seed: int) -> dict[str, Any]:
         "seed": seed,
         "mode": made.mode,
         "step_s": step_s,
-        "errors": errors,
+        "errors": [estimate_s / simulated_s - 1 for _, estimate_s, simulated_s in candidates],
         "plan_error": made.prediction.estimate_s and made.prediction.estimate_s / step_s - 1,
         "beaten_from_candidates": max([0.0, *(step_s / found.step_s - 1 for found in from_candidates)]),
         "beaten_from_random": max([0.0, *(step_s / found.step_s - 1 for found in from_random)]),

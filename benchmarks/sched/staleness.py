@@ -15,17 +15,10 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.sched.enumeration import Enumeration, random_problem
+from benchmarks.sched.enumeration import enumerated, random_problem
+from benchmarks.sched.estimates import proposed
 
 from rlinf_sched import Problem
-from rlinf_sched.errors import InfeasibleError
-from rlinf_sched.planner import plan
-from rlinf_sched.planner.make import ALL_MODES, spots_of_candidate
-from rlinf_sched.planner.pools import pools_of
-from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.spots import plan_of, spots_of
-from rlinf_sched.planner.tree import shape
-from rlinf_sched.simulator import simulate
 
 NUM_EACH = 4
 """Candidates of each mode."""
@@ -40,15 +33,11 @@ def stale_problem(draw: random.Random, max_staleness: int) -> Problem:
 def errors(problem: Problem) -> tuple[list[float], int]:
     """Estimate over simulated step, minus 1, of the best candidate of each shape, best estimate first; and which of
     them takes the shortest step. Empty where nothing fits."""
-    pools, found, steps_s, seen = pools_of(problem.cluster), [], [], set()
-    for candidate in Search(problem, pools).best(ALL_MODES, num_each=NUM_EACH):
-        spots = spots_of_candidate(problem, pools, candidate)
-        if spots is not None and shape(candidate.tree) not in seen:
-            seen.add(shape(candidate.tree))
-            made = plan_of(problem, spots, candidate.mode, "proposed by the search")
-            steps_s.append(simulate(problem, made).step_s)
-            found.append(candidate.step_s / steps_s[-1] - 1)
-    return found, steps_s.index(min(steps_s)) if steps_s else 0
+    times_s = [(estimate_s, simulated_s) for _, estimate_s, simulated_s in proposed(problem, NUM_EACH)]
+    steps_s = [simulated_s for _, simulated_s in times_s]
+    return [estimate_s / simulated_s - 1 for estimate_s, simulated_s in times_s], steps_s.index(
+        min(steps_s)
+    ) if steps_s else 0
 
 
 def measure(num_problems: int, seed: int) -> dict[str, Any]:
@@ -74,12 +63,10 @@ def gaps(num_problems: int, seed: int) -> dict[str, Any]:
     draw, found, num_timed = random.Random(seed), [], 0
     while len(found) < num_problems:
         problem = stale_problem(draw, 1 + len(found) % 2)
-        try:
-            made = spots_of(problem, plan(problem))
-        except InfeasibleError:
+        searched = enumerated(problem)
+        if searched is None:
             continue
-        everything = Enumeration(problem, [made])
-        everything.search()
+        made, everything = searched
         num_timed += everything.num_timed
         found.append(everything.step_s(made) / everything.best_s - 1)
         print(f"{len(found)}/{num_problems} {problem.flow.name}: {found[-1]:.2%}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sched_generated_problems import problems
+from sched_planner_problems import chain
 
 from rlinf_sched import (
     Cluster,
@@ -278,33 +279,12 @@ def test_the_planner_has_no_more_processes_than_cores_can_run():
 @pytest.mark.parametrize(("num_slots", "reward_s"), [(2, 0.05), (2, 1.0), (4, 0.2)])
 def test_a_step_takes_what_the_cores_have_to_compute(num_slots: int, reward_s: float):
     """32 items of 0.5 s in the rollout and in the actor, and their checks, on two cores."""
-    flow = FlowGraph(
-        name="f",
-        stages=(
-            Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",)),
-            Stage(
-                name="reward",
-                worker="reward",
-                role="reward",
-                reads=("samples",),
-                writes=("scored",),
-                needs_device=False,
-            ),
-            Stage(name="actor", worker="actor", role="actor", reads=("scored",), trains=True),
-        ),
-        feeds=("prompts",),
-    )
-    stages = {
+    profiles = {
         "rollout": profile(0.5, num_devices=1),
         "reward": profile(reward_s),
         "actor": profile(0.5, num_devices=1),
     }
-    problem = Problem(
-        flow=flow,
-        profiles=Profiles(stages=stages),
-        cluster=replace(Cluster.cpu_slots(num_slots, 1 << 34), cpu_cores=2),
-        num_items=32,
-    )
+    problem = chain(profiles, replace(Cluster.cpu_slots(num_slots, 1 << 34), cpu_cores=2), num_items=32)
     made = plan(problem)
     least_s = 32 * (0.5 + reward_s + 0.5) / 2
     estimates_s = [candidate.step_s for candidate in Search(problem, pools_of(problem.cluster)).best(ALL_MODES)]
