@@ -17,6 +17,15 @@ constexpr auto kLater = [](const auto& a, const auto& b) {
   return a.time > b.time || (a.time == b.time && a.order > b.order);
 };
 
+// Takes the earliest event off a heap.
+template <class Event>
+Event popped(std::vector<Event>& heap) {
+  std::pop_heap(heap.begin(), heap.end(), kLater);
+  const Event event = heap.back();
+  heap.pop_back();
+  return event;
+}
+
 }  // namespace
 
 Simulator::Simulator(const Model& model) : model_(model), num_stages_(static_cast<int32_t>(model.names.size())) {
@@ -125,13 +134,8 @@ Outcome Simulator::run() {
   while (!events_.empty()) {
     const double limit = events_.front().time + kMoment * std::max(1.0, events_.front().time);
     while (!events_.empty() && events_.front().time <= limit) {
-      const Event event = events_.front();
-      std::pop_heap(events_.begin(), events_.end(), kLater);
-      events_.pop_back();
-      if (event.kind == Event::kEngine && event.version != instances_[event.index].version) {
-        continue;
-      }
-      if (event.kind == Event::kHost && event.version != hosts_[event.index].version) {
+      const Event event = popped(events_);
+      if (is_outdated(event)) {
         continue;
       }
       now_ = std::max(now_, event.time);
@@ -144,6 +148,18 @@ Outcome Simulator::run() {
     stand_still();
   }
   return std::move(outcome_);
+}
+
+// Whether it was announced for another time since.
+bool Simulator::is_outdated(const Event& event) const {
+  switch (event.kind) {
+    case Event::kEngine:
+      return event.version != instances_[event.index].version;
+    case Event::kHost:
+      return event.version != hosts_[event.index].version;
+    default:
+      return false;
+  }
 }
 
 void Simulator::push(double time, Event::Kind kind, int32_t index, int32_t version) {
@@ -293,13 +309,11 @@ void Simulator::pass_host(Host& host) {
   const double limit = std::max(host.clock_s, host.events.front().time) + kMoment * std::max(1.0, host.clock_s);
   std::vector<Event> due;
   while (!host.events.empty() && host.events.front().time <= limit) {
-    due.push_back(host.events.front());
-    std::pop_heap(host.events.begin(), host.events.end(), kLater);
-    host.events.pop_back();
+    due.push_back(popped(host.events));
   }
   host.is_stale = true;
   for (const Event& event : due) {
-    if (event.kind != Event::kEngine || event.version == instances_[event.index].version) {
+    if (!is_outdated(event)) {
       handle(event);
     }
   }

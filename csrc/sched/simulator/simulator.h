@@ -110,6 +110,7 @@ class Simulator {
 
   // Moments.
   void push(double time, Event::Kind kind, int32_t index, int32_t version = 0);
+  bool is_outdated(const Event& event) const;
   void announce_hosts();
   void pass_host(Host& host);
   void handle(const Event& event);

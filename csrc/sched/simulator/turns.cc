@@ -80,37 +80,34 @@ bool Simulator::leave_turns() {
 
 // Waiting turns of earlier steps go first, then those earlier in the flow; one that waits keeps its devices for itself.
 bool Simulator::grant_turns() {
-  // Most moments change no lease: nothing is looked at further where no turn that is away finds its devices free.
-  const auto may_come = [&](size_t t) {
+  const auto is_away = [&](int32_t t) { return turns_[t].state == Turn::kAway; };
+  const auto may_come = [&](int32_t t) {
     const std::vector<int32_t>& rivals = turns_[t].rivals;
-    return model_.turn_is_leased[t] && turns_[t].state == Turn::kAway &&
-           std::all_of(rivals.begin(), rivals.end(), [&](int32_t r) { return turns_[r].state == Turn::kAway; });
+    return is_away(t) && std::all_of(rivals.begin(), rivals.end(), is_away);
   };
-  bool any_may_come = false;
-  for (size_t t = 0; t < turns_.size(); ++t) any_may_come |= may_come(t);
-  if (!any_may_come) {
-    return false;
-  }
-  std::vector<std::pair<int32_t, int32_t>> waiting;
+  std::vector<int32_t> away;
   for (int32_t t = 0; t < static_cast<int32_t>(turns_.size()); ++t) {
-    if (model_.turn_is_leased[t] && turns_[t].state == Turn::kAway) {
-      const int32_t step = first_step_with_work(turns_[t]);
-      if (step < model_.num_steps) {
-        waiting.emplace_back(step, t);
-      }
+    if (model_.turn_is_leased[t] && is_away(t)) {
+      away.push_back(t);
     }
   }
-  if (waiting.empty()) {
-    return false;
+  if (std::none_of(away.begin(), away.end(), may_come)) {
+    return false;  // as in most moments; what each has to do is not looked at then
+  }
+  std::vector<std::pair<int32_t, int32_t>> waiting;
+  for (const int32_t t : away) {
+    const int32_t step = first_step_with_work(turns_[t]);
+    if (step < model_.num_steps) {
+      waiting.emplace_back(step, t);
+    }
   }
   std::sort(waiting.begin(), waiting.end());
   std::vector<uint8_t> is_kept(turns_.size(), 0);
   bool granted = false;
   for (const auto& [step, t] : waiting) {
     Turn& turn = turns_[t];
-    const bool is_free = std::none_of(turn.rivals.begin(), turn.rivals.end(), [&](int32_t rival) {
-      return turns_[rival].state != Turn::kAway || is_kept[rival];
-    });
+    const bool is_free = may_come(t) && std::none_of(turn.rivals.begin(), turn.rivals.end(),
+                                                     [&](int32_t rival) { return is_kept[rival] != 0; });
     is_kept[t] = 1;
     if (!is_free) {
       continue;

@@ -137,9 +137,9 @@ def _busiest(explanation: Explanation) -> Iterator[str]:
 
 def _limits(explanation: Explanation) -> Iterator[str]:
     """Host stages that the step waits for and that have as many processes as their profile or their node allows."""
+    problem = explanation.problem
     waited_for = {part.label for part in explanation.path if part.share >= 0.005}
     for stage in explanation.plan.stages:
-        problem = explanation.problem
         most = problem.profile(stage.stage).max_instances
         if stage.devices or stage.stage not in waited_for:
             continue
