@@ -54,11 +54,15 @@ def main(num_steps: int, overrides: Sequence[str]) -> int:
 def soak(scratch: Path, num_steps: int, overrides: Sequence[str] = ()) -> dict:
     """What a run of so many steps held, and what of that is wrong."""
     output, before = scratch / "run", Before.now(scratch / "tmp")
-    every = {"run.num_steps": num_steps, "run.evaluate_every": EVERY_STEPS, "run.checkpoint_every": EVERY_STEPS}
-    small_trace = {"run.trace_megabytes": TRACE_MEGABYTES}
+    settings = TINY_SORT | {
+        "run.num_steps": num_steps,
+        "run.evaluate_every": EVERY_STEPS,
+        "run.checkpoint_every": EVERY_STEPS,
+        "run.trace_megabytes": TRACE_MEGABYTES,
+    }
     with (scratch / "said").open("w") as said:
         process = subprocess.Popen(
-            [*command(RECIPE, output, TINY_SORT | every | small_trace), *overrides],
+            [*command(RECIPE, output, settings), *overrides],
             stdout=said,
             stderr=subprocess.STDOUT,
             env=environment() | {"TMPDIR": str(before.temporary)},

@@ -56,7 +56,7 @@ from rlinf_workers.explaining.snapshot import (
 )
 from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.flow import Flow
-from rlinf_workers.group import WorkerGroup, gather
+from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.base import Launcher
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.leftovers import SweptFolder
@@ -341,7 +341,7 @@ class Executor:
             collecting=collecting,
         )
         try:
-            gather(futures, self._launcher.lost, timeout_s)
+            self._groups.gather(futures, timeout_s)
         except TimeoutError as error:
             found = self.explanation = self.explain(self.snapshot())
             self._give_up(under_way, "the run passed its deadline")

@@ -76,9 +76,10 @@ class Groups:
             for rank, handle in enumerate(group.handles)
         }
 
-    def gather(self, futures: Sequence[Future[T]]) -> list[T]:
-        """The results of calls to any workers; WorkerLost as soon as one is lost."""
-        return gather(futures, self._launcher.lost)
+    def gather(self, futures: Sequence[Future[T]], timeout_s: float | None = None) -> list[T]:
+        """The results of calls to any workers, and of what the driver does beside them; WorkerLost as soon as a worker
+        is lost."""
+        return gather(futures, self._launcher.lost, timeout_s)
 
     def processes(self) -> Iterator[ProcessRecord]:
         """The workers that are up."""
