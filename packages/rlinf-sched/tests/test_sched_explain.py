@@ -234,6 +234,18 @@ def test_where_steps_overlap_the_steady_state_is_told(
     assert f"{seconds_each['actor'] / step_s:.0%}" in rows[0]
 
 
+def test_of_drawn_steps_the_one_nearest_to_their_mean_is_told():
+    problem = read_problem(EXAMPLES / "laptop.json")
+    explanation = explain_problem(problem, num_draws=5)
+    ends_s = simulate(problem, explanation.plan, seed=0, num_steps=5).step_end_s
+    lengths_s = np.diff(ends_s, prepend=0.0)
+    assert explanation.step_s == pytest.approx(lengths_s.mean())
+    nearest = min(lengths_s, key=lambda length_s: abs(length_s - lengths_s.mean()))
+    assert explanation.spans.length_s == pytest.approx(nearest) and explanation.spans.start_s.min() >= 0
+    assert sum(part.share for part in explanation.path) == pytest.approx(1)
+    assert "mean of 5 steps with drawn costs" in explanation.notes[0]
+
+
 # -- the whole -------------------------------------------------------------------------------------------------------
 
 

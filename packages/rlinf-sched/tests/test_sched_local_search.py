@@ -8,6 +8,7 @@ from rlinf_sched import (
     InstanceProfile,
     ItemCosts,
     Problem,
+    ProblemError,
     Profiles,
     Stage,
     StageProfile,
@@ -16,6 +17,7 @@ from rlinf_sched import (
 )
 from rlinf_sched.planner import plan
 from rlinf_sched.profile import Batching
+from rlinf_sched.simulator import simulate
 
 GIB = 1 << 30
 
@@ -83,3 +85,17 @@ def test_what_is_not_allowed_is_not_tried(crowded: Problem):
     for stage in plan(crowded).stages:
         assert not stage.offload
     assert plan(crowded, ["disaggregated"]).mode == "disaggregated"
+
+
+def test_a_plan_for_drawn_steps_is_shorter_on_them_and_predicts_their_mean(crowded: Problem):
+    typical, drawn = plan(crowded), plan(crowded, num_draws=20)
+    takes_s = [simulate(crowded, made, seed=0, num_steps=20).step_s for made in (typical, drawn)]
+    assert drawn.prediction is not None and typical.prediction is not None
+    assert (drawn.prediction.step_s, drawn.prediction.num_draws) == (takes_s[1], 20)
+    assert takes_s[1] < takes_s[0]
+    assert typical.prediction.step_s <= simulate(crowded, drawn).step_s
+
+
+def test_draws_cannot_be_negative(crowded: Problem):
+    with pytest.raises(ProblemError, match=r"num_draws=-1 must be 0 \(typical costs\) or more"):
+        plan(crowded, num_draws=-1)

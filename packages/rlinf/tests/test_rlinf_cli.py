@@ -47,6 +47,7 @@ def test_the_public_command_line_is_this():
                 "--gpu",
                 "--env-step-s",
                 "--mode",
+                "--draws",
                 "--what-if",
                 "--output",
                 "--json",

@@ -75,6 +75,13 @@ def test_files_are_written_where_asked_and_agree(plan, tmp_path: Path):
     assert "What if" in (folder / "plan.html").read_text()
 
 
+def test_draws_judge_plans_by_drawn_costs(plan):
+    told = json.loads(plan(LAPTOP, "--json", "--draws", "3").out)
+    assert told["plan"]["prediction"]["num_draws"] == 3 and "3 steps with drawn costs" in told["notes"][0]
+    outcome = plan(LAPTOP, "--draws", "-1")
+    assert outcome.code != 0 and "num_draws=-1" in outcome.err
+
+
 def test_json_is_the_explanation_and_nothing_else(plan):
     told = json.loads(plan(LAPTOP, "--json").out)
     assert told["step_s"] > 0 and told["plan"]["flow"] == "laptop" and told["what_if"] == []

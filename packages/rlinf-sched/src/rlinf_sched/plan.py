@@ -102,6 +102,8 @@ class Prediction:
     runners_up: tuple[RunnerUp, ...] = ()
     max_staleness: int = 0
     """Steps that generation runs ahead of training in what is predicted. No run does that yet; runs refuse it."""
+    num_draws: int = 0
+    """Steps with drawn costs of which this is the mean; 0: it is one step with typical costs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

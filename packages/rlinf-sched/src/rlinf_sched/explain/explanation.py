@@ -9,7 +9,7 @@ import numpy as np
 
 from rlinf_sched.describe import ranges
 from rlinf_sched.explain.memory import MemoryUse, memory_uses
-from rlinf_sched.explain.sentences import agreement_notes, measured_range_notes, sentences
+from rlinf_sched.explain.sentences import agreement_notes, draws_notes, measured_range_notes, sentences
 from rlinf_sched.explain.spans import Spans, device_groups, usage
 from rlinf_sched.explain.what_if import Answer
 from rlinf_sched.plan import Plan
@@ -106,7 +106,7 @@ def explain(
         groups=tuple(_group_uses(plan, spans)),
         memory=tuple(memory_uses(problem, plan)),
         answers=tuple(answers),
-        notes=(*measured_range_notes(problem, plan), *agreement_notes(plan, spans.step_s)),
+        notes=(*draws_notes(plan), *measured_range_notes(problem, plan), *agreement_notes(plan, spans.step_s)),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a simulation says, cut down to its last step; where steps overlap, to a few of the steady state."""
+"""What a simulation says, cut down to one step; where steps overlap, to a few of the steady state."""
 
 import numpy as np
 
@@ -53,13 +53,15 @@ def path_of(timeline: Timeline) -> dict[str, float]:
 def _shown(timeline: Timeline) -> tuple[int, float, float]:
     """(how many steps, from when, to when).
 
-    Where steps overlap they may differ, and repeat only every few: as few settled ones in a row as keep the pace of
-    all. The last are none of them, as nothing is generated beside these.
+    One after the other: that whose length is nearest to the mean. Where steps overlap they may differ, and repeat only
+    every few: as few settled ones in a row as keep the pace of all. The last are none of them, as nothing is generated
+    beside these.
     """
     ends_s = np.concatenate([[0.0], timeline.step_end_s])
     ahead = timeline.max_staleness
     if not ahead:
-        return 1, float(ends_s[-2]), float(ends_s[-1])
+        shown = int(np.abs(np.diff(ends_s) - timeline.step_s).argmin())
+        return 1, float(ends_s[shown]), float(ends_s[shown + 1])
     best = (float("inf"), 1, 0)
     for count in range(1, 2 * (ahead + 1) + 1):
         first = np.arange(timeline.first_settled, timeline.num_steps - ahead - count + 1)

@@ -14,22 +14,25 @@ from rlinf_sched.problem import Problem
 
 
 def explain_problem(
-    problem: Problem, *, modes: Sequence[Mode] | None = None, asks_what_if: bool = False
+    problem: Problem, *, modes: Sequence[Mode] | None = None, num_draws: int = 0, asks_what_if: bool = False
 ) -> Explanation:
     """Plans a problem and explains the plan and its simulated step.
 
     Args:
         modes: plan only these; None: all.
+        num_draws: as in `plan`; of drawn steps the one that is nearest to their mean is shown.
         asks_what_if: also plan the changed problems of `what_if.changes`.
 
     Raises:
         SchedError: the problem contradicts itself, or no plan fits.
     """
 
-    planned = plan_and_compare(problem, modes)
+    planned = plan_and_compare(problem, modes, num_draws=num_draws)
     path_s = path_of(planned.timeline)
     plan = _with_reasons(planned, path_s)
-    answers = what_if(problem, plan, lambda changed: make_plan(changed, modes)) if asks_what_if else ()
+    answers = (
+        what_if(problem, plan, lambda changed: make_plan(changed, modes, num_draws=num_draws)) if asks_what_if else ()
+    )
     return explain(problem, plan, spans_of(planned.timeline), path_s, answers)
 
 

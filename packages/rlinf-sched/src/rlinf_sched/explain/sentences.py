@@ -58,6 +58,15 @@ def agreement_notes(plan: Plan, simulated_s: float) -> Iterator[str]:
         )
 
 
+def draws_notes(plan: Plan) -> Iterator[str]:
+    """A note where plans were judged by drawn costs."""
+    if plan.prediction and plan.prediction.num_draws:
+        yield (
+            f"plans are compared by the mean of {counted(plan.prediction.num_draws, 'step')} with drawn costs; the "
+            "timeline is that of the step nearest to it"
+        )
+
+
 def _headline(explanation: Explanation) -> Iterator[str]:
     problem, takes_s = explanation.problem, seconds(explanation.step_s)
     through = f"{counted(problem.num_items, 'item')} through {counted(len(problem.flow.stages), 'stage')}"

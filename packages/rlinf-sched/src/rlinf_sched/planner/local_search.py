@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from rlinf_sched.errors import SchedError
 from rlinf_sched.plan import Mode
+from rlinf_sched.planner.judged import judging
 from rlinf_sched.planner.places import partitions
 from rlinf_sched.planner.plan_timer import PlanTimer
 from rlinf_sched.planner.pools import Pool, host_instances
@@ -30,7 +31,7 @@ _MOST_REGROUPED = 5
 """Worker groups on devices, of which all partitions are tried."""
 _NUM_WIDTHS = 8
 """Choices of widths that are tried where groups come to other devices: those first that keep them."""
-_NUM_PAIRED = 16
+_NUM_PAIRED = 64
 """Changes that are tried together with every other: those that lengthen the step least."""
 
 
@@ -91,14 +92,17 @@ class _Members(dict[int, tuple[int, ...]]):
 class LocalSearch:
     """Times plans of one problem and looks around them.
 
+    Args:
+        num_draws: as in `plan`.
+
     Attributes:
         best: the best plan of each mode that was timed.
         num_left: plans that may yet be timed.
     """
 
-    def __init__(self, problem: Problem, pools: Sequence[Pool], *, num_plans: int) -> None:
+    def __init__(self, problem: Problem, pools: Sequence[Pool], *, num_plans: int, num_draws: int = 0) -> None:
         flow = problem.flow
-        self._problem, self._pools = problem, pools
+        self._problem, self._pools, self._num_draws = problem, pools, num_draws
         self.best: dict[Mode, Found] = {}
         self.num_left = num_plans
         self._timer: PlanTimer | None = None
@@ -132,7 +136,7 @@ class LocalSearch:
         found = None
         if self._goes_round(one.spots) and self._fits(one):
             if self._timer is None:
-                self._timer = PlanTimer(self._problem, one.spots)
+                self._timer = PlanTimer(self._problem, one.spots, **judging(self._num_draws))
             self.num_left -= 1
             step_s = self._timer.step_s(one.spots)
             if math.isfinite(step_s):
@@ -142,6 +146,13 @@ class LocalSearch:
                     self.best[found.mode] = found
         self._timed[key] = found
         return found
+
+    def descend(self, first: Found) -> Found:
+        """The best plan that single changes lead to."""
+        best = first
+        while self.num_left > 0 and (better := self._first_better(best, self._changes(best.spots), [])):
+            best = better
+        return best
 
     def improve(self, first: Found) -> Found:
         """The best plan that single changes lead to, then pairs of them that move nobody, or one group, and then
@@ -295,6 +306,7 @@ class LocalSearch:
         for side in sides:
             yield from self._other_places(spots, side)
         yield from self._exchanges(spots, sides)
+        yield from self._between_two(spots)
 
     def _pairs_in_place(self, spots: Spots) -> Iterator[Spots]:
         """Two changes after which all groups have their devices still."""
@@ -410,6 +422,24 @@ class LocalSearch:
                 if handed and giving != handed:
                     places = [(group, giving & ~handed) for group in givers]
                     yield from self._some_moved(spots, [*places, *((group, taking | handed) for group in takers)])
+
+    def _between_two(self, spots: Spots) -> Iterator[Spots]:
+        """Two groups change places; they divide the devices of both between them, where they shared some; else both
+        get all of them."""
+        groups = [group for group in self._groups.values() if spots[group[0]].devices]
+        for one, other in itertools.permutations(groups, 2):
+            mine, theirs = spots[one[0]].devices, spots[other[0]].devices
+            both = mine | theirs
+            if mine & theirs:
+                widths = {_width(spots[group[0]]) for group in (one, other)}
+                for span in sorted({1, both.bit_count() // 2, *widths, *_large_spans(both)}):
+                    part = first_of(both, span)
+                    if part and part != both:
+                        yield from self._some_moved(spots, [(one, part), (other, both & ~part)])
+            elif one[0] < other[0] and any(both & ~bits == 0 for bits in self._pool_bits):
+                yield from self._some_moved(spots, [(one, both), (other, both)])
+            if one[0] < other[0] and mine != theirs:
+                yield from self._some_moved(spots, [(one, theirs), (other, mine)])
 
     def _some_moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
         return itertools.islice(self._moved(spots, places), _NUM_WIDTHS)

@@ -9,7 +9,7 @@ import numpy as np
 from rlinf_sched.errors import InfeasibleError, PlanError, ProblemError, did_you_mean
 from rlinf_sched.plan import Mode, Plan, Prediction, RunnerUp, StagePlan, StagePrediction
 from rlinf_sched.planner.infeasible import why_nothing_fits
-from rlinf_sched.planner.judged import Judged
+from rlinf_sched.planner.judged import Judged, judging
 from rlinf_sched.planner.local_search import Found, LocalSearch
 from rlinf_sched.planner.pools import Pool, pools_of
 from rlinf_sched.planner.search import Search
@@ -32,11 +32,16 @@ _NEAR = 1.25
 """Local search looks around plans that take at most this multiple of the shortest step of their mode."""
 _MOST_STARTS = 4
 """Plans of each mode that local search looks around."""
+_PROMISING = 1.05
+"""Where no single change gains any more, pairs of changes are tried around plans that take at most this multiple of the
+shortest step of their mode."""
 _MOST_DEVICES = 2048
 """In larger clusters a local search, which moves a few devices at a time, would take longer than the search."""
-_ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 5_000, 8, 3000
+_ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 5_000, 8, 12_000
 """Items, all stages together, that local search may simulate, times the square of the flow's parallel choices (which
 make plans differ in more things); and how many plans at least and at most."""
+_FEW_ITEMS = 128
+"""All stages together: of such a step, which takes 0.1 ms to simulate, the most plans are timed."""
 _CHOICES = 4
 """Parallel choices of a stage that count."""
 
@@ -52,12 +57,15 @@ class Planned:
     """The best plan of each other mode, best first, as in `plan.prediction.runners_up`."""
 
 
-def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
+def plan(problem: Problem, modes: Sequence[Mode] | None = None, *, num_draws: int = 0) -> Plan:
     """The plan with the shortest simulated step that was found.
 
     Args:
         modes: only these; None: all. What is looked at is the same whatever the modes, so no mode planned alone gives a
             shorter step than all together.
+        num_draws: 0 judges plans by one step with typical costs. A number judges them by the mean of so many steps with
+            drawn costs (`simulate` with seed 0): where few items are unequal, other plans are shorter then. It takes
+            about so many times as long.
 
     Returns:
         a plan that has passed `Plan.validate`, with `prediction` set.
@@ -66,10 +74,10 @@ def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
         ProblemError, FlowError: the problem contradicts itself.
         InfeasibleError: nothing fits; says which stage, by how much, and what would make it fit.
     """
-    return plan_and_compare(problem, modes).plan
+    return plan_and_compare(problem, modes, num_draws=num_draws).plan
 
 
-def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None) -> Planned:
+def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, num_draws: int = 0) -> Planned:
     """Plans as `plan` does, and keeps the timelines of the plan and of the best of the other modes."""
     problem.validate()
     modes = ALL_MODES if modes is None else modes
@@ -78,38 +86,44 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None) -> P
             raise PlanError(f"mode={mode!r}{did_you_mean(mode, ALL_MODES)}")
     if not modes:
         raise ProblemError(f"modes is empty; allowed: {', '.join(ALL_MODES)}")
+    if num_draws < 0:
+        raise ProblemError(f"num_draws={num_draws} must be 0 (typical costs) or more")
     pools = pools_of(problem.cluster)
     search = Search(problem, pools)
     candidates: dict[Mode, list[Candidate]] = {mode: search.best([mode], num_each=MOST_SIMULATED) for mode in ALL_MODES}
     if not any(candidates[mode] for mode in modes):
         raise InfeasibleError(why_nothing_fits(problem, pools, modes))
-    best = _best_of_modes(problem, pools, candidates)
+    best = _best_of_modes(problem, pools, candidates, num_draws)
     bound = f"; the search kept at most {search.most_rows} candidates of a part" if search.was_thinned else ""
-    judged = [_judged(problem, best[mode]) for mode in modes if mode in best]
+    judged = [_judged(problem, best[mode], num_draws) for mode in modes if mode in best]
     if not judged:
         raise InfeasibleError("every plan found tears a worker group's stages apart; plan one of the modes alone")
     chosen, *others = sorted(judged, key=lambda one: one.step_s)
-    reasoned = replace(chosen.plan, reason=_reason(chosen, others) + bound, prediction=_prediction(chosen, others))
+    prediction = _prediction(chosen, others, num_draws)
+    reasoned = replace(chosen.plan, reason=_reason(chosen, others) + bound, prediction=prediction)
     return Planned(reasoned, chosen.timeline, tuple(others))
 
 
 def _best_of_modes(
-    problem: Problem, pools: Sequence[Pool], candidates: Mapping[Mode, Sequence[Candidate]]
+    problem: Problem, pools: Sequence[Pool], candidates: Mapping[Mode, Sequence[Candidate]], num_draws: int
 ) -> Mapping[Mode, Found]:
     """The best plan of each mode among the candidates that are worth it, and what local search makes of the best of
-    each mode and of each way to share devices."""
-    around = LocalSearch(problem, pools, num_plans=MOST_SIMULATED * len(candidates))
+    each mode and of each way to share devices: first by single changes, then, around the best, by pairs."""
+    around = LocalSearch(problem, pools, num_plans=MOST_SIMULATED * len(candidates), num_draws=num_draws)
     starts = [one for of_mode in candidates.values() for one in _simulated(problem, pools, around, of_mode)]
     if problem.cluster.num_devices > _MOST_DEVICES or not starts:
         return around.best
     around.num_left = affordable_plans(problem)
     starts += around.regrouped(min(starts, key=lambda found: found.rank))
+    nearer: list[Found] = []
     for mode, best in sorted(around.best.items(), key=lambda item: item[1].rank):
         shapes: dict[object, Found] = {}
         for found in sorted(starts, key=lambda found: found.rank):
             if found.mode == mode and found.step_s <= _NEAR * best.step_s:
                 shapes.setdefault(found.sharing, found)
-        for found in list(shapes.values())[:_MOST_STARTS]:
+        nearer += [around.descend(found) for found in list(shapes.values())[:_MOST_STARTS]]
+    for found in dict.fromkeys(sorted(nearer, key=lambda found: found.rank)):
+        if found.step_s <= _PROMISING * around.best[found.mode].step_s:
             around.improve(found)
     return around.best
 
@@ -117,6 +131,8 @@ def _best_of_modes(
 def affordable_plans(problem: Problem) -> int:
     """How many plans local search may time."""
     num_items = problem.num_items * len(problem.flow.stages)
+    if num_items <= _FEW_ITEMS:
+        return _MOST_SEARCHED
     num_choices = sum(min(_CHOICES, len(problem.profile(stage.name).instances)) for stage in problem.flow.stages)
     return min(max(_ITEMS_SEARCHED * num_choices**2 // num_items, _LEAST_SEARCHED), _MOST_SEARCHED)
 
@@ -143,10 +159,10 @@ def _simulated(
     return result
 
 
-def _judged(problem: Problem, found: Found) -> Judged:
+def _judged(problem: Problem, found: Found, num_draws: int) -> Judged:
     made = plan_of(problem, found.spots, found.mode, "shortest step in simulation")
     made.validate(problem.flow, problem.cluster)
-    return Judged(made, execute(problem, made), found.estimate_s)
+    return Judged(made, execute(problem, made, **judging(num_draws)), found.estimate_s)
 
 
 def spots_of_candidate(problem: Problem, pools: Sequence[Pool], candidate: Candidate) -> Spots | None:
@@ -170,7 +186,7 @@ def _reason(best: Judged, others: Sequence[Judged]) -> str:
     return f"{text}; best of the other modes: {', '.join(lost)}" if lost else text
 
 
-def _prediction(best: Judged, others: Sequence[Judged]) -> Prediction:
+def _prediction(best: Judged, others: Sequence[Judged], num_draws: int) -> Prediction:
     timeline = best.timeline
     syncs = [timeline.end_s[i] - timeline.start_s[i] for name in timeline.stages for i in timeline.of(name, "sync")]
     return Prediction(
@@ -180,6 +196,7 @@ def _prediction(best: Judged, others: Sequence[Judged]) -> Prediction:
         stages={stage.stage: _stage_prediction(timeline, stage) for stage in best.plan.stages},
         runners_up=tuple(RunnerUp(mode=o.plan.mode, step_s=o.step_s, reason="") for o in others),
         max_staleness=timeline.max_staleness,
+        num_draws=num_draws,
     )
 
 

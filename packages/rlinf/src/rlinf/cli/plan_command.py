@@ -51,6 +51,14 @@ def add_parser(subparsers: Any) -> None:
         "(default: public figures of the simulator)",
     )
     parser.add_argument("--mode", choices=MODES, default="auto", help="plan this mode only (default: auto, the best)")
+    parser.add_argument(
+        "--draws",
+        type=int,
+        default=0,
+        metavar="N",
+        help="judge plans by the mean of N steps with drawn item costs; takes about N times as long "
+        "(default: one step with typical costs)",
+    )
     parser.add_argument("--what-if", action="store_true", help="also plan changed problems: more devices, longer items")
     parser.add_argument(
         "--output",
@@ -79,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         problem, config = _problem(args.problem, args.overrides, args.gpu, args.env_step_s)
         modes = None if args.mode == "auto" else (args.mode,)
-        explanation = explain_problem(problem, modes=modes, asks_what_if=args.what_if)
+        explanation = explain_problem(problem, modes=modes, num_draws=args.draws, asks_what_if=args.what_if)
     except SchedError as error:
         raise UserError(str(error)) from error
     if config is not None:
