@@ -8,9 +8,9 @@ the planner's own simulator. Where there are too many to list, a part of them is
 best plan known in one turn of the flow, or in two, is tried besides. Nothing else here is the planner's: problems,
 memory rule and bound are written for this file.
 
-The first problems are looked at on 20 draws of the items' costs too: the mean step of the plan, made from typical
-costs, against that of the best plan known for these very draws, which nobody can know who plans: part of that gap is
-luck.
+The first problems are looked at on 20 draws of the items' costs too: the mean step of the plan that is made for these
+draws against that of the best one known for them. Beside it stand what the plan for typical costs loses on these draws,
+and both plans for the 20 draws on 200 others, where neither is at home.
 
 The shortest plan of each problem is kept in a file with what was not tried, so that with `--known` today's planner is
 compared without enumerating again; an enumeration that was cut off goes on where it was.
@@ -57,7 +57,7 @@ from rlinf_sched.profile import Batching
 GIB = 1 << 30
 MOST_TIMED = 10_000
 """Of those that may be shorter, the ones whose busiest device computes least: so many of all, and a tenth of that for
-each pair of turns in which a plan may differ from the best known; divided by the number of draws."""
+each pair of turns in which a plan may differ from the best known."""
 _MOST_COPIES = 4
 """Plans that may be looked at for each that is timed, as many differ in the names of devices only."""
 MOST_KEPT = 100
@@ -66,7 +66,11 @@ MOST_LISTED = 1_000_000
 """Rows that are looked at for each turn of the flow."""
 _ROUNDING = 1e-6
 """Part of a step by which a shorter one is not shorter."""
-DRAWS = range(0, 2000, 100)
+NUM_DRAWS = 20
+TYPICAL: dict[str, Any] = {"seed": None, "num_steps": 1}
+DRAWN: dict[str, Any] = {"seed": 0, "num_steps": NUM_DRAWS}
+FRESH: dict[str, Any] = {"seed": 1, "num_steps": 200}
+"""What the simulator executes to judge a plan."""
 CHAIN = {"rollout": "rollout", "score": "reference", "value": "critic", "judge": "reward", "actor": "actor"}
 SHAPES = ("chain3", "chain4", "chain5", "fork4", "fork5", "cycle3", "cycle4")
 
@@ -158,15 +162,15 @@ class Enumeration:
     """All plans of a problem in which each worker group, which here is a stage, has an interval of the devices.
 
     Args:
-        seeds: of the costs that plans are timed with, their mean counts; None stands for the typical costs.
         known: plans to begin with.
+        judged_by: what the simulator executes for each plan.
 
     Attributes:
         best, best_s: the shortest plan known and its step.
         shortest: the plans that were timed, the shortest first, at most `MOST_KEPT`.
     """
 
-    def __init__(self, problem: Problem, known: Sequence[Spots], seeds: Sequence[int | None] = (None,)) -> None:
+    def __init__(self, problem: Problem, known: Sequence[Spots], judged_by: Mapping[str, Any] = TYPICAL) -> None:
         self._problem = problem
         names = [stage.name for stage in problem.flow.stages]
         self._turns = [[names.index(name) for name in turn] for turn in problem.flow.turns()]
@@ -174,7 +178,7 @@ class Enumeration:
         self._profiles = [problem.profile(name) for name in names]
         self._devices = problem.cluster.num_devices
         self._memory = problem.cluster.devices[0].memory_bytes
-        self._timers = [PlanTimer(problem, known[0], seed=seed) for seed in seeds]
+        self.step_s = PlanTimer(problem, known[0], **judged_by).step_s
         self._options = [list(self._of_turn(turn)) for turn in self._turns]
         self._numbers = [
             [np.array([self._of_option(turn, spots)[i] for spots in options]) for i in range(3)]
@@ -186,7 +190,6 @@ class Enumeration:
         self.best_s = math.inf
         for spots in known:
             self._time(spots)
-        self._most = MOST_TIMED // len(seeds)
         self._draw = np.random.default_rng(0)
 
     @property
@@ -197,18 +200,14 @@ class Enumeration:
     def num_timed(self) -> int:
         return len(self._timed)
 
-    def step_s(self, spots: Spots) -> float:
-        """The mean over the costs."""
-        return mean_step_s(self._timers, spots)
-
     def search(self) -> None:
         """Sets `best`."""
         before_s = math.inf
         while self.best_s < before_s:
             before_s = self.best_s
             for changed in itertools.combinations(range(len(self._turns)), 2):
-                self._try(changed, most=self._most // 10)
-        self._try(range(len(self._turns)), most=self._most)
+                self._try(changed, most=MOST_TIMED // 10)
+        self._try(range(len(self._turns)), most=MOST_TIMED)
 
     def _try(self, changed: Sequence[int], most: int) -> None:
         """Every option of these turns, the others as in the best plan known."""
@@ -312,11 +311,6 @@ class Enumeration:
         return busy, stays, works
 
 
-def mean_step_s(timers: Sequence[PlanTimer], spots: Spots) -> float:
-    """Over the costs that the timers have."""
-    return statistics.fmean(timer.step_s(spots) for timer in timers)
-
-
 def enumerated(problem: Problem) -> tuple[Spots, Enumeration] | None:
     """Today's plan, and what is known after a search around it; None where nothing fits."""
     try:
@@ -391,7 +385,8 @@ def enumerate_into(path: Path, num_problems: int, seed: int, num_drawn: int) -> 
             typical=_known(everything, made),
         )
         if len(known) < num_drawn:
-            drawn = Enumeration(problem, [made, *(spots for _, spots in everything.shortest)], DRAWS)
+            made = spots_of(problem, plan(problem, num_draws=NUM_DRAWS))
+            drawn = Enumeration(problem, [made, *(spots for _, spots in everything.shortest)], DRAWN)
             drawn.search()
             one.drawn = _known(drawn, made)
         known.append(one)
@@ -436,11 +431,15 @@ def compare(path: Path, num_problems: int | None = None, *, also_alone: bool = F
 
     Args:
         also_alone: plans each problem with each mode alone too, which takes three times as long again.
+
+    Returns:
+        the summary. Only on drawn costs a gap may be negative: "on others", where the plan is shorter than the one that
+        is the best on the draws that both were made for.
     """
     before, stored = read(path)
     known = {one.number: one for one in stored}
     compared = sorted(known)[:num_problems]
-    gaps: dict[str, list[float]] = {"typical": [], "drawn": []}
+    gaps: dict[str, list[float]] = {"typical": [], "drawn": [], "typical on drawn": [], "drawn on others": []}
     plan_s: list[float] = []
     num_worse = 0
     for number, problem in problems(before["seed"]):
@@ -452,14 +451,13 @@ def compare(path: Path, num_problems: int | None = None, *, also_alone: bool = F
         found = plan(problem)
         plan_s.append(time.process_time() - began_s)
         num_worse += also_alone and _is_worse_than_a_mode(problem, found)
-        of_problem = {
-            costs: _gap(problem, spots_of(problem, found), best, seeds)
-            for costs, best, seeds in (
-                ("typical", known[number].typical, (None,)),
-                ("drawn", known[number].drawn, DRAWS),
-            )
-            if best is not None
-        }
+        made, best = spots_of(problem, found), known[number]
+        of_problem = {"typical": _gap(problem, made, best.typical, TYPICAL)}
+        if best.drawn is not None:
+            for_draws = spots_of(problem, plan(problem, num_draws=NUM_DRAWS))
+            of_problem["drawn"] = _gap(problem, for_draws, best.drawn, DRAWN)
+            of_problem["typical on drawn"] = _over(problem, made, best.drawn.spots, DRAWN)
+            of_problem["drawn on others"] = _over(problem, for_draws, best.drawn.spots, FRESH)
         for costs, gap in of_problem.items():
             gaps[costs].append(gap)
         print(number, problem.flow.name, f"{problem.cluster.num_devices} devices", of_problem, flush=True)
@@ -469,21 +467,36 @@ def compare(path: Path, num_problems: int | None = None, *, also_alone: bool = F
         "plan_s_median": statistics.median(plan_s),
         "num_worse_than_one_mode": num_worse if also_alone else before.get("num_worse_than_one_mode"),
         "typical": _summary(gaps["typical"], [one.typical for one in known.values()]),
-        "drawn": _summary(gaps["drawn"], [one.drawn for one in known.values() if one.drawn]),
+        "drawn": _summary(gaps["drawn"], [one.drawn for one in known.values() if one.drawn])
+        | {
+            "mean_gap_of_plans_for_typical_costs": statistics.fmean(gaps["typical on drawn"] or [0.0]),
+            "worst_gap_of_plans_for_typical_costs": max(gaps["typical on drawn"], default=0.0),
+            "mean_gap_on_other_draws": statistics.fmean(gaps["drawn on others"] or [0.0]),
+        },
     }
     if len(compared) == len(known):
         write(path, list(known.values()), summary)
     return summary
 
 
-def _gap(problem: Problem, made: Spots, best: Known, seeds: Sequence[int | None]) -> float:
+def _gap(problem: Problem, made: Spots, best: Known, judged_by: Mapping[str, Any]) -> float:
     """Of a plan over the shortest known, which it becomes if it is shorter; both are timed anew."""
-    timers = [PlanTimer(problem, made, seed=seed) for seed in seeds]
-    step_s, best.step_s = mean_step_s(timers, made), mean_step_s(timers, best.spots)
+    step_s, best.step_s = _steps_s(problem, (made, best.spots), judged_by)
     gap = step_s / best.step_s - 1
     if gap < -_ROUNDING:
         best.step_s, best.plan, best.found_by = step_s, [list(spot) for spot in made], "planner"
     return max(0.0, gap)
+
+
+def _over(problem: Problem, made: Spots, best: Spots, judged_by: Mapping[str, Any]) -> float:
+    """By what part of its step a plan is longer than the best; both are timed anew."""
+    made_s, best_s = _steps_s(problem, (made, best), judged_by)
+    return made_s / best_s - 1
+
+
+def _steps_s(problem: Problem, plans: Sequence[Spots], judged_by: Mapping[str, Any]) -> list[float]:
+    timer = PlanTimer(problem, plans[0], **judged_by)
+    return [timer.step_s(spots) for spots in plans]
 
 
 def _summary(gaps: Sequence[float], known: Sequence[Known]) -> dict[str, Any]:
