@@ -195,6 +195,9 @@ def test_fp8_names_and_shapes_are_those_of_transformers():
     stored = huggingface(shape, fused_experts=True).ranks[0].buffers
     found = {name: (tuple(tensor.shape), str(tensor.dtype)[6:]) for name, tensor in model.named_parameters()}
     found |= {name: ((4,), "float32") for name, _ in model.named_buffers() if "correction" in name}
+    # From 5.24 on, transformers holds routers in float32, whatever type a checkpoint has for them.
+    router = "model.layers.1.mlp.gate.weight"
+    found[router] = (found[router][0], "bfloat16")
     assert {name: (spec.shape, spec.dtype) for name, spec in stored.items()} == dict(sorted(found.items()))
 
 
