@@ -65,7 +65,7 @@ class Steps:
     def __init__(self):
         self.spans = []
 
-    def add(self, worker, name, start_s, duration_s, num_items=0, category=COMPUTE):
+    def add(self, worker, name, start_s, duration_s, num_items=0, category=COMPUTE, collective_s=0.0):
         span = Span(
             name=name,
             category=category,
@@ -74,6 +74,7 @@ class Steps:
             start_ns=round(start_s * 1e9),
             duration_ns=round(duration_s * 1e9),
             num_items=num_items,
+            collective_ns=round(collective_s * 1e9),
         )
         self.spans.append(span)
         return start_s + duration_s
@@ -231,6 +232,25 @@ def test_times_of_two_placements_are_told_apart_by_their_ranks():
     assert simulate(found.problem, apart).step_s == pytest.approx(32.6, abs=1.5)  # two hops, and the sync
     assert one.onload_s == two.onload_s == pytest.approx(0.1), "as seen where the devices were shared"
     assert {key for key in found.fits if key[0] == "reward"} == {("reward", 1)}
+
+
+def test_a_rank_alone_takes_what_several_took_without_collectives():
+    """Four ranks with 4 items each: 2 s an item and 3 s of collectives, in which quicker ranks wait for the slowest."""
+    cluster = Cluster.cpu_slots(4)
+    plan = plan_for_mode(GRAPH, cluster, "collocated")
+    steps = Steps()
+    for rank in range(4):
+        now_s = steps.add(f"rollout/{rank}", "rollout", 0.0, 5.0, 4)
+        steps.add(f"actor/{rank}", "actor", now_s + 1.6, 11.0, 4, collective_s=3.0 if rank == 1 else 4.0)
+    steps.add("reward/0", "reward", now_s, 1.6, 16)
+    profiler = Profiler(GRAPH, cluster, 16)
+    profiler.observe(steps.run(), plan)
+    profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
+    stages = profiler.measured().problem.profiles.stages
+    seconds = {one.num_ranks: one.seconds(16 // one.num_ranks) for one in stages["actor"].instances}
+    assert seconds == {1: pytest.approx(16 * 2), 2: pytest.approx(8 * 2 + 3), 4: pytest.approx(4 * 2 + 3)}
+    assert "1 rank: 4 ranks without their collectives" in stages["actor"].source
+    assert [one.num_ranks for one in stages["rollout"].instances] == [4], "its ranks compute each for itself"
 
 
 def test_a_rank_on_two_devices_and_then_on_one_is_known_on_both():

@@ -83,6 +83,8 @@ class Profiler:
     num_items: int
     """Number of items in a step; every stage sees each of them."""
     _samples: dict[tuple[str, int], list[StageSample]] = field(default_factory=lambda: defaultdict(list))
+    _samples_alone: dict[tuple[str, int], list[StageSample]] = field(default_factory=lambda: defaultdict(list))
+    """Stage whose ranks compute together, number of them -> its samples without what collectives take."""
     _instances: dict[tuple[str, int, int], InstanceProfile] = field(default_factory=dict)
     """Worker group, number of its ranks and devices of each -> what all of its stages have in common, without times."""
     _item_seconds: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
@@ -117,7 +119,8 @@ class Profiler:
             if name in chains:
                 sample = self._cycle_sample(name, chains[name], plan)
             else:
-                sample = self._sample(name, max(of_ranks.values(), key=_seconds), num_ranks)
+                busiest = max(of_ranks.values(), key=lambda mine: _seconds(mine) - _collective_seconds(mine))
+                sample = self._sample(name, busiest, num_ranks)
                 engines = [times for mine in of_ranks.values() if (times := engine_times(mine))]
                 if engines:
                     sample = self._engine_sample(name, engines, sample, num_ranks)
@@ -125,6 +128,9 @@ class Profiler:
                     self._item_seconds[name].append(seconds_as_they_came(of_ranks.values()))
                 if engines or name in behind_engine:
                     behind_engine |= set(successors[name])
+                if _collective_seconds(busiest):
+                    alone = [_without_collectives(span) for span in busiest]
+                    self._samples_alone[name, num_ranks].append(self._sample(name, alone, num_ranks))
             self._samples[name, num_ranks].append(sample)
         for group, names in self.graph.workers.items():
             if plan.stage(names[0]).offload:
@@ -159,16 +165,21 @@ class Profiler:
 
     # -- one run -----------------------------------------------------------------------------------------------------
 
-    def _sample(self, name: str, slowest: Sequence[Span], num_ranks: int) -> StageSample:
+    def _sample(self, name: str, busiest: Sequence[Span], num_ranks: int) -> StageSample:
         """From the spans of the rank that was busy longest; a stage that works after its last item, or before its
         first, is timed as a whole."""
-        chunks = [span for span in slowest if span.num_items]
+        chunks = [span for span in busiest if span.num_items]
         if self.graph.stage(name).whole_batch or not chunks:
             num_items = sum(span.num_items for span in chunks) or -(-self.num_items // num_ranks)
-            return StageSample(num_items=num_items, seconds=_seconds(slowest))
+            return StageSample(num_items=num_items, seconds=_seconds(busiest), fixed_s=_collective_seconds(busiest))
         num_items = _usual_size(chunks)
-        seconds = _seconds(chunks) / sum(span.num_items for span in chunks) * num_items
-        return StageSample(num_items=num_items, seconds=seconds, step_s=_seconds(slowest) - _seconds(chunks))
+        share = num_items / sum(span.num_items for span in chunks)
+        return StageSample(
+            num_items=num_items,
+            seconds=_seconds(chunks) * share,
+            fixed_s=_collective_seconds(chunks) * share,
+            step_s=_seconds(busiest) - _seconds(chunks),
+        )
 
     def _engine_sample(
         self, name: str, engines: Sequence[EngineTimes], whole: StageSample, num_ranks: int
@@ -230,9 +241,13 @@ class Profiler:
             )
             for num_devices in {span} if stage.devices_per_rank else {min(span, 1), span}:
                 instances[num_devices, num_ranks] = replace(instance, num_devices=num_devices)
+        errors = "; ".join(f"{num_ranks} ranks: {fit.describe()}" for num_ranks, fit in mine.items())
+        fewest = min(mine)
+        if fewest > 1 and (name, fewest) in self._samples_alone:
+            errors += f"; 1 rank: {fewest} ranks without their collectives"
+            instances |= self._with_fewer_ranks(name, fewest, instances)
         cycle = next((cycle for cycle in self.graph.cycles() if name in cycle), ())
         synced = (size for edge, size in self._synced_bytes.items() if group in (edge.source, edge.target))
-        errors = "; ".join(f"{num_ranks} ranks: {fit.describe()}" for num_ranks, fit in mine.items())
         is_engine = any(engine == name for engine, _ in self._engine_rooms)
         return StageProfile(
             batching="continuous" if is_engine else "sum",
@@ -243,6 +258,19 @@ class Profiler:
             source=f"measured on {self.cluster.describe()}, {platform.processor() or platform.machine()}, "
             f"{date.today().isoformat()}, torch {torch.__version__}: {errors}",
         )
+
+    def _with_fewer_ranks(
+        self, name: str, fewest: int, instances: Mapping[tuple[int, int], InstanceProfile]
+    ) -> dict[tuple[int, int], InstanceProfile]:
+        """What a rank alone would take: its part of what the fewest ranks that were seen took, without collectives. Two
+        ranks have collectives, and are taken to be as long in them as more."""
+        alone = fit_stage(self._samples_alone[name, fewest])
+        found = {}
+        for (num_devices, num_ranks), seen in instances.items():
+            if num_ranks == fewest:
+                found[num_devices, 2] = replace(seen, num_ranks=2)
+                found[num_devices, 1] = replace(seen, num_ranks=1, points=alone.points, step_s=alone.step_s)
+        return found
 
     def _links(self) -> Links:
         """Between processes: the time of a hand-over, and the rate of a weight sync."""
@@ -262,6 +290,14 @@ def _group(worker: str) -> str:
 
 def _seconds(spans: Sequence[Span]) -> float:
     return sum(span.duration_s for span in spans)
+
+
+def _collective_seconds(spans: Sequence[Span]) -> float:
+    return sum(span.collective_s for span in spans)
+
+
+def _without_collectives(span: Span) -> Span:
+    return replace(span, duration_ns=span.duration_ns - span.collective_ns, collective_ns=0)
 
 
 def _usual_size(chunks: Sequence[Span]) -> int:

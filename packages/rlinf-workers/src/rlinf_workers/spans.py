@@ -59,6 +59,8 @@ class Span:
     devices: tuple[str, ...]
     began_ns: tuple[int, ...] = ()
     """Unix times at which the stage began the items that it hands on at the end, where it works on several at once."""
+    collective_ns: int = 0
+    """The part of the duration in collectives over host memory: waiting for other ranks and exchanging with them."""
 
     @property
     def start_s(self) -> float:
@@ -67,6 +69,10 @@ class Span:
     @property
     def duration_s(self) -> float:
         return self.duration_ns * 1e-9
+
+    @property
+    def collective_s(self) -> float:
+        return self.collective_ns * 1e-9
 
 
 def now_ns() -> int:
@@ -131,13 +137,21 @@ class WaitTable:
             since_s=time.time(),
         )
         self._waits[lane] = wait, processes
+        start_ns = now_ns()
         try:
             yield wait
         finally:
+            if kind == "collective":
+                self._of_thread.collective_ns = self.collective_ns + now_ns() - start_ns
             if around is None:
                 del self._waits[lane]
             else:
                 self._waits[lane] = around
+
+    @property
+    def collective_ns(self) -> int:
+        """Nanoseconds that the calling thread has spent in collectives so far."""
+        return getattr(self._of_thread, "collective_ns", 0)
 
     def current(self) -> list[Wait]:
         """All waits at this moment; from any thread."""

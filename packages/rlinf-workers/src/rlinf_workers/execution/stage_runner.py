@@ -32,6 +32,8 @@ class _Chunk:
 
     start_ns: int
     num_items: int
+    collective_ns: int
+    """What the thread had spent in collectives when the clock started."""
     began_ns: tuple[int, ...] = ()
 
 
@@ -150,7 +152,7 @@ class StageRunner(Pauses):
         self._enter()
         if num_items:
             self._host.begun = self._call.context
-        self._chunk = _Chunk(now_ns(), num_items)
+        self._chunk = _Chunk(now_ns(), num_items, self._host.waits.collective_ns)
 
     def add_to_chunk(self, num_items: int) -> None:
         if self._chunk is None:
@@ -176,7 +178,8 @@ class StageRunner(Pauses):
         if self._chunk is not None:
             chunk, self._chunk = self._chunk, None
             num_items, began_ns = (chunk.num_items, chunk.began_ns) if self._is_first else (0, ())  # counted once
-            self._add_span(self._call.stage, COMPUTE, chunk.start_ns, num_items, began_ns)
+            collective_ns = self._host.waits.collective_ns - chunk.collective_ns
+            self._add_span(self._call.stage, COMPUTE, chunk.start_ns, num_items, began_ns, collective_ns)
 
     def before_put(self) -> None:
         if self._host.has_unconfirmed_weights:
@@ -248,11 +251,19 @@ class StageRunner(Pauses):
         self._add_span(name, category, start_ns)
 
     def _add_span(
-        self, name: str, category: str, start_ns: int, num_items: int = 0, began_ns: tuple[int, ...] = ()
+        self,
+        name: str,
+        category: str,
+        start_ns: int,
+        num_items: int = 0,
+        began_ns: tuple[int, ...] = (),
+        collective_ns: int = 0,
     ) -> None:
         """A span that ends now."""
         who, duration_ns = self._host.identity, now_ns() - start_ns
-        self._spans.append(Span(name, category, start_ns, duration_ns, num_items, who.name, who.devices, began_ns))
+        self._spans.append(
+            Span(name, category, start_ns, duration_ns, num_items, who.name, who.devices, began_ns, collective_ns)
+        )
 
     # -- two stages of one worker never compute at once --------------------------------------------------------------
 

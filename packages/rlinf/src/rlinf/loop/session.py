@@ -129,5 +129,6 @@ def _event(span: Span, step: int, phase: Phase) -> TraceEvent:
         lane=lane,
         start_ns=span.start_ns,
         duration_ns=span.duration_ns,
-        args={"worker": span.worker, "num_items": span.num_items, "step": step, "phase": phase},
+        args={"worker": span.worker, "num_items": span.num_items, "step": step, "phase": phase}
+        | ({"collective_s": span.collective_s} if span.collective_ns else {}),
     )
