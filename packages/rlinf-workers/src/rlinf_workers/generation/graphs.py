@@ -30,6 +30,7 @@ from transformers import AttentionInterface, Cache, DynamicCache
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.sampling import SamplingSettings, sample_by_blocks
 from rlinf_workers.generation.stopping import StopStrings
+from rlinf_workers.models.cache_argument import as_cache
 
 CHECK_EVERY = 16
 """Tokens between two looks at whether all rows have ended: each waits for the device, and at most so many tokens are
@@ -361,7 +362,7 @@ class FixedDecoder:
                 input_ids=buffers.tokens[rows, None],
                 position_ids=buffers.positions[rows, None],
                 attention_mask=buffers.bias[rows, ..., : step.num_keys],
-                past_key_values=_FixedCache(buffers, step),
+                **as_cache(_FixedCache(buffers, step)),
                 use_cache=True,
                 logits_to_keep=1,
             )

@@ -21,6 +21,7 @@ from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.generation.base import Completions
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
 from rlinf_workers.generation.stopping import StopStrings
+from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.language_model import (
     ModelSettings,
     build_model,
@@ -241,7 +242,7 @@ class HuggingFaceEngine(ServedModule):
                 lowest = torch.finfo(self._model.dtype).min
                 allowed = torch.zeros_like(allowed, dtype=self._model.dtype).masked_fill_(~allowed, lowest)
             arguments = {"attention_mask": allowed, "position_ids": positions}
-        output = self._model(input_ids=token_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
+        output = self._model(input_ids=token_ids, **as_cache(cache), use_cache=True, logits_to_keep=1, **arguments)
         return output.logits[:, -1]
 
     def _pad(self, prompts: Sequence[Prompt], num_rows: int) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ from rlinf_workers.generation.graphs import PREFILL_TOKENS, one_query
 from rlinf_workers.generation.huggingface import MIN_ROWS, causal_mask
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
 from rlinf_workers.generation.stopping import StopStrings
+from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.placement import HOST
 from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.records.language import Prompt
@@ -329,7 +330,7 @@ class Slots:
             input_ids=token_ids.to(self._device),
             position_ids=(mask.cumsum(1) - 1).clamp_(min=0).to(self._device),
             attention_mask=causal_mask(mask, width).to(self._device),
-            past_key_values=cache,
+            **as_cache(cache),
             use_cache=True,
             logits_to_keep=MIN_ROWS,  # of one prompt, too, the head is asked for as many rows
         )
@@ -356,7 +357,7 @@ class Slots:
                 input_ids=cache.tokens[rows, None],
                 position_ids=positions[:, None],
                 attention_mask=mask[:, None, None],
-                past_key_values=_RowsCache(cache, positions, num_keys),
+                **as_cache(_RowsCache(cache, positions, num_keys)),
                 use_cache=True,
                 logits_to_keep=1,
             )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.records.language import SampleGroup
 
 
@@ -103,7 +104,7 @@ def _before_completions(outputs: Callable[..., Tensor], config: Any, batch: Sequ
     mask = None if bool(batch.prompt_mask.all()) else batch.prompt_mask
     cache = DynamicCache(config=config)
     prompts = outputs(
-        input_ids=batch.prompt_ids, past_key_values=cache, logits_to_keep=1, use_cache=True, **_positions(mask, width)
+        input_ids=batch.prompt_ids, **as_cache(cache), logits_to_keep=1, use_cache=True, **_positions(mask, width)
     )
     found = prompts.repeat_interleave(size, 0)
     if num_tokens > 1:
@@ -112,7 +113,7 @@ def _before_completions(outputs: Callable[..., Tensor], config: Any, batch: Sequ
             mask = torch.cat([mask.repeat_interleave(size, 0), torch.ones_like(batch.completion_ids[:, 1:])], 1)
         completions = outputs(
             input_ids=batch.completion_ids[:, :-1],
-            past_key_values=cache,
+            **as_cache(cache),
             use_cache=True,
             **_positions(mask, num_tokens - 1),
         )

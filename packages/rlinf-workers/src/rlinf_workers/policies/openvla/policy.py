@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.policies.base import Answer, Fields, Needs, PolicyError
 from rlinf_workers.policies.heads.categories import CategoriesHead
 from rlinf_workers.policies.openvla.base import (
@@ -72,7 +73,7 @@ class OpenVLA(PrismaticPolicy):
                 inputs_embeds=embeddings,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
+                **as_cache(cache),
                 use_cache=True,
             )
             cache, state = found.past_key_values, found.last_hidden_state[:, -1]

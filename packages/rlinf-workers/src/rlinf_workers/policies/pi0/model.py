@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.policies.pi0.openpi_files import is_openpi, loaded
 from rlinf_workers.policies.pi0.options import PATCH_SIZE, Pi0Options
 from rlinf_workers.policies.pi0.processor import IMAGE
@@ -137,6 +138,6 @@ def expert_features(model: Any, prefix: Prefix, robot_state: Tensor, chunk: Tens
     """
     dtype = model.action_out_proj.weight.dtype
     embeddings = model.embed_action_time(robot_state.to(dtype), chunk.to(dtype), times).to(prefix.dtype)
-    found = model.model(action_embeds=embeddings, attention_mask=prefix.mask, past_key_values=prefix.cache)
+    found = model.model(action_embeds=embeddings, attention_mask=prefix.mask, **as_cache(prefix.cache))
     prefix.cache.crop(prefix.mask.shape[1] - prefix.cache.get_seq_length())
     return found.last_hidden_state[:, -chunk.shape[1] :]

@@ -24,6 +24,7 @@ from transformers.models.gemma.modeling_gemma import (
     GemmaRotaryEmbedding,
 )
 
+from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.policies.pi0.model import Prefix
 
 
@@ -95,7 +96,7 @@ class AdaptiveExpert(GemmaPreTrainedModel):
                 condition,
                 position_embeddings=turns,
                 attention_mask=mask[:, None, None].expand(-1, 1, num_actions, -1),
-                past_key_values=prefix.cache,
+                **as_cache(prefix.cache),
             )
         return self.norm(x, condition)[0]
 
