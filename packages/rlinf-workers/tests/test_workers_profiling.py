@@ -65,12 +65,12 @@ class Steps:
     def __init__(self):
         self.spans = []
 
-    def add(self, worker, name, start_s, duration_s, num_items=0, category=COMPUTE, collective_s=0.0):
+    def add(self, worker, name, start_s, duration_s, num_items=0, category=COMPUTE, collective_s=0.0, devices=()):
         span = Span(
             name=name,
             category=category,
             worker=worker,
-            devices=(),
+            devices=devices,
             start_ns=round(start_s * 1e9),
             duration_ns=round(duration_s * 1e9),
             num_items=num_items,
@@ -134,6 +134,25 @@ def test_switches_syncs_hops_and_memory_are_in_the_problem(measured):
     assert problem.synced_bytes(GRAPH.weight_edges[0]) / problem.cluster.links.node_bytes_per_s == pytest.approx(0.8)
     assert problem.cluster.links.latency_s == pytest.approx(0.25)
     assert (rollout.state_bytes, rollout.work_bytes) == (120, 30)
+
+
+def test_a_wait_for_a_lease_while_others_compute_is_no_switch():
+    """The actor asks for its two devices at once; the rollout computes on one of them for 8 s more, and leaves."""
+    plan = plan_for_mode(GRAPH, CLUSTER, "hybrid")
+    steps = Steps()
+    steps.add("rollout/0", "rollout", 0.0, 9.0, 16, devices=("cpu:0",))
+    steps.add("rollout/0", "offload", 9.1, 0.3, category=LEASE, devices=("cpu:0",))
+    steps.add("reward/0", "reward", 1.0, 8.1, 16)
+    for rank in (0, 1):
+        own = (f"cpu:{rank}",)
+        now_s = steps.add(f"actor/{rank}", "wait for lease", 1.0, 8.5, category=LEASE, devices=own)
+        now_s = steps.add(f"actor/{rank}", "onload", now_s, 0.2, category=LEASE, devices=own)
+        steps.add(f"actor/{rank}", "actor", now_s, 16.0, 8, devices=own)
+    profiler = Profiler(GRAPH, CLUSTER, 16)
+    profiler.observe(steps.run(), plan)
+    profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
+    (actor,) = profiler.measured().problem.profiles.stages["actor"].instances
+    assert actor.onload_s == pytest.approx(0.2 + 0.5 - 0.3)
 
 
 def test_the_problem_predicts_the_step_that_it_was_made_of(measured):

@@ -332,11 +332,13 @@ def _switch_seconds(group: str, spans: Mapping[str, Sequence[Span]]) -> tuple[fl
     """Onload (with the grant of the lease, but without those that left for it) and offload: the first of each on the
     slowest rank; 0.0 where state stayed."""
     onloads_s, offloads_s = [0.0], [0.0]
-    for mine in (mine for worker, mine in spans.items() if _group(worker) == group):
+    of_ranks = [mine for worker, mine in spans.items() if _group(worker) == group]
+    devices = {device for mine in of_ranks for span in mine for device in span.devices}
+    for mine in of_ranks:
         offloads_s += [span.duration_s for span in _switches(mine, "offload")][:1]
         for onload in _switches(mine, "onload")[:1]:
             waits = [wait for wait in _switches(mine, "wait for lease") if wait.start_ns <= onload.start_ns]
-            onloads_s.append(onload.duration_s + sum(_granting_seconds(wait, spans) for wait in waits[-1:]))
+            onloads_s.append(onload.duration_s + sum(_granting_seconds(wait, devices, spans) for wait in waits[-1:]))
     return max(onloads_s), max(offloads_s)
 
 
@@ -344,11 +346,16 @@ def _switches(spans: Sequence[Span], name: str) -> list[Span]:
     return [span for span in spans if span.category == LEASE and span.name == name]
 
 
-def _granting_seconds(wait: Span, spans: Mapping[str, Sequence[Span]]) -> float:
-    """A wait for a lease without the longest offload that began in it."""
-    leaving = [span for others in spans.values() for span in _switches(others, "offload")]
-    within = [span.duration_s for span in leaving if 0 <= span.start_ns - wait.start_ns <= wait.duration_ns]
-    return max(0.0, wait.duration_s - max(within, default=0.0))
+def _granting_seconds(wait: Span, devices: set[str], spans: Mapping[str, Sequence[Span]]) -> float:
+    """A wait for a lease on these devices from when nobody computes there, without the longest offload that began
+    then."""
+    others = [span for of_worker in spans.values() for span in of_worker]
+    end_ns = wait.start_ns + wait.duration_ns
+    busy = (span for span in others if span.category == COMPUTE and not devices.isdisjoint(span.devices))
+    ends_ns = [end for span in busy if (end := span.start_ns + span.duration_ns) <= end_ns]
+    free_ns = max([wait.start_ns, *ends_ns])
+    leaving = [span.duration_ns for span in _switches(others, "offload") if free_ns <= span.start_ns <= end_ns]
+    return max(0, end_ns - free_ns - max(leaving, default=0)) * 1e-9
 
 
 def _sync_seconds(spans: Mapping[str, Sequence[Span]]) -> float:
