@@ -65,6 +65,6 @@ def together(*calls: Any) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(HANG_S)
+        thread.join(2 * HANG_S)  # what runs out of HANG_S says so itself
         assert not thread.is_alive()
     return results

@@ -17,7 +17,7 @@ import torch
 from comm_links import HANG_S, Net, together
 from comm_references import megatron_rank, merged_rank
 
-from rlinf_comm import PeerLost, WeightMismatchError, WeightTimeout, kept_pages, pack
+from rlinf_comm import DecodeError, PeerLost, WeightMismatchError, WeightTimeout, kept_pages, pack
 from rlinf_comm.peers import Peer
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.testing.host_device import HostDevice
@@ -182,6 +182,31 @@ def test_ends_on_a_device_pack_and_check_there(packs: bool, unpacks: bool):
     net.change = flip
     _, received = pairs.sync(shards, [served], 3)
     assert isinstance(received[0], WeightMismatchError) and received[0].tensors
+
+
+def test_a_sender_that_comes_after_a_version_failed_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rlinf_comm.weights.stream.receiver._FAREWELL_S", HANG_S)
+    reshard, shards, served = small()
+    has_failed = threading.Event()
+
+    def spoil(value: Any) -> Any:
+        if isinstance(value, Content):
+            has_failed.set()
+            return dataclasses.replace(value, bucket=value.bucket + 1)
+        return value
+
+    pairs = Pairs(Net(spoil), reshard)
+    publish = pairs.senders[1].publish
+
+    def publish_late(*args: Any) -> Any:
+        assert has_failed.wait(HANG_S)
+        time.sleep(0.3)  # the receiver no longer waits for this offer
+        return publish(*args)
+
+    monkeypatch.setattr(pairs.senders[1], "publish", publish_late)
+    sent, received = pairs.sync(shards, served, 0)
+    assert isinstance(received[0], DecodeError)
+    assert isinstance(sent[1], WeightMismatchError) and "instead of 0" in str(sent[1])
 
 
 def test_a_delta_when_little_changes_dense_when_all_does():

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rlinf_comm.weights.device.device import Device
 
 _FAREWELL_S = 1.0
-"""Seconds for telling a sender that its version failed here."""
+"""Seconds for telling all senders that their version failed here."""
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class WeightStreamReceiver:
         except BaseException as error:
             for source in self._sources.values():
                 source.forget()
-            self._tell(talks, taken, error)
+            self._tell(taken, policy_version, error)
             raise
         window_s = max((found.window_s for found in taken.values()), default=0.0)
         return SyncReport(
@@ -294,27 +294,36 @@ class WeightStreamReceiver:
             )
 
     def _ack(self, found: _Taken, held: Held | None, error: BaseException | None = None) -> Ack:
-        fault = None
-        if error is not None:
-            fault = str(error) if isinstance(error, CommError) else f"{type(error).__name__}: {error}"
         return Ack(
             session=found.offer.session,
             attempt=found.offer.attempt,
             held=held,
             tensors=error.tensors if isinstance(error, WeightMismatchError) else (),
-            fault=fault,
+            fault=None if error is None else _fault(error),
             window_s=found.window_s,
             busy_s=found.busy_s,
             apply_s=found.apply_s,
         )
 
-    def _tell(self, talks: Mapping[int, Talk], taken: Mapping[int, _Taken], error: BaseException) -> None:
-        """The senders need not wait until their time is up."""
-        for rank, found in taken.items():
+    def _tell(self, taken: Mapping[int, _Taken], policy_version: int, error: BaseException) -> None:
+        """The senders need not wait until their time is up, nor those whose offer is about to come."""
+        talks = {
+            rank: Talk(self._link, source.name, f"sender {rank}", policy_version, _FAREWELL_S)
+            for rank, source in self._sources.items()
+        }
+        for rank, talk in sorted(talks.items(), key=lambda item: item[0] not in taken):
             try:
-                talks[rank].send(self._ack(found, None, error), within_s=_FAREWELL_S)
+                if rank in taken:
+                    talk.send(self._ack(taken[rank], None, error))
+                else:
+                    offer = talk.receive(Offer)
+                    talk.send(Reply(offer.session, offer.attempt, None, _fault(error), policy_version))
             except (CommError, TimeoutError, OSError):
                 pass  # it is gone, or has its own trouble
+
+
+def _fault(error: BaseException) -> str:
+    return str(error) if isinstance(error, CommError) else f"{type(error).__name__}: {error}"
 
 
 def _is_row(data: object) -> bool:

@@ -42,10 +42,10 @@ class Talk:
     def left_s(self) -> float:
         return max(0.0, self._end_s - time.monotonic())
 
-    def send(self, message: object, *, within_s: float | None = None) -> None:
-        """Sends a message, within the time of the call by default. Raises WeightTimeout or PeerLost."""
+    def send(self, message: object) -> None:
+        """Sends a message. Raises WeightTimeout or PeerLost."""
         try:
-            self._link.send(self._name, message, timeout_s=self.left_s if within_s is None else within_s)
+            self._link.send(self._name, message, timeout_s=self.left_s)
         except TimeoutError as error:
             raise self._timeout(f"did not take a {type(message).__name__}") from error
 
