@@ -150,7 +150,12 @@ class LocalSearch:
     def descend(self, first: Found) -> Found:
         """The best plan that single changes lead to."""
         best = first
-        while self.num_left > 0 and (better := self._first_better(best, self._changes(best.spots), [])):
+        while self.num_left > 0:
+            better = self._first_better(best, self._without_moves(best.spots), [])
+            if better is None:
+                better = self._first_timed_better(best, self._moves_in_turn(best), [])
+            if better is None:
+                return best
             best = better
         return best
 
@@ -182,7 +187,10 @@ class LocalSearch:
 
     def _first_better(self, best: Found, candidates: Iterable[Spots], tried: list[Found]) -> Found | None:
         """The first that is better, those first whose busiest device computes least."""
-        for one in self._promising(candidates, _HOPELESS * best.step_s):
+        return self._first_timed_better(best, self._promising(candidates, _HOPELESS * best.step_s), tried)
+
+    def _first_timed_better(self, best: Found, candidates: Iterable[_Candidate], tried: list[Found]) -> Found | None:
+        for one in candidates:
             found = self._time(one)
             if found is None:
                 continue
@@ -296,17 +304,28 @@ class LocalSearch:
 
     def _changes(self, spots: Spots) -> Iterator[Spots]:
         """Everything that differs in one thing."""
-        for turn in self._turns:
-            yield from self._other_granularities(spots, turn)
-            yield from self._other_offload(spots, turn)
-        for group in self._groups.values():
-            if not spots[group[0]].devices:
-                yield from self._other_host_ranks(spots, group)
+        yield from self._without_moves(spots)
         sides = self._sides(spots)
         for side in sides:
             yield from self._other_places(spots, side)
         yield from self._exchanges(spots, sides)
         yield from self._between_two(spots)
+
+    def _without_moves(self, spots: Spots) -> Iterator[Spots]:
+        """Everything that differs in one thing while all groups keep their devices."""
+        yield from self._in_place(spots)
+        for group in self._groups.values():
+            if not spots[group[0]].devices:
+                yield from self._other_host_ranks(spots, group)
+
+    def _moves_in_turn(self, best: Found) -> Iterator[_Candidate]:
+        """One move of each kind after the other, of each kind those first whose busiest device computes least: in large
+        clusters there are hundreds of the kind that would be tried first, and nearly as good ones."""
+        sides = self._sides(best.spots)
+        places = (spots for side in sides for spots in self._other_places(best.spots, side))
+        kinds = [self._between_two(best.spots), self._exchanges(best.spots, sides), places]
+        lists = [self._promising(kind, _HOPELESS * best.step_s) for kind in kinds]
+        return (one for row in itertools.zip_longest(*lists) for one in row if one is not None)
 
     def _pairs_in_place(self, spots: Spots) -> Iterator[Spots]:
         """Two changes after which all groups have their devices still."""

@@ -40,6 +40,8 @@ _MOST_DEVICES = 2048
 _ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 5_000, 8, 12_000
 """Items, all stages together, that local search may simulate, times the square of the flow's parallel choices (which
 make plans differ in more things); and how many plans at least and at most."""
+_MANY_CHOICES = 20
+"""Parallel choices of a flow, from which on their square counts twice."""
 _FEW_ITEMS = 128
 """All stages together: of such a step, which takes 0.1 ms to simulate, the most plans are timed."""
 _CHOICES = 4
@@ -134,7 +136,8 @@ def affordable_plans(problem: Problem) -> int:
     if num_items <= _FEW_ITEMS:
         return _MOST_SEARCHED
     num_choices = sum(min(_CHOICES, len(problem.profile(stage.name).instances)) for stage in problem.flow.stages)
-    return min(max(_ITEMS_SEARCHED * num_choices**2 // num_items, _LEAST_SEARCHED), _MOST_SEARCHED)
+    more = max(1, num_choices / _MANY_CHOICES) ** 2
+    return min(max(int(_ITEMS_SEARCHED * num_choices**2 * more) // num_items, _LEAST_SEARCHED), _MOST_SEARCHED)
 
 
 def _simulated(
