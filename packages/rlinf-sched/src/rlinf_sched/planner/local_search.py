@@ -147,12 +147,18 @@ class LocalSearch:
         self._timed[key] = found
         return found
 
-    def descend(self, first: Found) -> Found:
-        """The best plan that single changes lead to."""
+    def descend(self, first: Found, *, in_turn: bool) -> Found:
+        """The best plan that single changes lead to.
+
+        Args:
+            in_turn: changes in place before moves, and one move of each kind after the other, which gets further with
+                few plans; else all those first whose busiest device computes least.
+        """
         best = first
         while self.num_left > 0:
-            better = self._first_better(best, self._without_moves(best.spots), [])
-            if better is None:
+            changes = self._without_moves(best.spots) if in_turn else self._changes(best.spots)
+            better = self._first_better(best, changes, [])
+            if better is None and in_turn:
                 better = self._first_timed_better(best, self._moves_in_turn(best), [])
             if better is None:
                 return best

@@ -116,6 +116,7 @@ def _best_of_modes(
     if problem.cluster.num_devices > _MOST_DEVICES or not starts:
         return around.best
     around.num_left = affordable_plans(problem)
+    is_short = around.num_left < _MOST_SEARCHED
     starts += around.regrouped(min(starts, key=lambda found: found.rank))
     nearer: list[Found] = []
     for mode, best in sorted(around.best.items(), key=lambda item: item[1].rank):
@@ -123,7 +124,7 @@ def _best_of_modes(
         for found in sorted(starts, key=lambda found: found.rank):
             if found.mode == mode and found.step_s <= _NEAR * best.step_s:
                 shapes.setdefault(found.sharing, found)
-        nearer += [around.descend(found) for found in list(shapes.values())[:_MOST_STARTS]]
+        nearer += [around.descend(found, in_turn=is_short) for found in list(shapes.values())[:_MOST_STARTS]]
     for found in dict.fromkeys(sorted(nearer, key=lambda found: found.rank)):
         if found.step_s <= _PROMISING * around.best[found.mode].step_s:
             around.improve(found)
