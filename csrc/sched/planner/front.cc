@@ -81,15 +81,18 @@ void join_rows(const Columns& c, const Join& join, int steps_under_way, const do
     for (int i = first; i <= tail; ++i) row[i] = std::max(a[i], b[i]);
   }
   // On the same devices, the part before takes all steps that are under way before it lets the part after have them.
-  const int period = c.period(), further = c.further(), held = c.held(), num_more = steps_under_way - 1;
+  const int period = c.period(), further = c.further(), held = c.held(), spaced = c.spaced();
+  const int num_more = steps_under_way - 1;
   if (same_devices) {
     row[further] = a[further] + b[further];
     row[period] = (row[last] + num_more * row[further]) / steps_under_way;
     row[held] = num_more * a[further] + b[held];
+    row[spaced] = row[last];
   } else {
-    row[further] = std::max(a[further], b[further]);
+    row[further] = std::max({a[further], b[further], a[period], b[period]});
     row[period] = num_more > 0 ? std::max(a[period], b[period]) : row[last];
     row[held] = join.feeds ? a[held] + b[held] : std::max(a[held], b[held]);
+    row[spaced] = std::max(a[spaced], b[spaced]);
   }
   row[c.sync()] = a[c.sync()] + b[c.sync()];
   row[c.switches()] = std::max(a[c.switches()], b[c.switches()]);
@@ -117,7 +120,7 @@ Front::Front(Columns columns, Limits limits, int num_groups)
   add(c.last(), limits_.tolerance_s);
   for (int p = 0; p < c.num_pools; ++p) add(p, limits_.tolerance_share * limits_.devices[p]);
   for (int i = c.half(); i <= c.sync(); ++i) {
-    if (limits_.steps_under_way > 1 || i < c.period() || i > c.held())  // those say nothing new
+    if (limits_.steps_under_way > 1 || i < c.period() || i > c.spaced())  // those say nothing new
       add(i, limits_.tolerance_s);
   }
   for (int i = c.first(); i < c.last(); ++i) add(i, limits_.tolerance_s);
@@ -155,7 +158,10 @@ double Front::step_s(const double* row) const {
     return alone;
   // Weights move when their source has left its devices: after all the steps that it took in one go.
   const double busy = row[c.period()] + row[c.switches()] * row[c.sync()] / count;
-  return std::max({busy, row[c.sync()], (alone + row[c.held()]) / count});
+  // No more steps than that are under way. Begun together they hold each other up; evenly spaced they do not, if each
+  // is through what shares devices before the next one comes.
+  const double together = (alone + row[c.held()]) / count, spaced = std::max(alone / count, row[c.spaced()]);
+  return std::max({busy, row[c.sync()], std::min(together, spaced)});
 }
 
 // Memory that cannot exceed the limit counts as 0.

@@ -9,7 +9,8 @@ namespace rlinf::sched {
 
 // Where what stands in a row of `width()` numbers, all to be minimised: devices taken of each pool, times at which
 // items come out (first hand-over, middle, last item), second half, tail, period, what a further step adds, how long a
-// step is held up, weight sync, and for each pool bytes between turns and at the fullest.
+// step is held up and how far apart steps are that are not, weight sync, and for each pool bytes between turns and at
+// the fullest.
 struct Columns {
   int num_pools;
   int num_out;
@@ -22,7 +23,8 @@ struct Columns {
   int period() const { return last() + 3; }
   int further() const { return period() + 1; }
   int held() const { return period() + 2; }
-  int sync() const { return held() + 1; }
+  int spaced() const { return held() + 1; }
+  int sync() const { return spaced() + 1; }
   int switches() const { return sync() + 1; }
   int resident() const { return switches() + 1; }
   int peak() const { return resident() + num_pools; }

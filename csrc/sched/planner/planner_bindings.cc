@@ -71,17 +71,18 @@ py::array_t<bool> mixed_of(const sched::Front& front) {
   return result;
 }
 
-// float64 [cases, fractions + 2]: `StageTimes::of` each number of instances and size.
-py::array_t<double> stage_times(int batching, const Rows& seconds, const Rows& costs, int max_items,
+// float64 [cases, fractions + 3]: `StageTimes::of` each number of instances and size.
+py::array_t<double> stage_times(int batching, const Rows& seconds, const Rows& costs, int max_items, int num_steps,
                                 const std::vector<double>& fractions, const Counts& num_instances,
                                 const Counts& sizes) {
   if (num_instances.ndim() != 1 || sizes.ndim() != 1 || sizes.shape(0) != num_instances.shape(0) || !costs.size()) {
     throw py::value_error("give items, and as many sizes as numbers of instances");
   }
   const py::ssize_t num_cases = sizes.shape(0);
-  py::array_t<double> result({num_cases, static_cast<py::ssize_t>(fractions.size() + 2)});
+  py::array_t<double> result({num_cases, static_cast<py::ssize_t>(fractions.size() + 3)});
   const auto list = [](const Rows& array) { return std::vector<double>(array.data(), array.data() + array.size()); };
-  sched::StageTimes times({static_cast<sched::StageWork::Batching>(batching), list(seconds), list(costs), max_items},
+  sched::StageTimes times({static_cast<sched::StageWork::Batching>(batching), list(seconds), list(costs), max_items,
+                           num_steps},
                           fractions);
   const py::gil_scoped_release release;
   for (py::ssize_t i = 0; i < num_cases; ++i) {
@@ -95,7 +96,8 @@ py::array_t<double> stage_times(int batching, const Rows& seconds, const Rows& c
 
 void rlinf::sched::bind_planner(py::module_& m) {
   m.def("stage_times", &stage_times, py::kw_only(), py::arg("batching"), py::arg("seconds"), py::arg("costs"),
-        py::arg("max_items"), py::arg("fractions"), py::arg("num_instances"), py::arg("sizes"));
+        py::arg("max_items"), py::arg("num_steps"), py::arg("fractions"), py::arg("num_instances"),
+        py::arg("sizes"));
   py::class_<sched::PlanTimer>(m, "PlanTimer")
       .def(py::init([](const py::dict& arrays, const std::vector<std::string>& names, int32_t num_items,
                        int32_t num_steps, int32_t max_staleness, const std::vector<Rows>& arrays_of_seconds,

@@ -36,15 +36,15 @@ void StageTimes::make_hand_overs(int32_t size) {
 
 // Each goes to the instance that is free first. As long as they end in the order in which they began, that is the one
 // whose turn it is; from there on a heap knows.
-void StageTimes::play_hand_overs(int32_t num_instances) {
-  const std::size_t num_hand_overs = hand_overs_.size();
+void StageTimes::play_hand_overs(int32_t num_instances, int32_t num_steps) {
+  const std::size_t of_a_step = hand_overs_.size(), num_hand_overs = of_a_step * num_steps;
   ends_.resize(num_hand_overs);
   const std::size_t count = std::min<std::size_t>(num_instances, num_hand_overs);
-  std::copy_n(hand_overs_.begin(), count, ends_.begin());
+  for (std::size_t k = 0; k < count; ++k) ends_[k] = hand_overs_[k % of_a_step];
   std::size_t i = count;
   ends_are_sorted_ = std::is_sorted(ends_.begin(), ends_.begin() + static_cast<int64_t>(count));
   for (; ends_are_sorted_ && i < num_hand_overs; ++i) {
-    ends_[i] = ends_[i - count] + hand_overs_[i];
+    ends_[i] = ends_[i - count] + hand_overs_[i % of_a_step];
     ends_are_sorted_ = ends_[i] >= ends_[i - 1];
   }
   if (i == num_hand_overs)
@@ -53,7 +53,7 @@ void StageTimes::play_hand_overs(int32_t num_instances) {
   free_.assign(ends_.begin() + static_cast<int64_t>(i - count), ends_.begin() + static_cast<int64_t>(i));
   std::make_heap(free_.begin(), free_.end(), later);
   for (; i < num_hand_overs; ++i) {
-    const double end = free_.front() + hand_overs_[i];
+    const double end = free_.front() + hand_overs_[i % of_a_step];
     std::size_t at = 0;  // sinks from the top
     for (std::size_t child = 1; child < count; child = 2 * at + 1) {
       child += child + 1 < count && free_[child + 1] < free_[child];
@@ -71,15 +71,19 @@ void StageTimes::play_engines(int32_t num_engines) {
   if (num_engines == num_engines_)
     return;
   num_engines_ = num_engines;
-  ends_.clear();
   const int64_t num_items = static_cast<int64_t>(work_.costs.size());
   const int32_t share = static_cast<int32_t>((num_items + num_engines - 1) / num_engines);
   const int32_t room = work_.max_items ? std::min(work_.max_items, share) : share;
-  ends_are_sorted_ = room < share;
+  if (work_.num_steps > 1) {
+    play_crowded_engines(num_engines, room, work_.num_steps);
+    all_s_ = ends_.back();
+  }
+  ends_are_sorted_ = true;
   if (room < share) {
-    play_crowded_engines(num_engines, room);
+    play_crowded_engines(num_engines, room, 1);
     return;
   }
+  ends_.clear();
   std::vector<double> inside;
   for (int32_t e = 0; e < num_engines && e < num_items; ++e) {
     inside.clear();
@@ -93,12 +97,13 @@ void StageTimes::play_engines(int32_t num_engines) {
     }
   }
   std::sort(ends_.begin(), ends_.end());
-  ends_are_sorted_ = true;
 }
 
 // Items wait for room: event by event. Each engine counts the progress that every item inside it has made since time 0;
 // an item admitted at progress v leaves at v + its cost.
-void StageTimes::play_crowded_engines(int32_t num_engines, int32_t room) {
+void StageTimes::play_crowded_engines(int32_t num_engines, int32_t room, int32_t num_steps) {
+  ends_.clear();
+  const std::size_t num_costs = work_.costs.size(), num_items = num_costs * num_steps;
   struct Engine {
     double progress = 0.0;
     std::vector<double> inside;
@@ -108,13 +113,15 @@ void StageTimes::play_crowded_engines(int32_t num_engines, int32_t room) {
   std::size_t next = 0;
   for (int32_t i = 0; i < room; ++i) {
     for (Engine& engine : engines) {
-      if (next < work_.costs.size())
-        engine.inside.push_back(work_.costs[next++]);
+      if (next < num_items)
+        engine.inside.push_back(work_.costs[next++ % num_costs]);
     }
   }
   std::vector<std::pair<double, int32_t>> leaving;
   for (int32_t e = 0; e < num_engines; ++e) {
     std::vector<double>& inside = engines[e].inside;
+    if (inside.empty())
+      break;  // more engines than items
     std::make_heap(inside.begin(), inside.end(), later);
     leaving.emplace_back(inside.front() * work_.seconds[inside.size() - 1], e);
   }
@@ -129,8 +136,8 @@ void StageTimes::play_crowded_engines(int32_t num_engines, int32_t room) {
     ends_.push_back(end);
     std::pop_heap(inside.begin(), inside.end(), later);
     inside.pop_back();
-    if (next < work_.costs.size()) {
-      inside.push_back(engine.progress + work_.costs[next++]);
+    if (next < num_items) {
+      inside.push_back(engine.progress + work_.costs[next++ % num_costs]);
       std::push_heap(inside.begin(), inside.end(), later);
     }
     if (!inside.empty()) {
@@ -154,6 +161,11 @@ double StageTimes::engine_period(int32_t num_engines) const {
   return work_.seconds[room - 1] * static_cast<double>(num_items) / static_cast<double>(room * num_engines);
 }
 
+// What lies ready adds no more than a step alone takes.
+double StageTimes::further(double all_s, double one_s) const {
+  return work_.num_steps > 1 ? std::clamp((all_s - one_s) / (work_.num_steps - 1), 0.0, one_s) : one_s;
+}
+
 void StageTimes::of(int32_t num_instances, int32_t size, double* out) {
   const int64_t num_items = static_cast<int64_t>(work_.costs.size());
   double* tail = out + fractions_.size();
@@ -165,15 +177,22 @@ void StageTimes::of(int32_t num_instances, int32_t size, double* out) {
     }
     tail[0] = work_.seconds[0] * std::max(1.0, work_.costs.back());
     tail[1] = std::min(out[-1], engine_period(num_instances));
+    tail[2] = further(all_s_, out[-1]);
     return;
   }
   make_hand_overs(size);
-  play_hand_overs(num_instances);
+  double all_s = 0.0;
+  if (work_.num_steps > 1) {
+    play_hand_overs(num_instances, work_.num_steps);
+    all_s = *std::max_element(ends_.begin(), ends_.end());
+  }
+  play_hand_overs(num_instances, 1);
   for (const double fraction : fractions_) {
     const auto count = static_cast<int64_t>(std::ceil(fraction * static_cast<double>(num_items) / size - 1e-9));
     *out++ = nth_end(std::max<int64_t>(count, 1) - 1);
   }
   tail[1] = std::accumulate(hand_overs_.begin(), hand_overs_.end(), 0.0) / num_instances;
+  tail[2] = further(all_s, out[-1]);
   tail[0] = work_.seconds[size - 1] * (is_equal_ ? 1.0 : std::max(1.0, scale(num_items - size, num_items)));
 }
 

@@ -13,7 +13,9 @@ from sched_brute_force_turns import Option, options_of
 
 from rlinf_sched.problem import Problem
 
-DEVICES, FIRST, MIDDLE, LAST, HALF, TAIL, PERIOD, FURTHER, HELD, SYNC, OFFLOADS, RESIDENT, PEAK, RECEIVED = range(14)
+DEVICES, FIRST, MIDDLE, LAST, HALF, TAIL, PERIOD, FURTHER, HELD, SPACED, SYNC, OFFLOADS, RESIDENT, PEAK, RECEIVED = (
+    range(15)
+)
 """Rows of an array of candidates, which has a column for each; from `RECEIVED` on, a row for each weight edge."""
 NUM_PAIRS = 50_000
 """Pairs of candidates that are joined at a time."""
@@ -101,7 +103,9 @@ class BruteForce:
         way than may be."""
         if not self.more:
             return whole[LAST] + whole[SYNC]
-        round_s = (whole[LAST] + whole[HELD] + whole[SYNC]) / (self.more + 1)
+        together_s = (whole[LAST] + whole[HELD] + whole[SYNC]) / (self.more + 1)
+        spaced_s = np.maximum((whole[LAST] + whole[SYNC]) / (self.more + 1), whole[SPACED])
+        round_s = np.minimum(together_s, spaced_s)
         busy_s = whole[PERIOD] + np.where(whole[OFFLOADS] > 0, whole[SYNC] / (self.more + 1), 0.0)
         return np.max([busy_s, whole[SYNC], round_s], axis=0)
 
@@ -171,6 +175,7 @@ class BruteForce:
         whole[FURTHER] = a[FURTHER] + b[FURTHER]
         whole[HELD] = self.more * a[FURTHER] + b[HELD]  # the first step waits for the part before to be done with all
         whole[PERIOD] = (whole[LAST] + self.more * whole[FURTHER]) / (self.more + 1)
+        whole[SPACED] = whole[LAST]  # further apart, steps do not meet on the devices
         whole[RESIDENT] = a[RESIDENT] + b[RESIDENT]
         whole[PEAK] = np.maximum(a[PEAK] + b[RESIDENT], a[RESIDENT] + b[PEAK])
         self.sync(whole, a, b, before, after, near=True)
@@ -180,6 +185,7 @@ class BruteForce:
         """The part after gets the devices when all of the part before are idle at once."""
         whole = self.in_turn(a, b, before, after)
         whole[FIRST : LAST + 1] = a[FIRST : LAST + 1] + b[FIRST : LAST + 1]
+        whole[SPACED] = whole[LAST]
         starved = min(1.0, (exp(sum(self.load[i] for i in before)) - 1) / self.problem.num_items)
         for row in (HALF, TAIL):
             whole[row] = a[row] + np.maximum(b[row], b[row] * (1 - starved) + b[LAST] * starved)
@@ -198,6 +204,7 @@ class BruteForce:
             whole[TAIL] = a[TAIL] + b[TAIL]
             whole[FIRST : TAIL + 1] += moved_s
             whole[HELD] = a[HELD] + b[HELD]
+        whole[FURTHER] = np.maximum(whole[FURTHER], whole[PERIOD])
         if not self.more:
             whole[PERIOD] = whole[LAST]
         self.sync(whole, a, b, before, after, near=False)
@@ -225,7 +232,8 @@ def _array(options: list[Option], num_edges: int) -> np.ndarray:
             one.half,
             one.tail,
             one.period,
-            one.period,
+            one.further,
+            0.0,
             0.0,
             one.sync_s,
             one.offloads,

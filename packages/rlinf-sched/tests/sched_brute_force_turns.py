@@ -24,6 +24,7 @@ class Option:
     half: float
     tail: float
     period: float
+    further: float
     """Seconds of a step among others that follow it closely; alone, where none may."""
     resident: int
     peak: int
@@ -125,8 +126,15 @@ def _received(problem: Problem, places: Sequence[_Place]) -> tuple[float, ...]:
 def _alone(problem: Problem, name: str) -> Iterator[Option]:
     costs = arriving_costs(problem)[name]
     for place in _places(problem, name):
-        times = stage_times(place.instance, place.profile.batching, costs, [place.count], [place.granularity])
-        first, middle, last, half, tail, period = times[0].tolist()
+        times = stage_times(
+            place.instance,
+            place.profile.batching,
+            costs,
+            [place.count],
+            [place.granularity],
+            num_steps=problem.flow.max_staleness + 1,
+        )
+        first, middle, last, half, tail, period, further = times[0].tolist()
         onload_s, offload_s = place.switch_s
         switch_s = onload_s + offload_s
         yield Option(
@@ -136,6 +144,7 @@ def _alone(problem: Problem, name: str) -> Iterator[Option]:
             half=half + offload_s,
             tail=tail + offload_s,
             period=period if problem.flow.max_staleness else last + switch_s,
+            further=further if problem.flow.max_staleness else last + switch_s,
             resident=0 if place.offload else place.state,
             peak=place.peak,
             offloads=place.offload,
@@ -190,6 +199,7 @@ def _cycle(problem: Problem, x: _Place, y: _Place, together: bool) -> Option:
         half=(first + last) / 2 + step_s + offload_s,
         tail=x.profile.rounds * latency + step_s + offload_s,
         period=earlier + busiest + step_s if flow.max_staleness else last + step_s + onload_s + offload_s,
+        further=earlier + busiest + step_s if flow.max_staleness else last + step_s + onload_s + offload_s,
         resident=fold(residents),
         peak=fold([x.peak, y.peak]),
         offloads=x.offload,

@@ -118,9 +118,9 @@ def test_stages_of_one_side_overlap_across_steps():
         assert joined(front(alone), front(alone), steps_under_way, kind="in turn") == 20
 
 
-def test_a_step_is_held_up_by_those_that_its_devices_take_first():
-    """4 s and 3 s in turn on the same devices, then 5 s on others, two steps under way: 8 s pass before the first
-    stage lets go, and the first of the two steps ends after 8 + 3 + 5 s."""
+def test_evenly_spaced_steps_hold_each_other_up_no_longer_than_they_meet():
+    """4 s and 3 s in turn on the same devices, then 5 s on others, two steps under way. Begun together the first of the
+    two ends after 8 + 3 + 5 s; 7 s apart neither waits."""
     pair = front([], steps_under_way=2)
     pair.offer_joins(front([[4, 4, 4, 4]]), front([[3, 3, 3, 3]]), join_of("in turn"), [])
-    assert joined(pair, front([[5, 5, 5, 5]]), steps_under_way=2) == (8 + 3 + 5) / 2
+    assert joined(pair, front([[5, 5, 5, 5]]), steps_under_way=2) == 4 + 3

@@ -12,11 +12,12 @@ def stage_times(
     seconds: np.ndarray,
     costs: np.ndarray,
     max_items: int,
+    num_steps: int,
     fractions: Sequence[float],
     num_instances: np.ndarray,
     sizes: np.ndarray,
 ) -> np.ndarray:
-    """float64 [cases, fractions + 2]: see csrc/sched/planner/stage_times.h."""
+    """float64 [cases, fractions + 3]: see csrc/sched/planner/stage_times.h."""
 
 class Columns:
     def __init__(self, *, num_pools: int, num_out: int, num_edges: int) -> None: ...

@@ -49,6 +49,8 @@ def stage_times(
     costs: np.ndarray,
     num_instances: Sequence[int] | np.ndarray,
     granularity: Sequence[int] | np.ndarray,
+    *,
+    num_steps: int = 1,
 ) -> np.ndarray:
     """Times at which a step's items come out of a stage, for each number of instances and its granularity.
 
@@ -56,27 +58,29 @@ def stage_times(
         costs: float64 [num_items], the cost of each item, in the order in which they come; their mean is 1.
         num_instances, granularity: int [m]; fast where equal granularities (continuous: numbers of instances) are
             neighbours.
+        num_steps: that may be begun together.
 
     Returns:
-        float64 [m, len(FRACTIONS) + 3], seconds. First one column for each of `FRACTIONS`: the time at which that share
+        float64 [m, len(FRACTIONS) + 4], seconds. First one column for each of `FRACTIONS`: the time at which that share
         of the items is out, for the last share with the instance's `step_s`. Then how long an idle stage takes from the
-        arrival of the second half of the items to the end, and from the arrival of the last hand-over to the end. Last,
+        arrival of the second half of the items to the end, and from the arrival of the last hand-over to the end. Then
         the period: how long a step takes where the next one's items lie ready too, so that no instance is ever idle.
+        Last, what each further step adds where `num_steps` are begun together.
     """
     counts = np.asarray(num_instances, dtype=np.int32)
     sizes = np.minimum(granularity, -(-len(costs) // counts)).astype(np.int32)
     if instance.max_items:
         sizes = np.minimum(sizes, instance.max_items)
-    times = _times(instance, batching, costs.tobytes(), counts.tobytes(), sizes.tobytes())
-    out, tail, period = times[:, :-2], times[:, -2:-1], times[:, -1:]
+    times = _times(instance, batching, costs.tobytes(), counts.tobytes(), sizes.tobytes(), num_steps)
+    out, tail, steps = times[:, :-3], times[:, -3:-2], times[:, -2:]
     share = costs[len(costs) // 2 :].sum() / costs.sum()  # of the work, at an even pace after the first hand-over
     half = out[:, :1] + share * (out[:, -1:] - out[:, :1])
-    return np.hstack([out[:, :-1], np.hstack([out[:, -1:], half, tail, period]) + instance.step_s])
+    return np.hstack([out[:, :-1], np.hstack([out[:, -1:], half, tail, steps]) + instance.step_s])
 
 
 @functools.lru_cache(maxsize=256)
 def _times(
-    instance: InstanceProfile, batching: Batching, costs: bytes, num_instances: bytes, sizes: bytes
+    instance: InstanceProfile, batching: Batching, costs: bytes, num_instances: bytes, sizes: bytes, num_steps: int
 ) -> np.ndarray:
     """The times without `step_s`.
 
@@ -91,6 +95,7 @@ def _times(
         seconds=seconds_table(instance, min(instance.max_items or most, most)),
         costs=of_items,
         max_items=instance.max_items,
+        num_steps=num_steps,
         fractions=FRACTIONS,
         num_instances=counts,
         sizes=np.frombuffer(sizes, dtype=np.int32),

@@ -66,9 +66,15 @@ class Columns:
         return self.period + 2
 
     @cached_property
+    def spaced(self) -> int:
+        """Seconds between steps from which on they hold nobody up: each is through the parts that share devices before
+        the next one comes."""
+        return self.period + 3
+
+    @cached_property
     def sync(self) -> int:
         """Seconds of the weight syncs within the part, after the step."""
-        return self.held + 1
+        return self.spaced + 1
 
     @cached_property
     def switches(self) -> int:

@@ -18,8 +18,9 @@ from rlinf_sched.stage_time import FRACTIONS, hand_over_size
 
 
 def cycle_times(problem: Problem, chosen: Sequence[Chosen], blocks: Blocks, granularity: int) -> np.ndarray:
-    """float64 [rows, len(FRACTIONS) + 3], seconds: when so many items are out of the last round, how long the second
-    half and the last of them take in an idle cycle, and how long a step takes where the next one's items lie ready."""
+    """float64 [rows, len(FRACTIONS) + 4], seconds: when so many items are out of the last round, how long the second
+    half and the last of them take in an idle cycle, how long a step takes where the next one's items lie ready, and
+    what each further step adds."""
     links = problem.cluster.links
     moved = sum(
         links.latency_s + granularity * problem.flow.item_bytes.get(channel, 0) / links.node_bytes_per_s
@@ -39,7 +40,7 @@ def cycle_times(problem: Problem, chosen: Sequence[Chosen], blocks: Blocks, gran
     period = (rounds - 1) * round_s + of_blocks[:, :, 1].max(axis=0)  # the first round of a step fills the last one up
     out = np.linspace(first, last, len(FRACTIONS), axis=1)
     out[:, -1] += step_s
-    return np.column_stack([out, np.column_stack([(first + last) / 2, rounds * latency, period]) + step_s])
+    return np.column_stack([out, np.column_stack([(first + last) / 2, rounds * latency, period, period]) + step_s])
 
 
 def _seconds(problem: Problem, places: Places) -> np.ndarray:

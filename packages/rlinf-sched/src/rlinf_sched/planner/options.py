@@ -126,7 +126,14 @@ class StageOptions:
                 size, count = np.nonzero(differs)
                 if profile.batching == "continuous":
                     count, size = np.nonzero(differs.T)
-                times = stage_times(instance, profile.batching, self._costs[name], counts[count], sizes[size])
+                times = stage_times(
+                    instance,
+                    profile.batching,
+                    self._costs[name],
+                    counts[count],
+                    sizes[size],
+                    num_steps=problem.flow.max_staleness + 1,
+                )
                 for offload in (False, True) if instance.num_devices and problem.allow_offload else (False,):
                     places = self._places(name, choice, pool, counts[count], sizes[size], offload)
                     chosen = (Chosen(places, np.arange(len(count))),)
@@ -218,7 +225,7 @@ class StageOptions:
         """Rows of stages that compute at the same time, from their times without onload and offload."""
         problem, columns = self._problem, self._columns
         rows = np.zeros((len(times), columns.width))
-        rows[:, columns.first : columns.period + 1] = times
+        rows[:, columns.first : columns.further + 1] = times
         for stage in chosen:
             for i, num_bytes in self._receives.get(stage.places.stage, ()):
                 rows[:, columns.edges.start + i] = num_bytes / max(stage.places.instance.num_devices, 1)
@@ -238,8 +245,7 @@ class StageOptions:
         rows[:, columns.out] += onload_s[:, None]
         rows[:, columns.last : columns.tail + 1] += offload_s[:, None]
         if not problem.flow.max_staleness:
-            rows[:, columns.period] = rows[:, columns.last]
-        rows[:, columns.further] = rows[:, columns.period]
+            rows[:, columns.period] = rows[:, columns.further] = rows[:, columns.last]
         return rows
 
     def _sync_within(self, rows: np.ndarray, chosen: Sequence[Chosen], blocks: Blocks) -> None:
