@@ -24,8 +24,9 @@ class Option:
     half: float
     tail: float
     period: float
-    further: float
     """Seconds of a step among others that follow it closely; alone, where none may."""
+    further: float
+    """Seconds that each further step adds to several begun together; of a step alone, where none may."""
     resident: int
     peak: int
     offloads: bool
@@ -137,14 +138,16 @@ def _alone(problem: Problem, name: str) -> Iterator[Option]:
         first, middle, last, half, tail, period, further = times[0].tolist()
         onload_s, offload_s = place.switch_s
         switch_s = onload_s + offload_s
+        if not problem.flow.max_staleness:
+            period = further = last + switch_s
         yield Option(
             devices=place.devices,
             instances=place.count,
             out=(first + onload_s, middle + onload_s, last + switch_s),
             half=half + offload_s,
             tail=tail + offload_s,
-            period=period if problem.flow.max_staleness else last + switch_s,
-            further=further if problem.flow.max_staleness else last + switch_s,
+            period=period,
+            further=further,
             resident=0 if place.offload else place.state,
             peak=place.peak,
             offloads=place.offload,
@@ -192,14 +195,15 @@ def _cycle(problem: Problem, x: _Place, y: _Place, together: bool) -> Option:
     received, workers = _received(problem, [x, y]), {flow.stage(place.name).worker for place in (x, y)}
     within = [{edge.source, edge.target} <= workers for edge in flow.weight_edges]
     rate = links.node_bytes_per_s if together or problem.cluster.num_nodes == 1 else links.network_bytes_per_s
+    period = earlier + busiest + step_s if flow.max_staleness else last + step_s + onload_s + offload_s
     return Option(
         devices=x.devices if together else x.devices + y.devices,
         instances=x.count + y.count,
         out=(first + onload_s, (first + last) / 2 + onload_s, last + step_s + onload_s + offload_s),
         half=(first + last) / 2 + step_s + offload_s,
         tail=x.profile.rounds * latency + step_s + offload_s,
-        period=earlier + busiest + step_s if flow.max_staleness else last + step_s + onload_s + offload_s,
-        further=earlier + busiest + step_s if flow.max_staleness else last + step_s + onload_s + offload_s,
+        period=period,
+        further=period,
         resident=fold(residents),
         peak=fold([x.peak, y.peak]),
         offloads=x.offload,

@@ -45,9 +45,8 @@ def test_hand_overs_go_to_whoever_is_free_first(
     costs = [cost / mean for cost in (sorted(costs) if is_sorted else costs)]
     size = hand_over_size(len(costs), count, granularity, INSTANCE.max_items)
     ends = ends_of_hand_overs(costs, batching, count, size)
-    first, middle, last, _, tail, period, _ = stage_times(INSTANCE, batching, np.array(costs), [count], [granularity])[
-        0
-    ]
+    (times,) = stage_times(INSTANCE, batching, np.array(costs), [count], [granularity])
+    first, middle, last, _, tail, period, _ = times
     assert first == pytest.approx(ends[0])
     num_for_half = math.ceil(len(costs) / 2 / size)
     assert middle == pytest.approx(ends[num_for_half - 1])

@@ -310,27 +310,26 @@ class LocalSearch:
 
     def _changes(self, spots: Spots) -> Iterator[Spots]:
         """Everything that differs in one thing."""
-        yield from self._without_moves(spots)
-        sides = self._sides(spots)
-        for side in sides:
-            yield from self._other_places(spots, side)
-        yield from self._exchanges(spots, sides)
-        yield from self._between_two(spots)
+        yield from self._other_hand_overs(spots)
+        yield from self._other_numbers_on_host(spots)
+        for kind in self._moves(spots):
+            yield from kind
 
     def _without_moves(self, spots: Spots) -> Iterator[Spots]:
         """Everything that differs in one thing while all groups keep their devices."""
         yield from self._in_place(spots)
-        for group in self._groups.values():
-            if not spots[group[0]].devices:
-                yield from self._other_host_ranks(spots, group)
+        yield from self._other_numbers_on_host(spots)
+
+    def _moves(self, spots: Spots) -> list[Iterator[Spots]]:
+        """Each kind of change of devices; other widths on the same ones are among the first."""
+        sides = self._sides(spots)
+        places = (moved for side in sides for moved in self._other_places(spots, side))
+        return [places, self._exchanges(spots, sides), self._between_two(spots)]
 
     def _moves_in_turn(self, best: Found) -> Iterator[_Candidate]:
         """One move of each kind after the other, of each kind those first whose busiest device computes least: in large
         clusters there are hundreds of the kind that would be tried first, and nearly as good ones."""
-        sides = self._sides(best.spots)
-        places = (spots for side in sides for spots in self._other_places(best.spots, side))
-        kinds = [self._between_two(best.spots), self._exchanges(best.spots, sides), places]
-        lists = [self._promising(kind, _HOPELESS * best.step_s) for kind in kinds]
+        lists = [self._promising(kind, _HOPELESS * best.step_s) for kind in reversed(self._moves(best.spots))]
         return (one for row in itertools.zip_longest(*lists) for one in row if one is not None)
 
     def _pairs_in_place(self, spots: Spots) -> Iterator[Spots]:
@@ -338,9 +337,7 @@ class LocalSearch:
         return (pair for one in self._in_place(spots) for pair in self._in_place(one))
 
     def _in_place(self, spots: Spots) -> Iterator[Spots]:
-        for turn in self._turns:
-            yield from self._other_granularities(spots, turn)
-            yield from self._other_offload(spots, turn)
+        yield from self._other_hand_overs(spots)
         for group in self._groups.values():
             if spots[group[0]].devices:
                 yield from self._moved(spots, [(group, spots[group[0]].devices)])
@@ -358,6 +355,17 @@ class LocalSearch:
         for moved in self._exchanges(spots, sides):
             for turn in self._turns:
                 yield from self._other_granularities(moved, turn)
+
+    def _other_hand_overs(self, spots: Spots) -> Iterator[Spots]:
+        """Other granularities, or offload or not, of each turn."""
+        for turn in self._turns:
+            yield from self._other_granularities(spots, turn)
+            yield from self._other_offload(spots, turn)
+
+    def _other_numbers_on_host(self, spots: Spots) -> Iterator[Spots]:
+        for group in self._groups.values():
+            if not spots[group[0]].devices:
+                yield from self._other_host_ranks(spots, group)
 
     def _other_granularities(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
         num_items, is_cycle = self._problem.num_items, turn in self._cycles
