@@ -45,7 +45,7 @@ int32_t PlanTimer::add(Place place) {
   return static_cast<int32_t>(places_.size()) - 1;
 }
 
-double PlanTimer::step_s(const std::vector<int32_t>& numbers) {
+double PlanTimer::step_s(const std::vector<int32_t>& numbers, double most_s) {
   std::vector<const Place*> places;
   for (std::size_t s = 0; s < numbers.size(); ++s) {
     const Place& place = places_[numbers[s]];
@@ -63,7 +63,13 @@ double PlanTimer::step_s(const std::vector<int32_t>& numbers) {
   set_traffic(places);
   set_instances(places);
   try {
-    const std::vector<double> ends = Simulator(model_).run().step_end_s;
+    // The first of steps that overlap may take longer than those that have settled.
+    const double most_ends_s =
+        model_.max_staleness > 0 ? std::numeric_limits<double>::infinity() : most_s * model_.num_steps;
+    const std::vector<double> ends = Simulator(model_).run(most_ends_s).step_end_s;
+    if (ends.empty()) {
+      return std::numeric_limits<double>::infinity();
+    }
     const std::size_t first_settled = model_.max_staleness > 0 ? ends.size() / 2 : 0;
     const double begins_s = first_settled > 0 ? ends[first_settled - 1] : 0.0;
     return (ends.back() - begins_s) / static_cast<double>(ends.size() - first_settled);

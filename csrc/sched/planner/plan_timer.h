@@ -44,8 +44,8 @@ class PlanTimer {
   int32_t add(Place place);
 
   // Seconds from the end of a step to the end of the next, the mean over the settled ones, with a place for each stage;
-  // infinity where the plan stands still.
-  double step_s(const std::vector<int32_t>& places);
+  // infinity where the plan stands still, or where its steps have not ended after `most_s` seconds each.
+  double step_s(const std::vector<int32_t>& places, double most_s);
 
  private:
   void set_turns(const std::vector<const Place*>& places);

@@ -127,7 +127,8 @@ void rlinf::sched::bind_planner(py::module_& m) {
           },
           py::kw_only(), py::arg("devices"), py::arg("num_instances"), py::arg("hand_over"), py::arg("room"),
           py::arg("whole"), py::arg("step_s"), py::arg("onload_s"), py::arg("offload_s"), py::arg("table"))
-      .def("step_s", &sched::PlanTimer::step_s, py::arg("places"), py::call_guard<py::gil_scoped_release>());
+      .def("step_s", &sched::PlanTimer::step_s, py::arg("places"), py::arg("most_s"),
+           py::call_guard<py::gil_scoped_release>());
   py::class_<sched::Columns>(m, "Columns")
       .def(py::init(
                [](int num_pools, int num_out, int num_edges) { return sched::Columns{num_pools, num_out, num_edges}; }),

@@ -126,12 +126,16 @@ int32_t Simulator::num_queue_items(int32_t stage, int32_t rank) const {
   return (model_.num_items - rank + count - 1) / count;
 }
 
-Outcome Simulator::run() {
+Outcome Simulator::run(double most_s) {
   while (num_released_ < model_.num_steps && num_released_ <= model_.max_staleness) {
     release_step(num_released_++);
   }
   settle();
   while (!events_.empty()) {
+    if (events_.front().time > most_s) {
+      outcome_.step_end_s.clear();
+      return std::move(outcome_);
+    }
     const double limit = events_.front().time + kMoment * std::max(1.0, events_.front().time);
     while (!events_.empty() && events_.front().time <= limit) {
       const Event event = popped(events_);

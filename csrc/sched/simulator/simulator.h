@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -25,7 +26,8 @@ class Simulator {
  public:
   explicit Simulator(const Model& model);
 
-  Outcome run();
+  // Executes all steps; what has not ended by `most_s` is left, and no step has an end then.
+  Outcome run(double most_s = std::numeric_limits<double>::infinity());
 
  private:
   struct Event {
@@ -218,6 +220,9 @@ class Simulator {
   int32_t last_span_ = -1;
   std::vector<int32_t> stage_span_;
   std::vector<std::vector<int32_t>> touched_;  // [S] ranks of engines that changed in this moment
+  // Room that a moment uses and the next one uses again.
+  std::vector<int32_t> touched_now_;
+  std::vector<int32_t> emptied_;
 };
 
 }  // namespace rlinf::sched

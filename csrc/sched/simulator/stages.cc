@@ -263,7 +263,8 @@ bool Simulator::can_admit(const Instance& engine) const {
 // moment.
 void Simulator::admit_to_empty(int32_t s) {
   const int32_t q = queue_start_[s], begin = instance_start_[s], end = instance_start_[s + 1];
-  std::vector<int32_t> emptied;
+  std::vector<int32_t>& emptied = emptied_;
+  emptied.clear();
   for (int32_t rank : touched_[s]) {
     if (instances_[begin + rank].is_busy && instances_[begin + rank].inside.empty()) {
       emptied.push_back(begin + rank);
@@ -403,8 +404,10 @@ void Simulator::let_leave(Instance& engine) {
   }
   std::sort(engine.left.begin() + static_cast<int64_t>(num_left), engine.left.end(),
             [](const Entry& a, const Entry& b) { return a.item < b.item; });
-  std::stable_sort(engine.left.begin(), engine.left.end(),
-                   [](const Entry& a, const Entry& b) { return a.step < b.step; });
+  if (model_.max_staleness > 0) {
+    std::stable_sort(engine.left.begin(), engine.left.end(),
+                     [](const Entry& a, const Entry& b) { return a.step < b.step; });
+  }
   last_span_ = engine.span;
   hand_on_left(engine, false);
   touch(engine);
@@ -443,7 +446,8 @@ void Simulator::touch(Instance& engine) {
 // Engines that changed in this moment get the time of their next leave; those that hold nothing more of a step and got
 // nothing new of it hand on what is left.
 void Simulator::go_on(int32_t s) {
-  std::vector<int32_t> ranks;
+  std::vector<int32_t>& ranks = touched_now_;
+  ranks.clear();
   ranks.swap(touched_[s]);
   std::sort(ranks.begin(), ranks.end());
   for (int32_t rank : ranks) {

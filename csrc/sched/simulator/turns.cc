@@ -85,18 +85,18 @@ bool Simulator::grant_turns() {
     const std::vector<int32_t>& rivals = turns_[t].rivals;
     return is_away(t) && std::all_of(rivals.begin(), rivals.end(), is_away);
   };
-  std::vector<int32_t> away;
-  for (int32_t t = 0; t < static_cast<int32_t>(turns_.size()); ++t) {
-    if (model_.turn_is_leased[t] && is_away(t)) {
-      away.push_back(t);
-    }
+  const auto num_turns = static_cast<int32_t>(turns_.size());
+  const auto is_asked = [&](int32_t t) { return model_.turn_is_leased[t] && is_away(t); };
+  bool is_any_free = false;
+  for (int32_t t = 0; t < num_turns && !is_any_free; ++t) {
+    is_any_free = is_asked(t) && may_come(t);
   }
-  if (std::none_of(away.begin(), away.end(), may_come)) {
+  if (!is_any_free) {
     return false;  // as in most moments; what each has to do is not looked at then
   }
   std::vector<std::pair<int32_t, int32_t>> waiting;
-  for (const int32_t t : away) {
-    const int32_t step = first_step_with_work(turns_[t]);
+  for (int32_t t = 0; t < num_turns; ++t) {
+    const int32_t step = is_asked(t) ? first_step_with_work(turns_[t]) : model_.num_steps;
     if (step < model_.num_steps) {
       waiting.emplace_back(step, t);
     }

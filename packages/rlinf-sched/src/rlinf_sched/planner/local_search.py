@@ -107,6 +107,7 @@ class LocalSearch:
         self.num_left = num_plans
         self._timer: PlanTimer | None = None
         self._timed: dict[object, Found | None] = {}
+        self._longer_than_s: dict[object, float] = {}
         self._needs_of: dict[object, _Needs] = {}
         self._shares_of: dict[tuple[int, ...], Sequence[Share]] = {}
         self._has_network = problem.cluster.num_nodes > 1
@@ -127,23 +128,29 @@ class LocalSearch:
         shares = self._shares(spots)
         return self._time(_Candidate(spots, shares, self._busy_s(spots, shares)), estimate_s)
 
-    def _time(self, one: _Candidate, estimate_s: float | None = None) -> Found | None:
+    def _time(self, one: _Candidate, estimate_s: float | None = None, most_s: float = math.inf) -> Found | None:
+        """As `time`; None too where the step takes more than `most_s`, unless it is the shortest of its mode."""
         key = self._key(one)
         if key in self._timed:
             return self._timed[key]
-        if self.num_left <= 0:
+        mode = self._mode(one.spots)
+        known = self.best.get(mode)
+        most_s = math.inf if known is None else max(most_s, known.step_s)
+        if self.num_left <= 0 or self._longer_than_s.get(key, 0.0) >= most_s:
             return None
         found = None
         if self._goes_round(one.spots) and self._fits(one):
             if self._timer is None:
                 self._timer = PlanTimer(self._problem, one.spots, **judging(self._num_draws))
             self.num_left -= 1
-            step_s = self._timer.step_s(one.spots)
+            step_s = self._timer.step_s(one.spots, most_s)
             if math.isfinite(step_s):
-                found = Found(one.spots, self._mode(one.spots), step_s, one.busy_s, estimate_s)
-                known = self.best.get(found.mode)
+                found = Found(one.spots, mode, step_s, one.busy_s, estimate_s)
                 if known is None or found.rank < known.rank:
-                    self.best[found.mode] = found
+                    self.best[mode] = found
+            elif math.isfinite(most_s):
+                self._longer_than_s[key] = most_s
+                return None
         self._timed[key] = found
         return found
 
@@ -157,9 +164,9 @@ class LocalSearch:
         best = first
         while self.num_left > 0:
             changes = self._without_moves(best.spots) if in_turn else self._changes(best.spots)
-            better = self._first_better(best, changes, [])
+            better = self._first_better(best, changes)
             if better is None and in_turn:
-                better = self._first_timed_better(best, self._moves_in_turn(best), [])
+                better = self._first_timed_better(best, self._moves_in_turn(best))
             if better is None:
                 return best
             best = better
@@ -191,16 +198,20 @@ class LocalSearch:
         candidates = self._promising(self._regroupings(first.spots), math.inf)[: self.num_left // 3]
         return [found for one in candidates if (found := self._time(one)) is not None]
 
-    def _first_better(self, best: Found, candidates: Iterable[Spots], tried: list[Found]) -> Found | None:
+    def _first_better(self, best: Found, candidates: Iterable[Spots], tried: list[Found] | None = None) -> Found | None:
         """The first that is better, those first whose busiest device computes least."""
         return self._first_timed_better(best, self._promising(candidates, _HOPELESS * best.step_s), tried)
 
-    def _first_timed_better(self, best: Found, candidates: Iterable[_Candidate], tried: list[Found]) -> Found | None:
+    def _first_timed_better(
+        self, best: Found, candidates: Iterable[_Candidate], tried: list[Found] | None = None
+    ) -> Found | None:
+        """The first that is better; where the others are not asked for, they are not executed to the end."""
         for one in candidates:
-            found = self._time(one)
+            found = self._time(one, most_s=best.step_s if tried is None else math.inf)
             if found is None:
                 continue
-            tried.append(found)
+            if tried is not None:
+                tried.append(found)
             if found.step_s < _GAINS * best.step_s:
                 return found
         return None

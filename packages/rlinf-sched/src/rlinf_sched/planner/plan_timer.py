@@ -58,8 +58,9 @@ class PlanTimer:
             network_bytes_per_s=links.network_bytes_per_s,
         )
 
-    def step_s(self, spots: Spots) -> float:
-        """Seconds of a step as `simulate` finds them; infinity for what is no plan or stands still."""
+    def step_s(self, spots: Spots, most_s: float = math.inf) -> float:
+        """Seconds of a step as `simulate` finds them; infinity for what is no plan or stands still, and for some or all
+        plans whose steps take more than `most_s`, which need not be executed to the end."""
         numbers = []
         for place in enumerate(spots):
             if place not in self._places:
@@ -68,7 +69,7 @@ class PlanTimer:
             if number is None:
                 return math.inf
             numbers.append(number)
-        return self._timer.step_s(numbers)
+        return self._timer.step_s(numbers, most_s)
 
     def _add(self, s: int, spot: Spot) -> int | None:
         stage = self._problem.flow.stages[s]
