@@ -48,8 +48,8 @@ from rlinf_sched import (
     WeightEdge,
 )
 from rlinf_sched.errors import InfeasibleError
+from rlinf_sched.plan import ALL_MODES
 from rlinf_sched.planner import plan
-from rlinf_sched.planner.make import ALL_MODES
 from rlinf_sched.planner.plan_timer import PlanTimer
 from rlinf_sched.planner.spots import Spot, Spots, devices_of, shares_of, spots_of
 from rlinf_sched.profile import Batching

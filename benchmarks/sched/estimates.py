@@ -20,9 +20,10 @@ from typing import Any
 from benchmarks.sched.random_graphs import random_graph
 
 from rlinf_sched import Problem
+from rlinf_sched.plan import ALL_MODES
 from rlinf_sched.planner import plan
 from rlinf_sched.planner.local_search import Found, LocalSearch
-from rlinf_sched.planner.make import ALL_MODES, affordable_plans, spots_of_candidate
+from rlinf_sched.planner.polishing import affordable_plans, spots_of_candidate
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 from rlinf_sched.planner.spots import Spot, Spots, bits_of, plan_of

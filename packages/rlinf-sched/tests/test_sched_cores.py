@@ -26,8 +26,8 @@ from rlinf_sched import (
     TimePoint,
     simulate,
 )
+from rlinf_sched.plan import ALL_MODES
 from rlinf_sched.planner import plan
-from rlinf_sched.planner.make import ALL_MODES
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 from rlinf_sched.profile import Batching

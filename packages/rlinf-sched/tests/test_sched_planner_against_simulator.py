@@ -9,8 +9,9 @@ from sched_planner_problems import chain, gpus, profile
 from rlinf_sched import Plan, Problem, simulate
 from rlinf_sched.derive import workload
 from rlinf_sched.derive.workloads import grpo
+from rlinf_sched.plan import ALL_MODES
 from rlinf_sched.planner import plan
-from rlinf_sched.planner.make import ALL_MODES, spots_of_candidate
+from rlinf_sched.planner.polishing import spots_of_candidate
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 from rlinf_sched.planner.spots import plan_of

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,10 +28,16 @@ _GAINS = 1 - 1e-6
 """A change that shortens the step by less is none."""
 _HOPELESS = 1.2
 """Multiple of the best step that a plan's busiest device may compute for."""
-_MOST_REGROUPED = 5
+_MOST_REGROUPED = 6
 """Worker groups on devices, of which all partitions are tried."""
 _NUM_WIDTHS = 8
 """Choices of widths that are tried where groups come to other devices: those first that keep them."""
+_HOTTEST, _COLDEST = 0.03, 0.002
+"""Parts of a step by which a walk lets it grow, at its beginning and at its end."""
+_ANOTHER = 0.3
+"""How often a walk makes one more change at once."""
+_MOST_DRAWN = 20
+"""Changes that a walk may draw for each plan that it times; most of the others are known or hopeless."""
 _NUM_PAIRED = 64
 """Changes that are tried together with every other: those that lengthen the step least."""
 
@@ -105,7 +112,7 @@ class LocalSearch:
         self._problem, self._pools, self._num_draws = problem, pools, num_draws
         self.best: dict[Mode, Found] = {}
         self.num_left = num_plans
-        self._timer: PlanTimer | None = None
+        self._timers: dict[object, PlanTimer] = {}
         self._timed: dict[object, Found | None] = {}
         self._longer_than_s: dict[object, float] = {}
         self._needs_of: dict[object, _Needs] = {}
@@ -117,11 +124,20 @@ class LocalSearch:
         self._turns = [[names.index(name) for name in of] for of in flow.turns()]
         self._cycles = [[names.index(name) for name in of] for of in flow.cycles()]
         self._turn_of = {s: turn for turn, of in enumerate(self._turns) for s in of}
+        self._feeding = {
+            (self._turn_of[names.index(source)], self._turn_of[names.index(target)])
+            for source, targets in flow.successors().items()
+            for target in targets
+        }
         self._keeps_state = [name == flow.workers[flow.stage(name).worker][0] for name in names]
         self._members = _Members()
         self._trains = sum(1 << s for group in flow.training_groups for s in self._groups[group])
         self._spans = [sorted({one.num_devices for one in problem.profile(name).instances}) for name in names]
         self._sizes = [problem.choices(name) for name in names]
+        self._homes = [
+            [bits for pool, bits in zip(pools, self._pool_bits, strict=True) if any(map(pool.takes, products))]
+            for products in ({choice.device_name for choice in problem.profile(name).instances} for name in names)
+        ]
 
     def time(self, spots: Spots, estimate_s: float | None = None) -> Found | None:
         """The plan with its step; None for one that does not fit or stands still, or where no more may be timed."""
@@ -140,10 +156,11 @@ class LocalSearch:
             return None
         found = None
         if self._goes_round(one.spots) and self._fits(one):
-            if self._timer is None:
-                self._timer = PlanTimer(self._problem, one.spots, **judging(self._num_draws))
+            order = self._order(one.spots)
+            if order not in self._timers:
+                self._timers[order] = PlanTimer(self._problem, one.spots, **judging(self._num_draws))
             self.num_left -= 1
-            step_s = self._timer.step_s(one.spots, most_s)
+            step_s = self._timers[order].step_s(one.spots, most_s)
             if math.isfinite(step_s):
                 found = Found(one.spots, mode, step_s, one.busy_s, estimate_s)
                 if known is None or found.rank < known.rank:
@@ -163,14 +180,22 @@ class LocalSearch:
         """
         best = first
         while self.num_left > 0:
-            changes = self._without_moves(best.spots) if in_turn else self._changes(best.spots)
-            better = self._first_better(best, changes)
-            if better is None and in_turn:
+            if in_turn:
+                best = self.settle(best)
                 better = self._first_timed_better(best, self._moves_in_turn(best))
+            else:
+                better = self._first_better(best, self._changes(best.spots))
             if better is None:
                 return best
             best = better
         return best
+
+    def settle(self, first: Found) -> Found:
+        """The best plan that single changes lead to while all groups keep their devices."""
+        best: Found | None = first
+        while best is not None:
+            first, best = best, self._first_better(best, self._in_place(best.spots))
+        return first
 
     def improve(self, first: Found) -> Found:
         """The best plan that single changes lead to, then pairs of them that move nobody, or one group, and then
@@ -191,6 +216,15 @@ class LocalSearch:
                 return best
             best = better
         return best
+
+    def elite(self, count: int) -> list[Found]:
+        """The best plans that were timed, one of each way to share devices, the best first."""
+        of_sharing: dict[object, Found] = {}
+        for found in sorted((found for found in self._timed.values() if found), key=lambda found: found.rank):
+            of_sharing.setdefault(found.sharing, found)
+            if len(of_sharing) == count:
+                break
+        return list(of_sharing.values())
 
     def regrouped(self, first: Found) -> list[Found]:
         """A plan for each way in which the worker groups can share devices, or have their own, with as many for each as
@@ -222,7 +256,7 @@ class LocalSearch:
         for spots in dict.fromkeys(candidates):
             shares = self._shares(spots)
             busy_s = self._busy_s(spots, shares)
-            if busy_s[0] <= hopeless_s:
+            if busy_s[0] < hopeless_s:
                 result.append(_Candidate(spots, shares, busy_s))
         result.sort(key=lambda one: one.busy_s[0])
         return result
@@ -238,10 +272,16 @@ class LocalSearch:
 
     def _key(self, one: _Candidate) -> object:
         """Equal for plans that differ in the names of devices only."""
+        order = self._order(one.spots)
         if self._has_network:
-            return one.spots
+            return tuple(spot[:4] for spot in one.spots), order
         counts = frozenset((share.stages, share.pool, share.devices.bit_count()) for share in one.shares)
-        return tuple(spot[1:] for spot in one.spots), counts
+        return tuple(spot[1:4] for spot in one.spots), counts, order
+
+    def _order(self, spots: Spots) -> tuple[int, ...]:
+        """The turns, in the order in which they come."""
+        turns = [spots[turn[0]].turn for turn in self._turns]
+        return tuple(sorted(range(len(turns)), key=turns.__getitem__))
 
     def _mode(self, spots: Spots) -> Mode:
         if len({spot.devices for spot in spots if spot.devices}) <= 1:
@@ -281,7 +321,7 @@ class LocalSearch:
             granularity=spot.granularity,
         )
         num_hand_overs = profile.rounds * max(1.0, problem.num_items / (items * spot.num_ranks))
-        sharing = max(1.0, spot.num_ranks / max(1, num_devices))
+        sharing = max(1.0, spot.num_ranks / num_devices) if num_devices else 1.0
         return _Needs(
             busy_s=instance.seconds(items) * num_hand_overs * sharing,
             state_bytes=problem.state_bytes(name, instance, num_devices),
@@ -323,19 +363,68 @@ class LocalSearch:
         """Everything that differs in one thing."""
         yield from self._other_hand_overs(spots)
         yield from self._other_numbers_on_host(spots)
+        yield from self._other_orders(spots)
         for kind in self._moves(spots):
             yield from kind
-
-    def _without_moves(self, spots: Spots) -> Iterator[Spots]:
-        """Everything that differs in one thing while all groups keep their devices."""
-        yield from self._in_place(spots)
-        yield from self._other_numbers_on_host(spots)
 
     def _moves(self, spots: Spots) -> list[Iterator[Spots]]:
         """Each kind of change of devices; other widths on the same ones are among the first."""
         sides = self._sides(spots)
         places = (moved for side in sides for moved in self._other_places(spots, side))
         return [places, self._exchanges(spots, sides), self._between_two(spots)]
+
+    def _drawn_change(self, spots: Spots, draw: random.Random) -> Spots:
+        """One change of a kind drawn at random; the plan itself where there is none of that kind."""
+        turn = draw.choice(self._turns)
+        kind = draw.randrange(8)
+        found: Iterable[Spots]
+        if kind < 3:
+            found = self._other_granularities(spots, turn, far=True)
+        elif kind == 3:
+            found = itertools.chain(self._other_offload(spots, turn), self._other_orders(spots))
+        else:
+            group = draw.choice(list(self._groups.values()))
+            devices = spots[group[0]].devices
+            if not devices:
+                found = self._other_host_ranks(spots, group)
+            elif kind == 4:
+                found = self._moved(spots, [(group, devices)])
+            else:
+                sides = self._sides(spots)
+                side = draw.choice(sides)
+                if kind == 5:
+                    sets = [devices for devices in self._device_sets(spots, side) if devices]
+                    to = draw.choice(sets)
+                    found = self._moved(spots, [(group, to) for group in side])
+                elif kind == 6:
+                    found = self._exchanged(spots, side, draw.choice(sides))
+                else:
+                    others = [other for other in self._groups.values() if spots[other[0]].devices and other != group]
+                    found = self._between(spots, group, draw.choice(others)) if others else ()
+        choices = list(found)
+        return draw.choice(choices) if choices else spots
+
+    def anneal(self, first: Found, num_plans: int) -> Found:
+        """The best plan of a walk that also takes longer steps, at first by some 3 %, at last by 0.2 % (simulated
+        annealing: Kirkpatrick, Gelatt and Vecchi, Science 220, 1983). The same each time."""
+        draw = random.Random(0)
+        now, best, until = first, first, max(0, self.num_left - num_plans)
+        for _ in range(_MOST_DRAWN * num_plans):
+            left = self.num_left - until
+            if left <= 0:
+                break
+            heat = _COLDEST * (_HOTTEST / _COLDEST) ** (left / num_plans)
+            most_s = now.step_s * (1 - heat * math.log(1 - draw.random()))
+            spots = self._drawn_change(now.spots, draw)
+            while draw.random() < _ANOTHER:
+                spots = self._drawn_change(spots, draw)
+            shares = self._shares(spots)
+            busy_s = self._busy_s(spots, shares)
+            found = self._time(_Candidate(spots, shares, busy_s), most_s=most_s) if busy_s[0] < most_s else None
+            if found is not None and found.step_s <= most_s:
+                now = found
+                best = min(best, now, key=lambda found: found.rank)
+        return best
 
     def _moves_in_turn(self, best: Found) -> Iterator[_Candidate]:
         """One move of each kind after the other, of each kind those first whose busiest device computes least: in large
@@ -348,7 +437,10 @@ class LocalSearch:
         return (pair for one in self._in_place(spots) for pair in self._in_place(one))
 
     def _in_place(self, spots: Spots) -> Iterator[Spots]:
+        """Everything that differs in one thing while all groups keep their devices."""
         yield from self._other_hand_overs(spots)
+        yield from self._other_numbers_on_host(spots)
+        yield from self._other_orders(spots)
         for group in self._groups.values():
             if spots[group[0]].devices:
                 yield from self._moved(spots, [(group, spots[group[0]].devices)])
@@ -373,17 +465,26 @@ class LocalSearch:
             yield from self._other_granularities(spots, turn)
             yield from self._other_offload(spots, turn)
 
+    def _other_orders(self, spots: Spots) -> Iterator[Spots]:
+        """Two turns that need nothing of each other and share devices, one right after the other, change places."""
+        order = self._order(spots)
+        for place, (first, second) in enumerate(itertools.pairwise(order)):
+            ends = itertools.product(self._turns[first], self._turns[second])
+            if (first, second) not in self._feeding and any(spots[i].devices & spots[k].devices for i, k in ends):
+                changed = [*order[:place], second, first, *order[place + 2 :]]
+                yield tuple(spot._replace(turn=changed.index(self._turn_of[s])) for s, spot in enumerate(spots))
+
     def _other_numbers_on_host(self, spots: Spots) -> Iterator[Spots]:
         for group in self._groups.values():
             if not spots[group[0]].devices:
                 yield from self._other_host_ranks(spots, group)
 
-    def _other_granularities(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
+    def _other_granularities(self, spots: Spots, turn: Sequence[int], *, far: bool = False) -> Iterator[Spots]:
         num_items, is_cycle = self._problem.num_items, turn in self._cycles
         sizes = sorted(set.intersection(*(set(self._sizes[s]) for s in turn)))
         now = spots[turn[0]].granularity or num_items
         near = [size for size in sizes if size < now][-2:] + [size for size in sizes if size > now][:2] + sizes[-1:]
-        for size in dict.fromkeys(near):
+        for size in sizes if far else dict.fromkeys(near):
             if size != now:
                 granularity = size if size < num_items or is_cycle else 0
                 yield _changed(spots, turn, lambda spot, to=granularity: spot._replace(granularity=to))
@@ -417,22 +518,31 @@ class LocalSearch:
                 yield _changed(spots, group, _placed(0, count))
 
     def _device_sets(self, spots: Spots, side: Sequence[Sequence[int]]) -> Iterator[int]:
-        """Where groups might be instead: some devices fewer or more, what nobody has, where another group is."""
+        """Where groups might be instead: some devices fewer or more, what nobody has, where another group is; and in
+        other pools."""
         mine = spots[side[0][0]].devices
-        pool = next(bits for bits in self._pool_bits if bits & mine)
-        others = [devices for devices in dict.fromkeys(spot.devices for spot in spots) if devices & pool]
-        free = pool
-        for devices in others:
-            free &= ~devices
+        home = next(bits for bits in self._pool_bits if bits & mine)
+        elsewhere = [bits for bits in self._pool_bits if not bits & mine]
         yield mine
-        yield pool
-        yield mine | free
-        for devices in others:
-            yield devices
-            yield mine | devices
-            yield mine & ~devices
-            yield devices | free
-        taken = pool & ~mine & ~free
+        for pool in [home, *elsewhere]:
+            others = [devices for devices in dict.fromkeys(spot.devices for spot in spots) if devices & pool]
+            free = pool
+            for devices in others:
+                free &= ~devices
+            yield pool
+            yield free
+            for devices in others:
+                yield devices
+                yield devices | free
+                yield pool & ~devices
+            if pool == home:
+                yield mine | free
+                for devices in others:
+                    yield mine | devices
+                    yield mine & ~devices
+                yield from self._some_more_or_fewer(side, mine, free, pool & ~mine & ~free)
+
+    def _some_more_or_fewer(self, side: Sequence[Sequence[int]], mine: int, free: int, taken: int) -> Iterator[int]:
         widths = {width for group in side for width in self._spans[group[0]]}
         for span in sorted({1, 2, *widths, *_large_spans(mine)}):
             yield mine & ~first_of(mine, span)
@@ -454,66 +564,79 @@ class LocalSearch:
                 yield num_ranks
 
     def _exchanges(self, spots: Spots, sides: Sequence[Sequence[Sequence[int]]]) -> Iterator[Spots]:
+        for givers, takers in itertools.permutations(sides, 2):
+            yield from self._exchanged(spots, givers, takers)
+
+    def _exchanged(
+        self, spots: Spots, givers: Sequence[Sequence[int]], takers: Sequence[Sequence[int]]
+    ) -> Iterator[Spots]:
         """A few devices go from one set of them to another that has them not: for one group, or for all that are
         there."""
-        for givers, takers in itertools.permutations(sides, 2):
-            if any(group in givers for group in takers):
-                continue
-            giving, taking = spots[givers[0][0]].devices, spots[takers[0][0]].devices
-            widths = {_width(spots[group[0]]) for group in (*givers, *takers)}
-            for span in sorted({1, *widths, *_large_spans(giving & ~taking)}):
-                handed = last_of(giving & ~taking, span)
-                if handed and giving != handed:
-                    places = [(group, giving & ~handed) for group in givers]
-                    yield from self._some_moved(spots, [*places, *((group, taking | handed) for group in takers)])
+        if any(group in givers for group in takers):
+            return
+        giving, taking = spots[givers[0][0]].devices, spots[takers[0][0]].devices
+        widths = {_width(spots[group[0]]) for group in (*givers, *takers)}
+        for span in sorted({1, *widths, *_large_spans(giving & ~taking)}):
+            handed = last_of(giving & ~taking, span)
+            if handed and giving != handed:
+                places = [(group, giving & ~handed) for group in givers]
+                yield from self._some_moved(spots, [*places, *((group, taking | handed) for group in takers)])
 
     def _between_two(self, spots: Spots) -> Iterator[Spots]:
-        """Two groups change places; they divide the devices of both between them, where they shared some; else both
-        get all of them."""
         groups = [group for group in self._groups.values() if spots[group[0]].devices]
         for one, other in itertools.permutations(groups, 2):
-            mine, theirs = spots[one[0]].devices, spots[other[0]].devices
-            both = mine | theirs
-            if mine & theirs:
-                widths = {_width(spots[group[0]]) for group in (one, other)}
-                for span in sorted({1, both.bit_count() // 2, *widths, *_large_spans(both)}):
-                    part = first_of(both, span)
-                    if part and part != both:
-                        yield from self._some_moved(spots, [(one, part), (other, both & ~part)])
-            elif one[0] < other[0] and any(both & ~bits == 0 for bits in self._pool_bits):
-                yield from self._some_moved(spots, [(one, both), (other, both)])
-            if one[0] < other[0] and mine != theirs:
-                yield from self._some_moved(spots, [(one, theirs), (other, mine)])
+            yield from self._between(spots, one, other)
+
+    def _between(self, spots: Spots, one: Sequence[int], other: Sequence[int]) -> Iterator[Spots]:
+        """Two groups change places; they divide the devices of both between them, where they shared some; else both
+        get all of them."""
+        mine, theirs = spots[one[0]].devices, spots[other[0]].devices
+        both = mine | theirs
+        if mine & theirs:
+            widths = {_width(spots[group[0]]) for group in (one, other)}
+            for span in sorted({1, both.bit_count() // 2, *widths, *_large_spans(both)}):
+                part = first_of(both, span)
+                if part and part != both:
+                    yield from self._some_moved(spots, [(one, part), (other, both & ~part)])
+        elif one[0] < other[0] and any(both & ~bits == 0 for bits in self._pool_bits):
+            yield from self._some_moved(spots, [(one, both), (other, both)])
+        if one[0] < other[0] and mine != theirs:
+            yield from self._some_moved(spots, [(one, theirs), (other, mine)])
 
     def _some_moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
         return itertools.islice(self._moved(spots, places), _NUM_WIDTHS)
 
     def _moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
-        """The groups on these devices, in every width that was profiled."""
+        """The groups on these devices, which have to be of one pool that takes them, in every width that was
+        profiled."""
         if not places:
             yield spots
             return
         (group, devices), *rest = places
+        if not any(devices & ~bits == 0 for bits in self._homes[group[0]]):
+            return
         for num_ranks in self._widths(group[0], devices.bit_count(), _width(spots[group[0]])):
             yield from self._moved(_changed(spots, group, _placed(devices, num_ranks)), rest)
 
     def _regroupings(self, spots: Spots) -> Iterator[Spots]:
         groups = [group for group in self._groups.values() if spots[group[0]].devices]
-        pools = {bits for bits in self._pool_bits for group in groups if bits & spots[group[0]].devices}
-        if len(groups) > _MOST_REGROUPED or len(pools) != 1 or self._problem.pinned_devices:
+        if not 1 <= len(groups) <= _MOST_REGROUPED or self._problem.pinned_devices:
             return
-        devices = next(iter(pools))
+        pools = self._pool_bits
+        for homes in itertools.product(pools, repeat=len(groups)) if len(pools) > 1 else ():
+            yield from self._some_moved(spots, list(zip(groups, homes, strict=True)))
         areas = [sum(self._area_s(s, spots[s]) for s in group) for group in groups]
-        for blocks in partitions(len(groups)):
-            counts = _shared_out(devices.bit_count(), [sum(areas[i] for i in block) for block in blocks])
-            if min(counts) <= 0:
-                continue
-            places, left = [], devices
-            for block, count in zip(blocks, counts, strict=True):
-                mine = first_of(left, count)
-                left &= ~mine
-                places += [(groups[i], mine) for i in block]
-            yield from self._some_moved(spots, places)
+        for pool in pools:
+            for blocks in partitions(len(groups)):
+                counts = _shared_out(pool.bit_count(), [sum(areas[i] for i in block) for block in blocks])
+                if min(counts) <= 0:
+                    continue
+                places, left = [], pool
+                for block, count in zip(blocks, counts, strict=True):
+                    mine = first_of(left, count)
+                    left &= ~mine
+                    places += [(groups[i], mine) for i in block]
+                yield from self._some_moved(spots, places)
 
     def _area_s(self, s: int, spot: Spot) -> float:
         """Device-seconds."""
@@ -531,7 +654,7 @@ def _large_spans(devices: int) -> set[int]:
 
 
 def _placed(devices: int, num_ranks: int) -> Callable[[Spot], Spot]:
-    return lambda spot: Spot(devices, num_ranks, spot.granularity, spot.offload)
+    return lambda spot: spot._replace(devices=devices, num_ranks=num_ranks)
 
 
 def _changed(spots: Spots, which: Sequence[int], change: Callable[[Spot], Spot]) -> Spots:

@@ -23,6 +23,8 @@ class Spot(NamedTuple):
     num_ranks: int
     granularity: int
     offload: bool
+    turn: int = 0
+    """Where its turn comes among those that the flow leaves open; of equal ones the first in the flow."""
 
 
 Spots = tuple[Spot, ...]
@@ -87,15 +89,15 @@ def shares_of(spots: Spots, pools: Sequence[int]) -> list[Share]:
 def spots_of(problem: Problem, plan: Plan) -> Spots:
     """The spots of a plan's stages."""
     placed = [plan.stage(stage.name) for stage in problem.flow.stages]
-    return tuple(Spot(bits_of(one.devices), one.num_ranks, one.granularity, one.offload) for one in placed)
+    return tuple(Spot(bits_of(one.devices), one.num_ranks, one.granularity, one.offload, one.turn) for one in placed)
 
 
 def plan_of(problem: Problem, spots: Spots, mode: Mode, reason: str) -> Plan:
-    """The plan with these spots, its turns in the order of the flow."""
-    turns = {name: turn for turn, names in enumerate(problem.flow.turns()) for name in names}
-    stages = [
-        stage_plan(stage.name, spot, turns[stage.name]) for stage, spot in zip(problem.flow.stages, spots, strict=True)
-    ]
+    """The plan with these spots."""
+    spot_of = {stage.name: spot for stage, spot in zip(problem.flow.stages, spots, strict=True)}
+    turns = sorted(problem.flow.turns(), key=lambda names: spot_of[names[0]].turn)
+    turn_of = {name: turn for turn, names in enumerate(turns) for name in names}
+    stages = [stage_plan(name, spot, turn_of[name]) for name, spot in spot_of.items()]
     return Plan(
         flow=problem.flow.name, mode=mode, stages=tuple(sorted(stages, key=lambda one: one.turn)), reason=reason
     )

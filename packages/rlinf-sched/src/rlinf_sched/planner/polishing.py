@@ -1,0 +1,191 @@
+"""What simulation and local search make of the plans that the search over cuts proposes.
+
+How local search goes about it depends on how many plans it can time. Of a small step, all that single changes and pairs
+of them lead to; of a medium one, what single changes lead to and walks that also take longer steps; of a large one,
+the best plans of a part of the cluster (coarse.py) and what changes lead to from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlinf_sched.plan import ALL_MODES, Mode
+from rlinf_sched.planner.coarse import coarsened, refined
+from rlinf_sched.planner.local_search import Found, LocalSearch
+from rlinf_sched.planner.pools import Pool, pools_of
+from rlinf_sched.planner.search import Search
+from rlinf_sched.planner.spots import Spot, Spots, bits_of
+from rlinf_sched.planner.tree import Candidate, leaves, place, shape
+from rlinf_sched.problem import Problem
+
+MOST_SIMULATED = 16
+"""Candidates of each mode that the simulator may judge."""
+_WORTH = 0.998
+"""Candidates whose estimate is above this part of their mode's best simulated step are not simulated: they may be as
+good."""
+_ITEMS_COMPARED = 20_000
+"""Items, all stages together, that are simulated for each mode in any case, so that the best of several candidates is
+known."""
+_NEAR = 1.25
+"""Local search looks around plans that take at most this multiple of the shortest step of their mode."""
+_MOST_STARTS = 4
+"""Plans of each mode that local search looks around."""
+_PROMISING = 1.05
+"""Where no single change gains any more, pairs of changes are tried around plans that take at most this multiple of the
+shortest step of their mode."""
+_MOST_DEVICES = 2048
+"""In larger clusters a local search, which moves a few devices at a time, would take longer than the search."""
+_ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 5_000, 8, 12_000
+"""Items, all stages together, that local search may simulate of large steps, times the square of the flow's parallel
+choices (which make plans differ in more things); and how many plans at least and at most."""
+_MEDIUM_ITEMS, _MEDIUM_POWER = 2_000, 4
+"""Of a step with so many items the most plans are timed, of larger ones fewer with this power."""
+_MANY_CHOICES = 20
+"""Parallel choices of a flow, from which on their square counts twice."""
+_FEW_ITEMS = 128
+"""All stages together: of such a step, which takes 0.1 ms to simulate, the most plans are timed."""
+_COARSER, _LEAST_COARSE = 8, 64
+"""The part of a large cluster on which good plans are sought first, and how many devices it has at least."""
+_NUM_ELITE = 24
+"""Plans of that part that are tried on all of it."""
+_MOST_SETTLED = 4
+"""Plans of which few can be timed: how many the local search looks around without moving anybody."""
+_WALKED, _NUM_WALKS = 0.7, 3
+"""The share of the plans of a medium step that walks time, and how many walks there are."""
+_CHOICES = 4
+"""Parallel choices of a stage that count."""
+
+
+Candidates = Mapping[Mode, Sequence[Candidate]]
+
+
+def polished(
+    problem: Problem, pools: Sequence[Pool], candidates: Candidates, num_draws: int, *, is_part: bool = False
+) -> LocalSearch:
+    """What simulation finds among the candidates that are worth it, and what local search makes of the best of them.
+
+    Args:
+        is_part: of a larger problem, which needs some of the time.
+    """
+    around = LocalSearch(problem, pools, num_plans=MOST_SIMULATED * len(candidates), num_draws=num_draws)
+    starts = [one for of_mode in candidates.values() for one in _simulated(problem, pools, around, of_mode)]
+    if problem.cluster.num_devices > _MOST_DEVICES or not starts:
+        return around
+    around.num_left = affordable_plans(problem, is_part=is_part)
+    is_small = around.num_left == _MOST_SEARCHED
+    starts += around.regrouped(min(starts, key=lambda found: found.rank))
+    coarse = _coarse_starts(problem, pools, around, num_draws)
+    if coarse:
+        _settle_and_descend(around, starts, coarse)
+    elif is_small:
+        for found in _descended(around, starts, in_turn=False):
+            around.improve(found)
+    else:
+        num_walked = 0 if is_part else int(_WALKED * around.num_left)
+        around.num_left -= num_walked
+        for found in _descended(around, starts, in_turn=True):
+            around.improve(found)
+        around.num_left += num_walked
+        firsts = around.elite(_NUM_WALKS)
+        for i, first in enumerate(firsts):
+            around.anneal(first, around.num_left // (len(firsts) - i))
+    return around
+
+
+def _descended(around: LocalSearch, starts: Sequence[Found], *, in_turn: bool) -> list[Found]:
+    """What single changes lead to from the best start of each mode and of each way to share devices; the best of it,
+    the best first."""
+    nearer: list[Found] = []
+    for mode, best in sorted(around.best.items(), key=lambda item: item[1].rank):
+        shapes: dict[object, Found] = {}
+        for found in sorted(starts, key=lambda found: found.rank):
+            if found.mode == mode and found.step_s <= _NEAR * best.step_s:
+                shapes.setdefault(found.sharing, found)
+        nearer += [around.descend(found, in_turn=in_turn) for found in list(shapes.values())[:_MOST_STARTS]]
+    nearer = list(dict.fromkeys(sorted(nearer, key=lambda found: found.rank)))
+    return [found for found in nearer if found.step_s <= _PROMISING * around.best[found.mode].step_s]
+
+
+def _settle_and_descend(around: LocalSearch, starts: Sequence[Found], coarse: Sequence[Found]) -> None:
+    """From the best starts by changes that move nobody, then from the best of what that leads to by moves too. How long
+    a plan of a part of the cluster takes on all of it says little before it has settled, so the best there are
+    among the starts too."""
+    ranked = sorted([*starts, *coarse], key=lambda found: found.rank)
+    chosen = [*coarse[:_MOST_SETTLED], *ranked[:_MOST_SETTLED]]
+    for mode in around.best:
+        chosen += [found for found in ranked if found.mode == mode][:1]
+    settled = [around.settle(found) for found in dict.fromkeys(chosen)]
+    for found in dict.fromkeys(sorted(settled, key=lambda found: found.rank)):
+        around.descend(found, in_turn=True)
+
+
+def _coarse_starts(problem: Problem, pools: Sequence[Pool], around: LocalSearch, num_draws: int) -> list[Found]:
+    """The best plans of the problem on a part of its devices, for all of them, in the order of what they take there."""
+    is_large = problem.cluster.num_devices >= _LEAST_COARSE * _COARSER and _num_choices(problem) >= _MANY_CHOICES
+    coarse = coarsened(problem, pools, _COARSER) if is_large else None
+    if coarse is None:
+        return []
+    few = pools_of(coarse.cluster)
+    searched = polished(coarse, few, candidates_of(Search(coarse, few)), num_draws, is_part=True)
+    plans = [refined(found.spots, coarse, pools, _COARSER) for found in searched.elite(_NUM_ELITE)]
+    return [found for spots in plans if (found := around.time(spots)) is not None]
+
+
+def candidates_of(search: Search) -> Candidates:
+    """What the search over cuts proposes for each mode."""
+    return {mode: search.best([mode], num_each=MOST_SIMULATED) for mode in ALL_MODES}
+
+
+def affordable_plans(problem: Problem, *, is_part: bool = False) -> int:
+    """How many plans local search may time."""
+    num_items = problem.num_items * len(problem.flow.stages)
+    if num_items <= _FEW_ITEMS:
+        return _MOST_SEARCHED
+    num_choices = _num_choices(problem)
+    more = max(1, num_choices / _MANY_CHOICES) ** 2
+    large = int(_ITEMS_SEARCHED * num_choices**2 * more) // num_items
+    medium = int(_MOST_SEARCHED * (_MEDIUM_ITEMS / num_items) ** _MEDIUM_POWER * num_choices / _MANY_CHOICES)
+    return min(max(large, 0 if is_part else medium, _LEAST_SEARCHED), _MOST_SEARCHED - 1)
+
+
+def _num_choices(problem: Problem) -> int:
+    return sum(min(_CHOICES, len(problem.profile(stage.name).instances)) for stage in problem.flow.stages)
+
+
+def _simulated(
+    problem: Problem, pools: Sequence[Pool], around: LocalSearch, candidates: Sequence[Candidate]
+) -> list[Found]:
+    """Simulates candidates of one mode: some, those that may be better than the best so far, and near ones of each way
+    to share devices."""
+    few = max(1, min(4, _ITEMS_COMPARED // (problem.num_items * len(problem.flow.stages))))
+    result: list[Found] = []
+    shapes: set[object] = set()
+    best_s = np.inf
+    for candidate in candidates:
+        is_known = shape(candidate.tree) in shapes or candidate.step_s > _NEAR * best_s
+        if len(result) >= few and candidate.step_s > _WORTH * best_s and is_known:
+            continue
+        shapes.add(shape(candidate.tree))
+        spots = spots_of_candidate(problem, pools, candidate)
+        found = None if spots is None else around.time(spots, candidate.step_s)
+        if found is not None:
+            result.append(found)
+            best_s = min(best_s, found.step_s)
+    return result
+
+
+def spots_of_candidate(problem: Problem, pools: Sequence[Pool], candidate: Candidate) -> Spots | None:
+    """Where and how the candidate's stages run; None where the stages of a worker group cannot be together."""
+    workers = {stage.name: stage.worker for stage in problem.flow.stages}
+    placed = place(candidate.tree, [list(pool.devices) for pool in pools], workers)
+    if placed is None:
+        return None
+    in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}  # where 0, the end of the batch, never comes
+    spots: dict[str, Spot] = {}
+    for turn, leaf in enumerate(leaves(candidate.tree)):
+        is_whole = leaf.granularity >= problem.num_items and leaf.stage not in in_cycle
+        granularity = 0 if is_whole else leaf.granularity
+        spots[leaf.stage] = Spot(bits_of(placed[leaf.stage]), leaf.num_instances, granularity, leaf.offload, turn)
+    return tuple(spots[stage.name] for stage in problem.flow.stages)
