@@ -104,6 +104,11 @@ def test_a_stage_that_reads_its_own_channel_is_a_cycle_of_one():
             "worker group 'w' mixes stages with a device (a) and without one (b)",
         ),
         (
+            flow(stage("a", reads=("x",), writes=("y",), worker="w", devices_per_rank=1), stage("b", reads=("y",),
+                 worker="w", devices_per_rank=2), feeds=("x",)),
+            "worker group 'w': a.devices_per_rank=1, b.devices_per_rank=2, but its stages have the same ranks",
+        ),
+        (
             flow(stage("a", reads=("x",), writes=("x",), whole_batch=True), feeds=("x",)),
             "whole_batch=True but is part of the cycle a",
         ),

@@ -50,6 +50,23 @@ def test_the_plans_that_lost_come_with_their_timelines():
         assert simulate(problem, other.plan).step_s == other.step_s >= prediction.step_s
 
 
+@pytest.mark.parametrize("span", [1, 2, 4])
+def test_a_stage_gets_the_devices_per_rank_that_it_asks_for(span: int):
+    """As if nothing else had been profiled for it, also where another stage of its worker group asks."""
+    one_by_one = [profile(1.0 / width**0.8, num_devices=width, state_bytes=15 * GIB) for width in (1, 2, 4)]
+    wide = replace(one_by_one[0], instances=tuple(one.instances[0] for one in one_by_one))
+    names = {"rollout": wide, "logprob": wide, "actor": profile(1.0)}
+    problem = chain(names, gpus(4), workers={"logprob": "rollout"})
+    for asks in ("rollout", "logprob"):
+        stages = tuple(replace(s, devices_per_rank=span) if s.name == asks else s for s in problem.flow.stages)
+        made = plan(replace(problem, flow=replace(problem.flow, stages=stages)))
+        alone = one_by_one[(1, 2, 4).index(span)]
+        only = plan(chain(names | {"rollout": alone, "logprob": alone}, gpus(4), workers={"logprob": "rollout"}))
+        assert made.prediction is not None and only.prediction is not None
+        assert made.prediction.step_s == pytest.approx(only.prediction.step_s, rel=1e-9)
+        assert {len(made.stage(name).devices_of(0)) for name in ("rollout", "logprob")} == {span}
+
+
 def test_a_mode_that_does_not_exist_and_none_at_all():
     problem = chain(TWO, gpus(2))
     with pytest.raises(PlanError, match="did you mean 'hybrid'"):

@@ -139,6 +139,10 @@ class FlowGraph:
     def _device_groups(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(stage.worker for stage in self.stages if stage.needs_device))
 
+    def devices_per_rank(self, worker: str) -> int:
+        """Devices that each rank of the worker group computes on, as its stages say; 0: any number."""
+        return max((stage.devices_per_rank for stage in self.stages if stage.worker == worker), default=0)
+
     def stage(self, name: str) -> Stage:
         """The stage of that name.
 
@@ -300,6 +304,10 @@ def _group_problems(graph: FlowGraph) -> Iterator[str]:
                 f"worker group {worker!r} mixes stages with a device ({', '.join(on_device)}) and without one "
                 f"({', '.join(on_host)}); give all the same needs_device, or move some to another group"
             )
+        spans = {name: graph.stage(name).devices_per_rank for name in names if graph.stage(name).devices_per_rank}
+        if len(set(spans.values())) > 1:
+            given = ", ".join(f"{name}.devices_per_rank={span}" for name, span in spans.items())
+            yield f"worker group {worker!r}: {given}, but its stages have the same ranks; give all one number, or 0"
 
 
 def _weight_problems(graph: FlowGraph) -> Iterator[str]:

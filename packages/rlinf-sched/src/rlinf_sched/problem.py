@@ -80,6 +80,12 @@ class Problem:
                 "replicas of several ranks; use 1"
             )
         span = max(1, len(placed.devices) // placed.num_ranks) if placed.devices else 0
+        asked = self.flow.devices_per_rank(self.flow.stage(placed.stage).worker)
+        if asked and span not in (0, asked):
+            raise PlanError(
+                f"plan.{placed.stage}.num_ranks={placed.num_ranks}: an instance spans {span} of its "
+                f"{len(placed.devices)} devices, but flow.stages.{placed.stage}.devices_per_rank={asked}; use that"
+            )
         profile = self.profile(placed.stage)
         products = {""}
         if any(choice.device_name for choice in profile.instances):
@@ -189,6 +195,14 @@ def _problems(problem: Problem) -> Iterator[str]:
             yield f"profiles.stages.{stage.name}.instances[{on_host[0]}].num_devices=0, but the stage needs a device"
         if not stage.needs_device and len(on_host) < len(profile.instances):
             yield f"profiles.stages.{stage.name}: the stage needs no device, so its instances have num_devices=0"
+        asked = problem.flow.devices_per_rank(stage.worker) if stage.needs_device else 0
+        spans = sorted({instance.num_devices for instance in profile.instances})
+        if asked and spans and asked not in spans:
+            allowed = " or ".join(str(span) for span in spans if span)
+            yield (
+                f"flow.stages.{stage.name}.devices_per_rank={asked}, but profiles.stages.{stage.name}.instances have "
+                f"num_devices {', '.join(map(str, spans))}; use {allowed}, or 0 for any of them"
+            )
         if profile.rounds > 1 and stage.name not in in_cycle:
             yield f"profiles.stages.{stage.name}.rounds={profile.rounds}, but the stage is in no cycle; use 1"
         if profile.rounds * problem.num_items > MAX_ITEMS >= problem.num_items:

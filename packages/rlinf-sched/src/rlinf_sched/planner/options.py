@@ -151,6 +151,8 @@ class StageOptions:
             if len(counts):
                 yield -1, counts
             return
+        if instance.num_devices != (problem.flow.devices_per_rank(stage.worker) or instance.num_devices):
+            return
         for index, pool in enumerate(self._pools):
             if pool.takes(instance.device_name):
                 counts = device_counts(
