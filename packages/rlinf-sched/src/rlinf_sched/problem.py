@@ -69,7 +69,7 @@ class Problem:
 
     def instance(self, placed: StagePlan) -> InstanceProfile:
         """The profile of the stage for the devices that its instances span: that of the product they are, or the one
-        that names none; of several numbers of instances, the nearest.
+        that names none, which alone serves devices of several products; of several numbers of instances, the nearest.
 
         Raises:
             PlanError: nothing was profiled for them; says what was.
@@ -87,12 +87,20 @@ class Problem:
                 f"{len(placed.devices)} devices, but flow.stages.{placed.stage}.devices_per_rank={asked}; use that"
             )
         profile = self.profile(placed.stage)
-        products = {""}
+        products: set[str] = set()
         if any(choice.device_name for choice in profile.instances):
-            products |= {self.cluster.devices[index].product for index in placed.devices}
-        known = [choice for choice in profile.instances if choice.device_name in products]
+            products = {self.cluster.devices[index].product for index in placed.devices}
+        serving = {"", *products} if len(products) == 1 else {""}
+        known = [choice for choice in profile.instances if choice.device_name in serving]
         of_products = {choice.device_name: choice for choice in known if choice.num_devices == span}
         fitting = [choice for one in of_products.values() if (choice := profile.serving(one, placed.num_ranks))]
+        if not fitting and len(products) > 1:
+            named = ", ".join(dict.fromkeys(choice.device_name for choice in profile.instances if choice.device_name))
+            raise PlanError(
+                f"plan.{placed.stage}.devices are of several products ({', '.join(sorted(products))}), but "
+                f"profiles.stages.{placed.stage}.instances hold for one each ({named}); use devices of one product, or "
+                f"give an instance without device_name and with num_devices={span}, whose times hold for all"
+            )
         if not fitting:
             spans = ", ".join(str(choice.num_devices) for choice in known) or "nothing for these devices"
             raise PlanError(
