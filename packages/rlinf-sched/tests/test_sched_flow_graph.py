@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rlinf_sched import FlowError, FlowGraph, SchedError, Stage, WeightEdge
+from rlinf_sched.flow_graph import MAX_STALENESS
 
 
 def stage(name, reads=(), writes=(), **more):
@@ -132,6 +133,15 @@ def test_mistakes_in_stages_and_channels(graph, text):
 def test_mistakes_in_weights(grpo, edges, text):
     bad = replace(grpo, weight_edges=tuple(WeightEdge(source=a, target=b) for a, b in edges))
     assert text in mistake(bad)
+
+
+@pytest.mark.parametrize("steps", [-1, MAX_STALENESS + 1, 10**6])
+def test_staleness_has_bounds(grpo, steps: int):
+    """A million steps ahead would be simulated for twelve million steps."""
+    assert mistake(replace(grpo, max_staleness=steps)) == (
+        f"flow 'grpo': max_staleness={steps} must be from 0, synchronous, to 64"
+    )
+    replace(grpo, max_staleness=MAX_STALENESS).validate()
 
 
 def test_a_misspelt_channel_gets_a_hint_and_both_ends_are_reported():
