@@ -3,12 +3,14 @@
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 from sched_planner_problems import GIB, MODES, chain, gpus, ppo, profile
 
 from rlinf_sched import Cluster, Device, Plan, PlanError, ProblemError, StagePlan, simulate
 from rlinf_sched.plan import Mode
 from rlinf_sched.planner import plan, plan_and_compare
+from rlinf_sched.profile import MAX_SECONDS
 
 TWO = {"rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB), "actor": profile(1.0, state_bytes=20 * GIB)}
 
@@ -181,6 +183,17 @@ def test_the_pace_of_a_plan_that_runs_ahead_is_that_of_many_steps():
     made = Plan(flow="chain", mode="disaggregated", stages=stages, reason="by hand")
     ends = simulate(problem, made, num_steps=61).step_end_s
     assert simulate(problem, made).step_s == pytest.approx((ends[-1] - ends[0]) / 60, rel=0.03)
+
+
+def test_the_longest_times_are_planned_without_a_warning():
+    profiles = {
+        name: profile(MAX_SECONDS / 100, batching=batching, step_s=MAX_SECONDS)
+        for name, batching in (("rollout", "continuous"), ("reference", "longest"), ("actor", "sum"))
+    }
+    with np.errstate(all="raise"):
+        made = plan(chain(profiles, gpus(4), num_items=64))
+    assert made.prediction is not None
+    assert MAX_SECONDS < made.prediction.step_s < 10 * MAX_SECONDS
 
 
 @pytest.mark.parametrize("num_devices", [8, 64, 1024])

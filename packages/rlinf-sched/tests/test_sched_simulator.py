@@ -355,6 +355,8 @@ def test_wrong_plans_and_problems_are_refused():
         simulate(replace(problem, profiles=Profiles(stages={"rollout": profile(1)})), good)
     with pytest.raises(SchedError, match="num_steps=0"):
         simulate(problem, good, num_steps=0)
+    with pytest.raises(SchedError, match="seed=-1 must not be negative; None takes typical costs"):
+        simulate(problem, good, seed=-1)
     with pytest.raises(SchedError, match="no stage 'acter'; did you mean 'actor'"):
         simulate(problem, good).of("acter")
 
