@@ -15,7 +15,7 @@ from rlinf_sched.planner import plan
 from rlinf_sched.planner.columns import Columns
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.tree import leaves
+from rlinf_sched.planner.tree import Cycle, leaves
 
 NUM_ITEMS = 8
 SIZES = (1, 2, 4, 8)
@@ -254,3 +254,58 @@ def test_two_stages_with_unequal_ranks_may_take_longer_than_the_bound(
     ]
     simulated_s = simulate(problem, Plan(flow="cycle", mode="hybrid", stages=tuple(plans), reason="by hand")).step_s
     assert simulated_s / options.rows[row, columns.last] == pytest.approx(simulated_over_estimate, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_items", "granularity", "devices", "simulated_over_estimate"),
+    [
+        (((0, 1), (1, 0.2), (0.1, 1)), 8, 1, (0, 1, 0), 16.8 / 18),
+        (((0, 1), (0, 0.05), (0, 1)), 24, 2, (0, 0, 1), 48.1 / 27.2),
+        (((0, 1), (0, 0.05), (0, 1)), 24, 2, (0, 0, 0), 1.0),
+    ],
+    ids=["quicker in two blocks", "slower in two blocks", "as estimated in one"],
+)
+def test_what_is_said_of_three_stages_is_no_bound(
+    seconds: Sequence[tuple[float, float]],
+    num_items: int,
+    granularity: int,
+    devices: tuple[int, ...],
+    simulated_over_estimate: float,
+):
+    """`seconds`: of each stage a fixed part, and for each item. One instance each, on these devices."""
+    names = ("env", "policy", "judge")
+    stages = tuple(
+        Stage(
+            name=name,
+            worker=name,
+            role="env" if name == "env" else "rollout",
+            reads=(f"to-{name}",),
+            writes=(f"to-{names[(i + 1) % 3]}",),
+        )
+        for i, name in enumerate(names)
+    )
+    profiles = {name: profile(each, fixed=fixed) for name, (fixed, each) in zip(names, seconds, strict=True)}
+    problem = Problem(
+        flow=FlowGraph(name="cycle", stages=stages),
+        profiles=Profiles(stages=profiles),
+        cluster=gpus(2),
+        num_items=num_items,
+        allow_offload=False,
+    )
+    options, columns = Search(problem, pools_of(problem.cluster)).turn_options[0], Columns(num_pools=1, num_edges=0)
+    blocks = tuple(tuple(i for i in range(3) if devices[i] == device) for device in sorted(set(devices)))
+    estimates_s = [
+        options.rows[row, columns.last]
+        for row in range(len(options.rows))
+        if isinstance(tree := options.tree(row), Cycle)
+        and tree.blocks == blocks
+        and {(leaf.num_instances, leaf.granularity) for leaf in tree.leaves} == {(1, granularity)}
+    ]
+    placed = tuple(
+        StagePlan(stage=name, devices=(device,), num_ranks=1, granularity=granularity, offload=False, turn=0)
+        for name, device in zip(names, devices, strict=True)
+    )
+    simulated_s = simulate(problem, Plan(flow="cycle", mode="hybrid", stages=placed, reason="by hand")).step_s
+    assert [simulated_s / estimate_s for estimate_s in estimates_s] == pytest.approx(
+        [simulated_over_estimate], rel=1e-3
+    )

@@ -1,9 +1,12 @@
 """How long a cycle takes whose stages hand one chunk of items round and round.
 
-Asymptotic bounds of a closed network with deterministic times: a cycle is no quicker. They are what the simulator finds
-for one block, and for two stages with equally many ranks; with unequal ones chunks meet ranks that are busy, and it
-finds up to a fifth more. Where instances have unequal shares the busiest one decides, and items that fill no hand-over
-wait for those of the next round.
+Asymptotic bounds of a closed network with deterministic times. They are what the simulator finds for one block, and for
+two stages with equally many ranks; with unequal ones chunks meet ranks that are busy, and it finds up to a fifth more.
+For three stages in several blocks they are an estimate and no bound. A device with the first and the last stage has
+other chunks to work on while one is elsewhere, which saves up to a tenth; chunks that wait for each other on a device
+that several stages share take up to four fifths more.
+Where instances have unequal shares the busiest one decides, and items that fill no hand-over wait for those of the next
+round, which is an estimate too.
 Source: P. J. Denning, J. P. Buzen, "The operational analysis of queueing network models", ACM Computing Surveys 10(3),
 1978.
 """
