@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rlinf_sched import FlowError, FlowGraph, SchedError, Stage, WeightEdge
+from rlinf_sched.flow_graph import MAX_STALENESS
 
 
 def stage(name, reads=(), writes=(), **more):
@@ -104,6 +105,11 @@ def test_a_stage_that_reads_its_own_channel_is_a_cycle_of_one():
             "worker group 'w' mixes stages with a device (a) and without one (b)",
         ),
         (
+            flow(stage("a", reads=("x",), writes=("y",), worker="w", devices_per_rank=1), stage("b", reads=("y",),
+                 worker="w", devices_per_rank=2), feeds=("x",)),
+            "worker group 'w': a.devices_per_rank=1, b.devices_per_rank=2, but its stages have the same ranks",
+        ),
+        (
             flow(stage("a", reads=("x",), writes=("x",), whole_batch=True), feeds=("x",)),
             "whole_batch=True but is part of the cycle a",
         ),
@@ -127,6 +133,15 @@ def test_mistakes_in_stages_and_channels(graph, text):
 def test_mistakes_in_weights(grpo, edges, text):
     bad = replace(grpo, weight_edges=tuple(WeightEdge(source=a, target=b) for a, b in edges))
     assert text in mistake(bad)
+
+
+@pytest.mark.parametrize("steps", [-1, MAX_STALENESS + 1, 10**6])
+def test_staleness_has_bounds(grpo, steps: int):
+    """A million steps ahead would be simulated for twelve million steps."""
+    assert mistake(replace(grpo, max_staleness=steps)) == (
+        f"flow 'grpo': max_staleness={steps} must be from 0, synchronous, to 64"
+    )
+    replace(grpo, max_staleness=MAX_STALENESS).validate()
 
 
 def test_a_misspelt_channel_gets_a_hint_and_both_ends_are_reported():

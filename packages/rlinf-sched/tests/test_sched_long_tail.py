@@ -94,6 +94,17 @@ def test_parallel_choices_are_legal(small):
             assert not placed.devices or len(placed.devices) // placed.num_ranks in spans
 
 
+def test_parallel_choices_have_the_devices_per_rank_that_the_stage_asks_for(small):
+    problem, chosen = small
+    placed = chosen.stage("rollout")
+    span = len(placed.devices) // placed.num_ranks
+    stages = (replace(s, devices_per_rank=span if s.name == "rollout" else 0) for s in problem.flow.stages)
+    asking = replace(problem, flow=replace(problem.flow, stages=tuple(stages)))
+    choices = parallel_choices(asking, chosen)
+    assert len(choices) < len(parallel_choices(problem, chosen))
+    assert {len(c.stage("rollout").devices) // c.stage("rollout").num_ranks for c in choices} == {span}
+
+
 def test_other_flows_are_refused():
     problem = ppo(num_devices=8, num_prompts=16)
     broken = replace(

@@ -1,7 +1,7 @@
 """Cycles: the planner's best is as good as every split and granularity tried through the simulator."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from rlinf_sched.planner import plan
 from rlinf_sched.planner.columns import Columns
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.tree import leaves
+from rlinf_sched.planner.tree import Cycle, leaves
 
 NUM_ITEMS = 8
 SIZES = (1, 2, 4, 8)
@@ -45,12 +45,12 @@ def cycles(draw: st.DrawFn) -> Problem:
     )
 
 
-def every_plan(problem: Problem) -> Iterator[Plan]:
+def every_plan(problem: Problem, sizes: Sequence[int] = SIZES) -> Iterator[Plan]:
     """Both stages on the same devices, or on their own, shares even or not; one granularity, as chunks go whole."""
     total = problem.cluster.num_devices
     places = [(range(n), range(n)) for n in range(1, total + 1)]
     places += [(range(a), range(a, a + b)) for a in range(1, total) for b in range(1, total - a + 1)]
-    for (env, policy), size in itertools.product(places, SIZES):
+    for (env, policy), size in itertools.product(places, sizes):
         rows = zip(("env", "policy"), (env, policy), strict=True)
         stages = tuple(
             StagePlan(stage=name, devices=tuple(on), num_ranks=len(on), granularity=size, offload=False, turn=0)
@@ -67,6 +67,101 @@ def test_the_best_is_as_good_as_trying_all_splits_and_granularities(problem: Pro
     assert found is not None
     assert found.step_s <= 1.03 * least
     assert found.step_s >= least * (1 - 1e-9), "it found a plan that was not tried"
+
+
+def forty_items(num_devices: int, *, granularities: tuple[int, ...] = (), sharded: int = 0, **pinned: int) -> Problem:
+    """40 environments of 1 s a step, 10 steps of an episode."""
+    stages = (
+        Stage(name="env", worker="env", role="env", reads=("actions",), writes=("observations",), dispatch="key"),
+        Stage(name="policy", worker="policy", role="rollout", reads=("observations",), writes=("actions", "out")),
+    )
+    profiles = {
+        "env": profile(1.0, rounds=10),
+        "policy": profile(0.02, fixed=0.1, rounds=10, sharded_state_bytes=sharded),
+    }
+    return Problem(
+        flow=FlowGraph(
+            name="cycle",
+            stages=tuple(replace(stage, granularities=granularities) for stage in stages),
+            collects=("out",),
+        ),
+        profiles=Profiles(stages=profiles),
+        cluster=gpus(num_devices),
+        num_items=40,
+        pinned_devices=pinned,
+    )
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        forty_items(3, policy=3),
+        forty_items(3, env=3, policy=3),
+        forty_items(3, sharded=200 * GIB),
+        forty_items(1, granularities=(14,)),
+        forty_items(3, granularities=(14,)),
+    ],
+    ids=["one pinned", "both pinned", "state of 3 devices", "chunks of 14 on 1", "chunks of 14 on 3"],
+)
+def test_what_only_uneven_shares_can_do_is_planned(problem: Problem):
+    """40 items are no multiple of 3 devices, nor of chunks of 14: the best is what trying every plan finds."""
+    pinned = problem.pinned_devices
+    sizes = problem.choices("env")
+    fits = problem.profile("policy").instances[0].sharded_state_bytes == 0
+    tried = [
+        candidate
+        for candidate in every_plan(problem, sizes)
+        if all(len(candidate.stage(group).devices) == count for group, count in pinned.items())
+        and (fits or len(candidate.stage("policy").devices) >= 3)
+    ]
+    found = plan(problem)
+    assert found.prediction is not None
+    assert found.prediction.step_s == pytest.approx(min(simulate(problem, one).step_s for one in tried), rel=1e-6)
+    assert all(len(found.stage(group).devices) == count for group, count in pinned.items())
+
+
+def test_uneven_numbers_are_offered_where_they_shorten_a_round():
+    """40 items: 6 devices with at most 7 each, 7 with at most 6, but 9 with 5 each have no less to do than 8."""
+    options = Search(forty_items(9), pools_of(gpus(9))).turn_options[0]
+    of_env = [
+        next(leaf for leaf in leaves(options.tree(row)) if leaf.stage == "env") for row in range(len(options.rows))
+    ]
+    assert {leaf.num_instances for leaf in of_env if leaf.granularity == 1} == {1, 2, 3, 4, 5, 6, 7, 8}
+    assert {leaf.num_instances for leaf in of_env if leaf.granularity == 16} == {1, 2, 3, 4, 5, 6, 7, 8}
+
+
+def test_not_all_of_many_uneven_numbers_are_offered():
+    """On 64 devices 38 numbers shorten the busiest one's share of 512 items, the larger of them a little each."""
+    problem = replace(forty_items(64), num_items=512)
+    options = Search(problem, pools_of(gpus(64))).turn_options[0]
+    of_env = [
+        next(leaf for leaf in leaves(options.tree(row)) if leaf.stage == "env") for row in range(len(options.rows))
+    ]
+    counts = {leaf.num_instances for leaf in of_env if leaf.granularity == 1}
+    assert len(counts) < 30
+    assert {2**power for power in range(7)} <= counts
+
+
+@pytest.mark.parametrize(("num_ranks", "granularity"), [(3, 1), (3, 2), (6, 1), (7, 2)])
+def test_the_estimate_of_uneven_shares_is_near_what_they_take(num_ranks: int, granularity: int):
+    problem = forty_items(num_ranks)
+    search, columns = Search(problem, pools_of(problem.cluster)), Columns(num_pools=1, num_edges=0)
+    options = search.turn_options[0]
+    for row in range(len(options.rows)):
+        env, policy = leaves(options.tree(row))
+        together = options.rows[row, 0] == env.num_devices == policy.num_devices == num_ranks
+        if together and env.granularity == granularity and not env.offload:
+            break
+    else:
+        pytest.fail("the search has no such option")
+    devices = tuple(range(num_ranks))
+    stages = tuple(
+        StagePlan(stage=name, devices=devices, num_ranks=num_ranks, granularity=granularity, offload=False, turn=0)
+        for name in ("env", "policy")
+    )
+    by_hand = Plan(flow="cycle", mode="collocated", stages=stages, reason="by hand")
+    simulated_s = simulate(problem, by_hand).step_s
+    assert options.rows[row, columns.last] == pytest.approx(simulated_s, rel=0.05)
 
 
 def test_a_chunk_of_the_whole_batch_goes_round_as_a_number():
@@ -159,3 +254,58 @@ def test_two_stages_with_unequal_ranks_may_take_longer_than_the_bound(
     ]
     simulated_s = simulate(problem, Plan(flow="cycle", mode="hybrid", stages=tuple(plans), reason="by hand")).step_s
     assert simulated_s / options.rows[row, columns.last] == pytest.approx(simulated_over_estimate, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_items", "granularity", "devices", "simulated_over_estimate"),
+    [
+        (((0, 1), (1, 0.2), (0.1, 1)), 8, 1, (0, 1, 0), 16.8 / 18),
+        (((0, 1), (0, 0.05), (0, 1)), 24, 2, (0, 0, 1), 48.1 / 27.2),
+        (((0, 1), (0, 0.05), (0, 1)), 24, 2, (0, 0, 0), 1.0),
+    ],
+    ids=["quicker in two blocks", "slower in two blocks", "as estimated in one"],
+)
+def test_what_is_said_of_three_stages_is_no_bound(
+    seconds: Sequence[tuple[float, float]],
+    num_items: int,
+    granularity: int,
+    devices: tuple[int, ...],
+    simulated_over_estimate: float,
+):
+    """`seconds`: of each stage a fixed part, and for each item. One instance each, on these devices."""
+    names = ("env", "policy", "judge")
+    stages = tuple(
+        Stage(
+            name=name,
+            worker=name,
+            role="env" if name == "env" else "rollout",
+            reads=(f"to-{name}",),
+            writes=(f"to-{names[(i + 1) % 3]}",),
+        )
+        for i, name in enumerate(names)
+    )
+    profiles = {name: profile(each, fixed=fixed) for name, (fixed, each) in zip(names, seconds, strict=True)}
+    problem = Problem(
+        flow=FlowGraph(name="cycle", stages=stages),
+        profiles=Profiles(stages=profiles),
+        cluster=gpus(2),
+        num_items=num_items,
+        allow_offload=False,
+    )
+    options, columns = Search(problem, pools_of(problem.cluster)).turn_options[0], Columns(num_pools=1, num_edges=0)
+    blocks = tuple(tuple(i for i in range(3) if devices[i] == device) for device in sorted(set(devices)))
+    estimates_s = [
+        options.rows[row, columns.last]
+        for row in range(len(options.rows))
+        if isinstance(tree := options.tree(row), Cycle)
+        and tree.blocks == blocks
+        and {(leaf.num_instances, leaf.granularity) for leaf in tree.leaves} == {(1, granularity)}
+    ]
+    placed = tuple(
+        StagePlan(stage=name, devices=(device,), num_ranks=1, granularity=granularity, offload=False, turn=0)
+        for name, device in zip(names, devices, strict=True)
+    )
+    simulated_s = simulate(problem, Plan(flow="cycle", mode="hybrid", stages=placed, reason="by hand")).step_s
+    assert [simulated_s / estimate_s for estimate_s in estimates_s] == pytest.approx(
+        [simulated_over_estimate], rel=1e-3
+    )

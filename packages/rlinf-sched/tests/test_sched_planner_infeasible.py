@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from sched_planner_problems import GIB, chain, gpus, profile
 
-from rlinf_sched import InfeasibleError, ProblemError, Profiles
+from rlinf_sched import InfeasibleError, Problem, ProblemError, Profiles
 from rlinf_sched.planner import plan
 
 
@@ -58,6 +58,30 @@ def test_a_pin_that_is_no_multiple_of_an_instance():
     )
     with pytest.raises(InfeasibleError, match=r"rollout: no parallel choice fits: .*pinned_devices=3"):
         plan(problem)
+
+
+def test_devices_per_rank_that_no_parallel_choice_has():
+    problem = with_span(chain({"rollout": profile(1.0), "actor": profile(1.0)}, gpus(4)), "actor", 8)
+    with pytest.raises(ProblemError) as raised:
+        plan(problem)
+    assert str(raised.value) == (
+        "flow.stages.actor.devices_per_rank=8, but profiles.stages.actor.instances have num_devices 1; use 1, or 0 for "
+        "any of them"
+    )
+
+
+def test_devices_per_rank_that_the_cluster_does_not_hold():
+    one, wide = profile(1.0), profile(1.0, num_devices=8)
+    actor = replace(one, instances=one.instances + wide.instances)
+    problem = with_span(chain({"rollout": profile(1.0), "actor": actor}, gpus(4)), "actor", 8)
+    with pytest.raises(InfeasibleError, match=r"an instance of actor spans 8 devices, devices_per_rank=8; the cluster"):
+        plan(problem)
+
+
+def with_span(problem: Problem, name: str, span: int) -> Problem:
+    """The problem with a stage whose ranks compute on so many devices each."""
+    stages = (replace(s, devices_per_rank=span) if s.name == name else s for s in problem.flow.stages)
+    return replace(problem, flow=replace(problem.flow, stages=tuple(stages)))
 
 
 def test_more_pinned_devices_than_there_are():

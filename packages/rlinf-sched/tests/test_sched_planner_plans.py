@@ -3,12 +3,14 @@
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 from sched_planner_problems import GIB, MODES, chain, gpus, ppo, profile
 
 from rlinf_sched import Cluster, Device, Plan, PlanError, ProblemError, StagePlan, simulate
 from rlinf_sched.plan import Mode
 from rlinf_sched.planner import plan, plan_and_compare
+from rlinf_sched.profile import MAX_SECONDS
 
 TWO = {"rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB), "actor": profile(1.0, state_bytes=20 * GIB)}
 
@@ -50,6 +52,23 @@ def test_the_plans_that_lost_come_with_their_timelines():
         assert simulate(problem, other.plan).step_s == other.step_s >= prediction.step_s
 
 
+@pytest.mark.parametrize("span", [1, 2, 4])
+def test_a_stage_gets_the_devices_per_rank_that_it_asks_for(span: int):
+    """As if nothing else had been profiled for it, also where another stage of its worker group asks."""
+    one_by_one = [profile(1.0 / width**0.8, num_devices=width, state_bytes=15 * GIB) for width in (1, 2, 4)]
+    wide = replace(one_by_one[0], instances=tuple(one.instances[0] for one in one_by_one))
+    names = {"rollout": wide, "logprob": wide, "actor": profile(1.0)}
+    problem = chain(names, gpus(4), workers={"logprob": "rollout"})
+    for asks in ("rollout", "logprob"):
+        stages = tuple(replace(s, devices_per_rank=span) if s.name == asks else s for s in problem.flow.stages)
+        made = plan(replace(problem, flow=replace(problem.flow, stages=stages)))
+        alone = one_by_one[(1, 2, 4).index(span)]
+        only = plan(chain(names | {"rollout": alone, "logprob": alone}, gpus(4), workers={"logprob": "rollout"}))
+        assert made.prediction is not None and only.prediction is not None
+        assert made.prediction.step_s == pytest.approx(only.prediction.step_s, rel=1e-9)
+        assert {len(made.stage(name).devices_of(0)) for name in ("rollout", "logprob")} == {span}
+
+
 def test_a_mode_that_does_not_exist_and_none_at_all():
     problem = chain(TWO, gpus(2))
     with pytest.raises(PlanError, match="did you mean 'hybrid'"):
@@ -78,6 +97,21 @@ def test_stages_of_a_worker_group_land_in_one_place():
         made = plan(problem, modes=(mode,))
         values, critic = made.stage("values"), made.stage("critic")
         assert (values.devices, values.num_ranks) == (critic.devices, critic.num_ranks)
+
+
+def test_no_stage_is_on_devices_of_several_products_unless_its_times_hold_for_all():
+    """4 of each product; a rollout of 1 s an item that was measured on one takes 16 s on those, not 8 s on all."""
+    devices = tuple(
+        Device(index=i, kind="cuda", node=0, name="fast" if i < 4 else "slow", memory_bytes=80 * GIB) for i in range(8)
+    )
+    fast, slow = profile(1.0, device_name="fast"), profile(10.0, device_name="slow")
+    both = replace(fast, instances=fast.instances + slow.instances)
+    for rollout in (fast, both):
+        problem = chain({"rollout": rollout, "actor": profile(0.5)}, Cluster(devices=devices), num_items=64)
+        made = plan(problem)
+        assert made.prediction is not None
+        assert made.prediction.step_s >= 64 / (4 + 0.4)
+        assert len({devices[i].name for i in made.stage("rollout").devices}) == 1
 
 
 def test_products_differ_and_each_stage_gets_the_one_its_profile_names():
@@ -149,6 +183,17 @@ def test_the_pace_of_a_plan_that_runs_ahead_is_that_of_many_steps():
     made = Plan(flow="chain", mode="disaggregated", stages=stages, reason="by hand")
     ends = simulate(problem, made, num_steps=61).step_end_s
     assert simulate(problem, made).step_s == pytest.approx((ends[-1] - ends[0]) / 60, rel=0.03)
+
+
+def test_the_longest_times_are_planned_without_a_warning():
+    profiles = {
+        name: profile(MAX_SECONDS / 100, batching=batching, step_s=MAX_SECONDS)
+        for name, batching in (("rollout", "continuous"), ("reference", "longest"), ("actor", "sum"))
+    }
+    with np.errstate(all="raise"):
+        made = plan(chain(profiles, gpus(4), num_items=64))
+    assert made.prediction is not None
+    assert MAX_SECONDS < made.prediction.step_s < 10 * MAX_SECONDS
 
 
 @pytest.mark.parametrize("num_devices", [8, 64, 1024])

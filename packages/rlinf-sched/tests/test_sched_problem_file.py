@@ -167,10 +167,23 @@ BAD_INPUT: list[tuple[Callable[[dict], Any], str]] = [
         "profiles.stages.rollout is missing; did you mean 'rolout'?",
     ),
     (lambda t: instance(t, "actor").update(points=[[1, 0]]), "instances[0].points[0].seconds=0.0 must be positive"),
+    (
+        lambda t: instance(t, "actor").update(points=[[1, 1e308], [2, 1.7e308]]),
+        "points[0].seconds=1e+308 must be positive and at most 1e+12",
+    ),
+    (
+        lambda t: instance(t, "actor").update(step_s=1e13),
+        "instances[0].step_s=10000000000000.0 must be from 0 to 1e+12",
+    ),
+    (lambda t: instance(t, "actor").update(onload_s=-1), "instances[0].onload_s=-1.0 must be from 0 to 1e+12"),
+    (lambda t: instance(t, "rollout").update(state_bytes="-15GB"), "state_bytes='-15GB' must not be negative"),
     (lambda t: instance(t, "actor").update(points=[[1, -2.5]]), "points[0].seconds=-2.5 must be positive"),
     (lambda t: instance(t, "actor").update(points=[[1, math.nan]]), "points[0].seconds=nan is not a finite number"),
     (lambda t: instance(t, "actor").update(points=[[1, "1 s"]]), "seconds='1 s' is a string; expected a number"),
-    (lambda t: instance(t, "actor").update(step_s=-1), "profiles.stages.actor.instances[0].step_s=-1.0 must not be"),
+    (
+        lambda t: instance(t, "actor").update(step_s=-1),
+        "profiles.stages.actor.instances[0].step_s=-1.0 must be from 0 to",
+    ),
     (lambda t: t.update(pinned_devices={"rollout": 3}), "pinned_devices.rollout=3: the cluster has 2 devices"),
     (
         lambda t: t.update(pinned_devices={"rolout": 1}),

@@ -307,6 +307,28 @@ def test_the_profile_of_the_product_counts():
     assert simulate(replace(problem, profiles=both), plan).step_s == 8
 
 
+def test_devices_of_several_products_need_times_that_hold_for_all():
+    problem = problem_of(two_stages(), 3, 1, rollout=profile(1), actor=profile(1))
+    devices = (*problem.cluster.devices[:2], replace(problem.cluster.devices[2], name="other"))
+    problem = replace(problem, cluster=replace(problem.cluster, devices=devices))
+    for_all = problem.profiles.stages["actor"]
+    named = replace(for_all.instances[0], device_name="gpu", points=(TimePoint(num_items=1, seconds=7),))
+
+    def with_actor(*instances: InstanceProfile) -> Problem:
+        stages = {**problem.profiles.stages, "actor": replace(for_all, instances=instances)}
+        return replace(problem, profiles=Profiles(stages=stages))
+
+    plan = plan_of("disaggregated", rollout=((0,), 1, 1, False, 0), actor=((1, 2), 2, 1, False, 1))
+    with pytest.raises(PlanError) as raised:
+        simulate(with_actor(named, replace(named, device_name="other")), plan)
+    assert str(raised.value) == (
+        "plan.actor.devices are of several products (gpu, other), but profiles.stages.actor.instances hold for one "
+        "each (gpu, other); use devices of one product, or give an instance without device_name and with "
+        "num_devices=1, whose times hold for all"
+    )
+    assert simulate(with_actor(named, *for_all.instances), plan).step_s == 2, "not that of the one"
+
+
 def test_equal_inputs_give_equal_timelines_and_a_seed_others():
     costs = ItemCosts(spread="lognormal", sigma=1.0)
     problem = problem_of(two_stages(), 4, 64, rollout=profile(1, "continuous", costs), actor=profile(1, costs=costs))
@@ -333,6 +355,8 @@ def test_wrong_plans_and_problems_are_refused():
         simulate(replace(problem, profiles=Profiles(stages={"rollout": profile(1)})), good)
     with pytest.raises(SchedError, match="num_steps=0"):
         simulate(problem, good, num_steps=0)
+    with pytest.raises(SchedError, match="seed=-1 must not be negative; None takes typical costs"):
+        simulate(problem, good, seed=-1)
     with pytest.raises(SchedError, match="no stage 'acter'; did you mean 'actor'"):
         simulate(problem, good).of("acter")
 

@@ -14,6 +14,9 @@ from rlinf_sched.errors import FlowError, did_you_mean, raise_problems
 Dispatch = Literal["any", "key"]
 
 FORMAT_VERSION = 1
+MAX_STALENESS = 64
+"""Most steps that generation may run ahead. The simulator runs 12 for each, 780 with this, so a mistyped number would
+keep it busy for hours. AReaL, which bounds staleness too, allows 4 in its guide to asynchronous training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +109,7 @@ class FlowGraph:
     """Channel -> bytes of one of its items. A channel that is not named here costs nothing to move."""
     max_staleness: int = 0
     """How many optimizer steps the weights that generated an item may lie behind those it trains. 0: synchronous, each
-    step's generation begins with the weights of the step before."""
+    step's generation begins with the weights of the step before. At most 64."""
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -138,6 +141,10 @@ class FlowGraph:
 
     def _device_groups(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(stage.worker for stage in self.stages if stage.needs_device))
+
+    def devices_per_rank(self, worker: str) -> int:
+        """Devices that each rank of the worker group computes on, as its stages say; 0: any number."""
+        return max((stage.devices_per_rank for stage in self.stages if stage.worker == worker), default=0)
 
     def stage(self, name: str) -> Stage:
         """The stage of that name.
@@ -221,8 +228,8 @@ def _problems(graph: FlowGraph) -> Iterator[str]:
             yield f"item_bytes.{channel}: there is no such channel{did_you_mean(channel, graph.channels)}"
         if num_bytes < 0:
             yield f"item_bytes.{channel}={num_bytes} must not be negative"
-    if graph.max_staleness < 0:
-        yield f"max_staleness={graph.max_staleness} must not be negative; 0 is synchronous"
+    if not 0 <= graph.max_staleness <= MAX_STALENESS:
+        yield f"max_staleness={graph.max_staleness} must be from 0, synchronous, to {MAX_STALENESS}"
     yield from _group_problems(graph)
     yield from _weight_problems(graph)
     for cycle in graph.cycles():
@@ -300,6 +307,10 @@ def _group_problems(graph: FlowGraph) -> Iterator[str]:
                 f"worker group {worker!r} mixes stages with a device ({', '.join(on_device)}) and without one "
                 f"({', '.join(on_host)}); give all the same needs_device, or move some to another group"
             )
+        spans = {name: graph.stage(name).devices_per_rank for name in names if graph.stage(name).devices_per_rank}
+        if len(set(spans.values())) > 1:
+            given = ", ".join(f"{name}.devices_per_rank={span}" for name, span in spans.items())
+            yield f"worker group {worker!r}: {given}, but its stages have the same ranks; give all one number, or 0"
 
 
 def _weight_problems(graph: FlowGraph) -> Iterator[str]:

@@ -69,7 +69,7 @@ class Problem:
 
     def instance(self, placed: StagePlan) -> InstanceProfile:
         """The profile of the stage for the devices that its instances span: that of the product they are, or the one
-        that names none; of several numbers of instances, the nearest.
+        that names none, which alone serves devices of several products; of several numbers of instances, the nearest.
 
         Raises:
             PlanError: nothing was profiled for them; says what was.
@@ -80,13 +80,27 @@ class Problem:
                 "replicas of several ranks; use 1"
             )
         span = max(1, len(placed.devices) // placed.num_ranks) if placed.devices else 0
+        asked = self.flow.devices_per_rank(self.flow.stage(placed.stage).worker)
+        if asked and span not in (0, asked):
+            raise PlanError(
+                f"plan.{placed.stage}.num_ranks={placed.num_ranks}: an instance spans {span} of its "
+                f"{len(placed.devices)} devices, but flow.stages.{placed.stage}.devices_per_rank={asked}; use that"
+            )
         profile = self.profile(placed.stage)
-        products = {""}
+        products: set[str] = set()
         if any(choice.device_name for choice in profile.instances):
-            products |= {self.cluster.devices[index].product for index in placed.devices}
-        known = [choice for choice in profile.instances if choice.device_name in products]
+            products = {self.cluster.devices[index].product for index in placed.devices}
+        serving = {"", *products} if len(products) == 1 else {""}
+        known = [choice for choice in profile.instances if choice.device_name in serving]
         of_products = {choice.device_name: choice for choice in known if choice.num_devices == span}
         fitting = [choice for one in of_products.values() if (choice := profile.serving(one, placed.num_ranks))]
+        if not fitting and len(products) > 1:
+            named = ", ".join(dict.fromkeys(choice.device_name for choice in profile.instances if choice.device_name))
+            raise PlanError(
+                f"plan.{placed.stage}.devices are of several products ({', '.join(sorted(products))}), but "
+                f"profiles.stages.{placed.stage}.instances hold for one each ({named}); use devices of one product, or "
+                f"give an instance without device_name and with num_devices={span}, whose times hold for all"
+            )
         if not fitting:
             spans = ", ".join(str(choice.num_devices) for choice in known) or "nothing for these devices"
             raise PlanError(
@@ -189,6 +203,14 @@ def _problems(problem: Problem) -> Iterator[str]:
             yield f"profiles.stages.{stage.name}.instances[{on_host[0]}].num_devices=0, but the stage needs a device"
         if not stage.needs_device and len(on_host) < len(profile.instances):
             yield f"profiles.stages.{stage.name}: the stage needs no device, so its instances have num_devices=0"
+        asked = problem.flow.devices_per_rank(stage.worker) if stage.needs_device else 0
+        spans = sorted({instance.num_devices for instance in profile.instances})
+        if asked and spans and asked not in spans:
+            allowed = " or ".join(str(span) for span in spans if span)
+            yield (
+                f"flow.stages.{stage.name}.devices_per_rank={asked}, but profiles.stages.{stage.name}.instances have "
+                f"num_devices {', '.join(map(str, spans))}; use {allowed}, or 0 for any of them"
+            )
         if profile.rounds > 1 and stage.name not in in_cycle:
             yield f"profiles.stages.{stage.name}.rounds={profile.rounds}, but the stage is in no cycle; use 1"
         if profile.rounds * problem.num_items > MAX_ITEMS >= problem.num_items:

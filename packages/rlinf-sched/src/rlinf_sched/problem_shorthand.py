@@ -92,6 +92,8 @@ def _counts_bytes(key: str) -> bool:
 
 def _bytes(text: str, path: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)(?:/s)?", text.strip())
+    if match is None and re.fullmatch(r"-\s*\d.*", text.strip()):
+        raise ProblemError(f"{path}={text!r} must not be negative")
     if match is None:
         raise ProblemError(f"{path}={text!r} is no size; write a number of bytes, or one with a unit such as 80GiB")
     number, unit = match.groups()

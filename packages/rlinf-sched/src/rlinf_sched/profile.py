@@ -21,6 +21,9 @@ from rlinf_sched.cluster import MAX_CORES
 from rlinf_sched.errors import ProfileError, did_you_mean
 
 FORMAT_VERSION = 1
+MAX_SECONDS = 1e12
+"""Most seconds of anything profiled: 32,000 years. Times all items, rounds and devices of a step it is far below what a
+float64 can hold."""
 Batching = Literal["sum", "longest", "continuous"]
 Spread = Literal["equal", "lognormal", "samples"]
 
@@ -283,18 +286,18 @@ def _instance_problems(at: str, instance: InstanceProfile) -> Iterator[str]:
     for i, point in enumerate(instance.points):
         if point.num_items < 1:
             yield f"{at}.points[{i}].num_items={point.num_items} must be at least 1"
-        if not point.seconds > 0:
-            yield f"{at}.points[{i}].seconds={point.seconds} must be positive"
+        if not 0 < point.seconds <= MAX_SECONDS:
+            yield f"{at}.points[{i}].seconds={point.seconds} must be positive and at most {MAX_SECONDS:g}"
         if i and point.num_items <= instance.points[i - 1].num_items:
             yield f"{at}.points[{i}].num_items={point.num_items} must be above the one before it"
     sizes = ("state_bytes", "sharded_state_bytes", "work_bytes", "item_work_bytes")
-    for key in ("num_ranks", "max_items", "step_s", *sizes):
+    for key in ("num_ranks", "max_items", *sizes):
         if getattr(instance, key) < 0:
             yield f"{at}.{key}={getattr(instance, key)} must not be negative"
-    for key in ("onload_s", "offload_s"):
+    for key in ("step_s", "onload_s", "offload_s"):
         value = getattr(instance, key)
-        if value is not None and value < 0:
-            yield f"{at}.{key}={value} must not be negative"
+        if value is not None and not 0 <= value <= MAX_SECONDS:
+            yield f"{at}.{key}={value} must be from 0 to {MAX_SECONDS:g}"
 
 
 def _normal_quantiles(shares: np.ndarray) -> np.ndarray:

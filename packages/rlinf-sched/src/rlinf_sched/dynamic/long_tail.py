@@ -352,7 +352,9 @@ def parallel_choices(problem: Problem, plan: Plan) -> list[Plan]:
     of as few items as allowed; only those that fit into memory and that the static simulator can run."""
     options = []
     for placed in plan.stages:
+        asked = problem.flow.devices_per_rank(problem.flow.stage(placed.stage).worker)
         spans = [i.num_devices for i in problem.profile(placed.stage).instances if i.num_devices]
+        spans = [span for span in spans if not asked or span == asked]
         most = problem.profile(placed.stage).max_instances or len(placed.devices)
         fitting = [s for s in spans if len(placed.devices) % s == 0 and len(placed.devices) // s <= most]
         options.append([

@@ -1,8 +1,12 @@
 """How long a cycle takes whose stages hand one chunk of items round and round.
 
-Asymptotic bounds of a closed network with deterministic times: a cycle is no quicker. They are what the simulator finds
-for one block, and for two stages with equally many ranks; with unequal ones chunks meet ranks that are busy, and it
-finds up to a fifth more.
+Asymptotic bounds of a closed network with deterministic times. They are what the simulator finds for one block, and for
+two stages with equally many ranks; with unequal ones chunks meet ranks that are busy, and it finds up to a fifth more.
+For three stages in several blocks they are an estimate and no bound. A device with the first and the last stage has
+other chunks to work on while one is elsewhere, which saves up to a tenth; chunks that wait for each other on a device
+that several stages share take up to four fifths more.
+Where instances have unequal shares the busiest one decides, and items that fill no hand-over wait for those of the next
+round, which is an estimate too.
 Source: P. J. Denning, J. P. Buzen, "The operational analysis of queueing network models", ACM Computing Surveys 10(3),
 1978.
 """
@@ -11,9 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlinf_sched.planner.places import Blocks, Chosen, Places
+from rlinf_sched.planner.places import Blocks, Chosen
 from rlinf_sched.problem import Problem
-from rlinf_sched.profile import ItemCosts
+from rlinf_sched.profile import InstanceProfile, ItemCosts
 from rlinf_sched.stage_time import FRACTIONS, hand_over_size
 
 
@@ -27,14 +31,18 @@ def cycle_times(problem: Problem, chosen: Sequence[Chosen], blocks: Blocks, gran
         for stage in chosen
         for channel in problem.flow.stage(stage.places.stage).reads
     )
-    seconds = [_seconds(problem, stage.places)[stage.index] for stage in chosen]  # [rows, 2] each
+    of_places = [
+        of_busiest(problem, places.stage, places.instance, places.num_instances, granularity)
+        for places in (stage.places for stage in chosen)
+    ]
+    seconds = [times[stage.index] for times, stage in zip(of_places, chosen, strict=True)]  # [rows, 3] each
     rounds = max(problem.profile(stage.places.stage).rounds for stage in chosen)
     step_s = max(stage.places.instance.step_s for stage in chosen)
     latency = sum(one[:, 0] for one in seconds) + (moved if len(blocks) > 1 else 0.0)
-    of_blocks = np.stack([sum(seconds[i] for i in block) for block in blocks])  # [blocks, rows, 2]
-    round_s = latency
+    of_blocks = np.stack([sum(seconds[i] for i in block) for block in blocks])  # [blocks, rows, 3]
+    round_s = latency * np.max([one[:, 2] for one in seconds], axis=0)
     if problem.num_items > granularity:
-        round_s = np.maximum(latency, of_blocks[:, :, 1].max(axis=0))
+        round_s = np.maximum(round_s, of_blocks[:, :, 1].max(axis=0))
     one_pass = latency + (of_blocks[:, :, 1] - of_blocks[:, :, 0]).max(axis=0)
     first, last = (rounds - 1) * round_s + latency, (rounds - 1) * round_s + one_pass
     period = (rounds - 1) * round_s + of_blocks[:, :, 1].max(axis=0)  # the first round of a step fills the last one up
@@ -43,21 +51,36 @@ def cycle_times(problem: Problem, chosen: Sequence[Chosen], blocks: Blocks, gran
     return np.column_stack([out, np.column_stack([(first + last) / 2, rounds * latency, period, period]) + step_s])
 
 
-def _seconds(problem: Problem, places: Places) -> np.ndarray:
-    """float64 [m, 2]: of one hand-over, and of all hand-overs of the instance that has most."""
-    profile, instance, num_items = problem.profile(places.stage), places.instance, problem.num_items
-    result = np.empty((len(places.num_instances), 2))
-    for i, (count, granularity) in enumerate(zip(places.num_instances, places.granularity, strict=True)):
-        share = -(-num_items // int(count))
+def of_busiest(
+    problem: Problem, stage: str, instance: InstanceProfile, counts: np.ndarray, granularity: int
+) -> np.ndarray:
+    """What a stage of a cycle does in a round, for each number of instances.
+
+    Example: 40 items of 1 s each, by key, in chunks of 16. One instance: (16.0, 40.0, 1.25); two: (16.0, 20.0, 1.25);
+    three, of which the busiest has 14 items: (14.0, 14.0, 1.0).
+
+    Returns:
+        float64 [counts, 3]: seconds of one hand-over; of all hand-overs of the instance that has most, where rounds
+        follow each other; and the factor by which a round takes longer since items that fill no hand-over wait for
+        those of the next round.
+    """
+    profile, num_items = problem.profile(stage), problem.num_items
+    by_key = problem.flow.stage(stage).dispatch == "key"
+    result = np.ones((len(counts), 3))
+    for i, count in enumerate(counts.tolist()):
+        share = -(-num_items // count)
         if profile.batching == "continuous":
             room = min(share, instance.max_items or share)
             once, times = instance.seconds(room), -(-share // (instance.max_items or share))
         else:
-            size = hand_over_size(num_items, int(count), int(granularity), instance.max_items)
+            size = hand_over_size(num_items, count, granularity, instance.max_items)
             longest = _mean_longest(profile.costs, num_items, size) if profile.batching == "longest" else 1.0
-            num_hand_overs = -(-num_items // size)
-            once, times = instance.seconds(size) * longest, -(-num_hand_overs // int(count))
-        result[i] = once, once * times
+            in_queue = share if by_key else num_items
+            at_once = in_queue // size  # hand-overs of a queue that are full
+            once = instance.seconds(size) * longest
+            times = in_queue / size / (1 if by_key else min(count, at_once))
+            result[i, 2] = in_queue / size / at_once
+        result[i, :2] = once, once * times
     return result
 
 

@@ -48,12 +48,16 @@ def _choices(problem: Problem, names: Sequence[str], pools: Sequence[Pool]) -> s
     devices = ", ".join(f"{pool.num_devices} x {pool.name}" for pool in pools)
     parts = []
     for name in names:
-        spans = [f"{instance.num_devices}" for instance in problem.profile(name).instances]
+        worker = problem.flow.stage(name).worker
+        asked = problem.flow.devices_per_rank(worker)
+        spans = {instance.num_devices: None for instance in problem.profile(name).instances}
+        widths = [str(span) for span in spans if not asked or span in (0, asked)]
         on = sorted({instance.device_name for instance in problem.profile(name).instances} - {""})
         kind = f" of {', '.join(on)}" if on else ""
-        pinned = problem.pinned_devices.get(problem.flow.stage(name).worker)
+        pinned = problem.pinned_devices.get(worker)
         fixed = f", pinned_devices={pinned}" if pinned else ""
-        parts.append(f"an instance of {name} spans {' or '.join(spans)} devices{kind}{fixed}")
+        fixed += f", devices_per_rank={asked}" if asked else ""
+        parts.append(f"an instance of {name} spans {' or '.join(widths)} devices{kind}{fixed}")
     return f"{'; '.join(parts)}; the cluster has {devices}; add devices or a smaller parallel choice"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlinf_sched.planner.arrivals import arriving_costs
 from rlinf_sched.planner.columns import Columns
-from rlinf_sched.planner.cycle_time import cycle_times
+from rlinf_sched.planner.cycle_time import cycle_times, of_busiest
 from rlinf_sched.planner.places import Blocks, Chosen, Places, combinations, may_share, partitions
 from rlinf_sched.planner.pools import Pool, device_counts, host_instances
 from rlinf_sched.planner.tree import Cycle, Tree
@@ -21,6 +21,9 @@ from rlinf_sched.profile import InstanceProfile
 from rlinf_sched.stage_time import items_at_once, stage_times
 
 NO_SIGNATURE = -1
+_GAINS = 0.1
+"""Share by which uneven instances have to shorten a round of a cycle, so that not every number of many is tried; local
+search moves single devices on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,8 @@ class StageOptions:
             if len(counts):
                 yield -1, counts
             return
+        if instance.num_devices != (problem.flow.devices_per_rank(stage.worker) or instance.num_devices):
+            return
         for index, pool in enumerate(self._pools):
             if pool.takes(instance.device_name):
                 counts = device_counts(
@@ -265,24 +270,49 @@ class StageOptions:
         """One chunk goes round whole, so the stages share one granularity; all of them offload or none."""
         problem = self._problem
         common = set.intersection(*(set(problem.choices(name)) for name in names))
-        for granularity, offload in itertools.product(sorted(common), (False, True)):
+        sizes = sorted(common)
+        for (finer, granularity), offload in itertools.product(itertools.pairwise([0, *sizes]), (False, True)):
             of_stages = [list(self._cycle_places(name, granularity, offload)) for name in names]
             for options in itertools.product(*of_stages):
                 everywhere = combinations(options)
+                fewest = np.min([stage.places.num_instances[stage.index] for stage in everywhere], axis=0)
+                differs = -(-problem.num_items // fewest) > finer  # else hand-overs are those of the finer chunks
                 for blocks in partitions(len(names)):
-                    fits = np.flatnonzero(may_share(everywhere, blocks))
+                    fits = np.flatnonzero(may_share(everywhere, blocks) & differs)
                     chosen = tuple(stage.keep(fits) for stage in everywhere)
                     yield self._chunk(chosen, blocks, cycle_times(problem, chosen, blocks, granularity))
 
     def _cycle_places(self, name: str, granularity: int, offload: bool) -> Iterator[Places]:
-        """Yields the places where no instance would wait for items that are a round behind."""
+        """Yields the places worth trying."""
         problem = self._problem
         if offload and problem.flow.stage(name).needs_device and not problem.allow_offload:
             return
         for choice, instance in enumerate(problem.profile(name).instances):
             for pool, counts in self._counts(name, instance, (granularity,)):
-                counts = counts[problem.num_items % counts == 0]
-                share = problem.num_items // counts
-                counts = counts[share % np.minimum(granularity, share) == 0]
+                counts = counts[_worth_going_round(problem, name, instance, counts, granularity)]
                 sizes = np.full(len(counts), granularity)
                 yield self._places(name, choice, pool, counts, sizes, offload and pool >= 0)
+
+
+def _worth_going_round(
+    problem: Problem, name: str, instance: InstanceProfile, counts: np.ndarray, granularity: int
+) -> np.ndarray:
+    """bool [counts]: which numbers of instances, ascending, a stage of a cycle may have with chunks of this size.
+
+    Those that have equally many whole chunks each, so that none waits for items that are a round behind. Of others
+    those whose busiest has less to do by `_GAINS` than with any fewer, the fewest with which it has least, the most
+    where more devices hold less state each, and a number that is the only one.
+    """
+    share = -(-problem.num_items // counts)
+    is_even = (problem.num_items % counts == 0) & (share % np.minimum(granularity, share) == 0)
+    if is_even.all():
+        return is_even
+    busy_s = of_busiest(problem, name, instance, counts, granularity)[:, 1]
+    result, least_s = is_even.copy(), np.inf
+    best = int(busy_s.argmin())
+    for i, (mine_s, is_kept) in enumerate(zip(busy_s.tolist(), is_even.tolist(), strict=True)):
+        if is_kept or mine_s < (1 - _GAINS) * least_s or (i == best and mine_s < least_s):
+            result[i] = True
+            least_s = min(least_s, mine_s)
+    result[-1] |= bool(instance.sharded_state_bytes) or len(counts) == 1
+    return result

@@ -14,7 +14,8 @@ def simulate(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps
         problem: flow, profiles, cluster and items of a step.
         plan: for that flow; its prediction is not looked at.
         seed: None gives every stage its typical costs, the same in each step. A number draws them: an item's costs lie
-            at the same quantile in all stages (a long answer is long for whoever reads it), another in each step.
+            at the same quantile in all stages (a long answer is long for whoever reads it), another in each step. At
+            least 0.
         num_steps: at least 1. With `max_staleness` k at least 12 (k + 1) are run, for a steady state to set in.
 
     Returns:
@@ -23,10 +24,13 @@ def simulate(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps
     Raises:
         ProblemError, FlowError, PlanError: the problem or the plan is invalid, or a stage has no profile for the number
             of devices that the plan gives its instances.
-        SchedError: nothing can go on before the step is over; says who waits for what.
+        SchedError: `num_steps` or `seed` is too low, or nothing can go on before the step is over, with who waits for
+            what.
     """
     if num_steps < 1:
         raise SchedError(f"num_steps={num_steps} must be at least 1")
+    if seed is not None and seed < 0:
+        raise SchedError(f"seed={seed} must not be negative; None takes typical costs")
     problem.validate()
     plan.validate(problem.flow, problem.cluster)
     return execute(problem, plan, seed=seed, num_steps=num_steps)
