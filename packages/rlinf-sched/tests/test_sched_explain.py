@@ -13,6 +13,7 @@ from rlinf_sched.derive.workloads import grpo
 from rlinf_sched.explain import (
     KINDS,
     DeviceGroup,
+    Gain,
     Spans,
     device_groups,
     explain,
@@ -266,8 +267,8 @@ def test_an_explanation_tells_path_modes_use_and_memory(problem: Problem, plan: 
     words = " ".join(explanation.sentences)
     assert "rollout and actor take turns on the same devices" in words
     assert "rollout (60%), actor (25%), weight sync (10%) and moving state (5%)." in words
-    assert "The busiest are devices 0-1, 70% of the time: making rollout faster there helps most." in words
-    assert "On average 60% of the devices compute" in words
+    use = "they compute 35% to 85% of the time, moving state takes 5% and weight syncs take 10%."
+    assert f"The busiest are devices 0-1: {use} On average 60% of the devices compute" in words  # what helps: not asked
     assert "12.5 s, 25.0% more: actor waits 3.1 s for rollout's longest answers." in words
     assert "close call" not in words
 
@@ -303,8 +304,10 @@ def test_a_host_stage_has_as_many_processes_as_its_profile_says_and_a_limit_is_n
         assert explanation.plan.stage("reward").num_ranks == expected
         limit = "reward has as many host processes as its profile allows, profiles.stages.reward.max_instances=3."
         assert (limit in explanation.sentences) == named
-        busiest = next(text for text in explanation.sentences if text.startswith("The busiest are"))
-        assert busiest.endswith("making reward faster there helps most." if named else "helps most.")
+        busiest = next(text for text in explanation.sentences if text.startswith("The busiest "))
+        assert busiest.startswith("The busiest are the 3 host processes of reward: they compute ") == named
+        helps = next(text for text in explanation.sentences if text.startswith("With this plan"))
+        assert ("off the time of reward helps most" in helps) == named
 
 
 def test_a_host_stage_that_has_as_many_processes_as_there_are_cores_says_so():
@@ -322,8 +325,8 @@ def test_cores_that_all_stages_share_are_the_busiest():
     slots = replace(Cluster.cpu_slots(2, 1 << 40), cpu_cores=2)
     explanation = explain_problem(chain(stages, slots))
     (busiest,) = [text for text in explanation.sentences if text.startswith("The busiest are")]
-    assert busiest.startswith("The busiest are the 2 cores, ")
-    assert busiest.endswith(": making reward faster there helps most.")
+    assert busiest == "The busiest are the 2 cores: they compute 100% of the time."
+    assert any("off the time of reward helps most" in text for text in explanation.sentences)
     shares = core_shares(explanation.problem, explanation.plan, explanation.spans)[0]
     step_s, num_items = explanation.spans.step_s, explanation.problem.num_items
     for stage, item_s in (("rollout", 0.5), ("reward", 1.0), ("actor", 0.5)):
@@ -331,7 +334,8 @@ def test_cores_that_all_stages_share_are_the_busiest():
 
 
 def test_text_and_json_say_the_same(problem: Problem, plan: Plan):
-    explanation = explain(problem, plan, STEP, PATH, what_if(problem, plan, lambda _: plan))
+    found = [Gain(label="actor", share=0.04)]
+    explanation = explain(problem, plan, STEP, PATH, what_if(problem, plan, lambda _: plan), found)
     text = explanation_text(explanation)
     assert max(map(len, text.splitlines())) <= 110
     assert text.splitlines()[-1].split() == ["no", "offload", "10", "s", "2", "makes", "no", "difference"]
@@ -339,6 +343,7 @@ def test_text_and_json_say_the_same(problem: Problem, plan: Plan):
     assert tree["sentences"] == explanation.sentences
     assert Plan.from_json(json.dumps(tree["plan"])) == plan
     assert tree["critical_path"][0] == {"label": "rollout", "seconds": 6.0, "share": 0.6}
+    assert tree["gains"] == [{"label": "actor", "share": 0.04}]
     assert tree["memory"][0]["used_bytes"] == 600_000_000
     assert [answer["question"] for answer in tree["what_if"]] == [
         "twice the rollout devices",

@@ -1,10 +1,11 @@
-"""Why a plan is as it is: its critical path, its devices and memory, the other modes, what-if answers.
+"""Why a plan is as it is: its critical path, its devices and memory, what would help, other modes, what-if answers.
 
 `explain_problem` plans and explains a problem; `explain` explains a plan and its timeline. `explanation_text` tells it
 on a terminal, `trace_json` draws it for Perfetto.
 """
 
 from rlinf_sched.explain.explanation import Explanation, GroupUse, ModeRow, PathPart, explain
+from rlinf_sched.explain.gains import Gain, gains_of
 from rlinf_sched.explain.make import explain_problem
 from rlinf_sched.explain.memory import MemoryUse
 from rlinf_sched.explain.spans import KINDS, DeviceGroup, Spans, device_groups, usage
@@ -19,6 +20,7 @@ __all__ = [
     "GroupUse",
     "MemoryUse",
     "Answer",
+    "Gain",
     "Spans",
     "KINDS",
     "DeviceGroup",
@@ -26,6 +28,7 @@ __all__ = [
     "usage",
     "explain_problem",
     "explain",
+    "gains_of",
     "what_if",
     "explanation_text",
     "trace_json",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_sched.describe import ranges
+from rlinf_sched.explain.gains import Gain
 from rlinf_sched.explain.memory import MemoryUse, memory_uses
 from rlinf_sched.explain.sentences import agreement_notes, draws_notes, measured_range_notes, sentences
 from rlinf_sched.explain.spans import Spans, device_groups, usage
@@ -64,6 +65,8 @@ class Explanation:
     memory: tuple[MemoryUse, ...]
     answers: tuple[Answer, ...]
     """Answers to what-if questions; empty if none were asked."""
+    gains: tuple[Gain, ...]
+    """What it would help if one thing took less time, the most first; empty if it was not asked."""
     notes: tuple[str, ...]
     """What to be careful about."""
 
@@ -86,7 +89,12 @@ class Explanation:
 
 
 def explain(
-    problem: Problem, plan: Plan, spans: Spans, path_s: Mapping[str, float], answers: Sequence[Answer] = ()
+    problem: Problem,
+    plan: Plan,
+    spans: Spans,
+    path_s: Mapping[str, float],
+    answers: Sequence[Answer] = (),
+    gains: Sequence[Gain] = (),
 ) -> Explanation:
     """What there is to say about a plan.
 
@@ -95,6 +103,7 @@ def explain(
         spans: its predicted timeline.
         path_s: label -> seconds of the critical path.
         answers: what `what_if` returned, where it was asked.
+        gains: what `gains_of` returned, where it was asked.
     """
     parts = [PathPart(label=label, seconds=s, share=s / spans.step_s) for label, s in path_s.items() if s > 0]
     return Explanation(
@@ -106,6 +115,7 @@ def explain(
         groups=tuple(_group_uses(plan, spans)),
         memory=tuple(memory_uses(problem, plan)),
         answers=tuple(answers),
+        gains=tuple(gains),
         notes=(*draws_notes(plan), *measured_range_notes(problem, plan), *agreement_notes(plan, spans.step_s)),
     )
 
@@ -136,6 +146,7 @@ def _tree(explanation: Explanation) -> dict[str, Any]:
         "sentences": explanation.sentences,
         "notes": list(explanation.notes),
         "critical_path": [asdict(part) for part in explanation.path],
+        "gains": [asdict(gain) for gain in explanation.gains],
         "modes": [asdict(row) for row in explanation.modes],
         "devices": [{"devices": ranges(use.devices), "busy_share": use.busy_share} for use in explanation.groups],
         "memory": [

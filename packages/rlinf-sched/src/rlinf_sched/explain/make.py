@@ -1,10 +1,11 @@
-"""Makes the explained plan of a problem: planner and what-if answers in one call."""
+"""Makes the explained plan of a problem: planner, what would help most, and what-if answers in one call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rlinf_sched.explain.explanation import Explanation, explain
 from rlinf_sched.explain.from_timeline import path_of, spans_of
+from rlinf_sched.explain.gains import gains_of
 from rlinf_sched.explain.quantities import seconds
 from rlinf_sched.explain.what_if import what_if
 from rlinf_sched.plan import Mode, Plan
@@ -33,7 +34,8 @@ def explain_problem(
     answers = (
         what_if(problem, plan, lambda changed: make_plan(changed, modes, num_draws=num_draws)) if asks_what_if else ()
     )
-    return explain(problem, plan, spans_of(planned.timeline), path_s, answers)
+    gains = gains_of(problem, plan, num_draws=num_draws)
+    return explain(problem, plan, spans_of(planned.timeline), path_s, answers, gains)
 
 
 def _with_reasons(planned: Planned, path_s: Mapping[str, float]) -> Plan:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlinf_sched.describe import ranges
-from rlinf_sched.explain.cores import core_shares
+from rlinf_sched.explain.busiest import busiest_sentence
+from rlinf_sched.explain.gains import LESS
 from rlinf_sched.explain.memory import handed_over, items_at_once
 from rlinf_sched.explain.quantities import counted, gib, listed, seconds
 from rlinf_sched.plan import Plan, StagePlan
@@ -22,6 +23,8 @@ AGREEMENT = 0.05
 """The planner and the simulator may differ by this much without a word."""
 CLOSE_CALL = 0.03
 """A runner-up that is this close deserves a measurement."""
+WORTH_GAINING = 0.005
+"""Share of the step that something has to save to be called a help."""
 
 
 def sentences(explanation: Explanation) -> list[str]:
@@ -122,26 +125,24 @@ def _path(explanation: Explanation) -> Iterator[str]:
     if parts:
         texts = [f"{part.label} ({part.share:.0%})" for part in parts]
         yield f"What the step waits for: {listed(texts)}."
-    yield from _busiest(explanation)
+    yield from busiest_sentence(explanation)
+    yield from _gain(explanation)
     yield from _limits(explanation)
 
 
-def _busiest(explanation: Explanation) -> Iterator[str]:
-    """The devices, host processes or cores that have least time to spare, and what they do most."""
-    spans = explanation.spans
-    found = [(spans.busy_share(s.stage), "host processes", s.stage) for s in explanation.plan.stages if not s.devices]
-    for use in explanation.groups:
-        of_stages = [(share, label) for label, share in use.busy_share.items() if label in spans.stages]
-        if of_stages:
-            noun = "device" if len(use.devices) == 1 else "devices"
-            found.append((sum(use.busy_share.values()), f"{noun} {ranges(use.devices)}", max(of_stages)[1]))
-    for node, shares in core_shares(explanation.problem, explanation.plan, spans).items():
-        of_node = f" of node {node}" if explanation.problem.cluster.num_nodes > 1 else ""
-        most = max(shares, key=lambda stage: shares[stage])
-        found.append((sum(shares.values()), f"the {explanation.problem.cluster.cpu_cores} cores{of_node}", most))
-    if found:
-        share, where, stage = max(found)
-        yield f"The busiest are {where}, {min(share, 1.0):.0%} of the time: making {stage} faster there helps most."
+def _gain(explanation: Explanation) -> Iterator[str]:
+    """What would make the step shorter most if it took less time."""
+    for best in explanation.gains[:1]:
+        if best.share < WORTH_GAINING:
+            yield (
+                f"With this plan no single stage helps: {LESS:.0%} off the time of any of them makes the step less "
+                f"than {WORTH_GAINING:.1%} shorter, as several take turns in deciding."
+            )
+        else:
+            yield (
+                f"With this plan {LESS:.0%} off the time of {best.label} helps most: it makes the step "
+                f"{best.share:.1%} shorter."
+            )
 
 
 def _limits(explanation: Explanation) -> Iterator[str]:

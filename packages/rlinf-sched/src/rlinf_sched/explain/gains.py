@@ -1,0 +1,87 @@
+"""What a step gains where one thing takes less time: the plan stays as it is, and the simulator is asked again."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf_sched.explain.from_timeline import MOVING_ITEMS, MOVING_STATE, WEIGHT_SYNC
+from rlinf_sched.plan import Plan
+from rlinf_sched.planner.judged import judging
+from rlinf_sched.problem import Problem
+from rlinf_sched.simulator.lowering import Lowered, lower
+
+LESS = 0.1
+"""Share of its time that each thing is relieved of."""
+MOST_ITEMS = 300_000
+"""Items, all stages, rounds and simulated steps together, up to which it is asked: 0.1 s
+each time."""
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gain:
+    """What it would help if one thing took `LESS` less time."""
+
+    label: str
+    """A stage, `the weight sync from actor to rollout`, `moving state` (onload and offload) or `moving items`."""
+    share: float
+    """Share of the step's time that is saved; negative where the step takes longer."""
+
+
+def gains_of(problem: Problem, plan: Plan, *, num_draws: int = 0) -> tuple[Gain, ...]:
+    """What each stage and each thing that is moved would gain, the most first; one simulation each.
+
+    Args:
+        plan: fits the problem.
+        num_draws: as the plan was judged.
+
+    Returns:
+        nothing where a step has too many items to be simulated that often.
+    """
+    lowered = lower(problem, plan, **judging(num_draws))
+    num_items = problem.num_items * sum(problem.profile(stage.name).rounds for stage in problem.flow.stages)
+    if num_items * lowered.num_steps > MOST_ITEMS:
+        return ()
+    now_s = _step_s(problem, lowered, lowered.arrays)
+    found = [
+        Gain(label=label, share=1 - _step_s(problem, lowered, {**lowered.arrays, **changed}) / now_s)
+        for label, changed in _changes(problem, lowered)
+    ]
+    return tuple(sorted(found, key=lambda gain: -gain.share))
+
+
+def _changes(problem: Problem, lowered: Lowered) -> Iterator[tuple[str, Arrays]]:
+    """What may take less time, with the arrays in which it does."""
+    arrays = lowered.arrays
+    ends = [*arrays["table_start"][1:].tolist(), len(arrays["table"])]
+    for s, (name, start, end) in enumerate(zip(lowered.stages, arrays["table_start"].tolist(), ends, strict=True)):
+        table, step_s = arrays["table"].copy(), arrays["step_s"].copy()
+        table[start:end] *= 1 - LESS
+        step_s[s] *= 1 - LESS
+        yield name, {"table": table, "step_s": step_s}
+    for e, edge in enumerate(problem.flow.weight_edges):
+        sync_s = arrays["sync_s"].copy()
+        sync_s[e] *= 1 - LESS
+        yield f"the {WEIGHT_SYNC} from {edge.source} to {edge.target}", {"sync_s": sync_s}
+    for label, keys in ((MOVING_STATE, ("onload_s", "offload_s")), (MOVING_ITEMS, ("edge_latency_s", "edge_item_s"))):
+        if any((arrays[key] > 0).any() for key in keys):  # below 0: never moves
+            yield label, {key: np.where(arrays[key] > 0, arrays[key] * (1 - LESS), arrays[key]) for key in keys}
+
+
+def _step_s(problem: Problem, lowered: Lowered, arrays: Arrays) -> float:
+    """`Timeline.step_s` of what the event core makes of the arrays."""
+    from rlinf_sched import _C  # the package imports without it
+
+    outcome = _C.simulate(
+        dict(arrays),
+        names=lowered.stages,
+        num_items=problem.num_items,
+        num_steps=lowered.num_steps,
+        max_staleness=problem.flow.max_staleness,
+        num_devices=problem.cluster.num_devices,
+    )
+    ends_s = np.concatenate([[0.0], outcome["step_end_s"]])
+    settled = lowered.num_steps // 2 if problem.flow.max_staleness else 0
+    return float(ends_s[-1] - ends_s[settled]) / (lowered.num_steps - settled)
