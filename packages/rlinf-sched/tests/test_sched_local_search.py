@@ -1,9 +1,14 @@
 """Plans that the search over cuts does not propose, and that local search finds."""
 
+import random
+
 import pytest
+from sched_planner_problems import chain, gpus
+from sched_planner_problems import profile as simple_profile
 
 from rlinf_sched import (
     Cluster,
+    Device,
     FlowGraph,
     InstanceProfile,
     ItemCosts,
@@ -16,6 +21,9 @@ from rlinf_sched import (
     WeightEdge,
 )
 from rlinf_sched.planner import plan
+from rlinf_sched.planner.local_search import Found, LocalSearch
+from rlinf_sched.planner.pools import pools_of
+from rlinf_sched.planner.spots import Spot, bits_of
 from rlinf_sched.profile import Batching
 from rlinf_sched.simulator import simulate
 
@@ -99,3 +107,114 @@ def test_a_plan_for_drawn_steps_is_shorter_on_them_and_predicts_their_mean(crowd
 def test_draws_cannot_be_negative(crowded: Problem):
     with pytest.raises(ProblemError, match=r"num_draws=-1 must be 0 \(typical costs\) or more"):
         plan(crowded, num_draws=-1)
+
+
+@pytest.mark.parametrize("declared_first", ["quick", "long"])
+def test_turns_that_need_nothing_of_each_other_come_in_the_better_order(declared_first: str):
+    """On one GPU: what a slow check on the host waits for goes first, 100 s of each, so that the other 100 s of
+    generation overlap with the check. The other order takes 310 s."""
+    sides = {
+        "long": Stage(name="long", worker="long", role="rollout", reads=("a",), writes=("x",), whole_batch=True),
+        "quick": Stage(name="quick", worker="quick", role="rollout", reads=("b",), writes=("y",), whole_batch=True),
+    }
+    stages = (
+        sides.pop(declared_first),
+        *sides.values(),
+        Stage(
+            name="check", worker="check", role="reward", reads=("x",), writes=("z",), needs_device=False,
+            whole_batch=True,
+        ),
+        Stage(name="actor", worker="actor", role="actor", reads=("y", "z"), trains=True),
+    )  # fmt: skip
+
+    def takes(seconds: float, num_devices: int = 1) -> StageProfile:
+        point = TimePoint(num_items=1, seconds=seconds)
+        return StageProfile(instances=(InstanceProfile(num_devices=num_devices, points=(point,)),), max_instances=1)
+
+    problem = Problem(
+        flow=FlowGraph(name="f", stages=stages, feeds=("a", "b")),
+        profiles=Profiles(
+            stages={"long": takes(1.0), "quick": takes(1.0), "check": takes(1.0, num_devices=0), "actor": takes(0.1)}
+        ),
+        cluster=Cluster.cuda_nodes(1, 1, name="GPU", memory_bytes=80 * GIB),
+        num_items=100,
+    )
+    found = plan(problem)
+    assert found.stage("long").turn < found.stage("quick").turn
+    assert found.prediction is not None
+    assert found.prediction.step_s == pytest.approx(210.0, rel=1e-3)
+
+
+def of_two_products(draw: random.Random) -> Problem:
+    """Four stages on four GPUs of one product and four of another, some profiled for one of them only."""
+    products = [("fast",), ("slow",), ("fast", "slow"), ("fast", "slow")]
+    seconds = {"fast": 1.0, "slow": 2.0}
+    profiles = {
+        f"s{i}": StageProfile(
+            instances=tuple(
+                InstanceProfile(
+                    num_devices=width,
+                    device_name=product,
+                    points=(
+                        TimePoint(num_items=1, seconds=seconds[product] * share / width),
+                        TimePoint(num_items=8, seconds=seconds[product] * share / width * draw.uniform(4, 8)),
+                    ),
+                    state_bytes=10 * GIB,
+                )
+                for product in draw.choice(products)
+                for width in (1, 2)
+            )
+        )
+        for i, share in enumerate(draw.uniform(0.2, 2.0) for _ in range(4))
+    }
+    cluster = Cluster(
+        devices=tuple(
+            Device(index=i, kind="cuda", node=i // 4, name=("fast", "slow")[i // 4], memory_bytes=80 * GIB)
+            for i in range(8)
+        )
+    )
+    return chain(profiles, cluster, num_items=16)
+
+
+def test_a_worker_group_is_on_one_product():
+    for seed in range(12):
+        problem = of_two_products(random.Random(seed))
+        for stage in plan(problem).stages:
+            assert len({problem.cluster.devices[device].name for device in stage.devices}) == 1, (seed, stage)
+
+
+def test_a_group_moves_to_the_other_product():
+    """All four begin on the slow one."""
+    problem = of_two_products(random.Random(3))
+    pools = pools_of(problem.cluster)
+    around = LocalSearch(problem, pools, num_plans=2_000)
+    products = {name: [one.device_name for one in of.instances] for name, of in problem.profiles.stages.items()}
+    slow, fast = bits_of(range(4, 8)), bits_of(range(4))
+    spots = [Spot(slow if "slow" in of else fast, 4, 1, False) for of in products.values()]
+    moves = [i for i, of in enumerate(products.values()) if {"slow", "fast"} <= set(of)]
+    assert moves
+    first = around.time(tuple(spots))
+    assert first is not None
+    found = around.descend(first, in_turn=False)
+    assert any(found.spots[i].devices & fast for i in moves)
+
+
+def test_processes_of_the_host_work_side_by_side():
+    """64 items of 1 s, shared out among eight: 8 s for each, on no device of others."""
+    problem = chain({"check": simple_profile(1.0, num_devices=0), "actor": simple_profile(0.01)}, gpus(1), num_items=64)
+    around = LocalSearch(problem, pools_of(problem.cluster), num_plans=1)
+    found = around.time((Spot(0, 8, 1, False), Spot(1, 1, 1, False)))
+    assert found is not None
+    assert found.busy_s[0] == pytest.approx(8.0)
+
+
+def test_a_walk_is_the_same_each_time_and_loses_nothing(crowded: Problem):
+    def walked() -> tuple[Found, Found]:
+        around = LocalSearch(crowded, pools_of(crowded.cluster), num_plans=200)
+        first = around.time(tuple(Spot(bits_of((i,)), 1, 1, False) for i in range(4)))
+        assert first is not None
+        return first, around.anneal(first, 199)
+
+    (first, found), again = walked(), walked()
+    assert (first, found) == again
+    assert found.step_s < first.step_s

@@ -1,7 +1,7 @@
 """What a step gains where one thing takes less time: the plan stays as it is, and the simulator is asked again."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from rlinf_sched.plan import Plan
 from rlinf_sched.planner.judged import judging
 from rlinf_sched.problem import Problem
 from rlinf_sched.simulator.lowering import Lowered, lower
+from rlinf_sched.simulator.simulation import execute_lowered
 
 LESS = 0.1
 """Share of its time that each thing is relieved of."""
@@ -44,11 +45,12 @@ def gains_of(problem: Problem, plan: Plan, *, num_draws: int = 0) -> tuple[Gain,
     num_items = problem.num_items * sum(problem.profile(stage.name).rounds for stage in problem.flow.stages)
     if num_items * lowered.num_steps > MOST_ITEMS:
         return ()
-    now_s = _step_s(problem, lowered, lowered.arrays)
-    found = [
-        Gain(label=label, share=1 - _step_s(problem, lowered, {**lowered.arrays, **changed}) / now_s)
-        for label, changed in _changes(problem, lowered)
-    ]
+
+    def step_s(changed: Arrays) -> float:
+        return execute_lowered(problem, replace(lowered, arrays={**lowered.arrays, **changed})).step_s
+
+    now_s = step_s({})
+    found = [Gain(label=label, share=1 - step_s(changed) / now_s) for label, changed in _changes(problem, lowered)]
     return tuple(sorted(found, key=lambda gain: -gain.share))
 
 
@@ -68,20 +70,3 @@ def _changes(problem: Problem, lowered: Lowered) -> Iterator[tuple[str, Arrays]]
     for label, keys in ((MOVING_STATE, ("onload_s", "offload_s")), (MOVING_ITEMS, ("edge_latency_s", "edge_item_s"))):
         if any((arrays[key] > 0).any() for key in keys):  # below 0: never moves
             yield label, {key: np.where(arrays[key] > 0, arrays[key] * (1 - LESS), arrays[key]) for key in keys}
-
-
-def _step_s(problem: Problem, lowered: Lowered, arrays: Arrays) -> float:
-    """`Timeline.step_s` of what the event core makes of the arrays."""
-    from rlinf_sched import _C  # the package imports without it
-
-    outcome = _C.simulate(
-        dict(arrays),
-        names=lowered.stages,
-        num_items=problem.num_items,
-        num_steps=lowered.num_steps,
-        max_staleness=problem.flow.max_staleness,
-        num_devices=problem.cluster.num_devices,
-    )
-    ends_s = np.concatenate([[0.0], outcome["step_end_s"]])
-    settled = lowered.num_steps // 2 if problem.flow.max_staleness else 0
-    return float(ends_s[-1] - ends_s[settled]) / (lowered.num_steps - settled)

@@ -145,9 +145,12 @@ def affordable_plans(problem: Problem, *, is_part: bool = False) -> int:
         return _MOST_SEARCHED
     num_choices = _num_choices(problem)
     more = max(1, num_choices / _MANY_CHOICES) ** 2
-    large = int(_ITEMS_SEARCHED * num_choices**2 * more) // num_items
-    medium = int(_MOST_SEARCHED * (_MEDIUM_ITEMS / num_items) ** _MEDIUM_POWER * num_choices / _MANY_CHOICES)
-    return min(max(large, 0 if is_part else medium, _LEAST_SEARCHED), _MOST_SEARCHED - 1)
+    most = int(_ITEMS_SEARCHED * num_choices**2 * more) // num_items
+    if not is_part:
+        with_rounds = problem.num_items * sum(problem.profile(stage.name).rounds for stage in problem.flow.stages)
+        share = (_MEDIUM_ITEMS / with_rounds) ** _MEDIUM_POWER * num_choices / _MANY_CHOICES
+        most = max(most, int(_MOST_SEARCHED * share))
+    return min(max(most, _LEAST_SEARCHED), _MOST_SEARCHED - 1)
 
 
 def _num_choices(problem: Problem) -> int:

@@ -3,7 +3,7 @@
 from rlinf_sched.errors import SchedError
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
-from rlinf_sched.simulator.lowering import lower
+from rlinf_sched.simulator.lowering import Lowered, lower
 from rlinf_sched.simulator.timeline import Timeline
 
 
@@ -38,9 +38,13 @@ def simulate(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps
 
 def execute(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps: int = 1) -> Timeline:
     """Does what `simulate` does, for a problem and a plan that are known to be valid."""
+    return execute_lowered(problem, lower(problem, plan, seed=seed, num_steps=num_steps))
+
+
+def execute_lowered(problem: Problem, lowered: Lowered) -> Timeline:
+    """Executes what was lowered of a plan, perhaps with other times."""
     from rlinf_sched import _C  # the package imports without it
 
-    lowered = lower(problem, plan, seed=seed, num_steps=num_steps)
     try:
         outcome = _C.simulate(
             lowered.arrays,
@@ -51,7 +55,7 @@ def execute(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps:
             num_devices=problem.cluster.num_devices,
         )
     except _C.Standstill as e:
-        raise SchedError(f"plan for flow {plan.flow!r}: {e}") from e
+        raise SchedError(f"plan for flow {problem.flow.name!r}: {e}") from e
     return Timeline(
         stages=lowered.stages,
         num_steps=lowered.num_steps,

@@ -1,0 +1,341 @@
+"""What a plan may become: plans that differ from it in one thing, or in two.
+
+A hand-over, offload, the order of turns that need nothing of each other, the number of processes on the host, how many
+devices an instance spans, and the devices of a worker group or of all groups that share them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rlinf_sched.planner.places import partitions
+from rlinf_sched.planner.pools import Pool, host_instances
+from rlinf_sched.planner.spots import Spot, Spots, bits_of, first_of, last_of
+from rlinf_sched.problem import Problem
+
+_MOST_REGROUPED = 6
+"""Worker groups on devices, of which all partitions are tried."""
+_NUM_WIDTHS = 8
+"""Choices of widths that are tried where groups come to other devices: those first that keep them."""
+
+
+class Changes:
+    """Changes of the plans of one problem. None is checked for whether it fits or goes round.
+
+    Attributes:
+        groups: worker group -> its stages, by their index in the flow.
+        turns: the stages of each turn, in the order of the flow.
+        cycles: those of each cycle.
+        turn_of: stage -> its turn.
+    """
+
+    def __init__(self, problem: Problem, pools: Sequence[Pool]) -> None:
+        flow = problem.flow
+        names = [stage.name for stage in flow.stages]
+        self._problem = problem
+        self.groups = {worker: [names.index(name) for name in of] for worker, of in flow.workers.items()}
+        self.turns = [[names.index(name) for name in of] for of in flow.turns()]
+        self.cycles = [[names.index(name) for name in of] for of in flow.cycles()]
+        self.turn_of = {s: turn for turn, of in enumerate(self.turns) for s in of}
+        self._feeding = {
+            (self.turn_of[names.index(source)], self.turn_of[names.index(target)])
+            for source, targets in flow.successors().items()
+            for target in targets
+        }
+        self._pool_bits = [bits_of(pool.devices) for pool in pools]
+        self._spans = [sorted({one.num_devices for one in problem.profile(name).instances}) for name in names]
+        self._sizes = [problem.choices(name) for name in names]
+        self._homes = [
+            [bits for pool, bits in zip(pools, self._pool_bits, strict=True) if any(map(pool.takes, products))]
+            for products in ({choice.device_name for choice in problem.profile(name).instances} for name in names)
+        ]
+
+    def order(self, spots: Spots) -> tuple[int, ...]:
+        """The turns, in the order in which they come."""
+        turns = [spots[turn[0]].turn for turn in self.turns]
+        return tuple(sorted(range(len(turns)), key=turns.__getitem__))
+
+    def single(self, spots: Spots) -> Iterator[Spots]:
+        """Everything that differs in one thing."""
+        yield from self._other_settings(spots)
+        for kind in self.moves(spots):
+            yield from kind
+
+    def in_place(self, spots: Spots) -> Iterator[Spots]:
+        """Everything that differs in one thing while all groups keep their devices."""
+        yield from self._other_settings(spots)
+        for group in self.groups.values():
+            if spots[group[0]].devices:
+                yield from self._moved(spots, [(group, spots[group[0]].devices)])
+
+    def moves(self, spots: Spots) -> list[Iterator[Spots]]:
+        """Each kind of change of devices; other widths on the same ones are among the first."""
+        sides = self._sides(spots)
+        places = (moved for side in sides for moved in self._other_places(spots, side))
+        return [places, self._exchanges(spots, sides), self._between_two(spots)]
+
+    def pairs_in_place(self, spots: Spots) -> Iterator[Spots]:
+        """Two changes after which all groups have their devices still."""
+        return (pair for one in self.in_place(spots) for pair in self.in_place(one))
+
+    def with_hand_over(self, spots: Spots) -> Iterator[Spots]:
+        """Other devices for groups, and there another hand-over, or offload or not; or devices that go from one to
+        another, and another hand-over."""
+        sides = self._sides(spots)
+        for side in sides:
+            turns = [turn for turn in self.turns if any(turn[0] in group for group in side)]
+            for moved in self._other_places(spots, side):
+                for turn in turns:
+                    yield from self._other_granularities(moved, turn)
+                    yield from self._other_offload(moved, turn)
+        for moved in self._exchanges(spots, sides):
+            for turn in self.turns:
+                yield from self._other_granularities(moved, turn)
+
+    def drawn(self, spots: Spots, draw: random.Random) -> Spots:
+        """One change of a kind drawn at random; the plan itself where there is none of that kind."""
+        turn = draw.choice(self.turns)
+        kind = draw.randrange(8)
+        found: Iterable[Spots]
+        if kind < 3:
+            found = self._other_granularities(spots, turn, far=True)
+        elif kind == 3:
+            found = itertools.chain(self._other_offload(spots, turn), self._other_orders(spots))
+        else:
+            group = draw.choice(list(self.groups.values()))
+            devices = spots[group[0]].devices
+            if not devices:
+                found = self._other_host_ranks(spots, group)
+            elif kind == 4:
+                found = self._moved(spots, [(group, devices)])
+            else:
+                sides = self._sides(spots)
+                side = draw.choice(sides)
+                if kind == 5:
+                    sets = [devices for devices in self._device_sets(spots, side) if devices]
+                    to = draw.choice(sets)
+                    found = self._moved(spots, [(group, to) for group in side])
+                elif kind == 6:
+                    found = self._exchanged(spots, side, draw.choice(sides))
+                else:
+                    others = [other for other in self.groups.values() if spots[other[0]].devices and other != group]
+                    found = self._between(spots, group, draw.choice(others)) if others else ()
+        choices = list(found)
+        return draw.choice(choices) if choices else spots
+
+    def regroupings(self, spots: Spots, area_s: Callable[[int, Spot], float]) -> Iterator[Spots]:
+        """Each way in which the worker groups can share devices, or have their own, with as many for each as their work
+        asks for (`area_s`: device-seconds of a stage), and all on each assignment to pools."""
+        groups = [group for group in self.groups.values() if spots[group[0]].devices]
+        if not 1 <= len(groups) <= _MOST_REGROUPED or self._problem.pinned_devices:
+            return
+        pools = self._pool_bits
+        for homes in itertools.product(pools, repeat=len(groups)) if len(pools) > 1 else ():
+            yield from self._some_moved(spots, list(zip(groups, homes, strict=True)))
+        areas = [sum(area_s(s, spots[s]) for s in group) for group in groups]
+        for pool in pools:
+            for blocks in partitions(len(groups)):
+                counts = _shared_out(pool.bit_count(), [sum(areas[i] for i in block) for block in blocks])
+                if min(counts) <= 0:
+                    continue
+                places, left = [], pool
+                for block, count in zip(blocks, counts, strict=True):
+                    mine = first_of(left, count)
+                    left &= ~mine
+                    places += [(groups[i], mine) for i in block]
+                yield from self._some_moved(spots, places)
+
+    def _other_settings(self, spots: Spots) -> Iterator[Spots]:
+        """Other granularities, offload or not, another number on the host, another order."""
+        for turn in self.turns:
+            yield from self._other_granularities(spots, turn)
+            yield from self._other_offload(spots, turn)
+        for group in self.groups.values():
+            if not spots[group[0]].devices:
+                yield from self._other_host_ranks(spots, group)
+        yield from self._other_orders(spots)
+
+    def _other_granularities(self, spots: Spots, turn: Sequence[int], *, far: bool = False) -> Iterator[Spots]:
+        num_items, is_cycle = self._problem.num_items, turn in self.cycles
+        sizes = sorted(set.intersection(*(set(self._sizes[s]) for s in turn)))
+        now = spots[turn[0]].granularity or num_items
+        near = [size for size in sizes if size < now][-2:] + [size for size in sizes if size > now][:2] + sizes[-1:]
+        for size in sizes if far else dict.fromkeys(near):
+            if size != now:
+                granularity = size if size < num_items or is_cycle else 0
+                yield _changed(spots, turn, lambda spot, to=granularity: spot._replace(granularity=to))
+
+    def _other_offload(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
+        if self._problem.allow_offload and any(spots[s].devices for s in turn):
+            yield _changed(spots, turn, lambda spot: spot._replace(offload=not spot.offload and bool(spot.devices)))
+
+    def _other_orders(self, spots: Spots) -> Iterator[Spots]:
+        """Two turns that need nothing of each other and share devices, one right after the other, change places."""
+        order = self.order(spots)
+        for place, (first, second) in enumerate(itertools.pairwise(order)):
+            ends = itertools.product(self.turns[first], self.turns[second])
+            if (first, second) not in self._feeding and any(spots[i].devices & spots[k].devices for i, k in ends):
+                changed = [*order[:place], second, first, *order[place + 2 :]]
+                yield tuple(spot._replace(turn=changed.index(self.turn_of[s])) for s, spot in enumerate(spots))
+
+    def _other_host_ranks(self, spots: Spots, group: Sequence[int]) -> Iterator[Spots]:
+        problem, stage = self._problem, self._problem.flow.stages[group[0]]
+        for count in host_instances(problem.most_on_host(stage.name), problem.num_items, stage.num_parts):
+            if count != spots[group[0]].num_ranks:
+                yield _changed(spots, group, _placed(0, count))
+
+    def _sides(self, spots: Spots) -> list[list[list[int]]]:
+        """The worker groups on devices, each alone, and together all with the same devices, or those of a cycle."""
+        together: dict[int, list[list[int]]] = {}
+        for group in self.groups.values():
+            if spots[group[0]].devices:
+                together.setdefault(spots[group[0]].devices, []).append(group)
+        alone = [[group] for of in together.values() for group in of]
+        cycles = [
+            [group for group in of if set(group) & set(cycle)] for cycle in self.cycles for of in together.values()
+        ]
+        return alone + [of for of in [*together.values(), *cycles] if len(of) > 1]
+
+    def _other_places(self, spots: Spots, side: Sequence[Sequence[int]]) -> Iterator[Spots]:
+        """Other devices, or others for each instance, for these worker groups."""
+        for devices in dict.fromkeys(self._device_sets(spots, side)):
+            if devices:
+                yield from self._some_moved(spots, [(group, devices) for group in side])
+
+    def _device_sets(self, spots: Spots, side: Sequence[Sequence[int]]) -> Iterator[int]:
+        """Where groups might be instead: some devices fewer or more, what nobody has, where another group is; and in
+        other pools."""
+        mine = spots[side[0][0]].devices
+        home = next(bits for bits in self._pool_bits if bits & mine)
+        elsewhere = [bits for bits in self._pool_bits if not bits & mine]
+        yield mine
+        for pool in [home, *elsewhere]:
+            others = [devices for devices in dict.fromkeys(spot.devices for spot in spots) if devices & pool]
+            free = pool
+            for devices in others:
+                free &= ~devices
+            yield pool
+            yield free
+            for devices in others:
+                yield devices
+                yield devices | free
+                yield pool & ~devices
+            if pool == home:
+                yield mine | free
+                for devices in others:
+                    yield mine | devices
+                    yield mine & ~devices
+                yield from self._some_more_or_fewer(side, mine, free, pool & ~mine & ~free)
+
+    def _some_more_or_fewer(self, side: Sequence[Sequence[int]], mine: int, free: int, taken: int) -> Iterator[int]:
+        widths = {width for group in side for width in self._spans[group[0]]}
+        for span in sorted({1, 2, *widths, *_large_spans(mine)}):
+            yield mine & ~first_of(mine, span)
+            yield mine & ~last_of(mine, span)
+            more = mine | first_of(free, span)
+            missing = span - min(span, free.bit_count())
+            yield more | first_of(taken, missing)
+            yield more | last_of(taken, missing)
+
+    def _widths(self, s: int, num_devices: int, first: int) -> Iterator[int]:
+        """Numbers of ranks on so many devices that were profiled, those that span `first` devices before others."""
+        stage = self._problem.flow.stages[s]
+        most = self._problem.profile(stage.name).max_instances
+        pinned = self._problem.pinned_devices.get(stage.worker, num_devices)
+        for span in sorted(self._spans[s], key=lambda span: (span != first, span)):
+            num_ranks, left = divmod(num_devices, span)
+            allowed = num_devices == pinned and num_ranks <= (most or num_ranks) and stage.devices_per_rank in (0, span)
+            if num_ranks and not left and allowed and (not stage.num_parts or stage.num_parts % num_ranks == 0):
+                yield num_ranks
+
+    def _exchanges(self, spots: Spots, sides: Sequence[Sequence[Sequence[int]]]) -> Iterator[Spots]:
+        for givers, takers in itertools.permutations(sides, 2):
+            yield from self._exchanged(spots, givers, takers)
+
+    def _exchanged(
+        self, spots: Spots, givers: Sequence[Sequence[int]], takers: Sequence[Sequence[int]]
+    ) -> Iterator[Spots]:
+        """A few devices go from one set of them to another that has them not: for one group, or for all that are
+        there."""
+        if any(group in givers for group in takers):
+            return
+        giving, taking = spots[givers[0][0]].devices, spots[takers[0][0]].devices
+        widths = {_width(spots[group[0]]) for group in (*givers, *takers)}
+        for span in sorted({1, *widths, *_large_spans(giving & ~taking)}):
+            handed = last_of(giving & ~taking, span)
+            if handed and giving != handed:
+                places = [(group, giving & ~handed) for group in givers]
+                yield from self._some_moved(spots, [*places, *((group, taking | handed) for group in takers)])
+
+    def _between_two(self, spots: Spots) -> Iterator[Spots]:
+        groups = [group for group in self.groups.values() if spots[group[0]].devices]
+        for one, other in itertools.permutations(groups, 2):
+            yield from self._between(spots, one, other)
+
+    def _between(self, spots: Spots, one: Sequence[int], other: Sequence[int]) -> Iterator[Spots]:
+        """Two groups change places; they divide the devices of both between them, where they shared some; else both
+        get all of them."""
+        mine, theirs = spots[one[0]].devices, spots[other[0]].devices
+        both = mine | theirs
+        if mine & theirs:
+            widths = {_width(spots[group[0]]) for group in (one, other)}
+            for span in sorted({1, both.bit_count() // 2, *widths, *_large_spans(both)}):
+                part = first_of(both, span)
+                if part and part != both:
+                    yield from self._some_moved(spots, [(one, part), (other, both & ~part)])
+        elif one[0] < other[0] and any(both & ~bits == 0 for bits in self._pool_bits):
+            yield from self._some_moved(spots, [(one, both), (other, both)])
+        if one[0] < other[0] and mine != theirs:
+            yield from self._some_moved(spots, [(one, theirs), (other, mine)])
+
+    def _some_moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
+        return itertools.islice(self._moved(spots, places), _NUM_WIDTHS)
+
+    def _moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
+        """The groups on these devices, which have to be of one pool that takes them, in every width that was
+        profiled."""
+        if not places:
+            yield spots
+            return
+        (group, devices), *rest = places
+        if not any(devices & ~bits == 0 for bits in self._homes[group[0]]):
+            return
+        for num_ranks in self._widths(group[0], devices.bit_count(), _width(spots[group[0]])):
+            yield from self._moved(_changed(spots, group, _placed(devices, num_ranks)), rest)
+
+
+def _width(spot: Spot) -> int:
+    """Devices that an instance spans; 1 where ranks share them."""
+    return max(1, spot.devices.bit_count() // spot.num_ranks)
+
+
+def _large_spans(devices: int) -> set[int]:
+    """Parts of many devices that are moved at once."""
+    return {devices.bit_count() // part for part in (4, 16, 64)} - {0}
+
+
+def _placed(devices: int, num_ranks: int) -> Callable[[Spot], Spot]:
+    return lambda spot: spot._replace(devices=devices, num_ranks=num_ranks)
+
+
+def _changed(spots: Spots, which: Sequence[int], change: Callable[[Spot], Spot]) -> Spots:
+    changed = list(spots)
+    for s in which:
+        changed[s] = change(spots[s])
+    return tuple(changed)
+
+
+def _shared_out(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole numbers that add up to the total, as near to the weights as they get, each at least 1 where that is
+    possible."""
+    counts = [max(1, int(total * weight / sum(weights))) for weight in weights]
+    while sum(counts) != total:
+        step = 1 if sum(counts) < total else -1
+        lacks = [total * weight / sum(weights) - count for weight, count in zip(weights, counts, strict=True)]
+        choices = [i for i in range(len(counts)) if step > 0 or counts[i] > 1]
+        if not choices:
+            return [0] * len(counts)
+        counts[max(choices, key=lambda i: step * lacks[i])] += step
+    return counts
