@@ -19,6 +19,7 @@ from rlinf_sched.planner.search import Search
 from rlinf_sched.planner.spots import Spot, Spots, bits_of
 from rlinf_sched.planner.tree import Candidate, leaves, place, shape
 from rlinf_sched.problem import Problem
+from rlinf_sched.simulator.lowering import num_steps_of
 
 MOST_SIMULATED = 16
 """Candidates of each mode that the simulator may judge."""
@@ -40,7 +41,7 @@ _MOST_DEVICES = 2048
 _ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 5_000, 8, 12_000
 """Items, all stages together, that local search may simulate of large steps, times the square of the flow's parallel
 choices (which make plans differ in more things); and how many plans at least and at most."""
-_MEDIUM_ITEMS, _MEDIUM_POWER = 2_000, 4
+_MEDIUM_ITEMS, _MEDIUM_POWER = 2_000, 2.5
 """Of a step with so many items the most plans are timed, of larger ones fewer with this power."""
 _MANY_CHOICES = 20
 """Parallel choices of a flow, from which on their square counts twice."""
@@ -123,8 +124,7 @@ def _settle_and_descend(around: LocalSearch, starts: Sequence[Found], coarse: Se
 
 def _coarse_starts(problem: Problem, pools: Sequence[Pool], around: LocalSearch, num_draws: int) -> list[Found]:
     """The best plans of the problem on a part of its devices, for all of them, in the order of what they take there."""
-    is_large = problem.cluster.num_devices >= _LEAST_COARSE * _COARSER and _num_choices(problem) >= _MANY_CHOICES
-    coarse = coarsened(problem, pools, _COARSER) if is_large else None
+    coarse = coarsened(problem, pools, _COARSER) if _is_large(problem) else None
     if coarse is None:
         return []
     few = pools_of(coarse.cluster)
@@ -146,11 +146,17 @@ def affordable_plans(problem: Problem, *, is_part: bool = False) -> int:
     num_choices = _num_choices(problem)
     more = max(1, num_choices / _MANY_CHOICES) ** 2
     most = int(_ITEMS_SEARCHED * num_choices**2 * more) // num_items
-    if not is_part:
-        with_rounds = problem.num_items * sum(problem.profile(stage.name).rounds for stage in problem.flow.stages)
-        share = (_MEDIUM_ITEMS / with_rounds) ** _MEDIUM_POWER * num_choices / _MANY_CHOICES
+    if not (is_part or _is_large(problem)):
+        rounds = sum(problem.profile(stage.name).rounds for stage in problem.flow.stages)
+        num_entries = problem.num_items * rounds * num_steps_of(problem.flow.max_staleness)
+        share = min(1.0, (_MEDIUM_ITEMS / num_entries) ** _MEDIUM_POWER) * min(1.0, num_choices / _MANY_CHOICES)
         most = max(most, int(_MOST_SEARCHED * share))
     return min(max(most, _LEAST_SEARCHED), _MOST_SEARCHED - 1)
+
+
+def _is_large(problem: Problem) -> bool:
+    """Whether it pays to plan for a part of the cluster first."""
+    return problem.cluster.num_devices >= _LEAST_COARSE * _COARSER and _num_choices(problem) >= _MANY_CHOICES
 
 
 def _num_choices(problem: Problem) -> int:

@@ -47,6 +47,11 @@ class PlacedStage:
     offload_s: float
 
 
+def num_steps_of(max_staleness: int) -> int:
+    """Steps that are executed at least: where they overlap, as many as a steady state needs."""
+    return 12 * (max_staleness + 1) if max_staleness else 1
+
+
 def lower(problem: Problem, plan: Plan, *, seed: int | None, num_steps: int) -> Lowered:
     """The arrays of a validated problem and plan.
 
@@ -54,8 +59,7 @@ def lower(problem: Problem, plan: Plan, *, seed: int | None, num_steps: int) -> 
         PlanError: no profile for the number of devices of an instance, or more instances than the profile allows.
     """
     flow = problem.flow
-    if flow.max_staleness:
-        num_steps = max(num_steps, 12 * (flow.max_staleness + 1))
+    num_steps = max(num_steps, num_steps_of(flow.max_staleness))
     placed = [lower_stage(problem, stage, plan.stage(stage.name)) for stage in flow.stages]
     profiles = [problem.profile(stage.name) for stage in flow.stages]
     tables = [
