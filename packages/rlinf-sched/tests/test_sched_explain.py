@@ -459,3 +459,10 @@ def test_quantities():
     ]
     assert gib(3 << 29) == "1.5 GiB"
     assert [listed(list("abc")[:n]) for n in range(4)] == ["", "a", "a and b", "a, b and c"]
+
+
+def test_nothing_is_asked_that_no_problem_may_have(problem: Problem, plan: Plan):
+    """As many steps ahead and as many items as there may be."""
+    flow = replace(problem.flow, max_staleness=64)
+    asked = {one.question for one in what_if(replace(problem, flow=flow, num_items=10_000_000), plan, lambda _: plan)}
+    assert not asked & {"twice the items a step", "staleness 65"}

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive.datasheets import GPUS, Gpu
 from rlinf_sched.errors import InfeasibleError
-from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.flow_graph import MAX_STALENESS, FlowGraph
 from rlinf_sched.plan import Plan
-from rlinf_sched.problem import Problem
+from rlinf_sched.problem import MAX_ITEMS, Problem
 from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 
 LONGER = 1.3
@@ -140,13 +140,17 @@ def _on_other_gpus(problem: Problem, now: Gpu, gpu: Gpu) -> Problem:
 
 
 def _other_steps(problem: Problem) -> Iterator[Change]:
-    """Twice the items, and generation one step further ahead."""
-    yield Change(
-        question="twice the items a step",
-        meaning=f"{2 * problem.num_items:,} in place of {problem.num_items:,}; compared item for item",
-        problem=replace(problem, num_items=2 * problem.num_items),
-    )
+    """Twice the items, and generation one step further ahead, where there may be so many."""
+    rounds = max(profile.rounds for profile in problem.profiles.stages.values())
+    if 2 * problem.num_items * rounds <= MAX_ITEMS:
+        yield Change(
+            question="twice the items a step",
+            meaning=f"{2 * problem.num_items:,} in place of {problem.num_items:,}; compared item for item",
+            problem=replace(problem, num_items=2 * problem.num_items),
+        )
     ahead = problem.flow.max_staleness + 1
+    if ahead > MAX_STALENESS:
+        return
     yield Change(
         question=f"staleness {ahead}",
         meaning=f"generation may run {ahead} steps ahead of training, which no run does yet",
