@@ -1,0 +1,202 @@
+"""Seeks shorter plans than the planner's: `python -m benchmarks.sched.attack [NUM_PROBLEMS] [FIRST_SEED] [SECONDS]`.
+
+What is too large to enumerate is attacked: random problems (attack_problems.py), then the published workloads up to 64
+devices. Of the processor time for each a quarter goes to random plans, half to annealing from three of them, and a
+quarter to annealing from the plan that `plan` returns. Beside that function and `simulate` nothing here is the
+planner's: plans are held in another way and memory is counted anew (attack_space.py), and other changes are tried
+(attack_moves.py). The draws are the same in each run, but how far they get in the time is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.sched.attack_moves import mutated, random_state
+from benchmarks.sched.attack_problems import random_problem
+from benchmarks.sched.attack_space import Space, State
+
+from rlinf_sched import Plan, Problem, simulate
+from rlinf_sched.derive.workloads import WORKLOADS
+from rlinf_sched.planner import plan
+
+RESULT = Path(__file__).parents[1] / "results" / "planner-attack.json"
+ROUNDING = 1e-9
+MOST_DEVICES = 64
+"""Of a published workload."""
+BEATEN = 0.005
+"""By what part of the best step a plan has to be longer to count as beaten."""
+NUM_KEPT = 60
+"""Random plans of which one is drawn to be annealed beside the two shortest."""
+HEAT_OF_RANDOM, HEAT_OF_MADE = 0.05, 0.02
+"""By what part of a step annealing takes longer plans at first: from a random plan, from the planner's."""
+
+Found = tuple[float, State | None]
+"""Seconds of a step, and the plan; infinity and None where there is none."""
+FoundBy = Literal["planner", "annealing from it", "annealing from random plans"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attacked:
+    """A problem and what was found."""
+
+    problem: str
+    """Kind and seed, or the workload's name."""
+    seed: int | None
+    num_stages: int
+    num_devices: int
+    plan_s: float
+    """Step of the planner's plan."""
+    best_s: float
+    """The shortest step known."""
+    gap: float
+    """By what part of the best step the plan is longer."""
+    found_by: FoundBy
+    planning_s: float
+    """Processor time of `plan`."""
+    num_tried: int
+    """Plans that the attack looked at."""
+    plan: list[str]
+    """For each stage its devices, ranks, items per hand-over, turn, and whether it offloads."""
+    best: list[str]
+
+
+def attack(problem: Problem, seconds: float, *, seed: int | None = None, name: str = "") -> Attacked:
+    """Plans the problem and seeks a shorter plan for so many seconds of processor time."""
+    began_s = time.process_time()
+    made = plan(problem)
+    planning_s = time.process_time() - began_s
+    plan_s = simulate(problem, made).step_s
+
+    space, draw = Space(problem), random.Random(seed or 0)
+    found: dict[FoundBy, Found] = {"annealing from random plans": _from_random(space, draw, seconds)}
+    own = space.state_of(made)
+    if own is not None:  # else it has devices of several products in a worker group
+        found["annealing from it"] = _annealed(space, own, draw, HEAT_OF_MADE, seconds / 4)
+    found_by, (best_s, state) = min(found.items(), key=lambda item: item[1][0])
+    best = made if state is None or best_s > plan_s * (1 - ROUNDING) else space.plan_of(state)
+    best_s = simulate(problem, best).step_s
+    return Attacked(
+        problem=name or problem.flow.name,
+        seed=seed,
+        num_stages=len(problem.flow.stages),
+        num_devices=problem.cluster.num_devices,
+        plan_s=plan_s,
+        best_s=best_s,
+        gap=plan_s / best_s - 1,
+        found_by="planner" if best is made else found_by,
+        planning_s=planning_s,
+        num_tried=len(space.known),
+        plan=described(made),
+        best=described(best),
+    )
+
+
+def _from_random(space: Space, draw: random.Random, seconds: float) -> Found:
+    """The shortest of three annealed random plans."""
+    kept: list[tuple[float, State]] = []
+    end_s = time.process_time() + seconds / 4
+    while time.process_time() < end_s:
+        state = random_state(space, draw)
+        if state is None:
+            continue
+        step_s = space.step_s(state, 2 * kept[0][0] if kept else math.inf)
+        if step_s < math.inf:
+            kept = sorted([*kept, (step_s, state)], key=lambda one: one[0])[:NUM_KEPT]
+    if not kept:
+        return math.inf, None
+    starts = [*kept[:2], draw.choice(kept)]
+    annealed = [_annealed(space, state, draw, HEAT_OF_RANDOM, seconds / 2 / len(starts)) for _, state in starts]
+    return min(annealed, key=lambda one: one[0])
+
+
+def _annealed(space: Space, state: State, draw: random.Random, heat: float, seconds: float) -> Found:
+    """The shortest plan met on a walk that takes what is longer by ever less."""
+    step_s = space.step_s(state)
+    best_s, best = step_s, state
+    began_s = time.process_time()
+    while (spent := (time.process_time() - began_s) / seconds) < 1:
+        near = state
+        for _ in range(draw.choice((1, 1, 1, 2, 2, 3))):
+            near = mutated(space, near, draw)
+        near_s = space.step_s(near, step_s)
+        if near_s < step_s * (1 + heat * (1 - spent) ** 1.5 * draw.random()):
+            state, step_s = near, near_s
+            if step_s < best_s:
+                best_s, best = step_s, state
+    return best_s, best
+
+
+# -- what is reported --------------------------------------------------------------------------------------------------
+
+
+def described(made: Plan) -> list[str]:
+    return [
+        f"{stage.stage}: {_intervals(stage.devices) or 'host'} x{stage.num_ranks} items {stage.granularity or 'all'} "
+        f"turn {stage.turn}{' offload' * stage.offload}"
+        for stage in made.stages
+    ]
+
+
+def _intervals(devices: Sequence[int]) -> str:
+    starts = [device for device in devices if device - 1 not in devices]
+    ends = [device for device in devices if device + 1 not in devices]
+    return ",".join(f"{a}-{b}" if a < b else str(a) for a, b in zip(sorted(starts), sorted(ends), strict=True))
+
+
+def summary(rows: Sequence[Attacked]) -> dict[str, Any]:
+    gaps = [row.gap for row in rows]
+    return {
+        "num_problems": len(rows),
+        "mean_gap": statistics.fmean(gaps or [0.0]),
+        "worst_gap": max(gaps, default=0.0),
+        "num_beaten_by_half_a_percent": sum(gap > BEATEN for gap in gaps),
+        "median_planning_s": statistics.median([row.planning_s for row in rows] or [0.0]),
+    }
+
+
+def attacked(num_problems: int, first_seed: int, seconds: float) -> Iterator[Attacked]:
+    """Random problems, then published ones."""
+    for seed in range(first_seed, first_seed + num_problems):
+        yield attack(random_problem(seed), seconds, seed=seed)
+    for name, make in WORKLOADS.items():
+        if (problem := make()).cluster.num_devices <= MOST_DEVICES:
+            yield attack(problem, seconds, name=name)
+
+
+def write(path: Path, rows: Sequence[Attacked], settings: dict[str, Any]) -> None:
+    """One line for each problem."""
+    parts = {
+        "random": [row for row in rows if row.seed is not None],
+        "published": [row for row in rows if row.seed is None],
+    }
+    head = json.dumps(settings | {name: summary(of) for name, of in parts.items()}, indent=1).removesuffix("\n}")
+    lines = ",\n".join(f"  {json.dumps(asdict(row))}" for row in rows)
+    path.write_text(f'{head},\n "problems": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("num_problems", type=int, nargs="?", default=30)
+    parser.add_argument("first_seed", type=int, nargs="?", default=1000)
+    parser.add_argument("seconds", type=float, nargs="?", default=25.0, help="processor time for each problem")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    given = parser.parse_args()
+    rows: list[Attacked] = []
+    settings = {"first_seed": given.first_seed, "seconds": given.seconds}
+    for row in attacked(given.num_problems, given.first_seed, given.seconds):
+        rows.append(row)
+        write(given.output, rows, settings)
+        print(f"{row.problem}: {row.plan_s:.4g} s, gap {row.gap:.2%}, shortest by {row.found_by}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
