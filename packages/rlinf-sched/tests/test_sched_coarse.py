@@ -15,7 +15,7 @@ from rlinf_sched.simulator import simulate
 GIB = 1 << 30
 
 
-def large(**more: int) -> Problem:
+def large() -> Problem:
     return chain(
         {
             "rollout": profile(1.0, num_devices=2, state_bytes=20 * GIB),
@@ -24,7 +24,6 @@ def large(**more: int) -> Problem:
         },
         gpus(64),
         num_items=256,
-        **more,
     )
 
 
