@@ -74,7 +74,7 @@ def polished(
     starts = [one for of_mode in candidates.values() for one in _simulated(problem, pools, around, of_mode)]
     if problem.cluster.num_devices > _MOST_DEVICES or not starts:
         return around
-    around.num_left = affordable_plans(problem, is_part=is_part)
+    around.num_left = affordable_plans(problem, num_draws, is_part=is_part)
     is_small = around.num_left == _MOST_SEARCHED
     starts += around.regrouped(min(starts, key=lambda found: found.rank))
     coarse = _coarse_starts(problem, pools, around, num_draws)
@@ -138,8 +138,8 @@ def candidates_of(search: Search) -> Candidates:
     return {mode: search.best([mode], num_each=MOST_SIMULATED) for mode in ALL_MODES}
 
 
-def affordable_plans(problem: Problem, *, is_part: bool = False) -> int:
-    """How many plans local search may time."""
+def affordable_plans(problem: Problem, num_draws: int = 0, *, is_part: bool = False) -> int:
+    """How many plans local search may time. Args are those of `polished`."""
     num_items = problem.num_items * len(problem.flow.stages)
     if num_items <= _FEW_ITEMS:
         return _MOST_SEARCHED
@@ -148,7 +148,8 @@ def affordable_plans(problem: Problem, *, is_part: bool = False) -> int:
     most = int(_ITEMS_SEARCHED * num_choices**2 * more) // num_items
     if not (is_part or _is_large(problem)):
         rounds = sum(problem.profile(stage.name).rounds for stage in problem.flow.stages)
-        num_entries = problem.num_items * rounds * num_steps_of(problem.flow.max_staleness)
+        num_steps = max(1, num_draws, num_steps_of(problem.flow.max_staleness))
+        num_entries = problem.num_items * rounds * num_steps
         share = min(1.0, (_MEDIUM_ITEMS / num_entries) ** _MEDIUM_POWER) * min(1.0, num_choices / _MANY_CHOICES)
         most = max(most, int(_MOST_SEARCHED * share))
     return min(max(most, _LEAST_SEARCHED), _MOST_SEARCHED - 1)
