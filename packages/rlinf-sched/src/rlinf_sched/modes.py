@@ -20,12 +20,11 @@ Stages that need no device run on the host, in one rank, in every mode.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import get_args
 
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.errors import PlanError, did_you_mean
 from rlinf_sched.flow_graph import FlowGraph, Stage
-from rlinf_sched.plan import Mode, Plan, StagePlan
+from rlinf_sched.plan import ALL_MODES, Mode, Plan, StagePlan
 
 _RULES: dict[str, str] = {
     "collocated": "all worker groups take turns on all devices",
@@ -65,8 +64,8 @@ def plan_for_mode(
     graph.validate()
     granularity, devices, num_ranks = dict(granularity or {}), dict(devices or {}), dict(num_ranks or {})
     replica_sizes = dict(num_ranks_per_replica or {})
-    if mode not in get_args(Mode):
-        raise PlanError(f"mode={mode!r}{did_you_mean(mode, get_args(Mode))}")
+    if mode not in ALL_MODES:
+        raise PlanError(f"mode={mode!r}{did_you_mean(mode, ALL_MODES)}")
     _check_names("granularity", granularity, [stage.name for stage in graph.stages], "stage")
     _check_names("devices", devices, list(graph.workers), "worker group")
     _check_names("num_ranks", num_ranks, list(graph.workers), "worker group")

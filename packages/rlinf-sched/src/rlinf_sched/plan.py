@@ -150,8 +150,8 @@ class Plan:
         graph.validate()
         if self.flow != graph.name:
             raise PlanError(f"plan.flow={self.flow!r}, but the flow is {graph.name!r}; make a plan for this flow")
-        if self.mode not in get_args(Mode):
-            raise PlanError(f"plan.mode={self.mode!r}{did_you_mean(self.mode, get_args(Mode))}")
+        if self.mode not in ALL_MODES:
+            raise PlanError(f"plan.mode={self.mode!r}{did_you_mean(self.mode, ALL_MODES)}")
         subject = f"plan for flow {self.flow!r}"
         raise_problems(PlanError, subject, _coverage_problems(self, graph))
         raise_problems(PlanError, subject, _placement_problems(self, graph, cluster))

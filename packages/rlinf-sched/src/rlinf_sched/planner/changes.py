@@ -46,7 +46,7 @@ class Changes:
         }
         self._pool_bits = [bits_of(pool.devices) for pool in pools]
         self._spans = [sorted({one.num_devices for one in problem.profile(name).instances}) for name in names]
-        self._sizes = [problem.choices(name) for name in names]
+        self._sizes = [sorted(set.intersection(*(set(problem.choices(names[s])) for s in of))) for of in self.turns]
         self._homes = [
             [bits for pool, bits in zip(pools, self._pool_bits, strict=True) if any(map(pool.takes, products))]
             for products in ({choice.device_name for choice in problem.profile(name).instances} for name in names)
@@ -159,7 +159,7 @@ class Changes:
 
     def _other_granularities(self, spots: Spots, turn: Sequence[int], *, far: bool = False) -> Iterator[Spots]:
         num_items, is_cycle = self._problem.num_items, turn in self.cycles
-        sizes = sorted(set.intersection(*(set(self._sizes[s]) for s in turn)))
+        sizes = self._sizes[self.turn_of[turn[0]]]
         now = spots[turn[0]].granularity or num_items
         near = [size for size in sizes if size < now][-2:] + [size for size in sizes if size > now][:2] + sizes[-1:]
         for size in sizes if far else dict.fromkeys(near):

@@ -148,7 +148,7 @@ def affordable_plans(problem: Problem, num_draws: int = 0, *, is_part: bool = Fa
     most = int(_ITEMS_SEARCHED * num_choices**2 * more) // num_items
     if not (is_part or _is_large(problem)):
         rounds = sum(problem.profile(stage.name).rounds for stage in problem.flow.stages)
-        num_steps = max(1, num_draws, num_steps_of(problem.flow.max_staleness))
+        num_steps = max(num_draws, num_steps_of(problem.flow.max_staleness))
         num_entries = problem.num_items * rounds * num_steps
         share = min(1.0, (_MEDIUM_ITEMS / num_entries) ** _MEDIUM_POWER) * min(1.0, num_choices / _MANY_CHOICES)
         most = max(most, int(_MOST_SEARCHED * share))
