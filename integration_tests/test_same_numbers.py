@@ -21,7 +21,11 @@ SORT_PLANS = {
 }
 PUSH_PLANS = {
     "disaggregated-2": {"mode": "disaggregated", "plan.granularity": "{env: 2, policy: 1}"},
-    "hybrid-4": {"mode": "hybrid", "plan.granularity": "{env: 2, policy: 4}"},
+    "hybrid-in-part": {
+        "mode": "hybrid",
+        "plan.devices": "{env: [0], policy: [0, 1]}",
+        "plan.granularity": "{env: 4, policy: 1}",
+    },
     "hybrid-ranks-share-a-device": {"mode": "hybrid", "plan.num_ranks": "{env: 2}"},
     "collocated-one-rank": {"mode": "collocated", "cluster.num_devices": 1, "plan.num_ranks": "{env: 1}"},
 }

@@ -22,8 +22,7 @@ def random_state(space: Space, draw: random.Random) -> State | None:
     for group in space.groups:
         _set_offload(space, state, group, draw.random() < 0.4)
     for stage in space.problem.flow.stages:
-        names, choices = space.choices(stage.name)
-        state.items |= dict.fromkeys(names, draw.choice(choices))
+        state.items[stage.name] = draw.choice(space.problem.choices(stage.name))
     _deal_out(space, state, draw, list(space.groups))
     return state if _repair(space, state, draw) else None
 
@@ -39,8 +38,26 @@ def mutated(space: Space, state: State, draw: random.Random) -> State:
 
 
 def _other_items(space: Space, state: State, draw: random.Random) -> None:
-    names, choices = space.choices(draw.choice(list(state.items)))
-    state.items |= dict.fromkeys(names, draw.choice(choices))
+    """Of a stage or, half of the time, of all stages of its cycle."""
+    name = draw.choice(list(state.items))
+    names = space.together.get(name, (name,)) if draw.random() < 0.5 else (name,)
+    size = draw.choice(space.problem.choices(name))
+    if space.is_free(name) and draw.random() < 0.5:
+        size = _any_size(space, state, name, draw)
+    state.items |= {name: size for name in names if space.is_free(name) or size in space.problem.choices(name)}
+
+
+def _any_size(space: Space, state: State, name: str, draw: random.Random) -> int:
+    """A part of what an instance has in a step, or up to twice or half as many items as now."""
+    record, num_items = space.problem.flow.stage(name), space.problem.num_items
+    if draw.random() < 0.5:
+        group = record.worker
+        ranks = state.num_devices(group) // state.width[group] if group in space.groups else state.hosts[group]
+        size = math.ceil(num_items / max(1, ranks) / draw.randint(1, 8))
+    else:
+        size = draw.randint(max(1, state.items[name] // 2), state.items[name] * 2)
+    size = math.ceil(size / record.item_multiple) * record.item_multiple
+    return min(size, num_items)
 
 
 def _other_offload(space: Space, state: State, draw: random.Random) -> None:

@@ -1,8 +1,8 @@
 """The plans that attack.py seeks among: held, counted and timed in another way than the planner's own.
 
-A plan is kept to what the planner may choose: hand-overs that the flow lists, one for all stages of a cycle, whose sets
-of devices are equal or disjoint; a worker group on one product; any number of host processes; every legal order of
-turns. Problems that pin devices or forbid offload are not meant.
+A plan is what the runtime can execute: hand-overs that the flow lists, or of any size where it lists none; a worker
+group on one product, on any of its devices; any number of host processes; every legal order of turns. Problems that pin
+devices or forbid offload are not meant.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ class Space:
     def pools_for(self, group: str) -> list[int]:
         return [pool for pool, widths in enumerate(self.widths[group]) if widths]
 
-    def choices(self, stage: str) -> tuple[tuple[str, ...], list[int]]:
-        """The stages that hand over as many items as this one, itself among them, and how many they may."""
-        names = self.together.get(stage, (stage,))
-        return names, sorted(set.intersection(*(set(self.problem.choices(name)) for name in names)))
+    def is_free(self, stage: str) -> bool:
+        """Whether hand-overs may have any size."""
+        record = self.problem.flow.stage(stage)
+        return not record.whole_batch and not record.granularities
 
     def plan_of(self, state: State) -> Plan:
         devices: dict[str, list[int]] = {group: [] for group in self.groups}
@@ -210,14 +210,6 @@ class Space:
                 areas[group] += self.busy_s(stage, self.problem.instance(stage)) * ranks * width
         return areas
 
-    def goes_round(self, state: State) -> bool:
-        """Whether worker groups of one cycle share all their devices or none."""
-        for group, partners in self.partners.items():
-            blocks = [groups for groups in state.blocks[state.pool[group]] if group in groups]
-            if any(len({partner in groups for groups in blocks}) > 1 for partner in partners):
-                return False
-        return True
-
     def fits(self, state: State, stages: Mapping[str, tuple[StagePlan, InstanceProfile]]) -> bool:
         """Whether no device lacks memory for what stays on it and for its fullest turn."""
         for pool, blocks in zip(self.pools, state.blocks, strict=True):
@@ -248,7 +240,7 @@ class Space:
             if self._busiest_s(stages) > HOPELESS * to_beat_s:
                 del self.known[made.stages]  # it may come near another
                 return math.inf
-            if self._has_right_counts(made) and self.goes_round(state) and self.fits(state, stages):
+            if self._has_right_counts(made) and self.fits(state, stages):
                 self.known[made.stages] = simulate(self.problem, made).step_s
         except SchedError:  # nothing was profiled for it, it is no valid plan, or it would stand still
             pass

@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rlinf_sched.planner.places import partitions
-from rlinf_sched.planner.pools import Pool, host_instances
+from rlinf_sched.planner.pools import Pool
+from rlinf_sched.planner.sizes import Sizes
 from rlinf_sched.planner.spots import Spot, Spots, bits_of, first_of, last_of
 from rlinf_sched.problem import Problem
 
@@ -46,7 +47,7 @@ class Changes:
         }
         self._pool_bits = [bits_of(pool.devices) for pool in pools]
         self._spans = [sorted({one.num_devices for one in problem.profile(name).instances}) for name in names]
-        self._sizes = [sorted(set.intersection(*(set(problem.choices(names[s])) for s in of))) for of in self.turns]
+        self._sizes = Sizes(problem)
         self._homes = [
             [bits for pool, bits in zip(pools, self._pool_bits, strict=True) if any(map(pool.takes, products))]
             for products in ({choice.device_name for choice in problem.profile(name).instances} for name in names)
@@ -93,6 +94,17 @@ class Changes:
         for moved in self._exchanges(spots, sides):
             for turn in self.turns:
                 yield from self._other_granularities(moved, turn)
+
+    def finer(self, spots: Spots) -> Iterator[Spots]:
+        """Sizes of hand-overs and numbers of processes on the host between those that are tried first."""
+        for turn in self.turns:
+            for some in _alone_and_together(turn):
+                first = spots[some[0]]
+                yield from self._resized(spots, some, self._sizes.between(some, first.num_ranks, self._size(first)))
+        for group in self.groups.values():
+            if not spots[group[0]].devices:
+                counts = self._sizes.between_on_host(group[0], spots[group[0]].num_ranks)
+                yield from (_changed(spots, group, _placed(0, count)) for count in counts)
 
     def drawn(self, spots: Spots, draw: random.Random) -> Spots:
         """One change of a kind drawn at random; the plan itself where there is none of that kind."""
@@ -158,14 +170,22 @@ class Changes:
         yield from self._other_orders(spots)
 
     def _other_granularities(self, spots: Spots, turn: Sequence[int], *, far: bool = False) -> Iterator[Spots]:
-        num_items, is_cycle = self._problem.num_items, turn in self.cycles
-        sizes = self._sizes[self.turn_of[turn[0]]]
-        now = spots[turn[0]].granularity or num_items
-        near = [size for size in sizes if size < now][-2:] + [size for size in sizes if size > now][:2] + sizes[-1:]
-        for size in sizes if far else dict.fromkeys(near):
-            if size != now:
-                granularity = size if size < num_items or is_cycle else 0
-                yield _changed(spots, turn, lambda spot, to=granularity: spot._replace(granularity=to))
+        for some in _alone_and_together(turn):
+            now = self._size(spots[some[0]])
+            sizes = self._sizes.near(some, now)
+            if far:
+                sizes = [*self._sizes.listed(some), *self._sizes.between(some, spots[some[0]].num_ranks, now)]
+            yield from self._resized(spots, some, sizes)
+
+    def _resized(self, spots: Spots, stages: Sequence[int], sizes: Iterable[int]) -> Iterator[Spots]:
+        in_cycle = len(self.turns[self.turn_of[stages[0]]]) > 1  # where 0, the end of the batch, never comes
+        for size in dict.fromkeys(sizes):
+            granularity = size if size < self._problem.num_items or in_cycle else 0
+            if any(spots[s].granularity != granularity for s in stages):
+                yield _changed(spots, stages, lambda spot, to=granularity: spot._replace(granularity=to))
+
+    def _size(self, spot: Spot) -> int:
+        return spot.granularity or self._problem.num_items
 
     def _other_offload(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
         if self._problem.allow_offload and any(spots[s].devices for s in turn):
@@ -181,8 +201,7 @@ class Changes:
                 yield tuple(spot._replace(turn=changed.index(self.turn_of[s])) for s, spot in enumerate(spots))
 
     def _other_host_ranks(self, spots: Spots, group: Sequence[int]) -> Iterator[Spots]:
-        problem, stage = self._problem, self._problem.flow.stages[group[0]]
-        for count in host_instances(problem.most_on_host(stage.name), problem.num_items, stage.num_parts):
+        for count in self._sizes.on_host(group[0]):
             if count != spots[group[0]].num_ranks:
                 yield _changed(spots, group, _placed(0, count))
 
@@ -304,6 +323,11 @@ class Changes:
             return
         for num_ranks in self._widths(group[0], devices.bit_count(), _width(spots[group[0]])):
             yield from self._moved(_changed(spots, group, _placed(devices, num_ranks)), rest)
+
+
+def _alone_and_together(turn: Sequence[int]) -> list[Sequence[int]]:
+    """The stages of a turn, and each of a cycle's."""
+    return [turn, *([s] for s in turn)] if len(turn) > 1 else [turn]
 
 
 def _width(spot: Spot) -> int:

@@ -137,7 +137,7 @@ class LocalSearch:
         if self.num_left <= 0 or self._longer_than_s.get(key, 0.0) >= most_s:
             return None
         found = None
-        if self._goes_round(one.spots) and self._fits(one):
+        if self._fits(one):
             order = self._changes.order(one.spots)
             if order not in self._timers:
                 self._timers[order] = PlanTimer(self._problem, one.spots, **judging(self._num_draws))
@@ -186,6 +186,8 @@ class LocalSearch:
         while self.num_left > 0:
             tried: list[Found] = []
             better = self._first_better(best, self._changes.single(best.spots), tried)
+            if better is None:
+                better = self._first_better(best, self._changes.finer(best.spots), tried)
             if better is None:
                 better = self._first_better(best, self._changes.pairs_in_place(best.spots), tried)
             if better is None:
@@ -348,14 +350,6 @@ class LocalSearch:
             if stays + max(works.values(), default=0) > self._pools[share.pool].memory_bytes:
                 return False
         return True
-
-    def _goes_round(self, spots: Spots) -> bool:
-        """Whether the stages of each cycle share all their devices or none."""
-        return all(
-            spots[i].devices == spots[k].devices or not spots[i].devices & spots[k].devices
-            for cycle in self._changes.cycles
-            for i, k in itertools.combinations(cycle, 2)
-        )
 
     def _busy_s(self, spots: Spots, shares: Sequence[Share]) -> tuple[float, ...]:
         """Seconds that devices and host processes compute, if items were alike: no step is shorter than the first."""
