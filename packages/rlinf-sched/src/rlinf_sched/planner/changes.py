@@ -75,7 +75,7 @@ class Changes:
         """Each kind of change of devices; other widths on the same ones are among the first."""
         sides = self._sides(spots)
         places = (moved for side in sides for moved in self._other_places(spots, side))
-        return [places, self._exchanges(spots, sides), self._between_two(spots)]
+        return [places, self._exchanges(spots, sides), self._between_two(spots), self._halves(spots)]
 
     def pairs_in_place(self, spots: Spots) -> Iterator[Spots]:
         """Two changes after which all groups have their devices still."""
@@ -99,8 +99,8 @@ class Changes:
         """Sizes of hand-overs and numbers of processes on the host between those that are tried first."""
         for turn in self.turns:
             for some in _alone_and_together(turn):
-                first = spots[some[0]]
-                yield from self._resized(spots, some, self._sizes.between(some, first.num_ranks, self._size(first)))
+                now, num_ranks = self._size(spots[some[0]]), min(spots[s].num_ranks for s in some)
+                yield from self._resized(spots, some, self._sizes.between(some, num_ranks, now))
         for group in self.groups.values():
             if not spots[group[0]].devices:
                 counts = self._sizes.between_on_host(group[0], spots[group[0]].num_ranks)
@@ -171,10 +171,10 @@ class Changes:
 
     def _other_granularities(self, spots: Spots, turn: Sequence[int], *, far: bool = False) -> Iterator[Spots]:
         for some in _alone_and_together(turn):
-            now = self._size(spots[some[0]])
-            sizes = self._sizes.near(some, now)
+            now, num_ranks = self._size(spots[some[0]]), min(spots[s].num_ranks for s in some)
+            sizes = self._sizes.near(some, num_ranks, now)
             if far:
-                sizes = [*self._sizes.listed(some), *self._sizes.between(some, spots[some[0]].num_ranks, now)]
+                sizes = [*self._sizes.listed(some, num_ranks), *self._sizes.between(some, num_ranks, now)]
             yield from self._resized(spots, some, sizes)
 
     def _resized(self, spots: Spots, stages: Sequence[int], sizes: Iterable[int]) -> Iterator[Spots]:
@@ -309,6 +309,24 @@ class Changes:
         if one[0] < other[0] and mine != theirs:
             yield from self._some_moved(spots, [(one, theirs), (other, mine)])
 
+    def _halves(self, spots: Spots) -> Iterator[Spots]:
+        """A worker group of a cycle on half of its devices, the others of the cycle where they are or on the other half,
+        where they hand over half of what they have: each half of the items is with one stage while the other is with
+        another."""
+        for cycle in self.cycles:
+            groups = [group for group in self.groups.values() if set(group) & set(cycle) and spots[group[0]].devices]
+            for group in groups if len(groups) > 1 else ():
+                mine = spots[group[0]].devices
+                half = first_of(mine, mine.bit_count() // 2)
+                others = [other for other in groups if other != group]
+                for places in ([], [(other, mine & ~half) for other in others]) if half else ():
+                    for moved in self._some_moved(spots, [(group, half), *places]):
+                        changed = list(moved)
+                        for s in set(cycle) - set(group):
+                            size = self._sizes.share(s, moved[s].num_ranks, num_parts=2)
+                            changed[s] = moved[s]._replace(granularity=size)
+                        yield tuple(changed)
+
     def _some_moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
         return itertools.islice(self._moved(spots, places), _NUM_WIDTHS)
 
@@ -322,7 +340,20 @@ class Changes:
         if not any(devices & ~bits == 0 for bits in self._homes[group[0]]):
             return
         for num_ranks in self._widths(group[0], devices.bit_count(), _width(spots[group[0]])):
-            yield from self._moved(_changed(spots, group, _placed(devices, num_ranks)), rest)
+            yield from self._moved(self._on_other_devices(spots, group, devices, num_ranks), rest)
+
+    def _on_other_devices(self, spots: Spots, group: Sequence[int], devices: int, num_ranks: int) -> Spots:
+        """What handed over an instance's whole share of a step still does."""
+        num_items, changed = self._problem.num_items, list(spots)
+        for s in group:
+            spot = spots[s]
+            size = spot.granularity
+            if size and size * spot.num_ranks >= num_items and num_ranks != spot.num_ranks:
+                size = self._sizes.share(s, num_ranks)
+                if size >= num_items and len(self.turns[self.turn_of[s]]) == 1:
+                    size = 0
+            changed[s] = spot._replace(devices=devices, num_ranks=num_ranks, granularity=size)
+        return tuple(changed)
 
 
 def _alone_and_together(turn: Sequence[int]) -> list[Sequence[int]]:
@@ -337,7 +368,7 @@ def _width(spot: Spot) -> int:
 
 def _large_spans(devices: int) -> set[int]:
     """Parts of many devices that are moved at once."""
-    return {devices.bit_count() // part for part in (4, 16, 64)} - {0}
+    return {devices.bit_count() // part for part in (2, 4, 16, 64)} - {0}
 
 
 def _placed(devices: int, num_ranks: int) -> Callable[[Spot], Spot]:

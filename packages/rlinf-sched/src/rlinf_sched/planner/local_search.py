@@ -189,9 +189,9 @@ class LocalSearch:
             if better is None:
                 better = self._first_better(best, self._changes.finer(best.spots), tried)
             if better is None:
-                better = self._first_better(best, self._changes.pairs_in_place(best.spots), tried)
-            if better is None:
                 better = self._first_better(best, self._changes.with_hand_over(best.spots), tried)
+            if better is None:
+                better = self._first_better(best, self._changes.pairs_in_place(best.spots), tried)
             if better is None:
                 tried.sort(key=lambda found: found.rank)
                 pairs = (pair for one in tried[:_NUM_PAIRED] for pair in self._changes.single(one.spots))

@@ -55,8 +55,8 @@ _MOST_SETTLED = 4
 """Plans of which few can be timed: how many the local search looks around without moving anybody."""
 _WALKED, _NUM_WALKS = 0.7, 3
 """The share of the plans of a medium step that walks time, and how many walks there are."""
-_CHOICES = 4
-"""Parallel choices of a stage that count."""
+_CHOICES, _CHOICES_IN_CYCLE = 4, 4
+"""Parallel choices of a stage that count; so many count in a cycle, where sizes of hand-overs depend on each other."""
 
 
 Candidates = Mapping[Mode, Sequence[Candidate]]
@@ -161,7 +161,11 @@ def _is_large(problem: Problem) -> bool:
 
 
 def _num_choices(problem: Problem) -> int:
-    return sum(min(_CHOICES, len(problem.profile(stage.name).instances)) for stage in problem.flow.stages)
+    in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}
+    return sum(
+        _CHOICES_IN_CYCLE if stage.name in in_cycle else min(_CHOICES, len(problem.profile(stage.name).instances))
+        for stage in problem.flow.stages
+    )
 
 
 def _simulated(

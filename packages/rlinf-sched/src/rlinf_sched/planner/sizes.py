@@ -12,43 +12,60 @@ _MOST_PARTS = 16
 
 
 class Sizes:
-    """Of stages by their index in the flow; sizes of hand-overs are those that all of several stages may have, and
-    `num_items` is the whole batch."""
+    """Of stages by their index in the flow; sizes of hand-overs are those that all of several stages may have.
+
+    An instance hands over no more than its share of a step. `num_items` says that it waits for the whole batch before,
+    but in a cycle, where that never comes.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
+        self._num_items = problem.num_items
         self._stages = problem.flow.stages
         self._listed = [frozenset(problem.choices(stage.name)) for stage in self._stages]
+        self._in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}
 
-    def listed(self, stages: Sequence[int]) -> list[int]:
-        """What the flow lists, or else the powers of two, ascending."""
-        return sorted(frozenset.intersection(*(self._listed[s] for s in stages)))
+    def listed(self, stages: Sequence[int], num_ranks: int) -> list[int]:
+        """What the flow lists, or else the powers of two, ascending; one of those that are an instance's share."""
+        sizes = sorted(frozenset.intersection(*(self._listed[s] for s in stages)))
+        return [
+            size
+            for i, size in enumerate(sizes)
+            if i == 0 or sizes[i - 1] * num_ranks < self._num_items or self._is_whole(size, stages)
+        ]
 
-    def near(self, stages: Sequence[int], now: int) -> list[int]:
+    def near(self, stages: Sequence[int], num_ranks: int, now: int) -> list[int]:
         """Of those listed two smaller ones, two larger ones and the largest."""
-        sizes = self.listed(stages)
+        sizes = self.listed(stages, num_ranks)
+        if now * num_ranks >= self._num_items and not self._is_whole(now, stages):
+            now = next((size for size in sizes if size * num_ranks >= self._num_items), now)
         return [*[size for size in sizes if size < now][-2:], *[size for size in sizes if size > now][:2], *sizes[-1:]]
 
     def between(self, stages: Sequence[int], num_ranks: int, now: int) -> list[int]:
         """Others, where the flow leaves them open: even parts of what each of so many instances has of a step, and some
-        more or fewer than now."""
+        more or fewer than now; ascending."""
         of = [self._stages[s] for s in stages]
         if any(stage.whole_batch or stage.granularities for stage in of):
             return []
         multiple = max(stage.item_multiple for stage in of)
-        share = -(-self._problem.num_items // num_ranks)
+        share = -(-self._num_items // num_ranks)
         parts = (-(-share // k) for k in range(1, _MOST_PARTS + 1))
-        sizes = {-(-size // multiple) * multiple for size in (*parts, *_around(now, multiple))}
-        return sorted(
-            size
-            for size in sizes
-            if 0 < size < self._problem.num_items and all(size % stage.item_multiple == 0 for stage in of)
-        )
+        sizes = {_round_up(size, multiple) for size in (*parts, *_around(min(now, share), multiple))}
+        most = min(_round_up(share, multiple), self._num_items - 1)
+        return sorted(size for size in sizes if 0 < size <= most and not any(size % one.item_multiple for one in of))
+
+    def share(self, stage: int, num_ranks: int, num_parts: int = 1) -> int:
+        """What each of so many instances has of a step, or a part of it, or the next size above."""
+        record, count = self._stages[stage], num_ranks * num_parts
+        even = _round_up(-(-self._num_items // count), record.item_multiple)
+        if record.granularities or even > self._num_items:
+            return min(size for size in self._listed[stage] if size * count >= self._num_items)
+        return even
 
     def on_host(self, stage: int) -> list[int]:
         """Numbers of processes: powers of two and the most, or divisors of the stage's parts."""
         record = self._stages[stage]
-        return list(host_instances(self._problem.most_on_host(record.name), self._problem.num_items, record.num_parts))
+        return list(host_instances(self._problem.most_on_host(record.name), self._num_items, record.num_parts))
 
     def between_on_host(self, stage: int, now: int) -> list[int]:
         """Others, where any number will do."""
@@ -57,6 +74,13 @@ class Sizes:
         most = self.on_host(stage)[-1]
         return [count for count in _around(now, 1) if 0 < count <= most]
 
+    def _is_whole(self, size: int, stages: Sequence[int]) -> bool:
+        return size >= self._num_items and self._stages[stages[0]].name not in self._in_cycle
+
 
 def _around(now: int, step: int) -> list[int]:
     return [now - 2 * step, now - step, now + step, now + 2 * step, now * 3 // 4, now * 3 // 2]
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
