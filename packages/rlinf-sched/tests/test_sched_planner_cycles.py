@@ -1,4 +1,4 @@
-"""Cycles: the planner's best is as good as every split and granularity tried through the simulator."""
+"""Cycles: the planner's best is as good as all devices and hand-overs tried through the simulator."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -46,27 +46,27 @@ def cycles(draw: st.DrawFn) -> Problem:
 
 
 def every_plan(problem: Problem, sizes: Sequence[int] = SIZES) -> Iterator[Plan]:
-    """Both stages on the same devices, or on their own, shares even or not; one granularity, as chunks go whole."""
+    """The environment on the first few devices, the policy on any that follow each other, hand-overs of each size."""
     total = problem.cluster.num_devices
-    places = [(range(n), range(n)) for n in range(1, total + 1)]
-    places += [(range(a), range(a, a + b)) for a in range(1, total) for b in range(1, total - a + 1)]
-    for (env, policy), size in itertools.product(places, sizes):
-        rows = zip(("env", "policy"), (env, policy), strict=True)
+    first_few = [range(n) for n in range(1, total + 1)]
+    intervals = [range(a, b) for a in range(total) for b in range(a + 1, total + 1)]
+    for env, policy, *chosen in itertools.product(first_few, intervals, sizes, sizes):
+        rows = zip(("env", "policy"), (env, policy), chosen, strict=True)
         stages = tuple(
             StagePlan(stage=name, devices=tuple(on), num_ranks=len(on), granularity=size, offload=False, turn=0)
-            for name, on in rows
+            for name, on, size in rows
         )
         yield Plan(flow="cycle", mode="hybrid", stages=stages, reason="tried")
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(cycles())
 def test_the_best_is_as_good_as_trying_all_splits_and_granularities(problem: Problem) -> None:
     least = min(simulate(problem, candidate).step_s for candidate in every_plan(problem))
-    found = plan(problem).prediction
-    assert found is not None
-    assert found.step_s <= 1.03 * least
-    assert found.step_s >= least * (1 - 1e-9), "it found a plan that was not tried"
+    found = plan(problem)
+    assert found.prediction is not None
+    assert found.prediction.step_s == pytest.approx(simulate(problem, found).step_s)
+    assert found.prediction.step_s <= 1.005 * least
 
 
 def forty_items(num_devices: int, *, granularities: tuple[int, ...] = (), sharded: int = 0, **pinned: int) -> Problem:
@@ -116,7 +116,7 @@ def test_what_only_uneven_shares_can_do_is_planned(problem: Problem):
     ]
     found = plan(problem)
     assert found.prediction is not None
-    assert found.prediction.step_s == pytest.approx(min(simulate(problem, one).step_s for one in tried), rel=1e-6)
+    assert found.prediction.step_s <= min(simulate(problem, one).step_s for one in tried) * (1 + 1e-9)
     assert all(len(found.stage(group).devices) == count for group, count in pinned.items())
 
 

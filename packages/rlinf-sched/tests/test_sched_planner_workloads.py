@@ -23,7 +23,7 @@ def test_grpo_7b_on_64_is_faster_collocated():
 
 def test_ppo_7b_on_32_is_faster_apart():
     modes = steps("ppo-qwen2.5-7b-32")
-    assert modes["disaggregated"] < modes["collocated"]
+    assert min(modes, key=lambda mode: modes[mode]) == "disaggregated"
 
 
 def test_qwen3_30b_on_128_is_faster_collocated():
@@ -47,11 +47,6 @@ def test_qwen3_30b_on_32_is_faster_pipelined():
     assert min(modes, key=lambda mode: modes[mode]) != "collocated"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a simulation of half of the environments takes nearly as long as one of all, so it gains little from going "
-    "on while the policy answers the other half (docs/calibration.md has what would decide otherwise)",
-)
 @pytest.mark.parametrize("num_devices", [8, 16, 32])
 def test_maniskill_is_faster_hybrid(num_devices: int):
     modes = steps(f"maniskill-openvla-{num_devices}")

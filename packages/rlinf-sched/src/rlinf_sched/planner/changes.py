@@ -310,9 +310,8 @@ class Changes:
             yield from self._some_moved(spots, [(one, theirs), (other, mine)])
 
     def _halves(self, spots: Spots) -> Iterator[Spots]:
-        """A worker group of a cycle on half of its devices, the others of the cycle where they are or on the other half,
-        where they hand over half of what they have: each half of the items is with one stage while the other is with
-        another."""
+        """A worker group of a cycle on half of its devices, and the others, where they are or on the other half, hand
+        over half of what they have: so half of the items can be with one stage and half with another."""
         for cycle in self.cycles:
             groups = [group for group in self.groups.values() if set(group) & set(cycle) and spots[group[0]].devices]
             for group in groups if len(groups) > 1 else ():

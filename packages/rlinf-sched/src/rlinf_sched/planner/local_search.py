@@ -8,6 +8,7 @@ Every plan that is kept fits in memory whatever its timing: all state that stays
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
@@ -121,6 +122,14 @@ class LocalSearch:
         self._members = _Members()
         self._trains = sum(1 << s for group in flow.training_groups for s in self._changes.groups[group])
 
+    @contextlib.contextmanager
+    def spending(self, num_plans: int) -> Iterator[None]:
+        """The block may time so many plans of those that are left."""
+        kept = max(0, self.num_left - num_plans)
+        self.num_left -= kept
+        yield
+        self.num_left += kept
+
     def time(self, spots: Spots, estimate_s: float | None = None) -> Found | None:
         """The plan with its step; None for one that does not fit or stands still, or where no more may be timed."""
         shares = self._shares(spots)
@@ -201,16 +210,15 @@ class LocalSearch:
             best = better
         return best
 
-    def anneal(self, first: Found, num_plans: int) -> Found:
-        """The best plan of a walk that also takes longer steps, at first by some 3 %, at last by 0.2 % (simulated
-        annealing: Kirkpatrick, Gelatt and Vecchi, Science 220, 1983). The same each time."""
+    def anneal(self, first: Found) -> Found:
+        """The best plan of a walk of all plans that are left, which also takes longer steps, at first by some 3 %, at
+        last by 0.2 % (simulated annealing: Kirkpatrick, Gelatt and Vecchi, Science 220, 1983). The same each time."""
         draw = random.Random(0)
-        now, best, until = first, first, max(0, self.num_left - num_plans)
+        now, best, num_plans = first, first, self.num_left
         for _ in range(_MOST_DRAWN * num_plans):
-            left = self.num_left - until
-            if left <= 0:
+            if self.num_left <= 0:
                 break
-            heat = _COLDEST * (_HOTTEST / _COLDEST) ** (left / num_plans)
+            heat = _COLDEST * (_HOTTEST / _COLDEST) ** (self.num_left / num_plans)
             most_s = now.step_s * (1 - heat * math.log(1 - draw.random()))
             spots = self._changes.drawn(now.spots, draw)
             while draw.random() < _ANOTHER:

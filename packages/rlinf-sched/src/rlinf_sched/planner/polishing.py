@@ -40,7 +40,7 @@ _MOST_DEVICES = 2048
 """In larger clusters a local search, which moves a few devices at a time, would take longer than the search."""
 _ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 5_000, 8, 12_000
 """Items, all stages together, that local search may simulate of large steps, times the square of the flow's parallel
-choices (which make plans differ in more things); and how many plans at least and at most."""
+choices (which make plans differ in more things); how many plans at least, and how many of small steps."""
 _MEDIUM_ITEMS, _MEDIUM_POWER = 2_000, 2.5
 """Of a step with so many items the most plans are timed, of larger ones fewer with this power."""
 _MANY_CHOICES = 20
@@ -53,8 +53,11 @@ _NUM_ELITE = 24
 """Plans of that part that are tried on all of it."""
 _MOST_SETTLED = 4
 """Plans of which few can be timed: how many the local search looks around without moving anybody."""
-_WALKED, _NUM_WALKS = 0.7, 3
-"""The share of the plans of a medium step that walks time, and how many walks there are."""
+_DESCENDED, _IMPROVED, _WALKED, _NUM_WALKS = 0.27, 0.18, 0.44, 3
+"""Shares of the plans of a medium step: to go down from the starts, to look around what that leads to, and to walk, and
+how many walks there are. The others are to look around the best plans at the end."""
+_MORE_OF_MEDIUM = 1.6
+"""A medium step may have so many times as many plans as a part of a large one, whose plans are only starts."""
 _CHOICES, _CHOICES_IN_CYCLE = 4, 4
 """Parallel choices of a stage that count; so many count in a cycle, where sizes of hand-overs depend on each other."""
 
@@ -75,24 +78,32 @@ def polished(
     if problem.cluster.num_devices > _MOST_DEVICES or not starts:
         return around
     around.num_left = affordable_plans(problem, num_draws, is_part=is_part)
-    is_small = around.num_left == _MOST_SEARCHED
     starts += around.regrouped(min(starts, key=lambda found: found.rank))
     coarse = _coarse_starts(problem, pools, around, num_draws)
     if coarse:
         _settle_and_descend(around, starts, coarse)
-    elif is_small:
-        for found in _descended(around, starts, in_turn=False):
+    elif is_part or _is_small(problem):
+        for found in _descended(around, starts, in_turn=is_part):
             around.improve(found)
     else:
-        num_walked = 0 if is_part else int(_WALKED * around.num_left)
-        around.num_left -= num_walked
-        for found in _descended(around, starts, in_turn=True):
-            around.improve(found)
-        around.num_left += num_walked
-        firsts = around.elite(_NUM_WALKS)
-        for i, first in enumerate(firsts):
-            around.anneal(first, around.num_left // (len(firsts) - i))
+        _improve_and_walk(around, starts)
     return around
+
+
+def _improve_and_walk(around: LocalSearch, starts: Sequence[Found]) -> None:
+    """What changes lead to from the starts, walks from the best of that, and what changes lead to from there."""
+    num_plans = around.num_left
+    with around.spending(round(_DESCENDED * num_plans)):
+        descended = _descended(around, starts, in_turn=True)
+    with around.spending(round(_IMPROVED * num_plans)):
+        for found in descended:
+            around.improve(found)
+    firsts = around.elite(_NUM_WALKS)
+    for first in firsts:
+        with around.spending(round(_WALKED * num_plans / len(firsts))):
+            around.anneal(first)
+    for found in sorted(around.best.values(), key=lambda found: found.rank):
+        around.improve(found)
 
 
 def _descended(around: LocalSearch, starts: Sequence[Found], *, in_turn: bool) -> list[Found]:
@@ -140,9 +151,9 @@ def candidates_of(search: Search) -> Candidates:
 
 def affordable_plans(problem: Problem, num_draws: int = 0, *, is_part: bool = False) -> int:
     """How many plans local search may time. Args are those of `polished`."""
-    num_items = problem.num_items * len(problem.flow.stages)
-    if num_items <= _FEW_ITEMS:
+    if _is_small(problem):
         return _MOST_SEARCHED
+    num_items = problem.num_items * len(problem.flow.stages)
     num_choices = _num_choices(problem)
     more = max(1, num_choices / _MANY_CHOICES) ** 2
     most = int(_ITEMS_SEARCHED * num_choices**2 * more) // num_items
@@ -151,8 +162,12 @@ def affordable_plans(problem: Problem, num_draws: int = 0, *, is_part: bool = Fa
         num_steps = max(num_draws, num_steps_of(problem.flow.max_staleness))
         num_entries = problem.num_items * rounds * num_steps
         share = min(1.0, (_MEDIUM_ITEMS / num_entries) ** _MEDIUM_POWER) * min(1.0, num_choices / _MANY_CHOICES)
-        most = max(most, int(_MOST_SEARCHED * share))
-    return min(max(most, _LEAST_SEARCHED), _MOST_SEARCHED - 1)
+        most = int(_MORE_OF_MEDIUM * max(most, int(_MOST_SEARCHED * share)))
+    return max(most, _LEAST_SEARCHED)
+
+
+def _is_small(problem: Problem) -> bool:
+    return problem.num_items * len(problem.flow.stages) <= _FEW_ITEMS
 
 
 def _is_large(problem: Problem) -> bool:

@@ -59,7 +59,8 @@ class Sizes:
         record, count = self._stages[stage], num_ranks * num_parts
         even = _round_up(-(-self._num_items // count), record.item_multiple)
         if record.granularities or even > self._num_items:
-            return min(size for size in self._listed[stage] if size * count >= self._num_items)
+            sizes = self._listed[stage]
+            return min((size for size in sizes if size * count >= self._num_items), default=max(sizes))
         return even
 
     def on_host(self, stage: int) -> list[int]:
