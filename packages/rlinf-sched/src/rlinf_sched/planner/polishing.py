@@ -56,8 +56,8 @@ _MOST_SETTLED = 4
 _DESCENDED, _IMPROVED, _WALKED, _NUM_WALKS = 0.27, 0.18, 0.44, 3
 """Shares of the plans of a medium step: to go down from the starts, to look around what that leads to, and to walk, and
 how many walks there are. The others are to look around the best plans at the end."""
-_MORE_OF_MEDIUM = 1.6
-"""A medium step may have so many times as many plans as a part of a large one, whose plans are only starts."""
+_LEAST_WALKED, _MORE_WALKED = 64, 1.6
+"""Plans from which on walks are made, and so many times as many are timed then."""
 _CHOICES, _CHOICES_IN_CYCLE = 4, 4
 """Parallel choices of a stage that count; so many count in a cycle, where sizes of hand-overs depend on each other."""
 
@@ -82,8 +82,8 @@ def polished(
     coarse = _coarse_starts(problem, pools, around, num_draws)
     if coarse:
         _settle_and_descend(around, starts, coarse)
-    elif is_part or _is_small(problem):
-        for found in _descended(around, starts, in_turn=is_part):
+    elif is_part or _is_small(problem) or around.num_left < _LEAST_WALKED:
+        for found in _descended(around, starts, in_turn=not _is_small(problem)):
             around.improve(found)
     else:
         _improve_and_walk(around, starts)
@@ -162,7 +162,8 @@ def affordable_plans(problem: Problem, num_draws: int = 0, *, is_part: bool = Fa
         num_steps = max(num_draws, num_steps_of(problem.flow.max_staleness))
         num_entries = problem.num_items * rounds * num_steps
         share = min(1.0, (_MEDIUM_ITEMS / num_entries) ** _MEDIUM_POWER) * min(1.0, num_choices / _MANY_CHOICES)
-        most = int(_MORE_OF_MEDIUM * max(most, int(_MOST_SEARCHED * share)))
+        most = max(most, int(_MOST_SEARCHED * share))
+        most = int(_MORE_WALKED * most) if most >= _LEAST_WALKED else most
     return max(most, _LEAST_SEARCHED)
 
 
