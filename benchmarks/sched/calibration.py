@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlinf_sched import Plan, Problem, StagePlan, simulate
+from rlinf_sched import Problem
 from rlinf_sched.derive import WORKLOADS, embodied, grpo, workload, workloads
 from rlinf_sched.derive.datasheets import GPUS, find_gpu
 from rlinf_sched.errors import ProfileError
@@ -37,8 +37,7 @@ PAPER = {
     "maniskill-openvla-16": "apart",
     "maniskill-openvla-32": "apart",
 }
-"""Which placement arXiv:2509.15965 found faster. Apart: hybrid or disaggregated, with generation (or the simulator) on
-devices of its own."""
+"""Which placement arXiv:2509.15965 found faster. Apart: hybrid or disaggregated."""
 PUBLISHED = (
     ("Qwen3-30B-A3B", 32, 3203, 4096, 192.0),
     ("Qwen3-30B-A3B", 32, 3154, 4096, 225.0),
@@ -95,7 +94,6 @@ def main() -> None:
     content: dict[str, Any] = {
         "base": {name: result for name, (_, result) in base.items()},
         "published": [compared(*row) for row in PUBLISHED],
-        "shared": {name: shared(*base[name]) for name in WORKLOADS if "maniskill" in name},
         "constants": [moved(constant, base) for constant in CONSTANTS],
         "flips": {},
     }
@@ -134,47 +132,12 @@ def outcome(problem: Problem) -> dict[str, float]:
     made = plan(problem)
     assert made.prediction is not None
     found = {made.mode: made.prediction.step_s} | {other.mode: other.step_s for other in made.prediction.runners_up}
-    if any(stage.role == "env" for stage in problem.flow.stages):
-        found["hybrid"] = apart_s(problem)  # the planner's own best may have both on the same devices
     return {mode: round(seconds, 3) for mode, seconds in sorted(found.items())}
 
 
 def agrees(name: str, modes: dict[str, float]) -> bool:
     others = min(modes.get("hybrid", math.inf), modes.get("disaggregated", math.inf))
     return (modes["collocated"] < others) == (PAPER[name] == "collocated")
-
-
-def apart_s(problem: Problem) -> float:
-    """The shortest step with environments and policy on devices of their own, and the actor on all."""
-    num_devices = problem.cluster.num_devices
-    plans = (
-        apart(num_devices, num_envs, size)
-        for num_envs in range(1, num_devices)
-        for size in problem.choices("policy")
-        if problem.num_items % num_envs == problem.num_items % (num_devices - num_envs) == 0
-        and all(
-            (problem.num_items // n) % min(size, problem.num_items // n) == 0
-            for n in (num_envs, num_devices - num_envs)
-        )
-    )
-    return min((simulate(problem, one).step_s for one in plans), default=math.inf)
-
-
-def apart(num_devices: int, num_envs: int, size: int) -> Plan:
-    everywhere = tuple(range(num_devices))
-    places = {"env": everywhere[:num_envs], "policy": everywhere[num_envs:], "actor": everywhere}
-    stages = tuple(
-        StagePlan(
-            stage=name,
-            devices=devices,
-            num_ranks=len(devices),
-            granularity=0 if name == "actor" else size,
-            offload=False,
-            turn=int(name == "actor"),
-        )
-        for name, devices in places.items()
-    )
-    return Plan(flow="embodied", mode="hybrid", stages=stages, reason="apart")
 
 
 def compared(model: str, num_devices: int, mean: int, longest: int, published_s: float) -> dict[str, Any]:
@@ -300,15 +263,6 @@ def _bisected(agrees_at: Callable[[float], bool | None], inside: float, outside:
         middle = math.sqrt(inside * outside)
         inside, outside = (inside, middle) if agrees_at(middle) else (middle, outside)
     return outside
-
-
-def shared(problem: Problem, modes: dict[str, float]) -> dict[str, float]:
-    """How much more than in turns a simulator and a policy on one GPU would have to take for the other placement to be
-    as fast: seconds of their part of the step, and the further seconds."""
-    timeline = simulate(problem, plan(problem, modes=["collocated"]))
-    syncs_s = sum(problem.sync_latency_s(edge) for edge in problem.flow.weight_edges)
-    in_turns_s = modes["collocated"] - syncs_s - timeline.busiest_s("actor", "compute", "step")
-    return {"in_turns_s": round(in_turns_s, 3), "further_s": round(modes["hybrid"] - modes["collocated"], 3)}
 
 
 if __name__ == "__main__":

@@ -120,6 +120,16 @@ def test_what_only_uneven_shares_can_do_is_planned(problem: Problem):
     assert all(len(found.stage(group).devices) == count for group, count in pinned.items())
 
 
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_no_part_of_an_instance_waits_for_ever_for_a_hand_over(num_devices: int):
+    """Of twelve groups two instances have six: four at a time leave two over, and twelve would never come."""
+    problem = forty_items(num_devices, granularities=(4, 12), policy=2)
+    stages = tuple(replace(stage, num_parts=12, dispatch="key") for stage in problem.flow.stages)
+    problem = replace(problem, flow=replace(problem.flow, stages=stages), num_items=12)
+    for placed in plan(problem).stages:
+        assert 12 // placed.num_ranks % placed.granularity == 0
+
+
 def test_uneven_numbers_are_offered_where_they_shorten_a_round():
     """40 items: 6 devices with at most 7 each, 7 with at most 6, but 9 with 5 each have no less to do than 8."""
     options = Search(forty_items(9), pools_of(gpus(9))).turn_options[0]

@@ -120,6 +120,7 @@ class LocalSearch:
         self._changes = Changes(problem, pools)
         self._keeps_state = [name == flow.workers[flow.stage(name).worker][0] for name in names]
         self._members = _Members()
+        self._in_parts = [s for cycle in self._changes.cycles for s in cycle if flow.stages[s].num_parts]
         self._trains = sum(1 << s for group in flow.training_groups for s in self._changes.groups[group])
 
     @contextlib.contextmanager
@@ -146,7 +147,7 @@ class LocalSearch:
         if self.num_left <= 0 or self._longer_than_s.get(key, 0.0) >= most_s:
             return None
         found = None
-        if self._fits(one):
+        if self._goes_round(one.spots) and self._fits(one):
             order = self._changes.order(one.spots)
             if order not in self._timers:
                 self._timers[order] = PlanTimer(self._problem, one.spots, **judging(self._num_draws))
@@ -189,8 +190,8 @@ class LocalSearch:
         return first
 
     def improve(self, first: Found) -> Found:
-        """The best plan that single changes lead to, then pairs of them that move nobody, or one group, and then
-        pairs of any."""
+        """The best plan that single changes lead to, then finer ones, then pairs of them that move one group or nobody,
+        and then pairs of any."""
         best = first
         while self.num_left > 0:
             tried: list[Found] = []
@@ -358,6 +359,11 @@ class LocalSearch:
             if stays + max(works.values(), default=0) > self._pools[share.pool].memory_bytes:
                 return False
         return True
+
+    def _goes_round(self, spots: Spots) -> bool:
+        """Whether hand-overs in a cycle whose work comes in parts leave nothing over, which would wait for ever."""
+        of_instances = ((spots[s], self._problem.num_items // spots[s].num_ranks) for s in self._in_parts)
+        return all(share % min(spot.granularity, share) == 0 for spot, share in of_instances)
 
     def _busy_s(self, spots: Spots, shares: Sequence[Share]) -> tuple[float, ...]:
         """Seconds that devices and host processes compute, if items were alike: no step is shorter than the first."""

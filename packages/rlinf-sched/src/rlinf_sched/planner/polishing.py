@@ -58,8 +58,9 @@ _DESCENDED, _IMPROVED, _WALKED, _NUM_WALKS = 0.27, 0.18, 0.44, 3
 how many walks there are. The others are to look around the best plans at the end."""
 _LEAST_WALKED, _MORE_WALKED = 64, 1.6
 """Plans from which on walks are made, and so many times as many are timed then."""
-_CHOICES, _CHOICES_IN_CYCLE = 4, 4
-"""Parallel choices of a stage that count; so many count in a cycle, where sizes of hand-overs depend on each other."""
+_CHOICES = 4
+"""Parallel choices of a stage that count, and as many in any case in a cycle, where sizes of hand-overs depend on each
+other."""
 
 
 Candidates = Mapping[Mode, Sequence[Candidate]]
@@ -179,7 +180,7 @@ def _is_large(problem: Problem) -> bool:
 def _num_choices(problem: Problem) -> int:
     in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}
     return sum(
-        _CHOICES_IN_CYCLE if stage.name in in_cycle else min(_CHOICES, len(problem.profile(stage.name).instances))
+        _CHOICES if stage.name in in_cycle else min(_CHOICES, len(problem.profile(stage.name).instances))
         for stage in problem.flow.stages
     )
 

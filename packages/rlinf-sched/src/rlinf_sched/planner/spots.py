@@ -93,8 +93,14 @@ def spots_of(problem: Problem, plan: Plan) -> Spots:
 
 
 def plan_of(problem: Problem, spots: Spots, mode: Mode, reason: str) -> Plan:
-    """The plan with these spots."""
+    """The plan with these spots. Where a cycle's work comes in parts, a stage hands over no more than an instance has,
+    as for more it would wait for ever."""
     spot_of = {stage.name: spot for stage, spot in zip(problem.flow.stages, spots, strict=True)}
+    for stage in (problem.flow.stage(name) for cycle in problem.flow.cycles() for name in cycle):
+        if stage.num_parts:
+            spot = spot_of[stage.name]
+            most = problem.num_items // spot.num_ranks
+            spot_of[stage.name] = spot._replace(granularity=min(spot.granularity, most))
     turns = sorted(problem.flow.turns(), key=lambda names: spot_of[names[0]].turn)
     turn_of = {name: turn for turn, names in enumerate(turns) for name in names}
     stages = [stage_plan(name, spot, turn_of[name]) for name, spot in spot_of.items()]
