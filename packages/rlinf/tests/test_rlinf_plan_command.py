@@ -205,10 +205,11 @@ def test_the_flow_of_a_robots_recipe_is_that_of_the_job():
 
 
 def test_a_robots_recipe_takes_what_the_published_workload_takes(plan):
-    """Both are the paper's 256 environments and 80 steps; the recipe's come in groups of four."""
+    """Both are the paper's 256 environments and 80 steps; the recipe's come in groups of four, and each group has one
+    instance of the policy, where the published workload's instances take what lies ready."""
     recipe = json.loads(plan(*ROBOT, "--json").out)
     published = json.loads(plan("maniskill-openvla-8", "--json").out)
-    assert recipe["plan"]["mode"] == published["plan"]["mode"]
+    assert (recipe["plan"]["mode"], published["plan"]["mode"]) == ("collocated", "hybrid")
     assert recipe["step_s"] == pytest.approx(published["step_s"], rel=0.02)
 
 
