@@ -11,6 +11,7 @@ planner's: plans are held in another way and memory is counted anew (attack_spac
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import random
@@ -27,6 +28,7 @@ from benchmarks.sched.attack_space import Space, State
 
 from rlinf_sched import Plan, Problem, simulate
 from rlinf_sched.derive.workloads import WORKLOADS
+from rlinf_sched.errors import InfeasibleError
 from rlinf_sched.planner import plan
 
 RESULT = Path(__file__).parents[1] / "results" / "planner-attack.json"
@@ -186,9 +188,10 @@ def summary(rows: Sequence[Attacked]) -> dict[str, Any]:
 
 
 def attacked(num_problems: int, first_seed: int, seconds: float) -> Iterator[Attacked]:
-    """Random problems, then published ones."""
+    """Random problems that fit, then published ones."""
     for seed in range(first_seed, first_seed + num_problems):
-        yield attack(random_problem(seed), seconds, seed=seed)
+        with contextlib.suppress(InfeasibleError):
+            yield attack(random_problem(seed), seconds, seed=seed)
     for name, make in WORKLOADS.items():
         if (problem := make()).cluster.num_devices <= MOST_DEVICES:
             yield attack(problem, seconds, name=name)

@@ -339,19 +339,19 @@ class Changes:
         if not any(devices & ~bits == 0 for bits in self._homes[group[0]]):
             return
         for num_ranks in self._widths(group[0], devices.bit_count(), _width(spots[group[0]])):
-            yield from self._moved(self._on_other_devices(spots, group, devices, num_ranks), rest)
+            moved = _changed(spots, group, _placed(devices, num_ranks))
+            for sized in dict.fromkeys((moved, self._with_whole_shares(spots, moved, group))):
+                yield from self._moved(sized, rest)
 
-    def _on_other_devices(self, spots: Spots, group: Sequence[int], devices: int, num_ranks: int) -> Spots:
-        """What handed over an instance's whole share of a step still does."""
-        num_items, changed = self._problem.num_items, list(spots)
+    def _with_whole_shares(self, before: Spots, after: Spots, group: Sequence[int]) -> Spots:
+        """What handed over an instance's whole share of a step before does so after the move too."""
+        num_items, changed = self._problem.num_items, list(after)
         for s in group:
-            spot = spots[s]
-            size = spot.granularity
-            if size and size * spot.num_ranks >= num_items and num_ranks != spot.num_ranks:
+            size, num_ranks = after[s].granularity, after[s].num_ranks
+            if size and size * before[s].num_ranks >= num_items and num_ranks != before[s].num_ranks:
                 size = self._sizes.share(s, num_ranks)
-                if size >= num_items and len(self.turns[self.turn_of[s]]) == 1:
-                    size = 0
-            changed[s] = spot._replace(devices=devices, num_ranks=num_ranks, granularity=size)
+                is_whole = size >= num_items and len(self.turns[self.turn_of[s]]) == 1
+                changed[s] = after[s]._replace(granularity=0 if is_whole else size)
         return tuple(changed)
 
 
