@@ -66,7 +66,7 @@ def test_the_best_is_as_good_as_trying_all_splits_and_granularities(problem: Pro
     found = plan(problem)
     assert found.prediction is not None
     assert found.prediction.step_s == pytest.approx(simulate(problem, found).step_s)
-    assert found.prediction.step_s <= 1.005 * least
+    assert found.prediction.step_s <= 1.03 * least
 
 
 def forty_items(num_devices: int, *, granularities: tuple[int, ...] = (), sharded: int = 0, **pinned: int) -> Problem:

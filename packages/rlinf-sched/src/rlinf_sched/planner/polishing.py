@@ -56,6 +56,8 @@ _MOST_SETTLED = 4
 _DESCENDED, _IMPROVED, _WALKED, _NUM_WALKS = 0.27, 0.18, 0.44, 3
 """Shares of the plans of a medium step: to go down from the starts, to look around what that leads to, and to walk, and
 how many walks there are. The others are to look around the best plans at the end."""
+_FEW_WALKED = 2500
+"""Plans of a small step that are left for a walk."""
 _LEAST_WALKED, _MORE_WALKED = 64, 1.6
 """Plans from which on walks are made, and so many times as many are timed then."""
 _CHOICES = 4
@@ -83,9 +85,16 @@ def polished(
     coarse = _coarse_starts(problem, pools, around, num_draws)
     if coarse:
         _settle_and_descend(around, starts, coarse)
-    elif is_part or _is_small(problem) or around.num_left < _LEAST_WALKED:
-        for found in _descended(around, starts, in_turn=not _is_small(problem)):
+    elif is_part or around.num_left < _LEAST_WALKED:
+        for found in _descended(around, starts, in_turn=True):
             around.improve(found)
+    elif _is_small(problem):
+        with around.spending(around.num_left - _FEW_WALKED):
+            for found in _descended(around, starts, in_turn=False):
+                with around.spending(around.num_left // 2):
+                    around.improve(found)
+        with around.spending(_FEW_WALKED):
+            around.anneal(min(around.best.values(), key=lambda found: found.rank))
     else:
         _improve_and_walk(around, starts)
     return around
