@@ -26,7 +26,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -425,12 +425,15 @@ def write(path: Path, known: Sequence[KnownProblem], summary: Mapping[str, Any])
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def compare(path: Path, num_problems: int | None = None, *, also_alone: bool = False) -> dict[str, Any]:
+def compare(
+    path: Path, num_problems: int | None = None, *, also_alone: bool = False, also_drawn: bool = True
+) -> dict[str, Any]:
     """Today's plans beside the shortest known of the first problems in the file, or of all; shorter ones are known from
     then on.
 
     Args:
         also_alone: plans each problem with each mode alone too, which takes three times as long again.
+        also_drawn: plans for drawn costs too; else their figures stay as they are in the file.
 
     Returns:
         the summary. Only on drawn costs a gap may be negative: "on others", where the plan is shorter than the one that
@@ -453,7 +456,7 @@ def compare(path: Path, num_problems: int | None = None, *, also_alone: bool = F
         num_worse += also_alone and _is_worse_than_a_mode(problem, found)
         made, best = spots_of(problem, found), known[number]
         of_problem = {"typical": _gap(problem, made, best.typical, TYPICAL)}
-        if best.drawn is not None:
+        if also_drawn and best.drawn is not None:
             for_draws = spots_of(problem, plan(problem, num_draws=NUM_DRAWS))
             of_problem["drawn"] = _gap(problem, for_draws, best.drawn, DRAWN)
             of_problem["typical on drawn"] = _over(problem, made, best.drawn.spots, DRAWN)
@@ -467,16 +470,19 @@ def compare(path: Path, num_problems: int | None = None, *, also_alone: bool = F
         "plan_s_median": statistics.median(plan_s),
         "num_worse_than_one_mode": num_worse if also_alone else before.get("num_worse_than_one_mode"),
         "typical": _summary(gaps["typical"], [one.typical for one in known.values()]),
-        "drawn": _summary(gaps["drawn"], [one.drawn for one in known.values() if one.drawn])
-        | {
-            "mean_gap_of_plans_for_typical_costs": statistics.fmean(gaps["typical on drawn"] or [0.0]),
-            "worst_gap_of_plans_for_typical_costs": max(gaps["typical on drawn"], default=0.0),
-            "mean_gap_on_other_draws": statistics.fmean(gaps["drawn on others"] or [0.0]),
-        },
+        "drawn": _of_drawn(gaps, known.values()) if also_drawn else before.get("drawn"),
     }
     if len(compared) == len(known):
         write(path, list(known.values()), summary)
     return summary
+
+
+def _of_drawn(gaps: Mapping[str, Sequence[float]], known: Iterable[KnownProblem]) -> dict[str, Any]:
+    return _summary(gaps["drawn"], [one.drawn for one in known if one.drawn]) | {
+        "mean_gap_of_plans_for_typical_costs": statistics.fmean(gaps["typical on drawn"] or [0.0]),
+        "worst_gap_of_plans_for_typical_costs": max(gaps["typical on drawn"], default=0.0),
+        "mean_gap_on_other_draws": statistics.fmean(gaps["drawn on others"] or [0.0]),
+    }
 
 
 def _gap(problem: Problem, made: Spots, best: Known, judged_by: Mapping[str, Any]) -> float:
@@ -535,4 +541,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if not given.known:
         enumerate_into(given.file, given.num_problems, given.seed, given.drawn)
-    print(json.dumps(compare(given.file, given.num_problems, also_alone=given.alone), indent=1))
+    summary = compare(given.file, given.num_problems, also_alone=given.alone, also_drawn=given.drawn > 0)
+    print(json.dumps(summary, indent=1))

@@ -33,7 +33,7 @@ _HOTTEST, _COLDEST = 0.03, 0.002
 """Parts of a step by which a walk lets it grow, at its beginning and at its end."""
 _ANOTHER = 0.3
 """How often a walk makes one more change at once."""
-_MOST_DRAWN = 20
+_MOST_DRAWN = 8
 """Changes that a walk may draw for each plan that it times; most of the others are known or hopeless."""
 _NUM_PAIRED = 64
 """Changes that are tried together with every other: those that lengthen the step least."""
