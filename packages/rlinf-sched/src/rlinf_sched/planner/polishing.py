@@ -91,8 +91,7 @@ def polished(
     elif _is_small(problem):
         with around.spending(around.num_left - _FEW_WALKED):
             for found in _descended(around, starts, in_turn=False):
-                with around.spending(around.num_left // 2):
-                    around.improve(found)
+                around.improve(found)
         with around.spending(_FEW_WALKED):
             around.anneal(min(around.best.values(), key=lambda found: found.rank))
     else:
