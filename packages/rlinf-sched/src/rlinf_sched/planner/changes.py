@@ -178,9 +178,8 @@ class Changes:
             yield from self._resized(spots, some, sizes)
 
     def _resized(self, spots: Spots, stages: Sequence[int], sizes: Iterable[int]) -> Iterator[Spots]:
-        in_cycle = len(self.turns[self.turn_of[stages[0]]]) > 1  # where 0, the end of the batch, never comes
         for size in dict.fromkeys(sizes):
-            granularity = size if size < self._problem.num_items or in_cycle else 0
+            granularity = self._sizes.granularity(stages[0], size)
             if any(spots[s].granularity != granularity for s in stages):
                 yield _changed(spots, stages, lambda spot, to=granularity: spot._replace(granularity=to))
 
@@ -349,9 +348,8 @@ class Changes:
         for s in group:
             size, num_ranks = after[s].granularity, after[s].num_ranks
             if size and size * before[s].num_ranks >= num_items and num_ranks != before[s].num_ranks:
-                size = self._sizes.share(s, num_ranks)
-                is_whole = size >= num_items and len(self.turns[self.turn_of[s]]) == 1
-                changed[s] = after[s]._replace(granularity=0 if is_whole else size)
+                size = self._sizes.granularity(s, self._sizes.share(s, num_ranks))
+                changed[s] = after[s]._replace(granularity=size)
         return tuple(changed)
 
 

@@ -63,6 +63,10 @@ class Sizes:
             return min((size for size in sizes if size * count >= self._num_items), default=max(sizes))
         return even
 
+    def granularity(self, stage: int, size: int) -> int:
+        """As plans have it: 0 for the whole batch."""
+        return 0 if self._is_whole(size, [stage]) else size
+
     def on_host(self, stage: int) -> list[int]:
         """Numbers of processes: powers of two and the most, or divisors of the stage's parts."""
         record = self._stages[stage]
