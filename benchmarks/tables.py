@@ -56,10 +56,8 @@ COMPARISONS = {
     "Target: at least 1.5",
     "trl-comparison-long": "The same with a model ten times as large (2.9M) and completions of 32 tokens, where nine "
     "tenths of our time are matrix products",
-    "trl-comparison-gpu": "The same on one GPU with the shape of Qwen2.5-0.5B, 256 completions of 256 tokens and TRL's "
-    "weights in bfloat16. Missed: the flow's plan moved the actor's state to the host and back in each step, through "
-    "pageable memory; that is most of our time, and `rlinf train` leaves it out where everything fits, which has not "
-    "been measured",
+    "trl-comparison-gpu": "The same on one H100 with the shape of Qwen2.5-0.5B, 256 completions of 256 tokens and "
+    "TRL's weights in bfloat16",
     "refill": "The engine `huggingface` on a CPU: seconds of whole batches over seconds with rows that are refilled. "
     "Lengths are log-normal, mean 64, at most 512, and the tokens are the same. Target: at least 1.8",
     "engines": "SGLang on a CPU slot, 64 prompts of 24 tokens and 8 completions of at most 32 each: seconds a token of "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 HAND_OVER, COPIES, RESHARD, CHANNEL = "comm-handover", "comm-copies", "comm-reshard", "comm-channel"
-CHECKS, SYNC, GPU_COPY = "comm-checks", "weight-sync", "gpu-copy"
+CHECKS, SYNC, GPU_CHECK = "comm-checks", "weight-sync", "gpu-check"
 REMOTE_CHANNEL, REMOTE_WEIGHTS = "comm-remote-channel", "comm-weights-between-hosts"
 
 
@@ -70,9 +70,9 @@ def sections(results: Path, images: Path) -> Iterator[str]:
     paths = [results / f"{name}.json" for name in (REMOTE_CHANNEL, REMOTE_WEIGHTS)]
     if all(path.exists() for path in paths):
         yield from _between_hosts(*(json.loads(path.read_text()) for path in paths))
-    path = results / f"{GPU_COPY}.json"
+    path = results / f"{GPU_CHECK}.json"
     if path.exists():
-        yield from _on_gpu(json.loads(path.read_text()))
+        yield from _on_gpu(json.loads(path.read_text())["benchmark"])
 
 
 def _between_hosts(channel: dict[str, Any], sync: dict[str, Any]) -> Iterator[str]:
