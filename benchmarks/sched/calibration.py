@@ -71,7 +71,7 @@ CONSTANTS = (
     Constant(name="MEAN_SHARE_OF_LIMIT", low=0.15, high=0.4),
     Constant(name="prompt_tokens", owner="Lengths", low=100, high=512),
     Constant(name="BANDWIDTH_UTILISATION", low=0.5, high=0.85),
-    Constant(name="EAGER_LAYER_S", low=0.6e-3, high=2.4e-3),
+    Constant(name="EAGER_LAYER_S", low=0.3e-3, high=1.2e-3),
     Constant(name="GRAPH_LAYER_S", low=10e-6, high=40e-6),
     Constant(name="ALL_REDUCE_S", low=5e-6, high=20e-6),
     Constant(name="ENGINE_MEMORY_SHARE", low=0.5, high=0.9),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PLANNER, SIMULATOR, DYNAMIC = "sched-planner", "sched-simulator", "sched-dynamic"
+PLANNER, SIMULATOR, DYNAMIC, ON_GPU = "sched-planner", "sched-simulator", "sched-dynamic", "gpu-steps"
 
 
 class Measured:
@@ -33,6 +33,26 @@ def sections(results: Path, images: Path) -> Iterator[str]:
         path = results / f"{name}.json"
         if path.exists():
             yield from lines(Measured(path), images)
+    path = results / f"{ON_GPU}.json"
+    if path.exists():
+        yield from _on_gpu(json.loads(path.read_text()))
+
+
+def _on_gpu(result: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"\nSteps of recipes with GSM8K's settings on one GPU ({result['settings']['device']}, {result['date'][:10]}), "
+        "models of Qwen2.5's shapes with random weights: measured seconds / seconds from a profile of four probe steps "
+        "/ seconds that `rlinf plan RECIPE --gpu` derives from the shape and the datasheet.\n"
+    )
+    yield "| model, prompts x answers x tokens | step | rollout | reference | actor |\n|---|---|---|---|---|"
+    for name, row in result["findings"]["workloads"].items():
+        profile, derived = (row["predicted"][source] for source in ("profile", "derived"))
+        cells = [f"{row['step_s']:.2f} / {profile['step_s']:.2f} / {derived['step_s']:.2f}"]
+        for stage in ("rollout", "reference", "actor"):
+            times = [source["stages_s"].get(stage) for source in (row, profile, derived)]
+            cells.append(" / ".join(f"{seconds:.2f}" for seconds in times if seconds is not None))
+        yield f"| {name} | {' | '.join(cells)} |"
+    yield ""
 
 
 def _planning(measured: Measured, images: Path) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Derived profiles against first principles: nothing is faster than the datasheet, nothing gets cheaper with more."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -398,12 +399,55 @@ QWEN_HALF_B = {
 }
 
 
-def test_captured_decoding_takes_about_what_it_took() -> None:
-    """64 prompts of 128 tokens with 8 answers of 256 took the engine `huggingface` 1.5 s on an H100, and 7.6 s in eager
-    mode."""
-    rollout = Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",))
-    flow = FlowGraph(name="generation", stages=(rollout,), feeds=("prompts",))
-    lengths = Lengths(mean_tokens=256, limit_tokens=256, prompt_tokens=128, group_size=8, sigma=0)
-    job = JobShape(lengths=lengths, num_groups=64, dtype_bytes=2)
-    stage = recipe_profiles(flow, ModelShape.from_config(QWEN_HALF_B), H100, job).stages["rollout"]
-    assert 1.0 < stage.instances[0].seconds(64) < 2.0
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStage:
+    """A stage of a step on an H100 (benchmarks/results/gpu-steps.json): 8 answers of as many tokens to each prompt,
+    which has 128."""
+
+    model: dict[str, Any]
+    num_groups: int
+    tokens: int
+    role: str
+    seconds: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+BFLOAT16: dict[str, Any] = {
+    "served_bytes": 2,
+    "backend": "fsdp2",
+    "backend_options": {"compute_dtype": "bfloat16", "recompute": True},
+}
+QWEN_1_5B = QWEN_HALF_B | {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+}
+SMALL: dict[str, Any] = {"model": QWEN_HALF_B, "num_groups": 64, "tokens": 256}
+MIDDLE: dict[str, Any] = {"model": QWEN_1_5B, "num_groups": 32, "tokens": 256}
+SHORT: dict[str, Any] = {"model": QWEN_HALF_B, "num_groups": 32, "tokens": 128}
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        MeasuredStage(**SMALL, role="rollout", seconds=1.27, options=BFLOAT16),
+        MeasuredStage(**SMALL, role="reference", seconds=2.80, options=BFLOAT16),
+        MeasuredStage(**SMALL, role="actor", seconds=3.50, options={**BFLOAT16, "micro_batch_groups": 8}),
+        MeasuredStage(**MIDDLE, role="rollout", seconds=1.42, options=BFLOAT16),
+        MeasuredStage(**MIDDLE, role="actor", seconds=4.10, options={**BFLOAT16, "micro_batch_groups": 4}),
+        MeasuredStage(**SHORT, role="rollout", seconds=1.55),
+        MeasuredStage(**SHORT, role="actor", seconds=3.51, options={"micro_batch_groups": 4}),
+    ],
+    ids=lambda measured: f"{measured.role}, {measured.num_groups}, {measured.model['hidden_size']}",
+)
+def test_stages_of_recipes_take_about_what_they_took(measured: MeasuredStage) -> None:
+    trains = {"actor": {"trains": True}}.get(measured.role, {})
+    stage = Stage(name="it", worker="it", role=measured.role, reads=("prompts",), **trains)
+    flow = FlowGraph(name="one", stages=(stage,), feeds=("prompts",))
+    lengths = Lengths(
+        mean_tokens=measured.tokens, limit_tokens=measured.tokens, prompt_tokens=128, group_size=8, sigma=0
+    )
+    job = JobShape(lengths=lengths, num_groups=measured.num_groups, **measured.options)
+    instance = recipe_profiles(flow, ModelShape.from_config(measured.model), H100, job).stages["it"].instances[0]
+    assert instance.seconds(measured.num_groups) + instance.step_s == pytest.approx(measured.seconds, rel=0.25)

@@ -19,9 +19,10 @@ Engine = Literal["graphs", "eager"]
 BANDWIDTH_UTILISATION = 0.72
 """Share of the memory's peak rate that decoding reaches with captured graphs: 104.9 tokens/s of Llama-2-7B in bf16 on
 one A100 (PyTorch blog, "Accelerating Generative AI with PyTorch II: GPT, Fast")."""
-EAGER_LAYER_S = 1.2e-3
-"""Seconds that one layer takes in eager PyTorch, whatever the batch: 25.5 tokens/s through the same 32 layers before
-compilation (same blog)."""
+EAGER_LAYER_S = 0.6e-3
+"""Seconds that one layer takes in eager PyTorch, whatever the batch: 0.59 ms for 1 and 0.57 ms for 16 sequences of
+Llama-2-7B on an H100 with transformers 5 (benchmarks/sched/gpu_constants.py). In 2023 it was 1.2 ms beside an A100:
+25.5 tokens/s through the same 32 layers before compilation (same blog)."""
 GRAPH_LAYER_S = 20e-6
 """Least seconds of one layer in a captured graph: about ten dependent kernels of 2 us. An assumption."""
 CAPTURED_LAYER_S = 125e-6
@@ -37,13 +38,18 @@ captures a graph by default)."""
 
 
 FLOAT32_RATE = 1 / 16
-"""Share of the bf16 rate that float32 reaches outside the tensor cores: 19.5 of 312 TFLOP/s (A100 datasheet), 67 of 989
+"""Peak rate in float32, outside the tensor cores, over that in bf16: 19.5 of 312 TFLOP/s (A100 datasheet), 67 of 989
 (H100)."""
+FLOAT32_UTILISATION = 0.6
+"""Share of it that is reached: 0.45 in decoding 256 sequences and 0.76 in training Qwen2.5-0.5B on an H100
+(benchmarks/sched/gpu_steps.py)."""
 
 
-def flops_per_s(gpu: Gpu, dtype_bytes: int) -> float:
-    """Peak rate of a GPU in numbers of so many bytes."""
-    return gpu.flops_per_s * (FLOAT32_RATE if dtype_bytes > BYTES_PER_PARAMETER else 1.0)
+def flops_per_s(model: ModelShape, gpu: Gpu, dtype_bytes: int = BYTES_PER_PARAMETER) -> float:
+    """Rate that the model's arithmetic reaches in numbers of so many bytes."""
+    if dtype_bytes > BYTES_PER_PARAMETER:
+        return FLOAT32_UTILISATION * FLOAT32_RATE * gpu.flops_per_s
+    return utilisation(model) * gpu.flops_per_s
 
 
 def decode_step_s(
@@ -70,8 +76,7 @@ def decode_step_s(
     num_caches = num_sequences if num_caches is None else num_caches
     num_bytes = dtype_bytes * read + width * num_caches * context_tokens * model.kv_bytes_per_token
     memory_s = num_bytes / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s)
-    rate = utilisation(model) * flops_per_s(gpu, dtype_bytes)
-    compute_s = num_sequences * model.forward_flops(context_tokens) / rate
+    compute_s = num_sequences * model.forward_flops(context_tokens) / flops_per_s(model, gpu, dtype_bytes)
     floor_s = model.num_layers * (EAGER_LAYER_S if engine == "eager" else GRAPH_LAYER_S)
     busy_s = max(memory_s / num_devices, compute_s / num_devices, floor_s)
     return busy_s + _all_reduce_s(model, gpu, num_sequences, num_devices)
@@ -146,7 +151,7 @@ def continuous_points(
     longest = lengths.longest_of_group_tokens
     running = lengths.group_size * lengths.mean_tokens / longest
     prefill_flops = lengths.prompt_tokens * model.forward_flops(lengths.prompt_tokens / 2)
-    prefill_s = prefill_flops / (num_devices * utilisation(model) * flops_per_s(gpu, dtype_bytes))
+    prefill_s = prefill_flops / (num_devices * flops_per_s(model, gpu, dtype_bytes))
     points = []
     for n in powers_up_to(most):
         step_s = decode_step_s(
@@ -193,7 +198,7 @@ def act_profile(
     points = []
     for n in powers_up_to(max_items):
         read_s = read / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s)
-        prefill_s = max(n * forward_flops / (utilisation(model) * gpu.flops_per_s), read_s, model.num_layers * layer_s)
+        prefill_s = max(n * forward_flops / flops_per_s(model, gpu), read_s, model.num_layers * layer_s)
         seconds = prefill_s
         if decode_tokens > 1:
             step_s = decode_step_s(model, gpu, num_sequences=n, context_tokens=tokens, engine=engine)

@@ -1,7 +1,9 @@
 """Profiles of the workers that `rlinf train` starts: data-parallel AdamW under a training backend, and generation by a
 transformers model in captured steps with a static batch, or by SGLang.
 
-Memory is counted in `memory`. Times are arithmetic at a public utilisation, as in `training` and `generation`.
+Memory is counted in `memory`. Times are arithmetic at a public utilisation, as in `training` and `generation`, and what
+launching the layers of a transformers model takes beside it, which is most of a small model's step
+(benchmarks/sched/gpu_steps.py compares them with steps on a GPU).
 """
 
 from dataclasses import replace
@@ -26,6 +28,11 @@ from rlinf_sched.derive.training import powers_up_to, utilisation
 from rlinf_sched.errors import ProfileError
 from rlinf_sched.flow_graph import FlowGraph, Stage
 from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile, TimePoint
+
+LAYER_CALL_S = 1e-3
+"""Seconds that a trainer or a reference takes to launch one layer's forward pass, beside its arithmetic: 0.8 to 1.35 ms
+in Qwen2.5-0.5B and -1.5B on an H100, FSDP2's hooks included; up to 2.2 ms in packed micro-batches
+(benchmarks/sched/gpu_steps.py). A backward pass launches twice as much."""
 
 
 def recipe_profiles(
@@ -56,7 +63,9 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     replica, whose ranks share its work out."""
     span, computed = trainer_of(job).span(job), replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job))
     copy = job.dtype_bytes * model.num_parameters
-    item_s = 3 * job.num_models * _forward_s(model, gpu, job) / span
+    pass_s = _forward_s(model, gpu, job) / span + _launch_s(model, job, _groups_of_micro_batch(job))
+    num_passes = 4 if job.backend_options.get("recompute") else 3  # a backward pass is two
+    item_s = num_passes * job.num_models * pass_s
     instances = []
     for num_ranks in (count for count in range(1, job.num_shards + 1) if job.num_shards % count == 0):
         memory = trainer_memory(model, job, num_ranks * span)
@@ -83,8 +92,10 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
 
 def _forward_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     memory, computed = forward_memory(model, job), replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job))
+    num_groups = min(1.0, _groups_of_micro_batch(job))  # no pass has two
+    item_s = _forward_s(model, gpu, job) + _launch_s(model, job, num_groups)
     instance = InstanceProfile(
-        points=_proportional(_forward_s(model, gpu, job), job.num_groups),
+        points=_proportional(item_s, job.num_groups),
         state_bytes=memory.state,
         work_bytes=memory.work(),
     )
@@ -100,7 +111,8 @@ def _generate_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfil
     """A batch runs in captured steps until its longest answer ends, all of its rows at every token."""
     lengths, memory = job.lengths, generator_memory(model, job)
     most = max(1, min(job.num_groups, job.max_sequences // lengths.group_size))
-    rate = utilisation(model) * flops_per_s(gpu, job.dtype_bytes)
+    job = job.served
+    rate = flops_per_s(model, gpu, job.dtype_bytes)
     points = []
     for n in powers_up_to(most):
         rows = n * lengths.group_size
@@ -161,7 +173,22 @@ def _forward_s(model: ModelShape, gpu: Gpu, job: JobShape) -> float:
     num_tokens = lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens
     flops = num_tokens * model.forward_flops(lengths.mean_context_tokens)
     exchanged_s = num_tokens * exchange_s(model, gpu, job.backend_options.get("expert_parallel", 1), passes=2)
-    return flops / (utilisation(model) * flops_per_s(gpu, trainer_of(job).frozen_bytes(job))) + exchanged_s
+    return flops / flops_per_s(model, gpu, trainer_of(job).frozen_bytes(job)) + exchanged_s
+
+
+def _launch_s(model: ModelShape, job: JobShape, num_groups: float) -> float:
+    """Seconds of a rank to launch its layers' forward passes over one group of the `num_groups` of a micro-batch: once
+    where tokens are packed, else once for the prompts and once for the completions."""
+    num_calls = (2 if job.max_tokens_per_micro_batch is None else 1) / num_groups
+    return num_calls * model.num_layers / job.backend_options.get("pipeline_parallel", 1) * LAYER_CALL_S
+
+
+def _groups_of_micro_batch(job: JobShape) -> float:
+    """Groups that a trainer computes at once, or the part of one."""
+    if job.max_tokens_per_micro_batch is None:
+        return job.micro_batch_groups
+    lengths = job.lengths
+    return job.max_tokens_per_micro_batch / (lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens)
 
 
 def _proportional(item_s: float, most: int) -> tuple[TimePoint, ...]:

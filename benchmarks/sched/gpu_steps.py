@@ -1,0 +1,256 @@
+"""Steps of training recipes on one GPU, beside what `rlinf plan` derives for them: results/gpu-steps.json.
+
+    python -m benchmarks.sched.gpu_steps [--rounds 5] [--only NAME ...]
+
+Models have public shapes and random weights, so that every answer is as long as the limit; the derivation is told so,
+and how long the prompts are. Each workload then runs its probe steps, of which `rlinf profile` makes a profile, and its
+ordinary steps. Both profiles go through the simulator.
+On a CPU (`--tiny`) the script itself is tried, with nothing derived that means anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.harness import report
+from benchmarks.sched.real_runs import NUM_WARMUP, Probing, started
+
+from rlinf import jobs
+from rlinf.config.devices import settle
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.planning.memory import job_shape, reference_shape
+from rlinf.planning.plans import complete_problem, make_plans
+from rlinf.planning.problems import problem_of_recipe
+from rlinf.tasks.language import character_tokenizer
+from rlinf_sched.derive.datasheets import find_gpu
+from rlinf_sched.derive.lengths import Lengths
+from rlinf_sched.derive.recipes import recipe_profiles
+from rlinf_sched.derive.shapes import resolve_model
+from rlinf_sched.dynamic import Controller
+from rlinf_sched.modes import plan_for_mode
+from rlinf_sched.plan import Plan
+from rlinf_sched.problem import Problem
+from rlinf_workers.profiling import Profiler
+
+NUM_PROBES = 4
+MODEL, QUESTIONS, HELD_OUT = "model", "questions.jsonl", "held-out.jsonl"
+Predicted = dict[str, Any]
+PROMPT_TOKENS = 128
+_CHARACTERS = [chr(code) for code in range(0x20000, 0x20000 + 1000)]
+_QWEN = {"model_type": "qwen2", "vocab_size": 151_936, "num_key_value_heads": 2, "tie_word_embeddings": True}
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "0.5B": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+    },
+    "1.5B": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+    },
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+}
+"""Qwen2.5-0.5B and -1.5B, by their public configurations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One recipe with one model."""
+
+    recipe: str
+    model: str
+    num_prompts: int
+    new_tokens: int
+    overrides: Sequence[str] = ()
+
+
+WORKLOADS = {
+    "0.5B, bfloat16, 64 x 8 x 256": Workload(
+        recipe="gsm8k-grpo-fsdp2",
+        model="0.5B",
+        num_prompts=64,
+        new_tokens=256,
+        overrides=["--actor.micro_batch_groups", "8"],
+    ),
+    "1.5B, bfloat16, 32 x 8 x 256": Workload(
+        recipe="gsm8k-grpo-fsdp2",
+        model="1.5B",
+        num_prompts=32,
+        new_tokens=256,
+        overrides=["--actor.micro_batch_groups", "4", "--algorithm.kl_coef", "0"],
+    ),
+    "0.5B, float32, 32 x 8 x 128": Workload(
+        recipe="gsm8k-grpo",
+        model="0.5B",
+        num_prompts=32,
+        new_tokens=128,
+        overrides=["--actor.micro_batch_groups", "4", "--algorithm.kl_coef", "0"],
+    ),
+}
+TINY = {"tiny": Workload(recipe="gsm8k-grpo", model="tiny", num_prompts=4, new_tokens=8)}
+
+
+def write_model(folder: Path, shape: Mapping[str, Any], device: str) -> None:
+    """A Hugging Face folder with random weights."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    tokenizer = character_tokenizer("".join(_CHARACTERS))
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = Qwen2Config(**{**_QWEN, **shape, **ends})
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def write_questions(path: Path, number: int, *, seed: int) -> None:
+    drawn = random.Random(seed)
+    questions = ("".join(drawn.choices(_CHARACTERS, k=PROMPT_TOKENS)) for _ in range(number))
+    path.write_text("".join(json.dumps({"question": text, "answer": "#### 1"}) + "\n" for text in questions))
+
+
+def config_of(workload: Workload, folder: Path) -> Any:
+    """The recipe with its model and questions in the folder."""
+    said = {
+        "model.path": str(folder / MODEL),
+        "task.train_files": f"[{folder / QUESTIONS}]",
+        "task.eval_files": f"[{folder / HELD_OUT}]",
+        "task.prompt_template": '"{question}"',
+        "task.prompt_format": "plain",
+        "reward.kind": "random",
+        "rollout.num_prompts": str(workload.num_prompts),
+        "rollout.max_new_tokens": str(workload.new_tokens),
+        "rollout.max_prompt_tokens": str(PROMPT_TOKENS),
+        "cluster.num_devices": "1",
+        "mode": "collocated",
+    }
+    overrides = [text for key, value in said.items() for text in (f"--{key}", value)]
+    return load_config(workload.recipe, parse_overrides([*overrides, *workload.overrides]))
+
+
+def derived(config: Any, gpu: str) -> Predicted:
+    """From what `rlinf plan RECIPE --gpu` derives, with the lengths that answers have here."""
+    problem, sheet, shape = problem_of_recipe(config, gpu=gpu), find_gpu(gpu), resolve_model(config.model.path)
+    rollout = config.rollout
+    lengths = Lengths(
+        mean_tokens=rollout.max_new_tokens,
+        limit_tokens=rollout.max_new_tokens,
+        prompt_tokens=PROMPT_TOKENS,
+        group_size=config.algorithm.group_size,
+        sigma=0.0,
+    )
+    job = replace(job_shape(settle(config, 1), device_bytes=sheet.memory_bytes), lengths=lengths)
+    profiles = recipe_profiles(problem.flow, shape, sheet, job, reference_shape(config, shape))
+    plan = plan_for_mode(problem.flow, problem.cluster, "collocated")
+    plan = replace(plan, stages=tuple(replace(stage, offload=False) for stage in plan.stages))  # all has room at once
+    return predicted(replace(problem, profiles=profiles), plan)
+
+
+def predicted(problem: Problem, plan: Plan) -> Predicted:
+    """What the simulator makes of a profile."""
+    controller = Controller(problem=problem, plan=plan)
+    return {"step_s": controller.step_s, "stages_s": dict(controller.predicted_s)}
+
+
+def measure(workload: Workload, num_rounds: int, scratch: Path, gpu: str) -> dict[str, Any]:
+    """Steps of a workload, and what its probes predict of them."""
+    folder = scratch / "run"
+    folder.mkdir()
+    write_model(scratch / MODEL, SHAPES[workload.model], "cuda" if torch.cuda.is_available() else "cpu")
+    write_questions(scratch / QUESTIONS, 2 * workload.num_prompts, seed=0)
+    write_questions(scratch / HELD_OUT, 1, seed=1)
+    config = config_of(workload, scratch)
+    job = jobs.prepare(config)
+    flows = job.build(folder)
+    job.write_inputs(folder)
+    planned = make_plans(job, flows, folder)
+    graph = flows.train.graph()
+    with started(job, flows, planned.plans[flows.train.name], folder, planned.cluster) as side:
+        both, own = (Profiler(graph, planned.cluster, job.num_items) for _ in range(2))
+        same = {key: getattr(side, key) for key in ("job", "flows", "executor", "plan")}
+        probing = Probing(**same, profiler=own, also=both)
+        for index in range(NUM_WARMUP):
+            side.step(index)
+        for index in range(NUM_WARMUP, NUM_WARMUP + NUM_PROBES):
+            probing.step(index)
+        samples_s = [side.step(index) for index in range(NUM_WARMUP, NUM_WARMUP + num_rounds)]
+        probing.measured()
+        problem = complete_problem(job, both.measured().problem)
+        plan, steps_s = side.plan, list(side.stages_s)
+    return {
+        "step_s": statistics.median(samples_s),
+        "samples_s": samples_s,
+        "stages_s": {name: statistics.median(step.get(name, 0.0) for step in steps_s) for name in steps_s[0]},
+        "predicted": {"derived": derived(config, gpu), "profile": predicted(problem, plan)},
+    }
+
+
+def derive_again(found: dict[str, Any], gpu: str) -> None:
+    """Puts what is derived today beside what was measured."""
+    for name, row in found.items():
+        with tempfile.TemporaryDirectory(prefix="rlinf-gpu-steps-") as scratch:
+            folder = Path(scratch) / MODEL
+            folder.mkdir()
+            (folder / "config.json").write_text(json.dumps({**_QWEN, **SHAPES[WORKLOADS[name].model]}))
+            row["predicted"]["derived"] = derived(config_of(WORKLOADS[name], Path(scratch)), gpu)
+
+
+def told(found: dict[str, Any]) -> str:
+    """A workload's errors as a line."""
+    errors = {source: one["step_s"] / found["step_s"] - 1 for source, one in found["predicted"].items()}
+    return f"{found['step_s']:.3f} s; predicted: " + ", ".join(f"{name} {error:+.1%}" for name, error in errors.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gpu", default="H100", help="a product that the planner has a datasheet of")
+    parser.add_argument("--only", nargs="*", choices=list(WORKLOADS))
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script on a CPU")
+    parser.add_argument("--derive", type=Path, metavar="FILE", help="runs nothing: derives anew for what FILE measured")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    if options.derive:
+        content = json.loads(options.derive.read_text())
+        found = content["findings"]["workloads"]
+        derive_again(found, options.gpu)
+        options.derive.write_text(json.dumps(content, indent=2) + "\n")
+        for name, row in found.items():
+            print(f"{name}: {told(row)}")
+        return
+    workloads = TINY if options.tiny else {name: WORKLOADS[name] for name in options.only or WORKLOADS}
+    found: dict[str, Any] = {}
+    for name, workload in workloads.items():
+        with tempfile.TemporaryDirectory(prefix="rlinf-gpu-steps-") as scratch:
+            found[name] = measure(workload, options.rounds, Path(scratch), options.gpu)
+        print(f"{name}: {told(found[name])}", flush=True)
+        report(
+            "gpu-steps",
+            settings={
+                "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+                "rounds": options.rounds,
+                "prompt_tokens": PROMPT_TOKENS,
+            },
+            samples_s={},
+            comparisons=[],
+            findings={"workloads": found},
+            output=options.output,
+        )
+
+
+if __name__ == "__main__":
+    main()
