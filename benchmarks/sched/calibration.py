@@ -77,7 +77,7 @@ CONSTANTS = (
     Constant(name="ENGINE_MEMORY_SHARE", low=0.5, high=0.9),
     Constant(name="max_running_sequences", owner="Reasoning", low=64, high=512),
     Constant(name="LAYER_ACTIVATION_BYTES", low=17, high=68),
-    Constant(name="RULE_REWARD_S", low=1e-3, high=0.1),
+    Constant(name="RULE_REWARD_S", low=0.2e-3, high=0.1),
     Constant(name="SYNC_BYTES_PER_S", low=4.7e9, high=61e9),
     Constant(name="substep_s", owner="simulator", low=3.5e-3, high=8.8e-3),
     Constant(name="env_render_s", owner="simulator", low=0.5e-3, high=2e-3),

@@ -129,16 +129,21 @@ def started(job: Job, flows: Flows, plan: Plan, folder: Path, cluster: Any) -> I
         yield Placed(job, flows, executor, plan, Profiler(flows.train.graph(), cluster, job.num_items))
 
 
+def prepared(name: str, mode: str) -> Job:
+    """A workload in one mode. Raises: UserError for what this machine cannot run."""
+    recipe, overrides = WORKLOADS[name]
+    config = load_config(recipe, parse_overrides([*overrides, "--cluster.num_devices", "2", "--mode", mode]))
+    return jobs.prepare(config)
+
+
 def measure(name: str, num_rounds: int, scratch: Path) -> dict[str, Any]:
     """One workload: medians, predictions and what auto chose."""
-    recipe, overrides = WORKLOADS[name]
     sides: dict[str, Placed] = {}
     with ExitStack() as stack:
         for mode in MODES:
             folder = scratch / mode
             folder.mkdir(parents=True)
-            config = load_config(recipe, parse_overrides([*overrides, "--cluster.num_devices", "2", "--mode", mode]))
-            job = jobs.prepare(config)
+            job = prepared(name, mode)
             flows = job.build(folder)
             job.write_inputs(folder)
             planned = make_plans(job, flows, folder)
@@ -209,7 +214,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    found = {}
+    found: dict[str, Any] = {}
+    for name in options.only:
+        prepared(name, MODES[0])  # what cannot run ends this before anything was measured
     for name in options.only:
         with tempfile.TemporaryDirectory(prefix="rlinf-real-runs-") as scratch:
             found[name] = measure(name, options.rounds, Path(scratch))
@@ -217,19 +224,16 @@ def main() -> None:
             errors = ", ".join(f"{source} {error:+.1%}" for source, error in row["error"].items())
             print(f"{name}, {mode}: {row['measured_s']:.4f} s; predicted: {errors}")
         print(f"{name}, auto: {found[name]['auto']}", flush=True)
-    rows = [row for workload in found.values() for row in workload["placements"].values()]
-    errors = {source: statistics.median(abs(row["error"][source]) for row in rows) for source in rows[0]["error"]}
-    report(
-        "sched-real-runs",
-        settings={"rounds": options.rounds, "workloads": {name: list(WORKLOADS[name][1]) for name in options.only}},
-        samples_s={},
-        comparisons=[],
-        findings={
-            "median_error": errors,
-            "workloads": found,
-        },
-        output=options.output,
-    )
+        rows = [row for workload in found.values() for row in workload["placements"].values()]
+        errors = {source: statistics.median(abs(row["error"][source]) for row in rows) for source in rows[0]["error"]}
+        report(
+            "sched-real-runs",
+            settings={"rounds": options.rounds, "workloads": {name: list(WORKLOADS[name][1]) for name in found}},
+            samples_s={},
+            comparisons=[],
+            findings={"median_error": errors, "workloads": found},
+            output=options.output,
+        )
     print("median error: " + ", ".join(f"{source} {error:.1%}" for source, error in errors.items()))
 
 

@@ -21,7 +21,7 @@ from rlinf_sched.derive.memory.activations import kv_bytes
 from rlinf_sched.derive.memory.rank import NUM_MOMENTS
 from rlinf_sched.derive.memory.sglang import kv_tokens, longest_tokens
 from rlinf_sched.derive.parallel import exchange_s, ring_bytes_per_s
-from rlinf_sched.derive.profiles import RULE_REWARD_S, host_profile
+from rlinf_sched.derive.profiles import rule_profile
 from rlinf_sched.derive.sglang import SGLangOptions
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.derive.training import powers_up_to, utilisation
@@ -48,9 +48,8 @@ def recipe_profiles(
 
 
 def _stage_profile(stage: Stage, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
-    size = job.lengths.group_size
     if not stage.needs_device:
-        return host_profile(RULE_REWARD_S * size, job.num_groups, source="derived: a rule of 2 ms for each answer")
+        return rule_profile(job.lengths.group_size, job.num_groups)
     if stage.trains:
         return _train_profile(model, gpu, job)
     if stage.role == "rollout":

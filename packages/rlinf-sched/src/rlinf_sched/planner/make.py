@@ -8,7 +8,7 @@ import numpy as np
 from rlinf_sched.errors import InfeasibleError, PlanError, ProblemError, did_you_mean
 from rlinf_sched.plan import ALL_MODES, Mode, Plan, Prediction, RunnerUp, StagePlan, StagePrediction
 from rlinf_sched.planner.infeasible import why_nothing_fits
-from rlinf_sched.planner.judged import Judged, judging
+from rlinf_sched.planner.judged import Judged
 from rlinf_sched.planner.local_search import Found
 from rlinf_sched.planner.polishing import candidates_of, polished
 from rlinf_sched.planner.pools import pools_of
@@ -16,7 +16,6 @@ from rlinf_sched.planner.search import Search
 from rlinf_sched.planner.spots import plan_of
 from rlinf_sched.problem import Problem
 from rlinf_sched.simulator import Timeline
-from rlinf_sched.simulator.simulation import execute
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def plan(problem: Problem, modes: Sequence[Mode] | None = None, *, num_draws: in
 
 
 def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, num_draws: int = 0) -> Planned:
-    """Plans as `plan` does, and keeps the timelines of the plan and of the best of the other modes."""
+    """Plans as `plan` does; what it says has the timelines of the plan and of the best of the other modes."""
     problem.validate()
     modes = ALL_MODES if modes is None else modes
     for mode in modes:
@@ -80,7 +79,7 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, n
 def _judged(problem: Problem, found: Found, num_draws: int) -> Judged:
     made = plan_of(problem, found.spots, found.mode, "shortest step in simulation")
     made.validate(problem.flow, problem.cluster)
-    return Judged(made, execute(problem, made, **judging(num_draws)), found.estimate_s)
+    return Judged(made, found.step_s, found.estimate_s, problem, num_draws)
 
 
 def _reason(best: Judged, others: Sequence[Judged]) -> str:
