@@ -28,6 +28,7 @@ from rlinf import jobs
 from rlinf.config.devices import settle
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
+from rlinf.config.reasoning import ReasoningConfig
 from rlinf.planning.memory import job_shape, reference_shape
 from rlinf.planning.plans import complete_problem, make_plans
 from rlinf.planning.problems import problem_of_recipe
@@ -153,7 +154,9 @@ def derived(config: Any, gpu: str) -> Predicted:
         group_size=config.algorithm.group_size,
         sigma=0.0,
     )
-    job = replace(job_shape(settle(config, 1), device_bytes=sheet.memory_bytes), lengths=lengths)
+    settled = settle(config, 1)
+    assert isinstance(settled, ReasoningConfig), "settling keeps the job"
+    job = replace(job_shape(settled, device_bytes=sheet.memory_bytes), lengths=lengths)
     profiles = recipe_profiles(problem.flow, shape, sheet, job, reference_shape(config, shape))
     plan = plan_for_mode(problem.flow, problem.cluster, "collocated")
     plan = replace(plan, stages=tuple(replace(stage, offload=False) for stage in plan.stages))  # all has room at once

@@ -442,8 +442,7 @@ SHORT: dict[str, Any] = {"model": QWEN_HALF_B, "num_groups": 32, "tokens": 128}
     ids=lambda measured: f"{measured.role}, {measured.num_groups}, {measured.model['hidden_size']}",
 )
 def test_stages_of_recipes_take_about_what_they_took(measured: MeasuredStage) -> None:
-    trains = {"actor": {"trains": True}}.get(measured.role, {})
-    stage = Stage(name="it", worker="it", role=measured.role, reads=("prompts",), **trains)
+    stage = Stage(name="it", worker="it", role=measured.role, reads=("prompts",), trains=measured.role == "actor")
     flow = FlowGraph(name="one", stages=(stage,), feeds=("prompts",))
     lengths = Lengths(
         mean_tokens=measured.tokens, limit_tokens=measured.tokens, prompt_tokens=128, group_size=8, sigma=0
