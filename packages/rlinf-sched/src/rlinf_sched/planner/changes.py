@@ -48,6 +48,7 @@ class Changes:
         self._pool_bits = [bits_of(pool.devices) for pool in pools]
         self._spans = [sorted({one.num_devices for one in problem.profile(name).instances}) for name in names]
         self._sizes = Sizes(problem)
+        self._widths_of: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._homes = [
             [bits for pool, bits in zip(pools, self._pool_bits, strict=True) if any(map(pool.takes, products))]
             for products in ({choice.device_name for choice in problem.profile(name).instances} for name in names)
@@ -98,22 +99,22 @@ class Changes:
     def finer(self, spots: Spots) -> Iterator[Spots]:
         """Sizes of hand-overs and numbers of processes on the host between those that are tried first."""
         for turn in self.turns:
-            for some in _alone_and_together(turn):
-                now, num_ranks = self._size(spots[some[0]]), min(spots[s].num_ranks for s in some)
-                yield from self._resized(spots, some, self._sizes.between(some, num_ranks, now))
+            others = self._other_sizes(spots, turn, self._sizes.between)
+            yield from (_handing_over(spots, some, to) for some, to in others)
         for group in self.groups.values():
             if not spots[group[0]].devices:
                 counts = self._sizes.between_on_host(group[0], spots[group[0]].num_ranks)
-                yield from (_changed(spots, group, _placed(0, count)) for count in counts)
+                yield from (_placed(spots, group, 0, count) for count in counts)
 
     def drawn(self, spots: Spots, draw: random.Random) -> Spots:
         """One change of a kind drawn at random; the plan itself where there is none of that kind."""
         turn = draw.choice(self.turns)
         kind = draw.randrange(8)
-        found: Iterable[Spots]
         if kind < 3:
-            found = self._other_granularities(spots, turn, far=True)
-        elif kind == 3:
+            sizes = list(self._other_sizes(spots, turn, self._sizes.near_and_far))
+            return _handing_over(spots, *draw.choice(sizes)) if sizes else spots
+        found: Iterable[Spots]
+        if kind == 3:
             found = itertools.chain(self._other_offload(spots, turn), self._other_orders(spots))
         else:
             group = draw.choice(list(self.groups.values()))
@@ -169,26 +170,33 @@ class Changes:
                 yield from self._other_host_ranks(spots, group)
         yield from self._other_orders(spots)
 
-    def _other_granularities(self, spots: Spots, turn: Sequence[int], *, far: bool = False) -> Iterator[Spots]:
+    def _other_granularities(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
+        return (_handing_over(spots, some, to) for some, to in self._other_sizes(spots, turn, self._sizes.near))
+
+    def _other_sizes(
+        self, spots: Spots, turn: Sequence[int], sizes: Callable[[Sequence[int], int, int], Iterable[int]]
+    ) -> Iterator[tuple[Sequence[int], int]]:
+        """Stages of a turn, and what all of them might hand over instead.
+
+        Args:
+            sizes: those of stages with so many ranks, which hand over so much now.
+        """
         for some in _alone_and_together(turn):
             now, num_ranks = self._size(spots[some[0]]), min(spots[s].num_ranks for s in some)
-            sizes = self._sizes.near(some, num_ranks, now)
-            if far:
-                sizes = [*self._sizes.listed(some, num_ranks), *self._sizes.between(some, num_ranks, now)]
-            yield from self._resized(spots, some, sizes)
-
-    def _resized(self, spots: Spots, stages: Sequence[int], sizes: Iterable[int]) -> Iterator[Spots]:
-        for size in dict.fromkeys(sizes):
-            granularity = self._sizes.granularity(stages[0], size)
-            if any(spots[s].granularity != granularity for s in stages):
-                yield _changed(spots, stages, lambda spot, to=granularity: spot._replace(granularity=to))
+            for size in dict.fromkeys(sizes(some, num_ranks, now)):
+                granularity = self._sizes.granularity(some[0], size)
+                if any(spots[s].granularity != granularity for s in some):
+                    yield some, granularity
 
     def _size(self, spot: Spot) -> int:
         return spot.granularity or self._problem.num_items
 
     def _other_offload(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
         if self._problem.allow_offload and any(spots[s].devices for s in turn):
-            yield _changed(spots, turn, lambda spot: spot._replace(offload=not spot.offload and bool(spot.devices)))
+            changed = list(spots)
+            for s in turn:
+                changed[s] = spots[s]._replace(offload=not spots[s].offload and bool(spots[s].devices))
+            yield tuple(changed)
 
     def _other_orders(self, spots: Spots) -> Iterator[Spots]:
         """Two turns that need nothing of each other and share devices, one right after the other, change places."""
@@ -202,7 +210,7 @@ class Changes:
     def _other_host_ranks(self, spots: Spots, group: Sequence[int]) -> Iterator[Spots]:
         for count in self._sizes.on_host(group[0]):
             if count != spots[group[0]].num_ranks:
-                yield _changed(spots, group, _placed(0, count))
+                yield _placed(spots, group, 0, count)
 
     def _sides(self, spots: Spots) -> list[list[list[int]]]:
         """The worker groups on devices, each alone, and together all with the same devices, or those of a cycle."""
@@ -257,8 +265,14 @@ class Changes:
             yield more | first_of(taken, missing)
             yield more | last_of(taken, missing)
 
-    def _widths(self, s: int, num_devices: int, first: int) -> Iterator[int]:
+    def _widths(self, s: int, num_devices: int, first: int) -> tuple[int, ...]:
         """Numbers of ranks on so many devices that were profiled, those that span `first` devices before others."""
+        key = s, num_devices, first
+        if key not in self._widths_of:
+            self._widths_of[key] = tuple(self._found_widths(*key))
+        return self._widths_of[key]
+
+    def _found_widths(self, s: int, num_devices: int, first: int) -> Iterator[int]:
         stage = self._problem.flow.stages[s]
         most = self._problem.profile(stage.name).max_instances
         pinned = self._problem.pinned_devices.get(stage.worker, num_devices)
@@ -331,16 +345,17 @@ class Changes:
     def _moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
         """The groups on these devices, which have to be of one pool that takes them, in every width that was
         profiled."""
-        if not places:
-            yield spots
-            return
         (group, devices), *rest = places
         if not any(devices & ~bits == 0 for bits in self._homes[group[0]]):
             return
         for num_ranks in self._widths(group[0], devices.bit_count(), _width(spots[group[0]])):
-            moved = _changed(spots, group, _placed(devices, num_ranks))
-            for sized in dict.fromkeys((moved, self._with_whole_shares(spots, moved, group))):
-                yield from self._moved(sized, rest)
+            moved = _placed(spots, group, devices, num_ranks)
+            whole = self._with_whole_shares(spots, moved, group)
+            for sized in (moved,) if whole == moved else (moved, whole):
+                if rest:
+                    yield from self._moved(sized, rest)
+                else:
+                    yield sized
 
     def _with_whole_shares(self, before: Spots, after: Spots, group: Sequence[int]) -> Spots:
         """What handed over an instance's whole share of a step before does so after the move too."""
@@ -368,14 +383,19 @@ def _large_spans(devices: int) -> set[int]:
     return {devices.bit_count() // part for part in (2, 4, 16, 64)} - {0}
 
 
-def _placed(devices: int, num_ranks: int) -> Callable[[Spot], Spot]:
-    return lambda spot: spot._replace(devices=devices, num_ranks=num_ranks)
-
-
-def _changed(spots: Spots, which: Sequence[int], change: Callable[[Spot], Spot]) -> Spots:
+def _placed(spots: Spots, group: Sequence[int], devices: int, num_ranks: int) -> Spots:
     changed = list(spots)
-    for s in which:
-        changed[s] = change(spots[s])
+    for s in group:
+        _, _, granularity, offload, turn = spots[s]
+        changed[s] = Spot(devices, num_ranks, granularity, offload, turn)
+    return tuple(changed)
+
+
+def _handing_over(spots: Spots, stages: Sequence[int], granularity: int) -> Spots:
+    changed = list(spots)
+    for s in stages:
+        devices, num_ranks, _, offload, turn = spots[s]
+        changed[s] = Spot(devices, num_ranks, granularity, offload, turn)
     return tuple(changed)
 
 

@@ -54,6 +54,10 @@ class Sizes:
         most = min(_round_up(share, multiple), self._num_items - 1)
         return sorted(size for size in sizes if 0 < size <= most and not any(size % one.item_multiple for one in of))
 
+    def near_and_far(self, stages: Sequence[int], num_ranks: int, now: int) -> list[int]:
+        """All those listed, and those between."""
+        return [*self.listed(stages, num_ranks), *self.between(stages, num_ranks, now)]
+
     def share(self, stage: int, num_ranks: int, num_parts: int = 1) -> int:
         """What each of so many instances has of a step, or a part of it, or the next size above."""
         record, count = self._stages[stage], num_ranks * num_parts

@@ -57,6 +57,7 @@ def devices_of(bits: int) -> tuple[int, ...]:
     return tuple(np.flatnonzero(np.unpackbits(data, bitorder="little")).tolist())
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def first_of(bits: int, count: int) -> int:
     """The `count` devices of a set that come first; all of them, if there are fewer."""
     low, high = 0, bits.bit_length()
