@@ -13,8 +13,8 @@ from rlinf_sched.simulator import simulate
 from rlinf_sched.simulator.timeline import SPAN_KINDS
 
 ROUNDING = 1e-6
-"""Of times, relative. The reference computes exactly, and rounding grows where an item beside another is much slower than
-alone: with 2.5 s for two and 0.125 s for one twentyfold at each change, to 2e-8 in the worst case seen."""
+"""Of times, relative. The reference computes exactly, and rounding grows where an item beside another is much slower
+than alone: with 2.5 s for two and 0.125 s for one twentyfold at each change, to 2e-8 in the worst case seen."""
 
 often = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
