@@ -19,9 +19,12 @@ from rlinf.planning.memory import all_fit_at_once, job_shape, loads_of
 from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import find_model
+from rlinf_sched.derive.generation import FLOAT32_RATE, FLOAT32_UTILISATION
 from rlinf_sched.derive.memory import generator_memory
 from rlinf_sched.derive.memory.sglang import kv_tokens
+from rlinf_sched.derive.recipes import LAYER_CALL_S
 from rlinf_sched.derive.sglang import OWNED, SGLangOptions
+from rlinf_sched.derive.training import DENSE_UTILISATION
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS, ON_CPU, ON_GPU
 from rlinf_workers.launcher.interpreter import Interpreter
@@ -293,8 +296,9 @@ def test_training_is_timed_in_the_numbers_that_it_computes_in():
         recipe_problem("--cluster.num_devices=8", f"--actor.backend_options={{compute_dtype: {dtype}}}")
         for dtype in ("float32", "bfloat16")
     ]
-    times = [problem.profiles.stages["actor"].instances[0].seconds(32) for problem in problems]
-    assert times[0] > 2 * times[1]  # launching takes as long in both
+    launched_s = 32 * 3 * 2 * find_model("Qwen2.5-1.5B").num_layers * LAYER_CALL_S  # a group at a time
+    times = [problem.profiles.stages["actor"].instances[0].seconds(32) - launched_s for problem in problems]
+    assert times[0] / times[1] == pytest.approx(DENSE_UTILISATION / (FLOAT32_UTILISATION * FLOAT32_RATE))
 
 
 def interpreter(**packages: str) -> Interpreter:
