@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from benchmarks.harness import report
+from benchmarks.sched.rank_cases import ON_GPU
 from benchmarks.sched.real_runs import NUM_WARMUP, Probing, started
 
 from rlinf import jobs
@@ -30,7 +31,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.planning.memory import job_shape, reference_shape
-from rlinf.planning.plans import complete_problem, make_plans
+from rlinf.planning.plans import make_plans
 from rlinf.planning.problems import problem_of_recipe
 from rlinf.tasks.language import character_tokenizer
 from rlinf_sched.derive.datasheets import find_gpu
@@ -47,22 +48,18 @@ NUM_PROBES = 4
 MODEL, QUESTIONS, HELD_OUT = "model", "questions.jsonl", "held-out.jsonl"
 Predicted = dict[str, Any]
 PROMPT_TOKENS = 128
+QWEN = ON_GPU["Qwen2.5-0.5B"]
 _CHARACTERS = [chr(code) for code in range(0x20000, 0x20000 + 1000)]
-_QWEN = {"model_type": "qwen2", "vocab_size": 151_936, "num_key_value_heads": 2, "tie_word_embeddings": True}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "0.5B": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-    },
+    "0.5B": QWEN,
     "1.5B": {
+        **QWEN,
         "hidden_size": 1536,
         "intermediate_size": 8960,
         "num_hidden_layers": 28,
         "num_attention_heads": 12,
     },
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "tiny": {**QWEN, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
 }
 """Qwen2.5-0.5B and -1.5B, by their public configurations."""
 
@@ -110,7 +107,7 @@ def write_model(folder: Path, shape: Mapping[str, Any], device: str) -> None:
 
     tokenizer = character_tokenizer("".join(_CHARACTERS))
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = Qwen2Config(**{**_QWEN, **shape, **ends})
+    config = Qwen2Config(**{**shape, **ends})
     torch.manual_seed(0)
     with torch.device(device):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -183,16 +180,15 @@ def measure(workload: Workload, num_rounds: int, scratch: Path, gpu: str) -> dic
     planned = make_plans(job, flows, folder)
     graph = flows.train.graph()
     with started(job, flows, planned.plans[flows.train.name], folder, planned.cluster) as side:
-        both, own = (Profiler(graph, planned.cluster, job.num_items) for _ in range(2))
+        own = Profiler(graph, planned.cluster, job.num_items)
         same = {key: getattr(side, key) for key in ("job", "flows", "executor", "plan")}
-        probing = Probing(**same, profiler=own, also=both)
+        probing = Probing(**same, profiler=own, also=side.profiler)
         for index in range(NUM_WARMUP):
             side.step(index)
         for index in range(NUM_WARMUP, NUM_WARMUP + NUM_PROBES):
             probing.step(index)
         samples_s = [side.step(index) for index in range(NUM_WARMUP, NUM_WARMUP + num_rounds)]
-        probing.measured()
-        problem = complete_problem(job, both.measured().problem)
+        problem = probing.measured().problem
         plan, steps_s = side.plan, list(side.stages_s)
     return {
         "step_s": statistics.median(samples_s),
@@ -208,7 +204,7 @@ def derive_again(found: dict[str, Any], gpu: str) -> None:
         with tempfile.TemporaryDirectory(prefix="rlinf-gpu-steps-") as scratch:
             folder = Path(scratch) / MODEL
             folder.mkdir()
-            (folder / "config.json").write_text(json.dumps({**_QWEN, **SHAPES[WORKLOADS[name].model]}))
+            (folder / "config.json").write_text(json.dumps(SHAPES[WORKLOADS[name].model]))
             row["predicted"]["derived"] = derived(config_of(WORKLOADS[name], Path(scratch)), gpu)
 
 

@@ -404,7 +404,7 @@ class MeasuredStage:
     """A stage of a step on an H100 (benchmarks/results/gpu-steps.json): 8 answers of as many tokens to each prompt,
     which has 128."""
 
-    model: dict[str, Any]
+    model: ModelShape
     num_groups: int
     tokens: int
     role: str
@@ -417,15 +417,9 @@ BFLOAT16: dict[str, Any] = {
     "backend": "fsdp2",
     "backend_options": {"compute_dtype": "bfloat16", "recompute": True},
 }
-QWEN_1_5B = QWEN_HALF_B | {
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-}
-SMALL: dict[str, Any] = {"model": QWEN_HALF_B, "num_groups": 64, "tokens": 256}
-MIDDLE: dict[str, Any] = {"model": QWEN_1_5B, "num_groups": 32, "tokens": 256}
-SHORT: dict[str, Any] = {"model": QWEN_HALF_B, "num_groups": 32, "tokens": 128}
+SMALL: dict[str, Any] = {"model": ModelShape.from_config(QWEN_HALF_B), "num_groups": 64, "tokens": 256}
+MIDDLE: dict[str, Any] = {"model": find_model("Qwen2.5-1.5B"), "num_groups": 32, "tokens": 256}
+SHORT: dict[str, Any] = {**SMALL, "num_groups": 32, "tokens": 128}
 
 
 @pytest.mark.parametrize(
@@ -439,7 +433,7 @@ SHORT: dict[str, Any] = {"model": QWEN_HALF_B, "num_groups": 32, "tokens": 128}
         MeasuredStage(**SHORT, role="rollout", seconds=1.55),
         MeasuredStage(**SHORT, role="actor", seconds=3.51, options={"micro_batch_groups": 4}),
     ],
-    ids=lambda measured: f"{measured.role}, {measured.num_groups}, {measured.model['hidden_size']}",
+    ids=lambda measured: f"{measured.role}, {measured.num_groups}, {measured.model.hidden_size}",
 )
 def test_stages_of_recipes_take_about_what_they_took(measured: MeasuredStage) -> None:
     stage = Stage(name="it", worker="it", role=measured.role, reads=("prompts",), trains=measured.role == "actor")
@@ -448,5 +442,5 @@ def test_stages_of_recipes_take_about_what_they_took(measured: MeasuredStage) ->
         mean_tokens=measured.tokens, limit_tokens=measured.tokens, prompt_tokens=128, group_size=8, sigma=0
     )
     job = JobShape(lengths=lengths, num_groups=measured.num_groups, **measured.options)
-    instance = recipe_profiles(flow, ModelShape.from_config(measured.model), H100, job).stages["it"].instances[0]
+    instance = recipe_profiles(flow, measured.model, H100, job).stages["it"].instances[0]
     assert instance.seconds(measured.num_groups) + instance.step_s == pytest.approx(measured.seconds, rel=0.25)

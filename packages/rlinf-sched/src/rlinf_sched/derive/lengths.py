@@ -65,6 +65,11 @@ class Lengths:
         return self.group_size * (self.prompt_tokens + self.mean_tokens)
 
     @property
+    def packed_group_tokens(self) -> float:
+        """Tokens of a whole group whose prompt is computed once."""
+        return self.prompt_tokens + self.group_size * self.mean_tokens
+
+    @property
     def longest_costs(self) -> ItemCosts:
         """How groups spread in generation: by their longest answer."""
         if self.sigma == 0:

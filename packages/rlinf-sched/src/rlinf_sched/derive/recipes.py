@@ -6,6 +6,7 @@ launching the layers of a transformers model takes beside it, which is most of a
 (benchmarks/sched/gpu_steps.py compares them with steps on a GPU).
 """
 
+import math
 from dataclasses import replace
 
 from rlinf_sched.derive.datasheets import Gpu
@@ -62,7 +63,7 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     replica, whose ranks share its work out."""
     span, computed = trainer_of(job).span(job), replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job))
     copy = job.dtype_bytes * model.num_parameters
-    pass_s = _forward_s(model, gpu, job) / span + _launch_s(model, job, _groups_of_micro_batch(job))
+    pass_s = _forward_s(model, gpu, job) / span + _launch_s(model, job)
     num_passes = 4 if job.backend_options.get("recompute") else 3  # a backward pass is two
     item_s = num_passes * job.num_models * pass_s
     instances = []
@@ -91,8 +92,7 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
 
 def _forward_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     memory, computed = forward_memory(model, job), replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job))
-    num_groups = min(1.0, _groups_of_micro_batch(job))  # no pass has two
-    item_s = _forward_s(model, gpu, job) + _launch_s(model, job, num_groups)
+    item_s = _forward_s(model, gpu, job) + _launch_s(model, job, most_groups=1)
     instance = InstanceProfile(
         points=_proportional(item_s, job.num_groups),
         state_bytes=memory.state,
@@ -168,26 +168,20 @@ def _sglang_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
 def _forward_s(model: ModelShape, gpu: Gpu, job: JobShape) -> float:
     """Device-seconds of a forward pass over one group, whose prompt is computed once, in the numbers that the backend
     computes in; with the exchange between experts that are dealt out over ranks."""
-    lengths = job.lengths
-    num_tokens = lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens
-    flops = num_tokens * model.forward_flops(lengths.mean_context_tokens)
+    num_tokens = job.lengths.packed_group_tokens
+    flops = num_tokens * model.forward_flops(job.lengths.mean_context_tokens)
     exchanged_s = num_tokens * exchange_s(model, gpu, job.backend_options.get("expert_parallel", 1), passes=2)
     return flops / flops_per_s(model, gpu, trainer_of(job).frozen_bytes(job)) + exchanged_s
 
 
-def _launch_s(model: ModelShape, job: JobShape, num_groups: float) -> float:
-    """Seconds of a rank to launch its layers' forward passes over one group of the `num_groups` of a micro-batch: once
-    where tokens are packed, else once for the prompts and once for the completions."""
-    num_calls = (2 if job.max_tokens_per_micro_batch is None else 1) / num_groups
-    return num_calls * model.num_layers / job.backend_options.get("pipeline_parallel", 1) * LAYER_CALL_S
-
-
-def _groups_of_micro_batch(job: JobShape) -> float:
-    """Groups that a trainer computes at once, or the part of one."""
-    if job.max_tokens_per_micro_batch is None:
-        return job.micro_batch_groups
-    lengths = job.lengths
-    return job.max_tokens_per_micro_batch / (lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens)
+def _launch_s(model: ModelShape, job: JobShape, most_groups: float = math.inf) -> float:
+    """Seconds of a rank to launch its layers' forward passes over one group of a micro-batch, which has `most_groups`
+    at most: once where tokens are packed, else once for the prompts and once for the completions."""
+    num_calls, num_groups = 2.0, float(job.micro_batch_groups)
+    if job.max_tokens_per_micro_batch is not None:
+        num_calls, num_groups = 1.0, job.max_tokens_per_micro_batch / job.lengths.packed_group_tokens
+    num_layers = model.num_layers / job.backend_options.get("pipeline_parallel", 1)
+    return num_calls / min(num_groups, most_groups) * num_layers * LAYER_CALL_S
 
 
 def _proportional(item_s: float, most: int) -> tuple[TimePoint, ...]:

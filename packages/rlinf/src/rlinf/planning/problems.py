@@ -126,9 +126,7 @@ def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
         return (0,)
     size = actor.micro_batch_groups
     if actor.max_tokens_per_micro_batch is not None:
-        lengths = job_shape(config).lengths
-        group = lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens
-        size = max(1, int(actor.max_tokens_per_micro_batch / group))
+        size = max(1, int(actor.max_tokens_per_micro_batch / job_shape(config).lengths.packed_group_tokens))
     unit = size * actor.settled_shards
     return (*range(unit, num_sampled_prompts(config), unit), 0)
 

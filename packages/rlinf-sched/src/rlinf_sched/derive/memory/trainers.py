@@ -101,8 +101,7 @@ def _num_passes(job: JobShape, num_ranks: int) -> int:
     groups = -(-job.num_groups // (num_ranks * job.num_updates))
     if job.max_tokens_per_micro_batch is None:
         return max(1, -(-groups // job.micro_batch_groups))
-    tokens = groups * (job.lengths.prompt_tokens + job.lengths.group_size * job.lengths.mean_tokens)
-    return max(1, math.ceil(tokens / job.max_tokens_per_micro_batch))
+    return max(1, math.ceil(groups * job.lengths.packed_group_tokens / job.max_tokens_per_micro_batch))
 
 
 TRAINERS: Mapping[str, Trainer] = {
