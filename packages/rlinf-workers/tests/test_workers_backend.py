@@ -237,9 +237,10 @@ def test_a_served_model_that_is_sent_anew_is_moved_neither_way():
 
 
 def test_learning_rate_schedule():
+    """A quarter of the rate is left after 10 steps, and not before: a step of the decay takes 0.075."""
     settings = OptimizerSettings(learning_rate=1.0, lr_warmup_steps=4, lr_decay_steps=10, min_lr_ratio=0.25)
-    assert [settings.learning_rate_at(step) for step in (0, 3, 5, 9, 100)] == pytest.approx(
-        [0.25, 0.7, 0.5, 0.25, 0.25]
+    assert [settings.learning_rate_at(step) for step in (0, 3, 5, 9, 10, 100)] == pytest.approx(
+        [0.25, 0.775, 0.625, 0.325, 0.25, 0.25]
     )
 
 
@@ -247,7 +248,7 @@ def test_values_have_a_learning_rate_of_their_own():
     """The first step of Adam moves every weight with a gradient by the learning rate."""
     torch.manual_seed(0)
     model = torch.nn.ModuleDict({"policy": torch.nn.Linear(3, 2), "value_head": torch.nn.Linear(3, 1)})
-    settings = OptimizerSettings(learning_rate=0.125, value_learning_rate=0.5, lr_decay_steps=2, min_lr_ratio=0.5)
+    settings = OptimizerSettings(learning_rate=0.125, value_learning_rate=0.5, lr_decay_steps=2, min_lr_ratio=0.0)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     optimizer = settings.adamw(model.named_parameters())
     for weight in model.parameters():

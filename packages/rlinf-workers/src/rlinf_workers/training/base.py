@@ -55,8 +55,9 @@ class OptimizerSettings:
     lr_warmup_steps: int = 0
     """Linear, from 1/lr_warmup_steps."""
     lr_decay_steps: int | None = None
-    """Linear decay to `min_lr_ratio` over that many optimizer steps; None: constant."""
+    """Linear decay from 1 to `min_lr_ratio` over that many optimizer steps, constant afterwards; None: constant."""
     min_lr_ratio: float = 0.1
+    """Share of the learning rate that is left after `lr_decay_steps`."""
 
     def learning_rate_at(self, step: int) -> float:
         """For optimizer step `step`, counted from 0."""
@@ -65,7 +66,8 @@ class OptimizerSettings:
     def _factor_at(self, step: int) -> float:
         factor = 1.0
         if self.lr_decay_steps:
-            factor = max(self.min_lr_ratio, 1 - step / self.lr_decay_steps)
+            progress = min(1.0, step / self.lr_decay_steps)
+            factor = 1.0 - (1.0 - self.min_lr_ratio) * progress
         if self.lr_warmup_steps:
             factor *= min(1.0, (step + 1) / self.lr_warmup_steps)
         return factor

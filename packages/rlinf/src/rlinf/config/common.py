@@ -40,7 +40,9 @@ class OptimizerConfig(Section):
         default=0, ge=0, description="Optimizer steps over which the learning rate rises linearly to its full value."
     )
     lr_decay_steps: int | None = Field(
-        default=None, ge=1, description="Optimizer steps over which the learning rate falls linearly; null keeps it."
+        default=None,
+        ge=1,
+        description="Optimizer steps over which the learning rate falls linearly to min_lr_ratio of it; null keeps it.",
     )
     min_lr_ratio: float = Field(
         default=0.1, ge=0, le=1, description="Share of the learning rate that is left after lr_decay_steps."
