@@ -108,7 +108,7 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
             "--critic.learning_rate 0.1",
             "critic.learning_rate=0.1 is not used: algorithm.advantage=grpo has no critic; leave it out",
         ),
-        ("--algorithm.name 3", "algorithm.name=3; allowed: text"),
+        ("--algorithm.name 3", "algorithm.name=3: no algorithm is called '3'"),
         ("--algorithm 3", "a section with the keys name, samples, group_size"),
         ("--algorithm.group_size true", "--algorithm.group_size=true; allowed: a whole number"),
         ("--algorithm.kl_coef .inf", "--algorithm.kl_coef=inf; allowed: a finite number"),
@@ -128,7 +128,7 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
             "--algorithm.name ppo --algorithm.kl_coef 0.1 --algorithm.kl_target 6 --algorithm.kl_horizon 100",
             "algorithm.kl_horizon=100 is less than the 512 completions of a step; use at least 512",
         ),
-        ("--run.wandb.project ''", "run.wandb.project"),
+        ("--run.wandb.project=", "run.wandb.project"),
         ("--algorithm.advantage no_such:thing", "cannot be imported: No module named 'no_such'"),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_prompt_template_must_hold_its_field(template: str):
         "--task.train_files=[a]",
         "--task.eval_files=[b]",
         "--model.path=m",
-        f"--task.prompt_template='{template}'",
+        f"--task.prompt_template={template}",
     ]
     with pytest.raises(UserError) as caught:
         load_config("gsm8k-grpo", parse_overrides(arguments))

@@ -234,7 +234,7 @@ def test_what_is_dumped_is_read_back_the_same(values: dict):
 
 @pytest.mark.parametrize("name", ["1e6", "123", "true", "null", "2020-01-01", "0x10", "1_0", "a.b-c_d"])
 def test_a_name_that_looks_like_another_type_survives_the_run_folder(tmp_path: Path, name: str):
-    config = load_config("sort-grpo", parse_overrides([f"--name='{name}'"]))
+    config = load_config("sort-grpo", parse_overrides([f"--name={name}"]))
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert load_for_resume(tmp_path) == config
 

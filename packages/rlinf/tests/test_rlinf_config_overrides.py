@@ -1,5 +1,8 @@
 """Overrides on the command line: how they are told from options, read and applied."""
 
+from pathlib import Path
+from typing import Literal
+
 import pytest
 import yaml
 from hypothesis import given
@@ -10,6 +13,7 @@ from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, apply_overrides, parse_overrides, split_overrides
 from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.tasks import FilesTask
 from rlinf.config.yaml_source import Tree
 from rlinf.errors import UserError
 
@@ -75,9 +79,58 @@ def test_the_order_of_words_and_overrides_does_not_matter(words, pairs, order):
         ("a=b", "a=b"),
     ],
 )
-def test_a_value_is_yaml(text: str, value: object):
-    assert parse_overrides([f"--a.b={text}"]) == [Override(key=("a", "b"), value=value)]
-    assert parse_overrides(["--a.b", text]) == [Override(key=("a", "b"), value=value)]
+def test_a_value_is_yaml_where_its_key_is_not_text(text: str, value: object):
+    assert (
+        parse_overrides([f"--a.b={text}"]) == parse_overrides(["--a.b", text]) == [Override(key=("a", "b"), text=text)]
+    )
+    assert Override(key=("a", "b"), text=text).value(dict) == value
+
+
+TEXTS = (
+    "Solve {question} and end with #### and the number.",
+    "{question}",
+    "Rule: {question}",
+    "# {question}",
+    "'{question}'",
+    "[{question}",
+    "*{question}\\n",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_taken_as_it_stands(text: str):
+    files = ["--model.path", "a: # b", "--task.train_files", "c #1.jsonl", "--task.eval_files=[d.jsonl, 'e, f.jsonl']"]
+    texts = ["--task.prompt_template", text, f"--task.system_prompt={text}", f"--task.chat_options.x={text}"]
+    config = load_config("gsm8k-grpo", parse_overrides([*files, *texts, "--rollout.stop", "# stop", "--name=1e6"]))
+    assert isinstance(config, ReasoningConfig) and isinstance(config.task, FilesTask)
+    assert (config.task.prompt_template, config.task.system_prompt, config.name) == (text, text, "1e6")
+    assert config.task.chat_options["x"] == (text if text[0] != "'" else text[1:-1])
+    assert (config.rollout.stop, config.model.path) == (("# stop",), Path.cwd() / "a: # b")
+    assert config.task.train_files == (Path.cwd() / "c #1.jsonl",)
+    assert config.task.eval_files == (Path.cwd() / "d.jsonl", Path.cwd() / "e, f.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text", "value"),
+    [
+        (str, "null", "null"),
+        (str, "", ""),
+        (str | None, "null", None),
+        (str | None, "3", "3"),
+        (Path | None, "", None),
+        (Literal["auto", "off"], "off", "off"),
+        (int | Literal["auto"], "3", 3),
+        (bool | float | str, "1e-3", 1e-3),
+        (bool | float | str, "off # x", "off # x"),
+        (bool | float | str, "'3'", "3"),
+        (bool | float | str, "[a]", "[a]"),
+        (bool | float | str | list[str], "[a]", ["a"]),
+        (tuple[str, ...] | None, "null", None),
+        (tuple[int, ...], "[1, 2]", [1, 2]),
+    ],
+)
+def test_the_type_of_a_key_decides_how_its_text_is_read(annotation: object, text: str, value: object):
+    assert Override(key=("a",), text=text).value(annotation) == value
 
 
 JSON = st.recursive(
@@ -91,7 +144,7 @@ JSON = st.recursive(
 def test_every_value_comes_back_from_its_flow_style_yaml(value: object):
     style = '"' if isinstance(value, str) else None
     text = yaml.dump(value, Dumper=yaml_source._Dumper, default_flow_style=True, default_style=style)
-    assert parse_overrides([f"--a={text}"])[0].value == value
+    assert Override(key=("a",), text=text).value(None) == value
 
 
 @pytest.mark.parametrize(
@@ -101,17 +154,30 @@ def test_every_value_comes_back_from_its_flow_style_yaml(value: object):
         (["--a..b=3"], "'--a..b=3' is neither an option nor an override"),
         (["--a"], "--a has no value\nhint: write --a VALUE or --a=VALUE"),
         (["--a", "--b", "3"], "--a has no value"),
-        (["--a=[1"], "--a='[1': not a YAML value: "),
-        (["--a={b: c: d}"], "--a='{b: c: d}': not a YAML value: "),
-        (["--a=&x [*x]"], "--a='&x [*x]': not a YAML value: the value:1: nested more than 20 deep"),
-        (["--a=!!python/object:os.system x"], "--a='!!python/object:os.system x': not a YAML value: "),
-        (["--a={b: 1, b: 2}"], "--a='{b: 1, b: 2}': not a YAML value: the value:1: the key 'b' is already"),
-        (["--a", "9" * 5000], "--a='9999"),
     ],
 )
 def test_what_is_no_override_is_refused(arguments: list[str], expected: str):
     with pytest.raises(UserError) as caught:
         parse_overrides(arguments)
+    assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[1", "--a='[1': not a YAML value: "),
+        ("{b: c: d}", "--a='{b: c: d}': not a YAML value: "),
+        ("&x [*x]", "--a='&x [*x]': not a YAML value: the value:1: nested more than 20 deep"),
+        ("!!python/object:os.system x", "--a='!!python/object:os.system x': not a YAML value: "),
+        ("{b: 1, b: 2}", "--a='{b: 1, b: 2}': not a YAML value: the value:1: the key 'b' is already"),
+        ("9" * 5000, "--a='9999"),
+        ("3 # 4", "--a='3 # 4': not a YAML value: '# 4' is a comment in YAML and would be dropped"),
+        ("{b: 1} # c", "--a='{b: 1} # c': not a YAML value: '# c' is a comment"),
+    ],
+)
+def test_what_is_no_yaml_is_refused_where_a_key_is_not_text(text: str, expected: str):
+    with pytest.raises(UserError) as caught:
+        Override(key=("a",), text=text).value(int)
     assert str(caught.value).startswith(expected)
     assert max(map(len, str(caught.value).splitlines())) < 400
 
@@ -121,7 +187,7 @@ def test_what_is_no_override_is_refused(arguments: list[str], expected: str):
 
 def test_later_overrides_win_and_the_tree_stays_as_it_was():
     tree = Tree(values={"a": {"b": 1, "c": 2}}, places={("a",): "f:1", ("a", "b"): "f:2", ("a", "c"): "f:3"})
-    result = apply_overrides(tree, parse_overrides(["--a.b=5", "--a.b=6", "--d.e", "7"]))
+    result = apply_overrides(tree, parse_overrides(["--a.b=5", "--a.b=6", "--d.e", "7"]), None)
     assert result.values == {"a": {"b": 6, "c": 2}, "d": {"e": 7}}
     assert (result.places["a", "b"], result.places["a", "c"]) == ("--a.b", "f:3")
     assert tree.values == {"a": {"b": 1, "c": 2}}
@@ -129,13 +195,13 @@ def test_later_overrides_win_and_the_tree_stays_as_it_was():
 
 @given(pairs=st.lists(st.tuples(st.lists(st.sampled_from("xyz"), min_size=1, max_size=3), st.integers()), max_size=5))
 def test_the_last_override_of_each_key_is_what_counts(pairs):
-    overrides = [Override(key=tuple(key), value=value) for key, value in pairs]
-    values = apply_overrides(Tree(values={}), overrides).values
+    overrides = [Override(key=tuple(key), text=str(value)) for key, value in pairs]
+    values = apply_overrides(Tree(values={}), overrides, None).values
     if overrides:
         node = values
         for part in overrides[-1].key:
             node = node[part]
-        assert node == overrides[-1].value
+        assert node == int(overrides[-1].text)
 
 
 def test_a_task_kind_comes_first_wherever_it_stands():
@@ -155,13 +221,13 @@ def test_a_task_kind_comes_first_wherever_it_stands():
         ("--rollout.temperature=0", "--rollout.temperature=0; allowed: more than 0"),
         ("--rollout.top_k=-1", "--rollout.top_k=-1; allowed: 0 or more"),
         ("--rollout.stop=['']", "--rollout.stop.0=''; allowed: "),
-        ("--rollout.stop=3", "--rollout.stop=3; allowed: a list, [a, b]"),
+        ("--rollout.stop=[3]", "--rollout.stop.0=3; allowed: text"),
         ("--plan.devices.actor=x", "--plan.devices.actor='x'; allowed: a list, [a, b]"),
         ("--plan.granularity.rollout=-1", "--plan.granularity.rollout=-1; allowed: 0 or more"),
         ("--task=null", "--task is not set; give --task VALUE, or write it in a recipe"),
         ("--task={}", "--task.kind is not set; give --task.kind VALUE, or write it in a recipe"),
         ("--extends=add-grpo", "--extends is not a key; "),
-        ("--name=1e6", "--name=1000000.0; allowed: text"),
+        ("--name=run #3", "--name='run #3'; allowed: letters, digits, '.', '_' and '-', a letter or digit first"),
         ("--seed=99999999999999999999999", "--seed=99999999999999999999999; allowed: 8388607 or less"),
     ],
 )

@@ -270,7 +270,7 @@ def test_the_quick_starts_model_is_asked_with_the_bare_digits(prepared, run_of, 
 
 
 def test_template_chat_and_system_prompt_come_from_the_run(prepared, run_of, inputs: Path):
-    given = ("--task.prompt_template='Q: {question}!'", "--task.system_prompt=hi", "--task.prompt_format=chat")
+    given = ("--task.prompt_template=Q: {question}!", "--task.system_prompt=hi", "--task.prompt_format=chat")
     run_of("gsm8k-grpo", *FILES, *given, chat_template=TEMPLATE)
     evaluation = prepared(f"gsm8k=gsm8k.jsonl --model run {SHORT}")
     assert asked(evaluation) == "<system>hi<user>Q: 0 + 1?!<a>"
@@ -284,7 +284,7 @@ def test_template_chat_and_system_prompt_come_from_the_run(prepared, run_of, inp
 def test_stop_strings_are_those_of_the_run_or_ones_own(
     prepared, run_of, inputs: Path, line: str, stop: tuple[str, ...]
 ):
-    run_of("gsm8k-grpo", *FILES, "--rollout.stop='!'", chat_template=TEMPLATE)
+    run_of("gsm8k-grpo", *FILES, "--rollout.stop=!", chat_template=TEMPLATE)
     assert prepared(f"gsm8k=gsm8k.jsonl --model run {SHORT} {line}".strip()).config.stop == stop
 
 
@@ -302,7 +302,7 @@ def test_what_asks_otherwise_than_the_run_is_told(prepared, run_of):
     assert plain.notes[1:] == [
         "prompt_format='plain', but the run trained with 'chat': the score is that of another prompt"
     ]
-    other = prepared(f"{line} --system_prompt hi --benchmarks.gsm8k.template '{{question}}'")
+    other = prepared(f"{line} --system_prompt hi --benchmarks.gsm8k.template {{question}}")
     assert asked(other) == "<system>hi<user>0 + 1?<a>"
     assert [note.partition("=")[0] for note in other.notes[1:3]] == ["system_prompt", "benchmarks.gsm8k.template"]
 

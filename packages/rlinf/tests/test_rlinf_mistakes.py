@@ -239,7 +239,8 @@ MISTAKES = [
         says="--task.prompt_field: task.prompt_template='{question}\\n\\nThink it through step by step;",
     ),
     Mistake(
-        line=GSM8K + " --task.prompt_template {queston}", says="--task.prompt_template={'queston': None}; allowed: text"
+        line=GSM8K + " --task.prompt_template {queston}",
+        says="--task.prompt_template='{queston}' must hold {question} and no other brace; write {{ and }} for braces",
     ),
     Mistake(
         line=GSM8K + " --task.prompt_template Solve!",
@@ -255,10 +256,6 @@ MISTAKES = [
         says="of its evaluation problems 2 are in the training files too, for example 'a\\n\\nThink it t",
     ),
     Mistake(line=GSM8K, says="No such file or directory", gone="test.jsonl"),
-    Mistake(
-        line=GSM8K.replace("[train.jsonl]", "train.jsonl"),
-        says="--task.train_files='train.jsonl'; allowed: a list, [a, b]",
-    ),
     Mistake(
         line=GSM8K + " --task.answer_format gsm8kk", says="--task.answer_format='gsm8kk'; allowed: 'gsm8k' or 'exact'"
     ),

@@ -115,5 +115,5 @@ def _arguments(arguments: Sequence[str]) -> tuple[Path | None, list[Override]]:
                 "one YAML file with settings may stand beside",
             )
         else:
-            overrides.append(Override(key=("benchmarks", name, "file"), value=file))
+            overrides.append(Override(key=("benchmarks", name, "file"), text=file))
     return settings, overrides

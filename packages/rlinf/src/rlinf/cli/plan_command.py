@@ -155,7 +155,7 @@ def _unread_data(name: str, given: Sequence[Override]) -> list[Override]:
     if not isinstance(task, dict) or any(override.key == ("task", "kind") for override in given):
         return []
     unset = [key for key in ("train_files", "eval_files") if key in task and task[key] is None]
-    return [Override(key=("task", key), value=["unread.jsonl"]) for key in unset]
+    return [Override(key=("task", key), text="[unread.jsonl]") for key in unset]
 
 
 def _is_problem_file(path: Path) -> bool:

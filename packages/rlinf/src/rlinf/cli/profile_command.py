@@ -16,7 +16,7 @@ from rlinf.errors import UserError
 if TYPE_CHECKING:
     from rlinf_workers.profiling import Measured
 
-MODE = Override(key=("mode",), value="auto")
+MODE = Override(key=("mode",), text="auto")
 
 
 def add_parser(subparsers: Any) -> None:

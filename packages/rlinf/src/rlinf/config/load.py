@@ -42,7 +42,7 @@ def load_config(recipe: str, overrides: Sequence[Override] = ()) -> Config:
 
     Raises: UserError that lists everything that is wrong, each with file and line, or the override's flag.
     """
-    return validated(apply_overrides(read_recipe(recipe), overrides))
+    return validated(apply_overrides(read_recipe(recipe), overrides, Config))
 
 
 def load_eval(file: Path | None, overrides: Sequence[Override]) -> EvalConfig:
@@ -50,7 +50,8 @@ def load_eval(file: Path | None, overrides: Sequence[Override]) -> EvalConfig:
 
     Raises: as `load_config`.
     """
-    return _validated_as(EvalConfig, apply_overrides(Tree(values={}) if file is None else read_file(file), overrides))
+    tree = Tree(values={}) if file is None else read_file(file)
+    return _validated_as(EvalConfig, apply_overrides(tree, overrides, EvalConfig))
 
 
 def load_eval_for_resume(folder: Path, overrides: Sequence[Override]) -> EvalConfig:
@@ -66,7 +67,7 @@ def load_trained(folder: Path, overrides: Sequence[Override] = ()) -> TrainedCon
 
     Raises: UserError for a folder without config.yaml, for the run of a language model, and as `load_config`.
     """
-    return _validated_as(TrainedConfig, apply_overrides(_trained(folder), overrides))
+    return _validated_as(TrainedConfig, apply_overrides(_trained(folder), overrides, TrainedConfig))
 
 
 def load_suite_eval(checkpoint: Path, suite: str, overrides: Sequence[Override]) -> SuiteEvalConfig:
@@ -81,7 +82,8 @@ def load_suite_eval(checkpoint: Path, suite: str, overrides: Sequence[Override])
     run, asked = _trained(checkpoint.parent.parent), read_suite(suite)
     places = dict(run.places) | {("suite", *key): place for key, place in asked.places.items()}
     values = {**run.values, "checkpoint": str(checkpoint), "suite": asked.values}
-    return _validated_as(SuiteEvalConfig, apply_overrides(Tree(values=values, places=places), overrides))
+    tree = Tree(values=values, places=places)
+    return _validated_as(SuiteEvalConfig, apply_overrides(tree, overrides, SuiteEvalConfig))
 
 
 def load_suite_eval_for_resume(folder: Path, overrides: Sequence[Override]) -> SuiteEvalConfig:
@@ -143,7 +145,7 @@ def _resumed(kind: Any, folder: Path, overrides: Sequence[Override], what: str, 
             f"--output={folder}: nothing to resume, {missing}", hint=f"give the folder of an earlier {what}"
         )
     stored = read_file(file)
-    before, after = _validated_as(kind, stored), _validated_as(kind, apply_overrides(stored, overrides))
+    before, after = _validated_as(kind, stored), _validated_as(kind, apply_overrides(stored, overrides, kind))
     changed = _differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
     refused = [
         f"--{key} would change {key} from {describe(old)} to {describe(new)}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import types
-import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Union
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from rlinf.config.annotations import fields_at
 from rlinf.config.base import CROSS_CHECK, Conflict
 from rlinf.config.yaml_source import Key, Tree, describe
 
@@ -92,7 +90,7 @@ def _single(key: Key, details: list[Any], tree: Tree, model: Any) -> str:
         where = (*key, first["ctx"]["discriminator"].strip("'"))
         return f"{_located(where, tree)}={describe(first['ctx']['tag'])}; allowed: {allowed[0]}"
     if kinds & {"dict_type", "model_type", "model_attributes_type", "dataclass_type"} and (
-        names := list(_fields(model, key, tree.values))
+        names := list(fields_at(model, key, tree.values))
     ):
         allowed = [f"a section with the keys {', '.join(names)}"]
     return f"{_located(key, tree)}={describe(first['input'])}; allowed: {' or '.join(allowed)}"
@@ -109,7 +107,7 @@ def _allowed(detail: Mapping[str, Any]) -> str:
 
 def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
     *parents, name = key
-    siblings = {dotted((*parents, field)): field for field in _fields(model, tuple(parents), tree.values)}
+    siblings = {dotted((*parents, field)): field for field in fields_at(model, tuple(parents), tree.values)}
     guesses = [dotted(known) for known in _all_keys(model, (), tree.values) if known[-1] == name]
     if not guesses:  # else it was the right name in the wrong section
         guesses = [dotted((*parents, field)) for field in siblings.values() if _initials(field) == name]
@@ -165,50 +163,8 @@ def _located(key: Key, tree: Tree) -> str:
     return f"--{dotted(key)}" if place.startswith("--") else f"{place}: {dotted(key)}"
 
 
-def _fields(model: Any, key: Key, values: Any) -> dict[str, Any]:
-    """Field -> annotation of the section at `key`; empty where there is none, or where its keys are free."""
-    annotation = model
-    for part in key:
-        fields = _annotations(_section(annotation, values))
-        if str(part) not in fields and typing.get_origin(annotation) is not dict:
-            return {}
-        annotation = fields[str(part)] if str(part) in fields else typing.get_args(annotation)[1]
-        values = values.get(part) if isinstance(values, dict) else None
-    return _annotations(_section(annotation, values))
-
-
-def _annotations(section: type | None) -> dict[str, Any]:
-    if section is None:
-        return {}
-    if issubclass(section, BaseModel):
-        return {name: field.annotation for name, field in section.model_fields.items()}
-    return {field.name: field.type for field in dataclasses.fields(section)}
-
-
-def _section(annotation: Any, values: Any) -> type | None:
-    """The model behind an annotation; of several the one that the values name."""
-    models = list(_models(annotation))
-    if len(models) == 1:
-        return models[0]
-    named = {key: values.get(key) for key in ("kind", "job")} if isinstance(values, dict) else {}
-    for model in models:
-        for key, choice in _annotations(model).items():
-            if key in named and named[key] in typing.get_args(choice):
-                return model
-    return None
-
-
-def _models(annotation: Any) -> Iterator[type]:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        if issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation):
-            yield annotation
-    elif typing.get_origin(annotation) in (Union, types.UnionType, typing.Annotated):
-        for argument in typing.get_args(annotation):
-            yield from _models(argument)
-
-
 def _all_keys(model: Any, key: Key, values: Any) -> Iterator[Key]:
-    for name in _fields(model, key, values):
+    for name in fields_at(model, key, values):
         yield (*key, name)
         if len(key) < 3:
             yield from _all_keys(model, (*key, name), values)

@@ -7,8 +7,10 @@ import difflib
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
+from rlinf.config.annotations import annotation_at, is_list, is_list_of_text, is_text, leaves
 from rlinf.config.yaml_source import KINDS, Tree, describe, forget, parse_value, start_afresh
 from rlinf.errors import UserError
 
@@ -21,11 +23,53 @@ class Override:
 
     key: tuple[str, ...]
     """("actor", "learning_rate")"""
-    value: Any
+    text: str
+    """As it stands on the command line; `value` reads it."""
 
     @property
     def flag(self) -> str:
         return "--" + ".".join(self.key)
+
+    def value(self, annotation: Any) -> Any:
+        """The text as a value of the key's type. Text and paths are taken as they stand, everything else is YAML.
+
+        Args:
+            annotation: of the key; None where it is not known.
+
+        Raises: UserError for text that is not YAML where it has to be.
+        """
+        members = set(leaves(annotation))
+        written_as_text = [member for member in members if is_text(member) or is_list_of_text(member)]
+        if not written_as_text:
+            return self._yaml()
+        if self.text == "null" and NoneType in members:
+            return None
+        if not self.text and str not in members:  # an unset variable of the shell is no path
+            return None
+        if len(written_as_text) + (NoneType in members) == len(members):
+            is_flow_list = self.text.lstrip().startswith("[") and any(map(is_list, members))
+            return self._yaml() if is_flow_list else self.text
+        return self._scalar_or_text(has_lists=any(map(is_list, members)))
+
+    def _scalar_or_text(self, *, has_lists: bool) -> Any:
+        """A number, a truth value, null, text in YAML's quotes, or a list where the key takes one; else the text as it
+        stands."""
+        try:
+            value = parse_value(self.text)
+        except ValueError:
+            return self.text
+        is_plain_text = isinstance(value, str) and not self.text.startswith(("'", '"'))
+        is_refused = isinstance(value, dict) or (isinstance(value, list) and not has_lists)
+        return self.text if is_plain_text or is_refused else value
+
+    def _yaml(self) -> Any:
+        try:
+            return parse_value(self.text)
+        except ValueError as error:
+            raise UserError(
+                f"{self.flag}={describe(self.text)}: not a YAML value: {error}",
+                hint="put quotes around text with special characters",
+            ) from error
 
 
 def split_overrides(arguments: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
@@ -73,7 +117,7 @@ def refuse_misspelt_options(
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:
     """The overrides among the arguments that the command itself does not know.
 
-    Raises: UserError for a stray word, a flag without a value, and a value that is not YAML.
+    Raises: UserError for a stray word and for a flag without a value.
     """
     overrides, rest = [], list(arguments)
     while rest:
@@ -89,25 +133,25 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
             if not rest or rest[0].startswith("--"):
                 raise UserError(f"--{name} has no value", hint=f"write --{name} VALUE or --{name}=VALUE")
             text = rest.pop(0)
-        try:
-            value = parse_value(text)
-        except ValueError as error:
-            raise UserError(
-                f"--{name}={describe(text)}: not a YAML value: {error}",
-                hint="put quotes around text with special characters",
-            ) from error
-        overrides.append(Override(key=tuple(name.split(".")), value=value))
+        overrides.append(Override(key=tuple(name.split(".")), text=text))
     return overrides
 
 
-def apply_overrides(tree: Tree, overrides: Sequence[Override]) -> Tree:
+def apply_overrides(tree: Tree, overrides: Sequence[Override], model: Any) -> Tree:
     """The tree with every override in it, in their order; those that choose a kind (`--task.kind`) first, because what
-    belonged to another kind is dropped."""
+    belonged to another kind is dropped.
+
+    Args:
+        model: the section that the tree is to be, or a union of them; its types decide how texts are read.
+
+    Raises: UserError, see `Override.value`.
+    """
     values, places = copy.deepcopy(tree.values), dict(tree.places)
     for override in sorted(overrides, key=lambda override: override.key not in KINDS):
         *parents, name = override.key
+        value = override.value(annotation_at(model, override.key, values))
         if len(override.key) == 2 and (kind := (override.key[0], override.key[1])) in KINDS:
-            start_afresh(values, places, kind, {name: override.value})
+            start_afresh(values, places, kind, {name: value})
         section = values
         for depth, parent in enumerate(parents, start=1):
             if not isinstance(section.get(parent), dict):
@@ -116,6 +160,6 @@ def apply_overrides(tree: Tree, overrides: Sequence[Override]) -> Tree:
                 places[override.key[:depth]] = override.flag
             section = section[parent]
         forget(places, override.key)
-        section[name] = override.value
+        section[name] = value
         places[override.key] = override.flag
     return Tree(values=values, places=places)

@@ -12,6 +12,7 @@ from rlinf.config.catalog import read_recipe
 from rlinf.config.load import validated
 from rlinf.config.messages import dotted, key_of
 from rlinf.config.overrides import Override, apply_overrides
+from rlinf.config.schema import Config
 from rlinf.config.yaml_source import Key, dump
 from rlinf.errors import UserError
 
@@ -21,7 +22,7 @@ def show_recipe(recipe: str, overrides: Sequence[Override]) -> str:
 
     Raises: UserError for every mistake other than a key without a value.
     """
-    tree = apply_overrides(read_recipe(recipe), overrides)
+    tree = apply_overrides(read_recipe(recipe), overrides, Config)
     open_keys: list[Key] = []
     while True:
         try:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section
+
+
+def _one_or_several(value: Any) -> Any:
+    """`x.jsonl` for `[x.jsonl]`."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Files = Annotated[tuple[InputPath, ...], BeforeValidator(_one_or_several)]
+"""Paths of files, a single one or a list."""
 
 
 class _Task(Section):
@@ -32,8 +41,8 @@ class FilesTask(_Task):
     """Problems from data files: JSON lines, CSV, parquet, or a Hugging Face dataset on disk; GSM8K for example."""
 
     kind: Literal["files"]
-    train_files: tuple[InputPath, ...] = Field(min_length=1, description="Files with the problems to train on.")
-    eval_files: tuple[InputPath, ...] = Field(
+    train_files: Files = Field(min_length=1, description="Files with the problems to train on.")
+    eval_files: Files = Field(
         min_length=1, description="Files with the problems to evaluate on; num_held_out limits them."
     )
     eval_sets: dict[str, InputPath] = Field(

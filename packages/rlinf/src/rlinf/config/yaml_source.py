@@ -45,6 +45,21 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
+class _ValueLoader(_Loader):
+    """Refuses comments: nobody writes one into a value on the command line, so what it would drop belongs to it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        super().__init__(text)
+
+    def scan_to_next_token(self) -> None:
+        start = self.index
+        super().scan_to_next_token()
+        skipped = self._text[start : self.index]
+        if "#" in skipped:
+            raise yaml.YAMLError(f"{skipped.strip()!r} is a comment in YAML and would be dropped")
+
+
 class _Dumper(yaml.SafeDumper):
     """Puts quotes around all text that the loader would take for something else, `1e6` included."""
 
@@ -115,10 +130,10 @@ def read_file(file: Path, *, named_by: str = "", hint: str | None = None) -> Tre
 def parse_value(text: str) -> Any:
     """One value of the command line: `3`, `1e-6`, `null`, `[a, b]`, `{x: 1}`, or plain text.
 
-    Raises: ValueError for text that is not YAML.
+    Raises: ValueError for text that is not YAML, or that has a comment.
     """
     try:
-        loader = _Loader(text)
+        loader = _ValueLoader(text)
         node = loader.get_single_node()
         return None if node is None else _value(loader, node, (), "the value", {})
     except yaml.MarkedYAMLError as error:
@@ -138,7 +153,7 @@ def describe(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    text = repr(value)
+    text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
