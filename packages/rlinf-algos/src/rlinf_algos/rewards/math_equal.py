@@ -4,10 +4,16 @@ imports nothing of this package.
 Departs from a plain call of math-verify: formulas are compared by their values at a few points before they are
 simplified, which decides nearly all; its own limits of time, which need the main thread and stop no C loop, are off
 (the pool's hold); an exception while comparing is told, not taken for "different".
+
+Exact numbers have no tolerance. Values that agree in 20 digits are subtracted, and the difference is zero only where
+exact arithmetic or a separation bound says so: Burnikel, Funke, Mehlhorn, Schirra and Schmitt, "A separation bound for
+real algebraic expressions" (ESA 2001). Numbers that are not algebraic have no such bound; these are equal where they
+agree in more digits than both of them are written with, and at least 1,200.
 """
 
 import cmath
 import logging
+import math
 import re
 from functools import lru_cache
 from typing import Any
@@ -15,6 +21,7 @@ from typing import Any
 import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
 from math_verify import verify
+from sympy.core.evalf import evalf
 from sympy.core.function import AppliedUndef
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
@@ -37,9 +44,16 @@ _POINTS = ("0.7390851332151607", "1.3247179572447461", "0.5671432904097838", "1.
 """Values without a relation to each other, for the symbols of two formulas."""
 _DIGITS = 40
 _ROUNDED = 1e-20
-"""Relative difference that rounding explains, with that many digits."""
+"""Relative difference that rounding may explain, with that many digits."""
 _ZERO = 1e-30
-"""What is no larger is zero, as far as the digits tell."""
+"""What is no larger may be zero."""
+_CERTAIN_BITS = 20
+"""Correct bits with which a difference is not zero."""
+_MIN_BITS = 4096
+"""Bits in which numbers agree that are taken for equal without a proof."""
+_MAX_BITS = 1 << 18
+_WITHOUT_VALUE = (sympy.Integral, sympy.Derivative, sympy.Limit)
+"""What is compared in 20 digits: an exact value may take an hour."""
 _NEAR = 0.01
 _NO_VALUES = (sympy.zoo, sympy.nan)
 _MIN_PLACES = 6
@@ -88,7 +102,8 @@ def _compared(question: str, expected: Any, found: Any, rounding: float) -> bool
     one, other = _plain(expected), _plain(found)
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
     try:
-        pairs = [(_value(one, point), _value(other, point)) for point in _points(symbols)]
+        points = _points(symbols)
+        pairs = [(_value(one, point), _value(other, point)) for point in points]
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         return None  # something has no number: a limit, an infinity
     if not all(_is_finite(value) for pair in pairs[:2] for value in pair):
@@ -96,16 +111,16 @@ def _compared(question: str, expected: Any, found: Any, rounding: float) -> bool
     if question == "near":
         return not symbols and abs(pairs[0][0] - pairs[0][1]) <= _NEAR * abs(pairs[0][1])
     if question != "equal":
-        return _have_one_ratio(pairs, is_positive=question == "same sign")
+        return _have_one_ratio(pairs, is_positive=question == "same sign") and _is_zero(
+            one.subs(points[0]) * other.subs(points[1]) - one.subs(points[1]) * other.subs(points[0])
+        )
     if not symbols and rounding and abs(pairs[0][0] - pairs[0][1]) < rounding:
         return True
     if any(_differ(*pair) for pair in pairs[:2]):
         return False
-    return (
-        None
-        if any(not _is_finite(value) for pair in pairs for value in pair) or any(_differ(*pair) for pair in pairs[2:])
-        else True
-    )
+    if any(not _is_finite(value) for pair in pairs for value in pair) or any(_differ(*pair) for pair in pairs[2:]):
+        return None
+    return _is_zero((one - other).subs(points[0]))
 
 
 def _have_one_ratio(pairs: list, *, is_positive: bool) -> bool:
@@ -119,9 +134,17 @@ def _have_one_ratio(pairs: list, *, is_positive: bool) -> bool:
 
 
 def _plain(formula: Any) -> Any:
-    """The formula with a symbol in place of each unknown function and derivative."""
+    """The formula with a symbol in place of each unknown function and derivative, and finite sums added up."""
+    formula = formula.replace(_is_finite_sum, lambda part: part.doit())
     unknown = formula.atoms(AppliedUndef, sympy.Derivative)
     return formula.subs({part: sympy.Symbol(f"value of {part}") for part in unknown}) if unknown else formula
+
+
+def _is_finite_sum(part: Any) -> bool:
+    """Whether it is a sum or product between two integers."""
+    return isinstance(part, sympy.Sum | sympy.Product) and all(
+        len(limit) == 3 and limit[1].is_Integer and limit[2].is_Integer for limit in part.limits
+    )
 
 
 def _points(symbols: list) -> list[dict]:
@@ -152,6 +175,67 @@ def _differ(one: Any, other: Any) -> bool:
     return bool(abs(one - other) > _ROUNDED * scale) and bool(scale > _ZERO)
 
 
+# -- exact numbers ---------------------------------------------------------------------------------------------------
+
+
+def _is_zero(number: Any) -> bool:
+    """Whether a constant that is small is zero: exactly, or by digits whose number grows until they decide."""
+    if number.has(*_WITHOUT_VALUE) or not all(map(_is_finite_sum, number.atoms(sympy.Sum, sympy.Product))):
+        return True
+    number = number.doit()
+    if number.is_Rational:
+        return bool(number == 0)
+    bits = _separation_bits(number)
+    *_, accuracy, imaginary_accuracy = evalf(number, 2 * _CERTAIN_BITS, {"maxprec": bits})
+    return all(correct is None or correct < _CERTAIN_BITS for correct in (accuracy, imaginary_accuracy))
+
+
+def _separation_bits(number: Any) -> int:
+    """Bits after which a number is known to be zero, if it is."""
+    degree = math.prod(power.exp.q for power in number.atoms(sympy.Pow) if power.exp.is_Rational)
+    bounds = _bounds(number)
+    if bounds is None:
+        written = sum(_size(part.p) + _size(part.q) for part in number.atoms(sympy.Rational))
+        return min(_MIN_BITS + 4 * math.ceil(written), _MAX_BITS)
+    above, below = bounds
+    size = (2 * degree if number.has(sympy.I) else degree) * above + below
+    return min(math.ceil(size) + 4 * _CERTAIN_BITS, _MAX_BITS)
+
+
+def _bounds(number: Any) -> tuple[float, float] | None:
+    """log2 of the bounds u and l of an algebraic expression; None for others."""
+    if number.is_Rational:
+        return _size(number.p), _size(number.q)
+    if number is sympy.I:
+        return 0.0, 0.0
+    if number.is_Pow and number.exp.is_Rational:
+        bounds, p, q = _bounds(number.base), abs(number.exp.p), number.exp.q
+        above, below = bounds or (0.0, 0.0)
+        if number.exp < 0:
+            above, below = below, above
+        above, below = p * above, p * below
+        root = ((above + (q - 1) * below) / q, below) if above >= below else (above, ((q - 1) * above + below) / q)
+        return bounds and root
+    if not (number.is_Add or number.is_Mul):
+        return None
+    parts = [_bounds(part) for part in number.args]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    above, below = known[0]
+    for other_above, other_below in known[1:]:
+        if number.is_Mul:
+            above += other_above
+        else:
+            above = max(above + other_below, other_above + below) + 1
+        below += other_below
+    return above, below
+
+
+def _size(integer: int) -> float:
+    return float(abs(integer).bit_length())
+
+
 @lru_cache(maxsize=1024)  # a group of completions has one reference, and often the same few answers
 def _parsed(latex: str) -> Any:
     """The formula in sympy, with i the imaginary unit; None where it cannot be read."""
@@ -171,6 +255,8 @@ def _parsed(latex: str) -> Any:
         return None
     if isinstance(formula, sympy.Basic) and not formula.has(sympy.Sum, sympy.Product):
         formula = formula.subs({symbol: sympy.I for symbol in formula.free_symbols if str(symbol) == "i"})
+    if isinstance(formula, sympy.Expr):  # decimals are fractions
+        formula = formula.xreplace({part: sympy.Rational(str(part)) for part in formula.atoms(sympy.Float)})
     return formula
 
 

@@ -30,11 +30,10 @@ class Number:
     """An exact value, and how it was written."""
 
     value: Fraction
-    is_decimal: bool
-    """Digits with or without a point; a decimal may be a rounded number, a fraction is not."""
     is_percent: bool
-    places: int = 0
-    """Digits after the point of a decimal, its power of ten counted in."""
+    places: int | None = None
+    """Digits after the point of a number that is written with one, its power of ten counted in; None for others. A
+    decimal may be a rounded number, integers, fractions and powers are not."""
 
 
 def rational(normal: str) -> Number | None:
@@ -54,7 +53,7 @@ def rational(normal: str) -> Number | None:
     for reader in (_fraction, _based, _repeating):
         value = reader(text)
         if value is not None:
-            return Number(value, is_decimal=False, is_percent=is_percent)
+            return Number(value, is_percent=is_percent)
     return None
 
 
@@ -64,10 +63,10 @@ def equal_numbers(one: Number, other: Number) -> bool:
     if one.is_percent != other.is_percent:
         percent, plain = (one, other) if one.is_percent else (other, one)
         return plain.value in (percent.value, percent.value / 100)
-    if one.value == other.value or one.is_decimal == other.is_decimal:
+    if one.value == other.value or (one.places is None) == (other.places is None):
         return one.value == other.value
-    places = max(one.places, other.places)
-    return places >= MIN_PLACES and abs(one.value - other.value) < Fraction(1, 10**places)
+    places = other.places if one.places is None else one.places
+    return places is not None and places >= MIN_PLACES and abs(one.value - other.value) < Fraction(1, 10**places)
 
 
 def _plain(match: re.Match[str], is_percent: bool) -> Number | None:
@@ -75,8 +74,9 @@ def _plain(match: re.Match[str], is_percent: bool) -> Number | None:
     if abs(exponent) > MAX_EXPONENT:
         return None
     value = _digits(match["decimal"] or "1") * Fraction(10) ** exponent
-    places = len((match["decimal"] or "").partition(".")[2]) - exponent
-    return Number(-value if match["sign"] == "-" else value, is_decimal=True, is_percent=is_percent, places=places)
+    _, point, digits = (match["decimal"] or "").partition(".")
+    value = -value if match["sign"] == "-" else value
+    return Number(value, is_percent=is_percent, places=len(digits) - exponent if point else None)
 
 
 def _fraction(text: str) -> Fraction | None:
