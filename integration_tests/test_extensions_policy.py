@@ -11,7 +11,6 @@ CARTPOLE = {
     "env.kind": "gymnasium",
     "env.id": "CartPole-v1",
     "run.stop_at_score": "null",
-    "algorithm.bootstrap_at_termination": "false",
     "cluster.num_devices": 1,
 }
 PAIRS = """

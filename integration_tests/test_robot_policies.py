@@ -12,7 +12,7 @@ extends: pushcube-ppo
 policy:
   name: %s
   options: {%s}
-algorithm: {num_minibatches: 1, num_epochs: 1, bootstrap_at_termination: false}
+algorithm: {num_minibatches: 1, num_epochs: 1}
 env:
   kind: import
   id: integration_tests.extensions.spots:Spots

@@ -119,7 +119,7 @@ METAWORLD = """
 extends: pushcube-ppo
 name: reach
 policy: {name: cnn, options: {hidden_size: 16}}
-algorithm: {num_minibatches: 1, num_epochs: 1, bootstrap_at_termination: false}
+algorithm: {num_minibatches: 1, num_epochs: 1}
 env:
   kind: metaworld
   id: MT10

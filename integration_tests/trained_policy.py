@@ -17,7 +17,7 @@ SPOTS = """
 extends: pushcube-ppo
 name: spots
 policy: {name: cnn, options: {hidden_size: 16}}
-algorithm: {num_minibatches: 1, num_epochs: 1, bootstrap_at_termination: false}
+algorithm: {num_minibatches: 1, num_epochs: 1}
 env:
   kind: import
   id: integration_tests.extensions.spots:Spots

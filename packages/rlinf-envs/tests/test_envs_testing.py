@@ -215,3 +215,31 @@ def test_sampled_actions_stay_in_bounds() -> None:
     sampled = sample_actions(choices, (1000,), torch.Generator().manual_seed(0))
     assert sampled.amin(0).tolist() == [1, 0]
     assert sampled.amax(0).tolist() == [3, 0]
+
+
+class Strict(Walk):
+    """Ends after three steps and takes no more."""
+
+    def step(self, action: np.ndarray) -> SingleStep:
+        if self.place > 3:
+            raise RuntimeError("step() after terminated")
+        return super().step(action)
+
+
+def patient(maker: type[Walk], *, ends_for_good: bool) -> Callable[[], InProcessVector]:
+    options: dict[str, Any] = {"max_episode_steps": 15, "ignore_terminations": True, "ends_for_good": ends_for_good}
+    return lambda: InProcessVector(maker, 3, **options)
+
+
+def test_steps_after_an_end_are_for_environments_that_define_them() -> None:
+    check_env(patient(Walk, ends_for_good=False))
+    with pytest.raises(
+        ConformanceError, match=r"^1 rule.*\n- env \d was stepped after the end of its episode: action"
+    ) as e:
+        check_env(patient(Walk, ends_for_good=True))
+    assert "make it without ignore_terminations" in str(e.value)
+    with pytest.raises(
+        ConformanceError, match=r"had ended the episode after \d+ actions, and ignore_terminations=True"
+    ):
+        check_env(patient(Strict, ends_for_good=True))
+    check_env(lambda: InProcessVector(Strict, 3, max_episode_steps=15, ends_for_good=True))

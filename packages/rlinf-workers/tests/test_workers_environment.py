@@ -106,10 +106,10 @@ def test_an_evaluation_ends_with_its_episodes_inside_a_chunk(make_worker):
     assert worker._host.metrics.drain()["env/episode_length"].terms == [9, 9]
 
 
-def test_an_evaluation_may_end_as_the_task_says(make_worker):
+def test_an_evaluation_ends_where_the_environment_does(make_worker):
     """Only the first episode of a row counts, though others follow it until the longest could have ended."""
     spec = replace(CARTPOLE, max_episode_steps=40)
-    shown, worker = interact(make_worker, 1, spec, phase="evaluate", eval_ignores_terminations=False)
+    shown, worker = interact(make_worker, 1, spec, phase="evaluate")
     expected = []
     for seed in (5, 6):
         env = gymnasium.make("CartPole-v1")
@@ -118,6 +118,36 @@ def test_an_evaluation_may_end_as_the_task_says(make_worker):
     assert worker._host.metrics.drain()["env/episode_length"].terms == sorted(expected)
     assert len(shown) == 41
     assert sum(int(item.terminated.sum()) for item in shown) > 2
+
+
+STRICT = """
+import gymnasium as gym
+import numpy as np
+
+class Strict(gym.Env):
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        if self.steps == 3:
+            raise RuntimeError("step() after terminated")
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), 1.0, self.steps == 3, False, {}
+"""
+
+
+@pytest.mark.parametrize(("phase", "same_start"), [("train", False), ("train", True), ("evaluate", False)])
+def test_no_environment_is_stepped_after_its_end(make_worker, tmp_path, monkeypatch, phase, same_start):
+    """Whether steps are compared, or whole episodes from one start."""
+    (tmp_path / "strict.py").write_text(STRICT)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = EnvSpec(kind="import", id="strict:Strict", num_envs=2, max_episode_steps=NUM_STEPS)
+    shown, worker = interact(make_worker, 1, spec, phase=phase, same_start=same_start)
+    assert [item.terminated.tolist() for item in shown[1:7]] == [[False] * 2, [False] * 2, [True] * 2] * 2
+    lengths = worker._host.metrics.drain()["env/episode_length"].terms
+    assert lengths == ([3] * (2 * NUM_STEPS // 3) if phase == "train" else [3, 3])
 
 
 TALKER = """

@@ -53,8 +53,9 @@ def test_a_name_chooses_a_preset(name):
 
 @pytest.mark.parametrize("name", EPISODE_PRESETS)
 def test_a_name_chooses_a_preset_of_robots(name):
-    recipe = ["--algorithm.name", name, "--algorithm.gamma", "null" if name == "grpo" else "0.8"]
-    assert load_config("pushcube-ppo", parse_overrides(recipe)).algorithm == preset(name, samples="episodes")
+    own = {"gamma": 0.95, "gae_lambda": 0.9, "bootstrap_at_termination": True} if name == "ppo" else {}
+    recipe = ["--algorithm.name", name]
+    assert load_config("pushcube-ppo", parse_overrides(recipe)).algorithm == preset(name, samples="episodes", **own)
 
 
 def test_an_algorithm_with_a_critic_has_its_settings():
@@ -177,14 +178,14 @@ def test_mistakes_of_the_embodied_job(line, expected):
 
 def test_several_mistakes_of_an_algorithm_are_told_at_once():
     text = message("--algorithm.group_size 4 --algorithm.clip_low 2 --algorithm.advantage gae", "pushcube-ppo")
-    assert text.startswith("the config has 3 mistakes")
+    assert text.startswith("the config has 4 mistakes")
 
 
 def test_robots_are_compared_by_episodes_or_by_steps():
     line = "--algorithm.name grpo --env.num_envs 16"
     by_episodes = algorithm(line, "pushcube-ppo")
     assert (by_episodes.advantage, by_episodes.value_coef, by_episodes.gamma) == ("grpo", None, None)
-    assert algorithm(line + " --algorithm.advantage grpo_steps", "pushcube-ppo").gamma == 0.8
+    assert algorithm(line + " --algorithm.advantage grpo_steps", "pushcube-ppo").gamma == 0.99
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,13 @@ def test_stop_strings_are_a_list_or_one_and_evaluation_has_those_of_training():
 
 
 def test_options_of_another_kind_of_environment_fall_away():
+    own = load_config("pushcube-ppo")
     config = load_config("pushcube-ppo", parse_overrides(["--env.kind=gymnasium", "--env.id=CartPole-v1"]))
-    assert isinstance(config, EmbodiedConfig)
+    assert isinstance(config, EmbodiedConfig) and isinstance(own, EmbodiedConfig)
     assert (config.env.options, config.env.ignore_terminations, config.env.num_envs) == ({}, False, 8)
+    conventions = [(c.env.eval_ignore_terminations, c.algorithm.bootstrap_at_termination) for c in (own, config)]
+    assert conventions == [(True, True), (False, False)]
+    assert config.algorithm.gamma == own.algorithm.gamma == 0.95
+    flags = ["--algorithm.bootstrap_at_termination=true", "--env.kind=gymnasium", "--env.id=CartPole-v1"]
+    again = load_config("pushcube-ppo", parse_overrides(flags))
+    assert isinstance(again, EmbodiedConfig) and again.algorithm.bootstrap_at_termination

@@ -11,6 +11,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs import prepare
+from rlinf.jobs.acting import termination_notes
 from rlinf.jobs.embodied import EmbodiedJob
 from rlinf.jobs.env_interface import probe
 from rlinf.machine import Gpu, Machine
@@ -95,3 +96,13 @@ def test_an_environment_is_looked_at_where_its_role_runs(tmp_path: Path):
         probe(spec("NoLicence"), python)
     assert str(caught.value).startswith(f"env.id='robots:NoLicence' in {python}: RuntimeError: ")
     assert "raised in " in str(caught.value) and "robots.py:12" in str(caught.value)
+
+
+def test_the_manifest_says_where_episodes_go_on_after_their_end():
+    env = EnvConfig(kind="gymnasium", id="Hopper-v5", ignore_terminations=True, eval_ignore_terminations=True)
+    (note,) = termination_notes(env)
+    assert note.startswith(
+        "env.ignore_terminations and env.eval_ignore_terminations: episodes of Hopper-v5 go on after"
+    )
+    assert termination_notes(env.model_copy(update={"kind": "maniskill"})) == ()
+    assert termination_notes(EnvConfig(kind="gymnasium", id="Hopper-v5")) == ()

@@ -84,7 +84,8 @@ class Algorithm:
     gae_lambda: float | None = None
     """Weight of longer returns in the advantage: the decay of the trace, in [0, 1]."""
     bootstrap_at_termination: bool | None = None
-    """gae_steps: count the value of the last state also where an episode ends in success, as if it went on."""
+    """gae_steps: count the value of the last state also where the task ended the episode, as if it went on; false: only
+    where a time limit cut it."""
     reward_level: Literal["chunk", "action"] = "chunk"
     """What rewards, values and advantages belong to where a policy answers several actions at once: the chunk, whose
     rewards are added up, or each action, which needs a finer ratio_level."""

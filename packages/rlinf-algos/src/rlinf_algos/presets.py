@@ -43,7 +43,7 @@ DEFAULTS: dict[str, bool | int | float | str | None] = {
     "value_clip": 0.2,
     "huber_delta": 10.0,
     "overlong_penalty": 1.0,
-    "bootstrap_at_termination": True,
+    "bootstrap_at_termination": False,
     "value_coef": 0.5,
 }
 """Fields that only some algorithms use -> their value where a preset does not say otherwise."""
@@ -110,14 +110,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Name -> what differs from the defaults; docs/algorithms says where each number comes from."""
 
 _OF_EPISODES: dict[str, Any] = {
-    "gamma": 0.8,
-    "gae_lambda": 0.9,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
     "value_clip": None,
     "num_minibatches": 4,
     "num_epochs": 8,
     "target_kl": 0.1,
 }
-"""As ManiSkill's PPO baseline has it for its short tasks with dense rewards."""
+"""Discount and trace as CleanRL's PPO has them for Gymnasium; the rest is ManiSkill's baseline for short tasks."""
 EPISODE_PRESETS: dict[str, dict[str, Any]] = {
     "ppo": {**_OF_EPISODES, "advantage": "gae_steps", "whiten_advantages": True},
     "grpo": _OF_EPISODES,

@@ -23,6 +23,8 @@ class Moment:
     """The episode's own seed."""
     num_actions: int
     """Actions of the episode so far; 0: it has just begun."""
+    is_past_end: bool = False
+    """The environment had ended the episode before this action, and does not define what a step then does."""
 
 
 class Watchable(ABC):
@@ -30,6 +32,8 @@ class Watchable(ABC):
     one and hands every name on is none."""
 
     _watcher: Callable[[Moment], None] | None = None
+    _ends_for_good: bool = False
+    """What a step after `terminated` does is undefined."""
 
     def watch(self, watcher: Callable[[Moment], None] | None) -> None:
         """Have `watcher` called after every reset and every action of a row, within `step_chunk` too, while
@@ -38,7 +42,7 @@ class Watchable(ABC):
 
     def _tell_watcher(self, index: int, row: RunningEpisode) -> None:
         if self._watcher is not None:
-            self._watcher(row.moment(index))
+            self._watcher(row.moment(index, ends_for_good=self._ends_for_good))
 
     @abstractmethod
     def render_row(self, env_index: int) -> np.ndarray:
@@ -57,6 +61,8 @@ class RunningEpisode:
     success_once: bool | None = None
     success: bool | None = None
     task: str | None = None
+    ended_at: int | None = None
+    """Actions after which the environment said that it had terminated; an ignored termination is followed by more."""
 
     @property
     def seed(self) -> int:
@@ -72,9 +78,13 @@ class RunningEpisode:
         if success is not None:
             self.success_once = bool(self.success_once) or success
 
-    def moment(self, env_index: int) -> Moment:
+    def moment(self, env_index: int, *, ends_for_good: bool) -> Moment:
         return Moment(
-            env_index=env_index, episode_index=self.episode_index, seed=self.seed, num_actions=self.num_actions
+            env_index=env_index,
+            episode_index=self.episode_index,
+            seed=self.seed,
+            num_actions=self.num_actions,
+            is_past_end=ends_for_good and self.ended_at is not None and self.num_actions > self.ended_at,
         )
 
     def end(self, env_index: int) -> EpisodeEnd:
@@ -98,7 +108,7 @@ class EndRule:
     max_episode_steps: int | None = None
     """Actions after which an episode is truncated; None: the environment's own limit alone."""
     ignore_terminations: bool = False
-    """Go on after the task has ended until the limit, as evaluations of `success_at_end` want it."""
+    """Go on after the task has ended until the limit. For simulators that define what follows; Gymnasium does not."""
 
     def __post_init__(self) -> None:
         limit = self.max_episode_steps

@@ -50,7 +50,7 @@ def make_gymnasium(
     def make() -> GymnasiumEnv:
         return GymnasiumEnv(_made(env_id, limit, options))
 
-    return InProcessVector(make, num_envs, max_episode_steps=limit, ignore_terminations=ignore_terminations)
+    return _vector(make, num_envs, limit, ignore_terminations)
 
 
 def vector_of_callable(
@@ -71,7 +71,15 @@ def vector_of_callable(
     def next_env() -> GymnasiumEnv:
         return GymnasiumEnv(waiting.pop() if waiting else make())
 
-    return InProcessVector(next_env, num_envs, max_episode_steps=limit, ignore_terminations=ignore_terminations)
+    return _vector(next_env, num_envs, limit, ignore_terminations)
+
+
+def _vector(
+    make: Callable[[], GymnasiumEnv], num_envs: int, limit: int | None, ignore_terminations: bool
+) -> InProcessVector:
+    return InProcessVector(
+        make, num_envs, max_episode_steps=limit, ignore_terminations=ignore_terminations, ends_for_good=True
+    )
 
 
 class GymnasiumEnv:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlinf_envs.episodes import Moment, Watchable
 from rlinf_envs.errors import ConformanceError, EnvError, RenderingUnavailableError
 from rlinf_envs.protocol import ActionSpec, BatchedEnv, EpisodeEnd, Observation, Replayable, StepResult
 from rlinf_envs.seeding import episode_seed
@@ -32,6 +33,7 @@ def check_env(make: Callable[[], BatchedEnv], *, num_steps: int = 60, seed: int 
         _check_specs,
         _check_steps,
         _check_auto_reset,
+        _check_ends,
         _check_replay_in_new_object,
         _check_replay_in_used_object,
         _check_rows_are_independent,
@@ -261,6 +263,24 @@ def _check_auto_reset(trial: _Trial) -> None:
             difference = _difference(_row(result.observation, end.env_index), _row(expected, end.env_index))
             rule = f"episode {end.episode_index + 1} of env {end.env_index} must begin like reset(seed={seed})"
             _require(difference is None, f"{rule}; {difference}")
+
+
+def _check_ends(trial: _Trial) -> None:
+    """No action comes after `terminated`, where the environment leaves undefined what it does then."""
+    env, past_ends = trial.env, list[Moment]()
+    if not isinstance(env, Watchable):
+        return
+    env.watch(lambda moment: past_ends.append(moment) if moment.is_past_end else None)
+    try:
+        _run(env, trial.seeds, trial.actions())
+    finally:
+        env.watch(None)
+    for moment in past_ends[:1]:
+        raise ConformanceError(
+            f"env {moment.env_index} was stepped after the end of its episode: action {moment.num_actions} of the one "
+            f"with seed {moment.seed} came after terminated=True, and Gymnasium leaves undefined what a step does "
+            "then; make it without ignore_terminations"
+        )
 
 
 def _check_replay_in_new_object(trial: _Trial) -> None:

@@ -91,7 +91,8 @@ class _Outcome:
 class InProcessVector(Described, Watchable):
     """`num_envs` environments of one maker, stepped one after the other in this process.
 
-    `max_episode_steps` and `ignore_terminations` are those of `EndRule`.
+    `max_episode_steps` and `ignore_terminations` are those of `EndRule`. `ends_for_good`: the environments leave
+    undefined what a step after `terminated` does, as Gymnasium's do.
     """
 
     def __init__(
@@ -101,8 +102,10 @@ class InProcessVector(Described, Watchable):
         *,
         max_episode_steps: int | None = None,
         ignore_terminations: bool = False,
+        ends_for_good: bool = False,
     ) -> None:
         require_envs(num_envs)
+        self._ends_for_good = ends_for_good
         self._ends = EndRule(max_episode_steps=max_episode_steps, ignore_terminations=ignore_terminations)
         self._max_episode_steps = max_episode_steps
         self._places: Places | None = None
@@ -188,13 +191,14 @@ class InProcessVector(Described, Watchable):
         """One action of one row, without the auto-reset: reward, terminated, truncated."""
         try:
             step = self._envs[index].step(action)
+            if not np.isfinite(step.reward):
+                raise EnvError(f"the reward is {step.reward}; a reward must be a finite number")
         except Exception as error:
-            raise self._crash(index, f"step {row.num_actions} of its episode", error) from error
-        if not np.isfinite(step.reward):
-            error = EnvError(f"the reward is {step.reward}; a reward must be a finite number")
-            raise self._crash(index, f"step {row.num_actions} of its episode", error) from error
+            raise self._crash(index, f"step {row.num_actions} of its episode", error, row) from error
         row.actions.append(action)
         row.add(float(step.reward), step.success, step.task)
+        if step.terminated and row.ended_at is None:
+            row.ended_at = row.num_actions
         self._tell_watcher(index, row)
         return float(step.reward), *self._ends.of(row, terminated=step.terminated, truncated=step.truncated)
 
@@ -295,9 +299,15 @@ class InProcessVector(Described, Watchable):
             batch[name] = torch.from_numpy(array)
         return batch
 
-    def _crash(self, index: int, doing: str, error: Exception) -> EnvCrashedError:
+    def _crash(self, index: int, doing: str, error: Exception, row: _Row | None = None) -> EnvCrashedError:
         self._rows = None  # some rows have moved, some have not: only a reset leads on
-        return EnvCrashedError(index, f"{doing} failed: {type(error).__name__}: {error}")
+        text = f"{doing} failed: {type(error).__name__}: {error}"
+        if row is not None and row.ended_at is not None:
+            text += (
+                f"; the environment had ended the episode after {row.ended_at} actions, and ignore_terminations=True "
+                "goes on: leave it out"
+            )
+        return EnvCrashedError(index, text)
 
     def _require_open(self) -> None:
         if not self._envs:

@@ -56,12 +56,12 @@ class EnvironmentSettings:
     """Actions that come at once (K)."""
     num_eval_episodes: int
     same_start: bool = False
-    """All environments of a group begin a training segment in the same state, and no success ends an episode early, so
-    that the sums of their rewards can be compared."""
+    """All environments of a group begin a training segment in the same state, so that the sums of rewards of their
+    first episodes can be compared."""
     eval_seed: int
     """Evaluation resets with eval_seed, eval_seed + 1, ...; below 2**31."""
-    eval_ignores_terminations: bool = True
-    """An episode of an evaluation goes on until it is cut off; False: it ends as the task says."""
+    eval_ignores_terminations: bool = False
+    """An episode of an evaluation goes on until it is cut off; False: it ends as the environment says."""
     num_recorded: int = 0
     """Episodes of an evaluation, from the first on, that are kept whole until `save_recordings`."""
 
@@ -104,7 +104,7 @@ class Environment(Worker):
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._settings = settings
         self._groups = self._own_groups(settings.num_groups)
-        spec = replace(settings.spec, ignore_terminations=True) if settings.same_start else settings.spec
+        spec = settings.spec
         self._threads = ThreadPoolExecutor(max(1, len(self._groups))) if spec.num_processes else None
         self._pictures = self._picture_pool()
         self._train = {

@@ -47,12 +47,13 @@ class EnvConfig(Section):
     ignore_terminations: bool = Field(
         default=False,
         description="Training episodes go on after success or failure until they are cut off, so that the policy "
-        "learns to stay successful.",
+        "learns to stay successful. For simulators that go on (maniskill, metaworld, libero): Gymnasium leaves "
+        "undefined what a step after the end does.",
     )
     eval_ignore_terminations: bool = Field(
-        default=True,
-        description="The same of evaluations, whose score is success at the end of the episode; false: an episode that "
-        "succeeds at any time ends there, as benchmarks like LIBERO's count.",
+        default=False,
+        description="The same of evaluations, whose score is then success after the last step. false: an episode ends "
+        "where the environment ends it, as Gymnasium, Meta-World and LIBERO count.",
     )
     options: dict[str, bool | int | float | str | Annotated[tuple[str | int, ...], Field(strict=False)] | None] = Field(
         default={}, description="Arguments for the environment's constructor; ManiSkill's control_mode, for example."

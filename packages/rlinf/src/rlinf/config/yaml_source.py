@@ -19,13 +19,19 @@ from rlinf.errors import UserError
 Key = tuple[str | int, ...]
 """Where a value is: ("rollout", "temperature"), ("task", "train_files", 0)."""
 
-KINDS: dict[tuple[str, str], tuple[str, ...]] = {
+KINDS: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("task", "kind"): (),
     ("algorithm", "name"): (),
-    ("env", "kind"): ("options", "ignore_terminations"),
+    ("env", "kind"): (
+        ("env", "options"),
+        ("env", "ignore_terminations"),
+        ("env", "eval_ignore_terminations"),
+        ("algorithm", "bootstrap_at_termination"),
+    ),
     ("policy", "name"): (),
 }
-"""A section and the key that tells its kinds apart -> the keys that mean something else in another kind; () for all."""
+"""A section and the key that tells its kinds apart -> the keys that mean something else in another kind; () for all of
+the section's."""
 
 MAX_DEPTH = 20
 """Deeper than any recipe; only a file that refers to itself gets there."""
@@ -181,10 +187,10 @@ def start_afresh(values: dict[str, Any], places: dict[Key, str], kind: tuple[str
     old = values.get(section)
     if not (isinstance(old, Mapping) and isinstance(new, Mapping) and key in new and new[key] != old.get(key)):
         return
-    dropped = KINDS[kind] or tuple(old)
-    for name in dropped:
-        forget(places, (section, name))
-    values[section] = {name: value for name, value in old.items() if name not in dropped}
+    for place in KINDS[kind] or tuple((section, name) for name in old):
+        forget(places, place)
+        if isinstance(holder := values.get(place[0]), Mapping):
+            values[place[0]] = {name: value for name, value in holder.items() if name != place[1]}
 
 
 def forget(places: dict[Key, str], key: Key) -> None:

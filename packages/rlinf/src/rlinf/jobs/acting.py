@@ -28,6 +28,18 @@ def env_spec(env: EnvConfig) -> EnvSpec:
     )
 
 
+def termination_notes(env: EnvConfig) -> tuple[str, ...]:
+    """What the manifest says where episodes go on after an end that Gymnasium's interface calls final."""
+    keys = [f"env.{key}" for key in ("ignore_terminations", "eval_ignore_terminations") if getattr(env, key)]
+    if env.kind not in ("gymnasium", "import") or not keys:
+        return ()
+    return (
+        f"{' and '.join(keys)}: episodes of {env.id} go on after terminated=True. Gymnasium leaves undefined what an "
+        "environment does then, so returns and lengths may mean nothing; this is for simulators that go on after "
+        "success",
+    )
+
+
 def simulates_on_host(env: EnvConfig, cluster: ClusterConfig, machine: Machine) -> bool:
     """Whether simulators take cores of a host beside GPUs; else they take devices, as all else does."""
     return device_kind(cluster, machine) == "cuda" and not env.simulates_on_gpu

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
-from rlinf.jobs.acting import env_spec, join_env_and_policy, policy_settings, simulates_on_host
+from rlinf.jobs.acting import (
+    env_spec,
+    join_env_and_policy,
+    policy_settings,
+    simulates_on_host,
+    termination_notes,
+)
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.demonstrations import WarmStart
 from rlinf.jobs.env_interface import needs_of, probe
@@ -58,7 +64,7 @@ class EmbodiedJob(Job):
         self._policy = replace(self._policy, wide_heads=self._lora is not None)
         self._warm_start = config.warm_start and WarmStart(config.warm_start, config, self._interface, self._needs)
         self._check_films(env_python)
-        self.notes = self._interface.notes
+        self.notes = (*self._interface.notes, *termination_notes(config.env))
         self.score = SUCCESS if self._interface.knows_success else RETURN
         self.other_scores = (SUCCESS_ONCE,) if self._interface.knows_success else ()
         if not self._interface.knows_success and config.run.stop_at_score is not None:

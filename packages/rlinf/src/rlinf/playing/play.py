@@ -52,7 +52,7 @@ class Play:
         inputs = {"checkpoint": str(self.policy.checkpoint)}
         yaml = to_yaml(self.policy.config)
         with EvalFolder(path, resume=False, config_yaml=yaml, command=command, inputs=inputs, job="play") as folder:
-            notes = [*self.session.interface.notes]
+            notes = [*self.session.notes]
             message(f"{self.title}: {self.line}")
             with self.session:
                 played = self.session.play(

@@ -11,7 +11,13 @@ from pathlib import Path
 
 from rlinf.config.inputs import is_adapter
 from rlinf.errors import UserError
-from rlinf.jobs.acting import env_spec, join_env_and_policy, policy_settings, simulates_on_host
+from rlinf.jobs.acting import (
+    env_spec,
+    join_env_and_policy,
+    policy_settings,
+    simulates_on_host,
+    termination_notes,
+)
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.films import collect, fps
 from rlinf.jobs.lora import policy_digest
@@ -68,6 +74,7 @@ class PolicySession:
         self._pythons = {role: found.path for role, found in environments.items()}
         self.spec = env_spec(config.env)
         self.interface = probe(self.spec, self._pythons.get("env"))
+        self.notes = (*self.interface.notes, *termination_notes(config.env))
         self._settings = policy_settings(config.policy, self.interface, config.seed)
         self._needs = needs_of(self._settings, config.env.id)
         if is_adapter(policy.model):

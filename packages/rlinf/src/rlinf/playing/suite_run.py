@@ -170,7 +170,7 @@ def prepare(config: SuiteEvalConfig, path: Path) -> SuiteRun:
         policy=policy,
         session=session,
         variants=(seen, *variants),
-        notes=(*session.interface.notes, *notes),
+        notes=(*session.notes, *notes),
     )
 
 
