@@ -22,6 +22,7 @@ def test_numbers_are_results(own):
     own("f", lambda completion, answer: len(completion) / 4)
     results = score_all(make_reward("mine:f"), ["x", "xxxx"], ["", ""])
     assert [(result.value, result.outcome) for result in results] == [(0.25, "wrong"), (1.0, "right")]
+    assert not any(result.has_verdict for result in results)
     own("g", lambda completion, answer: completion == answer)
     assert make_reward("mine:g")("a", "a") == RewardResult(value=1.0, outcome="right")
     numpy = pytest.importorskip("numpy")

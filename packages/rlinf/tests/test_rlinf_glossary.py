@@ -43,7 +43,8 @@ def test_every_metric_that_a_role_records_is_explained_and_the_other_way_round()
         ("reward/part/format", False, "reward/part/<term>"),
         ("accuracy/aime24", True, "accuracy/<set>"),
         ("reward/nonsense", False, None),
-        ("reward/mean", True, None),
+        ("reward/aime24", True, "reward/<set>"),
+        ("actor/loss", True, None),
     ],
 )
 def test_families_and_names(name, evaluation, expected):

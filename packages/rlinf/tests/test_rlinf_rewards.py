@@ -1,14 +1,20 @@
 """The reward section: what each kind becomes, and what is refused before a run starts."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs import rewards as module
-from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
+from rlinf.jobs.reasoning import ReasoningJob
+from rlinf.jobs.rewards import TriedReward, check_reward, reward_spec, try_rewards
+from rlinf.machine import Machine
 from rlinf.tasks import Problem
 from rlinf_algos.rewards import RewardSpec, SandboxRun, make_reward, score_all
 
@@ -137,7 +143,7 @@ def test_the_example_in_the_docs(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     found = config(tmp_path, "kind: function\npath: my_rewards:close_and_short")
     problem = Problem(prompt="2+2?", answer="#### 4", row={"max_factor": 2})
-    assert try_rewards(found, problem)
+    assert try_rewards(found, problem) == TriedReward(judges=False, reads_rows=True)
     reward = make_reward(reward_spec(found, random_stands_for="exact"))
     values = [
         result.value
@@ -168,3 +174,69 @@ def test_mistakes_of_ones_own_function_show_before_a_process_starts(tmp_path, mo
     assert message in text
     assert "None" in body or f"{name}.py" in text
     assert caught.value.hint and "docs/rewards.md" in caught.value.hint
+
+
+# -- what a run's evaluations measure ----------------------------------------------------------------------------------
+
+REWARDS = """
+from rlinf_algos.rewards import RewardResult
+
+def scaled(completion, answer):
+    return 7.5 if completion == answer else -0.25
+
+def truth(completion, answer):
+    return completion == answer
+
+def judged(completion, answer):
+    is_right = completion == answer
+    return RewardResult(value=7.5 if is_right else 0.5, outcome="right" if is_right else "wrong")
+"""
+EXACT = "--reward.terms.exact={weight: 2.0, reward: {kind: exact}}"
+LENGTH = "--reward.terms.length={weight: 0.5, reward: {kind: length, free: 1, limit: 9}}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "score", "beside"),
+    [
+        ([], "accuracy", []),
+        (["--reward.kind=random"], "accuracy", []),
+        (["--reward.kind=function", "--reward.path=measured:scaled"], "reward", []),
+        (["--reward.kind=function", "--reward.path=measured:truth"], "accuracy", ["reward"]),
+        (["--reward.kind=function", "--reward.path=measured:judged"], "accuracy", ["reward"]),
+        (["--reward.kind=length", "--reward.free=3", "--reward.limit=9"], "reward", []),
+        (["--reward.kind=length_target", "--reward.target=3", "--reward.tolerance=9"], "reward", []),
+        (["--reward.kind=format"], "reward", []),
+        (["--reward.kind=weighted", EXACT, LENGTH], "accuracy", ["reward"]),
+        (["--reward.kind=weighted", LENGTH, EXACT], "reward", []),
+    ],
+)
+def test_accuracy_is_of_what_judges_answers_and_the_reward_stands_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], score: str, beside: list[str]
+):
+    (tmp_path / "measured.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = load_config("sort-grpo", parse_overrides([*flags, "--task.num_held_out=2"]))
+    job = ReasoningJob(settings, Machine(num_cpus=2, memory_bytes=8 << 30))  # pyright: ignore[reportArgumentType]
+    assert (job.score.name, [other.name for other in job.other_scores]) == (score, beside)
+    assert job.score.is_share == (score == "accuracy")
+    groups = [_group([7.5, -0.25], ("right", "wrong")), _group([0.5, 0.25], ("wrong", "unparseable"))]
+    run: Any = SimpleNamespace(collected={"scored": groups})
+    metrics = job.evaluation_metrics(run)
+    assert metrics["reward"] == pytest.approx((7.5 - 0.25 + 0.5 + 0.25) / 4)
+    assert metrics["reward_error"] == pytest.approx((3.625 - 0.375) / 2)
+    assert metrics.get("accuracy") == (0.25 if score == "accuracy" else None)
+
+
+def _group(rewards: list[float], outcomes: tuple[str, ...]) -> Any:
+    return SimpleNamespace(rewards=torch.tensor(rewards), outcomes=outcomes)
+
+
+def test_a_score_to_stop_at_is_one_that_can_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "stopped.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    machine = Machine(num_cpus=2, memory_bytes=8 << 30)
+    with pytest.raises(UserError, match=r"run\.stop_at_score=5: the score of this run is its accuracy, a share"):
+        jobs.prepare(load_config("sort-grpo", parse_overrides(["--run.stop_at_score=5"])), machine)
+    flags = ["--run.stop_at_score=5", "--reward.kind=function", "--reward.path=stopped:scaled", "--mode=collocated"]
+    job = jobs.prepare(load_config("sort-grpo", parse_overrides(flags)), machine)
+    assert "run.stop_at_score=5 is compared with the mean reward, which is the score of this run" in job.notes

@@ -49,7 +49,8 @@ TRAINING = (
             prompts. At 0 every group agrees with itself, and algorithms that compare within groups learn nothing.
         reward/std_between_groups | reward | Standard deviation of the groups' mean rewards: how much the prompts differ
             in difficulty.
-        reward/right | share | Completions whose answer was checked and is right.
+        reward/right | share | Completions whose answer was checked and is right. This and the next five are there where
+            the reward judges answers.
         reward/wrong | share | Completions whose answer was checked and is wrong.
         reward/unparseable | share | Completions in which no answer was found.
         reward/timeout | share | Completions whose check ran out of time.
@@ -126,7 +127,13 @@ EVALUATION = (
     *_of(
         "reasoning",
         """
-        accuracy | share | Held-out problems answered right, mean over evaluation.num_samples completions each.
+        reward | reward | Mean reward of the held-out problems, evaluation.num_samples completions each. It is the score
+            of a run whose reward judges no answers: a custom function that returns numbers, a reward model, lengths.
+        reward/<set> | reward | The same of a further set of problems.
+        reward_error | reward | Standard error of that mean over the problems.
+        reward_error/<set> | reward | The same of a further set of problems.
+        accuracy | share | Held-out problems answered right, mean over evaluation.num_samples completions each; where
+            the reward judges answers.
         accuracy/<set> | share | The same of a further set of problems.
         accuracy_error | share | Standard error of the accuracy over the problems.
         accuracy_error/<set> | share | The same of a further set of problems.

@@ -41,6 +41,8 @@ class RewardResult:
     """What a check that did not end in "right" had to say, for people."""
     parts: tuple[RewardPart, ...] = ()
     """The terms, where the value is a weighted sum of them."""
+    has_verdict: bool = True
+    """False: the value is a score, nothing judged the answer, and the outcome is a convention about the score."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
@@ -50,7 +52,8 @@ class RewardResult:
 
 
 def as_result(value: object, name: str) -> RewardResult:
-    """A number as a result: right where it is 1 or more.
+    """A number or a truth value as a result. A truth value is a verdict; a number is a score, which counts as right
+    from 1 on where an outcome is needed.
 
     Raises:
         RewardError: it is neither a number nor a `RewardResult`, or not finite.
@@ -62,7 +65,7 @@ def as_result(value: object, name: str) -> RewardResult:
     number = float(value)
     if not math.isfinite(number):
         raise RewardError(f"{name}: returned {number}; a reward is a finite number")
-    return RewardResult(value=number, outcome="right" if number >= 1 else "wrong")
+    return RewardResult(value=number, outcome="right" if number >= 1 else "wrong", has_verdict=isinstance(value, bool))
 
 
 class Reward(Protocol):

@@ -41,7 +41,7 @@ class LengthPenalty:
     def __call__(self, completion: str, reference: str) -> RewardResult:
         excess = max(0, min(self._count(completion), self._limit) - self._free)
         value = -excess / (self._limit - self._free)
-        return RewardResult(value=value + 0.0, outcome="wrong" if excess else "right")
+        return RewardResult(value=value + 0.0, outcome="wrong" if excess else "right", has_verdict=False)
 
 
 class LengthTarget:
@@ -62,4 +62,4 @@ class LengthTarget:
     def __call__(self, completion: str, reference: str) -> RewardResult:
         distance = abs(self._count(completion) - self._target)
         value = max(0.0, 1.0 - distance / self._tolerance)
-        return RewardResult(value=value, outcome="right" if value > 0 else "wrong")
+        return RewardResult(value=value, outcome="right" if value > 0 else "wrong", has_verdict=False)

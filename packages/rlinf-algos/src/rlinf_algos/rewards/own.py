@@ -2,7 +2,7 @@
 
 The function is called as `f(completion, answer)`. Where it has a parameter `prompt` it is given what was asked, where
 it has a parameter `row` all columns of the data row (a dict; empty for problems that were made), both by name. It
-returns a number, which is right from 1 on, or a `RewardResult`.
+returns a number, a truth value, or a `RewardResult`.
 """
 
 import inspect

@@ -116,7 +116,7 @@ class RewardModel:
             chosen = order[start : start + self._batch_size]
             scores[chosen] = self._forward([rows[i] for i in chosen])
         check_finite("reward model scores", scores)
-        return tuple(RewardResult(value=value, outcome="right") for value in scores.tolist())
+        return tuple(RewardResult(value=value, outcome="right", has_verdict=False) for value in scores.tolist())
 
     def _token_ids(self, prompt: str, completion: str) -> list[int]:
         if getattr(self._tokenizer, "chat_template", None):

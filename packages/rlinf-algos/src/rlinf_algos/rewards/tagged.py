@@ -17,5 +17,5 @@ def think_answer_format(completion: str, reference: str) -> RewardResult:
     """
     form = _FORM.fullmatch(completion)
     if form is None or any(completion.count(tag) != 1 for tag in _TAGS):
-        return RewardResult(value=0.0, outcome="unparseable")
-    return RewardResult(value=1.0, outcome="right", answer=form["answer"].strip())
+        return RewardResult(value=0.0, outcome="unparseable", has_verdict=False)
+    return RewardResult(value=1.0, outcome="right", answer=form["answer"].strip(), has_verdict=False)

@@ -1,6 +1,7 @@
 """A weighted sum of rewards, for example 0.9 for the answer and 0.1 for the form."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlinf_algos.errors import RewardError
@@ -62,4 +63,4 @@ class WeightedReward:
         )
         value = sum(part.weight * part.result.value for part in parts)
         first = results[0]
-        return RewardResult(value=value, outcome=first.outcome, answer=first.answer, detail=first.detail, parts=parts)
+        return replace(first, value=value, parts=parts)

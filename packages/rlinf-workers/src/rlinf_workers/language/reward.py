@@ -120,11 +120,12 @@ class Reward(Worker):
             return score_all(self._reward, completions, references, prompts, rows)
 
     def _record(self, results: Sequence[RewardResult]) -> None:
-        """Each outcome's share of the completions, and the mean of each term of a weighted sum."""
-        counts = Counter(result.outcome for result in results)
-        for outcome in OUTCOMES:
+        """Each outcome's share of the completions whose answers were judged, and the mean of each term of a weighted
+        sum."""
+        counts = Counter(result.outcome for result in results if result.has_verdict)
+        for outcome in OUTCOMES if counts else ():
             self.record(f"reward/{outcome}", 1.0, weight=counts[outcome])
-            self.record(f"reward/{outcome}", 0.0, weight=len(results) - counts[outcome])
+            self.record(f"reward/{outcome}", 0.0, weight=counts.total() - counts[outcome])
         for part in (part for result in results for part in result.parts):
             self.record(f"reward/part/{part.name}", part.result.value)
 

@@ -212,9 +212,8 @@ class RunConfig(Section):
     )
     stop_at_score: float | None = Field(
         default=None,
-        gt=0,
-        le=1,
-        description="Stop once an evaluation reaches it: accuracy, or share of episodes with success.",
+        description="Stop once an evaluation reaches it: accuracy, or share of episodes with success; the mean reward "
+        "or return where there is neither.",
     )
 
 

@@ -68,7 +68,11 @@ class WarmStartConfig(Section):
     """Supervised training before the first step, so that a new model is right often enough to learn from rewards."""
 
     target_accuracy: float = Field(
-        default=0.4, gt=0, le=1, description="Stop once the accuracy on held-out problems reaches it."
+        default=0.4,
+        gt=0,
+        le=1,
+        description="Stop once the accuracy on held-out problems reaches it; the mean reward, where the reward judges "
+        "no answers.",
     )
     max_steps: int = Field(default=400, ge=1, description="Optimizer steps at most.")
     batch_size: int = Field(

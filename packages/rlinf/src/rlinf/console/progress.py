@@ -62,7 +62,8 @@ class Progress(LiveLine):
     def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
         """An evaluation after `step` training steps; the lines of later steps repeat the first of its scores."""
         texts = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in scores.items()]
-        self._evaluation = f"{texts[0]} (step {step})"
+        is_headline = next(iter(scores)) in HEADLINES.values()
+        self._evaluation = f"{'held-out ' if is_headline else ''}{texts[0]} (step {step})"
         self.message(f"evaluation after step {step}: {', '.join(texts)}")
 
 

@@ -134,7 +134,7 @@ def _benchmark(
         notes.append(
             f"{title}: the tokenizer has no token for some of the text of {num_unknown} of {len(problems)} prompts"
         )
-    _check_reward(name, reward, problems)
+    notes += _check_reward(name, reward, problems)
     return Benchmark(
         name=name,
         title=title,
@@ -147,14 +147,16 @@ def _benchmark(
     )
 
 
-def _check_reward(name: str, reward: RewardSpec, problems: Sequence[Problem]) -> None:
-    """Whether the reward is there, and can use all answers: better said now than after hours.
+def _check_reward(name: str, reward: RewardSpec, problems: Sequence[Problem]) -> list[str]:
+    """Whether the reward is there, and can use all answers: better said now than after hours. Returns notes.
 
     Rules are asked about an empty completion of each problem; one's own function, which may take long, about one.
     """
     if ":" in reward.rule:
-        try_own_reward(reward, problems[0], f"benchmarks.{name}.reward={reward.rule}")
-        return
+        what = f"benchmarks.{name}.reward={reward.rule}"
+        if try_own_reward(reward, problems[0], what).judges:
+            return []
+        return [f"{what} returns numbers: an answer counts as right from 1 on"]
     hint = f"--benchmarks.{name}.reward chooses another reward; known: {', '.join(reward_names())}"
     try:
         checker = make_reward(reward)
@@ -170,6 +172,7 @@ def _check_reward(name: str, reward: RewardSpec, problems: Sequence[Problem]) ->
         close = getattr(checker, "close", None)
         if close is not None:
             close()
+    return []
 
 
 def _reader(benchmark: BenchmarkConfig, known: PublishedSet | None) -> QuestionReader:

@@ -39,6 +39,7 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     machine = machine or machine_of(config.cluster)
     config = settle(config, check_devices(config, machine))
     job, folder = _job(config, machine, environments), Path("not-made-yet")
+    _check_stop(job)
     job.environments = environments
     job.check_environments()
     make_plans(job, job.build(folder), folder)
@@ -98,6 +99,18 @@ def _where_machines_are_left(job: Job) -> tuple[Job, str]:
     except UserError as error:  # the mode or the placement needs what was lost
         config = config.model_copy(update={"mode": "auto", "plan": PlanConfig()})
         return prepare(config, machine), f"{told}, in mode auto: {error.message}"
+
+
+def _check_stop(job: Job) -> None:
+    """Raises: UserError for a score to stop at that a share cannot reach, or has from the beginning."""
+    from rlinf.errors import UserError
+
+    limit = job.config.run.stop_at_score
+    if limit is not None and job.score.is_share and not 0 < limit <= 1:
+        raise UserError(
+            f"run.stop_at_score={limit:g}: the score of this run is its {job.score.name}, a share; use a number above "
+            "0 and up to 1"
+        )
 
 
 def measure(job: Job, folder: RunFolder) -> Measured:

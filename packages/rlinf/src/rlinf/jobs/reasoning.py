@@ -33,7 +33,7 @@ from rlinf.jobs.generation import (
     sampling_settings,
 )
 from rlinf.jobs.lora import lora_settings, with_base
-from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
+from rlinf.jobs.rewards import JUDGES, check_reward, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, check_packs, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
@@ -72,6 +72,7 @@ NUM_CHUNKS = 8
 """Pieces in which a batch of prompts goes through a pipelined plan."""
 NUM_CHECKED_COMPLETIONS, NUM_CHECKED_TOKENS = 2, 64
 """Completions of a prompt that a check compares, and the longest of them."""
+ACCURACY = "accuracy"
 MODEL_FOLDER = "initial_model"
 REFERENCE_FOLDER = "reference_model"
 MEGATRON_ON_CPU = (
@@ -90,9 +91,6 @@ class ReasoningJob(Job):
         self.machine = machine
         self.num_items = num_sampled_prompts(config)
         self.stops_on_mismatch = config.rollout.stop_on_mismatch
-        asked = config.evaluation
-        kind = "greedy accuracy" if asked.temperature == 0 else f"accuracy (avg@{asked.num_samples})"
-        self.score = Score(name="accuracy", text=f"{kind} on held-out problems")
         if config.model.path is not None:
             check_model_folder(config.model.path)
             refuse_damaged_model(config.model.path, key="model.path")
@@ -125,11 +123,16 @@ class ReasoningJob(Job):
         self._held_out = self._task.held_out()
         if config.model.path is not None:
             self._check_positions(config.model.path)
+        tried = try_rewards(config.reward, self._task.train_problem(0))
+        self.score, self.other_scores = _scores(config, judges=tried.judges)
+        if config.run.stop_at_score is not None and not tried.judges:
+            limit = f"run.stop_at_score={config.run.stop_at_score:g}"
+            self.notes.append(f"{limit} is compared with the mean reward, which is the score of this run")
         # A tokenizer made for the task gives every prompt the same number of tokens; of a user's own nobody knows it.
         self._make_prompt = PromptMaker(
             encoder=self._encoder,
             max_tokens=config.rollout.max_prompt_tokens if config.model.path else None,
-            sends_rows=try_rewards(config.reward, self._task.train_problem(0)),
+            sends_rows=tried.reads_rows,
         )
         self._warm_start: Flow | None = None
         if self._shape is not None:
@@ -343,25 +346,23 @@ class ReasoningJob(Job):
         return {"prompts": self._make_prompt.all(problems)}
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
-        """`accuracy` of the held-out problems and `accuracy/NAME` of each further set: avg@k, with its standard error
-        over problems where there are several."""
+        """`reward` of the held-out problems and `reward/NAME` of each further set, and the same of `accuracy` where the
+        reward judges answers: avg@k, with its standard error over problems where there are several."""
         scored: list[ScoredGroup] = run.collected["scored"]
         metrics: dict[str, float] = {}
         start = 0
         for name, held_out in self._evaluation_sets().items():
             groups, start = scored[start : start + len(held_out)], start + len(held_out)
-            scores = torch.stack([self._scores(group).double().mean() for group in groups])  # avg@k of each problem
-            metrics[f"accuracy{name}"] = float(scores.mean())
-            metrics[f"num_problems{name}"] = float(len(scores))
-            if len(scores) > 1:
-                metrics[f"accuracy_error{name}"] = float(scores.std()) / math.sqrt(len(scores))
+            measured = {"reward": [float(group.rewards.double().mean()) for group in groups]}
+            if self.score.name == ACCURACY:
+                measured[ACCURACY] = [_num_right(group) / len(group.outcomes) for group in groups]
+            for metric, means in measured.items():
+                values = torch.tensor(means, dtype=torch.float64)
+                metrics[f"{metric}{name}"] = float(values.mean())
+                if len(values) > 1:
+                    metrics[f"{metric}_error{name}"] = float(values.std()) / math.sqrt(len(values))
+            metrics[f"num_problems{name}"] = float(len(groups))
         return metrics
-
-    def _scores(self, group: ScoredGroup) -> torch.Tensor:
-        """What evaluation takes the mean of: the rewards; of a weighted sum whether its first term says right."""
-        if self.config.reward.kind == "weighted":
-            return torch.tensor([outcome == "right" for outcome in group.outcomes])
-        return group.rewards
 
     def _evaluation_sets(self) -> dict[str, list[Problem]]:
         """End of the metrics' names -> problems; the set that the score is about comes first, under no name."""
@@ -431,15 +432,16 @@ class ReasoningJob(Job):
             self.restore(session)
 
     def _warm_up(self, session: Session, settings: WarmStartConfig, flow: Flow) -> float:
-        """Returns the accuracy that it ends with."""
+        """Returns the score that it ends with."""
         accuracy, step = 0.0, 0
         while step < settings.max_steps and accuracy < settings.target_accuracy:
             steps = range(step, min(step + settings.check_every, settings.max_steps))
             feeds = {"examples": [batch for s in steps for batch in self._examples(settings, s)]}
             run = session.run_flow(flow, step=0, feeds=feeds)
             step = steps.stop
-            accuracy = session.evaluate(0)["accuracy"]
-            session.message(f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, accuracy {accuracy:.3f}")
+            name = self.score.name
+            accuracy = session.evaluate(0)[name]
+            session.message(f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, {name} {accuracy:.3f}")
         return accuracy
 
     def _keep_warm_start(self, session: Session, kept: WarmStarts, accuracy: float) -> None:
@@ -480,3 +482,19 @@ class ReasoningJob(Job):
             ExampleBatch(shard=shard, token_ids=token_ids[shard::num_shards], loss_mask=loss_mask[shard::num_shards])
             for shard in range(num_shards)
         ]
+
+
+def _scores(config: ReasoningConfig, *, judges: bool) -> tuple[Score, tuple[Score, ...]]:
+    """The score, and what is shown beside it: the reward, where it is not the accuracy itself."""
+    asked = config.evaluation
+    how = "of greedy answers to" if asked.temperature == 0 else f"(avg@{asked.num_samples}) on"
+    reward = Score(name="reward", text=f"mean reward {how} held-out problems", is_share=False)
+    if not judges:
+        return reward, ()
+    kind = "greedy accuracy" if asked.temperature == 0 else f"accuracy (avg@{asked.num_samples})"
+    is_accuracy = config.reward.kind in JUDGES and not getattr(config.reward, "partial", False)
+    return Score(name=ACCURACY, text=f"{kind} on held-out problems"), () if is_accuracy else (reward,)
+
+
+def _num_right(group: ScoredGroup) -> int:
+    return sum(outcome == "right" for outcome in group.outcomes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import traceback
+from dataclasses import dataclass
 
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.rewards import (
@@ -33,6 +34,8 @@ RULES = {
     "length_target": "length_target",
 }
 """Kind in the config -> name in rlinf_algos."""
+JUDGES = ("exact", "numeric", "random", "multiple_choice", "math", "code")
+"""Kinds that say of an answer whether it is right; `random` does in evaluations."""
 
 
 def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
@@ -111,22 +114,30 @@ def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
     return ()
 
 
-def try_rewards(config: RewardConfig, problem: Problem, key: str = "reward") -> bool:
-    """Calls each function of one's own once, about a real problem, and reads its tests where programs are judged, so
-    that mistakes show before a process starts.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TriedReward:
+    """What is known of a reward before the first step."""
+
+    judges: bool
+    """It says of an answer whether it is right; False: it gives scores alone."""
+    reads_rows: bool = False
+    """It reads the data row."""
+
+
+def try_rewards(config: RewardConfig, problem: Problem, key: str = "reward") -> TriedReward:
+    """Calls each custom function once, about a real problem, and reads its tests where programs are judged, so that
+    mistakes show before a process starts.
 
     Args:
         problem: its answer stands for the completion.
-
-    Returns: whether one of them reads the data row.
 
     Raises: UserError with the place in the function where it failed, or where it hangs.
     """
     match config:
         case WeightedReward():
-            tried = {name: f"{key}.terms.{name}.reward" for name in config.terms}
-            reads = [try_rewards(config.terms[name].reward, problem, place) for name, place in tried.items()]
-            return any(reads)
+            places = {name: f"{key}.terms.{name}.reward" for name in config.terms}
+            tried = [try_rewards(config.terms[name].reward, problem, place) for name, place in places.items()]
+            return TriedReward(judges=tried[0].judges, reads_rows=any(one.reads_rows for one in tried))
         case FunctionReward():
             return try_own_reward(reward_spec(config, random_stands_for="exact"), problem, f"{key}.path={config.path}")
         case CodeReward():
@@ -134,11 +145,12 @@ def try_rewards(config: RewardConfig, problem: Problem, key: str = "reward") -> 
                 read_tests(problem.answer)
             except RewardError as error:
                 raise UserError(f"{key}.kind=code, {problem.place or 'a problem'}: {error}") from error
-    return False
+    return TriedReward(judges=config.kind in JUDGES)
 
 
-def try_own_reward(spec: RewardSpec, problem: Problem, what: str) -> bool:
-    """As `try_rewards`, of one function; `what` begins the message."""
+def try_own_reward(spec: RewardSpec, problem: Problem, what: str) -> TriedReward:
+    """As `try_rewards`, of one function; `what` begins the message. It judges where it returns a truth value or a
+    `RewardResult` that says so."""
     hint = "a reward is f(completion, answer) and returns a number or a RewardResult; see docs/rewards.md"
     about = f"called once about {problem.place or 'a problem'} with the answer as completion"
     try:
@@ -146,14 +158,14 @@ def try_own_reward(spec: RewardSpec, problem: Problem, what: str) -> bool:
     except Exception as error:  # a class of the user's may raise what it likes
         raise UserError(f"{what}: {_told(error)}", hint=hint) from error
     try:
-        score_all(reward, [problem.answer], [problem.answer], [problem.prompt], [problem.row])
+        (result,) = score_all(reward, [problem.answer], [problem.answer], [problem.prompt], [problem.row])
     except RewardError as error:
         raise UserError(f"{what}, {about}: {_told(error)}", hint=hint) from error
     finally:
         close = getattr(reward, "close", None)
         if close is not None:
             close()
-    return getattr(reward, "reads_rows", False)
+    return TriedReward(judges=result.has_verdict, reads_rows=getattr(reward, "reads_rows", False))
 
 
 def _told(error: BaseException) -> str:

@@ -11,13 +11,15 @@ from rlinf.config.common import RunConfig
 from rlinf.run_folder.folder import RESULT
 
 
-def reasons_to_end(run: RunConfig, *, step: int, score: float, training_s: float) -> dict[str, str]:
+def reasons_to_end(
+    run: RunConfig, *, step: int, score: float, training_s: float, score_name: str = "score"
+) -> dict[str, str]:
     """Why a run ends after `step` steps -> what to change so that it goes on; empty: it goes on."""
     found = {}
     if step >= run.num_steps:
         found[f"all of run.num_steps={run.num_steps} are done"] = f"--run.num_steps {2 * run.num_steps}"
     if run.stop_at_score is not None and score >= run.stop_at_score:
-        reason = f"its score of {score:.3g} reaches run.stop_at_score={run.stop_at_score:g}"
+        reason = f"its {score_name.replace('_', ' ')} of {score:.3g} reaches run.stop_at_score={run.stop_at_score:g}"
         found[reason] = "--run.stop_at_score null"
     if run.max_minutes is not None and training_s >= run.max_minutes * 60:
         reason = f"it has trained for run.max_minutes={run.max_minutes:g}"
@@ -30,10 +32,11 @@ def how_to_go_on(run: RunConfig, path: Path) -> str | None:
     try:
         result = json.loads((path / RESULT).read_text(encoding="utf-8"))
         step, score, training_s = result["num_steps"], result["after"], result["training_s"]
+        name = str(result.get("score", "score"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     score = math.nan if score is None else score
-    reasons = reasons_to_end(run, step=step, score=score, training_s=training_s)
+    reasons = reasons_to_end(run, step=step, score=score, training_s=training_s, score_name=name)
     if not reasons:
         return None
     return (

@@ -423,6 +423,7 @@ class TrainingLoop:
             **asdict(self._clock),
             "elapsed_s": self._training_s(),
             "score": self._latest_score(),
+            "score_name": self._job.score.name,
             "stage_s": dict(self._session.stage_s),
         }
         self._checkpoints.save(self._session.group(self._job.trainer), step, state)

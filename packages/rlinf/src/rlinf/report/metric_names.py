@@ -14,7 +14,7 @@ EVALUATION = "evaluation/"
 """Begins the names of an evaluation's metrics here."""
 
 PANELS: dict[str, dict[str, str]] = {
-    "Reward": {"reward/mean": "mean reward"},
+    "Reward": {"reward/mean": "mean reward", "evaluation/reward": "held-out problems"},
     "Spread of rewards": {"reward/std_within_group": "within a group", "reward/std_between_groups": "between groups"},
     "Accuracy on held-out problems": {"evaluation/accuracy": "evaluation"},
     "Return": {"env/return": "training"},
@@ -50,7 +50,7 @@ def curves(records: RunRecords) -> tuple[list[Curve], list[Curve]]:
     panels = dict(PANELS)
     for name in records.metric_names(evaluation=True):  # further sets of problems, `accuracy/aime24` for example
         score, _, held_out = name.partition("/")
-        if held_out and score == "accuracy":  # success by task is a table
+        if held_out and score in ("accuracy", "reward"):  # success by task is a table
             panels[f"{score.replace('_', ' ').capitalize()} on {held_out}"] = {EVALUATION + name: "evaluation"}
     placed = {name for panel in panels.values() for name in panel}
     rest = {

@@ -29,6 +29,7 @@ NUM_SAMPLES = 6
 
 SCORE_TEXTS = {
     "accuracy": "accuracy on held-out problems",
+    "reward": "mean reward on held-out problems",
     "success_at_end": "episodes that end in success, held-out seeds",
     "success_once": "episodes with success at any time",
 }

@@ -34,6 +34,8 @@ class Exported:
     checkpoint: Path
     score: float | None
     """What the run's best checkpoint is chosen by; None where it was not evaluated."""
+    score_name: str
+    """The metric that the score is."""
     folder: Path
     num_bytes: int
     """Bytes of its files with weights."""
@@ -105,9 +107,11 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: 
         for file in sorted(model.iterdir()) if not merged else ():
             write(file, partial / file.name)
     weights = list(folder.glob("*.safetensors"))
+    state = read_state(checkpoint)
     return Exported(
         checkpoint=checkpoint,
-        score=read_state(checkpoint).get("own_score"),
+        score=state.get("own_score"),
+        score_name=str(state.get("score_name", "score")).replace("_", " "),
         folder=folder,
         num_bytes=sum(file.stat().st_size for file in weights),
         num_files=len(weights),
