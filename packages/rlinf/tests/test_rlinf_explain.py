@@ -139,6 +139,34 @@ def test_the_end_of_a_run_is_explained_behind_what_was_explained_before(tmp_path
     assert told[2].startswith("note: the explanation could not be written: ")
 
 
+def test_what_stands_in_a_run_folder_decides_no_signal_and_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A folder may have been copied from anywhere: process ids and logs in it are not believed."""
+    ends = (
+        "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9)); print(flush=True); sys.stdin.read()"
+    )
+    stranger = subprocess.Popen([sys.executable, "-c", ends], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert stranger.stdout is not None and stranger.stdin is not None and stranger.stdout.readline()
+    outside = tmp_path / "secret.log"
+    outside.write_text("secret line\n")
+    with run_folder(tmp_path / "run") as folder:
+        inside = folder.path / "logs" / "0.log"
+        inside.parent.mkdir()
+        inside.write_text("\x1b[2Jcleared \x9b31m\n")
+        for log in (outside, inside):
+            snapshot = hanging(stranger.pid, driver_pid=os.getpid())
+            records = (replace(one, log_path=str(log)) for one in snapshot.processes)
+            (folder.path / "waits.json").write_bytes(snapshot_json(replace(snapshot, processes=tuple(records))))
+            assert main(["explain", "--all", str(folder.path)]) == 0
+            text = capsys.readouterr().out
+            assert "secret line" not in text and "\x1b" not in text and "\x9b" not in text
+        assert r"\x1b[2Jcleared \x9b31m" in text
+    assert stranger.poll() is None, "it got a signal"
+    stranger.stdin.close()
+    assert stranger.wait() == 0
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["explain", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path} is not the folder of a run: it has no manifest.json\n"

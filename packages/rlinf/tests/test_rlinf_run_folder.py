@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from rlinf.errors import UserError
 from rlinf.run_folder import RunFolder, TraceEvent, read_events, read_rows
-from rlinf.run_folder.lock import FolderLock
+from rlinf.run_folder.lock import FolderLock, check_empty, check_free
 from rlinf.run_folder.manifest import git_state
 from rlinf.run_folder.seal import damage
 from rlinf.run_folder.trace import TraceWriter
@@ -299,6 +299,32 @@ def test_two_new_runs_do_not_share_a_folder(tmp_path: Path) -> None:
         create(tmp_path / "run")
     lock.release()
     create(tmp_path / "run").close()  # a lock that somebody left is no content
+
+
+def test_another_users_link_is_not_followed_and_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    for make in (Path.symlink_to, Path.hardlink_to):
+        folder = tmp_path / make.__name__
+        folder.mkdir()
+        make(folder / ".lock", precious)
+        with pytest.raises(UserError, match=r"\.lock is .*, and rlinf did not write it"):
+            FolderLock(folder, ["rlinf"])
+        with pytest.raises(UserError, match=r"\.lock is "):
+            check_free(folder)
+    assert precious.read_text() == "keep me"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch(0o644)  # as an earlier version made it
+    FolderLock(tmp_path / "run", ["rlinf"]).release()
+    assert (tmp_path / "run" / ".lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    for use in (check_free, check_empty, lambda folder: FolderLock(folder, ["rlinf"])):
+        with pytest.raises(UserError, match=rf"(?s){tmp_path} belongs to the user with id .*hint"):
+            use(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------

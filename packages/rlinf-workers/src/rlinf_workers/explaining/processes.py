@@ -79,6 +79,16 @@ def handles_usr1(pid: int) -> bool:
     return any(int(mask, 16) & 1 << 9 for mask in masks)
 
 
+def has_open(pid: int, file: Path) -> bool:
+    """Whether a process has a file open; False also where this user may not see that."""
+    try:
+        status = file.stat()
+        descriptors = [descriptor.stat() for descriptor in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return any((one.st_dev, one.st_ino) == (status.st_dev, status.st_ino) for one in descriptors)
+
+
 def _state(record: ProcessRecord, before: _Stat | None, duration_s: float) -> ProcessState:
     if record.host != platform.node() or not record.started_ticks:
         return ProcessState(condition="unknown")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf_workers.explaining.processes import handles_usr1
+from rlinf_workers.explaining.processes import handles_usr1, has_open
 from rlinf_workers.explaining.snapshot import ProcessRecord
 
 PY_SPY_LIMIT_S = 10.0
@@ -147,6 +147,8 @@ def _by_faulthandler(record: ProcessRecord) -> Stacks:
         return Stacks(
             source="no stack: the process does not answer SIGUSR1, and there is no py-spy (pip install py-spy)"
         )
+    if not has_open(record.pid, log):  # a record may be wrong about who has this id
+        return Stacks(source=f"no stack: process {record.pid} does not write {log}")
     try:
         offset = log.stat().st_size
         os.kill(record.pid, signal.SIGUSR1)

@@ -40,7 +40,15 @@ def explanation_text(explanation: Explanation, *, every: bool = False) -> str:
     Args:
         every: all nodes and all processes, however long it gets.
     """
-    return "\n".join([*_head(explanation), *graph_lines(explanation, every=every), *_stack_lines(explanation, every)])
+    lines = [*_head(explanation), *graph_lines(explanation, every=every), *_stack_lines(explanation, every)]
+    return "\n".join(printable(line) for line in lines)
+
+
+def printable(line: str) -> str:
+    """A line with its control characters escaped: logs, names and files must not steer a terminal."""
+    return "".join(
+        character if character.isprintable() or character == "\t" else ascii(character)[1:-1] for character in line
+    )
 
 
 def culprit_line(explanation: Explanation) -> str:

@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from rlinf.errors import UserError
 
 if TYPE_CHECKING:
     from rlinf_workers.explaining.explanation import Seen
-    from rlinf_workers.explaining.snapshot import Snapshot
+    from rlinf_workers.explaining.snapshot import ProcessRecord, Snapshot
 
 STALE_S = 10.0
 """The driver writes once a second; one that has written nothing for so long hangs, or has no processor."""
@@ -39,6 +40,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from rlinf.run_folder.folder import WAITS
+    from rlinf.run_folder.lock import check_owner
     from rlinf_workers.explaining.explanation import explain
     from rlinf_workers.explaining.processes import process_states
     from rlinf_workers.explaining.snapshot import DRIVER, read_snapshot
@@ -46,8 +48,9 @@ def run(args: argparse.Namespace) -> int:
 
     folder: Path = args.run_folder
     manifest = _manifest(folder)
+    check_owner(folder)
     try:
-        snapshot = read_snapshot(folder / WAITS)
+        snapshot = _with_own_logs(read_snapshot(folder / WAITS), folder)
     except FileNotFoundError:
         print(_ended(folder, manifest))
         return 0
@@ -76,6 +79,17 @@ def run(args: argparse.Namespace) -> int:
         print(f"the run is on {driver.host}: call rlinf explain there, which sees its processes")
     print(explanation_text(explanation, every=args.all))
     return 0
+
+
+def _with_own_logs(snapshot: Snapshot, folder: Path) -> Snapshot:
+    """Without logs outside the run's folder: nothing in a file decides what else is read, or which process gets a
+    signal (those that write such a log do)."""
+
+    def record_of(record: ProcessRecord) -> ProcessRecord:
+        is_inside = Path(record.log_path).resolve().is_relative_to(folder.resolve())
+        return record if is_inside else replace(record, log_path="")
+
+    return replace(snapshot, processes=tuple(map(record_of, snapshot.processes)))
 
 
 def _seen_elsewhere(folder: Path, snapshot: Snapshot) -> list[Seen]:
@@ -108,6 +122,7 @@ def _ended(folder: Path, manifest: dict[str, Any]) -> str:
     from rlinf.loop.ending import resume_command
     from rlinf.run_folder.folder import RESULT
     from rlinf.run_folder.lock import check_free
+    from rlinf_workers.explaining.text import printable
 
     session = manifest["sessions"][-1]
     explanations = sorted(folder.glob("explain-*.txt"), key=lambda path: path.stat().st_mtime)
@@ -122,7 +137,8 @@ def _ended(folder: Path, manifest: dict[str, Any]) -> str:
             f"{session['started']}\ngo on with: {resume_command(folder)}{more}"
         )
     if "failure" in session:
-        return f"the run in {folder} ended {session['ended']}: {session['failure']}{more}"
+        failure = "\n".join(map(printable, str(session["failure"]).splitlines()))
+        return f"the run in {folder} ended {session['ended']}: {failure}{more}"
     if (folder / RESULT).is_file():
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         return f"the run in {folder} is finished after {result['num_steps']} steps, since {session['ended']}"

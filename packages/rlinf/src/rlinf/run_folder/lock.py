@@ -2,6 +2,9 @@
 
 The lock is the kernel's (flock on a file), so it goes with the process that holds it, however that ends. Processes
 that the holder starts do not get it: Python opens files that are closed in another program.
+
+Another user must not decide where a process of this user writes, nor keep it out: folders of other users are refused, a
+lock that is a link is not followed, and nobody else may open it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import fcntl
 import json
 import os
 import platform
+import stat
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,9 +46,11 @@ class FolderLock:
     def __init__(
         self, folder: Path, command: Sequence[str], *, file: Path | None = None, otherwise: str = OTHER_FOLDER
     ) -> None:
-        self._descriptor: int | None = os.open(file or folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        check_owner((file or folder / LOCK).parent)
+        self._descriptor: int | None = _open(file or folder / LOCK, os.O_RDWR | os.O_CREAT)
         self.notes: tuple[str, ...] = ()
         try:
+            os.fchmod(self._descriptor, 0o600)
             if not _lock(self._descriptor, fcntl.LOCK_EX, folder, otherwise):
                 self.notes = (f"the file system of {folder} has no locks: a second process could write it too",)
         except BaseException:
@@ -62,9 +68,10 @@ class FolderLock:
 
 
 def check_free(folder: Path) -> None:
-    """Raises: UserError that names who writes the folder, if anybody does; leaves no trace."""
+    """Raises: UserError that names who writes the folder, if anybody does, or who else owns it; leaves no trace."""
+    check_owner(folder)
     try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+        descriptor = _open(folder / LOCK, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
@@ -73,12 +80,27 @@ def check_free(folder: Path) -> None:
         os.close(descriptor)
 
 
+def check_owner(folder: Path) -> None:
+    """Does nothing for a folder that does not exist. Raises: UserError where it belongs to another user, who could have
+    put links and lies into it."""
+    try:
+        owner = folder.stat().st_uid
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if owner != os.geteuid():
+        raise UserError(
+            f"{folder} belongs to the user with id {owner}, and this process runs as {os.geteuid()}",
+            hint="choose a folder of your own, or run rlinf as that user",
+        )
+
+
 def check_empty(folder: Path, *, can_resume: bool = True) -> None:
     """Raises: UserError for a folder with something in it beside a lock, or a file.
 
     Args:
         can_resume: whether the command could go on with what is there.
     """
+    check_owner(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder} is a file; a folder is written", hint="choose another name with --output")
     if folder.exists() and any(entry.name != LOCK for entry in folder.iterdir()):
@@ -87,6 +109,25 @@ def check_empty(folder: Path, *, can_resume: bool = True) -> None:
             hint=f"{'go on with the run in it with --resume, or ' if can_resume else ''}choose another folder with "
             "--output",
         )
+
+
+def _open(file: Path, flags: int) -> int:
+    """A descriptor of a plain file of this user. Raises: UserError for anything else; OSError."""
+    try:
+        descriptor = os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise _no_lock_file(file, "is a symbolic link") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise _no_lock_file(file, "is no plain file of this user, or has a second name")
+    return descriptor
+
+
+def _no_lock_file(file: Path, problem: str) -> UserError:
+    return UserError(f"{file} {problem}, and rlinf did not write it", hint=f"find out who did, then remove {file}")
 
 
 def _lock(descriptor: int, kind: int, folder: Path, otherwise: str) -> bool:
