@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, Qwen2Config, Qwen3MoeConfig
+from transformers import Gemma2Config, Lfm2Config, Qwen2Config, Qwen3MoeConfig
 
 from rlinf_workers.generation import graphs
 from rlinf_workers.generation.graphs import FixedDecoder, NotCapturableError, bucket, why_not
@@ -274,10 +274,11 @@ SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 4, "max
     [
         (Qwen2Config(**TINY, num_key_value_heads=2), None),
         (Qwen3MoeConfig(**TINY, num_key_value_heads=2), None),
-        (Qwen2Config(**TINY, num_key_value_heads=2, **SLIDING), "layers of other kinds"),
+        (Qwen2Config(**TINY, num_key_value_heads=2, **SLIDING), None),
+        (Lfm2Config(**TINY, layer_types=["conv", "full_attention"]), "layers of other kinds"),
         (Gemma2Config(**TINY, num_key_value_heads=2), "its "),  # its attention or its layers, by the release
     ],
-    ids=["qwen2", "qwen3 moe", "sliding window", "gemma2"],
+    ids=["qwen2", "qwen3 moe", "sliding window", "convolutions", "gemma2"],
 )
 def test_which_models_it_is_for(config, reason):
     from transformers import AutoModelForCausalLM

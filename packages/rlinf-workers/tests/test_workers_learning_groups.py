@@ -7,7 +7,16 @@ import torch
 
 from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_workers.language.learning_groups import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
+from rlinf_workers.language.learning_groups import (
+    AdvantageMaker,
+    LearningGroup,
+    choose_groups,
+    signals,
+    tokens_of,
+    whiten,
+)
+from rlinf_workers.models.packed import pack_without_padding
+from rlinf_workers.models.sequences import pack_groups
 from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.testing.backends import ORDINARY, Chooser, trial_worker
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
@@ -47,6 +56,37 @@ def made(group, name="grpo", values=None, **changes):
 
 def lengths_of(group):
     return [int(row.sum()) for row in group.samples.loss_mask]
+
+
+@pytest.mark.parametrize("pack", [pack_groups, pack_without_padding])
+def test_groups_of_different_widths_stand_side_by_side(pack):
+    """SGLang, and an engine that refills rows, give each group the width of its own longest completion."""
+    wide = [made(group, "ppo", torch.rand(GROUP_SIZE, NUM_TOKENS)) for group in scored_groups()]
+    for group in wide:
+        group.proximal_logprobs = group.samples.rollout_logprobs * 0.5
+    narrow = [fitted(group) for group in wide]
+    assert len({group.samples.loss_mask.shape[1] for group in narrow}) > 1
+    expected, found = (tokens_of(groups, torch.device("cpu"), pack) for groups in (wide, narrow))
+    assert expected is not None and found is not None, "there are groups"
+    for field in ("advantages", "rollout_logprobs", "ref_logprobs", "proximal_logprobs", "values", "returns"):
+        is_read = expected.sequences.loss_mask != 0
+        assert_bitwise_equal(getattr(found, field)[is_read], getattr(expected, field)[is_read])
+    assert_bitwise_equal(found.sequences.completion_ids, expected.sequences.completion_ids)
+
+
+def fitted(group):
+    """The group without the columns that none of its completions reaches."""
+    width = max(lengths_of(group))
+    cut = {f.name: getattr(group, f.name) for f in dataclasses.fields(group) if f.name not in ("samples", "rewards")}
+    of_samples = {name: getattr(group.samples, name)[:, :width] for name in PER_TOKEN}
+    return dataclasses.replace(
+        group,
+        samples=dataclasses.replace(group.samples, **of_samples),
+        **{name: None if tensor is None else tensor[:, :width] for name, tensor in cut.items()},
+    )
+
+
+PER_TOKEN = ("completion_ids", "loss_mask", "rollout_logprobs", "ref_logprobs")
 
 
 def test_rloo():

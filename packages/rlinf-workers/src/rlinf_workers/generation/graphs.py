@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, Cache, DynamicCache
 
 from rlinf_workers.errors import WorkersError
+from rlinf_workers.generation.masks import StepPlaces, step_masks
 from rlinf_workers.generation.sampling import SamplingSettings, sample_by_blocks
 from rlinf_workers.generation.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
@@ -43,6 +44,8 @@ FEWEST_ROWS = 8
 FEWEST_KEYS = 64
 """Keys come in multiples of 16, or SDPA's memory-efficient kernel copies the mask for each layer."""
 ATTENTION = "rlinf_one_query"
+CACHE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
+"""Kinds of transformers' cache layers that hold keys and values alone, one of each for a token."""
 
 Prefill = Callable[[Tensor, Tensor, Any], Tensor]
 """Token ids [N, L] and their mask [N, L] into a cache; the logits of the last position, [N, V]."""
@@ -70,7 +73,7 @@ def why_not(model: Any) -> str | None:
     """Why a model cannot be decoded here; None: it can."""
     if (attention := model.config._attn_implementation) != "sdpa":
         return f"its attention is {attention!r}, not 'sdpa'"
-    kinds = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {"DynamicLayer"}
+    kinds = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - CACHE_LAYERS
     return f"its cache has layers of other kinds ({', '.join(sorted(kinds))})" if kinds else None
 
 
@@ -226,7 +229,7 @@ class FixedDecoder:
         buffers, at_once = None, max(1, PREFILL_TOKENS // width)
         for first in range(0, num_prompts, at_once):
             chunk = slice(first, first + at_once)
-            cache = DynamicCache(config=self._model.config)
+            cache = DynamicCache()  # without the config: it keeps all keys of layers with a window, too
             logits = self._prefill(prompt_ids[chunk], prompt_mask[chunk], cache)
             if buffers is None:
                 buffers = self._reserve(rows, width + num_tokens, num_tokens, cache, logits.dtype)
@@ -357,15 +360,17 @@ class FixedDecoder:
         before, config._attn_implementation = config._attn_implementation, ATTENTION
         for norm in self._norms:
             norm.forward = partial(_norm, norm)
+        bias = buffers.bias[rows, ..., : step.num_keys]
         try:
-            output = self._model(
-                input_ids=buffers.tokens[rows, None],
-                position_ids=buffers.positions[rows, None],
-                attention_mask=buffers.bias[rows, ..., : step.num_keys],
-                **as_cache(_FixedCache(buffers, step)),
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            with step_masks(ATTENTION, StepPlaces(queries=buffers.slot, num_keys=step.num_keys, bias=bias)):
+                output = self._model(
+                    input_ids=buffers.tokens[rows, None],
+                    position_ids=buffers.positions[rows, None],
+                    attention_mask=bias[:, 0, 0] == 0,
+                    **as_cache(_FixedCache(buffers, step)),
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
         finally:
             config._attn_implementation = before
             for norm in self._norms:

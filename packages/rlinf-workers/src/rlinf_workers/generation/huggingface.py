@@ -19,17 +19,11 @@ from torch import Tensor
 
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.generation.base import Completions
+from rlinf_workers.generation.masks import whole_masks
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
 from rlinf_workers.generation.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
-from rlinf_workers.models.language_model import (
-    ModelSettings,
-    build_model,
-    load_tokenizer,
-    pad_token_id,
-    stop_token_ids,
-)
-from rlinf_workers.models.placement import HOST
+from rlinf_workers.models.language_model import LoadedModel, ModelSettings, load_model
 from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.serving import ServedModule
@@ -50,6 +44,7 @@ class HuggingFaceEngine(ServedModule):
     batch gives the same; in another one kernels may be chosen that round differently.
 
     Args:
+        model: settings, or a model that is in memory already.
         max_prompt_tokens: prompts are padded to that length on the left, all to the same, so that the shape of a
             batch does not depend on who is in it. None: all prompts have one length; no mask is needed then, and
             attention takes its fast path.
@@ -64,7 +59,7 @@ class HuggingFaceEngine(ServedModule):
 
     def __init__(
         self,
-        model: ModelSettings,
+        model: ModelSettings | LoadedModel,
         device: torch.device,
         *,
         max_prompt_tokens: int | None,
@@ -73,11 +68,11 @@ class HuggingFaceEngine(ServedModule):
         refill: bool = False,
         cache_share: float | None = None,
     ) -> None:
-        self._model = build_model(model, HOST)
+        loaded = load_model(model) if isinstance(model, ModelSettings) else model
+        self._model = loaded.model
         super().__init__(self._model, device)
-        self._tokenizer = load_tokenizer(model.folder)
-        self._stop_ids = torch.tensor(stop_token_ids(self._model, self._tokenizer), device=device)
-        self._pad_id = pad_token_id(self._model, self._tokenizer)
+        self._tokenizer, self._pad_id = loaded.tokenizer, loaded.pad_id
+        self._stop_ids = torch.tensor(loaded.stop_ids, device=device)
         self._pads = max_prompt_tokens is not None
         self._width = max_prompt_tokens
         self._max_batch_sequences = max_batch_sequences or MAX_BATCH_SEQUENCES
@@ -233,15 +228,13 @@ class HuggingFaceEngine(ServedModule):
 
     def _forward(self, token_ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """Logits of the last position, [B, V]; fills the cache."""
-        arguments: dict[str, Any] = {}
-        if self._pads:
-            num_queries = token_ids.shape[1]
-            positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -num_queries:]
-            allowed = causal_mask(mask, num_queries)
-            if self._model.config._attn_implementation == "eager":  # which adds the mask to its scores
-                lowest = torch.finfo(self._model.dtype).min
-                allowed = torch.zeros_like(allowed, dtype=self._model.dtype).masked_fill_(~allowed, lowest)
-            arguments = {"attention_mask": allowed, "position_ids": positions}
+        if not self._pads:
+            return self._last_logits(token_ids, cache)
+        positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -token_ids.shape[1] :]
+        with whole_masks():
+            return self._last_logits(token_ids, cache, attention_mask=mask, position_ids=positions)
+
+    def _last_logits(self, token_ids: Tensor, cache: Any, **arguments: Tensor) -> Tensor:
         output = self._model(input_ids=token_ids, **as_cache(cache), use_cache=True, logits_to_keep=1, **arguments)
         return output.logits[:, -1]
 
@@ -260,17 +253,3 @@ class HuggingFaceEngine(ServedModule):
         if length > self._width or (length < self._width and not self._pads):
             allowed = "rollout.max_prompt_tokens allows" if self._pads else "without max_prompt_tokens all have"
             raise ValueError(f"prompt {prompt.index} has {length} tokens; {allowed} {self._width}")
-
-
-def causal_mask(mask: Tensor, num_queries: int) -> Tensor:
-    """Who may look at whom: [B, 1, num_queries, K] bool from the key mask [B, K]; the queries are the last positions.
-
-    Given whole, because from a two-dimensional mask transformers makes none for a batch that happens to hold no
-    padding, and attention without a mask rounds differently. A padded query looks at itself, since attention to
-    nothing is NaN.
-    """
-    num_keys = mask.shape[1]
-    keys = torch.arange(num_keys, device=mask.device)
-    queries = keys[-num_queries:, None]
-    causal, itself = keys <= queries, keys == queries
-    return ((causal & mask.bool()[:, None]) | itself)[:, None]

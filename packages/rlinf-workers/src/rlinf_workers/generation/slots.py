@@ -30,7 +30,8 @@ from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.base import Completions
 from rlinf_workers.generation.free_memory import free_bytes
 from rlinf_workers.generation.graphs import PREFILL_TOKENS, one_query
-from rlinf_workers.generation.huggingface import MIN_ROWS, causal_mask
+from rlinf_workers.generation.huggingface import MIN_ROWS
+from rlinf_workers.generation.masks import StepPlaces, step_masks, whole_masks
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
 from rlinf_workers.generation.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
@@ -325,15 +326,16 @@ class Slots:
 
     def _prefill_some(self, waiting: Sequence[_Waiting], width: int) -> None:
         token_ids, mask = pad_left([one.prompt.token_ids for one in waiting], width, self._pad_id)
-        cache = DynamicCache(config=self._model.config)
-        output = self._model(
-            input_ids=token_ids.to(self._device),
-            position_ids=(mask.cumsum(1) - 1).clamp_(min=0).to(self._device),
-            attention_mask=causal_mask(mask, width).to(self._device),
-            **as_cache(cache),
-            use_cache=True,
-            logits_to_keep=MIN_ROWS,  # of one prompt, too, the head is asked for as many rows
-        )
+        cache = DynamicCache()  # without the config: it keeps all keys of layers with a window, too
+        with whole_masks():
+            output = self._model(
+                input_ids=token_ids.to(self._device),
+                position_ids=(mask.cumsum(1) - 1).clamp_(min=0).to(self._device),
+                attention_mask=mask.to(self._device),
+                **as_cache(cache),
+                use_cache=True,
+                logits_to_keep=MIN_ROWS,  # of one prompt, too, the head is asked for as many rows
+            )
         for i, one in enumerate(waiting):
             keys, values = (
                 [getattr(layer, name)[i, :, width - len(one.prompt.token_ids) :].clone() for layer in cache.layers]
@@ -353,14 +355,15 @@ class Slots:
         config = self._model.config
         before, config._attn_implementation = config._attn_implementation, ATTENTION
         try:
-            output = self._model(
-                input_ids=cache.tokens[rows, None],
-                position_ids=positions[:, None],
-                attention_mask=mask[:, None, None],
-                **as_cache(_RowsCache(cache, positions, num_keys)),
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            with step_masks(ATTENTION, StepPlaces(queries=positions, num_keys=num_keys)):
+                output = self._model(
+                    input_ids=cache.tokens[rows, None],
+                    position_ids=positions[:, None],
+                    attention_mask=mask,
+                    **as_cache(_RowsCache(cache, positions, num_keys)),
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
         finally:
             config._attn_implementation = before
         return self._draw(0, output.logits[: len(cache.rows), -1])

@@ -242,7 +242,8 @@ Pack = Callable[[Sequence[SampleGroup]], CompletionBatch]
 
 
 def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack = pack_groups) -> Tokens | None:
-    """The groups side by side, cut at the longest completion; None: there are none."""
+    """The groups side by side, as wide as the longest completion; None: there are none. An engine need not make all
+    groups equally wide."""
     if not groups:
         return None
     samples = [group.samples for group in groups]
@@ -250,7 +251,7 @@ def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack 
     width = sequences.loss_mask.shape[1]
 
     def joined(tensors: Iterable[Tensor | None]) -> Tensor | None:
-        found = [tensor[:, :width] if tensor.ndim == 2 else tensor for tensor in tensors if tensor is not None]
+        found = [fit_width(one, width) if one.ndim == 2 else one for one in tensors if one is not None]
         return torch.cat(found).to(device) if len(found) == len(groups) else None
 
     advantages, rollout_logprobs = joined(g.advantages for g in groups), joined(s.rollout_logprobs for s in samples)

@@ -34,6 +34,30 @@ class ModelSettings:
     seed: int = 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """A model in memory, with what generation needs besides."""
+
+    model: Any
+    """transformers.PreTrainedModel, in eval mode."""
+    tokenizer: Any
+    """Read for stop strings alone."""
+    stop_ids: tuple[int, ...]
+    """Tokens that end a completion."""
+    pad_id: int
+
+
+def load_model(settings: ModelSettings) -> LoadedModel:
+    """The model on the host, its tokenizer and its end tokens. Raises: ValueError where it has none of these."""
+    model, tokenizer = build_model(settings, torch.device("cpu")), load_tokenizer(settings.folder)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        stop_ids=stop_token_ids(model, tokenizer),
+        pad_id=pad_token_id(model, tokenizer),
+    )
+
+
 def is_adapter(folder: str) -> bool:
     """Whether a folder holds an adapter, not a model."""
     return Path(folder, ADAPTER_CONFIG).is_file()

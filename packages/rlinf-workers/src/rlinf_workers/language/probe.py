@@ -1,0 +1,199 @@
+"""Whether this system computes an architecture as transformers does, tried on a tiny model of it.
+
+A model computes a sequence in one forward without padding or cache. Engine and actor compute it in other ways: padded
+on the left, in pieces with a cache, with rows of a cache that are refilled, packed. transformers lets a model make of
+its mask, its cache and its positions what it likes, so names and attributes do not tell whether all of these mean the
+same to it. A copy with the same layers and small sizes (models/small_copy.py) does, in about a second: each way has to
+give the log-probabilities of the plain forward, with prompts and completions beyond every window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_workers.generation.graphs import why_not
+from rlinf_workers.generation.huggingface import HuggingFaceEngine
+from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.models.language_model import LoadedModel
+from rlinf_workers.models.packed import pack_without_padding, packed_logits
+from rlinf_workers.models.sequences import completion_logits, pack_groups
+from rlinf_workers.models.small_copy import NoSmallCopy, small_config, small_model
+from rlinf_workers.records.language import Prompt, SampleGroup
+
+CPU = torch.device("cpu")
+PROMPT_LENGTHS = (3, 21, 11)
+"""Shorter and longer than small_copy.WINDOW."""
+WIDTH = 23
+GROUP_SIZE, NUM_TOKENS = 2, 20
+COMPLETION_LENGTHS = (20, 5)
+FIRST_TOKEN = 8
+"""Tokens before it may be special."""
+BOUND = 1e-5
+"""Nats. Rounding of these copies in float32 is at most 3e-6 with any of torch's kernels, and a key too many or too few
+shows as 1e-3 or more (docs/models.md)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """What came of one way of computing an architecture."""
+
+    way: str
+    largest: float | None = None
+    """Nats, the largest distance from the plain forward; None: it did not get so far."""
+    error: str | None = None
+    """What it raised, or why it is not offered."""
+
+    @property
+    def is_right(self) -> bool:
+        return self.error is None and self.largest is not None and self.largest <= BOUND
+
+    @property
+    def reason(self) -> str | None:
+        """Why the way cannot be taken; None: it can."""
+        if self.is_right:
+            return None
+        return self.error or f"log-probabilities are up to {self.largest:.2g} nats off those of the model itself"
+
+
+def probe_architecture(config: Any, ways: Sequence[str]) -> dict[str, Probe]:
+    """Tries some of `WAYS` with a small copy.
+
+    Raises: NoSmallCopy.
+    """
+    model = small_model(small_config(config))
+    try:
+        _plain_logits(model, _tokens(3, seed=0))
+    except Exception as error:  # modeling code raises what it likes
+        raise NoSmallCopy(f"its small copy cannot compute: {_told(error)}") from error
+    return {way: _probe(model, way) for way in ways}
+
+
+@torch.no_grad()
+def _probe(model: Any, way: str) -> Probe:
+    try:
+        return Probe(way=way, largest=WAYS[way](model))
+    except Exception as error:  # noqa: BLE001 - as above
+        return Probe(way=way, error=_told(error))
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:300]
+
+
+def _plain_logits(model: Any, token_ids: Tensor) -> Tensor:
+    """[L, V] of one sequence [L]."""
+    with torch.no_grad():
+        return model(input_ids=token_ids[None], use_cache=False).logits[0].float()
+
+
+def _plain_logprobs(model: Any, prompt: Tensor, completion: Tensor) -> Tensor:
+    logits = _plain_logits(model, torch.cat([prompt, completion]))[len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
+
+
+def _tokens(length: int, *, seed: int) -> Tensor:
+    return torch.randint(FIRST_TOKEN, 40, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def _prompts() -> list[Prompt]:
+    return [
+        Prompt(index=i, token_ids=_tokens(length, seed=i), reference_answer="")
+        for i, length in enumerate(PROMPT_LENGTHS)
+    ]
+
+
+def _engine(model: Any, **options: Any) -> float:
+    """Samples with the Hugging Face engine, the later prompts while the first run where it refills rows."""
+    loaded = LoadedModel(model=model, tokenizer=None, stop_ids=(-1,), pad_id=0)
+    engine = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=WIDTH, **options)
+    sampling = SamplingSettings(group_size=GROUP_SIZE, max_new_tokens=NUM_TOKENS)
+    prompts, largest = _prompts(), 0.0
+    waiting, num_done = list(prompts), 0
+    while num_done < len(prompts) * GROUP_SIZE:
+        while waiting and engine.room(GROUP_SIZE) > 0:
+            engine.submit([waiting.pop(0)], sampling, seed=0, step=0)
+        for found in engine.finished():
+            for token_ids, logprobs in zip(found.token_ids, found.logprobs, strict=True):
+                plain = _plain_logprobs(model, prompts[found.index].token_ids, token_ids)
+                largest = _larger(largest, plain, logprobs)
+            num_done += len(found.token_ids)
+    return largest
+
+
+def _graphs(model: Any) -> float:
+    """The steps that a GPU captures, computed one by one."""
+    from rlinf_workers.generation.graphs import FixedDecoder
+    from rlinf_workers.generation.sampling import prompt_noise
+
+    if (reason := why_not(model)) is not None:
+        raise ValueError(reason)
+    loaded = LoadedModel(model=model, tokenizer=None, stop_ids=(-1,), pad_id=0)
+    engine = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=WIDTH)
+    decoder = FixedDecoder(model, engine._forward, CPU, stop_ids=torch.tensor([-1]), pad_id=0, captures=False)
+    prompts, sampling = _prompts(), SamplingSettings(group_size=GROUP_SIZE, max_new_tokens=NUM_TOKENS)
+    noise = prompt_noise(0, 0, [prompt.index for prompt in prompts], sampling)
+    token_ids, logprobs, _, _ = decoder.generate(*engine._pad(prompts, len(prompts)), noise, sampling)
+    largest = 0.0
+    for row, (ids, found) in enumerate(zip(token_ids, logprobs, strict=True)):
+        largest = _larger(largest, _plain_logprobs(model, prompts[row // GROUP_SIZE].token_ids, ids), found)
+    return largest
+
+
+def _actor(model: Any, answers: Callable[[Any, Sequence[SampleGroup]], Sequence[Tensor]]) -> float:
+    """Log-probabilities of given completions of different lengths."""
+    mask = (torch.arange(NUM_TOKENS) < torch.tensor(COMPLETION_LENGTHS)[:, None]).float()
+    groups = [
+        SampleGroup(
+            prompt=prompt,
+            completion_ids=torch.stack(
+                [_tokens(NUM_TOKENS, seed=10 * prompt.index + member + 1) for member in range(len(mask))]
+            ),
+            loss_mask=mask,
+            rollout_logprobs=torch.zeros_like(mask),
+            policy_version=0,
+        )
+        for prompt in _prompts()
+    ]
+    rows = [
+        (group.prompt.token_ids, ids[:length])
+        for group in groups
+        for ids, length in zip(group.completion_ids, COMPLETION_LENGTHS, strict=True)
+    ]
+    largest = 0.0
+    for (prompt, completion), logits in zip(rows, answers(model, groups), strict=True):
+        logprobs = logits.float().log_softmax(-1).gather(-1, completion[:, None])[:, 0]
+        largest = _larger(largest, _plain_logprobs(model, prompt, completion), logprobs)
+    return largest
+
+
+def _padded(model: Any, groups: Sequence[SampleGroup]) -> list[Tensor]:
+    logits = completion_logits(model, pack_groups(groups))
+    return [row[:length] for row, length in zip(logits, COMPLETION_LENGTHS * len(groups), strict=True)]
+
+
+def _packed(model: Any, groups: Sequence[SampleGroup]) -> Sequence[Tensor]:
+    return packed_logits(model, pack_without_padding(groups)).split(COMPLETION_LENGTHS * len(groups))
+
+
+def _larger(largest: float, plain: Tensor, found: Tensor) -> float:
+    if plain.shape != found.shape:
+        raise ValueError(f"{tuple(found.shape)} log-probabilities for {tuple(plain.shape)} tokens")
+    distance = (plain - found).abs().max().item()
+    return distance if not distance <= largest else largest  # NaN stays
+
+
+WAYS: Mapping[str, Callable[[Any], float]] = {
+    "engine": _engine,
+    "refill": partial(_engine, refill=True, max_batch_sequences=4),
+    "graphs": _graphs,
+    "actor": partial(_actor, answers=_padded),
+    "packed": partial(_actor, answers=_packed),
+}
+"""engine: the Hugging Face engine in batches; refill: its rows refilled (slots.py); graphs: its captured steps
+(graphs.py); actor: padded micro-batches; packed: micro-batches without padding."""

@@ -1,0 +1,72 @@
+"""Engine and actor against a plain forward, architecture by architecture, beyond every window."""
+
+import pytest
+from transformers import AutoConfig
+
+from rlinf_workers.generation import huggingface, masks
+from rlinf_workers.language.probe import BOUND, WAYS, probe_architecture
+from rlinf_workers.models.small_copy import NoSmallCopy, small_config, small_model
+
+EVERY_WAY = frozenset(WAYS)
+REFILLED = EVERY_WAY - {"packed"}
+BATCHES = frozenset({"engine", "actor"})
+ARCHITECTURES = {
+    "qwen2": EVERY_WAY,
+    "qwen2 with windows": EVERY_WAY,
+    "mistral": EVERY_WAY,
+    "gemma2": BATCHES | {"packed"},
+    "gemma3_text": REFILLED,
+    "phi3": REFILLED,
+    "gpt_oss": BATCHES,
+    "olmo3": REFILLED,
+    "cohere2": REFILLED,
+    "starcoder2": REFILLED,
+    "exaone4": REFILLED,
+    "llama4_text": REFILLED,
+    "gpt_neo": BATCHES,
+    "mpt": BATCHES,
+}
+"""Architecture -> the ways that are promised."""
+CHANGES = {
+    "qwen2 with windows": {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 1},
+    "phi3": {"sliding_window": 2047},
+    "starcoder2": {"sliding_window": 4096},
+    "exaone4": {"sliding_window": 4096},
+}
+
+
+def config_of(name):
+    return AutoConfig.for_model(name.split()[0], **CHANGES.get(name, {}))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture_is_computed_as_transformers_does(name):
+    found = probe_architecture(config_of(name), sorted(ARCHITECTURES[name]))
+    assert {way: probe.reason for way, probe in found.items() if not probe.is_right} == {}
+
+
+def test_a_mask_without_windows_is_noticed(monkeypatch):
+    """What the engine did before: every layer of a model with windows got the causal mask of all keys."""
+
+    def full_mask(*, mask_function, **arguments):
+        return masks._whole_mask(mask_function=masks.causal_mask_function, **arguments)
+
+    def full_masks():
+        return masks._replaced("sdpa", full_mask)
+
+    monkeypatch.setattr(huggingface, "whole_masks", full_masks)
+    found = probe_architecture(config_of("mistral"), ["engine"])["engine"]
+    assert not found.is_right and found.largest is not None and found.largest > 100 * BOUND
+    assert "nats off" in str(found.reason)
+
+
+def test_a_small_copy_keeps_kinds_of_layers_and_shrinks_their_windows():
+    small = small_config(AutoConfig.for_model("gemma3_text"))
+    assert set(small.layer_types) == {"sliding_attention", "full_attention"} and small.sliding_window == 6
+    assert small.num_hidden_layers == len(small.layer_types) == 6
+    assert small_model(small).num_parameters() < 200_000
+
+
+def test_a_config_that_does_not_shrink_is_no_architecture_that_was_tried():
+    with pytest.raises(NoSmallCopy, match="does not shrink"):
+        small_config(AutoConfig.for_model("xlnet"))
