@@ -171,3 +171,70 @@ def test_render_must_be_asked_for() -> None:
 def test_something_else_is_no_environment() -> None:
     with pytest.raises(EnvError, match=r"a gymnasium.Env was expected, got str"):
         vector_of_callable(lambda: "env", 1)  # type: ignore[arg-type, return-value]
+
+
+class OldGym(Spaces):
+    """As environments of the old Gym were written."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, False, {}
+
+
+class OldStep(OldGym):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed), {}
+
+
+class NoSeed(Spaces):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+class NoSpace(Spaces):
+    def __init__(self) -> None:
+        self.action_space = BOX
+
+
+class OtherKeys(Spaces):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return {"arm": np.zeros(2)}, {}
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: OldGym(BOX, BOX), r"reset\(\) returned ndarray; allowed: observation, info.* the old Gym's interface"),
+        (
+            lambda: OldStep(BOX, BOX),
+            r"step\(\) returned 4 values; .*the old Gym's .* `done` .* terminated .* truncated",
+        ),
+        (lambda: NoSeed(BOX, BOX), r"NoSeed.reset\(\) takes no seed.* def reset\(self, \*, seed=None, options=None\)"),
+        (NoSpace, r"NoSpace has no observation_space; set it"),
+        (
+            lambda: OtherKeys(spaces.Dict({"leg": BOX}), BOX),
+            r"observation_space declares 'leg', and the observation has arm",
+        ),
+    ],
+)
+def test_what_is_not_gymnasiums_interface_is_named(make: Any, text: str) -> None:
+    def begin() -> None:
+        env = vector_of_callable(make, 1)
+        env.reset([0])
+        env.step(torch.zeros(1, 2))
+
+    with pytest.raises(EnvError, match=text):
+        begin()
+
+
+@pytest.mark.parametrize("rendered", [np.zeros((4, 4, 3)), np.zeros((3, 4, 4), np.uint8), [1], None])
+def test_a_rendering_that_is_no_picture_is_named(rendered: Any) -> None:
+    raw = Spaces(BOX, BOX)
+    raw.render_mode = "rgb_array"
+    raw.render = lambda: rendered  # type: ignore[method-assign]
+    env = vector_of_callable(lambda: raw, 1)
+    env.reset([0])
+    with pytest.raises(RenderingUnavailableError, match=r"its render\(\) gave .*; a picture is uint8 \[H, W, 3\]"):
+        env.render()

@@ -98,6 +98,61 @@ def test_an_environment_is_looked_at_where_its_role_runs(tmp_path: Path):
     assert "raised in " in str(caught.value) and "robots.py:12" in str(caught.value)
 
 
+BATCHES = """
+import gymnasium as gym
+import numpy as np
+import torch
+from rlinf_envs.gymnasium_env import vector_of_callable
+
+class Camera(gym.Env):
+    action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    observation_space = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    def reset(self, *, seed=None, options=None): return np.zeros((64, 64, 3), np.uint8), {}
+    def step(self, action): return np.zeros((64, 64, 3), np.uint8), 0.0, False, False, {}
+
+class Batch:
+    def __init__(self, num_envs, max_episode_steps=None):
+        self.rows = vector_of_callable(Camera, num_envs, max_episode_steps=max_episode_steps)
+    def __getattr__(self, name): return getattr(self.rows, name)
+
+class FloatPictures(Batch):
+    def reset(self, seeds): return {name: value.float() for name, value in self.rows.reset(seeds).items()}
+
+class Raises(Batch):
+    def reset(self, seeds): return seeds["none"]
+
+class Endless(Batch):
+    def __init__(self, num_envs, max_episode_steps=None): super().__init__(num_envs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("FloatPictures", "the observation of reset()['image.main'] is [1, 64, 64, 3] torch.float32; the spec says "),
+        ("Raises", "TypeError: list indices must be integers or slices, not str\nhint: raised in "),
+        ("Endless", "an episode does not end after max_episode_steps=1"),
+    ],
+)
+def test_a_batch_that_breaks_its_promises_is_named_before_the_start(name, text, tmp_path, monkeypatch):
+    (tmp_path / "batches.py").write_text(BATCHES)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError) as caught:
+        probe(EnvSpec(kind="import", id=f"batches:{name}", num_envs=2, max_episode_steps=5))
+    assert f"env.id='batches:{name}': {text}" in str(caught.value)
+
+
+def test_who_sees_pictures_alone_is_pointed_to_the_policy_for_them(tmp_path, monkeypatch):
+    (tmp_path / "cameras.py").write_text(BATCHES)
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = ["--env.kind=import", "--env.id=cameras:Camera", "--run.stop_at_score=null"]
+    with pytest.raises(
+        UserError, match=r"reads state, and .* shows image.main\n.*or --policy.name cnn, which looks at"
+    ):
+        prepare(load_config("pushcube-ppo", parse_overrides(keys)))
+    assert isinstance(prepare(load_config("pushcube-ppo", parse_overrides([*keys, "--policy.name=cnn"]))), EmbodiedJob)
+
+
 def test_the_manifest_says_where_episodes_go_on_after_their_end():
     env = EnvConfig(kind="gymnasium", id="Hopper-v5", ignore_terminations=True, eval_ignore_terminations=True)
     (note,) = termination_notes(env)

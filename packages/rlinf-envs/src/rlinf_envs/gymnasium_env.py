@@ -4,14 +4,16 @@ Each row is one plain `gymnasium.make` environment. Gymnasium's own vector envir
 spend a step on every reset and choose the seeds of later episodes themselves.
 
 Spaces are read as follows. Observations: numbers of any kind become "state" (flattened, a Dict's entries in the order
-of the space, Discrete ones one-hot), a uint8 Box of three dimensions becomes "image.<key>" ("image.main" if it is the
-whole observation), a Text becomes "instruction". Actions: Box is continuous; Discrete, MultiDiscrete and MultiBinary
+of the space, Discrete ones one-hot), a Box that is a picture by the rules of `gymnasium_pictures` becomes "image.<key>"
+("image.main" if it is the whole observation), a Text becomes "instruction". Values are checked against what the space
+declares. Actions: Box is continuous; Discrete, MultiDiscrete and MultiBinary
 are discrete. `info["success"]` or `info["is_success"]`, where an environment sets one, is its success.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +23,8 @@ import torch
 from gymnasium import spaces
 
 from rlinf_envs.errors import EnvError, RenderingUnavailableError
-from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_envs.gymnasium_pictures import LAYOUTS, Picture, picture_of
+from rlinf_envs.protocol import PICTURE, ActionSpec, FieldSpec
 from rlinf_envs.vector import InProcessVector, SingleObservation, SingleStep
 
 TOP = "main"
@@ -35,20 +38,21 @@ def make_gymnasium(
     max_episode_steps: int | None = None,
     ignore_terminations: bool = False,
     render: bool = False,
+    picture_layout: str | None = None,
     **options: Any,
 ) -> InProcessVector:
     """`num_envs` environments of a registered Gymnasium id (for example "CartPole-v1").
 
     `max_episode_steps=None` takes the registered limit; `render=True` makes `render()` work (render_mode "rgb_array");
-    every other option goes to `gymnasium.make`. EnvError for an unknown id (with close matches), for what the
-    environment does not accept and for packages it misses.
+    `picture_layout` is one of `gymnasium_pictures.LAYOUTS`; every other option goes to `gymnasium.make`. EnvError for
+    an unknown id (with close matches), for what the environment does not accept and for packages it misses.
     """
     if render:
         options["render_mode"] = "rgb_array"
     limit = max_episode_steps if max_episode_steps is not None else _registered_limit(env_id)
 
     def make() -> GymnasiumEnv:
-        return GymnasiumEnv(_made(env_id, limit, options))
+        return GymnasiumEnv(_made(env_id, limit, options), picture_layout=picture_layout)
 
     return _vector(make, num_envs, limit, ignore_terminations)
 
@@ -59,6 +63,7 @@ def vector_of_callable(
     *,
     max_episode_steps: int | None = None,
     ignore_terminations: bool = False,
+    picture_layout: str | None = None,
 ) -> InProcessVector:
     """`num_envs` environments from a callable that makes one; the limit None is the one of the made environment."""
     first = make()
@@ -69,7 +74,7 @@ def vector_of_callable(
     waiting = [first]  # making one may be slow: the one already made becomes row 0
 
     def next_env() -> GymnasiumEnv:
-        return GymnasiumEnv(waiting.pop() if waiting else make())
+        return GymnasiumEnv(waiting.pop() if waiting else make(), picture_layout=picture_layout)
 
     return _vector(next_env, num_envs, limit, ignore_terminations)
 
@@ -87,22 +92,33 @@ class GymnasiumEnv:
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, env: gymnasium.Env) -> None:
+    def __init__(self, env: gymnasium.Env, *, picture_layout: str | None = None) -> None:
         _require_env(env)
+        if picture_layout not in (None, *LAYOUTS):
+            raise EnvError(f"options.picture_layout={picture_layout!r}; allowed: {', '.join(LAYOUTS)}")
         self._env = env
-        self._leaves = tuple(_leaves(env.observation_space, ()))
+        self._leaves = tuple(_leaves(env.observation_space, (), picture_layout))
         self.observation_spec = _observation_spec(self._leaves)
         self.action_spec = _action_spec(env.action_space)
         self._observation: Any = None
 
     def reset(self, seed: int) -> None:
-        self._observation, _ = self._env.reset(seed=seed)
+        returned = self._env.reset(seed=seed)
+        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
+            raise EnvError(
+                f"reset() returned {_kind_of(returned)}; allowed: observation, info. An observation alone is the old "
+                "Gym's interface; Gymnasium's reset ends with `return observation, {}`"
+            )
+        self._observation, _ = returned
 
     def step(self, action: np.ndarray) -> SingleStep:
         returned = self._env.step(self._native(action))
-        if not isinstance(returned, tuple) or len(returned) != 5:
-            kind = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
-            raise EnvError(f"step() returned {kind}; allowed: observation, reward, terminated, truncated, info")
+        if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], dict):
+            raise EnvError(
+                f"step() returned {_kind_of(returned)}; allowed: observation, reward, terminated, truncated, info. "
+                "Four values are the old Gym's interface, whose `done` Gymnasium divides into terminated (the task "
+                "ended) and truncated (a time limit)"
+            )
         self._observation, reward, terminated, truncated, outcome = returned
         success = outcome.get("success", outcome.get("is_success"))
         return SingleStep(
@@ -115,16 +131,15 @@ class GymnasiumEnv:
     def observe(self) -> SingleObservation:
         row: dict[str, np.ndarray | str] = {}
         numbers: list[np.ndarray] = []
-        for path, space, field in self._leaves:
-            value = self._observation
-            for key in path:
-                value = value[key]
-            if field == "instruction":
+        for path, space, field, picture in self._leaves:
+            value = self._value(path)
+            if picture is not None:
+                row[field] = picture.read(value)
+            elif field == "instruction":
                 row[field] = str(value)
-            elif field == "state":
-                numbers.append(np.asarray(spaces.flatten(space, value), dtype=np.float32).reshape(-1))
-            else:
-                row[field] = np.asarray(value, dtype=np.uint8)
+            else:  # not in the dtype of the space, which would cut what it does not hold
+                flat = value if isinstance(space, spaces.Box) else spaces.flatten(space, value)
+                numbers.append(np.asarray(flat, dtype=np.float32).reshape(-1))
         if numbers:
             row["state"] = np.concatenate(numbers)
         return row
@@ -135,41 +150,52 @@ class GymnasiumEnv:
                 f"this environment was made with render_mode={self._env.render_mode!r}; pass the option render=True"
             )
         picture = self._env.render()
-        if not isinstance(picture, np.ndarray):
-            raise RenderingUnavailableError(f"its render() gave {type(picture).__name__}, not a picture")
+        if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.shape[2:] != (3,):
+            found = f"{picture.dtype} {list(picture.shape)}" if isinstance(picture, np.ndarray) else _kind_of(picture)
+            raise RenderingUnavailableError(f"its render() gave {found}; a picture is uint8 [H, W, 3]")
         return picture
 
     def close(self) -> None:
         self._env.close()
+
+    def _value(self, path: tuple[str, ...]) -> Any:
+        """Of a part of the observation."""
+        value = self._observation
+        for key in path:
+            if not isinstance(value, Mapping) or key not in value:
+                there = f"has {', '.join(map(str, value))}" if isinstance(value, Mapping) else f"is {_kind_of(value)}"
+                raise EnvError(f"observation_space declares {'.'.join(path)!r}, and the observation {there}")
+            value = value[key]
+        return value
 
     def _native(self, action: np.ndarray) -> Any:
         space = self._env.action_space
         return int(action) if isinstance(space, spaces.Discrete) else action.astype(space.dtype)
 
 
-_Leaf = tuple[tuple[str, ...], spaces.Space, str]
-"""A leaf's path in the observation, its space, and the field it belongs to."""
+_Leaf = tuple[tuple[str, ...], spaces.Space, str, "Picture | None"]
+"""A leaf's path in the observation, its space, the field it belongs to, and how it is read where it is a picture."""
 
 
-def _leaves(space: spaces.Space, path: tuple[str, ...]) -> Iterator[_Leaf]:
+def _leaves(space: spaces.Space, path: tuple[str, ...], layout: str | None) -> Iterator[_Leaf]:
+    where = f"the observation {'.'.join(path)!r}" if path else "the observation"
     if isinstance(space, spaces.Dict):
         for key, part in space.spaces.items():
-            yield from _leaves(part, (*path, key))
+            yield from _leaves(part, (*path, key), layout)
     elif isinstance(space, spaces.Text):
-        yield path, space, "instruction"
-    elif isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3:
-        yield path, space, f"image.{'.'.join(path) or TOP}"
+        yield path, space, "instruction", None
+    elif (picture := picture_of(space, where, layout)) is not None:
+        yield path, space, f"{PICTURE}{'.'.join(path) or TOP}", picture
     elif isinstance(spaces.flatten_space(space), spaces.Box):
-        yield path, space, "state"
+        yield path, space, "state", None
     else:
-        where = ".".join(path) or "the observation"
         raise EnvError(f"{where} has space {space}, of no fixed size; allowed: Box, Discrete, Text and Dicts of them")
 
 
 def _observation_spec(leaves: tuple[_Leaf, ...]) -> Mapping[str, FieldSpec]:
     spec: dict[str, FieldSpec] = {}
     num_numbers = 0
-    for path, space, field in leaves:
+    for path, space, field, picture in leaves:
         if field == "state":
             (size,) = spaces.flatten_space(space).shape or (0,)
             num_numbers += size
@@ -178,7 +204,8 @@ def _observation_spec(leaves: tuple[_Leaf, ...]) -> Mapping[str, FieldSpec]:
         elif field == "instruction":
             spec[field] = FieldSpec(shape=(), dtype="text")
         else:
-            spec[field] = FieldSpec(shape=tuple(space.shape or ()), dtype="uint8")
+            assert picture is not None, "every other field is one"
+            spec[field] = FieldSpec(shape=picture.shape, dtype="uint8")
     if num_numbers:
         spec["state"] = FieldSpec(shape=(num_numbers,), dtype="float32")
     return spec
@@ -202,7 +229,27 @@ def _action_spec(space: spaces.Space) -> ActionSpec:
 
 def _require_env(env: object) -> None:
     if not isinstance(env, gymnasium.Env):
-        raise EnvError(f"a gymnasium.Env was expected, got {type(env).__name__}")
+        is_old = any(parent.__module__.split(".")[0] == "gym" for parent in type(env).__mro__)
+        hint = "; it is one of the old Gym, which Gymnasium has replaced: import gymnasium as gym" if is_old else ""
+        raise EnvError(f"a gymnasium.Env was expected, got {type(env).__name__}{hint}")
+    if lacking := [name for name in ("observation_space", "action_space") if not hasattr(env, name)]:
+        raise EnvError(
+            f"{type(env).__name__} has no {' and no '.join(lacking)}; set it in the class or its constructor"
+        )
+    if not _takes_seed(env.reset):
+        raise EnvError(
+            f"{type(env).__name__}.reset() takes no seed, as in the old Gym; Gymnasium's is "
+            "def reset(self, *, seed=None, options=None), which begins with super().reset(seed=seed)"
+        )
+
+
+def _takes_seed(reset: Callable[..., object]) -> bool:
+    parameters = inspect.signature(reset).parameters
+    return "seed" in parameters or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+
+
+def _kind_of(returned: object) -> str:
+    return f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
 
 
 def _registered_limit(env_id: str) -> int | None:

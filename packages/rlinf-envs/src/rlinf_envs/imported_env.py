@@ -3,7 +3,8 @@
 The callable is asked in one of two ways, told apart by its parameters:
 * it has a parameter `num_envs`: called once, returns a `BatchedEnv` with that many rows;
 * it has none: called once for each row, returns a `gymnasium.Env`.
-Options are passed by name in both cases. Modules are looked for as Python does, and in the current folder.
+Options are passed by name in both cases, but for `picture_layout`, which says how pictures of a `gymnasium.Env` lie in
+its observations (`gymnasium_pictures`). Modules are looked for as Python does, and in the current folder.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def make_imported(
     *,
     max_episode_steps: int | None = None,
     ignore_terminations: bool = False,
+    picture_layout: str | None = None,
     **options: Any,
 ) -> BatchedEnv:
     """`num_envs` rows of the environment at `place`; EnvError says what is wrong with it or with what it made."""
@@ -41,7 +43,10 @@ def make_imported(
             num_envs,
             max_episode_steps=max_episode_steps,
             ignore_terminations=ignore_terminations,
+            picture_layout=picture_layout,
         )
+    if picture_layout is not None:
+        options["picture_layout"] = picture_layout
     if max_episode_steps is not None:
         options["max_episode_steps"] = max_episode_steps
     if ignore_terminations:

@@ -37,6 +37,26 @@ def tensor_field(observation: Observation, name: str) -> Tensor:
     return value
 
 
+def observation_problem(observation: Observation, spec: Mapping[str, FieldSpec], num_envs: int) -> str | None:
+    """Where an observation is not what `spec` says of its rows; None: it is."""
+    if set(observation) != set(spec):
+        return f" has fields {sorted(observation)}; the spec says {sorted(spec)}"
+    for name, field in spec.items():
+        value = observation[name]
+        if field.dtype == "text":
+            if not (isinstance(value, list) and len(value) == num_envs and all(isinstance(t, str) for t in value)):
+                return f"[{name!r}] must be a list of {num_envs} strings"
+            continue
+        if not isinstance(value, Tensor):
+            return f"[{name!r}] is a {type(value).__name__}, not a tensor"
+        shape, dtype = (num_envs, *field.shape), getattr(torch, field.dtype)
+        if value.shape != shape or value.dtype != dtype:
+            return f"[{name!r}] is {list(value.shape)} {value.dtype}; the spec says {list(shape)} {dtype}"
+        if not bool(value.isfinite().all()):
+            return f"[{name!r}] holds a number that is not finite"
+    return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldSpec:
     """One field of an observation, without the row dimension.

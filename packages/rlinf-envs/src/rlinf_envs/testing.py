@@ -18,7 +18,15 @@ from torch import Tensor
 
 from rlinf_envs.episodes import Moment, Watchable
 from rlinf_envs.errors import ConformanceError, EnvError, RenderingUnavailableError
-from rlinf_envs.protocol import ActionSpec, BatchedEnv, EpisodeEnd, Observation, Replayable, StepResult
+from rlinf_envs.protocol import (
+    ActionSpec,
+    BatchedEnv,
+    EpisodeEnd,
+    Observation,
+    Replayable,
+    StepResult,
+    observation_problem,
+)
 from rlinf_envs.seeding import episode_seed
 
 
@@ -151,22 +159,8 @@ def _result_difference(got: StepResult, expected: StepResult) -> str | None:
 
 
 def _require_observation(trial: _Trial, observation: Observation, where: str) -> None:
-    spec, num_envs = trial.env.observation_spec, trial.env.num_envs
-    _require(set(observation) == set(spec), f"{where} has fields {sorted(observation)}; the spec says {sorted(spec)}")
-    for name, field in spec.items():
-        value = observation[name]
-        if field.dtype == "text":
-            is_text = isinstance(value, list) and len(value) == num_envs and all(isinstance(t, str) for t in value)
-            _require(is_text, f"{where}[{name!r}] must be a list of {num_envs} strings")
-            continue
-        _require(isinstance(value, Tensor), f"{where}[{name!r}] is a {type(value).__name__}, not a tensor")
-        assert isinstance(value, Tensor), "checked in the line above; told to the type checker"
-        shape, dtype = (num_envs, *field.shape), getattr(torch, field.dtype)
-        _require(
-            value.shape == shape and value.dtype == dtype,
-            f"{where}[{name!r}] is {list(value.shape)} {value.dtype}; the spec says {list(shape)} {dtype}",
-        )
-        _require(bool(value.isfinite().all()), f"{where}[{name!r}] holds a number that is not finite")
+    problem = observation_problem(observation, trial.env.observation_spec, trial.env.num_envs)
+    _require(problem is None, f"{where}{problem}")
 
 
 def _require_vector(value: object, num_envs: int, dtype: torch.dtype, name: str) -> None:

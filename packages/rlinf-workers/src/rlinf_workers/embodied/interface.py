@@ -10,6 +10,8 @@ import torch
 from rlinf_comm.records import record
 from rlinf_envs import ActionSpec, BatchedEnv, EnvSpec, FieldSpec, make_env
 from rlinf_envs.disturbance import Disturbance
+from rlinf_envs.errors import EnvError
+from rlinf_envs.protocol import observation_problem
 from rlinf_workers.worker import Worker
 
 record(EnvSpec)
@@ -32,19 +34,24 @@ class EnvInterface:
 
 
 def interface_of(env: BatchedEnv) -> EnvInterface:
-    """Takes one step of one row, which ends its episode."""
+    """Takes one step of one row, which ends its episode. Raises: EnvError for an observation that is not what the
+    environment says, and an episode that goes on; whatever an environment of one's own raises."""
     actions, fields = env.action_spec, dict(env.observation_spec)
     shown = env.reset([0])
+    if (problem := observation_problem(shown, fields, 1)) is not None:
+        raise EnvError(f"the observation of reset(){problem}; rlinf_envs.testing.check_env finds all that is wrong")
     for name, spec in fields.items():
         if spec.dtype == "text" and not spec.texts:
             fields[name] = replace(spec, texts=tuple(shown[name]))
     first = actions.low if actions.kind == "discrete" else torch.zeros(actions.shape)
-    (episode,) = env.step(first[None]).episodes
+    episodes = env.step(first[None]).episodes
+    if len(episodes) != 1:
+        raise EnvError("an episode does not end after max_episode_steps=1; rlinf_envs.testing.check_env finds out why")
     return EnvInterface(
         fields=fields,
         actions=actions,
         notes=tuple(env.notes),
-        knows_success=episode.success_once is not None,
+        knows_success=episodes[0].success_once is not None,
     )
 
 

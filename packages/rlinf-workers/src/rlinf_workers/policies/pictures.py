@@ -31,4 +31,8 @@ def chosen_cameras(fields: Mapping[str, FieldSpec], cameras: str | Sequence[str]
         if len(fields[name].shape) != 3 or fields[name].dtype != "uint8":
             found = f"{fields[name].dtype} of shape {list(fields[name].shape)}"
             raise PolicyError(f"a picture is uint8 of shape [H, W, C], and {name!r} is {found}")
+        first, _, last = fields[name].shape
+        if first in (1, 3, 4) and last not in (1, 3, 4):
+            shape = list(fields[name].shape)
+            raise PolicyError(f"{name!r} has the shape {shape}, channels first; a picture is [H, W, C], channels last")
     return tuple(chosen)

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from rlinf.doors import named_class
 from rlinf.errors import UserError
 from rlinf_envs import EnvError, EnvSpec, make_env
+from rlinf_envs.protocol import PICTURE
 from rlinf_workers import LocalLauncher, RemoteError, WorkerLost
 from rlinf_workers.embodied.interface import EnvInterface, EnvProbe, interface_of, one_step
 from rlinf_workers.launcher.base import Identity, WorkerSpec
@@ -39,11 +40,13 @@ def probe(spec: EnvSpec, python: str | None = None) -> EnvInterface:
     except Exception as error:
         raise UserError(f"{where} could not be made: {_last_line(error)}", hint=_place_of(error)) from error
     try:
-        return interface_of(env)
+        interface = interface_of(env)
+        env.close()
     except EnvError as error:
         raise UserError(f"{where}: {error}", hint=_place_of(error.__cause__)) from error
-    finally:
-        env.close()
+    except Exception as error:  # a batch of the user's own may raise what it likes
+        raise UserError(f"{where}: {_last_line(error)}", hint=_place_of(error)) from error
+    return interface
 
 
 def _probe_there(spec: EnvSpec, python: str) -> EnvInterface:
@@ -83,9 +86,11 @@ def needs_of(policy: PolicySettings, env_id: str) -> Needs:
     except Exception as error:  # the policy may be the user's own and raise what it likes
         raise UserError(f"{where}, policy.options: {_last_line(error)}", hint=_place_of(error)) from error
     if lacking := [name for name in needs.reads if name not in policy.fields]:
+        shows_pictures = any(name.startswith(PICTURE) for name in policy.fields)
+        another = "--policy.name cnn, which looks at pictures" if shows_pictures else "another policy"
         raise UserError(
             f"{where} reads {', '.join(lacking)}, and env.id={env_id!r} shows {', '.join(sorted(policy.fields))}",
-            hint="choose options of the environment that show it, or another policy",
+            hint=f"choose options of the environment that show it, or {another}",
         )
     return needs
 
