@@ -47,7 +47,7 @@ MADE = {
     "task.num_held_out": 8,
     "algorithm.kl_coef": 0.01,
     "rollout.num_prompts": 16,
-    "rollout.top_p": 0.001,
+    "rollout.temperature": 0.01,
     "actor.micro_batch_groups": 4,
 }
 LAYERS = {"hidden_size": 768, "intermediate_size": 2048, "num_layers": 12, "num_heads": 12, "num_kv_heads": 4}

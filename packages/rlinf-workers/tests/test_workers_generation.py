@@ -74,6 +74,11 @@ class ForgetsTopK(HuggingFaceEngine):
         super().submit(prompts, replace(sampling, top_k=0), seed=seed, step=step)
 
 
+class ForgetsMinP(HuggingFaceEngine):
+    def submit(self, prompts, sampling, *, seed, step):
+        super().submit(prompts, replace(sampling, min_p=0.0), seed=seed, step=step)
+
+
 class ForgetsStopStrings(HuggingFaceEngine):
     def submit(self, prompts, sampling, *, seed, step):
         super().submit(prompts, replace(sampling, stop=()), seed=seed, step=step)
@@ -109,6 +114,7 @@ class ForgetsWhenOffloaded(HuggingFaceEngine):
         (ForgetsTopP, "check_frequencies"),
         (ForgetsTopP, "check_top_k"),
         (ForgetsTopK, "check_top_k"),
+        (ForgetsMinP, "check_top_k"),
         (ForgetsStopStrings, "check_stop_strings"),
         (TakesTooMany, "check_room"),
         (ServesACopy, "check_weights"),
@@ -327,17 +333,22 @@ def test_top_p_never_draws_the_tail_and_reports_the_full_distribution():
     torch.testing.assert_close(logprobs.exp().unique(), torch.tensor([0.3, 0.5]))
 
 
-def test_top_k_and_top_p_are_both_counted_in_the_full_distribution():
+def test_top_k_top_p_and_min_p_are_counted_in_the_full_distribution():
     logits = torch.log(torch.tensor([0.1, 0.5, 0.3, 0.1])).expand(1000, 4)
     uniform = torch.linspace(0, 1 - 1e-6, 1000)
-    for top_k, top_p, kept in (
-        (1, 1.0, {1}),
-        (2, 1.0, {1, 2}),
-        (2, 0.4, {1}),
-        (3, 0.7, {1, 2}),
-        (9, 1.0, {0, 1, 2, 3}),
+    for top_k, top_p, min_p, kept in (
+        (1, 1.0, 0.0, {1}),
+        (2, 1.0, 0.0, {1, 2}),
+        (2, 0.4, 0.0, {1}),
+        (3, 0.7, 0.0, {1, 2}),
+        (9, 1.0, 0.0, {0, 1, 2, 3}),
+        (0, 1.0, 0.1, {0, 1, 2, 3}),
+        (0, 1.0, 0.5, {1, 2}),
+        (0, 0.4, 0.5, {1}),
+        (1, 1.0, 0.5, {1}),
+        (0, 1.0, 1.0, {1}),
     ):
-        settings = SamplingSettings(group_size=1, max_new_tokens=1, top_p=top_p, top_k=top_k)
+        settings = SamplingSettings(group_size=1, max_new_tokens=1, top_p=top_p, top_k=top_k, min_p=min_p)
         for draw in (sample_tokens, sample_by_blocks):
             tokens, logprobs = draw(logits, uniform, settings)
             assert set(tokens.tolist()) == kept

@@ -106,7 +106,7 @@ def test_each_process_on_cpu_slots_gets_the_core_of_its_slot():
 
 
 def test_requests_say_how_to_sample_and_differ_in_their_seed():
-    settings = replace(SAMPLING, temperature=0.5, top_p=0.9)
+    settings = replace(SAMPLING, temperature=0.5, top_p=0.9, min_p=0.1)
     made = request_parameters(settings, (1, 7), seed=4, step=2, index=9)
     assert [one["sampling_seed"] for one in made] == [sampling_seed(4, 2, 9, member) for member in range(3)]
     assert (
@@ -114,6 +114,7 @@ def test_requests_say_how_to_sample_and_differ_in_their_seed():
         == 5
     )
     assert {one["temperature"] for one in made} == {0.5} and made[0]["stop_token_ids"] == [1, 7]
+    assert made[0]["top_p"] == 0.9 and made[0]["min_p"] == 0.1
     assert (
         made[0]["top_k"] == -1
         and request_parameters(replace(settings, top_k=5), (1,), seed=0, step=0, index=0)[0]["top_k"] == 5

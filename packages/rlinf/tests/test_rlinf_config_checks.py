@@ -46,6 +46,14 @@ def message(recipe: str, line: str) -> str:
             "rollout.max_new_tokens = 69; use at least 69",
         ),
         (
+            "--rollout.top_p=0.9",
+            "--rollout.top_p=0.9: training needs samples of the full distribution, because the log-probabilities that "
+            "it learns from are of all tokens, and gradients would be wrong; leave it out, and use "
+            "rollout.temperature for less noise. evaluation.top_p may be set",
+        ),
+        ("--rollout.top_k=20 --evaluation.top_k=20", "--rollout.top_k=20: training needs samples of the full"),
+        ("--rollout.min_p=0.05 --evaluation.min_p=0.05", "--rollout.min_p=0.05: training needs samples of the full"),
+        (
             "--task.num_digits=20",
             "the config has 2 mistakes:\n"
             "  - --task.num_digits: rollout.max_prompt_tokens=16 is too short: a prompt of task.num_digits=20 has 21 "

@@ -34,8 +34,17 @@ class SamplingSettings:
     top_k: int = 0
     """Only so many of the likeliest tokens are drawn, of those that top_p leaves; 0: all. The log-probability reported
     is that of the full distribution."""
+    min_p: float = 0.0
+    """Tokens with less than this share of the likeliest one's probability are never drawn; 0: all. With top_p and top_k
+    a token has to pass all of them, each counted in the full distribution. The log-probability reported is that of the
+    full distribution."""
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these in its text, as with an end token (stopping.py)."""
+
+    @property
+    def draws_from_all(self) -> bool:
+        """Whether every token may be drawn."""
+        return self.top_p >= 1 and self.top_k <= 0 and self.min_p <= 0
 
 
 def prompt_noise(seed: int, step: int, prompt_indices: Sequence[int], settings: SamplingSettings) -> Tensor:
@@ -65,8 +74,8 @@ def sample_tokens(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -
         return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
     logprobs = (logits.float() / settings.temperature).log_softmax(-1)
     probabilities = logprobs.exp()
-    if settings.top_p < 1 or settings.top_k > 0:
-        probabilities = _keep_likeliest(probabilities, settings.top_p, settings.top_k or logits.shape[-1])
+    if not settings.draws_from_all:
+        probabilities = _keep_likeliest(probabilities, settings)
     cumulative = probabilities.cumsum(-1)
     target = (uniform * cumulative[:, -1])[:, None]
     tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
@@ -81,7 +90,7 @@ BELOW_ONE = 1 - 2**-23
 def sample_by_blocks(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     """`sample_tokens` for a GPU, where it is bound by how often [B, V] is read and written: the cumulative distribution
     is inverted first over blocks of tokens, then within one. The same draw but for rounding."""
-    if settings.temperature == 0 or settings.top_p < 1 or settings.top_k > 0:
+    if settings.temperature == 0 or not settings.draws_from_all:
         return sample_tokens(logits, uniform, settings)
     scores = logits if settings.temperature == 1 else logits.float() / settings.temperature
     probabilities = scores.softmax(-1, torch.float32)
@@ -100,10 +109,11 @@ def sample_by_blocks(logits: Tensor, uniform: Tensor, settings: SamplingSettings
     return (block * BLOCK + place)[:, 0], inside.gather(1, place)[:, 0].log()
 
 
-def _keep_likeliest(probabilities: Tensor, top_p: float, top_k: int) -> Tensor:
-    """0 but for the likeliest tokens, both limits being counted in the full distribution."""
+def _keep_likeliest(probabilities: Tensor, settings: SamplingSettings) -> Tensor:
+    """0 but for the likeliest tokens, all limits being counted in the full distribution."""
     ordered, order = probabilities.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
-    ordered = ordered.masked_fill(before >= top_p, 0.0)
-    ordered[..., top_k:] = 0.0
-    return torch.zeros_like(probabilities).scatter(-1, order, ordered)
+    is_unlikely = (before >= settings.top_p) | (ordered < settings.min_p * ordered[..., :1])
+    if settings.top_k:
+        is_unlikely[..., settings.top_k :] = True
+    return torch.zeros_like(probabilities).scatter(-1, order, ordered.masked_fill(is_unlikely, 0.0))

@@ -196,12 +196,15 @@ def check_frequencies(engine: GenerationEngine, reference: Any, model: ModelSett
 
 @_check
 def check_top_k(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
-    """First tokens are the likeliest `top_k`, as often as they are likely, and of those the ones that top_p leaves."""
+    """First tokens are the likeliest `top_k`, as often as they are likely, and of those the ones that top_p and min_p
+    leave."""
     _send_other_weights(engine, reference)
     _assert_drawn(engine, reference, 3, temperature=2.0, top_k=3)
-    first, second = _first_token_shares(reference, temperature=2.0).sort(descending=True).values[:2].tolist()
+    shares = _first_token_shares(reference, temperature=2.0).sort(descending=True).values
+    first, second, third = shares[:3].tolist()
     _assert_drawn(engine, reference, 2, temperature=2.0, top_k=5, top_p=first + second / 2)
     _assert_drawn(engine, reference, 1, temperature=2.0, top_k=1)
+    _assert_drawn(engine, reference, 2, temperature=2.0, top_k=5, min_p=(second + third) / 2 / first)
 
 
 @_check

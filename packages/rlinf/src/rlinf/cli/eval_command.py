@@ -28,8 +28,8 @@ that are other than in training: success by variant, with its interval, against 
 
 EPILOG = """--model FOLDER is needed: a Hugging Face model, a run's folder (its newest checkpoint) or one checkpoint. A
 run's model is asked as it was trained. Settings, with their defaults: --k 1 (several: 1,8), --num_samples (the largest
-k), --temperature 0.6, --top_p 0.95, --top_k 0, --stop, --max_new_tokens 2048, --max_prompt_tokens,
---long_prompts stop|keep_end|drop,
+k), --temperature 0.6, --top_p 0.95, --top_k 0, --min_p 0, --stop, --max_new_tokens 2048,
+--max_prompt_tokens, --long_prompts stop|keep_end|drop,
 --on_bad_row stop|skip, --prompt_format auto|plain|chat, --system_prompt, --seed 0, --dtype float32,
 --cluster.num_devices auto. A YAML file holds the same keys. docs/evaluation.md explains them.
 With --suite: --only vision,execution (axes and variants), --suite.num_episodes 50, --suite.num_films 2, and what rlinf

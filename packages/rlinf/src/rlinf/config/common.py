@@ -11,6 +11,9 @@ from rlinf.config.base import Conflict, InputPath, Section, Seed
 from rlinf.config.environments import ENVIRONMENTS, Python, environment_conflicts
 
 TOP_K = "Sample from so many of the likeliest tokens only; 0: from all. With top_p, from those that both leave."
+TOP_P = "Sample from the likeliest tokens that hold this much probability; 1: from all."
+MIN_P = "Sample from tokens with at least this share of the likeliest one's probability; 0: from all."
+FULL_DISTRIBUTION = " Training samples from all tokens and refuses any other value."
 STOP = (
     "A completion ends with the token that completes one of these strings in its text, as with an end token. It "
     "keeps the string."

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
-from rlinf.config.common import STOP, TOP_K, ClusterConfig, StopStrings
+from rlinf.config.common import MIN_P, STOP, TOP_K, TOP_P, ClusterConfig, StopStrings
 from rlinf.config.engine import EngineConfig
 from rlinf.config.environments import ENVIRONMENTS, Python, environment_conflicts
 from rlinf.config.tasks import chat_conflicts, template_conflicts
@@ -72,10 +72,9 @@ class EvalConfig(EngineConfig):
     temperature: float = Field(
         default=0.6, ge=0, description="Sampling temperature; 0 takes the likeliest token, with one sample only."
     )
-    top_p: float = Field(
-        default=0.95, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
-    )
+    top_p: float = Field(default=0.95, gt=0, le=1, description=TOP_P)
     top_k: int = Field(default=0, ge=0, description=TOP_K)
+    min_p: float = Field(default=0.0, ge=0, le=1, description=MIN_P)
     stop: StopStrings | None = Field(
         default=None, description=STOP + " null: as in the run that trained the model; of another model none."
     )

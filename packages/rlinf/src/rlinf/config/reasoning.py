@@ -10,8 +10,11 @@ from pydantic import Field
 from rlinf.config.algorithm import CompletionsAlgorithm
 from rlinf.config.base import Conflict, InputPath, Section, neighbours, not_multiple
 from rlinf.config.common import (
+    FULL_DISTRIBUTION,
+    MIN_P,
     STOP,
     TOP_K,
+    TOP_P,
     JobConfig,
     OptimizerConfig,
     StopStrings,
@@ -97,10 +100,9 @@ class RolloutConfig(EngineConfig):
     )
     max_new_tokens: int = Field(ge=1, description="Longest completion in tokens.")
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature in training.")
-    top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
-    )
-    top_k: int = Field(default=0, ge=0, description=TOP_K)
+    top_p: float = Field(default=1.0, gt=0, le=1, description=TOP_P + FULL_DISTRIBUTION)
+    top_k: int = Field(default=0, ge=0, description=TOP_K + FULL_DISTRIBUTION)
+    min_p: float = Field(default=0.0, ge=0, le=1, description=MIN_P + FULL_DISTRIBUTION)
     stop: StopStrings = Field(default=(), description=STOP)
     max_prompt_tokens: int = Field(ge=1, description="Longest prompt in tokens; of a longer one the end is kept.")
     dtype: Literal["float32", "bfloat16"] | None = Field(
@@ -114,8 +116,21 @@ class RolloutConfig(EngineConfig):
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
+        yield from self._distribution_conflicts()
         num_tokens = self.max_prompt_tokens + self.max_new_tokens
         yield from self.length_conflicts(num_tokens, "rollout.max_prompt_tokens + rollout.max_new_tokens")
+
+    def _distribution_conflicts(self) -> Iterator[Conflict]:
+        """Ratios and gradients are of log-probabilities in the full distribution, so that has to be sampled from: on a
+        small policy gradients were off by 4 % with a top_p of 0.95, by 22 % with 0.7."""
+        for name, value, all_tokens in (("top_p", self.top_p, 1), ("top_k", self.top_k, 0), ("min_p", self.min_p, 0)):
+            if value != all_tokens:
+                yield Conflict(
+                    keys=(f"rollout.{name}",),
+                    text=f"={value:g}: training needs samples of the full distribution, because the log-probabilities "
+                    "that it learns from are of all tokens, and gradients would be wrong; leave it out, and use "
+                    f"rollout.temperature for less noise. evaluation.{name} may be set",
+                )
 
 
 class EvaluationConfig(Section):
@@ -123,10 +138,9 @@ class EvaluationConfig(Section):
 
     num_samples: int = Field(default=1, ge=1, description="Completions of each problem (k of avg@k).")
     temperature: float = Field(default=0.0, ge=0, description="Sampling temperature; 0 takes the likeliest token.")
-    top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
-    )
+    top_p: float = Field(default=1.0, gt=0, le=1, description=TOP_P)
     top_k: int = Field(default=0, ge=0, description=TOP_K)
+    min_p: float = Field(default=0.0, ge=0, le=1, description=MIN_P)
     stop: StopStrings | None = Field(default=None, description=STOP + " null: rollout.stop.")
 
     def conflicts(self) -> Iterator[Conflict]:

@@ -95,6 +95,7 @@ def sampling_settings(
         temperature=settings.temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
+        min_p=settings.min_p,
         stop=stop,
     )
 

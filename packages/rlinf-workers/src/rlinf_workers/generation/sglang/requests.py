@@ -41,6 +41,7 @@ def request_parameters(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
         "stop_token_ids": list(stop_token_ids),
         "skip_special_tokens": False,
     }
@@ -59,8 +60,8 @@ def answer_of(
 ) -> Answer:
     """What SGLang says of one request.
 
-    SGLang gives the log-probability of a sampled token in the distribution at the request's temperature, before top_p
-    and top_k, and at temperature 1 for a greedy one.
+    SGLang gives the log-probability of a sampled token in the distribution at the request's temperature, before top_p,
+    top_k and min_p, and at temperature 1 for a greedy one.
 
     Raises: ValueError for a request that ended in another way than a completion does.
     """
