@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from listeners import nothing_exposed
+
 _SCRIPT = Path(sys.executable).with_name("rlinf")
 _PROGRAM = [sys.executable, "-c", "from rlinf.cli.main import entry_point; entry_point()"]
 RLINF = [str(_SCRIPT)] if _SCRIPT.exists() else _PROGRAM  # an environment of a role has no scripts of ours
@@ -71,11 +73,17 @@ def start(recipe, output, overrides):
     )
 
 
-def train(recipe, output, overrides):
-    """A run to its end; fails with what it printed."""
-    done = subprocess.run(
-        command(recipe, output, overrides), capture_output=True, text=True, env=environment(), timeout=END_TIMEOUT_S
-    )
+def train(recipe, output, overrides, variables=()):
+    """A run to its end; fails with what it printed, and where it could be reached from another machine.
+
+    Args:
+        variables: further env vars.
+    """
+    env = environment() | dict(variables)
+    with nothing_exposed(env):
+        done = subprocess.run(
+            command(recipe, output, overrides), capture_output=True, text=True, env=env, timeout=END_TIMEOUT_S
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     return Path(output)
 

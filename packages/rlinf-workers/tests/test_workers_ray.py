@@ -76,7 +76,7 @@ def test_ranks_are_on_their_nodes_and_see_the_gpus_that_ray_gave(tmp_path):
         assert len(given) == 2 and gpus[1] == given[1]
         agents = [handle.call("agent").result(START_S) for handle in handles]
         raylets = [Path(f"/proc/{int(parent_of(agent))}/cmdline").read_text() for agent in agents]
-        assert all(node.id in raylet for node, raylet in zip(launcher._found, raylets, strict=True))
+        assert all(node.id in raylet for node, raylet in zip(launcher._nodes, raylets, strict=True))
         launcher.shutdown()
         assert_gone(agents)
 

@@ -25,6 +25,10 @@ class ClusterRefused(WorkersError):
     """The machines of a cluster are not there, or have too little; says what is wanted, what there is, what to do."""
 
 
+class NodeLost(ClusterRefused):
+    """A machine of a cluster went away while it was to be used; those that are left may do."""
+
+
 class SettingsRefused(WorkersError, ValueError):
     """Raised in a worker's constructor: it cannot be made with its settings, in its environment. The message says why
     and what to do, and is all that the user is shown."""

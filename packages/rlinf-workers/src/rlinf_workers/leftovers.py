@@ -16,16 +16,18 @@ SWEEP = 'while read -r path; do set -- "$@" "$path"; done; rm -rf -- "$@"'
 class SweptFolder:
     """A temporary folder of this user alone, deleted by `close` or when this process has ended.
 
+    Args:
+        parent: what it is made in; None: where temporary files go.
     Attributes:
         path: of the folder.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, parent: str | None = None) -> None:
         # a session of its own: whoever kills a worker kills its process group
         self._sweeper = subprocess.Popen(
             ["/bin/sh", "-c", SWEEP, "sweep"], stdin=subprocess.PIPE, text=True, start_new_session=True
         )
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         self.also(self.path)
 
     def also(self, path: Path | str) -> None:

@@ -2,59 +2,50 @@
 and runs an agent on each (agent.py). What comes after does not go through Ray.
 
 Ray reserves and places the agents as tasks, each on the node that the plan was made for (node affinity), with the CPUs
-and GPUs of the run's devices there.
+and GPUs of the run's devices there. The driver itself does not import Ray: a process of its own takes part in the
+cluster (ray_process.py).
 """
 
 from __future__ import annotations
 
-import json
-import logging
+import importlib.util
 import os
-import subprocess
-import sys
+import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_sched.cluster import Cluster
-from rlinf_workers.addresses import LOOPBACK
-from rlinf_workers.errors import ClusterRefused
-from rlinf_workers.launcher.agent import Agent, AgentSettings
+from rlinf_workers.errors import ClusterRefused, NodeLost
 from rlinf_workers.launcher.agents import AgentLauncher
-from rlinf_workers.launcher.base import Node, plural
+from rlinf_workers.launcher.base import Node, WorkerSpec, plural
+from rlinf_workers.launcher.ray_process import RayProcess
+from rlinf_workers.launcher.served import ServedWorker
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-try:
-    import ray
-    from ray._private.state import available_resources_per_node
-    from ray.exceptions import RayError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}; pip install 'rlinf[ray]'", name=error.name) from error
+if importlib.util.find_spec("ray") is None:
+    raise ModuleNotFoundError("No module named 'ray'; pip install 'rlinf[ray]'", name="ray")
 
-RAY_FOLDER = os.path.dirname(ray.__file__) + os.sep
-"""Ray puts packages of its own on the driver's `sys.path`, before those that are installed."""
-OBJECT_STORE_BYTES = 100 << 20
-"""Of a cluster that is started here. Nothing of a run travels through it, and Ray wants 75 MiB."""
-START_ONE = "`ray start --head` on the first machine and `ray start --address FIRST:6379` on the others start one"
-
-
-LOOK_AT_GPUS = """
-import json, torch
-count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-found = [torch.cuda.get_device_properties(index) for index in range(count)]
-print()
-print(json.dumps([[one.name, one.total_memory] for one in found]))
-"""
-LOOK_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 """For agents to return, so that what they had is free."""
+OWN = "local"
+"""Stands for a cluster of this machine alone, in place of an address."""
+_members: dict[str, Member] = {}
+"""By the address of their cluster."""
 _numbers: dict[str, int] = {}
 """Ray's name of a node -> its number in this process, which stays when others join."""
 _gpus: dict[str, tuple[tuple[str, int], ...]] = {}
 """Ray's name of a node -> its GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """What takes part in a cluster for this driver."""
+
+    process: RayProcess
+    is_open: bool
+    """Whether the cluster takes anybody, without a token."""
 
 
 class RayLauncher(AgentLauncher):
@@ -62,17 +53,21 @@ class RayLauncher(AgentLauncher):
 
     Args:
         address: of the cluster, `HOST:PORT`, or `auto` for the one that this machine belongs to; empty: what
-            RAY_ADDRESS says, else a cluster of this machine alone that is started for the run.
+            RAY_ADDRESS says, else a cluster of this machine alone that is started for the run, at its loopback address
+            and with a token of its own.
         num_nodes: how many nodes to wait for; 0: those that are there.
         wait_s: for the nodes to come, and for their share of the run to be free.
-        working_dir: a folder with the user's own modules that Ray brings to every node; empty: they are there.
         cluster: the devices of the run, over the nodes that `nodes` says; None: none, on the driver's node.
         heartbeat_timeout_s: see ServingLauncher.
         pins_slots: as LocalLauncher's.
         forks: nothing is forked; a worker is started by its interpreter.
 
+    Attributes:
+        notes: what its user should know of the cluster.
+
     Raises:
         ClusterRefused: no cluster, too few nodes, or no room in time.
+        NodeLost: a node went away meanwhile.
     """
 
     def __init__(
@@ -81,19 +76,22 @@ class RayLauncher(AgentLauncher):
         address: str = "",
         num_nodes: int = 0,
         wait_s: float = 120.0,
-        working_dir: str = "",
         cluster: Cluster | None = None,
         heartbeat_timeout_s: float = 60.0,
         pins_slots: bool = False,
         forks: bool = False,
     ) -> None:
-        self._found = find_nodes(address, num_nodes, wait_s)
-        self._serving: dict[int, Any] = {}
+        self._nodes = find_nodes(address, num_nodes, wait_s)
+        member = member_of(address)
+        self._ray = member.process
+        self.notes = (OPEN_CLUSTER,) if member.is_open else ()
+        self._tickets: dict[int, int] = {}
+        """Node -> what its agent is called in the process."""
         super().__init__(
-            listen_at=self._found[0].address, heartbeat_timeout_s=heartbeat_timeout_s, pins_slots=pins_slots
+            listen_at=self._nodes[0].address, heartbeat_timeout_s=heartbeat_timeout_s, pins_slots=pins_slots
         )
         try:
-            self._place_agents(cluster, working_dir, time.monotonic() + wait_s)
+            self._place_agents(cluster, time.monotonic() + wait_s)
         except BaseException:
             self.shutdown()
             raise
@@ -102,171 +100,152 @@ class RayLauncher(AgentLauncher):
     def nodes(cls, *, address: str = "", num_nodes: int = 0, wait_s: float = 120.0, **_: Any) -> tuple[Node, ...]:
         """The cluster's machines, the driver's first; the arguments are the constructor's. Joins the cluster.
 
-        Raises: ClusterRefused.
+        Raises: ClusterRefused, NodeLost.
         """
-        return _with_gpus(find_nodes(address, num_nodes, wait_s))
+        nodes = find_nodes(address, num_nodes, wait_s)
+        new = [node.id for node in nodes if node.num_gpus and node.id not in _gpus]
+        if new:
+            _gpus.update(zip(new, member_of(address).process.call("gpus", new), strict=True))
+        return tuple(replace(node, gpus=_gpus.get(node.id, ())) for node in nodes)
+
+    def start(self, spec: WorkerSpec) -> ServedWorker:
+        self._ray.log_to(spec.log_path.parents[1] / "ray.log")
+        return super().start(spec)
 
     def shutdown(self) -> None:
         super().shutdown()
-        serving, self._serving = self._serving, {}
-        if not serving or not ray.is_initialized():
+        tickets, self._tickets = self._tickets, {}
+        if not tickets or not self._ray.is_alive:
             return
-        waiting = [task for number, task in serving.items() if not self._arrival_of(number).done()]
-        ending = [task for task in serving.values() if task not in waiting]
-        _, stuck = ray.wait(ending, num_returns=len(ending), timeout=END_TIMEOUT_S) if ending else ([], [])
-        for task in (*waiting, *stuck):
-            ray.cancel(task, force=True)
+        waiting = [ticket for node, ticket in tickets.items() if not self._arrival_of(node).done()]
+        ending = [ticket for ticket in tickets.values() if ticket not in waiting]
+        self._ray.call("end_agents", ending, waiting, timeout_s=END_TIMEOUT_S)
 
-    def _place_agents(self, cluster: Cluster | None, working_dir: str, deadline: float) -> None:
-        shares = _shares(cluster, self._found)
-        if any(wanted["num_gpus"] > self._found[number].num_gpus for number, wanted in shares.items()):
-            raise ClusterRefused(_no_room(self._found, shares))
-        serve_node = ray.remote(max_calls=1, max_retries=0)(_serve_node)
+    def _place_agents(self, cluster: Cluster | None, deadline: float) -> None:
+        shares = _shares(cluster, self._nodes)
+        if any(wanted["num_gpus"] > self._nodes[number].num_gpus for number, wanted in shares.items()):
+            raise ClusterRefused(self._no_room(shares))
         for number, resources in shares.items():
             settings = self._settings_of(number)
-            settings = replace(settings, path=[entry for entry in settings.path if not entry.startswith(RAY_FOLDER)])
-            runtime_env: dict[str, Any] = {"env_vars": {"PYTHONPATH": os.pathsep.join(settings.path)}}
-            placed = serve_node.options(
-                name=f"rlinf node {number}",
-                scheduling_strategy=NodeAffinitySchedulingStrategy(self._found[number].id, soft=False),
-                runtime_env=runtime_env | ({"working_dir": working_dir} if working_dir else {}),
-                **resources,
-            )
-            self._serving[number] = placed.remote(settings)
+            self._tickets[number] = self._ray.call("place_agent", self._nodes[number].id, settings, resources)
         for number in shares:
             self._wait_for(number, shares, deadline)
 
     def _wait_for(self, number: int, shares: Mapping[int, Mapping[str, int]], deadline: float) -> None:
         arrived = self._arrival_of(number)
         while not arrived.done():
-            ended, _ = ray.wait([self._serving[number]], timeout=0.1)
             try:
-                ray.get(ended)
-            except RayError as error:
-                raise ClusterRefused(f"no agent ran on {self._found[number]}: {last_line(error)}") from error
+                self._ray.call("check_agent", self._tickets[number])
+            except ClusterRefused as error:
+                raise type(error)(f"no agent ran on {self._nodes[number]}: {error}") from error
             if time.monotonic() > deadline and not arrived.done():
-                raise ClusterRefused(_no_room(self._found, shares))
+                raise ClusterRefused(self._no_room(shares))
+
+    def _no_room(self, shares: Mapping[int, Mapping[str, int]]) -> str:
+        free = self._ray.call("free")
+        lines = []
+        for number, wanted in shares.items():
+            there = free.get(self._nodes[number].id, {})
+            lines.append(
+                f"node {number}, {self._nodes[number]}; free {there.get('CPU', 0):g} CPUs, {there.get('GPU', 0):g} "
+                f"GPUs; wanted {wanted['num_cpus']} and {wanted['num_gpus']}"
+            )
+        return (
+            "the Ray cluster had no room in time for the run:\n" + "\n".join(lines) + "\nend what runs there (`ray "
+            "status` shows it), take fewer devices with cluster.num_devices, or wait longer with "
+            "cluster.launcher_options.wait_s"
+        )
 
 
-def _serve_node(settings: AgentSettings) -> None:
-    """What Ray runs on a node."""
-    Agent(settings, [str(gpu) for gpu in ray.get_gpu_ids()]).run()
+OPEN_CLUSTER = (
+    "the Ray cluster asks nobody for a token: whoever reaches the ports of its nodes can run programs there; "
+    "docs/clusters.md says how to start one with a token"
+)
 
 
-def _join(address: str) -> None:
-    """Raises: ClusterRefused."""
-    if ray.is_initialized():
-        return
+def member_of(address: str) -> Member:
+    """The process that takes part in the cluster at an address, as RayLauncher takes it; started where there is none.
+
+    Raises: ClusterRefused.
+    """
+    address = address or os.environ.get("RAY_ADDRESS", "") or OWN
+    if address not in _members or not _members[address].process.is_alive:
+        _members[address] = _own_cluster() if address == OWN else _joined(address)
+    return _members[address]
+
+
+def _own_cluster() -> Member:
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        raise ClusterRefused(
+            f"RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']}: a Ray cluster without a token would run what any process of "
+            "this machine sends it; unset the variable, or join a cluster of yours with "
+            "cluster.launcher_options.address"
+        )
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN_PATH"}
+    process = RayProcess(
+        variables
+        | {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            # The name of a switch for other systems: with it, Ray stays at the loopback address.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+    )
+    process.call("start")
+    return Member(process=process, is_open=False)
+
+
+def _joined(address: str) -> Member:
+    where = f"cluster.launcher_options.address={address}"
     if address.startswith("ray://"):
         raise ClusterRefused(
-            f"cluster.launcher_options.address={address} is Ray's client, and the driver has to be on a node of the "
-            "cluster: start the run there, with address: auto"
+            f"{where} is Ray's client, and the driver has to be on a node of the cluster: start the run there, with "
+            "address: auto"
         )
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-    if address == "local":
-        num_cpus = len(os.sched_getaffinity(0))
-        quiet |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_cpus": num_cpus}
-        quiet |= {"_node_ip_address": LOOPBACK}
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    process = RayProcess({"RAY_USAGE_STATS_ENABLED": "0", **os.environ})
     try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterRefused(
-            f"cluster.launcher_options.address={address}: no Ray cluster could be joined there ({last_line(error)}); "
-            f"{START_ONE}, with Python {sys.version.split()[0]} and ray {ray.__version__} as here"
-        ) from error
+        return Member(process=process, is_open=not process.call("join", address))
+    except ClusterRefused as error:
+        process.close()
+        raise ClusterRefused(f"{where}: {error}") from error
 
 
 def find_nodes(address: str, num_nodes: int, wait_s: float) -> tuple[Node, ...]:
-    """The nodes to use, once there are as many as wanted. Raises: ClusterRefused."""
-    _join(address or os.environ.get("RAY_ADDRESS", "") or "local")
+    """The nodes to use, once there are as many as wanted. Raises: ClusterRefused, NodeLost."""
+    member = member_of(address)
     deadline = time.monotonic() + wait_s
-    while len(found := _nodes()) < num_nodes and time.monotonic() < deadline:
+    while len(nodes := _numbered(member.process.call("nodes"))) < num_nodes and time.monotonic() < deadline:
         time.sleep(0.5)
-    if len(found) < num_nodes:
+    if len(nodes) < num_nodes:
         raise ClusterRefused(
             f"cluster.launcher_options.num_nodes={num_nodes}: after {wait_s:.0f} s the Ray cluster has "
-            f"{plural(len(found), 'node')}:\n{_lines(found)}\n"
+            f"{plural(len(nodes), 'node')}:\n{_lines(nodes)}\n"
             "add machines with `ray start --address`, or ask for fewer nodes"
         )
-    return found[:num_nodes] if num_nodes else found
+    return nodes[:num_nodes] if num_nodes else nodes
 
 
-def _nodes() -> tuple[Node, ...]:
-    """Those that are up, the driver's first."""
-    own = ray.get_runtime_context().get_node_id()
-    found = [
-        Node(
-            id=one["NodeID"],
-            hostname=one["NodeManagerHostname"],
-            address=one["NodeManagerAddress"],
-            num_cpus=int(one["Resources"].get("CPU", 0)),
-            num_gpus=int(one["Resources"].get("GPU", 0)),
-            memory_bytes=int(one["Resources"].get("memory", 0)),
-        )
-        for one in ray.nodes()
-        if one["Alive"]
-    ]
-    for node in sorted(found, key=lambda node: (node.id != own, node.address, node.id)):
+def _numbered(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """In the order in which they came, so that each keeps its number."""
+    for node in nodes:
         _numbers.setdefault(node.id, len(_numbers))
-    return tuple(sorted(found, key=lambda node: _numbers[node.id]))
+    return tuple(sorted(nodes, key=lambda node: _numbers[node.id]))
 
 
-def _with_gpus(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """The nodes with the GPUs that torch finds there, where Ray says that there are any."""
-    look = ray.remote(num_cpus=0, max_retries=0)(_look_at_gpus)
-    looks = {
-        node.id: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote()
-        for node in nodes
-        if node.num_gpus and node.id not in _gpus
-    }
-    try:
-        for node, found in zip(looks, ray.get(list(looks.values()), timeout=LOOK_TIMEOUT_S), strict=True):
-            _gpus[node] = tuple((name, int(memory_bytes)) for name, memory_bytes in found)
-    except RayError as error:
-        raise ClusterRefused(f"nobody could look at the GPUs of the Ray cluster's nodes: {last_line(error)}") from error
-    return tuple(replace(node, gpus=_gpus.get(node.id, ())) for node in nodes)
-
-
-def _look_at_gpus() -> list[list[Any]]:
-    """[name, bytes] of each, on the node that Ray runs this on; in a process of its own, which Ray hides none from."""
-    seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    done = subprocess.run([sys.executable, "-c", LOOK_AT_GPUS], env=seen, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout.rstrip().rpartition("\n")[2]) if done.returncode == 0 else []
-
-
-def _shares(cluster: Cluster | None, found: Sequence[Node]) -> dict[int, dict[str, int]]:
+def _shares(cluster: Cluster | None, nodes: Sequence[Node]) -> dict[int, dict[str, int]]:
     """Node -> what Ray reserves there: a GPU or a CPU for each device of the run, and a CPU for each GPU where there
     are so many."""
     devices = Counter((device.node, device.kind) for device in cluster.devices) if cluster else Counter()
     shares = {}
     for number in sorted({0, *(node for node, _ in devices)}):
-        if number >= len(found):
-            raise ClusterRefused(f"the plan has devices on node {number}, and the Ray cluster has:\n{_lines(found)}")
+        if number >= len(nodes):
+            raise NodeLost(f"the plan has devices on node {number}, and the Ray cluster has:\n{_lines(nodes)}")
         num_gpus = devices[number, "cuda"]
-        num_cpus = min(num_gpus + devices[number, "cpu"], found[number].num_cpus)
+        num_cpus = min(num_gpus + devices[number, "cpu"], nodes[number].num_cpus)
         shares[number] = {"num_cpus": num_cpus, "num_gpus": num_gpus}
     return shares
 
 
-def _no_room(found: Sequence[Node], shares: Mapping[int, Mapping[str, int]]) -> str:
-    free = available_resources_per_node()
-    lines = []
-    for number, wanted in shares.items():
-        there = free.get(found[number].id, {})
-        lines.append(
-            f"node {number}, {found[number]}; free {there.get('CPU', 0):g} CPUs, {there.get('GPU', 0):g} GPUs; "
-            f"wanted {wanted['num_cpus']} and {wanted['num_gpus']}"
-        )
-    return (
-        "the Ray cluster had no room in time for the run:\n" + "\n".join(lines) + "\nend what runs there (`ray status` "
-        "shows it), take fewer devices with cluster.num_devices, or wait longer with cluster.launcher_options.wait_s"
-    )
-
-
 def _lines(nodes: Sequence[Node]) -> str:
     return "\n".join(f"node {number}, {node}" for number, node in enumerate(nodes))
-
-
-def last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -1,4 +1,5 @@
-"""Looks at every node of a Ray cluster, with a probe on each (probe.py)."""
+"""Looks at every node of a Ray cluster, with a probe on each (probe.py). `look` runs in the process that takes part in
+the cluster for the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from rlinf.cluster_doctor import probe
 from rlinf.cluster_doctor.reports import ClusterReport, NodeReport, WayReport
 from rlinf.doctor import OWN_PACKAGES
 from rlinf_workers.launcher.base import Node
-from rlinf_workers.launcher.ray import find_nodes, last_line
+from rlinf_workers.launcher.ray import find_nodes, member_of
+from rlinf_workers.launcher.ray_member import last_line
 
 PACKAGES = (*OWN_PACKAGES, "torch", "ray", "numpy", "transformers", "msgspec")
 START_TIMEOUT_S = 60.0
@@ -36,13 +38,16 @@ def look_at_cluster(address: str, say: Callable[[str], None]) -> ClusterReport:
     Raises: ClusterRefused.
     """
     nodes = find_nodes(address, 0, 0.0)
-    token = os.urandom(16)
-    say(f"looking at {len(nodes)} nodes")
-    probes = _place(nodes, token)
+    say(f"looking at {len(nodes)} nodes, and at {len(nodes) * (len(nodes) - 1)} ways between them")
+    return member_of(address).process.call("look", nodes, module=__name__)
+
+
+def look(nodes: Sequence[Node]) -> ClusterReport:
+    """All that there is to see of these nodes."""
+    probes = _place(nodes, os.urandom(16))
     looks = {number: one.look.remote(PACKAGES) for number, one in probes.items()}
     reports = [_look(number, node, probes[number], looks[number]) for number, node in enumerate(nodes)]
     seen = [report for report in reports if not report.problem]
-    say(f"measuring {len(seen) * (len(seen) - 1)} ways between nodes")
     ways = _ways(seen, probes)
     for one in probes.values():
         ray.kill(one)

@@ -52,7 +52,7 @@ def run(job: Job, folder: RunFolder) -> str:
 
     Raises: RunFailed when a worker raises, or dies and the run is not to go on.
     """
-    from rlinf.errors import ProcessesLost
+    from rlinf.errors import ProcessesLost, RunFailed, UserError
     from rlinf.loop.restarts import Restarts
     from rlinf.loop.training_loop import TrainingLoop
     from rlinf.run_folder.wandb_sink import WandbSink
@@ -68,7 +68,10 @@ def run(job: Job, folder: RunFolder) -> str:
             restarts.check(failure, loop.step)
             checkpoint = folder.begin_again(str(failure))
             loop.progress.warning(str(failure))
-            job, told = _where_machines_are_left(job)
+            try:
+                job, told = _where_machines_are_left(job)
+            except UserError as error:
+                raise RunFailed(f"{failure}\nand then: {error}") from error
             place = checkpoint.name if checkpoint else "the start"
             folder.note(f"{failure.summary}; the run went on from {place} with new processes{told}")
             loop.progress.message(f"going on from {place} with new processes{told}")

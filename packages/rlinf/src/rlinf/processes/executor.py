@@ -16,7 +16,7 @@ from rlinf_comm.errors import PeerLost
 from rlinf_comm.peers.transports.base import TornStream
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import Executor, RemoteError, WorkerLost, WorkersError
-from rlinf_workers.errors import ClusterRefused, ProcessLost, StepTimeout
+from rlinf_workers.errors import ClusterRefused, NodeLost, ProcessLost, StepTimeout
 from rlinf_workers.registry import LAUNCHERS, WEIGHT_LINKS
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -50,15 +50,18 @@ def make_executor(
         forks: workers are forked from the fork server.
         pythons: worker group -> interpreter of its own environment; its workers are not forked.
 
-    Raises: UserError where the nodes of the cluster are not there, or have no room.
+    Raises: UserError where the nodes of the cluster are not there, or have no room; ProcessesLost where one of them
+        went away meanwhile.
     """
     make_launcher = LAUNCHERS.get(config.launcher)
     nodes = {"cluster": cluster} if knows_nodes(config.launcher) else {}
     try:
         launcher = make_launcher(**_settings(config, worker_timeout_s, forks), **nodes, **config.launcher_options)
+    except NodeLost as error:
+        raise ProcessesLost(str(error)) from error
     except ClusterRefused as error:
         raise UserError(str(error)) from error
-    return Executor(
+    executor = Executor(
         cluster=cluster,
         launcher=launcher,
         log_folder=log_folder,
@@ -68,6 +71,8 @@ def make_executor(
         weight_link_options=config.weight_link_options,
         attest_weights=config.attest_weights,
     )
+    executor.notes.extend(getattr(launcher, "notes", ()))
+    return executor
 
 
 LOSSES = tuple(loss.__name__ for loss in (ProcessLost, PeerLost, TornStream))

@@ -1,0 +1,103 @@
+"""Which addresses a run listens at, read from /proc while it is under way."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import threading
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+
+MARK = "RLINF_TEST_RUN"
+"""Env var by which the processes of a run are told from all others."""
+PERIOD_S = 0.2
+_LISTEN = "0A"
+
+
+class Listeners:
+    """Watches the processes of a run from a thread.
+
+    Attributes:
+        num_loopback: sockets seen that listen at the loopback address.
+        exposed: `HOST:PORT of PROGRAM` for each that listens at another.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self.num_loopback = 0
+        self.exposed: set[str] = set()
+        self._mark = f"{MARK}={mark}".encode()
+        self._known = {inode for inode, _, _ in _listening()}
+        """Those seen, and those of others that were there before."""
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """Takes in what listens now."""
+        with self._lock:
+            new = {inode: (host, port) for inode, host, port in _listening() if inode not in self._known}
+            for inode, program in self._owners(set(new)).items() if new else ():
+                host, port = new[inode]
+                if host.is_loopback:
+                    self.num_loopback += 1
+                else:
+                    self.exposed.add(f"{host}:{port} of {program}")
+            self._known |= set(new)
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(PERIOD_S):
+            self.look()
+
+    def _owners(self, inodes: set[int]) -> dict[int, str]:
+        """Of these sockets, those of the run's processes, with the program's name."""
+        owners = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if self._mark not in (process / "environ").read_bytes().split(b"\0"):
+                    continue
+                links = [os.readlink(link) for link in (process / "fd").iterdir()]
+                program = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+            except OSError:
+                continue  # it has ended, or is another user's
+            for link in links:
+                if link.startswith("socket:[") and (inode := int(link[8:-1])) in inodes:
+                    owners[inode] = program
+        return owners
+
+
+def _listening() -> list[tuple[int, ipaddress.IPv4Address | ipaddress.IPv6Address, int]]:
+    """(inode, host, port) of each TCP socket of this machine that listens."""
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTEN:
+                address, port = fields[1].split(":")
+                found.append((int(fields[9]), _host(address), int(port, 16)))
+    return found
+
+
+def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The kernel writes an address as words of 32 bits in the machine's byte order."""
+    words = [int(text[i : i + 8], 16).to_bytes(4, "little") for i in range(0, len(text), 8)]
+    host = ipaddress.ip_address(b"".join(words))
+    return getattr(host, "ipv4_mapped", None) or host
+
+
+@contextmanager
+def nothing_exposed(environment):
+    """Around a run with these env vars, to which it adds one: fails where a process of the run listened at another
+    address than loopback. Unix sockets have no address. Gives what it sees."""
+    environment[MARK] = uuid.uuid4().hex
+    listeners = Listeners(environment[MARK])
+    try:
+        yield listeners
+    finally:
+        listeners.stop()
+    assert not listeners.exposed, f"reachable from other machines: {sorted(listeners.exposed)}"

@@ -1,0 +1,241 @@
+"""What the driver has done in its Ray process (ray_process.py): the only module of this package that imports Ray."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray._private import services
+from ray._private.authentication.authentication_token_setup import AUTH_MODE_ENV_VAR
+from ray._private.state import available_resources_per_node
+from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # pyright: ignore[reportAttributeAccessIssue]
+from ray.exceptions import (
+    AuthenticationError,
+    GetTimeoutError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    RayError,
+    TaskUnschedulableError,
+    WorkerCrashedError,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlinf_workers.addresses import LOOPBACK
+from rlinf_workers.errors import ClusterRefused, NodeLost
+from rlinf_workers.launcher.agent import Agent, AgentSettings
+from rlinf_workers.launcher.base import Node
+from rlinf_workers.leftovers import SweptFolder
+
+OBJECT_STORE_BYTES = 100 << 20
+"""Of a cluster that is started here. Nothing of a run travels through it, and Ray wants 75 MiB."""
+ANSWER_TIMEOUT_S = 3.0
+"""For a node to take a connection. A process that was killed refuses it at once; a host that is gone says nothing."""
+LONGEST_PARENT = 16
+"""Characters of the folder for temporary files: a Unix socket's path has at most 107, and Ray's add some 90."""
+GPU_TIMEOUT_S = 120.0
+START_ONE = "`ray start --head` on the first machine and `ray start --address FIRST:6379` on the others start one"
+TOKEN = (
+    "put the token of the machine where `ray start --head` ran into ~/.ray/auth_token, or its path into "
+    "RAY_AUTH_TOKEN_PATH"
+)
+GONE = (TaskUnschedulableError, NodeDiedError, LocalRayletDiedError, WorkerCrashedError)
+"""What Ray raises of a task whose node is gone. It lists a node as alive for some time after that."""
+LIST_GPUS = """
+import json, torch
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
+print()
+print(json.dumps([[gpu.name, gpu.total_memory] for gpu in gpus]))
+"""
+_tasks: dict[int, Any] = {}
+"""Ticket -> the task that runs an agent."""
+_tickets = itertools.count()
+_folders: list[SweptFolder] = []
+
+
+def start() -> None:
+    """Starts a cluster of this machine alone, at its loopback address and with its files in a folder of this user."""
+    folder = SweptFolder("rlinf-ray-", None if len(tempfile.gettempdir()) <= LONGEST_PARENT else "/tmp")
+    _folders.append(folder)
+    _init(
+        address="local",
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        num_cpus=len(os.sched_getaffinity(0)),
+        _node_ip_address=LOOPBACK,
+        _temp_dir=str(folder.path / "ray"),  # to which Ray gives everybody access
+    )
+
+
+def join(address: str) -> bool:
+    """Joins the cluster at `HOST:PORT` or `auto`. Returns whether it asks who joins for a token.
+
+    Raises: ClusterRefused.
+    """
+    try:
+        place = services.canonicalize_bootstrap_address_or_die(address)
+        host, port = services.extract_ip_port(place)
+    except (ConnectionError, ValueError) as error:
+        raise ClusterRefused(f"{first_line(error)}; {START_ONE}") from error
+    if not _answers(host, port):
+        raise ClusterRefused(f"no Ray cluster answers there; {START_ONE}")
+    asks_for_token = _asks_for_token(place)
+    _init(address=place)
+    return asks_for_token
+
+
+def leave() -> None:
+    """Leaves the cluster, and ends it where it was started here."""
+    ray.shutdown()
+    for folder in _folders:
+        folder.close()
+
+
+def _init(**arguments: Any) -> None:
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, configure_logging=False, **arguments)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterRefused(
+            f"no Ray cluster could be joined there ({last_line(error)}); it needs Python {sys.version.split()[0]} and "
+            f"ray {ray.__version__} on each node, as here"
+        ) from error
+
+
+def _asks_for_token(place: str) -> bool:
+    """Raises: ClusterRefused where the token is missing or wrong, which `ray.init` would try for 20 s."""
+    try:
+        _knock(place, "disabled")
+        return False
+    except AuthenticationError:
+        pass
+    if not AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+        raise ClusterRefused(f"this cluster asks for its token, and there is none here; {TOKEN}")
+    try:
+        _knock(place, "token")
+    except AuthenticationError as error:
+        raise ClusterRefused(f"this cluster has another token than the one here; {TOKEN}") from error
+    return True
+
+
+def _knock(place: str, mode: str) -> None:
+    os.environ[AUTH_MODE_ENV_VAR] = mode
+    Config.initialize("")  # Ray read the mode when it was imported
+    GcsClient(address=place)
+
+
+def nodes() -> list[Node]:
+    """The nodes that answer, the driver's first, then by address. Ray lists one as alive for some time after it was
+    lost."""
+    own = ray.get_runtime_context().get_node_id()
+    there = [
+        Node(
+            id=node["NodeID"],
+            hostname=node["NodeManagerHostname"],
+            address=node["NodeManagerAddress"],
+            num_cpus=int(node["Resources"].get("CPU", 0)),
+            num_gpus=int(node["Resources"].get("GPU", 0)),
+            memory_bytes=int(node["Resources"].get("memory", 0)),
+        )
+        for node in ray.nodes()
+        if node["Alive"] and _answers(node["NodeManagerAddress"], node["NodeManagerPort"])
+    ]
+    return sorted(there, key=lambda node: (node.id != own, node.address, node.id))
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=ANSWER_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def gpus(node_ids: Sequence[str]) -> list[tuple[tuple[str, int], ...]]:
+    """Name and bytes of the GPUs that torch finds on each node.
+
+    Raises: ClusterRefused.
+    """
+    listing = ray.remote(num_cpus=0, max_retries=0)(_list_gpus)
+    tasks = [listing.options(scheduling_strategy=_on(node)).remote() for node in node_ids]
+    try:
+        listed = ray.get(tasks, timeout=GPU_TIMEOUT_S)
+    except RayError as error:
+        raise ClusterRefused(f"torch could not list the GPUs of the Ray cluster's nodes: {last_line(error)}") from error
+    return [tuple((name, int(memory_bytes)) for name, memory_bytes in gpus) for gpus in listed]
+
+
+def _list_gpus() -> list[list[Any]]:
+    """[name, bytes] of each, on the node that Ray runs this on; in a process of its own, which Ray hides none from."""
+    variables = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run([sys.executable, "-c", LIST_GPUS], env=variables, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout.rstrip().rpartition("\n")[2]) if done.returncode == 0 else []
+
+
+def place_agent(node: str, settings: AgentSettings, resources: Mapping[str, int]) -> int:
+    """Runs an agent on a node, in its share of it. Returns a ticket for the functions below."""
+    variables = {"PYTHONPATH": os.pathsep.join(settings.path)}
+    agent = ray.remote(max_calls=1, max_retries=0)(_serve_node).options(
+        name=f"rlinf node {settings.node}",
+        scheduling_strategy=_on(node),
+        runtime_env={"env_vars": variables},
+        **resources,
+    )
+    ticket = next(_tickets)
+    _tasks[ticket] = agent.remote(settings)
+    return ticket
+
+
+def _serve_node(settings: AgentSettings) -> None:
+    """What Ray runs on a node."""
+    Agent(settings, [str(gpu) for gpu in ray.get_gpu_ids()]).run()
+
+
+def check_agent(ticket: int) -> None:
+    """Waits a moment for the end of an agent.
+
+    Raises: NodeLost, or ClusterRefused, where it could not run.
+    """
+    try:
+        ray.get(_tasks[ticket], timeout=0.1)
+    except GetTimeoutError:
+        return
+    except GONE as error:
+        raise NodeLost(last_line(error)) from error
+    except RayError as error:
+        raise ClusterRefused(last_line(error)) from error
+
+
+def end_agents(ending: Sequence[int], waiting: Sequence[int], *, timeout_s: float) -> None:
+    """Waits until the agents that are `ending` have ended, so that what they had is free, and cancels those that have
+    not in time, and those that are `waiting` for room."""
+    tasks = [_tasks.pop(ticket) for ticket in ending]
+    _, stuck = ray.wait(tasks, num_returns=len(tasks), timeout=timeout_s) if tasks else ([], [])
+    for task in (*stuck, *(_tasks.pop(ticket) for ticket in waiting)):
+        ray.cancel(task, force=True)
+
+
+def free() -> dict[str, dict[str, float]]:
+    """Node -> what of its resources nobody has reserved."""
+    return available_resources_per_node()
+
+
+def _on(node: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
