@@ -25,6 +25,7 @@ from benchmarks.harness import report
 from torch import Tensor
 
 import rlinf_algos as ours
+from rlinf_algos.presets import REJECTIONS
 
 B, G, T, K = 32, 4, 24, 3
 PLAIN: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
@@ -46,12 +47,18 @@ class Batch:
     """[B / G, G]"""
     parts: Tensor
     """[B / G, G, K]"""
+    gaps: Tensor
+    """[B, T], a mask with gaps in it, as tools leave them."""
+    logits: Tensor
+    """[B, T, 5]"""
+    entropies: Tensor
+    """[B, T]"""
 
     @staticmethod
     def draw(seed: int) -> Batch:
         rng = np.random.default_rng(seed)
-        policy = rng.normal(-2.0, 1.0, (B, T))
-        near = [torch.tensor(policy + rng.normal(0.0, 0.3, (B, T))) for _ in range(3)]
+        policy = np.minimum(rng.normal(-2.0, 1.0, (B, T)), -0.01)
+        near = [torch.tensor(np.minimum(policy + rng.normal(0.0, 0.3, (B, T)), -1e-3)) for _ in range(3)]
         mask = np.arange(T) < rng.integers(1, T + 1, (B, 1))
         return Batch(
             policy=torch.tensor(policy, requires_grad=True),
@@ -62,6 +69,9 @@ class Batch:
             advantages=torch.tensor(rng.normal(size=B)),
             rewards=torch.tensor(rng.integers(0, 3, (B // G, G)) / 2),
             parts=torch.tensor(rng.integers(0, 3, (B // G, G, K)) * np.array([1.0, 0.1, 5.0])),
+            gaps=torch.tensor(mask & (rng.random((B, T)) < 0.8)),
+            logits=torch.tensor(rng.normal(0.0, 2.0, (B, T, 5))),
+            entropies=torch.tensor(rng.uniform(0.0, 3.0, (B, T))),
         )
 
     @property
@@ -127,6 +137,8 @@ def verl_cases() -> Iterator[tuple[str, Case]]:
     penalty = {"kl_cov_ratio": 0.1, "ppo_kl_coef": 0.7}
     options = {"cov_fraction": 0.1, "cov_kl_coef": 0.7}
     yield "kl_cov", loss("kl_cov", ours.kl_cov_loss, options, "token-mean", **penalty)
+    for name, our in (("dppo_tv", ours.dppo_tv_loss), ("dppo_kl", ours.dppo_kl_loss)):
+        yield name, loss(name, our, {"clip_low": 0.2, "clip_high": 0.28, "ratio_cap": 3.0}, "token-mean")
     for name in AGGREGATIONS:
 
         def aggregate(batch: Batch, name: str = name) -> tuple[Tensor, Tensor]:
@@ -151,6 +163,7 @@ def verl_cases() -> Iterator[tuple[str, Case]]:
         ),
     )
     yield from verl_advantages(core_algos)
+    yield from verl_corrections(core_algos, loss)
 
 
 def verl_advantages(core_algos: Any) -> Iterator[tuple[str, Case]]:
@@ -167,6 +180,11 @@ def verl_advantages(core_algos: Any) -> Iterator[tuple[str, Case]]:
         return compare
 
     yield "grpo", groups(lambda b: ours.grpo_advantages(b.rewards, epsilon=1e-6), "grpo")
+    config = {"norm_adv_by_std_in_grpo": True}
+    yield (
+        "grpo_passk",
+        groups(lambda b: ours.pass_at_k_advantages(b.rewards, epsilon=1e-6), "grpo_passk", config=config),
+    )
     yield "rloo", groups(lambda b: ours.rloo_advantages(b.rewards), "rloo")
     yield "opo", groups(lambda b: ours.opo_advantages(b.rewards, b.mask.sum(1).view(-1, G)), "opo")
 
@@ -186,15 +204,112 @@ def verl_advantages(core_algos: Any) -> Iterator[tuple[str, Case]]:
         return found, theirs
 
     yield "gdpo, whitened", gdpo
+    for name in ("optimal_token_baseline", "tir_optimal_token_baseline"):
+
+        def optimal(batch: Batch, name: str = name) -> tuple[Tensor, Tensor]:
+            """Where a group's rewards differ: without, verl leaves the tail of its longest completion its reward."""
+            mask = batch.gaps if name.startswith("tir") else batch.mask
+            rewards = ours.rewards_at_last_token(batch.rewards.flatten(), mask)
+            logits = batch.logits.log_softmax(-1)
+            norms = ours.logit_norms(logits, torch.zeros(B, T).long(), loss_mask=mask)
+            theirs, _ = core_algos.get_adv_estimator_fn(name)(
+                token_level_rewards=rewards,
+                response_mask=mask.double(),
+                index=batch.groups,
+                old_log_probs=logits[..., 0],
+                sum_pi_squared=logits.exp().square().sum(-1),
+            )
+            rows = [slice(p * G, (p + 1) * G) for p in range(B // G)]
+            found = [ours.optimal_token_advantages(rewards[row], mask[row], norms[row]) for row in rows]
+            differs = [bool((batch.rewards[p] != batch.rewards[p, 0]).any()) for p in range(B // G)]
+            return torch.cat(found), theirs * torch.tensor(differs).repeat_interleave(G)[:, None]
+
+        yield name, optimal
 
 
-AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+def verl_corrections(core_algos: Any, loss: Callable[..., Case]) -> Iterator[tuple[str, Case]]:
+    """Weights and rejections, alone and together, and its losses that are anchored at the engine."""
+    from verl.trainer.ppo import rollout_corr_helper as helper  # pyright: ignore[reportMissingImports]
+
+    limits = {"k1": 0.4, "k2": 0.05, "k3": 0.05}
+
+    def reject(batch: Batch, statistic: str, actor: Tensor) -> ours.Correction:
+        limit = limits[statistic[-2:]] * (4 if "sum" in statistic else 0.5 if "mean" in statistic else 1)
+        return ours.reject_by_divergence(actor, batch.rollout, batch.mask, statistic=statistic, limit=limit)
+
+    def verl_options(statistic: str) -> dict[str, Any]:
+        limit = limits[statistic[-2:]] * (4 if "sum" in statistic else 0.5 if "mean" in statistic else 1)
+        threshold = str(float(np.exp(limit))) if statistic.endswith("k1") else str(limit)
+        return {"rollout_rs": statistic.replace("sequence", "seq"), "rollout_rs_threshold": threshold}
+
+    for statistic in REJECTIONS:
+
+        def rejected(batch: Batch, statistic: str = statistic) -> tuple[Tensor, Tensor]:
+            mask, _ = helper.compute_rollout_rejection_mask(
+                batch.proximal - batch.rollout, batch.mask.double(), **verl_options(statistic)
+            )
+            return reject(batch, statistic, batch.proximal).weights, mask
+
+        yield f"rejection by {statistic}", rejected
+
+    def together(batch: Batch) -> tuple[Tensor, Tensor]:
+        weights, mask, _ = helper.compute_rollout_correction_and_rejection_mask(
+            old_log_prob=batch.proximal,
+            rollout_log_prob=batch.rollout,
+            response_mask=batch.mask.double(),
+            rollout_is="token",
+            rollout_is_threshold=1.2,
+            **verl_options("sequence_sum_k1"),
+        )
+        assert weights is not None
+        truncated = ours.truncated_importance_sampling(batch.proximal, batch.rollout, batch.mask, cap=1.2)
+        rejected = reject(batch, "sequence_sum_k1", batch.proximal)
+        return truncated.weights * rejected.weights, weights.batch["rollout_is_weights"] * mask
+
+    yield "token truncation and sequence rejection together", together
+    for kind in ("ppo_clip", "reinforce"):
+        yield f"bypass_mode, {kind}", bypassed(core_algos, kind, verl_options("token_k3"), reject)
+
+
+def bypassed(core_algos: Any, kind: str, rejection: dict[str, Any], reject: Callable[..., Any]) -> Case:
+    """`proximal_policy: rollout`: PPO's clip with a rejection, REINFORCE with truncated weights too. What is rejected
+    is no part of verl's divisor and is of ours, so sums are compared."""
+
+    def compare(batch: Batch) -> tuple[Tensor, Tensor]:
+        config = MagicMock()
+        config.clip_ratio, config.clip_ratio_low, config.clip_ratio_high = 0.2, 0.2, 0.28
+        config.get = lambda key, default=None: {"clip_ratio_c": 1e9}.get(key, default)
+        config.global_batch_info = {}
+        is_options = {"rollout_is": "token", "rollout_is_threshold": 1.2} if kind == "reinforce" else {}
+        config.policy_loss = {"rollout_correction": {"loss_type": kind, **is_options, **rejection}}
+        theirs, _ = core_algos.get_policy_loss_fn("bypass_mode")(
+            old_log_prob=batch.rollout,
+            log_prob=batch.policy,
+            advantages=batch.by_token,
+            response_mask=batch.mask.double(),
+            loss_agg_mode="token-sum",
+            config=config,
+        )
+        actor = batch.policy.detach()
+        if kind == "ppo_clip":
+            terms = ours.ppo_clip_loss(batch.policy, batch.rollout, batch.by_token, batch.mask, **PLAIN).loss_terms
+        else:
+            terms = ours.policy_gradient_loss(batch.policy, batch.rollout, batch.by_token, batch.mask).loss_terms
+            terms = terms * ours.truncated_importance_sampling(actor, batch.rollout, batch.mask, cap=1.2).weights
+        return ours.token_sum(terms * reject(batch, "token_k3", actor).weights, batch.mask), theirs
+
+    return compare
+
+
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 
 
 def aggregated(terms: Tensor, mask: Tensor, name: str) -> Tensor:
     """The terms aggregated by our function that corresponds to verl's name."""
     if name == "token-mean":
         return ours.token_mean(terms, mask, int(mask.sum()))
+    if name == "token-sum":
+        return ours.token_sum(terms, mask)
     if name == "seq-mean-token-mean":
         return ours.sequence_mean_token_mean(terms, mask, B)
     if name == "seq-mean-token-sum":
@@ -238,6 +353,21 @@ def trl_cases() -> Iterator[tuple[str, Case]]:
             batch.policy, batch.rollout, batch.advantages, batch.mask, threshold=0.02
         )
 
+    def with_corrected_kl(terms: Tensor, batch: Batch) -> Tensor:
+        kl = ours.kl_k3(batch.policy, batch.ref, batch.mask)
+        return terms + 0.1 * ours.ratio_weighted_kl(kl, batch.policy, batch.proximal, batch.mask)
+
+    def uncertain(terms: Tensor, batch: Batch) -> Tensor:
+        return terms * ours.high_entropy_mask(batch.entropies, batch.mask, top_fraction=0.2)
+
+    yield (
+        "dapo with a KL whose bias is corrected",
+        loss("dapo", lambda b: clipped(b, "token-mean", with_corrected_kl), beta=0.1, use_bias_correction_kl=True),
+    )
+    yield (
+        "tokens of the highest entropies",
+        loss("dapo", lambda b: clipped(b, "token-mean", uncertain), top_entropy_quantile=0.2),
+    )
     yield "dapo", loss("dapo", lambda b: clipped(b, "token-mean"))
     yield "grpo", loss("grpo", lambda b: clipped(b, "seq-mean-token-mean"))
     yield "dr_grpo", loss("dr_grpo", lambda b: clipped(b, "seq-mean-token-sum-norm"))
@@ -278,12 +408,66 @@ def trl_cases() -> Iterator[tuple[str, Case]]:
     )
 
 
+def trl_rloo_cases() -> Iterator[tuple[str, Case]]:
+    from trl.trainer.rloo_trainer import RLOOTrainer  # pyright: ignore[reportMissingImports]
+
+    def compare(batch: Batch) -> tuple[Tensor, Tensor]:
+        trainer = stand_in(RLOOTrainer, batch, "rloo", {})
+        proximal = batch.policy.detach() + (batch.proximal - batch.policy.detach()) / 8
+        inputs = {
+            "prompt_ids": torch.zeros(B, 1).long(),
+            "prompt_mask": torch.ones(B, 1).long(),
+            "completion_ids": torch.zeros(B, T).long(),
+            "completion_mask": batch.mask.long(),
+            "advantages": batch.advantages,
+            "old_logps": (proximal * batch.mask).sum(1),
+        }
+        loss = ours.sequence_clip_loss(batch.policy, proximal, batch.advantages, batch.mask, **PLAIN)
+        found = aggregated(loss.loss_terms, batch.mask, "seq-mean-token-mean")
+        return found, RLOOTrainer._compute_loss(trainer, trainer.model, inputs)
+
+    yield "rloo, clipped", compare
+
+
+def trl_controller_cases() -> Iterator[tuple[str, Case]]:
+    from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
+
+    def entropy(batch: Batch) -> tuple[Tensor, Tensor]:
+        """The weights of 12 steps, and whether they apply; the entropy wanders about its target."""
+        trainer = stand_in(GRPOTrainer, batch, "dapo", {"use_adaptive_entropy": True, "entropy_coef": 0.01})
+        trainer._entropy_bonus_enabled, trainer._entropy_window_stats = True, None
+        trainer._last_world_entropy, trainer.accelerator.sync_gradients = float("inf"), True
+        trainer.args.entropy_target, trainer.args.entropy_coef_delta = 1.5, 0.02
+        trainer.args.entropy_coef_min, trainer.args.entropy_coef_max = 0.0, 1.0
+        coef, weights, theirs = 0.01, [], []
+        for step in range(12):
+            entropies = batch.entropies + 0.4 * np.sin(step)
+            trainer._get_per_token_logps_and_entropies = lambda *_, e=entropies, **__: (batch.policy, e, None)
+            inputs = {
+                "prompt_ids": torch.zeros(B, 1).long(),
+                "prompt_mask": torch.ones(B, 1).long(),
+                "completion_ids": torch.zeros(B, T).long(),
+                "completion_mask": batch.mask.long(),
+                "advantages": batch.advantages,
+                "old_per_token_logps": batch.proximal,
+                "num_items_in_batch": batch.mask.sum(),
+            }
+            GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+            theirs.append(trainer.entropy_coef)
+            measured = float(entropies[batch.mask].mean())
+            coef = ours.adapted_entropy_coef(coef, measured, target=1.5, step=0.02)
+            weights.append(coef)
+        return torch.tensor(weights), torch.tensor(theirs)
+
+    yield "adapted entropy_coef over 12 steps", entropy
+
+
 def stand_in(trainer_class: Any, batch: Batch, loss_type: str, changes: dict[str, Any]) -> Any:
     """What the trainer's method reads of itself."""
     trainer = MagicMock()
     trainer.args = SimpleNamespace(
         delta=changes.get("delta"),
-        use_bias_correction_kl=False,
+        use_bias_correction_kl=changes.get("use_bias_correction_kl", False),
         sapo_temperature_pos=1.0,
         sapo_temperature_neg=1.05,
         steps_per_generation=1,
@@ -306,8 +490,11 @@ def stand_in(trainer_class: Any, batch: Batch, loss_type: str, changes: dict[str
     }
     for name, value in {**fields, **changes}.items():
         setattr(trainer, name, value)
-    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (batch.policy, torch.zeros(B, T), None)
-    trainer.get_off_policy_mask = trainer_class.get_off_policy_mask
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (batch.policy, batch.entropies, None)
+    trainer._entropy_bonus_enabled = False
+    trainer.get_high_entropy_mask = lambda *inputs: trainer_class.get_high_entropy_mask(trainer, *inputs)
+    trainer.accelerator.pad_across_processes = lambda tensor, **_: tensor
+    trainer.get_off_policy_mask = getattr(trainer_class, "get_off_policy_mask", None)
     trainer.accelerator.num_processes = 1
     trainer.accelerator.gather = trainer.accelerator.reduce = lambda tensor, *_, **__: tensor
     trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
@@ -343,7 +530,8 @@ def main() -> None:
     arguments = parser.parse_args()
     versions = {peer: importlib.metadata.version(peer) for peer in ("verl", "trl")}
     cases = []
-    for peer, made in (("verl", verl_cases()), ("trl", trl_cases())):
+    peers = (("verl", verl_cases()), ("trl", trl_cases()), ("trl", trl_rloo_cases()), ("trl", trl_controller_cases()))
+    for peer, made in peers:
         for name, case in made:
             cases.append({"peer": peer, "case": name, **differences(case, arguments.seeds)})
             print(cases[-1], flush=True)

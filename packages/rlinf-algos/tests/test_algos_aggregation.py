@@ -14,6 +14,7 @@ from rlinf_algos import (
     sequence_mean_token_mean,
     sequence_mean_token_sum,
     token_mean,
+    token_sum,
 )
 from rlinf_algos.aggregation import divisor, summed
 from rlinf_algos.presets import AGGREGATIONS
@@ -33,6 +34,7 @@ def draw(B, T, seed):
 def aggregate(name, terms, mask, num_tokens, num_sequences):
     return {
         "token_mean": lambda: token_mean(terms, mask, num_tokens),
+        "token_sum": lambda: token_sum(terms, mask),
         "sequence_mean_token_mean": lambda: sequence_mean_token_mean(terms, mask, num_sequences),
         "sequence_mean_token_sum": lambda: sequence_mean_token_sum(terms, mask, num_sequences),
         "constant_length_mean": lambda: constant_length_mean(terms, mask, num_sequences, 64),
@@ -44,13 +46,14 @@ def reference(name, terms, mask):
     total = sum(row.sum() for row in rows)
     return {
         "token_mean": total / max(1, mask.sum()),
+        "token_sum": total,
         "sequence_mean_token_mean": sum(row.mean() for row in rows if len(row)) / len(rows),
         "sequence_mean_token_sum": total / len(rows),
         "constant_length_mean": total / (len(rows) * 64),
     }[name]
 
 
-NAMES = ["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"]
+NAMES = ["token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"]
 
 
 @quick
@@ -125,12 +128,12 @@ def test_sums_and_divisors_of_micro_batches_make_the_aggregation(name):
     terms = torch.randn(6, 5, dtype=torch.float64, generator=generator)
     mask = torch.arange(5)[None] < torch.tensor([[5], [1], [0], [3], [2], [4]])
     parts = [slice(0, 2), slice(2, 3), slice(3, 6)]
-    found = sum(summed(name, terms[part], mask[part]) for part in parts) / sum(
-        divisor(name, mask[part], max_completion_tokens=7) for part in parts
-    )
+    total = sum(divisor(name, mask[part], max_completion_tokens=7) for part in parts)
+    found = sum(summed(name, terms[part], mask[part]) for part in parts) / (total or 1.0)
     by_row = [terms[b, : int(mask[b].sum())] for b in range(6) if mask[b].any()]
     expected = {
         "token_mean": torch.cat(by_row).mean(),
+        "token_sum": torch.cat(by_row).sum(),
         "sequence_mean_token_mean": torch.stack([row.mean() for row in by_row]).mean(),
         "sequence_mean_token_sum": torch.stack([row.sum() for row in by_row]).mean(),
         "constant_length_mean": torch.stack([row.sum() for row in by_row]).mean() / 7,

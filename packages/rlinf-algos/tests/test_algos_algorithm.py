@@ -61,7 +61,8 @@ def test_a_preset_is_whole(name, samples):
         (made.advantage, BUILTIN_ADVANTAGES, advantage_takes),
         (made.policy_loss, BUILTIN_POLICY_LOSSES, policy_loss_takes),
     ):
-        assert set(made.options_of(takes(part))) == set(table[part].options), "every option of its parts has a value"
+        wanted = {name for name, field in table[part].options.items() if field in Algorithm.__slots__}
+        assert set(made.options_of(takes(part))) == wanted, "every field that its parts take has a value"
     assert made.correction is None
     assert ADVANTAGES.get(made.advantage)
     assert POLICY_LOSSES.get(made.policy_loss)
@@ -86,6 +87,10 @@ def test_the_presets_differ_as_their_sources_do():
         0,
         1,
     )
+    dppo = preset("dppo_tv")
+    assert (dppo.proximal_policy, dppo.clip_high, preset("dppo_kl").clip_high) == ("rollout", 0.15, 0.05)
+    assert (preset("rloo_clip").policy_loss, preset("rloo_clip").advantage) == ("sequence_clip", "rloo")
+    assert preset("gigpo", samples="episodes").gamma == 0.95
     assert preset("cispo", num_epochs=3, num_minibatches=2).num_updates == 6
 
 
@@ -136,6 +141,30 @@ def test_the_presets_differ_as_their_sources_do():
         ("gdpo", {"group_size": 1}, "group_size=1: advantage=gdpo compares the completions of a prompt"),
         ("grpo", {"top_entropy_fraction": 0.0}, "top_entropy_fraction=0.0 must be above 0 and at most 1"),
         ("grpo", {"off_policy_threshold": -0.1}, "off_policy_threshold=-0.1 must be at least 0"),
+        ("grpo", {"rejection": "token_k4"}, "rejection=token_k4 is not known; did you mean 'token_k"),
+        ("grpo", {"rejection": "token_k3"}, "rejection_limit is null; it belongs to rejection, and this is token_k3"),
+        (
+            "grpo",
+            {"rejection_limit": 0.1},
+            "rejection_limit=0.1 is not used: it belongs to rejection, and this is None",
+        ),
+        ("grpo", {"rejection": "token_k3", "rejection_limit": 0.0}, "rejection_limit=0.0 must be above 0 and finite"),
+        ("grpo", {"kl_bias_correction": True}, "kl_bias_correction=true is not used: it belongs to kl_in=loss with"),
+        ("grpo", {"entropy_target": 0.0}, "entropy_target=0.0 must be above 0 and finite, or null"),
+        ("grpo", {"entropy_coef_step": 0.1}, "entropy_coef_step=0.1 is not used: it belongs to entropy_target, which"),
+        ("grpo", {"proximal_policy": "engine"}, "proximal_policy=engine is not known"),
+        (
+            "rloo",
+            {"proximal_policy": "rollout"},
+            "proximal_policy=rollout is not used: policy_loss=policy_gradient has",
+        ),
+        ("grpo", {"proximal_policy": "rollout", "policy_loss": "decoupled"}, "weight of policy_loss=decoupled 1"),
+        (
+            "dppo_tv",
+            {"correction": "truncated"},
+            "correction=truncated would weigh a second time: with proximal_policy",
+        ),
+        ("otb", {"group_size": 1}, "group_size=1: advantage=otb compares the completions of a prompt"),
         ("grpo", {"options": {"beta": 1}}, "options.beta=1 is not used: no part takes it"),
         ("grpo", {"options": {"clip_low": 1}}, "options.clip_low=1 is not used: it is the field algorithm.clip_low"),
     ],
@@ -149,17 +178,19 @@ def test_mistakes_name_the_field_and_the_way_out(name, changes, message):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("dapo", {}, "its samples are completions of a language model; of episodes: ppo, grpo"),
+        ("dapo", {}, "its samples are completions of a language model; of episodes: ppo, grpo, gigpo"),
         ("ppp", {}, "no algorithm is called 'ppp'; did you mean 'ppo'"),
         ("ppo", {"kl_coef": 0.1}, "kl_coef=0.1 is not used: it is about completions, and samples are episodes"),
         (
             "ppo",
             {"advantage": "returns"},
-            "advantage=returns cannot be had of episodes; use grpo, rloo, opo, gae_steps",
+            "advantage=returns cannot be had of episodes; use grpo, rloo, opo, pass_at_k, gae_steps",
         ),
         ("grpo", {"advantage": "gdpo"}, "advantage=gdpo cannot be had of episodes"),
         ("grpo", {"value_coef": 1.0}, "value_coef=1.0 is not used: it belongs to the critic, and advantage=grpo has"),
         ("ppo", {"value_coef": None}, "value_coef is null; it weighs the values that advantage=gae_steps reads"),
+        ("gigpo", {"reward_level": "action", "ratio_level": "action"}, "=action: advantage=gigpo compares states"),
+        ("grpo", {"proximal_policy": "rollout"}, "proximal_policy=rollout is not used: it is about completions"),
         ("ppo", {"target_kl": 0.0}, "target_kl=0.0 must be above 0 and finite, or null"),
         (f"{__name__}:MINE", {}, "MINE' has samples=completions; here they are episodes"),
     ],
@@ -170,10 +201,22 @@ def test_mistakes_with_episodes(name, changes, message):
     assert message in str(caught.value)
 
 
+def test_what_goes_with_an_anchor_at_the_rollout():
+    """The weight of the policy in training over the engine is right where the loss has no ratio, and a rejection has
+    no weight."""
+    assert preset("rloo", proximal_policy="rollout", correction="truncated").correction_high == 2.0
+    assert preset("dppo_tv", correction="rejected", rejection="sequence_max_k3", rejection_limit=0.5).num_updates == 4
+    assert (
+        preset("grpo", correction="truncated", rejection="sequence_sum_k1", rejection_limit=0.7).rejection_limit == 0.7
+    )
+
+
 def test_an_advantage_on_steps():
     assert preset("ppo", samples="episodes", advantage=f"{__name__}:of_steps").has_critic
     assert takes_of_advantage(of_steps).works_on == "steps"
-    with pytest.raises(AlgosError, match="of_steps cannot be had of completions; use grpo, rloo, opo, gdpo, gae, ret"):
+    with pytest.raises(
+        AlgosError, match="of_steps cannot be had of completions; use grpo, rloo, opo, gdpo, pass_at_k, otb,"
+    ):
         preset("grpo", advantage=f"{__name__}:of_steps")
 
 

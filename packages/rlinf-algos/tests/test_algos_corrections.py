@@ -16,9 +16,11 @@ from rlinf_algos import (
     icepop,
     masked_importance_sampling,
     off_policy_sequence_mask,
+    reject_by_divergence,
     token_mean,
     truncated_importance_sampling,
 )
+from rlinf_algos.presets import REJECTIONS
 
 quick = settings(max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
@@ -153,13 +155,41 @@ def test_far_ratios_neither_overflow_nor_hide():
         truncated_importance_sampling(proximal, rollout, None, cap=math.inf)
 
 
-def test_corrections_go_one_after_the_other():
-    proximal, rollout, mask = (torch.tensor(x) for x in draw(6, 8, 0.8, 0.6, 1))
-    kept = masked_importance_sampling(proximal, rollout, mask, level="geometric", low=0.9, high=1.1, weigh=False)
-    assert kept.weights.unique().tolist() == [0.0, 1.0]
-    found = truncated_importance_sampling(proximal, rollout, kept.loss_mask)
-    assert torch.equal(found.loss_mask, kept.loss_mask)
-    assert 0 < kept.rejected_fraction < 1
+ESTIMATES = {"k1": abs, "k2": lambda log: log * log / 2, "k3": lambda log: math.exp(log) - 1 - log}
+
+
+@quick
+@given(
+    st.sampled_from(REJECTIONS), st.integers(0, 4), st.integers(0, 6), st.booleans(), st.sampled_from([0.1, 1.0]), seeds
+)
+def test_rejection_by_a_divergence(statistic, B, T, is_packed, limit, seed):
+    proximal, rollout, mask = draw(B, T, 0.7, 0.6, seed)
+    ids = np.random.default_rng(seed).integers(0, 3, (B, T)) if is_packed else np.arange(B)[:, None].repeat(T, 1)
+    reduced, _, estimate = statistic.rpartition("_")
+    reduce = {"sequence_sum": sum, "sequence_mean": lambda found: sum(found) / len(found), "sequence_max": max}
+    expected = np.zeros((B, T), dtype=bool)
+    for index in zip(*np.nonzero(mask), strict=True):
+        places = [index] if reduced == "token" else list(zip(*np.nonzero(mask & (ids == ids[index])), strict=True))
+        logs = [proximal[place] - rollout[place] for place in places]
+        if estimate == "k1":
+            found = abs(logs[0] if reduced == "token" else reduce[reduced](logs))
+        else:
+            found = [ESTIMATES[estimate](log) for log in logs]
+            found = found[0] if reduced == "token" else reduce[reduced](found)
+        expected[index] = found <= limit
+    options = {"sequence_ids": torch.tensor(np.where(mask, ids, -1))} if is_packed else {}
+    found = reject_by_divergence(*garbage_outside(proximal, rollout, mask), statistic=statistic, limit=limit, **options)
+    assert found.loss_mask.numpy().tolist() == expected.tolist()
+    assert torch.equal(found.weights, found.loss_mask.double())
+
+
+def test_refusals_of_a_rejection():
+    ones = torch.ones(2, 3)
+    with pytest.raises(AlgosError, match="statistic='token_k9' is not known; did you mean 'token_k"):
+        reject_by_divergence(ones, ones, None, statistic="token_k9", limit=1.0)
+    for limit in (0.0, math.inf):
+        with pytest.raises(AlgosError, match=f"limit={limit} must be above 0 and finite"):
+            reject_by_divergence(ones, ones, None, statistic="token_k1", limit=limit)
 
 
 def test_what_was_rejected_adds_nothing_whichever_mask_aggregates():

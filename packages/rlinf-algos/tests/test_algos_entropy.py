@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_algos import AlgosError, NonFiniteError, ShapeError, entropy_bonus, high_entropy_mask
+from rlinf_algos import AlgosError, NonFiniteError, ShapeError, adapted_entropy_coef, entropy_bonus, high_entropy_mask
 
 quick = settings(max_examples=60)
 shapes = st.tuples(st.integers(0, 4), st.integers(0, 6))
@@ -38,6 +38,16 @@ def test_high_entropies(shape, top, seed):
     found = high_entropy_mask(torch.tensor(np.where(mask, entropies, np.nan)), torch.tensor(mask), top_fraction=top)
     assert (found.numpy() == expected).all()
     assert found.dtype == torch.bool
+
+
+def test_the_weight_of_the_bonus_rises_while_the_entropy_is_low_and_falls_while_it_is_high():
+    coefs, coef = [], 0.0
+    for entropy in (0.1, 0.2, 0.3, 0.3, 0.3, 0.0):
+        coef = adapted_entropy_coef(coef, entropy, target=0.2, step=0.4, most=0.6)
+        coefs.append(round(coef, 9))
+    assert coefs == [0.4, 0.6, 0.2, 0.0, 0.0, 0.4]
+    with pytest.raises(AlgosError, match="measured_entropy=nan must be"):
+        adapted_entropy_coef(0.0, math.nan, target=0.2)
 
 
 def test_refusals():

@@ -16,6 +16,7 @@ from rlinf_algos import (
     grpo_advantages,
     leave_one_out_mean,
     opo_advantages,
+    pass_at_k_advantages,
     rloo_advantages,
 )
 
@@ -45,6 +46,25 @@ def test_grpo(P, G, normalize_std, epsilon, seed):
     rewards = rng.integers(0, 3, (P, G)) / 2 if rng.random() < 0.5 else rng.normal(3.0, 2.0, (P, G))
     found = grpo_advantages(torch.tensor(rewards), normalize_std=normalize_std, epsilon=epsilon)
     close(found, grpo_reference(rewards, normalize_std, epsilon))
+
+
+@quick
+@given(st.integers(0, 4), st.integers(0, 6), st.booleans(), st.sampled_from([0.5, 1.0]), seeds)
+def test_pass_at_k(P, G, normalize_std, mask_rate, seed):
+    """The gradient of E[largest reward of a group], with what the group would have had without a sample as baseline:
+    largest of all less largest of the others, which only the best sample changes."""
+    rng = np.random.default_rng(seed)
+    rewards = rng.integers(0, 4, (P, G)) / 2 if rng.random() < 0.5 else rng.normal(3.0, 2.0, (P, G))
+    mask = rng.random((P, G)) < mask_rate
+    expected = np.zeros((P, G))
+    for p in range(P):
+        group = {g: rewards[p, g] for g in range(G) if mask[p, g]}
+        std = np.std(list(group.values()), ddof=1) if len(group) > 1 else 0.0
+        for g in group if len(group) > 1 else ():
+            lead = max(group.values()) - max(reward for other, reward in group.items() if other != g)
+            expected[p, g] = lead / (std + 1e-4 if normalize_std else 1.0)
+    rewards[~mask] = np.nan
+    close(pass_at_k_advantages(torch.tensor(rewards), None, torch.tensor(mask), normalize_std=normalize_std), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

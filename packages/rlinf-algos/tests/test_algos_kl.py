@@ -20,6 +20,7 @@ from rlinf_algos import (
     kl_k3,
     kl_k3_plus,
     kl_shaped_rewards,
+    ratio_weighted_kl,
     rewards_at_last_token,
 )
 
@@ -179,3 +180,22 @@ def test_the_adapted_coefficient():
         arguments = {"kl_coef": 0.2, "measured_kl": 1.0, "target_kl": 6.0, "num_samples": 10, "horizon": 100}
         with pytest.raises(AlgosError, match=name):
             adapted_kl_coef(**{**arguments, **change})
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1))
+def test_a_weighted_k3_of_another_policys_samples_is_the_kl_in_value_and_gradient(seed):
+    """Exactly, over all outcomes of the proximal policy; without the weight neither is."""
+    rng = np.random.default_rng(seed)
+    free = torch.tensor(rng.normal(size=5), requires_grad=True)
+    ref, proximal = (torch.tensor(rng.normal(size=5)).log_softmax(0) for _ in range(2))
+    policy = free.log_softmax(0)
+    exact = (policy.exp() * (policy - ref)).sum()
+    found = (proximal.exp() * ratio_weighted_kl(kl_k3(policy, ref), policy, proximal)).sum()
+    torch.testing.assert_close(found, exact)
+    slopes = [torch.autograd.grad(value, free, retain_graph=True)[0] for value in (found, exact)]
+    torch.testing.assert_close(*slopes)
+    on_policy = (policy.detach().exp() * ratio_weighted_kl(kl_k3(policy, ref), policy, policy.detach())).sum()
+    torch.testing.assert_close(torch.autograd.grad(on_policy, free, retain_graph=True)[0], slopes[1])
+    with pytest.raises(ShapeError, match="kl has shape"):
+        ratio_weighted_kl(ref[:2], policy, proximal)

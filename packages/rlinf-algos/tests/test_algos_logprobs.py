@@ -14,6 +14,7 @@ from rlinf_algos import (
     NonFiniteError,
     ShapeError,
     entropy_of_logits,
+    logit_norms,
     logprobs,
     logprobs_and_entropy,
     token_logprobs,
@@ -55,6 +56,21 @@ def test_values(B, T, V, temperature, seed):
     both = logprobs_and_entropy(logits, ids, temperature, loss_mask=mask)
     np.testing.assert_allclose(both[0].numpy(), logp, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(both[1].numpy(), entropy, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.usefixtures("chunk_elements")
+def test_logit_norms_are_those_of_the_gradient():
+    rng = np.random.default_rng(2)
+    logits, ids = torch.tensor(rng.normal(0.0, 3.0, (3, 4, 7))), torch.tensor(rng.integers(0, 7, (3, 4)))
+    mask = torch.tensor(rng.random((3, 4)) < 0.8)
+    scaled = (logits / 0.7).requires_grad_()
+    token_logprobs(scaled, ids, loss_mask=mask).sum().backward()
+    assert scaled.grad is not None
+    found = logit_norms(logits.masked_fill(~mask[..., None], NAN), ids, 0.7, loss_mask=mask)
+    torch.testing.assert_close(found, scaled.grad.square().sum(-1))
+    logits[0, 1, 2] = NAN
+    with pytest.raises(NonFiniteError, match=r"logits\[0, 1, 2\]=nan"):
+        logit_norms(logits, ids)
 
 
 @pytest.mark.usefixtures("chunk_elements")

@@ -17,6 +17,8 @@ from rlinf_algos import (
     cispo_loss,
     clip_cov_loss,
     decoupled_ppo_loss,
+    dppo_kl_loss,
+    dppo_tv_loss,
     gmpo_loss,
     gspo_loss,
     kl_cov_loss,
@@ -24,6 +26,7 @@ from rlinf_algos import (
     policy_loss,
     ppo_clip_loss,
     sapo_loss,
+    sequence_clip_loss,
     sequence_mean_token_mean,
 )
 
@@ -246,6 +249,76 @@ def covariances(policy, advantages, mask):
 
 
 @quick
+@given(shapes, st.sampled_from([(0.02, 0.02), (0.0, 0.1)]), st.sampled_from([1.0, 1.5, 20.0]), seeds, st.booleans())
+def test_dppo(shape, clip, cap, seed, by_kl):
+    """A token teaches unless its probability has left the region in the direction of its advantage."""
+    (policy, proximal), advantages, mask = draw(shape, seed)
+    slopes, num_outside, num_capped = np.zeros(shape), 0, 0
+    for index in zip(*np.nonzero(mask), strict=True):
+        q, p, advantage = math.exp(policy[index]), math.exp(proximal[index]), advantages[index]
+        moved = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q)) if by_kl and max(p, q) < 1 else abs(q - p)
+        limit = clip[1] if advantage > 0 else clip[0]
+        is_outside = moved > limit and (q > p) == (advantage > 0)
+        slopes[index] = 0.0 if is_outside else -min(q / p, cap) * advantage
+        num_outside += is_outside
+        num_capped += not is_outside and q / p > cap
+    keeps = not by_kl or (policy[mask].max(initial=-1.0) < -1e-3 and proximal[mask].max(initial=-1.0) < -1e-3)
+    assume(keeps)  # where a probability is above 1, as drawn ones may be, there is no KL
+    found, *others = tensors(policy, proximal, advantages, mask=mask)
+    free = found.requires_grad_()
+    function = dppo_kl_loss if by_kl else dppo_tv_loss
+    loss = function(free, *others, torch.tensor(mask), clip_low=clip[0], clip_high=clip[1], ratio_cap=cap)
+    loss.loss_terms.sum().backward()
+    assert free.grad is not None
+    np.testing.assert_allclose(free.grad.numpy(), slopes, rtol=1e-6, atol=1e-12)
+    n = max(1, mask.sum())
+    assert loss.clip_fraction.item() * n == pytest.approx(num_outside, abs=1e-4)
+    assert loss.dual_clip_fraction.item() * n == pytest.approx(num_capped, abs=1e-4)
+
+
+def test_dppo_lets_rare_tokens_move_and_holds_likely_ones():
+    """From 1e-5 to 1e-3 is a ratio of 100 and next to no mass; from 0.99 to 0.7 is a ratio that PPO does not clip."""
+    policy, proximal = torch.tensor([[1e-3, 0.7]]).log(), torch.tensor([[1e-5, 0.99]]).log()
+    for function in (dppo_tv_loss, dppo_kl_loss):
+        loss = function(policy, proximal, torch.tensor([[1.0, -1.0]]), None)
+        assert loss.loss_terms[0, 0] != 0 and loss.loss_terms[0, 1] == 0
+    assert ppo_clip_loss(policy, proximal, torch.tensor([[1.0, -1.0]]), None, clip_low=0.3).clip_fraction == 0.5
+    with pytest.raises(AlgosError, match=r"ratio_cap=0.5 must be at least 1"):
+        dppo_tv_loss(policy, proximal, policy, None, ratio_cap=0.5)
+
+
+@quick
+@given(shapes, clips, seeds, st.booleans())
+def test_sequence_clip(shape, clip, seed, is_packed):
+    (policy, proximal), advantages, mask = draw(shape, seed)
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 3, shape) if is_packed else np.repeat(np.arange(shape[0])[:, None], shape[1], 1)
+    terms, is_clipped = np.zeros(shape), 0
+    for index in zip(*np.nonzero(mask), strict=True):
+        ratio = np.prod(np.exp((policy - proximal)[mask & (ids == ids[index])]))
+        terms[index] = surrogate(ratio, advantages[index], clip)
+        is_clipped += terms[index] > -ratio * advantages[index]
+    loss = sequence_clip_loss(
+        *tensors(policy, proximal, advantages, mask=mask),
+        loss_mask=torch.tensor(mask),
+        clip_low=clip[0],
+        clip_high=clip[1],
+        sequence_ids=torch.tensor(np.where(mask, ids, -1)) if is_packed else None,
+    )
+    np.testing.assert_allclose(loss.loss_terms.numpy(), terms, rtol=1e-6, atol=1e-12)
+    assert loss.clip_fraction.item() * max(1, mask.sum()) == pytest.approx(is_clipped, abs=1e-4)
+
+
+def test_on_policy_a_clipped_sequence_has_the_gradient_of_reinforce():
+    """Of the mean over completions: `-A` for each token, whatever the length (arXiv:2402.14740)."""
+    policy = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], requires_grad=True)
+    mask, advantages = torch.tensor([[1, 1], [1, 0]]), torch.tensor([2.0, -1.0])
+    loss = sequence_clip_loss(policy, policy.detach(), advantages, mask)
+    sequence_mean_token_mean(loss.loss_terms, mask, 2).backward()
+    assert policy.grad is not None and policy.grad.tolist() == [[-1.0, -1.0], [0.5, 0.0]]
+
+
+@quick
 @given(shapes, st.sampled_from([0.1, 0.5, 1.0]), st.sampled_from([(-0.5, 5.0), (0.1, 0.6)]), seeds)
 def test_clip_cov(shape, fraction, bounds, seed):
     (policy, proximal), advantages, mask = draw(shape, seed)
@@ -307,6 +380,8 @@ LOSSES = {
     "decoupled": lambda *inputs, **options: decoupled_ppo_loss(*inputs, rollout_logprobs=inputs[1], **options),
     "policy_gradient": policy_gradient_loss,
     "sapo": sapo_loss,
+    "dppo_tv": dppo_tv_loss,
+    "dppo_kl": dppo_kl_loss,
     "clip_cov": lambda *inputs: clip_cov_loss(*inputs, cov_low=1e6, cov_high=1e9),
     "kl_cov": kl_cov_loss,
 }
@@ -405,7 +480,7 @@ def test_refusals_of_options():
 
 def test_every_policy_loss_has_the_same_four_inputs():
     for name in policy_loss.__all__:
-        if name.endswith("_loss"):
+        if name.endswith("_loss") and name != "measured_loss":
             parameters = inspect.signature(getattr(policy_loss, name)).parameters
             assert list(parameters)[:4] == ["policy_logprobs", "proximal_logprobs", "advantages", "loss_mask"]
             assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[4:])

@@ -43,6 +43,8 @@ def test_signatures_with_defaults():
         "dr_grpo_advantages": "rewards, group_ids=None, mask=None",
         "rloo_advantages": "rewards, group_ids=None, mask=None",
         "opo_advantages": "rewards, lengths, group_ids=None, mask=None",
+        "pass_at_k_advantages": "rewards, group_ids=None, mask=None, *normalize_std=True, *epsilon=0.0001",
+        "optimal_token_advantages": "rewards, loss_mask, logit_norms",
         "gdpo_advantages": "parts, part_weights, *epsilon=0.0001",
         "group_mean": "rewards, group_ids=None, mask=None",
         "leave_one_out_mean": "rewards, group_ids=None, mask=None",
@@ -55,6 +57,9 @@ def test_signatures_with_defaults():
         ),
         "first_episode_mask": "terminated, truncated",
         "step_group_advantages": ("rewards, terminated, truncated, gamma, *normalize_std=True, *epsilon=0.0001"),
+        "gigpo_advantages": (
+            "rewards, terminated, truncated, state_ids, gamma, *step_weight=1.0, *normalize_std=True, *epsilon=0.0001"
+        ),
         "masked_mean": "values, mask=None",
         "masked_whiten": "values, mask=None, *epsilon=1e-08",
         "normalize_advantages": "advantages, mask=None, *epsilon=1e-08, *sum_over_ranks=None",
@@ -63,6 +68,20 @@ def test_signatures_with_defaults():
         "explained_variance": "values, returns, mask=None",
         "ppo_clip_loss": (
             "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.2, *clip_high=0.2, *dual_clip=None"
+        ),
+        "check_inputs": "policy_logprobs, proximal_logprobs, advantages, loss_mask",
+        "measured_loss": "terms, inputs, ratio, is_clipped=None, is_bounded=None",
+        "dppo_tv_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.15, *clip_high=0.15, "
+            "*ratio_cap=20.0"
+        ),
+        "dppo_kl_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.05, *clip_high=0.05, "
+            "*ratio_cap=20.0"
+        ),
+        "sequence_clip_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.2, *clip_high=0.2, "
+            "*sequence_ids=None"
         ),
         "gspo_loss": (
             "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.0003, "
@@ -91,6 +110,7 @@ def test_signatures_with_defaults():
         "at_level": "level, policy_logprobs, proximal_logprobs, advantages, loss_mask=None",
         "logprobs_at_level": "level, logprobs, loss_mask=None",
         "entropy_bonus": "entropies, mask=None, *coef",
+        "adapted_entropy_coef": "entropy_coef, measured_entropy, *target, *step=0.005, *most=1.0",
         "high_entropy_mask": "entropies, mask, *top_fraction=0.2",
         "sequence_ids_of": "cumulative_lengths, num_positions",
         "clipped_value_loss": "values, old_values, returns, mask, *clip=0.2",
@@ -106,6 +126,9 @@ def test_signatures_with_defaults():
         "off_policy_sequence_mask": (
             "policy_logprobs, rollout_logprobs, advantages, loss_mask, *threshold, *sequence_ids=None"
         ),
+        "reject_by_divergence": (
+            "proximal_logprobs, rollout_logprobs, loss_mask, *statistic, *limit, *sequence_ids=None"
+        ),
         "effective_sample_size": "log_weights, mask=None",
         "has_signal": "rewards, group_ids=None, mask=None",
         "choose_groups": "rewards, group_ids=None, mask=None, *num_wanted",
@@ -117,16 +140,19 @@ def test_signatures_with_defaults():
         "kl_abs": "policy_logprobs, ref_logprobs, mask=None",
         "kl_k1_plus": "policy_logprobs, ref_logprobs, mask=None",
         "kl_k3_plus": "policy_logprobs, ref_logprobs, mask=None, *clamp=None",
+        "ratio_weighted_kl": "kl, policy_logprobs, proximal_logprobs, mask=None",
         "rewards_at_last_token": "scores, loss_mask",
         "kl_shaped_rewards": "rewards, kl, kl_coef, loss_mask=None",
         "adapted_kl_coef": "kl_coef, measured_kl, *target_kl, *num_samples, *horizon",
         "token_mean": "terms, mask, total_tokens",
+        "token_sum": "terms, mask",
         "sequence_mean_token_mean": "terms, mask, total_sequences, *sequence_ids=None",
         "sequence_mean_token_sum": "terms, mask, total_sequences, *sequence_ids=None",
         "constant_length_mean": "terms, mask, total_sequences, max_completion_tokens, *sequence_ids=None",
         "count_tokens_and_sequences": "mask, *sequence_ids=None",
         "token_logprobs": "logits, token_ids, temperature=1.0, *loss_mask=None",
         "entropy_of_logits": "logits, temperature=1.0, *loss_mask=None",
+        "logit_norms": "logits, token_ids, temperature=1.0, *loss_mask=None",
         "logprobs_and_entropy": "logits, token_ids, temperature=1.0, *loss_mask=None",
         "head_logprobs": (
             "hidden, weight, token_ids, temperature=1.0, *bias=None, *softcap=None, *loss_mask=None, *kept_bytes=0"

@@ -6,7 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_algos import ShapeError, first_episode_mask, step_group_advantages
+from rlinf_algos import (
+    AlgosError,
+    ShapeError,
+    first_episode_mask,
+    gigpo_advantages,
+    grpo_advantages,
+    step_group_advantages,
+)
 
 quick = settings(max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
@@ -44,6 +51,35 @@ def test_steps_are_compared_with_those_of_the_same_time(T, N, normalize_std, end
     assert first_episode_mask(*ends).numpy().tolist() == mask.tolist()
     rewards[~mask] = np.nan
     close(step_group_advantages(torch.tensor(rewards), *ends, 0.5, normalize_std=normalize_std), expected)
+
+
+@quick
+@given(st.integers(1, 5), st.integers(1, 6), st.booleans(), st.sampled_from([0.0, 0.5, 2.0]), seeds)
+def test_gigpo(T, N, normalize_std, step_weight, seed):
+    """Episodes against their group and, where a state was met more than once, steps against those in the same state."""
+    rng = np.random.default_rng(seed)
+    rewards, states = rng.integers(0, 3, (T, N)) / 2, rng.integers(0, 3, (T, N))
+    terminated, truncated = rng.random((2, T, N)) < 0.2
+    returns, to_go = {}, {}
+    for n in range(N):
+        length = next((t + 1 for t in range(T) if terminated[t, n] or truncated[t, n]), T)
+        returns[n] = (0, sum(rewards[:length, n]))
+        for t in range(length):
+            to_go[t, n] = (states[t, n], sum(0.5 ** (k - t) * rewards[k, n] for k in range(t, length)))
+    of_episodes, of_steps = grouped(returns, normalize_std, 1e-4), grouped(to_go, normalize_std, 1e-4)
+    expected = np.zeros((T, N))
+    for t, n in to_go:
+        expected[t, n] = of_episodes[n] + step_weight * of_steps[t, n]
+    inputs = (torch.tensor(array) for array in (rewards, terminated, truncated, states))
+    close(gigpo_advantages(*inputs, 0.5, step_weight=step_weight, normalize_std=normalize_std), expected)
+
+
+def test_gigpo_without_a_state_that_was_met_twice_is_grpo():
+    rewards, ends = torch.rand(3, 4), torch.zeros(3, 4)
+    found = gigpo_advantages(rewards, ends, ends, torch.arange(12).view(3, 4), 0.9)
+    assert torch.equal(found, grpo_advantages(rewards.double().sum(0, keepdim=True).float()).expand(3, 4))
+    with pytest.raises(AlgosError, match="step_weight=-1 must be at least 0"):
+        gigpo_advantages(rewards, ends, ends, torch.arange(12).view(3, 4), 0.9, step_weight=-1)
 
 
 def test_refusals():

@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from rlinf_algos import PolicyLoss, policy_gradient_loss, preset, register_policy_loss
+from rlinf_algos import (
+    PolicyLoss,
+    optimal_token_advantages,
+    policy_gradient_loss,
+    preset,
+    register_policy_loss,
+    rewards_at_last_token,
+)
 from rlinf_algos.parts import POLICY_LOSSES
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.language.actor import Actor, ActorSettings
@@ -129,6 +136,7 @@ NUM_SEQUENCES = NUM_GROUPS * GROUP_SIZE
 @pytest.mark.parametrize(
     ("aggregation", "weight_of"),
     [
+        ("token_sum", lambda length: 1.0),
         ("sequence_mean_token_mean", lambda length: 1 / (NUM_SEQUENCES * length)),
         ("sequence_mean_token_sum", lambda length: 1 / NUM_SEQUENCES),
         ("constant_length_mean", lambda length: 1 / (NUM_SEQUENCES * NUM_TOKENS)),
@@ -344,6 +352,126 @@ def test_the_entropy_bonus(make_worker, reader, model):
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
 
 
+def test_an_adapted_entropy_bonus_begins_with_the_second_step_and_only_below_its_target(make_worker, reader, model):
+    """The first step knows no entropy; by then the weight has moved by one step towards the target."""
+    plain, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups())
+    settings = actor_settings(model, entropy_target=5.0, entropy_coef_step=0.25)
+    found, actor = gradient_after(make_worker, reader, settings, scored_groups())
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-8)
+    assert merge([actor._host.metrics.drain()])["actor/entropy_coef"] == 0.0
+    assert actor._loss.entropy_bonus.weight == 0.25, "a vocabulary of 13 has less than 5 nats"
+    actor.train(reader([scored_groups()]))
+    assert merge([actor._host.metrics.drain()])["actor/entropy_coef"] == 0.25
+    high = actor_settings(model, entropy_coef=0.1, entropy_target=0.01, entropy_coef_step=0.25)
+    _, actor = gradient_after(make_worker, reader, high, scored_groups())
+    assert (actor._loss.entropy_bonus.weight, actor._loss.entropy_bonus._coef) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rejection", "limit", "keeps"),
+    [
+        ("token_k1", 0.2, lambda length: False),
+        ("sequence_sum_k2", 0.1, lambda length: length * math.log(1.3) ** 2 / 2 <= 0.1),
+        ("sequence_mean_k3", 0.1, lambda length: True),
+    ],
+)
+def test_a_rejection_goes_together_with_a_correction(make_worker, reader, model, rejection, limit, keeps):
+    """Weights of 1.3 for the completions that a divergence leaves in."""
+    groups = drifted(make_worker, model, scored_groups(), -math.log(1.3))
+    num_tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
+    settings = actor_settings(model, correction="truncated", rejection=rejection, rejection_limit=limit)
+    found, actor = gradient_after(make_worker, reader, settings, groups)
+    expected = expected_gradient(
+        make_worker, settings, groups, weight_of=lambda length: 1.3 * keeps(length) / num_tokens
+    )
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    masks = [group.samples.loss_mask.sum(-1) for group in groups if group.samples.index != 5]
+    lengths = torch.cat(masks).tolist()
+    rejected = sum(length for length in lengths if not keeps(length)) / sum(lengths)
+    assert merge([actor._host.metrics.drain()])["actor/rejected_fraction"] == pytest.approx(rejected, rel=1e-5)
+
+
+def test_a_ratio_that_is_anchored_at_the_rollout(make_worker, reader, model):
+    """Actor over engine is 1.3 or 1.5 everywhere, so the clip at 1.28 stops rewarded tokens and no others."""
+    groups = drifted(make_worker, model, scored_groups(), -math.log(1.3))
+    settings = actor_settings(model, proximal_policy="rollout", clip_high=0.28)
+    found, actor = gradient_after(make_worker, reader, settings, groups)
+    expected = expected_gradient(
+        make_worker, settings, groups, lambda rewards: 1.3 * grpo_reference(rewards).clamp(max=0.0)
+    )
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    assert merge([actor._host.metrics.drain()])["rollout/logprob_gap_mean"] == pytest.approx(math.log(1.3), rel=1e-4)
+
+
+def test_several_steps_anchored_at_the_rollout_ask_the_actor_for_no_logprobs(make_worker, reader, model, monkeypatch):
+    groups, gaps = noisy(make_worker, model, scored_groups())
+    actor = make_worker(Actor, actor_settings(model, "dppo_tv", num_minibatches=2), num_items=len(groups))
+    monkeypatch.setattr(actor._updates, "logprobs", lambda batch: pytest.fail("there is nothing to compute again"))
+    actor.train(reader([groups]))
+    assert actor.policy_version == 2
+    first = -torch.cat([gap for index, gap in gaps.items() if index < NUM_GROUPS // 2])
+    metrics = merge([actor._host.metrics.drain()])
+    assert metrics["rollout/logprob_gap_mean"] == pytest.approx(float(first.abs().mean()), rel=1e-4), "before a step"
+
+
+def test_corrections_of_reinforce_anchored_at_the_rollout_follow_the_policy(make_worker, reader, model):
+    """In one step as without the anchor: the policy in training is the one before the update."""
+    groups, _ = noisy(make_worker, model, scored_groups())
+    found, expected = (
+        gradient_after(make_worker, reader, actor_settings(model, "rloo", correction="masked", **changes), groups)[0]
+        for changes in ({"proximal_policy": "rollout"}, {})
+    )
+    assert_bitwise_equal(found, expected)
+
+
+def test_a_kl_with_its_bias_corrected_has_the_gradient_of_the_kl(make_worker, reader, model):
+    """On-policy that of `kl * log-probability` beside k3's own, which together is d: the log-ratio."""
+    groups = scored_groups()
+    plain, _ = gradient_after(make_worker, reader, actor_settings(model, kl_coef=0.1), groups)
+    settings = actor_settings(model, kl_coef=0.1, kl_bias_correction=True)
+    found, _ = gradient_after(make_worker, reader, settings, groups)
+    logprobs = logprobs_of(make_worker(Actor, settings), groups)
+    network = make_worker(Actor, settings)._backend._model.double()
+    total, num_tokens = torch.zeros((), dtype=torch.float64), 0
+    for group in groups:
+        for g in range(GROUP_SIZE):
+            length, prompt = int(group.samples.loss_mask[g].sum()), group.samples.prompt.token_ids
+            completion = group.samples.completion_ids[g, :length]
+            logits = network(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+            d = (group.samples.ref_logprobs - logprobs[group.samples.index])[g, :length].double()
+            total = total + 0.1 * ((d.exp() - 1 - d) * logits.log_softmax(-1)[range(length), completion]).sum()
+            num_tokens += length
+    (total / num_tokens).backward()
+    more = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+    torch.testing.assert_close((found - plain).double(), more, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [None, 16])
+def test_the_optimal_token_baseline_reads_the_actors_distributions(make_worker, reader, model, budget):
+    groups = scored_groups()
+    settings = dataclasses.replace(actor_settings(model, "otb", clip_high=9.0), max_tokens_per_micro_batch=budget)
+    found, _ = gradient_after(make_worker, reader, settings, groups)
+    network = make_worker(Actor, settings)._backend._model.double()
+    total, num_tokens = torch.zeros((), dtype=torch.float64), 0
+    for group in groups:
+        masks = group.samples.loss_mask
+        logprobs, norms = (torch.zeros(masks.shape, dtype=torch.float64) for _ in range(2))
+        for g in range(GROUP_SIZE):
+            length, prompt = int(masks[g].sum()), group.samples.prompt.token_ids
+            completion = group.samples.completion_ids[g, :length]
+            logits = network(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+            distribution = logits.log_softmax(-1)
+            logprobs[g, :length] = distribution[range(length), completion]
+            p = distribution.detach().exp()
+            norms[g, :length] = 1 - 2 * p[range(length), completion] + p.square().sum(-1)
+            num_tokens += length
+        rewards = rewards_at_last_token(group.rewards.double(), masks)
+        total = total - (optimal_token_advantages(rewards, masks, norms) * logprobs).sum()
+    (total / num_tokens).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
 @pytest.fixture
 def own_loss():
     """Registers `terms_of(policy_logprobs, advantages [B, 1])` as the policy loss "test_own"."""
@@ -496,7 +624,13 @@ def test_imitation_lowers_the_loss(make_worker, reader, model):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"), [("grpo", {}), ("ppo", {}), ("rloo", {"kl_coef": 1.0, "kl_target": 0.01, "kl_horizon": 40})]
+    ("name", "changes"),
+    [
+        ("grpo", {}),
+        ("ppo", {}),
+        ("rloo", {"kl_coef": 1.0, "kl_target": 0.01, "kl_horizon": 40}),
+        ("grpo", {"entropy_target": 5.0, "entropy_coef_step": 0.5}),
+    ],
 )
 def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, model, tmp_path, name, changes):
     groups = scored_groups()

@@ -330,6 +330,32 @@ def test_what_compares_completions_compares_episodes(make_worker, reader):
     assert not counts.all()
 
 
+def test_gigpo_compares_steps_with_those_in_the_same_state(make_worker, reader):
+    """Environment 1 is at step 2 where environment 0 was at step 1: the two are compared, and nothing else is; each has
+    its episode's advantage besides. Pictures that differ in one number are two states."""
+    (trajectory, *_) = trajectories(make_worker, reader)
+    state, picture = trajectory.fields["state"].clone(), torch.zeros(NUM_STEPS, NUM_ENVS, 2, 2, dtype=torch.uint8)
+    state[2, 1], state[0, 1] = state[1, 0], state[0, 0]
+    picture[0, 1, 1, 1] = 1
+    trajectory = replace(trajectory, fields={"state": state, "picture": picture})
+    settings = actor_settings("gigpo", options={"step_weight": 0.5})
+    found, *_ = make_worker(EmbodiedActor, settings)._advantages(trajectory)
+    rewards = trajectory.rewards[..., 0].double().numpy()
+    sums = [sum(rewards[:3, 0]), sum(rewards[:4, 1])]
+    to_go = [
+        sum(0.95 ** (k - 1) * rewards[k, 0] for k in range(1, 3)),
+        sum(0.95 ** (k - 2) * rewards[k, 1] for k in range(2, 4)),
+    ]
+    of_episodes, of_steps = (
+        (values - np.mean(values)) / (np.std(values, ddof=1) + 1e-4) for values in map(np.array, (sums, to_go))
+    )
+    expected = np.zeros((NUM_STEPS, NUM_ENVS))
+    expected[:3, 0], expected[:4, 1] = of_episodes
+    expected[1, 0] += 0.5 * of_steps[0]
+    expected[2, 1] += 0.5 * of_steps[1]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_grpo_trains_no_critic(make_worker, reader):
     actor = make_worker(EmbodiedActor, actor_settings("grpo", advantage="grpo_steps"), step=4)
     before = {name: value.clone() for name, value in actor._backend._model.named_parameters()}

@@ -5,10 +5,13 @@ from rlinf_algos.advantages import (
     first_episode_mask,
     gae,
     gdpo_advantages,
+    gigpo_advantages,
     group_mean,
     grpo_advantages,
     leave_one_out_mean,
     opo_advantages,
+    optimal_token_advantages,
+    pass_at_k_advantages,
     reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
     rewards_to_go,
@@ -22,6 +25,7 @@ from rlinf_algos.aggregation import (
     sequence_mean_token_mean,
     sequence_mean_token_sum,
     token_mean,
+    token_sum,
 )
 from rlinf_algos.algorithm import Algorithm, preset
 from rlinf_algos.checks import check_finite
@@ -31,10 +35,11 @@ from rlinf_algos.corrections import (
     icepop,
     masked_importance_sampling,
     off_policy_sequence_mask,
+    reject_by_divergence,
     truncated_importance_sampling,
 )
 from rlinf_algos.dapo import GroupChoice, choose_groups, has_signal, overlong_filter, overlong_penalty
-from rlinf_algos.entropy import entropy_bonus, high_entropy_mask
+from rlinf_algos.entropy import adapted_entropy_coef, entropy_bonus, high_entropy_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
 from rlinf_algos.evaluation import (
     Estimate,
@@ -56,9 +61,10 @@ from rlinf_algos.kl import (
     kl_k3,
     kl_k3_plus,
     kl_shaped_rewards,
+    ratio_weighted_kl,
     rewards_at_last_token,
 )
-from rlinf_algos.logprobs import entropy_of_logits, logprobs_and_entropy, token_logprobs
+from rlinf_algos.logprobs import entropy_of_logits, logit_norms, logprobs_and_entropy, token_logprobs
 from rlinf_algos.normalization import (
     Moments,
     explained_variance,
@@ -71,19 +77,25 @@ from rlinf_algos.normalization import (
 from rlinf_algos.packing import sequence_ids_of
 from rlinf_algos.parts import register_advantage, register_policy_loss
 from rlinf_algos.policy_loss import (
+    CheckedInputs,
     DecoupledPolicyLoss,
     PolicyLoss,
     at_level,
+    check_inputs,
     cispo_loss,
     clip_cov_loss,
     decoupled_ppo_loss,
+    dppo_kl_loss,
+    dppo_tv_loss,
     gmpo_loss,
     gspo_loss,
     kl_cov_loss,
     logprobs_at_level,
+    measured_loss,
     policy_gradient_loss,
     ppo_clip_loss,
     sapo_loss,
+    sequence_clip_loss,
 )
 from rlinf_algos.rewards import (
     RewardResult,
@@ -102,6 +114,8 @@ __all__ = [
     "dr_grpo_advantages",
     "rloo_advantages",
     "opo_advantages",
+    "pass_at_k_advantages",
+    "optimal_token_advantages",
     "gdpo_advantages",
     "group_mean",
     "leave_one_out_mean",
@@ -112,6 +126,7 @@ __all__ = [
     "reinforce_plus_plus_baseline_advantages",
     "first_episode_mask",
     "step_group_advantages",
+    "gigpo_advantages",
     "masked_mean",
     "masked_whiten",
     "normalize_advantages",
@@ -120,12 +135,18 @@ __all__ = [
     "sum_over_group",
     "explained_variance",
     "PolicyLoss",
+    "CheckedInputs",
+    "check_inputs",
+    "measured_loss",
     "ppo_clip_loss",
     "gspo_loss",
     "gmpo_loss",
     "clip_cov_loss",
     "kl_cov_loss",
     "cispo_loss",
+    "sequence_clip_loss",
+    "dppo_tv_loss",
+    "dppo_kl_loss",
     "DecoupledPolicyLoss",
     "decoupled_ppo_loss",
     "policy_gradient_loss",
@@ -133,6 +154,7 @@ __all__ = [
     "at_level",
     "logprobs_at_level",
     "entropy_bonus",
+    "adapted_entropy_coef",
     "high_entropy_mask",
     "sequence_ids_of",
     "ValueLoss",
@@ -143,6 +165,7 @@ __all__ = [
     "masked_importance_sampling",
     "icepop",
     "off_policy_sequence_mask",
+    "reject_by_divergence",
     "effective_sample_size",
     "GroupChoice",
     "has_signal",
@@ -157,8 +180,10 @@ __all__ = [
     "kl_k3_plus",
     "rewards_at_last_token",
     "kl_shaped_rewards",
+    "ratio_weighted_kl",
     "adapted_kl_coef",
     "token_mean",
+    "token_sum",
     "sequence_mean_token_mean",
     "sequence_mean_token_sum",
     "constant_length_mean",
@@ -166,6 +191,7 @@ __all__ = [
     "token_logprobs",
     "entropy_of_logits",
     "logprobs_and_entropy",
+    "logit_norms",
     "head_logprobs",
     "head_logprobs_and_entropy",
     "gaussian_log_prob",

@@ -35,6 +35,15 @@ def token_mean(terms: Tensor, mask: Tensor | None, total_tokens: int | float | T
     return masked("terms", terms, inside).sum() / _total("total_tokens", total_tokens, inside.sum(), "tokens")
 
 
+def token_sum(terms: Tensor, mask: Tensor | None) -> Tensor:
+    """Sum over the tokens inside the mask, divided by nothing (verl's `token-sum`): the gradient grows with the number
+    of tokens, which an optimizer that divides by its size, as AdamW does, takes out again.
+
+    Args, returns and raises: as `token_mean`.
+    """
+    return masked("terms", terms, as_mask("mask", mask, "terms", terms)).sum()
+
+
 def sequence_mean_token_mean(
     terms: Tensor,
     mask: Tensor | None,
@@ -102,20 +111,21 @@ def summed(aggregation: str, terms: Tensor, mask: Tensor | None, *, sequence_ids
     Returns:
         a scalar tensor, at least float32, differentiable.
     """
-    if aggregation == "token_mean":
-        return masked("terms", terms, as_mask("mask", mask, "terms", terms)).sum()
+    if aggregation in ("token_mean", "token_sum"):
+        return token_sum(terms, mask)
     filled, sequences = _by_sequence(terms, mask, sequence_ids)
     return sequences.mean(filled).sum() if aggregation == "sequence_mean_token_mean" else filled.sum()
 
 
 def divisor(aggregation: str, mask: Tensor, *, max_completion_tokens: int, sequence_ids: Tensor | None = None) -> float:
-    """The denominator that belongs to `summed`: tokens, sequences, or sequences * max_completion_tokens.
+    """The denominator that belongs to `summed`: tokens, sequences, sequences * max_completion_tokens, or 0 for
+    `token_sum`, which has none: divide by `divisor or 1`.
 
     Args: mask, sequence_ids: as `count_tokens_and_sequences`. max_completion_tokens: as `constant_length_mean`.
     """
     num_tokens, num_sequences = count_tokens_and_sequences(mask, sequence_ids=sequence_ids)
-    if aggregation == "token_mean":
-        return float(num_tokens)
+    if aggregation in ("token_mean", "token_sum"):
+        return float(num_tokens) if aggregation == "token_mean" else 0.0
     return float(num_sequences) * (max_completion_tokens if aggregation == "constant_length_mean" else 1)
 
 

@@ -33,8 +33,10 @@ from rlinf_algos.presets import (
     NULLABLE,
     ONLY,
     PRESETS,
+    PROXIMAL_POLICIES,
     RANGES,
     RATIO_LEVELS,
+    REJECTIONS,
     REWARD_LEVELS,
     VALUE_LOSSES,
 )
@@ -75,8 +77,8 @@ class Algorithm:
     group_size: int = 8
     """Completions sampled for each prompt; most algorithms compare them."""
     advantage: str = "grpo"
-    """grpo, rloo, opo, gdpo (with a weighted reward), gae (with a critic), returns; of episodes grpo, rloo, opo,
-    grpo_steps, gae_steps (with values); or package.module:function."""
+    """grpo, rloo, opo, pass_at_k, otb, gdpo (with a weighted reward), gae (with a critic), returns; of episodes grpo,
+    rloo, opo, pass_at_k, grpo_steps, gigpo, gae_steps (with values); or package.module:function."""
     normalize_std: bool | None = None
     """Divide advantages by the standard deviation of the group's rewards."""
     gamma: float | None = None
@@ -94,11 +96,17 @@ class Algorithm:
     whiten_advantages: bool = False
     """Bring the advantages of a step to mean 0 and deviation 1, over all its tokens or steps."""
     policy_loss: str = "ppo_clip"
-    """ppo_clip, gspo, gmpo, cispo, sapo, clip_cov, kl_cov, decoupled, policy_gradient, or package.module:function."""
+    """ppo_clip, gspo, gmpo, cispo, sapo, sequence_clip, dppo_tv, dppo_kl, clip_cov, kl_cov, decoupled, policy_gradient,
+    or package.module:function."""
+    proximal_policy: Literal["actor", "rollout"] = "actor"
+    """Whose log-probabilities the ratio is anchored at: the actor's before the first of several optimizer steps, or the
+    rollout's, of the engine that sampled, which are not computed again (verl: bypass_mode)."""
     clip_low: float | None = None
-    """The probability ratio is clipped below at 1 - clip_low; gmpo: its logarithm at -clip_low."""
+    """The probability ratio is clipped below at 1 - clip_low; gmpo: its logarithm at -clip_low; dppo: the largest
+    divergence of a token that became less likely."""
     clip_high: float | None = None
-    """The probability ratio is clipped above at 1 + clip_high; gmpo: its logarithm at clip_high."""
+    """The probability ratio is clipped above at 1 + clip_high; gmpo: its logarithm at clip_high; dppo: the largest
+    divergence of a token that became likelier."""
     dual_clip: float | None = None
     """Ratio, above 1, from which the loss of a negative advantage no longer grows; null: none."""
     weight_cap: float | None = None
@@ -112,13 +120,19 @@ class Algorithm:
     """Tokens whose ratio, actor over engine, is lower are left out; not for truncated."""
     correction_high: float | None = None
     """Tokens whose ratio is higher are left out; truncated: the largest weight."""
+    rejection: str | None = None
+    """Leaves out tokens, or completions, whose divergence between engine and actor exceeds rejection_limit, beside any
+    correction: token_k1, token_k2, token_k3, the same of a completion's sum or mean (sequence_sum_k1,
+    sequence_mean_k3, ...) or its largest token (sequence_max_k2, sequence_max_k3)."""
+    rejection_limit: float | None = None
+    """Nats; for k1 it bounds the size of the log-ratio."""
     off_policy_threshold: float | None = None
     """Completions of a negative advantage that drifted by more nats a token from the policy that sampled them are left
     out (DeepSeek-V3.2); null: none is."""
     top_entropy_fraction: float = 1.0
     """Share of a micro-batch's tokens, those of the highest entropy, that the policy loss is of (arXiv:2506.01939)."""
     aggregation: Literal[
-        "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"
+        "token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"
     ] = "token_mean"
     """From the losses of tokens to one number."""
     kl: str = "k3"
@@ -127,6 +141,8 @@ class Algorithm:
     """Weight of the KL to the reference model; 0 leaves the reference worker out."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the KL is a term of the loss or a penalty on the rewards."""
+    kl_bias_correction: bool = False
+    """Weigh the KL of each token in the loss by the probability ratio, with its gradient (DeepSeek-V3.2)."""
     kl_clamp: float | None = None
     """Largest KL of a token, in nats, for k3 and k3+; null: no bound. verl: 10."""
     kl_target: float | None = None
@@ -138,6 +154,11 @@ class Algorithm:
     """Weight of the reward beside a KL in it; 0: the KL alone teaches, as in distillation."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
+    entropy_target: float | None = None
+    """Adapt entropy_coef after each optimizer step so that the entropy of a token, in nats, does not fall below this
+    (Skywork-OR1); the bonus applies while it is not above. null: it stays."""
+    entropy_coef_step: float | None = None
+    """How far an adapted entropy_coef moves in an optimizer step; it stays between 0 and 1."""
     value_loss: Literal["clipped", "huber"] | None = None
     """Loss of the critic, where the advantage reads values."""
     value_clip: float | None = None
@@ -181,6 +202,11 @@ class Algorithm:
         return "parts" in advantage_takes(self.advantage).inputs
 
     @property
+    def reads_logit_norms(self) -> bool:
+        """Whether the advantage reads a pass of the actor over the completions before the update."""
+        return "logit_norms" in advantage_takes(self.advantage).inputs
+
+    @property
     def num_updates(self) -> int:
         """Optimizer steps on the samples of one step."""
         return self.num_minibatches * self.num_epochs
@@ -188,7 +214,8 @@ class Algorithm:
     @property
     def gathers_whole_step(self) -> bool:
         """Whether no gradient can be computed before the last group of a step is there."""
-        decides_together = self.has_critic or self.whiten_advantages or self.oversampling > 1
+        asks_first = self.has_critic or self.reads_logit_norms
+        decides_together = asks_first or self.whiten_advantages or self.oversampling > 1
         return decides_together or self.num_updates > 1
 
     def options_of(self, takes: Takes) -> dict[str, Option]:
@@ -255,6 +282,8 @@ def problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("kl_clamp", "it bounds a KL"),
         ("kl_target", "it is a KL to come to"),
         ("target_kl", "it bounds a KL"),
+        ("entropy_target", "it is an entropy to keep"),
+        ("rejection_limit", "it bounds a divergence"),
     ):
         if values[name] is not None and not 0 < values[name] < math.inf:
             yield name, f"={values[name]} must be above 0 and finite, or null to leave it out: {why}"
@@ -286,6 +315,10 @@ def used_options(values: Mapping[str, Any]) -> Iterator[str]:
         yield "kl_clamp"
     if values["kl_target"] is not None:
         yield "kl_horizon"
+    if values["entropy_target"] is not None:
+        yield "entropy_coef_step"
+    if values["rejection"] is not None:
+        yield "rejection_limit"
     if values["overlong_buffer_tokens"]:
         yield "overlong_penalty"
 
@@ -323,6 +356,8 @@ def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "samples": tuple(ONLY),
         "correction": (None, *CORRECTIONS),
         "correction_level": (None, *CORRECTION_LEVELS),
+        "rejection": (None, *REJECTIONS),
+        "proximal_policy": PROXIMAL_POLICIES,
         "value_loss": (None, *VALUE_LOSSES),
         "ratio_level": RATIO_LEVELS,
         "reward_level": REWARD_LEVELS,
@@ -361,6 +396,8 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"={values['correction']} would weigh a second time: policy_loss=decoupled holds the weight of actor over "
             "engine already; leave one of them out",
         )
+    if values["proximal_policy"] == "rollout":
+        yield from _anchor_misfits(values)
     if values["reward_level"] == "action":
         yield from _level_misfits(values)
     if not _fits(advantage_takes(values["advantage"]), values):
@@ -369,6 +406,30 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     elif samples == "completions":
         yield from _reward_misfits(values)
         yield from _group_misfits(values)
+
+
+def _anchor_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What does not go with a ratio that is actor over engine already."""
+    loss, correction, rejects = values["policy_loss"], values["correction"], values["rejection"] is not None
+    if loss == "decoupled":
+        yield (
+            "proximal_policy",
+            "=rollout makes every weight of policy_loss=decoupled 1: it is of proximal policy over engine; use "
+            "ppo_clip, or proximal_policy=actor",
+        )
+    elif loss == "policy_gradient":
+        if correction is None and not rejects:
+            yield (
+                "proximal_policy",
+                "=rollout is not used: policy_loss=policy_gradient has no ratio; add a correction, which then weighs "
+                "by the policy in training over the engine, or leave it out",
+            )
+    elif correction in ("truncated", "masked", "icepop") and loss in BUILTIN_POLICY_LOSSES:
+        yield (
+            "correction",
+            f"={correction} would weigh a second time: with proximal_policy=rollout the ratio of policy_loss={loss} is "
+            "actor over engine already; use rejection or correction=rejected, or policy_loss=policy_gradient",
+        )
 
 
 def _level_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -382,6 +443,11 @@ def _level_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             "reward_level",
             f"=action is not used: advantage={values['advantage']} gives all of an episode one advantage; leave it out",
+        )
+    if "state_ids" in advantage_takes(values["advantage"]).inputs:
+        yield (
+            "reward_level",
+            f"=action: advantage={values['advantage']} compares states, and a chunk of actions has one; leave it out",
         )
 
 
@@ -400,7 +466,7 @@ def _group_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"={values['group_size']}: dynamic_sampling leaves out groups whose rewards are all equal, which a single "
             "completion's are; use at least 2",
         )
-    elif values["group_size"] < 2 and advantage_takes(values["advantage"]).works_on == "groups":
+    elif values["group_size"] < 2 and advantage_takes(values["advantage"]).compares:
         yield (
             "group_size",
             f"={values['group_size']}: advantage={values['advantage']} compares the completions of a prompt; use at "
@@ -415,6 +481,8 @@ def _reward_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     kl_in_reward = values["kl_in"] == "reward" and values["kl_coef"] > 0
     if values["kl_target"] is not None and not kl_in_reward:
         yield "kl_target", f"={values['kl_target']} is not used: it belongs to kl_in=reward with a kl_coef above 0"
+    if values["kl_bias_correction"] and (values["kl_in"] != "loss" or not values["kl_coef"]):
+        yield "kl_bias_correction", "=true is not used: it belongs to kl_in=loss with a kl_coef above 0"
     if values["reward_coef"] == 0 and not kl_in_reward:
         yield "reward_coef", "=0 leaves nothing to learn from; it belongs to kl_in=reward with a kl_coef above 0"
     if "rewards" in advantage_takes(values["advantage"]).inputs:
@@ -442,6 +510,10 @@ def _home_of(option: str, values: Mapping[str, Any]) -> str:
         return f"it belongs to kl=k3 or k3+, and this is kl={values['kl']}"
     if option == "kl_horizon":
         return "it belongs to kl_target, which is null"
+    if option == "entropy_coef_step":
+        return "it belongs to entropy_target, which is null"
+    if option == "rejection_limit":
+        return f"it belongs to rejection, and this is {values['rejection']}"
     if option == "overlong_penalty":
         return "it belongs to overlong_buffer_tokens, which is 0"
     if "values" not in advantage_takes(values["advantage"]).inputs:

@@ -8,14 +8,17 @@ believes. With `r = exp(proximal_logprobs - rollout_logprobs)`, actor over engin
     masked (MIS)      weights r, or out where r is not in   J. Liu et al., "When Speed Kills Stability" (2025)
                       [low, high]
     IcePop            masked, per token, on both sides      arXiv:2510.18855
+    rejection         out where a divergence exceeds a      verl's `rollout_rs`
+                      limit, the rest with the weight 1
 
-Each at the level of a token, of a sequence (the product of its ratios: unbiased, of large variance) or of its geometric
-mean (the exponential of the mean log-ratio: comparable between lengths). Multiply the weights into `loss_terms`.
+TIS and MIS are at the level of a token, of a sequence (the product of its ratios: unbiased, of large variance) or of
+its geometric mean (the exponential of the mean log-ratio: comparable between lengths). Multiply the weights into
+`loss_terms`.
 Whether what was rejected counts in the divisor is the caller's choice: totals of `Correction.loss_mask` as in verl, or
 of the mask given, as IcePop has it. Both are right with the weights, which are 0 there.
 
-Corrections go one after the other: reject by the geometric mean with `weigh=False`, then truncate per token inside the
-mask that is left (verl's `rollout_rs` and `rollout_is`).
+Two corrections go together: reject completions, and truncate the weights of the tokens that are left (verl's
+`rollout_rs` and `rollout_is`): each decides about whole completions, and the weights are multiplied.
 
 Departs from verl: decisions are made on logarithms, so nothing needs a clamp to [-20, 20].
 """
@@ -31,6 +34,8 @@ from rlinf_algos.checks import as_mask, check_finite, check_range, check_shape, 
 from rlinf_algos.errors import AlgosError
 from rlinf_algos.normalization import masked_mean
 from rlinf_algos.packing import SequenceIndex, index_sequences
+from rlinf_algos.presets import REJECTIONS
+from rlinf_algos.registry import did_you_mean
 
 Level: TypeAlias = Literal["token", "sequence", "geometric"]
 
@@ -142,6 +147,47 @@ def icepop(
         low, high: alpha and beta of the paper.
     """
     return masked_importance_sampling(proximal_logprobs, rollout_logprobs, loss_mask, low=low, high=high)
+
+
+def reject_by_divergence(
+    proximal_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    loss_mask: Tensor | None,
+    *,
+    statistic: str,
+    limit: float,
+    sequence_ids: Tensor | None = None,
+) -> Correction:
+    """Weights 1 where a divergence between actor and engine is at most the limit; the rest is out of the mask.
+
+    Args:
+        proximal_logprobs, rollout_logprobs, loss_mask, sequence_ids: as for `truncated_importance_sampling`.
+        statistic: `token_k1`, `token_k2`, `token_k3` of each token; `sequence_sum_k1` ... `sequence_sum_k3` and
+            `sequence_mean_k1` ... of the sum or the mean over a completion; `sequence_max_k2`, `sequence_max_k3` of its
+            largest token (verl's `rollout_rs`, `token_k1`, `seq_sum_k1`, ...). With `l = log r`, k1 is l, of which the
+            size counts, k2 is l^2 / 2 and k3 is exp(l) - 1 - l.
+        limit: nats, above 0. verl's range of ratios `1/c ... c` for k1 is a limit of log c.
+
+    Raises: as `truncated_importance_sampling`. AlgosError: statistic, limit.
+    """
+    reduced, _, estimate = statistic.rpartition("_")
+    if statistic not in REJECTIONS:
+        raise AlgosError(f"statistic={statistic!r} is not known; {did_you_mean(statistic, REJECTIONS)}")
+    if not 0.0 < limit < float("inf"):
+        raise AlgosError(f"limit={limit} must be above 0 and finite: it bounds a divergence in nats")
+    ratios = _Ratios.of(proximal_logprobs, rollout_logprobs, loss_mask, "token", sequence_ids)
+    logs = ratios.tokens
+    values = {"k1": logs, "k2": 0.5 * logs.square(), "k3": torch.expm1(logs) - logs}[estimate]
+    sequences = index_sequences(ratios.mask, sequence_ids)
+    if reduced == "sequence_max":
+        is_beyond = sequences.sum((values > limit).to(logs.dtype)) > 0
+        stays = ~sequences.spread(is_beyond)
+    elif reduced == "token":
+        stays = values.abs() <= limit
+    else:
+        found = sequences.sum(values) if reduced == "sequence_sum" else sequences.mean(values)
+        stays = _spread(sequences, found).abs() <= limit
+    return ratios.correction(torch.ones_like(logs), stays, torch.zeros_like(stays))
 
 
 @torch.no_grad()

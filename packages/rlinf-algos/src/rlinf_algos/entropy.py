@@ -29,6 +29,30 @@ def entropy_bonus(entropies: Tensor, mask: Tensor | None = None, *, coef: float)
     return -coef * masked("entropies", entropies, as_mask("mask", mask, "entropies", entropies))
 
 
+def adapted_entropy_coef(
+    entropy_coef: float, measured_entropy: float, *, target: float, step: float = 0.005, most: float = 1.0
+) -> float:
+    """The next weight of the bonus, which holds the entropy above a target: `step` more where the entropy is at most
+    the target, `step` less where it is above, between 0 and `most` (Skywork-OR1, arXiv:2505.22312, section 4; the
+    defaults are those of TRL's `use_adaptive_entropy`).
+
+    The bonus applies only where the entropy is at most the target. The coefficient and the last entropy are the only
+    state: keep them in the checkpoint.
+
+    Args:
+        entropy_coef: the present one.
+        measured_entropy: mean over the tokens of an optimizer step, nats.
+        target: nats, above 0.
+
+    Raises: AlgosError: a number out of range, NaN included.
+    """
+    check_range("measured_entropy", measured_entropy, low=-float("inf"), high=1e30, why="a controller needs a number")
+    check_range("step", step, low=0.0, why="it is how far the weight moves")
+    check_range("entropy_coef", entropy_coef, low=0.0, high=most, why="it is the weight of a bonus")
+    change = step if measured_entropy <= target else -step
+    return min(most, max(0.0, entropy_coef + change))
+
+
 @torch.no_grad()
 def high_entropy_mask(entropies: Tensor, mask: Tensor | None, *, top_fraction: float = 0.2) -> Tensor:
     """The mask's tokens of highest entropy, where a policy decides (arXiv:2506.01939 trains on the top 20 % alone).

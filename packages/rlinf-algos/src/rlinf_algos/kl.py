@@ -85,6 +85,28 @@ def kl_k3_plus(
     return _with_gradient_of(kl_k2(policy_logprobs, ref_logprobs, mask), values)
 
 
+def ratio_weighted_kl(
+    kl: Tensor, policy_logprobs: Tensor, proximal_logprobs: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """`exp(policy_logprobs - proximal_logprobs) * kl`: the estimate for samples of another policy, with the ratio's
+    gradient (DeepSeek-V3.2, arXiv:2512.02556, eq. 7; TRL's `use_bias_correction_kl`).
+
+    Value and gradient of k3 are then unbiased. On-policy too: k3 alone has the gradient of the KL the other way round,
+    with the ratio that of KL(policy || ref).
+
+    Args:
+        kl: any shape, an estimate of each token with its gradient.
+        policy_logprobs, proximal_logprobs: the same shape, nats; the second is a constant.
+        mask: the same shape, bool or 0/1; None: every element.
+
+    Returns and raises: as `kl_k3`.
+    """
+    check_shape("kl", kl, policy_logprobs.shape, "policy_logprobs")
+    ratio = _log_ratio(policy_logprobs, proximal_logprobs.detach(), mask).exp()
+    check_finite("exp(policy_logprobs - proximal_logprobs)", ratio)
+    return ratio * masked("kl", kl, as_mask("mask", mask, "kl", kl))
+
+
 @torch.no_grad()
 def rewards_at_last_token(scores: Tensor, loss_mask: Tensor) -> Tensor:
     """The score of each completion at its last token inside the mask, 0 elsewhere.

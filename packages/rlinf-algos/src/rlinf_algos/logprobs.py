@@ -92,6 +92,32 @@ def logprobs_and_entropy(
     return logprobs, entropies
 
 
+@torch.no_grad()
+def logit_norms(
+    logits: Tensor, token_ids: Tensor, temperature: float = 1.0, *, loss_mask: Tensor | None = None
+) -> Tensor:
+    """`1 - 2 p + sum of p^2`, with p the probabilities of `softmax(logits / temperature)`: the squared norm of the
+    gradient of the token's log-probability for its scaled logits (for `optimal_token_advantages`).
+
+    Args, raises: as `token_logprobs`.
+
+    Returns:
+        [B, T] float32 (float64 for float64 logits), between 0 and 2, without gradient.
+    """
+    mask = checked_mask(logits, temperature, loss_mask)
+    ids = checked_ids(logits, token_ids, mask)
+    found = torch.empty(mask.numel(), dtype=compute_dtype(logits), device=logits.device)
+    for rows, chunk, buffers in _chunks(logits, num_buffers=1):
+        largest = chunk.amax(dim=-1).to(found.dtype) / temperature
+        weights = _shifted(chunk, largest, temperature, out=buffers[0]).exp_()
+        probs = weights.div_(weights.sum(dim=-1, keepdim=True))
+        at_token = probs.gather(1, ids.reshape(-1)[rows, None]).squeeze(1)
+        found[rows] = 1.0 - 2.0 * at_token + probs.square_().sum(dim=-1)
+    result = found.view(mask.shape).masked_fill(~mask, 0.0)
+    check_rows(result, mask, ids, lambda index: logits.detach()[index])
+    return result.clamp_(min=0.0)
+
+
 class _TokenStatistics(torch.autograd.Function):
     """Log-probabilities, entropies, or both, flat; what is not wanted costs nothing."""
 

@@ -21,6 +21,8 @@ INPUTS = {
     "rewards": "[P, G], of an episode the sum; [B, T] for a function on tokens: 0 but at the last token, less a KL "
     "penalty on each; [T, N] for one on steps",
     "lengths": "[P, G], tokens of each completion, steps of each episode",
+    "logit_norms": "[B, T], of the distribution that a token was drawn from, by the actor before the update: "
+    "1 - 2 p + sum of p^2 over the vocabulary, the squared norm of the token's gradient for the logits",
     "values": "[B, T] or [T, N], by the critic, before the token or the action is chosen",
     "loss_mask": "[B, T]",
     "parts": "[P, G, K], the K terms of a weighted reward, without their weights",
@@ -28,6 +30,7 @@ INPUTS = {
     "next_values": "[T, N], by the critic, of the true successor",
     "terminated": "[T, N] bool, the episode ended with this step",
     "truncated": "[T, N] bool, it was cut off after this step",
+    "state_ids": "[T, N] int64, equal where the policy acted on equal observations",
 }
 """What an advantage function may ask for; names of its arguments."""
 
@@ -44,10 +47,13 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
         "rloo": "rlinf_algos.advantages:rloo_advantages",
         "opo": "rlinf_algos.advantages:opo_advantages",
         "gdpo": "rlinf_algos.advantages:gdpo_advantages",
+        "pass_at_k": "rlinf_algos.advantages:pass_at_k_advantages",
+        "otb": "rlinf_algos.advantages:optimal_token_advantages",
         "gae": "rlinf_algos.advantages:token_gae",
         "returns": "rlinf_algos.advantages:rewards_to_go",
         "gae_steps": "rlinf_algos.advantages:gae",
         "grpo_steps": "rlinf_algos.advantages:step_group_advantages",
+        "gigpo": "rlinf_algos.advantages:gigpo_advantages",
     },
 )
 
@@ -60,6 +66,9 @@ POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
         "cispo": "rlinf_algos.policy_loss:cispo_loss",
         "decoupled": "rlinf_algos.policy_loss:decoupled_ppo_loss",
         "policy_gradient": "rlinf_algos.policy_loss:policy_gradient_loss",
+        "dppo_tv": "rlinf_algos.policy_loss:dppo_tv_loss",
+        "dppo_kl": "rlinf_algos.policy_loss:dppo_kl_loss",
+        "sequence_clip": "rlinf_algos.policy_loss:sequence_clip_loss",
         "sapo": "rlinf_algos.policy_loss:sapo_loss",
         "clip_cov": "rlinf_algos.policy_loss:clip_cov_loss",
         "kl_cov": "rlinf_algos.policy_loss:kl_cov_loss",
@@ -93,6 +102,11 @@ class Takes:
     """Options without a default."""
 
     @property
+    def compares(self) -> bool:
+        """Whether an advantage is against the other completions of a prompt."""
+        return self.works_on == "groups" or "logit_norms" in self.inputs
+
+    @property
     def works_on(self) -> Literal["groups", "tokens", "steps"]:
         """What an advantage function is given."""
         if "loss_mask" in self.inputs:
@@ -102,8 +116,8 @@ class Takes:
 
 _MAY_TAKE = {
     "groups": {"rewards", "lengths", "parts", "part_weights"},
-    "tokens": {"rewards", "values", "loss_mask"},
-    "steps": {"rewards", "values", "next_values", "terminated", "truncated"},
+    "tokens": {"rewards", "values", "loss_mask", "logit_norms"},
+    "steps": {"rewards", "values", "next_values", "terminated", "truncated", "state_ids"},
 }
 _CLIP = {"clip_low": "clip_low", "clip_high": "clip_high"}
 BUILTIN_ADVANTAGES = {
@@ -111,6 +125,8 @@ BUILTIN_ADVANTAGES = {
     "rloo": Takes(inputs=("rewards",)),
     "opo": Takes(inputs=("rewards", "lengths")),
     "gdpo": Takes(inputs=("parts", "part_weights")),
+    "pass_at_k": Takes(inputs=("rewards",), options={"normalize_std": "normalize_std"}),
+    "otb": Takes(inputs=("rewards", "loss_mask", "logit_norms")),
     "gae": Takes(
         inputs=("rewards", "values", "loss_mask"),
         options={"gamma": "gamma", "lam": "gae_lambda"},
@@ -127,6 +143,11 @@ BUILTIN_ADVANTAGES = {
         options={"gamma": "gamma", "normalize_std": "normalize_std"},
         required=("gamma",),
     ),
+    "gigpo": Takes(
+        inputs=("rewards", "terminated", "truncated", "state_ids"),
+        options={"gamma": "gamma", "step_weight": "step_weight", "normalize_std": "normalize_std"},
+        required=("gamma",),
+    ),
 }
 BUILTIN_POLICY_LOSSES = {
     "ppo_clip": Takes(inputs=LOSS_INPUTS, options={**_CLIP, "dual_clip": "dual_clip"}),
@@ -138,6 +159,9 @@ BUILTIN_POLICY_LOSSES = {
         options={**_CLIP, "dual_clip": "dual_clip", "weight_cap": "weight_cap"},
     ),
     "policy_gradient": Takes(inputs=LOSS_INPUTS),
+    "dppo_tv": Takes(inputs=LOSS_INPUTS, options={**_CLIP, "ratio_cap": "ratio_cap"}),
+    "dppo_kl": Takes(inputs=LOSS_INPUTS, options={**_CLIP, "ratio_cap": "ratio_cap"}),
+    "sequence_clip": Takes(inputs=LOSS_INPUTS, options=_CLIP),
     "sapo": Takes(inputs=LOSS_INPUTS, options={"tau_positive": "tau_positive", "tau_negative": "tau_negative"}),
     "clip_cov": Takes(
         inputs=LOSS_INPUTS,
@@ -173,8 +197,8 @@ def takes_of_advantage(function: Callable[..., Any]) -> Takes:
     if not set(inputs) <= _MAY_TAKE[takes.works_on]:
         raise AlgosError(
             f"{path_of(function)} takes {', '.join(inputs)}: on groups [P, G] take rewards, lengths and parts, on "
-            "tokens [B, T] take rewards, loss_mask and values, on steps [T, N] take rewards, terminated, truncated, "
-            "values and next_values"
+            "tokens [B, T] take rewards, loss_mask, values and logit_norms, on steps [T, N] take rewards, terminated, "
+            "truncated, values, next_values and state_ids"
         )
     return takes
 

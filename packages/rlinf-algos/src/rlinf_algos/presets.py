@@ -7,7 +7,13 @@ from typing import Any
 
 from rlinf_algos.registry import Registry
 
-AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean")
+AGGREGATIONS = (
+    "token_mean",
+    "token_sum",
+    "sequence_mean_token_mean",
+    "sequence_mean_token_sum",
+    "constant_length_mean",
+)
 KLS: Registry[Callable[..., Any]] = Registry(
     "KL estimate",
     {
@@ -21,6 +27,16 @@ KLS: Registry[Callable[..., Any]] = Registry(
 )
 CORRECTIONS = ("truncated", "masked", "rejected", "icepop")
 CORRECTION_LEVELS = ("token", "sequence", "geometric")
+REJECTIONS = (
+    *(
+        f"{reduced}_{estimate}"
+        for reduced in ("token", "sequence_sum", "sequence_mean")
+        for estimate in ("k1", "k2", "k3")
+    ),
+    "sequence_max_k2",
+    "sequence_max_k3",
+)
+PROXIMAL_POLICIES = ("actor", "rollout")
 VALUE_LOSSES = ("clipped", "huber")
 REWARD_LEVELS = ("chunk", "action")
 RATIO_LEVELS = (*REWARD_LEVELS, "token")
@@ -37,8 +53,10 @@ DEFAULTS: dict[str, bool | int | float | str | None] = {
     "correction_level": None,
     "correction_low": None,
     "correction_high": None,
+    "rejection_limit": None,
     "kl_clamp": None,
     "kl_horizon": 10_000,
+    "entropy_coef_step": 0.005,
     "value_loss": "clipped",
     "value_clip": 0.2,
     "huber_delta": 10.0,
@@ -57,6 +75,13 @@ CORRECTION_OPTIONS: dict[str, dict[str, float | str]] = {
 NULLABLE = {"dual_clip", "weight_cap", "value_clip", "kl_clamp"}
 """Fields of `DEFAULTS` for which None is a setting of its own, even in an algorithm that uses them."""
 
+_DPPO: dict[str, Any] = {
+    "normalize_std": False,
+    "aggregation": "constant_length_mean",
+    "proximal_policy": "rollout",
+    "num_minibatches": 4,
+}
+"""With the advantages of Dr. GRPO and anchored at the engine, as the authors' recipe in verl has it."""
 PRESETS: dict[str, dict[str, Any]] = {
     "ppo": {"advantage": "gae", "whiten_advantages": True, "kl": "k1", "kl_in": "reward", "num_minibatches": 2},
     "grpo": {},
@@ -89,6 +114,18 @@ PRESETS: dict[str, dict[str, Any]] = {
         "aggregation": "sequence_mean_token_mean",
         "num_minibatches": 4,
     },
+    "rloo_clip": {
+        "advantage": "rloo",
+        "policy_loss": "sequence_clip",
+        "aggregation": "sequence_mean_token_mean",
+        "kl": "k1",
+        "kl_in": "reward",
+        "num_minibatches": 2,
+    },
+    "dppo_tv": {**_DPPO, "policy_loss": "dppo_tv", "clip_low": 0.15, "clip_high": 0.15},
+    "dppo_kl": {**_DPPO, "policy_loss": "dppo_kl", "clip_low": 0.05, "clip_high": 0.05},
+    "pass_at_k": {"advantage": "pass_at_k"},
+    "otb": {"advantage": "otb"},
     "cispo": {"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "num_minibatches": 2},
     "gmpo": {
         "policy_loss": "gmpo",
@@ -121,6 +158,7 @@ _OF_EPISODES: dict[str, Any] = {
 EPISODE_PRESETS: dict[str, dict[str, Any]] = {
     "ppo": {**_OF_EPISODES, "advantage": "gae_steps", "whiten_advantages": True},
     "grpo": _OF_EPISODES,
+    "gigpo": {**_OF_EPISODES, "advantage": "gigpo", "gamma": 0.95},
 }
 """The same where samples are episodes of environments."""
 
@@ -128,13 +166,17 @@ ONLY: dict[str, tuple[str, ...]] = {
     "completions": (
         "group_size",
         "aggregation",
+        "proximal_policy",
         "kl",
         "kl_coef",
         "kl_in",
+        "kl_bias_correction",
         "kl_clamp",
         "kl_target",
         "kl_horizon",
         "reward_coef",
+        "entropy_target",
+        "entropy_coef_step",
         "dynamic_sampling",
         "oversampling",
         "overlong_buffer_tokens",
@@ -155,6 +197,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "reward_coef": (0.0, math.inf, "a negative one would teach the opposite"),
     "kl_horizon": (1, math.inf, "it counts completions"),
     "off_policy_threshold": (0.0, math.inf, "on-policy the difference is 0, and must stay"),
+    "entropy_coef_step": (0.0, 1.0, "it is how far the weight of a bonus moves"),
     "entropy_coef": (0.0, math.inf, "it is the weight of a bonus"),
     "value_coef": (0.0, math.inf, "it is the weight of a loss"),
     "correction_low": (0.0, 1.0, "the range must hold the ratio 1"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +19,10 @@ from rlinf_algos.corrections import (
     icepop,
     masked_importance_sampling,
     off_policy_sequence_mask,
+    reject_by_divergence,
     truncated_importance_sampling,
 )
-from rlinf_algos.entropy import high_entropy_mask
+from rlinf_algos.entropy import adapted_entropy_coef, high_entropy_mask
 from rlinf_algos.parts import ADVANTAGES, POLICY_LOSSES, advantage_takes, policy_loss_takes
 from rlinf_algos.policy_loss import PolicyLoss
 from rlinf_algos.value_loss import ValueLoss, clipped_value_loss, huber_value_loss
@@ -77,6 +79,7 @@ class PolicyLossPart:
         has = {
             "actor/clip_fraction": True,
             "actor/corrected_fraction": algorithm.correction is not None,
+            "actor/rejected_fraction": algorithm.rejection is not None,
             "actor/off_policy_fraction": algorithm.off_policy_threshold is not None,
         }
         self.statistics = tuple(name for name, is_there in has.items() if is_there)
@@ -85,7 +88,9 @@ class PolicyLossPart:
     @property
     def corrects(self) -> bool:
         """Whether the proximal policy is compared with the one that sampled, so that both have to be known."""
-        return self._algorithm.correction is not None or "rollout_logprobs" in self._takes.inputs
+        algorithm = self._algorithm
+        corrects = algorithm.correction is not None or algorithm.rejection is not None
+        return corrects or "rollout_logprobs" in self._takes.inputs
 
     def __call__(
         self,
@@ -102,11 +107,18 @@ class PolicyLossPart:
         terms, num_tokens = self._terms(loss, mask), float(mask.sum())
         statistics = dict.fromkeys(self.statistics, 0.0)
         statistics["actor/clip_fraction"] = float(loss.clip_fraction) * num_tokens
+        actor_logprobs = proximal_logprobs
+        if self._algorithm.proximal_policy == "rollout":  # the proximal ones are the engine's own
+            actor_logprobs = policy_logprobs.detach()
         if self._algorithm.correction is not None:
-            correction = self._correction(proximal_logprobs, rollout_logprobs, mask)
+            correction = self._correction(actor_logprobs, rollout_logprobs, mask)
             terms = terms * correction.weights
             share = correction.truncated_fraction + correction.rejected_fraction
             statistics["actor/corrected_fraction"] = float(share) * num_tokens
+        if self._algorithm.rejection is not None:
+            rejection = self._rejection(actor_logprobs, rollout_logprobs, mask)
+            terms = terms * rejection.weights
+            statistics["actor/rejected_fraction"] = float(rejection.rejected_fraction) * num_tokens
         threshold = self._algorithm.off_policy_threshold
         if threshold is not None:
             kept = off_policy_sequence_mask(policy_logprobs, rollout_logprobs, advantages, mask, threshold=threshold)
@@ -139,6 +151,47 @@ class PolicyLossPart:
         return masked_importance_sampling(
             proximal_logprobs, rollout_logprobs, mask, level=level, low=low, high=high, weigh=weigh
         )
+
+    def _rejection(self, actor_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Correction:
+        statistic, limit = self._algorithm.rejection, self._algorithm.rejection_limit
+        assert statistic is not None and limit is not None, "an algorithm with a rejection has its limit"
+        return reject_by_divergence(actor_logprobs, rollout_logprobs, mask, statistic=statistic, limit=limit)
+
+
+class EntropyBonus:
+    """The weight of the entropy bonus; an algorithm with an `entropy_target` adapts it after every optimizer step."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._target, self._step = algorithm.entropy_target, algorithm.entropy_coef_step
+        self._coef = algorithm.entropy_coef
+        self._last_entropy: float | None = None
+        self.is_on = bool(algorithm.entropy_coef) or self.adapts
+        """Whether there may be a bonus in some step."""
+
+    @property
+    def adapts(self) -> bool:
+        return self._target is not None
+
+    @property
+    def weight(self) -> float:
+        """Of the coming optimizer step; an adapted one is 0 in the first, before which no entropy is known."""
+        if self._target is None:
+            return self._coef
+        return self._coef if self._last_entropy is not None and self._last_entropy <= self._target else 0.0
+
+    def adapt(self, entropy: float) -> None:
+        """After an optimizer step over tokens of this mean entropy, in nats; only of an algorithm with a target."""
+        assert self._target is not None and self._step is not None, "asked only where there is a target"
+        self._coef = adapted_entropy_coef(self._coef, entropy, target=self._target, step=self._step)
+        self._last_entropy = entropy
+
+    def state(self) -> dict[str, float | None]:
+        """For a checkpoint; empty where nothing changes."""
+        return {"entropy_coef": self._coef, "last_entropy": self._last_entropy} if self.adapts else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._coef = float(state.get("entropy_coef", self._coef))
+        self._last_entropy = state.get("last_entropy", self._last_entropy)
 
 
 def value_loss(algorithm: Algorithm, values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor) -> ValueLoss:

@@ -79,6 +79,7 @@ TRAINING = (
             optimizer step of a batch it is the mismatch of the two; on later ones the update's own step adds to it.
         actor/ref_kl | nats a token | KL to the reference, by the estimate algorithm.kl; where there is one.
         actor/kl_coef | - | Weight of the KL in the reward; with algorithm.kl_target, which adapts it.
+        actor/entropy_coef | - | Weight of the entropy bonus; with algorithm.entropy_target, which adapts it.
         critic/loss | - | Loss of the critic, mean over tokens.
         critic/grad_norm | - | Norm of the critic's gradient before clipping.
         critic/return | reward | Mean of what the critic is to predict.
@@ -110,6 +111,7 @@ TRAINING = (
         actor/clip_fraction | share | Trained tokens, or actions, where the policy loss's clip decided.
         actor/corrected_fraction | share | Trained tokens, or actions, whose weight algorithm.correction cut, or that it
             left out.
+        actor/rejected_fraction | share | Trained tokens that algorithm.rejection left out.
         actor/off_policy_fraction | share | Trained tokens, or actions, that algorithm.off_policy_threshold left out.
         actor/entropy | nats | Entropy of the policy, exact: of a token's distribution, where the algorithm asks for it
             (entropy_coef, top_entropy_fraction), or of what has a ratio in episodes (algorithm.ratio_level).

@@ -54,8 +54,8 @@ def grpo_advantages(
     groups = Groups.of(rewards, group_ids, mask)
     deviations = groups.deviations()
     if normalize_std:
-        std = (groups.sum(deviations.square()) / (groups.sizes - 1.0).clamp(min=1.0)).sqrt()
-        deviations = (deviations / (std + epsilon)[groups.index]).masked_fill(groups.is_constant[groups.index], 0.0)
+        deviations = deviations / (groups.std() + epsilon)[groups.index]
+        deviations = deviations.masked_fill(groups.is_constant[groups.index], 0.0)
     return groups.restore(deviations)
 
 
@@ -101,6 +101,38 @@ def opo_advantages(
     # The baseline less the mean: digits survive a large common part, and lengths of nothing but 0 leave the mean.
     baseline = groups.sum(weights * deviations) / groups.sum(weights).clamp(min=torch.finfo(weights.dtype).tiny)
     return groups.restore((deviations - baseline[groups.index]).masked_fill(groups.is_constant[groups.index], 0.0))
+
+
+@torch.no_grad()
+def pass_at_k_advantages(
+    rewards: Tensor,
+    group_ids: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    normalize_std: bool = True,
+    epsilon: float = 1e-4,
+) -> Tensor:
+    """The best of a group gets what it is better than the second best, all others 0: the gradient of the group's
+    largest reward, which is pass@k for k samples a group (arXiv:2503.19595, section 3), with a leave-one-out baseline.
+
+    `A = (largest - second) / (std + epsilon)`. Two samples with the largest reward leave nothing to learn.
+
+    Arguments, result and errors as for `grpo_advantages`; verl's `grpo_passk` has an epsilon of 1e-6.
+
+    Example: [[1, 0, 0, 0]] -> [[2, 0, 0, 0]]; [[1, 1, 0, 0]] -> [[0, 0, 0, 0]].
+    """
+    check_range("epsilon", epsilon, low=0.0, why="it is added to a standard deviation")
+    groups = Groups.of(rewards, group_ids, mask)
+    if not len(groups.values):
+        return groups.restore(groups.values)
+    elements = torch.arange(len(groups.index), device=groups.index.device)
+    best, place = groups.largest(groups.values), torch.full_like(groups.sizes, len(elements), dtype=torch.int64)
+    is_best = groups.values == best[groups.index]
+    place.scatter_reduce_(0, groups.index[is_best], elements[is_best], "amin")
+    is_first = place[groups.index] == elements
+    second = groups.largest(groups.values.masked_fill(is_first, -torch.inf))
+    lead = (best - torch.where(groups.sizes > 1, second, best))[groups.index] * is_first
+    return groups.restore(lead / (groups.std() + epsilon)[groups.index] if normalize_std else lead)
 
 
 @torch.no_grad()
@@ -191,12 +223,15 @@ class Groups:
     @property
     def is_constant(self) -> Tensor:
         """[S] bool: no two elements of the group differ."""
-        ends = torch.empty_like(self.sizes), torch.empty_like(self.sizes)
-        low, high = (
-            end.scatter_reduce_(0, self.index, self.values, how, include_self=False)
-            for end, how in zip(ends, ("amin", "amax"), strict=True)
-        )
-        return low == high
+        return -self.largest(-self.values) == self.largest(self.values)
+
+    def largest(self, elements: Tensor) -> Tensor:
+        """[S]: the largest of each group's elements [n]."""
+        return torch.empty_like(self.sizes).scatter_reduce_(0, self.index, elements, "amax", include_self=False)
+
+    def std(self) -> Tensor:
+        """[S]: the unbiased standard deviation of each group; 0 of a lone element."""
+        return (self.sum(self.deviations().square()) / (self.sizes - 1.0).clamp(min=1.0)).sqrt()
 
     def sum(self, elements: Tensor) -> Tensor:
         """[S]: sums over each group of elements [n]."""

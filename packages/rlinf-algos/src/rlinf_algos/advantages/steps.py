@@ -1,4 +1,5 @@
-"""Groups of episodes that began in one state, compared step by step. Legend: T steps, N environments.
+"""Groups of episodes that began in one state, compared step by step (at one time, or in one state: GiGPO). Legend: T
+steps, N environments.
 
 An advantage for a whole episode is one of `groups`, from the sums of rewards under `first_episode_mask`.
 """
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from rlinf_algos.advantages.groups import grpo_advantages
 from rlinf_algos.advantages.reinforce_plus_plus import rewards_to_go
-from rlinf_algos.checks import as_mask
+from rlinf_algos.checks import as_mask, check_range, check_shape, masked
 from rlinf_algos.errors import ShapeError
 
 
@@ -52,3 +53,43 @@ def step_group_advantages(
     mask = first_episode_mask(terminated, truncated)
     to_go = rewards_to_go(rewards, mask, gamma, dim=0)
     return grpo_advantages(to_go, mask=mask, normalize_std=normalize_std, epsilon=epsilon)
+
+
+def gigpo_advantages(
+    rewards: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    state_ids: Tensor,
+    gamma: float,
+    *,
+    step_weight: float = 1.0,
+    normalize_std: bool = True,
+    epsilon: float = 1e-4,
+) -> Tensor:
+    """GiGPO (arXiv:2505.10978, eq. 3 to 8): an episode against its group, plus `step_weight` times a step against all
+    steps of the group that were taken in the same state.
+
+    `A[t, n] = grpo(sum of rewards of n) + step_weight * grpo(discounted rewards to go of the steps with the state of
+    [t, n])`. A state that was met once adds 0, and without any state that was met twice this is GRPO. The authors' code
+    leaves a lone step its raw reward.
+
+    Args:
+        rewards, terminated, truncated: [T, N]: one group of environments, whose first episodes began in one state.
+        state_ids: [T, N] integers, of the observation that step t acted on: equal ones are one state.
+        gamma: discount of the rewards to go, in [0, 1]; the paper: 0.95.
+        step_weight: omega of the paper, at least 0.
+        normalize_std, epsilon: as for `grpo_advantages`, of both parts; False is the paper's other form.
+
+    Returns:
+        [T, N], at least float32, 0 after an environment's first episode.
+
+    Raises: as `rewards_to_go` and `grpo_advantages`. AlgosError: a negative step_weight.
+    """
+    check_range("step_weight", step_weight, low=0.0, why="a negative one would teach the opposite")
+    mask = first_episode_mask(terminated, truncated)
+    check_shape("rewards", rewards, mask.shape, "terminated")
+    options = {"normalize_std": normalize_std, "epsilon": epsilon}
+    sums = masked("rewards", rewards, mask).double().sum(dim=0, keepdim=True).to(rewards.dtype)
+    episodes = grpo_advantages(sums, **options).expand(mask.shape).masked_fill(~mask, 0.0)
+    to_go = rewards_to_go(rewards, mask, gamma, dim=0)
+    return episodes + step_weight * grpo_advantages(to_go, state_ids, mask, **options)

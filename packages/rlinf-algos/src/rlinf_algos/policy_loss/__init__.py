@@ -5,23 +5,31 @@ shape; what one element is (a token, an action, a chunk of actions) the caller d
 log-probabilities are finer than that.
 """
 
-from rlinf_algos.policy_loss.base import PolicyLoss
+from rlinf_algos.policy_loss.base import CheckedInputs, PolicyLoss, check_inputs, measured_loss
 from rlinf_algos.policy_loss.cispo import cispo_loss
 from rlinf_algos.policy_loss.covariance import clip_cov_loss, kl_cov_loss
 from rlinf_algos.policy_loss.decoupled import DecoupledPolicyLoss, decoupled_ppo_loss
+from rlinf_algos.policy_loss.dppo import dppo_kl_loss, dppo_tv_loss
 from rlinf_algos.policy_loss.gmpo import gmpo_loss
 from rlinf_algos.policy_loss.gspo import gspo_loss
 from rlinf_algos.policy_loss.levels import Level, PolicyInputs, at_level, logprobs_at_level
 from rlinf_algos.policy_loss.ppo import ppo_clip_loss
 from rlinf_algos.policy_loss.reinforce import policy_gradient_loss
 from rlinf_algos.policy_loss.sapo import sapo_loss
+from rlinf_algos.policy_loss.sequence_clip import sequence_clip_loss
 
 __all__ = [
     "PolicyLoss",
+    "CheckedInputs",
+    "check_inputs",
+    "measured_loss",
     "ppo_clip_loss",
     "gspo_loss",
     "gmpo_loss",
     "cispo_loss",
+    "dppo_tv_loss",
+    "dppo_kl_loss",
+    "sequence_clip_loss",
     "clip_cov_loss",
     "kl_cov_loss",
     "DecoupledPolicyLoss",

@@ -28,7 +28,7 @@ from rlinf_algos.normalization import Moments
 from rlinf_algos.policy_loss import at_level, logprobs_at_level
 from rlinf_comm.records import record
 from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, PolicyTerms, value_loss
-from rlinf_workers.embodied.steps import action_steps, chunk_steps, of_actions, was_executed
+from rlinf_workers.embodied.steps import action_steps, chunk_steps, of_actions, state_ids, was_executed
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.lora import LoraModel, LoraSettings
@@ -221,7 +221,10 @@ class EmbodiedActor(WarmStartedWorker):
     def _advantages(self, t: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
         """Advantages, returns and which steps count, [T, n] each, or [T, n, K] where actions are rewarded."""
         if self._algorithm.reward_level == "chunk":
-            return self._advantages_of_steps(chunk_steps(t))
+            steps = chunk_steps(t)
+            if "state_ids" in self._advantage.takes.inputs:
+                steps["state_ids"] = state_ids(t).to(t.rewards.device)
+            return self._advantages_of_steps(steps)
         num_actions = t.rewards.shape[-1]
         executed = was_executed(t.num_executed, num_actions)
         advantages, returns, counts = (

@@ -8,6 +8,8 @@ Legend: T chunks, n environments, K actions of a chunk; S steps, T or T K.
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -45,6 +47,20 @@ def action_steps(t: Trajectory) -> dict[str, Tensor]:
         following = torch.cat([t.values[..., 1:], successor], dim=-1)
         found |= {"values": t.values, "next_values": torch.where(is_last, successor, following)}
     return {name: tensor.movedim(-1, 1).flatten(0, 1) for name, tensor in found.items()}
+
+
+def state_ids(t: Trajectory) -> Tensor:
+    """[T, n] int64: equal where the policy acted on observations that are equal to the bit, all fields together."""
+    num_steps, num_envs = t.rewards.shape[:2]
+    fields = [t.fields[name].cpu().contiguous().flatten(0, 1) for name in sorted(t.fields)]
+    known: dict[bytes, int] = {}
+    found = []
+    for row in range(num_steps * num_envs):
+        digest = hashlib.blake2b(digest_size=16)
+        for field in fields:
+            digest.update(field[row].reshape(-1).view(torch.uint8).numpy().tobytes())
+        found.append(known.setdefault(digest.digest(), len(known)))
+    return torch.tensor(found).view(num_steps, num_envs)
 
 
 def of_actions(steps: Tensor, num_actions: int) -> Tensor:

@@ -105,8 +105,14 @@ class Actor(WarmStartedWorker):
         self._optimize_with(None)
         if self._critic is not None:
             self._critic.start_from(self._backend)
-        gaps = [self._update(micro_batches) for micro_batches in self._updates.of_step(scored)]
-        self._report_gap(gaps[: self._settings.algorithm.num_minibatches])  # every token once
+        # Every token once; without log-probabilities of before, an update after the first has moved the policy already.
+        anchors_at_rollout = self._settings.algorithm.proximal_policy == "rollout"
+        num_compared = 1 if anchors_at_rollout else self._settings.algorithm.num_minibatches
+        gaps: list[list[float]] = []
+        for micro_batches in self._updates.of_step(scored):
+            self._loss.compares_engine = len(gaps) < num_compared
+            gaps.append(self._update(micro_batches))
+        self._report_gap(gaps[:num_compared])
 
     def imitate(self, examples: Reader[ExampleBatch]) -> None:
         """Stage: supervised training on (prompt, answer) pairs; one optimizer step for each batch of `num_shards`
@@ -177,14 +183,19 @@ class Actor(WarmStartedWorker):
         grad_norm = self._step(divisor or 1.0)
         num_statistics = len(self._loss.statistics)
         sums, gap = sums[:num_statistics], sums[num_statistics:]
+        recorded = {name: total / max(trained, 1.0) for name, total in zip(self._loss.statistics, sums, strict=True)}
+        if self._loss.entropy_bonus.adapts:
+            recorded["actor/entropy_coef"] = self._loss.entropy_bonus.weight
+            if trained:
+                self._loss.entropy_bonus.adapt(recorded["actor/entropy"])
         if self.rank:  # every rank has the same sums; one reports them
             return gap
         self.record("actor/loss", loss / (divisor or 1.0))
         self.record("actor/grad_norm", grad_norm)
         self.record("actor/learning_rate", learning_rate)
         self.record("actor/trained_token_fraction", trained / max(tokens, 1.0))
-        for name, total in zip(self._loss.statistics, sums, strict=True):
-            self.record(name, total / max(trained, 1.0))
+        for name, value in recorded.items():
+            self.record(name, value)
         return gap
 
     def _report_gap(self, sums: Sequence[Sequence[float]]) -> None:
@@ -231,10 +242,12 @@ class Actor(WarmStartedWorker):
 
     def _state(self) -> dict[str, Any]:
         adapts = self._settings.algorithm.kl_target is not None
-        return {"kl_coef": self._updates.advantages.kl_coef} if adapts else {}
+        state = {"kl_coef": self._updates.advantages.kl_coef} if adapts else {}
+        return state | self._loss.entropy_bonus.state()
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._updates.advantages.kl_coef = float(state.get("kl_coef", self._updates.advantages.kl_coef))
+        self._loss.entropy_bonus.restore(state)
 
 
 def _likelihood(mask: Tensor, answers: Evaluation) -> tuple[Tensor, list[float]]:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from rlinf_algos.aggregation import summed
 from rlinf_algos.algorithm import Algorithm
-from rlinf_workers.algorithm_parts import PolicyLossPart
+from rlinf_algos.kl import ratio_weighted_kl
+from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart
 from rlinf_workers.language.learning_groups import MicroBatch, Tokens, kl_estimate
 from rlinf_workers.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token
 from rlinf_workers.training.base import Evaluation
@@ -23,8 +24,12 @@ class ActorLoss:
         self._algorithm = algorithm
         self._policy_loss = PolicyLossPart(algorithm)
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "loss" else None
-        self.knows_entropy = bool(algorithm.entropy_coef) or algorithm.top_entropy_fraction < 1.0
+        self.entropy_bonus = EntropyBonus(algorithm)
+        self.knows_entropy = self.entropy_bonus.is_on or algorithm.top_entropy_fraction < 1.0
         """Whether it reads the entropies of the tokens."""
+        self._anchors_at_rollout = algorithm.proximal_policy == "rollout"
+        self.compares_engine = True
+        """Whether the next micro-batches tell how far the engine and the actor before its first update are apart."""
         has = {
             "actor/rollout_kl": True,
             "actor/ref_kl": self._kl is not None,
@@ -46,27 +51,33 @@ class ActorLoss:
         batch = micro_batch.for_policy
         assert batch is not None, "without a gradient there is no loss; see `without_gradient`"
         policy_logprobs, entropies, mask = answers.logprobs, answers.entropies, batch.sequences.loss_mask
-        anchor = policy_logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
+        anchor = before = policy_logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
+        if self._anchors_at_rollout:
+            anchor = batch.rollout_logprobs
         rollout_logprobs, num_tokens = batch.rollout_logprobs, float(mask.sum())
         found = self._policy_loss(policy_logprobs, anchor, rollout_logprobs, batch.advantages, mask, entropies)
         terms, sums = found.terms, dict.fromkeys(self.statistics, 0.0) | found.statistics
         if self._kl is not None:
             kl = self._kl(policy_logprobs, batch.ref_logprobs) * mask
+            if self._algorithm.kl_bias_correction:
+                kl = ratio_weighted_kl(kl, policy_logprobs, anchor, mask)
             terms = terms + self._algorithm.kl_coef * kl
             sums["actor/ref_kl"] = float(kl.detach().sum())
         if self.knows_entropy:
             entropy = entropies.masked_fill(mask == 0, 0.0)
-            if self._algorithm.entropy_coef:
-                terms = terms - self._algorithm.entropy_coef * entropy
+            if self.entropy_bonus.weight:
+                terms = terms - self.entropy_bonus.weight * entropy
             sums["actor/entropy"] = float(entropy.detach().sum())
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
         sums["actor/rollout_kl"] = float(k3(drift).sum())
         total = summed(self._algorithm.aggregation, terms, mask)
         counted = [micro_batch.divisor, float(total.detach()), micro_batch.num_tokens, num_tokens]
-        return total, [*counted, *sums.values(), *self._gap(batch, anchor)]
+        return total, [*counted, *sums.values(), *self._gap(batch, before)]
 
     @torch.no_grad()
     def _gap(self, batch: Tokens, anchor: Tensor) -> list[float]:
+        if not self.compares_engine:
+            return [0.0] * NUM_SUMS
         mask, token_ids = batch.sequences.loss_mask, batch.sequences.completion_ids
         found = worst_token(anchor, batch.rollout_logprobs, token_ids, mask, batch.prompts)
         if found is not None and (self._worst is None or found.order < self._worst.order):

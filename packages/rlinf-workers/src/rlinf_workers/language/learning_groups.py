@@ -26,7 +26,7 @@ from rlinf_workers.collectives import exchanged
 from rlinf_workers.language.token_budget import bins_within, filled_up, num_tokens_of, split
 from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import fit_width, pack_groups
-from rlinf_workers.models.trainable import CompletionBatch
+from rlinf_workers.models.trainable import CompletionBatch, LogitNorms
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.training.base import TrainingBackend
 from rlinf_workers.worker import Worker
@@ -48,6 +48,8 @@ class LearningGroup:
     """[G, T], of the critic before the update."""
     returns: Tensor | None = None
     """[G, T], what the critic should have said."""
+    logit_norms: Tensor | None = None
+    """[G, T], of the policy before the update; of advantages that read them."""
     token_kl: Tensor | None = None
     """[G, T], nats, to the reference; of algorithms that have it in the reward."""
 
@@ -121,13 +123,21 @@ class AdvantageMaker:
             self.kl_coef, kl_sum / num_samples, target_kl=target, num_samples=num_samples, horizon=horizon
         )
 
-    def make(self, groups: Sequence[ScoredGroup], values: Mapping[int, Tensor] | None = None) -> list[LearningGroup]:
-        """The groups with advantages, and with returns where there are values, index -> [G, T].
+    def make(
+        self,
+        groups: Sequence[ScoredGroup],
+        values: Mapping[int, Tensor] | None = None,
+        logit_norms: Mapping[int, Tensor] | None = None,
+    ) -> list[LearningGroup]:
+        """The groups with advantages, and with returns where there are values; values and norms are index -> [G, T].
 
         What compares completions is called once for all groups, [P, G]: no bit of a row depends on the others. A
         function of one's own, which may not keep to that, and one that works on tokens are called for each group.
         """
-        made = [self._without_advantages(group, (values or {}).get(group.samples.index)) for group in groups]
+        made = [self._without_advantages(group) for group in groups]
+        for group in made:
+            group.values = (values or {}).get(group.index)
+            group.logit_norms = (logit_norms or {}).get(group.index)
         if self._advantage.takes.works_on == "tokens":
             for group in made:
                 self._set_on_tokens(group)
@@ -140,15 +150,13 @@ class AdvantageMaker:
                 group.samples = self._filtered(group.samples)
         return made
 
-    def _without_advantages(self, group: ScoredGroup, values: Tensor | None) -> LearningGroup:
+    def _without_advantages(self, group: ScoredGroup) -> LearningGroup:
         """The KL in the reward is between the policy that sampled and the reference, by the log-probabilities of the
         engine that sampled: they are constants, known as soon as the group is."""
         samples, kl = group.samples, None
         if self._kl is not None:
             kl = self._kl(samples.rollout_logprobs, samples.ref_logprobs, samples.loss_mask)
-        return LearningGroup(
-            samples=samples, rewards=group.rewards, advantages=torch.zeros(0), values=values, token_kl=kl
-        )
+        return LearningGroup(samples=samples, rewards=group.rewards, advantages=torch.zeros(0), token_kl=kl)
 
     def _penalised(self, group: LearningGroup) -> Tensor:
         """[G], the rewards with their weight, less the penalty on length."""
@@ -166,7 +174,8 @@ class AdvantageMaker:
         tokens = rewards_at_last_token(self._penalised(group), group.samples.loss_mask)
         tokens = tokens if group.token_kl is None else tokens - self.kl_coef * group.token_kl
         given = {"rewards": tokens, "loss_mask": group.samples.loss_mask}
-        given |= {} if group.values is None else {"values": group.values}
+        for name, known in (("values", group.values), ("logit_norms", group.logit_norms)):
+            given |= {} if known is None else {name: known}
         group.advantages, group.returns = self._advantage(given, tokens.shape)
 
     def _set_on_groups(self, made: Sequence[LearningGroup], groups: Sequence[ScoredGroup]) -> None:
@@ -325,7 +334,8 @@ class Updates:
         self.advantages = AdvantageMaker(algorithm, max_completion_tokens=max_completion_tokens)
         self._kl_sums = torch.zeros(0)
         """[shards of this rank, 2] float64, of a KL in the reward: nats, completions."""
-        has_penalty = (algorithm.kl_coef and algorithm.kl_in == "loss") or algorithm.entropy_coef
+        has_bonus = algorithm.entropy_coef or algorithm.entropy_target is not None
+        has_penalty = (algorithm.kl_coef and algorithm.kl_in == "loss") or has_bonus
         is_own = algorithm.policy_loss not in BUILTIN_POLICY_LOSSES  # may learn from more than advantages
         self._learns_from_all = bool(has_penalty) or is_own
 
@@ -400,8 +410,10 @@ class Updates:
             ]
         samples = [group.samples for group in scored]
         values = {} if self._values is None else self.ask(samples, self._values)
-        proximal = self.ask(samples, self.logprobs) if self._algorithm.num_updates > 1 else {}
-        groups = self._with_advantages(scored, values)
+        recomputes = self._algorithm.num_updates > 1 and self._algorithm.proximal_policy == "actor"
+        proximal = self.ask(samples, self.logprobs) if recomputes else {}
+        norms = self.ask(samples, self._logit_norms) if self._algorithm.reads_logit_norms else {}
+        groups = self._with_advantages(scored, values, norms)
         for group in groups:
             group.proximal_logprobs = proximal.get(group.index)
         if self._algorithm.whiten_advantages:
@@ -415,10 +427,13 @@ class Updates:
         return found
 
     def _with_advantages(
-        self, scored: Sequence[ScoredGroup], values: Mapping[int, Tensor] | None = None
+        self,
+        scored: Sequence[ScoredGroup],
+        values: Mapping[int, Tensor] | None = None,
+        logit_norms: Mapping[int, Tensor] | None = None,
     ) -> list[LearningGroup]:
         """The groups with their advantages; a KL in the reward is recorded."""
-        made = self.advantages.make(scored, values)
+        made = self.advantages.make(scored, values, logit_norms)
         for group, before in zip(made, scored, strict=True):
             if group.token_kl is not None:
                 kl, tokens = group.token_kl.sum(-1), float(before.samples.loss_mask.sum())
@@ -430,6 +445,10 @@ class Updates:
     def logprobs(self, batch: CompletionBatch) -> Tensor:
         """[B, T], of the present policy."""
         return self._backend.forward(batch).logprobs
+
+    def _logit_norms(self, batch: CompletionBatch) -> Tensor:
+        """[B, T], of the present policy."""
+        return self._backend.forward(LogitNorms(batch)).logit_norms
 
     def ask(self, groups: Sequence[SampleGroup], answer: Callable[[CompletionBatch], Tensor]) -> dict[int, Tensor]:
         """Index of a group -> what a forward says of its tokens, [G, T]. In micro-batches of a shard, so that numbers

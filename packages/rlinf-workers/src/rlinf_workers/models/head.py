@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rlinf_algos.head import head_logprobs, head_logprobs_and_entropy
+from rlinf_algos.logprobs import logit_norms
 from rlinf_sched.derive.memory import MAX_LOGITS_BYTES
 from rlinf_workers.training.base import Evaluation
 
@@ -47,3 +49,20 @@ def answers_of_states(
         return Evaluation(logprobs=head_logprobs(states, head.weight, ids, temperature, **settings))
     logprobs, found = head_logprobs_and_entropy(states, head.weight, ids, temperature, **settings)
     return Evaluation(logprobs=logprobs, entropies=found)
+
+
+def logit_norms_of_states(model: Any, states: Tensor, ids: Tensor, temperature: float) -> Tensor:
+    """`rlinf_algos.logit_norms` of tokens, with the logits of a few rows at a time.
+
+    Args:
+        states: [..., H], the model's last hidden states before each token.
+        ids: [...]
+    """
+    head, softcap = model.get_output_embeddings(), getattr(model.config, "final_logit_softcapping", None)
+    num_rows = max(1, MAX_LOGITS_BYTES // (4 * head.out_features))
+    found = []
+    for rows, row_ids in zip(states.flatten(0, -2).split(num_rows), ids.flatten().split(num_rows), strict=True):
+        logits = nn.functional.linear(rows, head.weight, head.bias)
+        logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        found.append(logit_norms(logits, row_ids, temperature))
+    return torch.cat(found).view(ids.shape)

@@ -4,13 +4,14 @@ worth."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
-from rlinf_workers.models.head import answers_of_states, has_large_logits
+from rlinf_algos.logprobs import logit_norms, logprobs_and_entropy, token_logprobs
+from rlinf_workers.models.head import answers_of_states, has_large_logits, logit_norms_of_states
 from rlinf_workers.models.language_model import (
     ModelSettings,
     build_model,
@@ -34,9 +35,16 @@ CompletionBatch = SequenceBatch | PackedBatch
 """Completions behind their prompts, padded or not; both have `completion_ids` and `loss_mask`, [B, T]."""
 
 
+@dataclass(frozen=True, slots=True)
+class LogitNorms:
+    """Asks a model for the `logit_norms` of a batch, in place of its log-probabilities."""
+
+    batch: CompletionBatch
+
+
 class TokenModel(Trainable):
     """A causal language model. Answers a CompletionBatch with the log-probabilities of its completion tokens, an
-    ExampleBatch with those of all tokens but the first.
+    ExampleBatch with those of all tokens but the first, and `LogitNorms` with those of its completion tokens.
 
     Args:
         temperature: divides the logits of a CompletionBatch; the rollout's, 0 stands for 1.
@@ -59,7 +67,9 @@ class TokenModel(Trainable):
         _refuse_adapter(folder)
         return pretrained_weights(model, folder)
 
-    def answers(self, model: Any, batch: CompletionBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: CompletionBatch | ExampleBatch | LogitNorms, *, entropies: bool) -> Evaluation:
+        if isinstance(batch, LogitNorms):
+            return Evaluation(logit_norms=self._logit_norms(model, batch.batch))
         if isinstance(batch, ExampleBatch):
             return _example_answers(model, batch)
         if isinstance(batch, PackedBatch):
@@ -87,7 +97,20 @@ class TokenModel(Trainable):
         logprobs, found = logprobs_and_entropy(logits, ids, self.temperature)
         return Evaluation(logprobs=logprobs, entropies=found)
 
-    def num_calls(self, batch: CompletionBatch | ExampleBatch) -> int:
+    def _logit_norms(self, model: Any, batch: CompletionBatch) -> Tensor:
+        """[B, T], 0 outside the mask."""
+        is_packed = isinstance(batch, PackedBatch)
+        ids = batch.ids if is_packed else batch.completion_ids
+        if has_large_logits(model, ids.numel()):
+            states = packed_states(model, batch) if is_packed else completion_states(model, batch)
+            norms = logit_norms_of_states(model, states, ids, self.temperature)
+        else:
+            logits = packed_logits(model, batch) if is_packed else completion_logits(model, batch)
+            norms = logit_norms(logits, ids, self.temperature)
+        return batch.spread(norms) if is_packed else norms * batch.loss_mask
+
+    def num_calls(self, batch: CompletionBatch | ExampleBatch | LogitNorms) -> int:
+        batch = batch.batch if isinstance(batch, LogitNorms) else batch
         return num_calls(batch) if isinstance(batch, SequenceBatch) else 1
 
     def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:

@@ -352,6 +352,12 @@ class ReasoningConfig(JobConfig):
                 text=f"={algorithm.advantage} reads the parts of a reward, and reward.kind={self.reward.kind} has "
                 "none; use reward.kind=weighted with its terms",
             )
+        if algorithm.reads_logit_norms and self.actor.backend == "megatron":
+            yield Conflict(
+                keys=("algorithm.advantage", "actor.backend"),
+                text=f"={algorithm.advantage} reads every probability of a token's distribution, which "
+                "actor.backend=megatron does not give; use replicated or fsdp2",
+            )
         num_samples = self.rollout.num_prompts * algorithm.group_size
         if algorithm.kl_horizon is not None and algorithm.kl_horizon < num_samples:
             yield Conflict(
