@@ -230,6 +230,115 @@ def test_several_features_of_one_field_are_named_with_what_to_set(tmp_path: Path
     assert len(open_demonstrations("lerobot", folder, rename={"actions": "action", "action": "joints"}))
 
 
+def metadata_of(folder: Path, **changes: Any) -> Path:
+    """The dataset with other entries in meta/info.json."""
+    described = folder / "meta/info.json"
+    described.write_text(json.dumps(json.loads(described.read_text()) | changes))
+    return folder
+
+
+def listed(folder: Path, *changes: dict[str, Any]) -> None:
+    """Other entries in the lines of meta/episodes.jsonl."""
+    file = folder / "meta/episodes.jsonl"
+    lines = [json.loads(line) | change for line, change in zip(file.read_text().splitlines(), changes, strict=True)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("write", [write_split, write_together])
+def test_each_row_has_the_sentence_of_its_own_task(write: Any, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    folder = write(tmp_path / "set", images=True)
+    rows = [row for i in ((0,) if write is write_split else (0, 1)) for row in rows_of(i, images=True)]
+    for row, index in zip(rows, (0, 0, 1, 1), strict=False):
+        row["task_index"] = index
+    name = "episode_000000" if write is write_split else "file-000"
+    write_table(folder / f"data/chunk-000/{name}.parquet", rows)
+    shown = open_demonstrations("lerobot", folder)[0]
+    assert shown.observations["instruction"] == [TASKS[0]] * 2 + [TASKS[1]] * 2
+    assert shown.task == f"{TASKS[0]}; {TASKS[1]}"
+    rows[2]["task_index"] = 7
+    write_table(folder / f"data/chunk-000/{name}.parquet", rows)
+    with pytest.raises(EnvError, match=r"row 2 of episode 0 has task_index=7, which .*meta/tasks\.\w+ does not name"):
+        open_demonstrations("lerobot", folder)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "total", "text"),
+    [
+        (({}, {"length": 0}, {}), 3, r"episodes\.jsonl: episode 1 has length=0; it must be an integer from 1 on"),
+        (({}, {"length": -3}, {}), 3, "episode 1 has length=-3"),
+        (({}, {"length": None}, {}), 3, "episode 1 has length=None"),
+        (({}, {"episode_index": 0}, {}), 3, "episode 0 is listed 2 times"),
+        (({}, {}, {}), 4, r"info\.json has total_episodes=4, and 3 episodes are listed"),
+    ],
+)
+def test_no_episode_of_the_metadata_vanishes(changes: Any, total: int, text: str, tmp_path: Path) -> None:
+    folder = metadata_of(write_split(tmp_path / "set", images=True), total_episodes=total)
+    listed(folder, *changes)
+    with pytest.raises(EnvError, match=text):
+        open_demonstrations("lerobot", folder)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (
+            "../other/episode_{episode_index:06d}.parquet",
+            r"data_path, names '\.\./other/episode_000000\.parquet', which is",
+        ),
+        ("/etc/passwd", "names '/etc/passwd', which is /etc/passwd, outside of the dataset's folder"),
+        ("link/episode_{episode_index:06d}.parquet", "names 'link/episode_000000.parquet', which is .*outside"),
+        ("data/{episode_index.__class__}", "with the field {episode_index.__class__}; allowed: episode_index, ep"),
+        ("data/{episode_index:099999999d}", "with the field {episode_index:099999999d}; allowed: .* nine digits"),
+        ("data/{frame}", "with the field {frame}; allowed"),
+        ("data/{", "is no pattern of a file"),
+        (7, "is no pattern of a file"),
+    ],
+)
+def test_a_dataset_reads_its_own_files_alone(pattern: Any, text: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    write_split(tmp_path / "other", images=True)
+    folder = metadata_of(write_split(tmp_path / "set", images=True), data_path=pattern)
+    (folder / "link").symlink_to(tmp_path / "other" / "data" / "chunk-000")
+    with pytest.raises(EnvError, match=text):
+        open_demonstrations("lerobot", folder)
+
+
+@pytest.mark.parametrize("name", ["meta/info.json", "meta/tasks.jsonl", "meta/episodes.jsonl"])
+def test_links_of_metadata_lead_nowhere_else_but_in_the_hubs_cache(name: str, tmp_path: Path) -> None:
+    """There every file of a snapshot is a link to a blob."""
+    pytest.importorskip("pyarrow")
+    folder = write_split(tmp_path / "cache/snapshots/main", images=True)
+    (tmp_path / "cache/blobs").mkdir()
+    (folder / name).rename(tmp_path / "cache/blobs/1")
+    (folder / name).symlink_to(tmp_path / "cache/blobs/1")
+    assert open_demonstrations("lerobot", folder)[0].task == TASKS[0]
+    (tmp_path / "cache/snapshots").rename(tmp_path / "cache/sets")
+    with pytest.raises(EnvError, match=rf"names '{name}', which is .*cache/blobs/1, outside of the dataset's folder"):
+        open_demonstrations("lerobot", tmp_path / "cache/sets/main")[0]
+
+
+def test_damaged_files_of_a_dataset_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    folder = write_split(tmp_path / "set", images=True)
+    (folder / "data/chunk-000/episode_000000.parquet").write_bytes(b"PAR1")
+    with pytest.raises(EnvError, match=r"episode_000000\.parquet cannot be read as parquet"):
+        open_demonstrations("lerobot", folder)
+    rows = rows_of(0, images=True)
+    write_table(folder / "data/chunk-000/episode_000000.parquet", rows[::-1])
+    with pytest.raises(EnvError, match="the rows of episode 0 are not in the order of frame_index"):
+        open_demonstrations("lerobot", folder)
+    write_table(folder / "data/chunk-000/episode_000000.parquet", [{k: r[k] for k in r if k != "action"} for r in rows])
+    with pytest.raises(EnvError, match=r"episode_000000\.parquet has no 'action'; it has observation.state, "):
+        open_demonstrations("lerobot", folder)[0]
+    (folder / "meta/tasks.jsonl").write_text('{"task_index": 0}\n')
+    with pytest.raises(EnvError, match=r"meta/tasks\.jsonl has no 'task'; it has task_index"):
+        open_demonstrations("lerobot", folder)[1]
+    (folder / "meta/info.json").write_text("{")
+    with pytest.raises(EnvError, match=r"meta/info\.json is not JSON"):
+        open_demonstrations("lerobot", folder)
+
+
 def test_a_dataset_of_failures_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("imageio")

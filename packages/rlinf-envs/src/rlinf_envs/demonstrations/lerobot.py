@@ -7,21 +7,20 @@ of the files. (Layouts: lerobot's `datasets/utils.py` at v2.1 and v3.0.)
 * 3.0: files of many episodes; `meta/episodes/chunk-*/file-*.parquet` says which rows (`dataset_from_index`) of which
   file, and which seconds of which video; `meta/tasks.parquet` has the sentences.
 
-Names become fields so: `observation.state` is "state", `observation.images.<camera>` is "image.<camera>", the episode's
-task is "instruction"; `rename` says it of other names, that of the actions too. An episode counts as successful unless
-a column `next.success` ends with false: most datasets hold successes alone, and have no such column.
+Names become fields so: `observation.state` is "state", `observation.images.<camera>` is "image.<camera>", the task of a
+row (`task_index`) is its "instruction"; `rename` says it of other names, that of the actions too. An episode counts as
+successful unless a column `next.success` ends with false: most datasets hold successes alone, and have no such column.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles
+from rlinf_envs.demonstrations.lerobot_folder import INFO, DatasetFolder
 from rlinf_envs.errors import EnvError
 from rlinf_envs.protocol import Observation
 
@@ -44,7 +44,7 @@ class _Episode:
     index: int
     length: int
     task: str | None
-    """None: the rows say it."""
+    """What the metadata says of all its rows; None: several tasks, or none."""
     table: Path
     videos: dict[str, tuple[Path, int]] = field(default_factory=dict)
     """Feature -> its file, and the first frame in it."""
@@ -54,15 +54,15 @@ class LeRobotDemonstrations(DemonstrationFiles):
     """The successful episodes of a dataset's folder. Raises: EnvError where it is not what it should be."""
 
     def __init__(self, path: Path, rename: Mapping[str, str]) -> None:
-        self._path = path
-        described = path / "meta" / "info.json"
+        self._folder = DatasetFolder(path)
+        described = path / INFO
         if not described.is_file():
             raise EnvError(f"{described} is missing; give the folder of a LeRobot dataset")
-        self._info: dict[str, Any] = json.loads(described.read_text(encoding="utf-8"))
+        self._info = self._folder.json(INFO)
         version = self._info.get("codebase_version")
         if version not in VERSIONS:
             raise EnvError(f"{described} has codebase_version={version!r}; {', '.join(VERSIONS)} are read")
-        self._features: dict[str, Any] = self._info["features"]
+        self._features: dict[str, Any] = self._folder.entry(self._info, "features", INFO)
         features = _by_field(described, self._features, rename)
         if _ACTION not in features:
             raise EnvError(
@@ -71,22 +71,22 @@ class LeRobotDemonstrations(DemonstrationFiles):
             )
         self._action = features.pop(_ACTION)
         self._fields = {name: field for field, name in features.items()}
-        self._numbered = [line for line in self._listed() if line.length > 0]
+        self._numbered = self._listed_split() if self._is_split else self._listed_together()
+        self._check_numbers(described)
 
     def __len__(self) -> int:
         return len(self._successful)
 
     def read(self, number: int) -> Demonstration:
         episode = self._successful[number]
-        rows, task = self._rows(episode), episode.task
-        if task is None:
-            task = self._tasks[int(rows["task_index"][0])]
+        rows = self._rows(episode)
+        instructions = self._instructions(episode, rows)
         shown: Observation = {field: self._values(episode, rows, name) for name, field in self._fields.items()}
-        shown["instruction"] = [task] * episode.length
+        shown["instruction"] = instructions
         rewards = _numbers(rows["next.reward"]) if "next.reward" in rows else torch.zeros(episode.length)
-        actions = _numbers(rows[self._action])
+        actions = _numbers(self._column(episode, rows, self._action))
         return Demonstration(
-            task=task,
+            task="; ".join(dict.fromkeys(instructions)),
             seed=None,
             observations=shown,
             actions=actions if actions.dtype == torch.int64 else actions.float(),
@@ -105,65 +105,105 @@ class LeRobotDemonstrations(DemonstrationFiles):
     @cached_property
     def _tasks(self) -> dict[int, str]:
         """By their number."""
+        folder, name = self._folder, self._tasks_file
         if self._is_split:
-            lines = _lines(self._path / "meta" / "tasks.jsonl")
-            return {line["task_index"]: line["task"] for line in lines}
-        columns = _table(self._path / "meta" / "tasks.parquet")
-        (sentences,) = (name for name in columns if name != "task_index")
-        return {int(i): str(text) for i, text in zip(columns["task_index"], columns[sentences], strict=True)}
+            lines = folder.lines(name)
+            return {folder.entry(line, "task_index", name): folder.entry(line, "task", name) for line in lines}
+        columns = folder.table(folder.file(name, "the layout of LeRobot"))
+        sentences = [column for column in columns if column != "task_index"]
+        if len(sentences) != 1 or "task_index" not in columns:
+            raise EnvError(f"{folder.path / name} has the columns {', '.join(columns)}; allowed: task_index and a text")
+        return {int(i): str(text) for i, text in zip(columns["task_index"], columns[sentences[0]], strict=True)}
+
+    @property
+    def _tasks_file(self) -> str:
+        return "meta/tasks.jsonl" if self._is_split else "meta/tasks.parquet"
 
     @property
     def _is_split(self) -> bool:
         """Whether each episode has files of its own."""
         return self._info["codebase_version"].startswith("v2.")
 
-    def _listed(self) -> list[_Episode]:
-        return self._listed_split() if self._is_split else self._listed_together()
-
     def _listed_split(self) -> list[_Episode]:
-        found = []
-        for line in _lines(self._path / "meta" / "episodes.jsonl"):
-            index = line["episode_index"]
-            where = {"episode_index": index, "episode_chunk": index // self._info["chunks_size"]}
-            video = self._info.get("video_path") or ""
-            found.append(
+        file = "meta/episodes.jsonl"
+        chunks_size = self._folder.entry(self._info, "chunks_size", INFO)
+        if not isinstance(chunks_size, int) or chunks_size < 1:
+            raise EnvError(
+                f"{self._folder.path / INFO} has chunks_size={chunks_size!r}; it must be an integer from 1 on"
+            )
+        listed = []
+        for line in self._folder.lines(file):
+            index, length = self._index_and_length(line, file)
+            where = {"episode_index": index, "episode_chunk": index // chunks_size}
+            listed.append(
                 _Episode(
                     index=index,
-                    length=line["length"],
-                    task=line["tasks"][0] if len(line.get("tasks", ())) == 1 else None,
-                    table=self._path / self._info["data_path"].format(**where),
-                    videos={key: (self._path / video.format(video_key=key, **where), 0) for key in self._videos},
+                    length=length,
+                    task=_only_task(line),
+                    table=self._folder.named(self._info, "data_path", **where),
+                    videos={
+                        key: (self._folder.named(self._info, "video_path", video_key=key, **where), 0)
+                        for key in self._videos
+                    },
                 )
             )
-        return found
+        return listed
 
     def _listed_together(self) -> list[_Episode]:
-        found = []
-        for file in sorted((self._path / "meta" / "episodes").glob("chunk-*/file-*.parquet")):
-            columns = _table(file)
-            for row in range(len(columns["episode_index"])):
+        listed, root = [], self._folder.path
+        for path in sorted((root / "meta" / "episodes").glob("chunk-*/file-*.parquet")):
+            file = str(path.relative_to(root))
+            columns = self._folder.table(self._folder.file(file, "the folder meta/episodes"))
+            for row in range(len(self._folder.entry(columns, "episode_index", file))):
                 one = {name: values[row] for name, values in columns.items()}
-                tasks = one.get("tasks")
-                found.append(
+                index, length = self._index_and_length(one, file)
+                listed.append(
                     _Episode(
-                        index=int(one["episode_index"]),
-                        length=int(one["length"]),
-                        task=str(tasks[0]) if tasks is not None and len(tasks) == 1 else None,
-                        table=self._file("data_path", one, "data"),
+                        index=index,
+                        length=length,
+                        task=_only_task(one),
+                        table=self._file("data_path", one, "data", file),
                         videos={
                             key: (
-                                self._file("video_path", one, f"videos/{key}", video_key=key),
-                                round(one[f"videos/{key}/from_timestamp"] * self._info["fps"]),
+                                self._file("video_path", one, f"videos/{key}", file, video_key=key),
+                                round(
+                                    self._folder.entry(one, f"videos/{key}/from_timestamp", file)
+                                    * self._folder.entry(self._info, "fps", INFO)
+                                ),
                             )
                             for key in self._videos
                         },
                     )
                 )
-        return found
+        return listed
 
-    def _file(self, pattern: str, one: Mapping[str, Any], columns: str, **others: str) -> Path:
-        numbers = {name: int(one[f"{columns}/{name}"]) for name in ("chunk_index", "file_index")}
-        return self._path / self._info[pattern].format(**numbers, **others)
+    def _index_and_length(self, line: Mapping[str, Any], file: str) -> tuple[int, int]:
+        """Of an episode, as the metadata in `file` says. Raises: EnvError where no episode has such numbers."""
+        index, length = (self._folder.entry(line, key, file) for key in ("episode_index", "length"))
+        for key, number, least in (("episode_index", index, 0), ("length", length, 1)):
+            if not isinstance(number, int) or number < least:
+                raise EnvError(
+                    f"{self._folder.path / file}: episode {index} has {key}={number!r}; it must be an integer from "
+                    f"{least} on. Mend the metadata, or leave the episode out of it"
+                )
+        return index, length
+
+    def _check_numbers(self, described: Path) -> None:
+        """Raises: EnvError where an episode is listed twice, or episodes are missing from the list."""
+        indices = [each.index for each in self._numbered]
+        if twice := [index for index in set(indices) if indices.count(index) > 1]:
+            raise EnvError(f"{described.parent}: episode {min(twice)} is listed {indices.count(min(twice))} times")
+        total = self._info.get("total_episodes", len(indices))
+        if total != len(indices):
+            raise EnvError(
+                f"{described} has total_episodes={total}, and {len(indices)} episodes are listed in "
+                f"{described.parent}; the dataset is not whole"
+            )
+
+    def _file(self, pattern: str, one: Mapping[str, Any], columns: str, file: str, **others: str) -> Path:
+        names = ("chunk_index", "file_index")
+        numbers = {name: int(self._folder.entry(one, f"{columns}/{name}", file)) for name in names}
+        return self._folder.named(self._info, pattern, **numbers, **others)
 
     @property
     def _videos(self) -> list[str]:
@@ -173,22 +213,50 @@ class LeRobotDemonstrations(DemonstrationFiles):
 
     def _rows(self, episode: _Episode) -> dict[str, Any]:
         """Column -> the values of the episode's rows."""
-        if not episode.table.is_file():
-            raise EnvError(f"{episode.table} is missing, which {self._path / 'meta'} names")
-        columns = _table(episode.table)
-        chosen = np.flatnonzero(np.asarray(columns["episode_index"]) == episode.index)
+        columns = self._folder.table(episode.table)
+        chosen = np.flatnonzero(np.asarray(self._column(episode, columns, "episode_index")) == episode.index)
         if len(chosen) != episode.length:
             raise EnvError(f"{episode.table} has {len(chosen)} rows of episode {episode.index}, not {episode.length}")
+        times = [columns["frame_index"][i] for i in chosen] if "frame_index" in columns else []
+        if any(later <= earlier for earlier, later in pairwise(times)):
+            raise EnvError(f"{episode.table}: the rows of episode {episode.index} are not in the order of frame_index")
         return {name: [values[i] for i in chosen] for name, values in columns.items()}
+
+    def _instructions(self, episode: _Episode, rows: Mapping[str, Any]) -> list[str]:
+        """The sentence of each row: its own, or the metadata's where rows have none."""
+        indices = [int(index) for index in rows.get("task_index", ())]
+        if not indices or (episode.task is not None and not self._folder.has(self._tasks_file)):
+            if episode.task is None or len(set(indices)) > 1:
+                raise EnvError(
+                    f"{episode.table}: nothing says the task of each row of episode {episode.index}; that is a column "
+                    f"'task_index' and {self._folder.path / self._tasks_file}"
+                )
+            return [episode.task] * episode.length
+        for row, index in enumerate(indices):
+            if index not in self._tasks:
+                raise EnvError(
+                    f"{episode.table}: row {row} of episode {episode.index} has task_index={index}, which "
+                    f"{self._folder.path / self._tasks_file} does not name"
+                )
+        return [self._tasks[index] for index in indices]
 
     def _values(self, episode: _Episode, rows: Mapping[str, Any], name: str) -> Tensor:
         """[T, ...] of one feature."""
         if self._features[name]["dtype"] == "video":
             return torch.from_numpy(_frames(*episode.videos[name], episode.length))
         if self._features[name]["dtype"] == "image":
-            pictures = [_imageio().imread(io.BytesIO(cell["bytes"])) for cell in rows[name]]
-            return torch.from_numpy(np.stack(pictures))
-        return _numbers(rows[name]).float()
+            cells = self._column(episode, rows, name)
+            return torch.from_numpy(np.stack([_imageio().imread(io.BytesIO(cell["bytes"])) for cell in cells]))
+        return _numbers(self._column(episode, rows, name)).float()
+
+    def _column(self, episode: _Episode, columns: Mapping[str, Any], name: str) -> Any:
+        return self._folder.entry(columns, name, episode.table.relative_to(self._folder.path))
+
+
+def _only_task(line: Mapping[str, Any]) -> str | None:
+    """The sentence of an episode's metadata, where there is one alone."""
+    tasks = line.get("tasks")
+    return str(tasks[0]) if isinstance(tasks, list) and len(tasks) == 1 else None
 
 
 def _by_field(described: Path, features: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
@@ -216,24 +284,6 @@ def _field(name: str) -> str | None:
 
 def _numbers(cells: Sequence[Any]) -> Tensor:
     return torch.from_numpy(np.stack([np.asarray(cell) for cell in cells]))
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    if not file.is_file():
-        raise EnvError(f"{file} is missing; the dataset is not whole")
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
-
-
-def _table(file: Path) -> dict[str, list[Any]]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise EnvError(
-            f"parquet files are read by pyarrow, which is missing ({error}); pip install 'rlinf-envs[lerobot]'"
-        ) from error
-    if not file.is_file():
-        raise EnvError(f"{file} is missing; the dataset is not whole")
-    return parquet.read_table(file).to_pydict()
 
 
 def _frames(file: Path, first: int, number: int) -> np.ndarray:
