@@ -264,10 +264,10 @@ def test_dppo(shape, clip, cap, seed, by_kl):
         num_capped += not is_outside and q / p > cap
     keeps = not by_kl or (policy[mask].max(initial=-1.0) < -1e-3 and proximal[mask].max(initial=-1.0) < -1e-3)
     assume(keeps)  # where a probability is above 1, as drawn ones may be, there is no KL
-    found, *others = tensors(policy, proximal, advantages, mask=mask)
-    free = found.requires_grad_()
+    free, other, by_token = tensors(policy, proximal, advantages, mask=mask)
+    free.requires_grad_()
     function = dppo_kl_loss if by_kl else dppo_tv_loss
-    loss = function(free, *others, torch.tensor(mask), clip_low=clip[0], clip_high=clip[1], ratio_cap=cap)
+    loss = function(free, other, by_token, torch.tensor(mask), clip_low=clip[0], clip_high=clip[1], ratio_cap=cap)
     loss.loss_terms.sum().backward()
     assert free.grad is not None
     np.testing.assert_allclose(free.grad.numpy(), slopes, rtol=1e-6, atol=1e-12)

@@ -70,8 +70,11 @@ def test_gigpo(T, N, normalize_std, step_weight, seed):
     expected = np.zeros((T, N))
     for t, n in to_go:
         expected[t, n] = of_episodes[n] + step_weight * of_steps[t, n]
-    inputs = (torch.tensor(array) for array in (rewards, terminated, truncated, states))
-    close(gigpo_advantages(*inputs, 0.5, step_weight=step_weight, normalize_std=normalize_std), expected)
+    rewards, *ends, states = (torch.tensor(array) for array in (rewards, terminated, truncated, states))
+    close(
+        gigpo_advantages(rewards, ends[0], ends[1], states, 0.5, step_weight=step_weight, normalize_std=normalize_std),
+        expected,
+    )
 
 
 def test_gigpo_without_a_state_that_was_met_twice_is_grpo():

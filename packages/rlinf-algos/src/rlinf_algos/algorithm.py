@@ -32,6 +32,7 @@ from rlinf_algos.presets import (
     KLS,
     NULLABLE,
     ONLY,
+    OPTIONS_OF_RATIO,
     PRESETS,
     PROXIMAL_POLICIES,
     RANGES,
@@ -210,6 +211,15 @@ class Algorithm:
     def num_updates(self) -> int:
         """Optimizer steps on the samples of one step."""
         return self.num_minibatches * self.num_epochs
+
+    @property
+    def idle_fields(self) -> tuple[str, ...]:
+        """The numbers, options among them, that cannot act as the algorithm stands: those of a ratio that is always 1,
+        since the policy in training is the one before the update."""
+        if self.num_updates > 1 or self.proximal_policy == "rollout" or self.policy_loss not in BUILTIN_POLICY_LOSSES:
+            return ()
+        given = self.options_of(policy_loss_takes(self.policy_loss))
+        return tuple(name for name in OPTIONS_OF_RATIO if given.get(name) is not None)
 
     @property
     def gathers_whole_step(self) -> bool:

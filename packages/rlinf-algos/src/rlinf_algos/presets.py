@@ -82,6 +82,17 @@ _DPPO: dict[str, Any] = {
     "num_minibatches": 4,
 }
 """With the advantages of Dr. GRPO and anchored at the engine, as the authors' recipe in verl has it."""
+OPTIONS_OF_RATIO = (
+    "clip_low",
+    "clip_high",
+    "dual_clip",
+    "ratio_cap",
+    "tau_positive",
+    "tau_negative",
+    "cov_kl_coef",
+)
+"""Arguments of policy losses that change neither value nor gradient where every probability ratio is 1."""
+
 PRESETS: dict[str, dict[str, Any]] = {
     "ppo": {"advantage": "gae", "whiten_advantages": True, "kl": "k1", "kl_in": "reward", "num_minibatches": 2},
     "grpo": {},

@@ -46,8 +46,14 @@ class AdvantagePart:
         Args:
             given: by the name of the argument, at least what the function takes.
         """
-        found = self._function(*(given[name] for name in self.takes.inputs), **self._options)
-        advantages, returns = found if isinstance(found, tuple) else (found, None)
+        found: Any = self._function(*(given[name] for name in self.takes.inputs), **self._options)
+        advantages, returns = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        if not isinstance(advantages, Tensor) or not isinstance(returns, Tensor | None):
+            wrong = advantages if not isinstance(advantages, Tensor) else returns
+            raise TypeError(
+                f"advantage {self._name!r} gave a {type(wrong).__name__}; return a tensor of advantages, or a pair of "
+                "advantages and returns"
+            )
         if advantages.shape != shape:
             raise ValueError(
                 f"advantage {self._name!r} gave the shape {list(advantages.shape)} for rewards {list(shape)}; they "
@@ -104,6 +110,11 @@ class PolicyLossPart:
         """All [B, T], but for advantages, which may be [B]. Entropies are read with a `top_entropy_fraction`."""
         more = {"rollout_logprobs": rollout_logprobs} if "rollout_logprobs" in self._takes.inputs else {}
         loss = self._function(policy_logprobs, proximal_logprobs, advantages, mask, **more, **self._options)
+        if not isinstance(loss, PolicyLoss):
+            raise TypeError(
+                f"policy loss {self._algorithm.policy_loss!r} gave a {type(loss).__name__}; return a PolicyLoss, as "
+                "rlinf_algos.measured_loss(terms, inputs, ratio) makes one"
+            )
         terms, num_tokens = self._terms(loss, mask), float(mask.sum())
         statistics = dict.fromkeys(self.statistics, 0.0)
         statistics["actor/clip_fraction"] = float(loss.clip_fraction) * num_tokens
@@ -130,9 +141,10 @@ class PolicyLossPart:
 
     def _terms(self, loss: PolicyLoss, mask: Tensor) -> Tensor:
         """[B, T], 0 outside the mask, whatever a loss of one's own has there."""
+        name = self._algorithm.policy_loss
         if loss.loss_terms.shape != mask.shape:
             raise ValueError(
-                f"policy loss {self._algorithm.policy_loss!r} gave loss_terms of the shape "
+                f"policy loss {name!r} gave loss_terms of the shape "
                 f"{list(loss.loss_terms.shape)} for tokens {list(mask.shape)}; return one term a token, not their mean"
             )
         return loss.loss_terms.masked_fill(mask == 0, 0.0)

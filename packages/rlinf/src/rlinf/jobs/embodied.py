@@ -19,6 +19,7 @@ from rlinf.jobs.acting import (
     simulates_on_host,
     termination_notes,
 )
+from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.demonstrations import WarmStart
 from rlinf.jobs.env_interface import needs_of, probe
@@ -51,6 +52,7 @@ class EmbodiedJob(Job):
         self.config = config
         self.machine = machine
         self.num_items = config.env.num_groups
+        try_algorithm(config.algorithm)
         self._simulates_on_host = simulates_on_host(config.env, config.cluster, machine)
         self._backend = backend_settings(config.actor, config.actor.num_shards)
         self._spec = env_spec(config.env)
@@ -64,7 +66,7 @@ class EmbodiedJob(Job):
         self._policy = replace(self._policy, wide_heads=self._lora is not None)
         self._warm_start = config.warm_start and WarmStart(config.warm_start, config, self._interface, self._needs)
         self._check_films(env_python)
-        self.notes = (*self._interface.notes, *termination_notes(config.env))
+        self.notes = (*self._interface.notes, *termination_notes(config.env), *idle_notes(config.algorithm))
         self.score = SUCCESS if self._interface.knows_success else RETURN
         self.other_scores = (SUCCESS_ONCE,) if self._interface.knows_success else ()
         if not self._interface.knows_success and config.run.stop_at_score is not None:

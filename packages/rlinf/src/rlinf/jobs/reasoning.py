@@ -23,6 +23,7 @@ from rlinf.config.reasoning import ReasoningConfig, WarmStartConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.jobs.agreement import UNIT_ROUNDOFF, Agreement, Arithmetic, arithmetic_of, judge_step
+from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.generation import (
     PromptMaker,
@@ -110,6 +111,8 @@ class ReasoningJob(Job):
             for key, path in (("model.path", config.model.path), ("reference.path", config.reference.path)):
                 check_packs(path, key)
         self._algorithm = config.algorithm
+        reward = config.reward
+        try_algorithm(self._algorithm, num_parts=len(reward.terms) if reward.kind == "weighted" else 0)
         self._backend = backend_settings(config.actor, config.actor.settled_shards, self._model_config())
         self._lora = lora_settings(config)
         if config.reference.path is not None:
@@ -117,7 +120,7 @@ class ReasoningJob(Job):
         self._encoder, prompt_notes = self._make_encoder()
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
-        self.notes = [*reward_notes, *prompt_notes, *self._task.notes]
+        self.notes = [*reward_notes, *prompt_notes, *self._task.notes, *idle_notes(self._algorithm)]
         if config.actor.backend == "megatron" and device_kind(config.cluster, machine) == "cpu":
             self.notes.append(MEGATRON_ON_CPU)
         self._held_out = self._task.held_out()
