@@ -31,7 +31,7 @@ def command_line(parser: argparse.ArgumentParser, name: str = "rlinf") -> dict[s
 def test_the_public_command_line_is_this():
     assert command_line(make_parser()) == {
         "rlinf": ["-h", "--help", "--version", "--traceback"],
-        "rlinf train": ["-h", "--help", "recipe", "--output", "--resume"],
+        "rlinf train": ["-h", "--help", "recipe", "--output", "--resume", "--accept-changed-inputs"],
         "rlinf eval": ["-h", "--help", "benchmarks", "--suite", "--output", "--resume"],
         "rlinf play": [
             *("-h", "--help", "path", "--checkpoint", "--episodes", "--seed", "--no-video", "--output"),
@@ -235,6 +235,29 @@ def test_a_run_may_be_resumed_with_more_steps(rlinf, monkeypatch: pytest.MonkeyP
     assert rlinf("train", "--resume", "--run.num_steps", "9", "--output", "run").code == 0
     assert rlinf("train", "--resume", "--output", "run").code == 0
     assert steps == [5, 9, 9]
+
+
+def test_changed_data_and_models_are_refused_when_a_run_is_resumed(
+    rlinf, monkeypatch: pytest.MonkeyPatch, gsm8k_inputs: Path
+):
+    monkeypatch.setattr(jobs, "run", lambda job, folder: "done")
+    line = (
+        "train gsm8k-grpo --model.path model --task.train_files train.jsonl --task.eval_files test.jsonl --output run"
+    )
+    again = ["train", "--resume", "--output", "run"]
+    assert rlinf(*line.split()).code == rlinf(*again).code == 0
+    for name, text in (("train.jsonl", "task.train_files"), ("test.jsonl", "task.eval_files")):
+        file = gsm8k_inputs / name
+        before = file.read_text()
+        file.write_text(before + '\n{"question": "x", "answer": "#### 9"}\n')
+        outcome = rlinf(*again)
+        assert outcome.code == 2 and outcome.err.startswith(f"error: {text}={file} has changed since the run in run be")
+        file.write_text(before)
+    assert rlinf(*again).code == 0
+    file = gsm8k_inputs / "model" / "config.json"
+    file.write_text(file.read_text() + " ")
+    assert rlinf(*again).err.startswith(f"error: model.path={gsm8k_inputs / 'model'} has changed since")
+    assert rlinf(*again, "--accept-changed-inputs").code == rlinf(*again).code == 0
 
 
 def test_resuming_a_finished_run_touches_nothing_and_says_how_to_train_on(

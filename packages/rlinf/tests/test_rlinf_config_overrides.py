@@ -91,7 +91,7 @@ TEXTS = (
     "{question}",
     "Rule: {question}",
     "# {question}",
-    "'{question}'",
+    "'{question}' is 'it'",
     "[{question}",
     "*{question}\\n",
 )
@@ -104,7 +104,7 @@ def test_text_is_taken_as_it_stands(text: str):
     config = load_config("gsm8k-grpo", parse_overrides([*files, *texts, "--rollout.stop", "# stop", "--name=1e6"]))
     assert isinstance(config, ReasoningConfig) and isinstance(config.task, FilesTask)
     assert (config.task.prompt_template, config.task.system_prompt, config.name) == (text, text, "1e6")
-    assert config.task.chat_options["x"] == (text if text[0] != "'" else text[1:-1])
+    assert config.task.chat_options["x"] == text
     assert (config.rollout.stop, config.model.path) == (("# stop",), Path.cwd() / "a: # b")
     assert config.task.train_files == (Path.cwd() / "c #1.jsonl",)
     assert config.task.eval_files == (Path.cwd() / "d.jsonl", Path.cwd() / "e, f.jsonl")
@@ -117,6 +117,11 @@ def test_text_is_taken_as_it_stands(text: str):
         (str, "", ""),
         (str | None, "null", None),
         (str | None, "3", "3"),
+        (str, '"3\\n"', "3\n"),
+        (str, "'a' # 'b'", "'a' # 'b'"),
+        (str | None, "'null'", "null"),
+        (float | str, "true", "true"),
+        (float | str, "3", 3),
         (Path | None, "", None),
         (Literal["auto", "off"], "off", "off"),
         (int | Literal["auto"], "3", 3),

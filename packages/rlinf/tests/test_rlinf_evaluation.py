@@ -10,10 +10,11 @@ from rlinf.console.eval_progress import EvalProgress
 from rlinf.errors import UserError
 from rlinf.evaluation.benchmarks import Benchmark
 from rlinf.evaluation.folder import EvalFolder
-from rlinf.evaluation.model import fingerprint, model_folder
+from rlinf.evaluation.model import model_folder
 from rlinf.evaluation.run import benchmark_seed
 from rlinf.evaluation.scores import score_benchmark, score_table, show
 from rlinf.run_folder.checkpoints import checkpoint_name, point_to_best, writing_sealed
+from rlinf.run_folder.fingerprints import BLOCK_BYTES, NUM_BLOCKS, model_fingerprint
 from rlinf.tasks import Problem
 from rlinf_algos import Estimate
 from rlinf_algos.rewards import RewardSpec
@@ -59,16 +60,28 @@ def test_the_fingerprint_sees_config_tokenizer_and_weights(tmp_path: Path):
     content = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": bytes(300_000), "README.md": b"x"}
     for name, data in content.items():
         (tmp_path / name).write_bytes(data)
-    before = fingerprint(tmp_path)
+    before = model_fingerprint(tmp_path)
     (tmp_path / "README.md").write_bytes(b"y")
-    assert fingerprint(tmp_path) == before
+    assert model_fingerprint(tmp_path) == before
     for name, data in content.items():
         changed = data[:-1] + b"!"
         (tmp_path / name).write_bytes(changed)
-        assert (fingerprint(tmp_path) == before) == (name == "README.md")
+        assert (model_fingerprint(tmp_path) == before) == (name == "README.md")
         (tmp_path / name).write_bytes(data)
     (tmp_path / "model.safetensors").write_bytes(bytes(300_001))
-    assert fingerprint(tmp_path) != before
+    assert model_fingerprint(tmp_path) != before
+
+
+@pytest.mark.parametrize("place", [0, 1, 700, 1022, 1023])
+def test_the_fingerprint_of_a_large_file_sees_a_change_of_a_few_megabytes(tmp_path: Path, place: int):
+    """Of 64 MiB all zeros but for 1 MiB somewhere; a tensor that training changed is larger."""
+    data = bytearray(1024 * BLOCK_BYTES)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    before = model_fingerprint(tmp_path)
+    start = min(place, 1008) * BLOCK_BYTES
+    data[start : start + 1024 // NUM_BLOCKS * BLOCK_BYTES] = b"!" * (1024 // NUM_BLOCKS * BLOCK_BYTES)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    assert model_fingerprint(tmp_path) != before
 
 
 def test_each_benchmark_has_a_seed_of_its_own():

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -67,6 +68,23 @@ def test_create_takes_a_missing_or_an_empty_folder_and_no_other(tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"(?s)file is a file; a folder is written.*--output"):
         create(tmp_path / "file")
+
+
+def test_a_resumed_run_refuses_inputs_that_have_changed_unless_they_are_accepted(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "run"
+    arguments: dict[str, Any] = {"config_yaml": CONFIG, "command": ["x"], "keep_checkpoints": 2}
+    RunFolder(path, inputs={"model.path=m": "1", "task.train_files=a": "2"}, **arguments).close()
+    changed = {"model.path=m": "1", "task.train_files=a": "3"}
+    before = {file: file.read_bytes() for file in path.iterdir()}
+    with pytest.raises(UserError, match=r"^task\.train_files=a has changed since the run in .*run began") as caught:
+        RunFolder(path, resume=True, inputs=changed, **arguments)
+    assert str(caught.value.hint).endswith(f"rlinf train --resume --output {path} --accept-changed-inputs")
+    assert {file: file.read_bytes() for file in path.iterdir()} == before
+    RunFolder(path, resume=True, inputs=changed, accept_changed_inputs=True, **arguments).close()
+    assert "note: task.train_files=a has changed since the run began; accepted at 20" in capsys.readouterr().out
+    RunFolder(path, resume=True, inputs=changed, **arguments).close()  # what was accepted is what counts from then on
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert [note.split(";")[0] for note in manifest["notes"]] == ["task.train_files=a has changed since the run began"]
 
 
 def test_rows_are_strict_json_with_null_for_what_is_not_finite(tmp_path: Path) -> None:
@@ -263,6 +281,7 @@ HOLD = """
 import subprocess, sys
 from rlinf.run_folder.lock import FolderLock
 from pathlib import Path
+from typing import Any
 lock = FolderLock(Path(sys.argv[1]), ["rlinf", "train"])
 child = subprocess.Popen(["sleep", "600"], close_fds=False)
 print(child.pid, flush=True)

@@ -119,8 +119,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def _ended(folder: Path, manifest: dict[str, Any]) -> str:
     """What ended a run that has no processes."""
-    from rlinf.loop.ending import resume_command
-    from rlinf.run_folder.folder import RESULT
+    from rlinf.run_folder.folder import RESULT, resume_command
     from rlinf.run_folder.lock import check_free
     from rlinf_workers.explaining.text import printable
 

@@ -13,10 +13,11 @@ from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import JOBS, Config
 from rlinf.errors import UserError
-from rlinf.loop.ending import how_to_go_on, resume_command
+from rlinf.loop.ending import how_to_go_on
+from rlinf.run_folder.folder import resume_command
 from rlinf.run_folder.lock import check_empty, check_free
 
-OPTIONS = ("--output", "--resume", "--traceback", "--help")
+OPTIONS = ("--output", "--resume", "--accept-changed-inputs", "--traceback", "--help")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -29,6 +30,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("recipe", nargs="?", help="name of a shipped recipe, or path of a YAML file; not with --resume")
     parser.add_argument("--output", type=Path, help="the run's folder (default: runs/<name>-<time>)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --output")
+    parser.add_argument(
+        "--accept-changed-inputs",
+        action="store_true",
+        help="with --resume: go on although data or a model is not what it was when the run began",
+    )
     parser.set_defaults(run=run, takes_overrides=True)
 
 
@@ -38,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
             "give a recipe to start a run, or --resume with --output FOLDER to go on with one",
             hint="rlinf config list names the recipes that come with the package",
         )
+    if args.accept_changed_inputs and not args.resume:
+        raise UserError("--accept-changed-inputs is for --resume: a new run takes its inputs as they are")
     if args.resume and args.output is None:
         raise UserError("--resume needs --output FOLDER, the folder of the run to go on with")
     keys = {name for model in JOBS for name in model.model_fields}
@@ -51,10 +59,11 @@ def run(args: argparse.Namespace) -> int:
     elif ended := how_to_go_on(config.run, folder):
         print(ended)
         return 0
-    return _train(config, folder, resume=args.resume, command=["rlinf", *args.arguments])
+    command = ["rlinf", *args.arguments]
+    return _train(config, folder, resume=args.resume, accept=args.accept_changed_inputs, command=command)
 
 
-def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> int:
+def _train(config: Config, path: Path, *, resume: bool, accept: bool, command: list[str]) -> int:
     check_address_space()
     from rlinf.processes import fork_server
 
@@ -72,6 +81,8 @@ def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> i
             command=command,
             keep_checkpoints=config.run.keep_checkpoints,
             trace_bytes=trace_bytes,
+            inputs=job.inputs,
+            accept_changed_inputs=accept,
         )
     except OSError as error:
         raise cannot_write(path, error) from error

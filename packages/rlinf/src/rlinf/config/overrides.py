@@ -31,7 +31,8 @@ class Override:
         return "--" + ".".join(self.key)
 
     def value(self, annotation: Any) -> Any:
-        """The text as a value of the key's type. Text and paths are taken as they stand, everything else is YAML.
+        """The text as a value of the key's type. Text and paths are taken as they stand, but for quotes around all of
+        it; everything else is YAML.
 
         Args:
             annotation: of the key; None where it is not known.
@@ -46,21 +47,27 @@ class Override:
             return None
         if not self.text and str not in members:  # an unset variable of the shell is no path
             return None
-        if len(written_as_text) + (NoneType in members) == len(members):
-            is_flow_list = self.text.lstrip().startswith("[") and any(map(is_list, members))
-            return self._yaml() if is_flow_list else self.text
-        return self._scalar_or_text(has_lists=any(map(is_list, members)))
+        is_flow_list = self.text.lstrip().startswith("[") and any(map(is_list, members))
+        if is_flow_list and len(written_as_text) + (NoneType in members) == len(members):
+            return self._yaml()
+        return self._text(members)
 
-    def _scalar_or_text(self, *, has_lists: bool) -> Any:
-        """A number, a truth value, null, text in YAML's quotes, or a list where the key takes one; else the text as it
-        stands."""
+    def _text(self, members: set[Any]) -> Any:
+        """The text as it stands, or what is in it where YAML's quotes are around all of it.
+
+        Args:
+            members: what the key takes; a number, a truth value, null or a list that is among it is no text.
+        """
         try:
             value = parse_value(self.text)
         except ValueError:
             return self.text
-        is_plain_text = isinstance(value, str) and not self.text.startswith(("'", '"'))
-        is_refused = isinstance(value, dict) or (isinstance(value, list) and not has_lists)
-        return self.text if is_plain_text or is_refused else value
+        if isinstance(value, str):
+            return value if self.text.startswith(("'", '"')) else self.text
+        if isinstance(value, list):
+            return value if any(map(is_list, members)) else self.text
+        is_number = type(value) is int and float in members
+        return value if type(value) in members or is_number else self.text
 
     def _yaml(self) -> Any:
         try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
+from rlinf.run_folder.fingerprints import changed_inputs, refuse_changed
 from rlinf.run_folder.lock import FolderLock
 from rlinf.run_folder.manifest import Manifest, failure_of, new_manifest
 from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, to_json, write_file
@@ -99,14 +100,9 @@ class EvalFolder:
 
 
 def _check_inputs(path: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> None:
-    if "inputs" not in manifest.values:
+    if "inputs" not in manifest.values or manifest.values.get("job") in ("reasoning", "embodied"):
         raise UserError(
             f"{path} is the folder of a training run, not of an evaluation", hint="rlinf train --resume goes on with it"
         )
-    for name, before in manifest.values["inputs"].items():
-        if inputs.get(name) != before:
-            raise UserError(
-                f"{name} has changed since the evaluation in {path} began, so its samples do not go together with "
-                "new ones",
-                hint="put back what it was, or start anew with another --output folder",
-            )
+    changed = changed_inputs(manifest.values["inputs"], inputs)
+    refuse_changed(changed, "evaluation", path, "put back what it was, or start anew with another --output folder")

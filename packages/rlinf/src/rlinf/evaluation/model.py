@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES, check_model_folder, is_adapter
+from rlinf.config.inputs import check_model_folder, is_adapter
 from rlinf.errors import UserError
 from rlinf.run_folder.adapters import check_adapter
 from rlinf.run_folder.checkpoints import CHECKPOINTS, MODEL, checkpoint_steps, is_checkpoint, refuse_damaged_model
+from rlinf.run_folder.fingerprints import model_fingerprint
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
-
-EDGE_BYTES = 1 << 16
-"""Bytes at the beginning and at the end of each weight file that go into the fingerprint. They are enough, because
-training changes every part of a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +41,7 @@ def load_model(path: Path) -> EvaluatedModel:
         check_model_folder(folder, key="model")
     tokenizer = load_checkpoint_tokenizer(folder, key="model")
     return EvaluatedModel(
-        folder=folder, tokenizer=tokenizer, max_positions=max_positions(folder), fingerprint=fingerprint(folder)
+        folder=folder, tokenizer=tokenizer, max_positions=max_positions(folder), fingerprint=model_fingerprint(folder)
     )
 
 
@@ -71,22 +67,3 @@ def run_folder(model: Path) -> Path | None:
     checkpoints = model.resolve().parent.parent
     is_in_run = checkpoints.name == CHECKPOINTS and (checkpoints.parent / "config.yaml").is_file()
     return checkpoints.parent if is_in_run else None
-
-
-def fingerprint(folder: Path) -> str:
-    """A digest of config, tokenizer and weights: of small files as a whole, of weight files their sizes and edges."""
-    digest = hashlib.sha256()
-    small = {"config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja", *TOKENIZER_FILES}
-    weights = {".safetensors", ".bin"}
-    for file in sorted(entry for entry in folder.iterdir() if entry.is_file()):
-        if file.name in small or file.name in WEIGHT_FILES or file.suffix in weights:
-            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-            digest.update(file.read_bytes() if file.name in small else _edges(file))
-    return digest.hexdigest()
-
-
-def _edges(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        first = opened.read(EDGE_BYTES)
-        opened.seek(max(0, file.stat().st_size - EDGE_BYTES))
-        return first + opened.read(EDGE_BYTES)

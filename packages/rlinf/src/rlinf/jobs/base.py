@@ -63,6 +63,8 @@ class Job:
     """Shown beside the score; metrics of every evaluation."""
     notes: Sequence[str] = ()
     """Fall-backs in effect, for the manifest."""
+    inputs: Mapping[str, str] = MappingProxyType({})
+    """Config key and path of what the run reads -> its fingerprint; a resumed run compares them."""
     environments: Mapping[str, Interpreter] = MappingProxyType({})
     """Role -> the interpreter that its workers run under, where it has an environment of its own."""
     stops_on_mismatch = False

@@ -27,6 +27,7 @@ from rlinf.jobs.films import check_draws, check_video, write_film
 from rlinf.jobs.lora import policy_digest, policy_lora, with_base
 from rlinf.jobs.training import backend_settings, check_recompute, optimizer_settings
 from rlinf.machine import Machine
+from rlinf.run_folder.fingerprints import path_fingerprint
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.embodied.actor import ADAM_EPSILON, EmbodiedActor, EmbodiedActorSettings
@@ -74,6 +75,16 @@ class EmbodiedJob(Job):
                 f"run.stop_at_score={config.run.stop_at_score}: {config.env.id} never says that an episode succeeded",
                 hint="its score is the return; use --run.stop_at_score null",
             )
+
+        folders = {
+            "warm_start.path": config.warm_start and config.warm_start.path,
+            "policy.options.folder": config.policy.options.get("folder"),
+        }
+        self.inputs = {
+            f"{key}={path}": path_fingerprint(Path(str(path)))
+            for key, path in folders.items()
+            if path is not None and Path(str(path)).exists()
+        }
 
     # -- flows -----------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from rlinf.jobs.generation import (
     sampling_settings,
 )
 from rlinf.jobs.lora import lora_settings, with_base
-from rlinf.jobs.rewards import JUDGES, check_reward, reward_spec, try_rewards
+from rlinf.jobs.rewards import JUDGES, check_reward, reward_folders, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, check_packs, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
@@ -44,6 +44,7 @@ from rlinf.planning.memory import all_fit_at_once, check_memory, fullest_place, 
 from rlinf.planning.memory_table import memory_lines
 from rlinf.planning.problems import actor_granularities, num_sampled_prompts
 from rlinf.run_folder.checkpoints import refuse_damaged_model
+from rlinf.run_folder.fingerprints import model_fingerprint
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, max_positions, write_model_folder
@@ -137,9 +138,18 @@ class ReasoningJob(Job):
             max_tokens=config.rollout.max_prompt_tokens if config.model.path else None,
             sends_rows=tried.reads_rows,
         )
+        self.inputs = self._fingerprints()
         self._warm_start: Flow | None = None
         if self._shape is not None:
             check_cut(config, self._shape)
+
+    def _fingerprints(self) -> dict[str, str]:
+        """Of the models and the problems."""
+        config = self.config
+        folders = {"model.path": config.model.path, "reference.path": config.reference.path}
+        folders |= reward_folders(config.reward)
+        models = {f"{key}={path}": model_fingerprint(path) for key, path in folders.items() if path is not None}
+        return models | (self._task.fingerprints() if isinstance(self._task, FileProblems) else {})
 
     def _model_config(self) -> dict[str, Any]:
         """config.json of the model, as far as sizes go."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.rewards import (
@@ -112,6 +113,17 @@ def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
                 )
             return tuple(f"{key}: the sandbox for code is weak: {weakness}" for weakness in weaknesses)
     return ()
+
+
+def reward_folders(config: RewardConfig, key: str = "reward") -> dict[str, Path]:
+    """Config key -> folder of each reward model."""
+    match config:
+        case ModelReward():
+            return {f"{key}.path": config.path}
+        case WeightedReward():
+            terms = (reward_folders(term.reward, f"{key}.terms.{name}.reward") for name, term in config.terms.items())
+            return {place: folder for found in terms for place, folder in found.items()}
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from pathlib import Path
 
 from rlinf.config.common import RunConfig
-from rlinf.run_folder.folder import RESULT
+from rlinf.run_folder.folder import RESULT, resume_command
 
 
 def reasons_to_end(
@@ -43,8 +42,3 @@ def how_to_go_on(run: RunConfig, path: Path) -> str | None:
         f"the run in {path} is finished after {step} steps: {next(iter(reasons))}; nothing was touched\n"
         f"to train on: {resume_command(path)} {' '.join(reasons.values())}"
     )
-
-
-def resume_command(path: Path) -> str:
-    """The command line that goes on with the run in a folder."""
-    return f"rlinf train --resume --output {shlex.quote(str(path))}"

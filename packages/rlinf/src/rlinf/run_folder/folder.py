@@ -18,16 +18,19 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from rlinf.errors import UserError
 from rlinf.run_folder import checkpoints
+from rlinf.run_folder.fingerprints import changed_inputs, refuse_changed
 from rlinf.run_folder.lock import FolderLock, check_empty
-from rlinf.run_folder.manifest import Manifest, failure_of, new_manifest
+from rlinf.run_folder.manifest import Manifest, failure_of, new_manifest, timestamp
 from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, to_json, write_file
 from rlinf.run_folder.trace import LIMIT_BYTES, TraceEvent, TraceWriter
 
@@ -36,6 +39,7 @@ PLAN_TIMES = "plan_times.json"
 RESULT = "result.json"
 WAITS = "waits.json"
 ASKED, SEEN = "look-elsewhere", "seen-elsewhere.json"
+NO_INPUTS: Mapping[str, str] = MappingProxyType({})
 VIDEOS = "videos"
 """Folder of the films of evaluations."""
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
@@ -58,10 +62,12 @@ class RunFolder:
         command: the command line, for the manifest.
         keep_checkpoints: number of newest checkpoints kept beside the best one, at least 1.
         resume: the run there stopped, and goes on from its newest whole checkpoint; from its start if it made none.
+        inputs: fingerprints of what the run reads, by config key and path; compared when it is resumed.
+        accept_changed_inputs: a resumed run goes on with what is there now, and notes it.
         trace_bytes: largest size of trace.json, about; 0 for none.
 
-    Raises: UserError where the path holds something, there is nothing to resume, no checkpoint is whole, or another
-        process writes the folder.
+    Raises: UserError where the path holds something, there is nothing to resume, an input has changed, no checkpoint is
+        whole, or another process writes the folder.
     """
 
     def __init__(
@@ -73,6 +79,8 @@ class RunFolder:
         keep_checkpoints: int,
         resume: bool = False,
         trace_bytes: int = LIMIT_BYTES,
+        inputs: Mapping[str, str] = NO_INPUTS,
+        accept_changed_inputs: bool = False,
     ) -> None:
         assert keep_checkpoints >= 1, f"keep_checkpoints={keep_checkpoints}"
         self.path = path
@@ -82,8 +90,10 @@ class RunFolder:
         self._tensorboard: Any = None
         self._resumed_from_step: int | None = None
         self._earlier_plan_times: list[Any] = []
+        notes: list[str] = []
         if resume:
             self._manifest = Manifest.read(path, what="run")
+            notes = _check_inputs(path, self._manifest, inputs, accept=accept_changed_inputs)
         else:
             check_empty(path)
             path.mkdir(parents=True, exist_ok=True)
@@ -99,8 +109,9 @@ class RunFolder:
             if trace_bytes:
                 self._trace = self._open_trace(trace_bytes)
                 opened.callback(self._trace.close)
+            self._manifest.values["inputs"] = dict(inputs)
             self._begin_session(command)
-            self._manifest.note(*self._lock.notes)
+            self._manifest.note(*notes, *self._lock.notes)
             self._opened = opened.pop_all()
 
     def begin_again(self, failure: str) -> Path | None:
@@ -326,6 +337,25 @@ def _checkpoint_step(path: Path) -> int | None:
             hint="put a whole checkpoint back, or start a new run in another folder",
         )
     return None
+
+
+def _check_inputs(path: Path, manifest: Manifest, inputs: Mapping[str, str], *, accept: bool) -> list[str]:
+    """Returns notes. Raises: UserError where an input has changed and that is not accepted."""
+    if "inputs" not in manifest.values:
+        return ["the run began without fingerprints of its inputs: whether they have changed since is not known"]
+    changed = changed_inputs(manifest.values["inputs"], inputs)
+    if changed and accept:
+        notes = [f"{name} has changed since the run began; accepted at {timestamp()}" for name in changed]
+        print("\n".join(f"note: {note}" for note in notes))
+        return notes
+    go_on = f"{resume_command(path)} --accept-changed-inputs"
+    refuse_changed(changed, "run", path, f"put back what it was, or go on with what is there now: {go_on}")
+    return []
+
+
+def resume_command(path: Path) -> str:
+    """The command line that goes on with the run in a folder."""
+    return f"rlinf train --resume --output {shlex.quote(str(path))}"
 
 
 def _evaluation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

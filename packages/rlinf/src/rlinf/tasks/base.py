@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,11 @@ class Problem:
     """Number of its row in the file, from 1."""
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """All columns of its row; none of a problem that was made."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Differs where the prompt, the answer or any column of the row does."""
+        return hashlib.sha256(repr((self.prompt, self.answer, self.row_json)).encode()).digest()
 
     @property
     def row_json(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,19 @@ class FileProblems:
     def held_out(self) -> Mapping[str, list[Problem]]:
         more = {name: self._sets[f"eval_sets.{name}"] for name in self._config.eval_sets}
         return {"": self._sets["eval_files"], **more}
+
+    def fingerprints(self) -> dict[str, str]:
+        """Config key and files of each set -> digest of its problems, in their order."""
+        config = self._config
+        files = {"train_files": config.train_files, "eval_files": config.eval_files}
+        files |= {f"eval_sets.{name}": (path,) for name, path in config.eval_sets.items()}
+        found = {}
+        for name, paths in files.items():
+            digest = hashlib.sha256()
+            for problem in self._sets[name]:
+                digest.update(problem.fingerprint)
+            found[f"task.{name}={', '.join(map(str, paths))}"] = digest.hexdigest()
+        return found
 
     def _load(self, paths: Sequence[Path], name: str = "") -> list[Problem]:
         config = self._config
