@@ -13,6 +13,7 @@ import pytest
 import torch
 import zmq.asyncio  # pyright: ignore[reportMissingImports]
 
+from listeners import nothing_exposed  # pyright: ignore[reportMissingImports]
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.sglang import engine as engine_module
 from rlinf_workers.testing import engines
@@ -83,14 +84,16 @@ def worker(model, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(textwrap.dedent(WORKER))
     pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [sys.executable, str(script), model.folder], stdin=pipe, stdout=pipe, stderr=pipe, text=True
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, process.communicate()[1]
-    yield process, [int(pid) for pid in line.split()]
-    process.kill()
+    env = dict(os.environ)
+    with nothing_exposed(env):
+        process = subprocess.Popen(
+            [sys.executable, str(script), model.folder], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env
+        )
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        yield process, [int(pid) for pid in line.split()]
+        process.kill()
 
 
 def test_nothing_is_left_when_the_worker_is_killed(worker):

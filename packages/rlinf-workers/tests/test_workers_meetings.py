@@ -28,6 +28,9 @@ class Listening(Fault):
         found = [row[1].split(":")[0] for row in rows if row[3] == LISTENS and f"socket:[{row[9]}]" in own]
         return [socket.inet_ntoa(bytes.fromhex(words)[::-1]) if len(words) == 8 else words for words in found]
 
+    def interfaces(self) -> list[str]:
+        return [os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]]
+
 
 def start(launcher, folder, rendezvous, environment):
     def spec(rank):
@@ -51,6 +54,15 @@ def test_ranks_meet_where_the_first_one_listens(rendezvous, environment, tmp_pat
         listened = group.call("addresses", timeout_s=START_S)
         assert rendezvous or environment[ADDRESS_VARIABLE] in listened[0]
         assert {address for of_rank in listened for address in of_rank} <= {LOOPBACK, "127.0.0.2"}
+
+
+def test_ranks_of_one_machine_stay_at_its_loopback_address(tmp_path):
+    """Whatever address its name stands for, and with NCCL as with gloo."""
+    with launched(LocalLauncher) as launcher:
+        group = start(launcher, tmp_path, str(tmp_path / "meeting"), {})
+        assert group.call("sum_of_ranks", timeout_s=2 * START_S) == [3.0, 3.0]
+        assert group.call("interfaces", timeout_s=START_S) == [["lo", "lo"]] * 2
+        assert {address for of_rank in group.call("addresses", timeout_s=START_S) for address in of_rank} == {LOOPBACK}
 
 
 def test_whoever_asks_is_told_at_once_or_later_and_nothing_of_an_earlier_start():

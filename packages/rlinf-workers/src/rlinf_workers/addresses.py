@@ -13,6 +13,8 @@ DRIVERS_NODE = 0
 LOOPBACK = "127.0.0.1"
 ADDRESS_VARIABLE = "RLINF_NODE_ADDRESS"
 """Set by a launcher in the driver and in each worker; on every node another one."""
+ON_ONE_MACHINE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Env vars with which ranks that are all on one machine listen at its loopback address, not at that of its name."""
 _SIOCGIFADDR = 0x8915
 """Linux: the IPv4 address of a network interface."""
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlinf_comm.codec import pack, unpack
-from rlinf_workers.addresses import interface_of, own_address
+from rlinf_workers.addresses import ON_ONE_MACHINE, interface_of, own_address
 from rlinf_workers.launcher.base import Identity, RequestSender
 from rlinf_workers.spans import WaitTable
 
@@ -166,14 +166,27 @@ def connect(identity: Identity, waits: WaitTable, request: RequestSender) -> Ran
     return RankGroups(all=every, replica=own, replicas=peers)
 
 
+def connect_alone(identity: Identity) -> None:
+    """A process group of this rank alone, for what cannot do without one."""
+    _stay_on_this_machine()
+    dist.init_process_group(backends_of(identity), store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _stay_on_this_machine() -> None:
+    for variable, value in ON_ONE_MACHINE.items():
+        os.environ.setdefault(variable, value)
+
+
 def _meeting_place(identity: Identity, request: RequestSender) -> dist.Store:
     """What the ranks find each other through: a file, or the first rank's process."""
     if "/" in identity.rendezvous:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # needs no name resolution
+        _stay_on_this_machine()
         return dist.FileStore(identity.rendezvous, identity.num_ranks)
     address = identity.rendezvous or own_address()
     interface = interface_of(address)
-    if interface is not None:  # else gloo takes what the machine's name stands for
+    if interface == ON_ONE_MACHINE["GLOO_SOCKET_IFNAME"]:
+        _stay_on_this_machine()
+    elif interface is not None:  # else gloo takes what the machine's name stands for
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if identity.rank > 0:
         return dist.TCPStore(*request("meeting", None).result(), is_master=False, timeout=TIMEOUT)

@@ -15,8 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlinf_workers.addresses import ON_ONE_MACHINE
+
 FOLDER_VARIABLE = "RLINF_SGLANG_FOLDER"
 """Environment variable with the folder that a worker shares with its engine's processes."""
+MEETING_VARIABLE = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
+"""SGLang's env var for the URL at which the ranks of an engine meet, as torch.distributed takes it."""
 LONGEST_ERROR = 1200
 """Characters of an error that are shown; some list every model that SGLang knows."""
 _PR_SET_PDEATHSIG = 1
@@ -28,6 +32,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # the worker died before the line above
         os._exit(1)
+    os.environ.update(ON_ONE_MACHINE)
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # `rlinf explain` asks one that hangs where it is
     errors = logging.FileHandler(Path(os.environ[FOLDER_VARIABLE]) / f"errors-{os.getpid()}", delay=True)
     errors.setLevel(logging.ERROR)

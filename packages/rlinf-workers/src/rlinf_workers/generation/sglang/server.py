@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
-from rlinf_workers.generation.sglang.child import FOLDER_VARIABLE, last_error, run_scheduler
+from rlinf_workers.generation.sglang.child import FOLDER_VARIABLE, MEETING_VARIABLE, last_error, run_scheduler
 from rlinf_workers.leftovers import SweptFolder
 
 T = TypeVar("T")
@@ -46,6 +46,8 @@ class EngineServer:
     ) -> None:
         self._folder, self._on_lost = folder, on_lost
         os.environ[FOLDER_VARIABLE] = str(folder.path)
+        # Its ranks meet through a file: SGLang's own store would listen at every address and take keys from anybody.
+        os.environ[MEETING_VARIABLE] = (folder.path / "ranks").as_uri()
         _ignore_sigquit()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sglang", daemon=True)

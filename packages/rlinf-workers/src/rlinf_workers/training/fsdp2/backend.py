@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts.fsdp2 import fsdp2 as fsdp2_layout
 from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
-from rlinf_workers.collectives import backends_of
+from rlinf_workers.collectives import connect_alone
 from rlinf_workers.models.parts import KeptParts
 from rlinf_workers.models.placement import HOST, HostPlaces, copy_alike, move_moments, tensors_of
 from rlinf_workers.models.weight_files import WeightFiles
@@ -137,7 +137,7 @@ class FSDP2Backend:
         if recompute:
             recompute_feed_forward(self._model)
         if not dist.is_initialized():  # one rank alone; a mesh needs a group all the same
-            dist.init_process_group(backends_of(worker.identity), store=dist.HashStore(), rank=0, world_size=1)
+            connect_alone(worker.identity)
         mesh = init_device_mesh(worker.device.type, (worker.num_ranks,))
         first = {name: parts.take(p) for name, p in self._model.named_parameters() if p.is_meta}
         self._root = shard(self._model, mesh, lower)

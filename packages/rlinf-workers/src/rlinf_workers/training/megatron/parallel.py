@@ -16,7 +16,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_workers.collectives import TIMEOUT, RankGroup, backends_of
+from rlinf_workers.collectives import TIMEOUT, RankGroup, connect_alone
 from rlinf_workers.worker import Worker
 
 SEED = 1
@@ -51,7 +51,7 @@ def connect(worker: Worker, options: MegatronOptions) -> Place:
     options.check_ranks(worker.num_ranks, worker.identity.num_ranks_per_replica)
     worker.ranks.barrier()  # connects
     if not dist.is_initialized():  # one rank alone
-        dist.init_process_group(backends_of(worker.identity), store=dist.HashStore(), rank=0, world_size=1)
+        connect_alone(worker.identity)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=options.tensor_parallel,
         pipeline_model_parallel_size=options.pipeline_parallel,
