@@ -69,25 +69,28 @@ def test_two_nodes_give_the_numbers_of_one_machine(mode, address, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_without_a_node_that_is_lost(tmp_path):
+@pytest.mark.parametrize("lost", [0, 1], ids=["the driver's", "another"])
+def test_a_run_goes_on_without_a_node_whose_raylet_was_killed(lost, tmp_path):
+    """Ray lists it as alive for some time after that. What Ray says of it does not reach the screen."""
     from ray.cluster_utils import Cluster
 
-    settings = SETTINGS | {"mode": "disaggregated", "run.num_steps": 30, "run.evaluate_every": 10}
+    settings = SETTINGS | {"mode": "disaggregated", "run.num_steps": 200, "run.evaluate_every": 100}
     nodes = Cluster()
     try:
-        _add_node(nodes)
-        second = _add_node(nodes)
+        raylets = [_add_node(nodes).all_processes["raylet"][0].process for _ in range(2)]
         by_ray = {
             "cluster.launcher": "ray",
-            "cluster.launcher_options": f"{{address: '{nodes.address}', num_nodes: 2, wait_s: 5}}",
+            "cluster.launcher_options": f"{{address: '{nodes.address}', num_nodes: 2, wait_s: 10}}",
         }
         output = tmp_path / "ray"
-        process = start("sort-grpo", output, settings | by_ray | {"run.checkpoint_every": 5})
-        wait_for(lambda: steps_done(output) >= 7, process, "step 7")
-        nodes.remove_node(second)
+        process = start("sort-grpo", output, settings | by_ray | {"run.checkpoint_every": 20})
+        wait_for(lambda: steps_done(output) >= 30, process, "step 30")
+        raylets[lost].kill()
+        raylets[lost].wait()
         out, err = process.communicate(timeout=END_TIMEOUT_S)
         assert process.returncode == 0, out + err
         assert "on 1 of 2 nodes" in out, out
+        assert "raylet" not in out + err, out + err
     finally:
         nodes.shutdown()
     alone = train("sort-grpo", tmp_path / "local", settings | {"cluster.num_devices": 1, "mode": "collocated"})

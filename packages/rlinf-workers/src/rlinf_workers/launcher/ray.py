@@ -213,9 +213,14 @@ def _joined(address: str) -> Member:
 
 def find_nodes(address: str, num_nodes: int, wait_s: float) -> tuple[Node, ...]:
     """The nodes to use, once there are as many as wanted. Raises: ClusterRefused, NodeLost."""
-    member = member_of(address)
+    process = member_of(address).process
+    try:
+        process.call("nodes")
+    except NodeLost:
+        process.close()
+        process = member_of(address).process  # this machine may have another node
     deadline = time.monotonic() + wait_s
-    while len(nodes := _numbered(member.process.call("nodes"))) < num_nodes and time.monotonic() < deadline:
+    while len(nodes := _numbered(process.call("nodes"))) < num_nodes and time.monotonic() < deadline:
         time.sleep(0.5)
     if len(nodes) < num_nodes:
         raise ClusterRefused(

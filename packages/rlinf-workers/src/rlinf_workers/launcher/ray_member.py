@@ -135,7 +135,10 @@ def _knock(place: str, mode: str) -> None:
 
 def nodes() -> list[Node]:
     """The nodes that answer, the driver's first, then by address. Ray lists one as alive for some time after it was
-    lost."""
+    lost.
+
+    Raises: NodeLost where the driver's does not answer, without which nothing can be placed on the others.
+    """
     own = ray.get_runtime_context().get_node_id()
     there = [
         Node(
@@ -149,6 +152,8 @@ def nodes() -> list[Node]:
         for node in ray.nodes()
         if node["Alive"] and _answers(node["NodeManagerAddress"], node["NodeManagerPort"])
     ]
+    if own not in [node.id for node in there]:
+        raise NodeLost("the Ray node of the driver's machine does not answer any more")
     return sorted(there, key=lambda node: (node.id != own, node.address, node.id))
 
 

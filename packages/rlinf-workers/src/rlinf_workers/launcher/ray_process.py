@@ -26,7 +26,7 @@ from typing import IO, Any
 from rlinf_workers.errors import NodeLost, WorkersError
 
 MEMBER = "rlinf_workers.launcher.ray_member"
-END_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 15.0
 """For the process to leave its cluster, and to end one that it has started."""
 _START = "from rlinf_workers.launcher.ray_process import serve; import sys; serve(int(sys.argv[1]))"
 

@@ -60,21 +60,27 @@ def run(job: Job, folder: RunFolder) -> str:
     if job.config.run.wandb is not None:
         folder.add_sink(WandbSink(job.config.run.wandb, folder.path, job.config.model_dump(mode="json")))
     restarts = Restarts(job.config.run)
+    failure: ProcessesLost | None = None
     while True:
         loop = TrainingLoop(job, folder, restarts)
         try:
             return loop.run()
-        except ProcessesLost as failure:
-            restarts.check(failure, loop.step)
-            checkpoint = folder.begin_again(str(failure))
-            loop.progress.warning(str(failure))
-            try:
-                job, told = _where_machines_are_left(job)
-            except UserError as error:
-                raise RunFailed(f"{failure}\nand then: {error}") from error
-            place = checkpoint.name if checkpoint else "the start"
-            folder.note(f"{failure.summary}; the run went on from {place} with new processes{told}")
-            loop.progress.message(f"going on from {place} with new processes{told}")
+        except ProcessesLost as error:
+            failure = error
+        except UserError as error:
+            if failure is None:
+                raise
+            raise RunFailed(f"{failure}\nand then: {error}") from error
+        restarts.check(failure, loop.step)
+        checkpoint = folder.begin_again(str(failure))
+        loop.progress.warning(str(failure))
+        try:
+            job, told = _where_machines_are_left(job)
+        except UserError as error:
+            raise RunFailed(f"{failure}\nand then: {error}") from error
+        place = checkpoint.name if checkpoint else "the start"
+        folder.note(f"{failure.summary}; the run went on from {place} with new processes{told}")
+        loop.progress.message(f"going on from {place} with new processes{told}")
 
 
 def _where_machines_are_left(job: Job) -> tuple[Job, str]:
