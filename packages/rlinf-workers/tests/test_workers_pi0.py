@@ -24,6 +24,7 @@ from rlinf_workers.policies.pi0.processor import BEGIN, BytePrompts, prepare_pic
 from rlinf_workers.policies.pi0.statistics import normalizers
 from rlinf_workers.records.embodied import GroupObservation, text_tensor
 from rlinf_workers.testing.policies import check_policy, random_fields
+from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 pytest.importorskip("transformers", minversion="5.17")
@@ -260,7 +261,8 @@ def test_a_checkpoint_of_openpi_acts_as_its_tensors_say(published):
     expected = (start - predict(start, 1.0)[1])[:, :2, :3]
     with torch.no_grad():
         found = policy.act(shown, None).actions
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=4e-5)
+    additions = additions_of_transformer(num_layers=4, width=32, inner_width=64, num_tokens=16)  # and towers
+    torch.testing.assert_close(found, expected, rtol=0, atol=rounding_bound(additions, size=3))  # noise of about 3
     check_policy(Pi0, FIELDS, ACTIONS, **options)
 
 

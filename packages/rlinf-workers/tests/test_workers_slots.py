@@ -17,7 +17,7 @@ from rlinf_workers.generation.huggingface import HuggingFaceEngine
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.generation.slots import Slots
 from rlinf_workers.testing.architectures import tiny_architecture
-from rlinf_workers.testing.engines import ENGINE_CHECKS, prompts_of, sample
+from rlinf_workers.testing.engines import ENGINE_CHECKS, LOGPROB_BOUND, prompts_of, sample
 
 CPU = torch.device("cpu")
 MIXED = [3, 8, 5, 7, 8, 2, 4, 6, 8, 1, 5, 3]
@@ -48,7 +48,7 @@ def assert_same_tokens(found, expected):
     assert found.keys() == expected.keys()
     for key, (ids, logprobs, cut) in expected.items():
         assert found[key][0].tolist() == ids.tolist() and found[key][2] == cut, key
-        torch.testing.assert_close(found[key][1], logprobs, rtol=0, atol=2e-6)
+        torch.testing.assert_close(found[key][1], logprobs, rtol=0, atol=LOGPROB_BOUND)
 
 
 @pytest.mark.parametrize("check", ENGINE_CHECKS, ids=lambda check: check.__name__)
