@@ -1,5 +1,7 @@
 """Rewards: what counts as the answer, the registry, and that nothing fails in silence."""
 
+import time
+import timeit
 from decimal import Decimal
 from fractions import Fraction
 
@@ -174,7 +176,67 @@ def test_import_paths():
         get_reward(":f")
 
 
-def test_a_crashed_checker_raises_and_never_gives_zero():
+@pytest.mark.parametrize("piece", ["<think>", "</think><answer>", "<think></think><answer></answer>", "</answer>", " "])
+def test_the_form_is_looked_for_in_linear_time(piece):
+    """Four times the text takes far less than sixteen times as long, which a quadratic search would."""
+    small_s, large_s = (_cpu_s(piece * n) for n in (25_000, 100_000))
+    assert large_s < 9 * small_s + 0.3
+
+
+def _cpu_s(text: str) -> float:
+    return min(
+        timeit.repeat(lambda: think_answer_format(f"<think>{text}", ""), timer=time.process_time, number=1, repeat=3)
+    )
+
+
+def built_in(rule):
+    """The rule as if it were one of the package's."""
+    rule.__module__ = "rlinf_algos.rewards.some"
+    return rule
+
+
+def test_a_rule_of_the_package_that_raises_on_one_text_marks_it_and_goes_on(caplog):
+    def inverse(completion, reference):
+        return RewardResult(value=float(reference) / float(completion), outcome="right")
+
+    results = score_all(built_in(inverse), ["1", "0", "2"], ["1", "1", "1"])
+    assert [(one.outcome, one.value, one.judge_failed) for one in results] == [
+        ("right", 1.0, False),
+        ("crashed", 0.0, True),
+        ("right", 0.5, False),
+    ]
+    assert (results[1].detail or "").startswith("ZeroDivisionError: float division by zero (test_algos_rewards.py:")
+    assert "ZeroDivisionError" in caplog.text, "the log has the traceback"
+
+
+def test_what_is_no_fault_of_the_text_ends_the_call():
+    """A machine without descriptors may not become a reward of 0."""
+
+    def fails(completion, reference):
+        raise OSError("too many open files")
+
+    with pytest.raises(RewardError, match="OSError: too many open files"):
+        score_all(built_in(fails), ["5"], ["5"])
+
+
+def test_a_failing_batch_is_scored_one_by_one():
+    class Picky:
+        __module__ = "rlinf_algos.rewards.picky"
+
+        def __call__(self, completion, reference):
+            raise AssertionError("the batch form is there")
+
+        def score_batch(self, completions, references):
+            return tuple(RewardResult(value=1 / len(text), outcome="right") for text in completions)
+
+        def close(self):
+            pass
+
+    results = score_all(Picky(), ["a", "", "bb"], ["1"] * 3)
+    assert [(one.outcome, one.value) for one in results] == [("right", 1.0), ("crashed", 0.0), ("right", 0.5)]
+
+
+def test_a_custom_reward_that_raises_ends_the_call():
     def crashes(completion: str, reference: str) -> RewardResult:
         raise ZeroDivisionError("oh")
 

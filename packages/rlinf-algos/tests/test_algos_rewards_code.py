@@ -3,12 +3,14 @@
 import json
 import os
 import time
+import timeit
 from pathlib import Path
 
 import pytest
 
 from rlinf_algos import AlgosError, RewardError, get_reward
 from rlinf_algos.rewards import program as module
+from rlinf_algos.rewards.code_tests import is_expected
 from rlinf_algos.rewards.program import CodeReward, last_program
 from rlinf_algos.rewards.sandbox import SandboxLimits, run_python
 
@@ -75,9 +77,37 @@ def test_which_program_is_run():
     assert last_program("```python\na\n```\n```json\n{}\n```") == "a\n"
     assert last_program("<think>\n```python\na\n```\n</think> none") is None
     assert last_program("print(1)") is None
-    start = time.process_time()
-    last_program("```\n" * 25_000)
-    assert time.process_time() - start < 5
+    assert last_program("```py\r\na\r\n```\r\n") == "a\r\n"
+    assert last_program("```python\na\n```python\nb\n```\n```python\nc") == "a\n```python\nb\n"
+
+
+@pytest.mark.parametrize("piece", ["```\n", "```python\n", "``` \n ```", "`", " ", "\n", "</think>"])
+def test_programs_are_looked_for_in_linear_time(piece):
+    """Four times the text takes far less than sixteen times as long, which a quadratic search would."""
+    small_s, large_s = (_cpu_s(piece * n) for n in (25_000, 100_000))
+    assert large_s < 9 * small_s + 0.3
+
+
+def _cpu_s(text: str) -> float:
+    return min(timeit.repeat(lambda: last_program(text), timer=time.process_time, number=1, repeat=3))
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "is_right"),
+    [
+        (10**400, 1.5, False),
+        (10**400, float("inf"), False),
+        (float("inf"), float("inf"), True),
+        ([1, -(10**400)], [1, 1e308], False),
+        (float("nan"), 1.5, False),
+        (10**400, 10**400, True),
+        (2, 2.0, True),
+        (2 + 1e-9, 2.0, True),
+        (True, 1.0, False),
+    ],
+)
+def test_results_of_calls(result, expected, is_right):
+    assert is_expected(result, expected) is is_right
 
 
 def test_no_program_and_no_tests(reward):

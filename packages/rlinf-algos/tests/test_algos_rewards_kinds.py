@@ -1,13 +1,15 @@
 """Multiple choice, lengths, weighted sums, reward models, batches and specs."""
 
 import json
+import shutil
 import time
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
-from rlinf_algos import AlgosError, NonFiniteError, RewardError, RewardResult, RewardSpec, make_reward, score_all
+from rlinf_algos import AlgosError, RewardError, RewardResult, RewardSpec, make_reward, score_all
 from rlinf_algos.rewards import (
     LengthPenalty,
     LengthTarget,
@@ -120,11 +122,20 @@ def test_a_weighted_sum_keeps_its_parts():
     results = score_all(reward, [full, "7", "8", full], ["7", "7", "7", "9"])
     assert [result.value for result in results] == pytest.approx([1.0, 0.9, 0.0, 0.1])
     assert [result.outcome for result in results] == ["right", "right", "wrong", "wrong"]
+    assert not any(result.judge_failed for result in results)
     assert [(part.name, part.weight, part.result.value) for part in results[1].parts] == [
         ("number", 0.9, 1.0),
         ("form", 0.1, 0.0),
     ]
     assert results[1].parts[1].result.outcome == "unparseable"
+
+    def fails(completion, reference):
+        raise OverflowError("too large")
+
+    fails.__module__ = "rlinf_algos.rewards.some"
+    (result,) = score_all(WeightedReward([("number", 0.9, numeric_match), ("form", 0.1, fails)]), ["7"], ["7"])
+    assert (result.value, result.outcome, result.judge_failed) == (0.9, "right", True)
+    assert (result.detail or "").startswith("OverflowError: too large")
     for terms in ([], [("a", 1.0, exact_match), ("a", 1.0, exact_match)], [("a", 0.0, exact_match)]):
         with pytest.raises(RewardError, match="it needs terms with different names and weights other than 0"):
             WeightedReward(terms)
@@ -288,6 +299,56 @@ def test_a_reward_model_reads_the_prompt_and_the_other_terms_the_reference(folde
         score_all(model, COMPLETIONS, references, PROMPTS[:1])
 
 
+@pytest.mark.parametrize("pad", [None, "<pad>", "<end>"])
+@pytest.mark.parametrize("config_pad", [None, 0, 1, 3])
+def test_a_score_is_that_of_the_row_alone_whatever_pad_and_end_are(folder, tmp_path, pad, config_pad):
+    """Every row ends with the token 1, `<end>`; the reference is the folder as it is, one row at a time."""
+    import transformers
+
+    from rlinf_algos.rewards import RewardModel
+
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": pad}))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": config_pad}))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    rows = [
+        tokenizer(f"<user>{prompt}<assistant>{completion}<end>", add_special_tokens=False)["input_ids"][-64:]
+        for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True)
+    ]
+    with torch.no_grad():
+        expected = [model(input_ids=torch.tensor([row])).logits[0, 0].item() for row in rows]
+    reward = RewardModel(tmp_path)
+    reward._tokenizer.chat_template = TEMPLATE
+    scores = [result.value for result in reward.score_batch(COMPLETIONS, PROMPTS)]
+    assert scores == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_row_that_a_reward_model_cannot_score_takes_the_lowest_score(folder, monkeypatch):
+    from rlinf_algos.rewards import RewardModel
+
+    reward = RewardModel(folder)
+    expected = [result.value for result in reward.score_batch(COMPLETIONS, PROMPTS)]
+    forward, long = reward._model.forward, len(COMPLETIONS) - 1
+
+    def fails(input_ids, attention_mask):
+        if input_ids.shape[1] == 64:  # the longest row
+            raise RuntimeError("out of memory")
+        logits = forward(input_ids=input_ids, attention_mask=attention_mask).logits
+        return types.SimpleNamespace(logits=torch.where(input_ids[:, :1] == ord("a") - 27, float("nan"), logits))
+
+    monkeypatch.setattr(reward._model, "forward", fails)
+    results = reward.score_batch(COMPLETIONS, PROMPTS)
+    assert [result.judge_failed for result in results] == [False, False, True, False, True]
+    sound = [expected[i] for i in (0, 1, 3)]
+    assert [results[i].value for i in (0, 1, 3)] == pytest.approx(sound, abs=1e-6)
+    assert [results[i].value for i in (2, long)] == pytest.approx([min(sound)] * 2, abs=1e-6)
+    assert "NonFiniteError: the reward model's score is nan" in (results[2].detail or "")
+    assert "RuntimeError: out of memory" in (results[long].detail or "")
+
+
 def test_a_reward_model_that_cannot_serve_says_so(folder, tmp_path, monkeypatch):
     import transformers
 
@@ -312,11 +373,6 @@ def test_a_reward_model_that_cannot_serve_says_so(folder, tmp_path, monkeypatch)
         (causal / name).write_bytes((folder / name).read_bytes())
     with pytest.raises(RewardError, match=r"lacks score.weight, which would be random"):
         RewardModel(causal)
-    reward = RewardModel(folder)
-    with torch.no_grad():
-        reward._model.score.weight.fill_(float("nan"))
-    with pytest.raises(NonFiniteError, match=r"reward model scores\[0\]=nan"):
-        reward("a", "b")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RewardError, match=r"pip install 'rlinf-algos\[model\]'"):
         RewardModel(folder)

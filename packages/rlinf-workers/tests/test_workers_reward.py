@@ -1,11 +1,13 @@
 """The reward role: a hand-over is scored at once, groups keep their own results, outcomes are counted."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from rlinf_algos import RewardError
 from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, exact_match
 from rlinf_workers.language import reward as module
 from rlinf_workers.language.reward import Reward, RewardSettings
@@ -63,6 +65,7 @@ def test_every_group_gets_its_own_results_however_they_come(model, groups, make_
             "reward/right": 5 / 10,
             "reward/wrong": 4 / 10,
             "reward/unparseable": 1 / 10,
+            "reward/judge_failures": 0.0,
         }
     )
 
@@ -93,6 +96,57 @@ def test_a_hand_over_is_one_batch_and_closing_reaches_the_reward(
     worker.close()
     assert reward.is_closed
     make_worker(Reward, settings(model, "x")).close()
+
+
+class Failing(Batched):
+    """Fails by itself on every completion that begins with 7."""
+
+    def score_batch(self, completions, references):
+        return tuple(
+            RewardResult(value=0.0, outcome="crashed", judge_failed=text.startswith("7"), detail=f"boom on {text}")
+            for text in completions
+        )
+
+
+def test_failures_of_the_reward_itself_are_counted_and_bounded(model, groups, make_worker, reader, writer, monkeypatch):
+    """3 of 10 completions; programs that crash, the others here, are no failures of the reward."""
+    monkeypatch.setattr(module, "make_reward", lambda rule: Failing())
+    worker = make_worker(Reward, settings(model, "x", max_judge_failures=0.3))
+    worker.score(reader([groups[:3], groups[3:]]), writer)
+    found = metrics(worker)
+    assert (found["reward/crashed"], found["reward/judge_failures"]) == (1.0, pytest.approx(0.3))
+    worker.score(reader([groups[:3]]), writer)  # a step of its own
+    worker = make_worker(Reward, settings(model, "x", max_judge_failures=0.29))
+    with pytest.raises(
+        RewardError, match=r"failed on 3 of the 10 completions .*max_judge_failures=0.29.*: boom on 78\."
+    ):
+        worker.score(reader([groups[:3], groups[3:]]), writer)
+
+
+class Echo(Batched):
+    def score_batch(self, completions, references):
+        return tuple(RewardResult(value=0.0, outcome="right", answer=text) for text in completions)
+
+
+def test_rewards_read_special_tokens_but_no_ends_and_what_the_template_began(
+    model, make_worker, reader, writer, monkeypatch, tmp_path
+):
+    """Tags may be special tokens: without them an unfinished thought would look like an answer."""
+    tokenizer = load_tokenizer(model.folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<stop>"]})
+    tokenizer.save_pretrained(tmp_path)
+    stop = tokenizer.convert_tokens_to_ids("<stop>")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [stop, tokenizer.eos_token_id]}))
+    monkeypatch.setattr(module, "make_reward", lambda rule: Echo())
+    worker = make_worker(Reward, RewardSettings(rule="x", tokenizer_folder=str(tmp_path)))
+    thought = group(tokenizer, 0, "12", ["<think>12</think>3<stop>", "<think>12"])
+    begun = group(tokenizer, 1, "12", ["1</think>2<stop>"])
+    worker.score(reader([[thought, replace(begun, prompt=replace(begun.prompt, opening="<think>\n"))]]), writer)
+    assert [scored.answers for scored in writer.items] == [
+        ("<think>12</think>3", "<think>12"),
+        ("<think>\n1</think>2",),
+    ]
+    assert writer.items[1].completions == ("1</think>2",), "people see what was generated"
 
 
 class SensitiveToItsBatch(Batched):

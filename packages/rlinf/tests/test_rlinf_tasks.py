@@ -149,6 +149,28 @@ def test_a_chat_prompt_ends_where_the_assistant_begins():
     )
 
 
+@pytest.mark.parametrize(
+    ("ending", "opening"),
+    [
+        ("<assistant>", ""),
+        ("<assistant><think>\n", "<think>\n"),
+        ("<assistant>\n<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n"),
+        ("<assistant><think>\nOkay, ", "<think>\nOkay, "),
+    ],
+)
+def test_what_a_chat_template_begins_belongs_to_the_completion(ending, opening):
+    template = CHAT_TEMPLATE.replace("<assistant>{% endif %}", f"{ending}{{% endif %}}")
+    encoder = PromptEncoder(tokenizer(template), chat=True)
+    assert encoder.text("What is <think>?").endswith(ending)
+    assert encoder.opening("What is <think>?") == opening
+
+
+def test_what_a_plain_prompt_begins_belongs_to_the_completion():
+    encoder = PromptEncoder(tokenizer())
+    assert encoder.opening("2 + 2?\n<think>\n") == "<think>\n"
+    assert encoder.opening("Use <think> and </think>. 2 + 2?") == ""
+
+
 def test_a_tokenizer_without_chat_template_is_refused():
     with pytest.raises(UserError) as caught:
         PromptEncoder(tokenizer(), chat=True, key="task.prompt_format")

@@ -55,7 +55,9 @@ TRAINING = (
         reward/unparseable | share | Completions in which no answer was found.
         reward/timeout | share | Completions whose check ran out of time.
         reward/memory | share | Completions whose check ran out of memory.
-        reward/crashed | share | Completions whose check died twice.
+        reward/crashed | share | Completions whose program crashed, or on which the reward itself failed.
+        reward/judge_failures | share | Completions on which the reward itself failed, by an exception or because the
+            checking process died: no fault of the completion. Above run.max_judge_failures the run ends.
         reward/part/<term> | reward | Mean of one term of a weighted reward, without its weight.
         rollout/completion_tokens | tokens | Mean length of a completion, its end token included.
         rollout/truncated_fraction | share | Completions that were cut at rollout.max_new_tokens. Near 1 the limit

@@ -3,15 +3,18 @@ batch at once."""
 
 import math
 import numbers
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 from rlinf_algos.errors import RewardError
 
 Outcome = Literal["right", "wrong", "unparseable", "timeout", "memory", "crashed"]
 """right, wrong: the answer was found and checked. unparseable: there was no answer to check. The others say that the
-check itself came to no end: its time was up, its memory was used up, or its process died twice."""
+check came to no end: its time was up, its memory was used up, or it crashed, be it the program that is judged or the
+judge (`RewardResult.judge_failed`)."""
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
@@ -39,6 +42,9 @@ class RewardResult:
     """The answer as found in the completion; None where there was none."""
     detail: str | None = None
     """What a check that did not end in "right" had to say, for people."""
+    judge_failed: bool = False
+    """The reward itself failed on this completion, by an exception or because its process died, and the outcome is
+    "crashed"; or a term of a weighted sum did. False for a program that crashed while it was judged."""
     parts: tuple[RewardPart, ...] = ()
     """The terms, where the value is a weighted sum of them."""
     has_verdict: bool = True
@@ -49,6 +55,14 @@ class RewardResult:
             raise RewardError(f"RewardResult.value={self.value} is not finite; a reward is a number")
         if self.outcome not in OUTCOMES:
             raise RewardError(f"RewardResult.outcome={self.outcome!r}; use one of {', '.join(OUTCOMES)}")
+
+
+def judge_failure(error: BaseException) -> RewardResult:
+    """The result of a completion on which a reward of this package raised an exception."""
+    frame = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f" ({Path(frame[0].filename).name}:{frame[0].lineno})" if frame else ""
+    detail = f"{type(error).__name__}: {error}"[:500] + place
+    return RewardResult(value=0.0, outcome="crashed", detail=detail, judge_failed=True)
 
 
 def as_result(value: object, name: str) -> RewardResult:

@@ -166,4 +166,10 @@ def _found(answer: str | None) -> RewardResult | str:
 def _result(outcome: str, answer: str | None, detail: str | None = None) -> RewardResult:
     if outcome not in OUTCOMES:
         raise RewardError(f"the checker answered {outcome!r}; one of {', '.join(OUTCOMES)} was expected")
-    return RewardResult(value=float(outcome == "right"), outcome=outcome, answer=answer, detail=detail)  # type: ignore[arg-type]
+    return RewardResult(
+        value=float(outcome == "right"),
+        outcome=outcome,  # type: ignore[arg-type]
+        answer=answer,
+        detail=detail,
+        judge_failed=outcome == "crashed",
+    )

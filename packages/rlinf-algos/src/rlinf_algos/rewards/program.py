@@ -34,8 +34,10 @@ from rlinf_algos.rewards.code_tests import (
 )
 from rlinf_algos.rewards.registry import register_reward
 from rlinf_algos.rewards.sandbox import SandboxLimits, SandboxRun, run_python
+from rlinf_algos.rewards.scoring import score
 
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9+]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", flags=re.DOTALL | re.MULTILINE)
+_LANGUAGE = re.compile(r"```[ \t]*([A-Za-z0-9+]*)")
+_PYTHON = ("", "python", "python3", "py")
 _INSIDE = Path(__file__).with_name("sandboxed")
 Verdict = tuple[Outcome, float, str | None]
 """Outcome of the first test that fails, share of tests passed, and what failed."""
@@ -82,26 +84,29 @@ class CodeReward:
         """Does nothing, since nothing is held between calls."""
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
-        program = last_program(completion)
         tests = read_tests(reference)
+        program = last_program(completion)
         if program is None:
             return RewardResult(value=0.0, outcome="unparseable")
-        match tests:
-            case InputTests():
-                outcome, share, detail = self._by_inputs(program, tests)
-            case CallTests():
-                outcome, share, detail = self._by_calls(program, tests)
-            case AssertTests():
-                outcome, share, detail = self._by_asserts(program, tests)
+        outcome, share, detail = self._verdict(program, tests)
         value = share if self._partial else float(outcome == "right")
         if self.weaknesses:
             detail = "; ".join(filter(None, (detail, "run in the weak sandbox")))
         return RewardResult(value=value, outcome=outcome, answer=program, detail=detail)
 
+    def _verdict(self, program: str, tests: InputTests | CallTests | AssertTests) -> Verdict:
+        match tests:
+            case InputTests():
+                return self._by_inputs(program, tests)
+            case CallTests():
+                return self._by_calls(program, tests)
+            case AssertTests():
+                return self._by_asserts(program, tests)
+
     def score_batch(self, completions: Sequence[str], references: Sequence[str]) -> tuple[RewardResult, ...]:
         """One result for each pair, in order."""
         with ThreadPoolExecutor(self._num_processes) as threads:
-            return tuple(threads.map(self, completions, references))
+            return tuple(threads.map(lambda *pair: score(self, *pair), completions, references))
 
     def _by_inputs(self, program: str, tests: InputTests) -> Verdict:
         """The verdict of tests by input and output; without `partial` the first failure ends them."""
@@ -177,10 +182,18 @@ def _shared() -> CodeReward:
 
 
 def last_program(completion: str) -> str | None:
-    """The last fenced block of Python, or of no named language; None where there is none."""
-    blocks = _BLOCK.findall(completion.rpartition("</think>")[2])
-    programs = [text for language, text in blocks if language.lower() in ("", "python", "python3", "py")]
-    return programs[-1] if programs else None
+    """The last fenced block of Python, or of no named language; None where there is none. One pass over the lines."""
+    program, block, is_python = None, None, False
+    for line in completion.rpartition("</think>")[2].split("\n"):
+        stripped = line.strip(" \t\r")
+        if block is None:
+            if opening := _LANGUAGE.match(stripped):
+                block, is_python = [], opening[1].lower() in _PYTHON
+        elif stripped == "```":
+            program, block = ("".join(block) if is_python else program), None
+        else:
+            block.append(line + "\n")
+    return program
 
 
 @lru_cache

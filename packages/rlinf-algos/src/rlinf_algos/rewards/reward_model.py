@@ -6,16 +6,18 @@ passes them as references.
 """
 
 import importlib.util
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlinf_algos.checks import check_finite, check_range
-from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards.base import RewardResult
+from rlinf_algos.checks import check_range
+from rlinf_algos.errors import NonFiniteError, RewardError
+from rlinf_algos.rewards.base import RewardResult, judge_failure
 
 
 class RewardModel:
@@ -23,7 +25,9 @@ class RewardModel:
 
     Where the tokenizer has a chat template the model reads [{user: prompt}, {assistant: completion}] through it,
     else prompt and completion one after the other. Batches are padded on the right to their longest row; a score is
-    that of its row alone up to rounding. Outcome: always "right"; the value says how good.
+    that of its row alone by the folder's own config, up to rounding, whatever the pad and end tokens are. Outcome:
+    "right", and the value says how good; "crashed" where the model fails on a row, and then the value is the lowest
+    score of the call.
 
     Args:
         folder: a Hugging Face model folder with a tokenizer; one label.
@@ -74,21 +78,10 @@ class RewardModel:
                 f"the reward model in {folder} lacks {', '.join(sorted(loading['missing_keys'])[:3])}, which would be "
                 "random; is it a model for sequence classification?"
             )
-        self._model = model
-        self._pad_id = self._padding()
-        self._model.config.pad_token_id = self._pad_id  # by which the model finds the last token of a row
-        self._model.to(device).eval().requires_grad_(False)
+        self._model = model.to(device).eval().requires_grad_(False)
+        self._own_pad_id: int | None = model.config.get_text_config().pad_token_id
         self._device, self._batch_size = device, batch_size
         self._max_tokens = max_tokens or getattr(self._model.config, "max_position_embeddings", None)
-
-    def _padding(self) -> int:
-        """The tokenizer's pad id, else the config's, else the end of text, in this order."""
-        for source in (self._tokenizer, self._model.config):
-            if source.pad_token_id is not None:
-                return int(source.pad_token_id)
-        if self._tokenizer.eos_token_id is None:
-            raise RewardError("the reward model's tokenizer has neither a pad nor an end token; set its pad_token")
-        return int(self._tokenizer.eos_token_id)
 
     def close(self) -> None:
         """Does nothing: only memory is held, and it goes with the object."""
@@ -103,20 +96,21 @@ class RewardModel:
 
         Args:
             prompts: what was asked; None: the references hold it.
-
-        Raises:
-            NonFiniteError: the model gave a NaN or an infinity.
-            RewardError: a row without a token.
         """
         prompts = references if prompts is None else prompts
-        rows = [self._token_ids(prompt, text) for text, prompt in zip(completions, prompts, strict=True)]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        scores = torch.zeros(len(rows))
-        for start in range(0, len(rows), self._batch_size):
+        scores: dict[int, float | Exception] = {}
+        rows: dict[int, list[int]] = {}
+        for i, (prompt, text) in enumerate(zip(prompts, completions, strict=True)):
+            try:
+                rows[i] = self._token_ids(prompt, text)
+            except Exception as error:  # noqa: BLE001 - tokenizers and templates raise what they like
+                scores[i] = error
+        order = sorted(rows, key=lambda i: len(rows[i]))
+        for start in range(0, len(order), self._batch_size):
             chosen = order[start : start + self._batch_size]
-            scores[chosen] = self._forward([rows[i] for i in chosen])
-        check_finite("reward model scores", scores)
-        return tuple(RewardResult(value=value, outcome="right", has_verdict=False) for value in scores.tolist())
+            scores.update(zip(chosen, self._scores([rows[i] for i in chosen]), strict=True))
+        lowest = min((value for value in scores.values() if isinstance(value, float)), default=0.0)
+        return tuple(_result(scores[i], lowest) for i in range(len(completions)))
 
     def _token_ids(self, prompt: str, completion: str) -> list[int]:
         if getattr(self._tokenizer, "chat_template", None):
@@ -129,13 +123,55 @@ class RewardModel:
             raise RewardError(f"prompt {prompt[-40:]!r} with completion {completion[-40:]!r} has no token to score")
         return ids[-self._max_tokens :] if self._max_tokens else ids
 
-    @torch.no_grad()
+    def _scores(self, rows: list[list[int]]) -> list[float | Exception]:
+        """The score of each row, or why it has none. Where a batch fails, each row is tried alone."""
+        try:
+            scores = self._forward(rows)
+        except RuntimeError as error:
+            if len(rows) == 1:
+                return [error]
+            return [self._scores([row])[0] for row in rows]
+        return [
+            value if math.isfinite(value) else NonFiniteError(f"the reward model's score is {value}")
+            for value in scores.tolist()
+        ]
+
     def _forward(self, rows: list[list[int]]) -> Tensor:
+        """One logit for each row. A decoder reads it at the last token that is not config.pad_token_id, which says
+        nothing about the padding where pad and end are one token or the tokenizer pads with another. So a batch is
+        padded with a token that stands in none of its rows, and the config names that one meanwhile. Rows whose own
+        end the model would skip, or that hold all tokens there are, go through it alone."""
+        pad_id = self._unused_id(rows)
+        if len(rows) > 1 and pad_id is not None and all(row[-1] != self._own_pad_id for row in rows):
+            return self._logits(rows, pad_id)
+        return torch.cat([self._logits([row], self._own_pad_id) for row in rows])
+
+    @torch.no_grad()
+    def _logits(self, rows: list[list[int]], pad_id: int | None) -> Tensor:
         width = max(map(len, rows))
-        token_ids = torch.full((len(rows), width), self._pad_id)
+        token_ids = torch.full((len(rows), width), pad_id or 0)
         mask = torch.zeros(len(rows), width, dtype=torch.long)
         for i, row in enumerate(rows):
             token_ids[i, : len(row)] = torch.tensor(row)
             mask[i, : len(row)] = 1
-        logits = self._model(input_ids=token_ids.to(self._device), attention_mask=mask.to(self._device)).logits
+        self._set_pad_id(pad_id)
+        try:
+            logits = self._model(input_ids=token_ids.to(self._device), attention_mask=mask.to(self._device)).logits
+        finally:
+            self._set_pad_id(self._own_pad_id)
         return logits[:, 0].float().cpu()
+
+    def _unused_id(self, rows: list[list[int]]) -> int | None:
+        """A token of the vocabulary that stands in none of the rows; None where they have them all."""
+        used = set().union(*rows)
+        return next((i for i in range(self._model.get_input_embeddings().num_embeddings) if i not in used), None)
+
+    def _set_pad_id(self, pad_id: int | None) -> None:
+        for config in (self._model.config, self._model.config.get_text_config()):
+            config.pad_token_id = pad_id
+
+
+def _result(score: float | Exception, lowest: float) -> RewardResult:
+    if isinstance(score, Exception):
+        return replace(judge_failure(score), value=lowest, has_verdict=False)
+    return RewardResult(value=score, outcome="right", has_verdict=False)

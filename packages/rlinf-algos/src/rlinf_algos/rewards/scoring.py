@@ -1,12 +1,20 @@
-"""The one way to call a reward, which never turns a crash into a 0: for one completion, or for many by the batch form
-of the reward where it has one."""
+"""The one way to call a reward: for one completion, or for many by the batch form of the reward where it has one.
 
+No failure becomes a 0 in silence. A reward of this package that raises on one completion gives it the outcome
+"crashed" and marks the result (`RewardResult.judge_failed`), so that no text of a policy ends a run; callers count
+these. A custom reward that raises ends the call with a `RewardError`: its author has to see where.
+"""
+
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards.base import BatchReward, RewardFunction, RewardResult, as_result
+from rlinf_algos.rewards.base import BatchReward, RewardFunction, RewardResult, as_result, judge_failure
 from rlinf_algos.rewards.registry import get_reward
+
+_LOG = logging.getLogger(__name__)
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 def score(reward: RewardFunction | str, completion: str, reference: str) -> RewardResult:
@@ -18,7 +26,8 @@ def score(reward: RewardFunction | str, completion: str, reference: str) -> Rewa
         reference: the right answer, in the form the reward expects.
 
     Raises:
-        RewardError: the checker crashed (its exception is the cause) or returned neither a RewardResult nor a number.
+        RewardError: the reference is unusable; a custom reward raised (its exception is the cause) or returned neither
+            a RewardResult nor a number.
     """
     function = get_reward(reward) if isinstance(reward, str) else reward
     name = reward if isinstance(reward, str) else getattr(reward, "__name__", repr(reward))
@@ -26,6 +35,8 @@ def score(reward: RewardFunction | str, completion: str, reference: str) -> Rewa
     try:
         result = function(completion, reference)
     except Exception as e:
+        if _is_judge_failure(function, e):
+            return judge_failure(e)
         raise RewardError(f"{where}: {type(e).__name__}: {e}") from e
     return as_result(result, where)
 
@@ -45,7 +56,7 @@ def score_all(
         references: the right answers, in the form the reward expects.
         prompts: what was asked, for rewards that read it (`RewardModel`, also as a term of a weighted sum); None: to
             those the references are the prompts.
-        rows: the other columns of the data rows, for rewards that read them (a function of one's own).
+        rows: the other columns of the data rows, for rewards that read them (a custom function).
 
     Raises:
         RewardError: as `score`; they have different lengths; or a batch form returned something else than a
@@ -65,7 +76,13 @@ def score_all(
     except RewardError:
         raise
     except Exception as e:
-        raise RewardError(f"reward {name} on a batch of {len(completions)}: {type(e).__name__}: {e}") from e
+        if not _is_judge_failure(function, e):
+            raise RewardError(f"reward {name} on a batch of {len(completions)}: {type(e).__name__}: {e}") from e
+        columns = [completions, references, *more]
+        return tuple(
+            _score_alone(function, [None if column is None else column[i : i + 1] for column in columns])
+            for i in range(len(completions))
+        )
     if len(results) != len(completions) or not all(isinstance(result, RewardResult) for result in results):
         kinds = sorted({type(result).__name__ for result in results})
         raise RewardError(
@@ -73,6 +90,27 @@ def score_all(
             f"{len(completions)} completions; return a RewardResult for each"
         )
     return results
+
+
+def _score_alone(function: BatchReward, columns: Sequence[Any]) -> RewardResult:
+    """One completion of a batch on which the reward raised, so that the others keep their own results."""
+    try:
+        (result,) = function.score_batch(*columns)
+    except Exception as e:
+        if _is_judge_failure(function, e):
+            return judge_failure(e)
+        raise
+    return result
+
+
+def _is_judge_failure(function: object, error: Exception) -> bool:
+    """Whether a reward of this package failed on a text. A RewardError is about the reference or the settings, an
+    OSError about the machine: neither is the text's fault, and neither may become a reward."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    if not module.startswith(_PACKAGE) or isinstance(error, RewardError | OSError):
+        return False
+    _LOG.warning("a reward failed on a completion, which counts as crashed", exc_info=error)
+    return True
 
 
 def _short(text: object) -> str:

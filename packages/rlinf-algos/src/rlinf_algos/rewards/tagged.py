@@ -1,11 +1,8 @@
 """Whether a completion has the form `<think> ... </think> <answer> ... </answer>` (DeepSeek-R1, arXiv:2501.12948)."""
 
-import re
-
 from rlinf_algos.rewards.base import RewardResult
 from rlinf_algos.rewards.registry import register_reward
 
-_FORM = re.compile(r"\s*<think>(?P<think>.*)</think>\s*<answer>(?P<answer>.*)</answer>\s*", flags=re.DOTALL)
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
@@ -15,7 +12,13 @@ def think_answer_format(completion: str, reference: str) -> RewardResult:
 
     Says nothing about the answer being right; the reference is not used. A completion of another form is "unparseable".
     """
-    form = _FORM.fullmatch(completion)
-    if form is None or any(completion.count(tag) != 1 for tag in _TAGS):
+    parts, rest = [], completion
+    for tag in _TAGS:
+        before, separator, rest = rest.partition(tag)
+        if not separator or completion.count(tag) != 1:
+            return RewardResult(value=0.0, outcome="unparseable", has_verdict=False)
+        parts.append(before)
+    before_thought, _, between, answer = parts
+    if before_thought.strip() or between.strip() or rest.strip():
         return RewardResult(value=0.0, outcome="unparseable", has_verdict=False)
-    return RewardResult(value=1.0, outcome="right", answer=form["answer"].strip(), has_verdict=False)
+    return RewardResult(value=1.0, outcome="right", answer=answer.strip(), has_verdict=False)

@@ -63,4 +63,6 @@ class WeightedReward:
         )
         value = sum(part.weight * part.result.value for part in parts)
         first = results[0]
-        return replace(first, value=value, parts=parts)
+        failed = next((result for result in results if result.judge_failed), None)
+        detail = first.detail if failed is None else failed.detail
+        return replace(first, value=value, detail=detail, judge_failed=failed is not None, parts=parts)

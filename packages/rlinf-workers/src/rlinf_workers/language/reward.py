@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, make_reward, score_all
 from rlinf_algos.rewards.process_pool import awaited_processes
 from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.models.language_model import load_tokenizer
+from rlinf_workers.models.language_model import end_token_ids, load_tokenizer
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.worker import Worker
 
@@ -41,6 +42,34 @@ class RewardSettings:
     seed: int = 0
     num_shown: int = 0
     """Groups whose first completion is shown to people."""
+    max_judge_failures: float = 0.5
+    """Largest share of a step's completions on which the reward itself may fail."""
+
+
+class Failures:
+    """Counts the completions of a step on which the reward itself failed."""
+
+    def __init__(self) -> None:
+        self._num_failed, self._num_scored = 0, 0
+        self._first: str | None = None
+
+    def count(self, results: Sequence[RewardResult]) -> int:
+        """How many of these failed."""
+        failed = [result for result in results if result.judge_failed]
+        if failed and self._first is None:
+            self._first = failed[0].detail
+        self._num_failed += len(failed)
+        self._num_scored += len(results)
+        return len(failed)
+
+    def check(self, max_share: float) -> None:
+        """Raises: RewardError where they are more than that share of all."""
+        if self._num_failed > max_share * self._num_scored:
+            raise RewardError(
+                f"the reward itself failed on {self._num_failed} of the {self._num_scored} completions that this "
+                f"worker scored in the step; max_judge_failures={max_share:g} allows fewer. The first failure: "
+                f"{self._first}. The worker's log has the tracebacks; docs/rewards.md says what counts as a failure"
+            )
 
 
 class Reward(Worker):
@@ -49,10 +78,15 @@ class Reward(Worker):
     def __init__(self, settings: RewardSettings) -> None:
         self._settings = settings
         self._tokenizer = load_tokenizer(settings.tokenizer_folder)
+        self._end_ids = end_token_ids(settings.tokenizer_folder, self._tokenizer)
         self._reward = make_reward(settings.rule)
 
     def score(self, samples: Reader[SampleGroup], scored: Writer[ScoredGroup]) -> None:
-        """Stage: groups in, groups with rewards out."""
+        """Stage: groups in, groups with rewards out.
+
+        Raises: RewardError, also where the reward itself fails on too many completions.
+        """
+        self._failures = Failures()
         for chunk in samples:
             groups = self._score(list(chunk))
             for group in groups:
@@ -64,6 +98,7 @@ class Reward(Worker):
                 if group.samples.index < self._settings.num_shown:
                     self._show(group)
             scored.put_many([(group.samples.index, group) for group in groups])
+        self._failures.check(self._settings.max_judge_failures)
 
     def close(self) -> None:
         """Ends what the reward holds, a pool of processes for example."""
@@ -95,9 +130,11 @@ class Reward(Worker):
         return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=True)
 
     def _completions(self, group: SampleGroup) -> tuple[str, ...]:
+        """The texts with the special tokens in them, which may be tags, but for those that end or fill up."""
         lengths = group.loss_mask.sum(-1).long().tolist()
-        ids = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
-        return tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=True))
+        rows = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
+        ids = [[token for token in row if token not in self._end_ids] for row in rows]
+        return tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=False))
 
     def _results(self, groups: list[SampleGroup], texts: list[tuple[str, ...]]) -> list[tuple[RewardResult, ...]]:
         """Those of each group. All are scored in one call, but where rounding depends on the batch: what a plan hands
@@ -110,7 +147,7 @@ class Reward(Worker):
         return [tuple(itertools.islice(rest, len(own))) for own in texts]
 
     def _call(self, pairs: Sequence[tuple[SampleGroup, tuple[str, ...]]]) -> tuple[RewardResult, ...]:
-        completions = [text for _, own in pairs for text in own]
+        completions = [group.prompt.opening + text for group, own in pairs for text in own]
         references = [group.prompt.reference_answer for group, own in pairs for _ in own]
         prompts = [prompt for group, own in pairs for prompt in [self._prompt(group)] * len(own)]
         rows = None
@@ -120,12 +157,15 @@ class Reward(Worker):
             return score_all(self._reward, completions, references, prompts, rows)
 
     def _record(self, results: Sequence[RewardResult]) -> None:
-        """Each outcome's share of the completions whose answers were judged, and the mean of each term of a weighted
-        sum."""
+        """Each outcome's share of the completions whose answers were judged, the share on which the reward itself
+        failed, and the mean of each term of a weighted sum."""
         counts = Counter(result.outcome for result in results if result.has_verdict)
         for outcome in OUTCOMES if counts else ():
             self.record(f"reward/{outcome}", 1.0, weight=counts[outcome])
             self.record(f"reward/{outcome}", 0.0, weight=counts.total() - counts[outcome])
+        num_failed = self._failures.count(results)
+        self.record("reward/judge_failures", 1.0, weight=num_failed)
+        self.record("reward/judge_failures", 0.0, weight=len(results) - num_failed)
         for part in (part for result in results for part in result.parts):
             self.record(f"reward/part/{part.name}", part.result.value)
 

@@ -136,6 +136,18 @@ def stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
 
 
+def end_token_ids(folder: str, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a completion or fill it up, by any file of a Hugging Face folder: they say nothing."""
+    named = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    for name in ("config.json", "generation_config.json"):
+        path = Path(folder, name)
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        for part in (config, config.get("text_config") or {}):
+            named += [part.get("eos_token_id"), part.get("pad_token_id")]
+    ids = [one for each in named for one in (each if isinstance(each, list) else [each])]
+    return frozenset(one for one in ids if one is not None)
+
+
 def pad_token_id(model: Any, tokenizer: Any) -> int:
     """What fills a row up: the tokenizer's pad token, or an end token where it has none."""
     return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_token_ids(model, tokenizer)[0]

@@ -23,6 +23,9 @@ class Prompt:
     text: str | None = None
     """The problem as the user wrote it, without a chat's special tokens; read by rewards that judge by it. None: what
     the tokens say."""
+    opening: str = ""
+    """What the chat template has begun of the completion, `<think>\\n` for example; rewards read it before the
+    completion."""
     row_json: str | None = None
     """All columns of the data row, a JSON object, for rewards that read them; None where none does."""
 

@@ -11,9 +11,10 @@ from rlinf.config.base import Conflict, InputPath, Section, Seed
 from rlinf.config.common import MIN_P, STOP, TOP_K, TOP_P, ClusterConfig, StopStrings
 from rlinf.config.engine import EngineConfig
 from rlinf.config.environments import ENVIRONMENTS, Python, environment_conflicts
+from rlinf.config.rewards import MAX_JUDGE_FAILURES
 from rlinf.config.tasks import chat_conflicts, template_conflicts
 
-RESUMABLE = ("cluster", "max_batch_sequences", "worker_timeout_s", "timeout_s")
+RESUMABLE = ("cluster", "max_batch_sequences", "max_judge_failures", "worker_timeout_s", "timeout_s")
 """Keys that may change when an evaluation is resumed: they move no number."""
 
 
@@ -103,6 +104,7 @@ class EvalConfig(EngineConfig):
         default="float32", description="Type of weights and computation."
     )
     max_batch_sequences: int = Field(default=256, ge=1, description="Completions that a device generates at once.")
+    max_judge_failures: float = Field(default=0.5, ge=0, le=1, description=MAX_JUDGE_FAILURES)
     worker_timeout_s: float = Field(
         default=60.0, gt=0, description="A worker that gives no sign of life for so long is lost."
     )

@@ -17,12 +17,13 @@ from rlinf.config.common import (
     TOP_P,
     JobConfig,
     OptimizerConfig,
+    RunConfig,
     StopStrings,
     TrainerConfig,
 )
 from rlinf.config.engine import EngineConfig
 from rlinf.config.lora import LoraConfig
-from rlinf.config.rewards import RewardConfig
+from rlinf.config.rewards import MAX_JUDGE_FAILURES, RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
 from rlinf_algos.algorithm import preset
 
@@ -214,6 +215,12 @@ class CriticConfig(OptimizerConfig):
     learning_rate: float = Field(default=1e-3, gt=0, description="Learning rate at the first step.")
 
 
+class ReasoningRunConfig(RunConfig):
+    """How long the run lasts, what it writes down when, and which failures it bears."""
+
+    max_judge_failures: float = Field(default=0.5, ge=0, le=1, description=MAX_JUDGE_FAILURES)
+
+
 class ReasoningConfig(JobConfig):
     """A language model learns to answer, from rewards alone."""
 
@@ -234,6 +241,7 @@ class ReasoningConfig(JobConfig):
         default=ReferenceConfig(), description="The model that algorithm.kl holds on to, where there is one."
     )
     critic: CriticConfig = Field(default=CriticConfig(), description="The optimizer of the critic, where there is one.")
+    run: ReasoningRunConfig = Field(description="Length of the run, and what it writes down when.")
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -9,6 +9,11 @@ from pydantic import Field
 
 from rlinf.config.base import Conflict, InputPath, Section
 
+MAX_JUDGE_FAILURES = (
+    "Largest share of a step's completions on which the reward itself may fail (an exception of a built-in rule, a "
+    "check whose process dies). These count as crashed, with a reward of 0; a step with more of them ends the run."
+)
+
 
 class RuleReward(Section):
     """A rule without options: 1 or 0."""

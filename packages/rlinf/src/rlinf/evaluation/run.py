@@ -183,7 +183,10 @@ class EvalRun:
         reward = _reward_group(benchmark)
         flow = Flow(f"evaluate-{benchmark.name}")
         flow.worker("rollout", Rollout, rollout)
-        flow.worker(reward, Reward, RewardSettings(rule=benchmark.reward, tokenizer_folder=folder))
+        settings = RewardSettings(
+            rule=benchmark.reward, tokenizer_folder=folder, max_judge_failures=config.max_judge_failures
+        )
+        flow.worker(reward, Reward, settings)
         span = config.devices_per_rank
         flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples", devices_per_rank=span)
         flow.stage("reward", Reward.score, reads="samples", writes="scored", worker=reward, needs_device=False)

@@ -51,6 +51,7 @@ class PromptMaker:
             token_ids=token_ids if self.max_tokens is None else token_ids[-self.max_tokens :],
             reference_answer=problem.answer,
             text=problem.prompt,
+            opening=self.encoder.opening(problem.prompt),
             row_json=problem.row_json if self.sends_rows else None,
         )
 

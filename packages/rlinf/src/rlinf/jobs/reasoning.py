@@ -325,6 +325,7 @@ class ReasoningJob(Job):
             tokenizer_folder=model.folder,
             seed=self.config.seed,
             num_shown=self.config.run.num_samples_logged,
+            max_judge_failures=self.config.run.max_judge_failures,
         )
 
     def _actor_settings(self, model: ModelSettings, folder: Path) -> ActorSettings:

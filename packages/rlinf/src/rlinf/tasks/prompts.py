@@ -3,6 +3,7 @@ are too long."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,11 @@ from rlinf.errors import UserError
 from rlinf.tasks.base import Problem, Sifted
 
 LongPrompts = Literal["stop", "keep_end", "drop"]
+
+THINK = "<think>"
+MAX_OPENING = 64
+"""Characters at the end of a prompt among which a begun thought is looked for."""
+_THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
 BATCH = 512
 """Prompts tokenized at once."""
@@ -28,6 +34,12 @@ def has_chat_template(tokenizer: Any) -> bool:
 def is_chat(prompt_format: str, tokenizer: Any) -> bool:
     """Whether prompts of that format (auto, plain or chat) go through the tokenizer's chat template."""
     return prompt_format == "chat" or (prompt_format == "auto" and has_chat_template(tokenizer))
+
+
+def _begun(text: str) -> str:
+    """A thought that a text ends in, without a word of it yet; a closed one for models that are not to think."""
+    begun = _THOUGHT.search(text[-MAX_OPENING:])
+    return begun[0] if begun else ""
 
 
 class PromptEncoder:
@@ -63,8 +75,7 @@ class PromptEncoder:
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
         self._options = dict(options or {})
         self._key = key
-        if chat:
-            self.text("?")
+        self._opening = self._chat_opening() if chat else ""
 
     def describe(self) -> str:
         """The format, for people."""
@@ -74,10 +85,13 @@ class PromptEncoder:
         """What the model reads, special tokens written out."""
         if not self.is_chat:
             return prompt
+        return self._render(prompt, add_generation_prompt=True)
+
+    def _render(self, prompt: str, *, add_generation_prompt: bool) -> str:
         messages = [*self._system, {"role": "user", "content": prompt}]
         try:
             return self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self._options
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self._options
             )
         except Exception as error:  # templates are programs in jinja2 and raise what they like
             what = "a system prompt" if self._system else "the prompt"
@@ -85,6 +99,20 @@ class PromptEncoder:
                 f"{self._key}=chat: the tokenizer's chat template refuses {what}: {type(error).__name__}: {error}",
                 hint="leave the system prompt out, or use the plain format",
             ) from error
+
+    def opening(self, prompt: str) -> str:
+        """What the prompt has begun of the completion: from `<think>` on in what the template writes for the assistant,
+        or at the end of a plain prompt. Empty where nothing is begun.
+
+        Example: "<think>\\n" for DeepSeek-R1's template, "<think>\\n\\n</think>\\n\\n" for Qwen3 without thinking.
+        """
+        return self._opening if self.is_chat else _begun(prompt)
+
+    def _chat_opening(self) -> str:
+        """The same for every prompt."""
+        text, user = self.text("?"), self._render("?", add_generation_prompt=False)
+        turn = text[len(user) :] if text.startswith(user) else ""
+        return turn[turn.index(THINK) :] if THINK in turn else _begun(text)
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids. Special tokens are those that the text itself holds; none is added."""
