@@ -8,14 +8,11 @@ import pytest
 from rlinf_algos import RewardError
 from rlinf_algos.rewards.code_tests import CallTests, is_expected, is_expected_output, read_tests
 from rlinf_algos.rewards.program import CodeReward
-from rlinf_algos.rewards.sandbox import SandboxLimits, run_python
+from rlinf_algos.rewards.sandbox import SandboxLimits
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the sandbox is for Linux")
 
 LIMITS = SandboxLimits(wall_s=30, cpu_s=2, memory_bytes=256 << 20, num_processes=16, output_bytes=1 << 16)
-WEAKNESSES = run_python({}, ["-c", "pass"]).weaknesses if Path("/proc/self/statm").exists() else ()
-needs_namespaces = pytest.mark.skipif(bool(WEAKNESSES), reason=f"the kernel gives no namespaces: {WEAKNESSES}")
-BOTH = pytest.mark.parametrize("namespaces", [pytest.param(True, marks=needs_namespaces), False])
 
 
 @pytest.fixture(scope="module")
@@ -212,51 +209,3 @@ def test_asserts_cannot_be_faked(reward, attack):
 @pytest.mark.parametrize("attack", ["equal to everything", "writes a verdict everywhere", "looks for the tests"])
 def test_calls_cannot_be_faked(reward, attack):
     assert reward(fenced(HOSTILE[attack]), calls([[3]], [66665])).outcome != "right"
-
-
-# -- memory ----------------------------------------------------------------------------------------------------------
-
-HOARDERS = {
-    "memfd": "import os\nfor i in range(40):\n    f = os.memfd_create(str(i))\n"
-    "    for _ in range(64): os.write(f, bytes(1 << 20))",
-    "memfd_secret": "import ctypes, os\nl = ctypes.CDLL(None)\nassert l.syscall(447, 0) >= 0",
-    "shared and anonymous": "import mmap\nheld = []\nfor i in range(16):\n    m = mmap.mmap(-1, 64 << 20)\n"
-    "    for p in range(0, 64 << 20, 4096): m[p] = 1\n    m.madvise(mmap.MADV_DONTNEED)\n    held.append(m)",
-    "shared zeros": "import mmap, os\nf = os.open('/dev/zero', os.O_RDWR)\nm = mmap.mmap(f, 64 << 20)",
-    "System V": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\n"
-    "held = [l.shmget(0, 64 << 20, 0o1600) for _ in range(40)]\n"
-    "assert min(held) >= 0",
-    "message queues": "import ctypes\nl = ctypes.CDLL(None)\nassert l.msgget(0, 0o1600) >= 0",
-    "a file system of its own": "import ctypes\nl = ctypes.CDLL(None)\nassert l.unshare(0x10020000) == 0\n"
-    "assert l.mount(b'x', b'/sandbox', b'tmpfs', 0, b'') == 0",
-    "a namespace by clone": "import ctypes\nl = ctypes.CDLL(None)\nassert l.syscall(56, 0x10000011, 0, 0, 0, 0) >= 0",
-}  # fmt: skip
-
-
-@BOTH
-@pytest.mark.parametrize("way", HOARDERS)
-def test_memory_that_nobody_is_charged_for_is_refused(way, namespaces):
-    run = run_python({"program.py": HOARDERS[way]}, ["program.py"], limits=LIMITS, namespaces=namespaces)
-    assert run.exit_code == 1, run
-    assert "Error" in run.stderr
-
-
-@needs_namespaces
-def test_files_are_limited_in_number():
-    program = "import os\nfor i in range(100_000):\n    os.link('x', str(i)) if i else open('x', 'w').close()"
-    run = run_python({"program.py": program}, ["program.py"], limits=LIMITS)
-    assert "No space left" in run.stderr
-    assert "Read-only file system" in run_python({}, ["-c", "open('/x', 'w')"], limits=LIMITS).stderr
-
-
-@BOTH
-def test_memory_of_all_processes_counts(namespaces):
-    program = """
-import os, time
-for _ in range(4):
-    if os.fork() == 0: break
-held = bytearray(100 << 20)
-for i in range(0, len(held), 4096): held[i] = 1
-time.sleep(60)
-"""
-    assert run_python({"p.py": program}, ["p.py"], limits=LIMITS, namespaces=namespaces).ending == "memory"

@@ -1,7 +1,9 @@
 """What `rlinf doctor` finds, on this machine and on ones that lack something."""
 
+import dataclasses
 import json
 import os
+import re
 import resource
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from rlinf import doctor, machine
 from rlinf.cli.main import main
 from rlinf.doctor import Finding, examine
+from rlinf_algos.rewards import SandboxRun
 from rlinf_sched import host_memory
 
 
@@ -51,6 +54,19 @@ def test_the_hand_over_is_tried_and_its_failure_shown(tmp_path: Path, monkeypatc
     (finding,) = doctor._hand_over()
     assert finding.verdict == "problem"
     assert "PermissionError: no way in" in finding.text
+
+
+def test_the_mode_of_the_sandbox_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SandboxRun(ending="exited", exit_code=0, stdout="", stderr="", cpu_s=0.0, weaknesses=())
+    for weaknesses, verdict, text in (
+        ((), "ok", "strong"),
+        (("no namespaces", "x"), "note", "weak, .*: no namespaces; x"),
+    ):
+        result = dataclasses.replace(run, weaknesses=weaknesses)
+        monkeypatch.setattr("rlinf_algos.rewards.run_python", lambda *arguments, result=result: result)
+        (finding,) = doctor._sandbox()
+        assert finding.verdict == verdict
+        assert re.match(text, finding.text)
 
 
 def test_a_check_that_raises_is_a_problem_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

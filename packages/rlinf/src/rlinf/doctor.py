@@ -47,6 +47,7 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield _disk(folder)
     yield from _attempt("torch", _torch)
     yield from _attempt("hand-over between processes", _hand_over)
+    yield from _attempt("sandbox", _sandbox)
     yield from _attempt("ManiSkill", _maniskill)
     yield _video()
     yield from _attempt("environments", _environments)
@@ -186,6 +187,18 @@ def _hand_over() -> Iterator[Finding]:
     last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
     hint = "processes of one user must be able to open each other's /proc/<pid>/fd; containers can forbid it"
     yield Finding(subject, "problem", f"another process could not take an item: {last_line}", hint)
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Runs a program as `reward.kind=code` does."""
+    from rlinf_algos.rewards import run_python
+
+    weaknesses = run_python({}, ["-c", "pass"]).weaknesses
+    if not weaknesses:
+        yield Finding("sandbox", "ok", "strong: programs of reward.kind=code run in namespaces of their own")
+        return
+    hint = "allow user namespaces (sysctl user.max_user_namespaces, the container's settings); docs/rewards.md"
+    yield Finding("sandbox", "note", f"weak, for reward.kind=code: {'; '.join(weaknesses)}", hint)
 
 
 def _maniskill() -> Iterator[Finding]:

@@ -227,4 +227,6 @@ def _ended(run: SandboxRun) -> tuple[Outcome, str | None] | None:
             return "crashed", last_line or "ended by a signal"
         case "output":
             return "wrong", "too much output"
+        case "files":
+            return "wrong", "too many or too large files"
     return ("wrong", last_line or f"exit code {run.exit_code}") if run.exit_code != 0 else None

@@ -1,26 +1,30 @@
 """Runs a program that nobody trusts, with limits, away from the network and from other people's files.
 
 What is promised depends on the kernel; a run says what it could not have in `SandboxRun.weaknesses`, which is empty
-where user or root namespaces work (Linux, not switched off by the administrator or the container):
+where user or root namespaces work (Linux, not switched off by the administrator or the container).
 
-| | with namespaces | without |
+| | with namespaces | without (the weak mode) |
 |---|---|---|
-| network | none | no sockets but local ones (x86-64 and ARM: a filter of system calls) |
-| files to read | the system's programs and libraries, the interpreter's folder | what this user may read |
-| files to write | a working folder in memory, of limited size | what this user may write; each file limited |
-| other processes | neither seen nor signalled | those of the same user |
-| left-over processes | end with the run | ended with the run, unless they outrun it |
-| number of files | limited | not limited |
+| user | an unused one; in a user namespace this process's | an unused one as root, else this process's |
+| network | none | no sockets |
+| files to read | the system's and the interpreter's | the same by Landlock; without it what the user may read |
+| files to write | a working folder in memory | a working folder on disk; without Landlock what the user may write |
+| other processes | not seen | not signalled, traced or read; as one user without Landlock they can be read |
+| left-over processes | end with the run | end with the run |
+| deleting, renaming, changing modes | in the working folder | refused: the folder's size is watched |
 
 In both: wall and CPU time, memory of all processes together, number of processes, size of the output; an empty
-environment, no inherited file descriptors. A filter of system calls (x86-64 and ARM) refuses memory that no process is
-charged for: memfd, shared mappings, System V segments and queues, and tmpfs of one's own. So the memory held is at most
-the limit, what is allocated between two looks (20 ms), the working folder, and the buffers of pipes and local sockets
-(64 descriptors a process). Not promised: protection from faults of the kernel, from timing, or of the CPU's caches.
+environment, no inherited file descriptors, nothing left in the working folder. A filter of system calls (x86-64 and
+ARM, confinement/call_filter.py) refuses memory that no process is charged for. So the memory held is at most the limit,
+what is allocated between two looks (20 ms), the working folder, and the buffers of pipes and local sockets (64
+descriptors a process). As one user, without namespaces and without Landlock (Linux 5.13), a program can read its tests
+and forge its verdict; the weaknesses say so. Not promised: protection from faults of the kernel, from timing, or of the
+CPU's caches.
 """
 
+import ast
 import contextlib
-import json
+import marshal
 import os
 import selectors
 import signal
@@ -28,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -40,7 +44,7 @@ _ENTRY = Path(__file__).with_name("sandbox_entry.py")
 _GRACE_S = 10.0
 """What the sandbox itself may take beyond the wall time of the program."""
 
-Ending = Literal["exited", "timeout", "memory", "output", "killed"]
+Ending = Literal["exited", "timeout", "memory", "output", "files", "killed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +80,7 @@ class SandboxRun:
     """
 
     ending: Ending
-    """exited: by itself; timeout, memory, output: at that limit; killed: by a signal of its own making."""
+    """exited: by itself; timeout, memory, output, files: at that limit; killed: by a signal."""
     exit_code: int | None
     stdout: str
     stderr: str
@@ -93,6 +97,7 @@ def run_python(
     limits: SandboxLimits | None = None,
     readable: Sequence[str] = (),
     namespaces: bool = True,
+    landlock: bool = True,
     channel: tuple[int, int] | None = None,
 ) -> SandboxRun:
     """Runs this interpreter in a sandbox.
@@ -105,14 +110,15 @@ def run_python(
         readable: folders that the program may read besides the system's and the interpreter's; when this process is
             root's, the program is another user, and they must be readable by all.
         namespaces: False for the weaker kind; for tests.
+        landlock: False for kernels without it; for tests.
         channel: a file descriptor to read and one to write, which the program finds as 3 and 4. Closed here.
 
     Raises:
-        RewardError: the sandbox itself failed.
+        RewardError: the sandbox could not start the program.
     """
     limits = limits or SandboxLimits()
     prefixes = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, *readable))
-    with tempfile.TemporaryDirectory(prefix="rlinf-sandbox-") as folder:
+    with _working_folder() as folder:
         status_read, status_write = os.pipe()
         order = {
             "command": [_interpreter(), "-I", "-B", *arguments],
@@ -123,6 +129,7 @@ def run_python(
             "status_fd": status_write,
             "channel": channel or (),
             "namespaces": namespaces,
+            "landlock": landlock,
             "wall_limit_s": limits.wall_s,
             "cpu_limit_s": limits.cpu_s,
             "memory_limit_bytes": limits.memory_bytes,
@@ -144,13 +151,62 @@ def run_python(
                 os.close(fd)
         try:
             with open(status_read, "rb") as status:
-                stdout, stderr, is_full = _exchange(process, json.dumps(order).encode("ascii"), limits)
+                stdout, stderr, is_full = _exchange(process, marshal.dumps(order), limits)
                 _end(process)
                 report = status.read()
         except BaseException:
             _end(process)
             raise
-    return _result(json.loads(report) if report else {}, stdout, stderr, is_full, limits)
+    if not report and process.returncode > 0:
+        raise RewardError(f"the sandbox could not start: {stderr.decode('utf-8', 'replace')[-500:]}")
+    return _result(ast.literal_eval(report.decode()) if report else {}, stdout, stderr, is_full, limits)
+
+
+@contextlib.contextmanager
+def _working_folder() -> Iterator[str]:
+    """A new folder, which is removed with all that is in it, however deep."""
+    folder = tempfile.mkdtemp(prefix="rlinf-sandbox-")
+    try:
+        yield folder
+    finally:
+        if os.listdir(folder):
+            _empty(folder)
+        os.rmdir(folder)
+
+
+def _empty(folder: str) -> None:
+    """Goes down and up by descriptors, since paths may be too long."""
+    here, path = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), list[str]()
+    try:
+        while True:
+            below = _remove_files(here)
+            if below is not None:
+                os.chmod(below, 0o700, dir_fd=here)
+                here = _moved(here, below)
+                path.append(below)
+            elif path:
+                here = _moved(here, "..")
+                os.rmdir(path.pop(), dir_fd=here)
+            else:
+                return
+    finally:
+        os.close(here)
+
+
+def _remove_files(folder: int) -> str | None:
+    """The name of a folder in it, if there is one."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                return entry.name
+            os.unlink(entry.name, dir_fd=folder)
+    return None
+
+
+def _moved(folder: int, name: str) -> int:
+    below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    os.close(folder)
+    return below
 
 
 def _interpreter() -> str:
@@ -203,13 +259,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _result(report: dict, stdout: bytes, stderr: bytes, is_full: bool, limits: SandboxLimits) -> SandboxRun:
-    if "failed" in report or (not report and not is_full):
-        why = report.get("failed") or stderr.decode("utf-8", "replace")[-500:] or "its process was killed"
-        raise RewardError(f"the sandbox could not run the program: {why}")
+    if "failed" in report:
+        raise RewardError(f"the sandbox could not run the program: {report['failed']}")
     out, err = stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace")
     code, number = report.get("exit_code"), report.get("signal")
     if is_full:
         ending: Ending = "output"
+    elif not report:
+        ending, err = "killed", f"{err}\nthe process that watches the program was killed"
     elif report["ended_by"]:
         ending = report["ended_by"]
     elif number == signal.SIGXCPU or (number == signal.SIGKILL and report["cpu_s"] >= limits.cpu_s):

@@ -52,7 +52,9 @@ class CodeReward(Section):
     memory_limit_mib: int = Field(default=512, ge=64, description="Memory of one run.")
     partial: bool = Field(default=False, description="A share of the tests passed gives a share of the reward.")
     allow_weak_isolation: bool = Field(
-        default=False, description="Go on where the kernel offers no namespaces; the run's manifest says what is open."
+        default=False,
+        description="Accept the weak sandbox where the kernel offers no namespaces, even if programs can forge their "
+        "verdict in it; the manifest says what is open.",
     )
 
 

@@ -105,7 +105,10 @@ def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
             except RewardError as error:
                 raise UserError(f"{key}.path={config.path}: {error}") from error
         case CodeReward():
-            weaknesses = run_python({}, ["-c", "pass"]).weaknesses
+            try:
+                weaknesses = run_python({}, ["-c", "pass"]).weaknesses
+            except RewardError as error:
+                raise UserError(f"{key}.kind=code: {error}") from error
             if weaknesses and not config.allow_weak_isolation:
                 raise UserError(
                     f"{key}.kind=code: the sandbox is weak on this machine: {'; '.join(weaknesses)}",

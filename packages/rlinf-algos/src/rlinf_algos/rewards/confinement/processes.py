@@ -1,0 +1,65 @@
+"""The processes of a program: their memory, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from .users import end_processes_of
+
+MEMORY_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:", "HugetlbPages:")
+"""Of /proc/PID/status, in KiB; RssFile, programs and libraries, is shared with everybody."""
+PATIENCE_S = 2.0
+"""How long killed processes may take to be gone."""
+
+
+def memory_bytes(processes: list[int]) -> int:
+    """Memory of their own and shared memory, of all these processes, swapped or not."""
+    total_kib = 0
+    for process in processes:
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/status") as file:
+            total_kib += sum(int(line.split()[1]) for line in file if line.startswith(MEMORY_FIELDS))
+    return total_kib * 1024
+
+
+def in_namespace() -> list[int]:
+    """All processes of the namespace but this one."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+
+
+def descendants() -> list[int]:
+    """All processes below this one."""
+    below, parents = [], [os.getpid()]
+    while parents:
+        parents = [child for parent in parents for child in children_of(parent)]
+        below += parents
+    return below
+
+
+def children_of(process: int) -> list[int]:
+    """Numbers of the processes that one of its threads started, or that it inherited."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{task}/children") as file:
+                children += map(int, file.read().split())
+    return children
+
+
+def end_descendants(users: tuple[int, int] | None) -> None:
+    """Kills what the program left behind where there is no namespace; orphans have become children of this process."""
+    deadline = time.monotonic() + PATIENCE_S
+    while children_of(os.getpid()) and time.monotonic() < deadline:
+        if users is not None:
+            end_processes_of(*users)
+        else:
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # what is stopped starts no other
+                for process in descendants():
+                    with contextlib.suppress(OSError):
+                        os.kill(process, number)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.001)

@@ -1,0 +1,171 @@
+"""Starts a confined program, watches it, ends it at its limits and reports what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+
+from . import call_filter, landlock, users
+from .namespaces import DEVICES, MAX_FILES, SYSTEM_PATHS
+from .order import Confinement, Order
+from .processes import memory_bytes
+from .system import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
+
+WATCH_S = 0.02
+"""Seconds between two looks at memory and files."""
+MAX_DEPTH = 64
+"""Of folders in each other, where they are on a disk: looking through them takes time quadratic in it."""
+CHANNEL = (3, 4)
+"""File descriptors at which the program finds its channel: to read, to write."""
+RLIMIT_MSGQUEUE = 12
+"""The module `resource` does not name it."""
+NUM_OPEN_FILES, NUM_PENDING_SIGNALS = 64, 256
+MFD_ALLOW_SEALING, ALL_SEALS = 2, 15
+VISIBLE = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu")
+"""Under Landlock, beside the system's and the interpreter's folders: what the C library and numpy read."""
+
+
+def supervise(
+    order: Order, folder: str, confinement: Confinement, processes: Callable[[], list[int]]
+) -> dict[str, object]:
+    """The report of one run.
+
+    Args:
+        folder: the working folder, as this process sees it.
+        processes: lists those whose memory counts.
+    """
+    prctl(PR_SET_DUMPABLE, 0)  # what runs under the same user cannot reach the status pipe through /proc
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    try:
+        write_files(order.files, folder)
+    except OSError:
+        return {"ended_by": "files", "signal": None, "exit_code": None, "cpu_s": 0.0}
+    if confinement.is_weak and confinement.users is not None:
+        os.chown(folder, confinement.users[0], confinement.users[0])
+    deadline = time.monotonic() + order.wall_limit_s
+    child = os.fork()
+    if child == 0:
+        run_program(order, folder, confinement)
+    ended_by = None
+    while True:
+        process, status, usage = os.wait4(child, os.WNOHANG)
+        if process:
+            break
+        if ended_by is None and time.monotonic() > deadline:
+            ended_by = "timeout"
+        elif ended_by is None and memory_bytes(processes()) > order.memory_limit_bytes:
+            ended_by = "memory"
+        elif ended_by is None and confinement.is_weak and exceeds(folder, order.folder_limit_bytes):
+            ended_by = "files"
+        if ended_by:
+            os.kill(child, signal.SIGKILL)
+        signal.sigtimedwait([signal.SIGCHLD], WATCH_S)
+    if ended_by is None and confinement.is_weak and exceeds(folder, order.folder_limit_bytes):
+        ended_by = "files"
+    return {
+        "ended_by": ended_by,
+        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+        "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+    }
+
+
+def write_files(files: dict[str, str], folder: str) -> None:
+    for name, text in files.items():
+        with open(os.path.join(folder, name), "w", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(text)
+
+
+def exceeds(folder: str, limit_bytes: int) -> bool:
+    """Whether the files below the folder are too many, larger together than the limit, or out of sight: in folders
+    that are closed or very deep."""
+    num_bytes, num_files, folders = 0, 0, [(folder, 0)]
+    try:
+        while folders:
+            place, depth = folders.pop()
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    num_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+                    num_files += 1
+                    if num_bytes > limit_bytes or num_files > MAX_FILES or depth > MAX_DEPTH:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append((entry.path, depth + 1))
+    except OSError:
+        return True
+    return False
+
+
+def run_program(order: Order, folder: str, confinement: Confinement) -> None:
+    """Body of the program's process; never returns."""
+    try:
+        os.setsid()  # signals to its process group reach no other process
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        for number in (signal.SIGTERM, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(folder)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # where memory ends, the kernel ends this process before any other
+        lay_descriptors(order.stdin, order.channel)
+        set_limits(order)
+        confine(order, folder, confinement)
+        environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
+        os.execve(order.command[0], order.command, environment)
+    except BaseException as error:  # noqa: BLE001 - this process has no caller; the error goes to standard error
+        os.write(2, f"sandbox: {error!r}".encode())
+    finally:
+        os._exit(127)
+
+
+def confine(order: Order, folder: str, confinement: Confinement) -> None:
+    """Gives up what the program must not have."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    if confinement.landlock:
+        landlock.restrict((*SYSTEM_PATHS, *order.readable, *VISIBLE), (*DEVICES, folder))
+    if confinement.users is not None:
+        users.become(confinement.users[0], confinement.capability)
+    elif confinement.is_weak:
+        users.drop_capabilities()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if call_filter.is_supported():
+        is_open = confinement.shares_user and not (confinement.landlock and landlock.version() >= landlock.SIGNALS_FROM)
+        own = os.getpid() if is_open else None
+        call_filter.install(is_weak=confinement.is_weak, signals_itself_only=own)
+
+
+def lay_descriptors(stdin: str, channel: tuple[int, ...]) -> None:
+    """Standard input from memory that cannot be changed, and the channel at its numbers."""
+    given = os.memfd_create("stdin", MFD_ALLOW_SEALING)
+    with open(given, "wb", closefd=False) as file:
+        file.write(stdin.encode("utf-8", "surrogatepass"))
+    os.lseek(given, 0, os.SEEK_SET)
+    fcntl.fcntl(given, fcntl.F_ADD_SEALS, ALL_SEALS)
+    os.dup2(given, 0)
+    if given > 2:
+        os.close(given)
+    ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 16) for end in channel]
+    for end, number in zip(ends, CHANNEL, strict=False):
+        os.dup2(end, number)
+
+
+def set_limits(order: Order) -> None:
+    cpu_s = order.cpu_limit_s
+    for limit, value in (
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, order.memory_limit_bytes),
+        (resource.RLIMIT_FSIZE, order.folder_limit_bytes),
+        (resource.RLIMIT_NPROC, order.num_processes),
+        (resource.RLIMIT_NOFILE, NUM_OPEN_FILES),
+        (resource.RLIMIT_SIGPENDING, NUM_PENDING_SIGNALS),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_CORE, 0),
+        (RLIMIT_MSGQUEUE, 0),
+    ):
+        most = resource.getrlimit(limit)[1]
+        if most == resource.RLIM_INFINITY or value < most:
+            resource.setrlimit(limit, (value, value + 1 if limit == resource.RLIMIT_CPU else value))

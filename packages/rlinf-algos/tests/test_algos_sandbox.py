@@ -1,0 +1,543 @@
+"""The sandbox in each of its modes: what a program that is made to attack cannot read, change, signal or hold."""
+
+import contextlib
+import os
+import pickle
+import resource
+import signal
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from rlinf_algos import AlgosError
+from rlinf_algos.rewards import program
+from rlinf_algos.rewards.confinement import namespaces as calls
+from rlinf_algos.rewards.confinement.processes import children_of, descendants
+from rlinf_algos.rewards.confinement.system import PR_SET_DUMPABLE, call, prctl
+from rlinf_algos.rewards.confinement.users import become
+from rlinf_algos.rewards.sandbox import SandboxLimits, SandboxRun, run_python
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux")
+
+T = TypeVar("T")
+NOBODY = 65534
+LIMITS = SandboxLimits(wall_s=20, cpu_s=2, memory_bytes=256 << 20, num_processes=16, output_bytes=1 << 16)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a program is run."""
+
+    as_root: bool
+    """Whether the process that runs it is root's."""
+    namespaces: bool
+
+    def run(self, text: str, *, stdin: str = "", **options: Any) -> SandboxRun:
+        options = {"limits": LIMITS, "namespaces": self.namespaces, **options}
+        return self.call(lambda: run_python({"program.py": text}, ["program.py"], stdin=stdin, **options))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """The function's result, in a process of the mode's user."""
+        return function() if self.as_root or os.geteuid() != 0 else as_nobody(function)
+
+
+MODES = {
+    "root with namespaces": Mode(as_root=True, namespaces=True),
+    "root without namespaces": Mode(as_root=True, namespaces=False),
+    "user namespace": Mode(as_root=False, namespaces=True),
+    "one user without namespaces": Mode(as_root=False, namespaces=False),
+}
+WEAK = {name: mode for name, mode in MODES.items() if not mode.namespaces}
+every_mode = pytest.mark.parametrize("mode", MODES, indirect=True)
+weak_modes = pytest.mark.parametrize("mode", WEAK, indirect=True)
+
+
+@pytest.fixture
+def mode(request) -> Mode:
+    chosen = MODES[request.param]
+    if (why := missing(request.param)) is not None:
+        pytest.skip(why)
+    return chosen
+
+
+@lru_cache
+def missing(name: str) -> str | None:
+    """Why this machine has no such mode."""
+    mode = MODES[name]
+    if mode.as_root and os.geteuid() != 0:
+        return "needs root"
+    run = mode.run("pass")
+    return "; ".join(run.weaknesses) if mode.namespaces and run.weaknesses else None
+
+
+def as_nobody(function: Callable[[], T]) -> T:
+    """Calls the function in a process of an unprivileged user, who can reach this interpreter."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _open_the_way(Path(os.path.realpath(sys.base_prefix)))
+            become(NOBODY, None)
+            prctl(PR_SET_DUMPABLE, 1)
+            tempfile.tempdir = None
+            with open(writer, "wb") as file:
+                pickle.dump(function(), file)
+            os._exit(0)
+        except BaseException as error:  # noqa: BLE001 - carried to the parent
+            with contextlib.suppress(OSError), open(writer, "wb") as file:
+                pickle.dump(error, file)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        result = file.read()
+    status = os.waitpid(child, 0)[1]
+    assert result, f"the process ended with status {status}"
+    value = pickle.loads(result)  # noqa: S301 - this process's own
+    if isinstance(value, BaseException):
+        raise value
+    return value
+
+
+def _open_the_way(folder: Path) -> None:
+    """In a mount namespace of its own, the closed folders above this one are open."""
+    closed = [place for place in folder.parents if not place.stat().st_mode & 1]
+    if not closed:
+        return
+    call("unshare", calls.CLONE_NEWNS)
+    calls._mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
+    aside = tempfile.mkdtemp()
+    calls._mount(str(folder), aside, None, calls.MS_BIND | calls.MS_REC)
+    calls._mount("tmpfs", str(closed[-1]), "tmpfs", 0, "mode=755")
+    folder.mkdir(parents=True)
+    calls._mount(aside, str(folder), None, calls.MS_BIND | calls.MS_REC)
+    call("umount2", aside.encode(), 2)
+    os.rmdir(aside)
+
+
+# -- other people's files and processes ------------------------------------------------------------------------------
+
+PROBES = """
+import ctypes, fcntl, os, resource, signal, socket, sys
+
+libc = ctypes.CDLL(None, use_errno=True)
+parent = os.getppid()
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def calls_back(number, *arguments):
+    return libc.syscall(ctypes.c_long(number), *arguments) >= 0
+
+
+def vm_read(pid):
+    buffer = ctypes.create_string_buffer(8)
+    vector = (ctypes.c_size_t * 2)(ctypes.addressof(buffer), 8)
+    return libc.process_vm_readv(pid, vector, 1, vector, 1, 0) >= 0
+
+
+def owner_signal(pid):
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, fcntl.F_SETOWN, pid)
+    fcntl.fcntl(reader, 10, signal.SIGKILL)  # F_SETSIG
+    fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC)
+    os.write(writer, b"x")
+
+
+def datagram():
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    one.sendto(b"x", "/dev/log")
+
+
+reads = {
+    "environment": lambda: open(f"/proc/{WORKER}/environ").read(),
+    "environment of all": lambda: any(
+        "s3cret" in open(f"/proc/{pid}/environ").read() for pid in os.listdir("/proc") if pid.isdigit()
+    ),
+    "memory": lambda: open(f"/proc/{WORKER}/mem", "rb"),
+    "memory of the parent": lambda: open(f"/proc/{parent}/mem", "r+b"),
+    "descriptors": lambda: os.listdir(f"/proc/{WORKER}/fd"),
+    "descriptors of the parent": lambda: [os.readlink(f"/proc/{parent}/fd/{fd}") for fd in range(3, 64)],
+    "tests": lambda: open(SECRET).read(),
+    "folder of the tests": lambda: os.listdir(os.path.dirname(SECRET)),
+    "home": lambda: os.listdir(HOME) and open(os.path.join(HOME, ".bashrc")),
+    "passwd": lambda: open("/etc/passwd"),
+    "trace": lambda: libc.ptrace(16, WORKER, 0, 0) == 0,
+    "trace the parent": lambda: libc.ptrace(16, parent, 0, 0) == 0,
+    "read memory": lambda: vm_read(WORKER) or vm_read(parent),
+    "loopback": lambda: socket.socket(socket.AF_INET),
+    "outside": lambda: socket.create_connection(("1.1.1.1", 53), timeout=1),
+    "netlink": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
+    "local socket": lambda: socket.socket(socket.AF_UNIX),
+    "datagram": datagram,
+    "kernel log": lambda: libc.klogctl(3, ctypes.create_string_buffer(64), 64) >= 0,
+    "write the tests": lambda: open(SECRET, "a"),
+    "write the interpreter": lambda: open(os.__file__, "a"),
+    "mode": lambda: os.chmod(SECRET, 0),
+    "mode of the interpreter": lambda: os.chmod(os.__file__, 0),
+    "times": lambda: os.utime(SECRET),
+    "remove": lambda: os.unlink(SECRET),
+    "link": lambda: os.link(SECRET, "linked"),
+    "leave a file": lambda: open(os.path.join(os.path.dirname(SECRET), "left"), "w"),
+    "processor of the worker": lambda: os.sched_setaffinity(WORKER, {0}),
+    "processor of the parent": lambda: os.sched_setaffinity(parent, {0}),
+    "limits of the worker": lambda: resource.prlimit(WORKER, resource.RLIMIT_CPU, (0, 0)),
+    "limits of the parent": lambda: resource.prlimit(parent, resource.RLIMIT_CPU, (0, 0)),
+    "priority of all": lambda: os.setpriority(os.PRIO_USER, 0, 19),
+    "priority of the parent": lambda: os.setpriority(os.PRIO_PROCESS, parent, 19),
+}
+for name, probe in reads.items():
+    try:
+        if probe() is not False:
+            print(name)
+    except OSError:
+        pass
+for place in ("/tmp", "/var/tmp", "/dev/shm", "/run/lock"):
+    try:
+        open(f"{place}/left-{MARK}", "w")
+    except OSError:
+        pass
+for number in (signal.SIGUSR1, signal.SIGSTOP, signal.SIGKILL):
+    for send in (
+        lambda: os.kill(WORKER, number),
+        lambda: os.kill(parent, number),
+        lambda: os.kill(-1, number),
+        lambda: os.killpg(os.getpgid(parent) or WORKER, number),  # 0 would be its own group
+        lambda: os.killpg(os.getpgid(WORKER) or WORKER, number),
+        lambda: signal.pidfd_send_signal(os.pidfd_open(WORKER), number),
+        lambda: signal.pidfd_send_signal(os.pidfd_open(parent), number),
+        lambda: libc.sigqueue(WORKER, number, None),
+        lambda: libc.sigqueue(parent, number, None),
+        lambda: calls_back(234, WORKER, WORKER, number),
+    ):
+        try:
+            send()
+        except OSError:
+            pass
+for pid in (WORKER, parent):
+    try:
+        owner_signal(pid)
+    except OSError:
+        pass
+os.kill(0, signal.SIGUSR1)
+print("end")
+"""
+
+
+def probed(mode: Mode, secret: Path, mark: str) -> tuple[SandboxRun, tuple]:
+    """The run of all probes by a worker, and what the worker is like afterwards."""
+    os.environ["RLINF_SECRET"] = "s3cret"
+    header = f"WORKER, SECRET, HOME, MARK = {os.getpid()}, {str(secret)!r}, {str(Path.home())!r}, {mark!r}\n"
+    run = run_python({"p.py": header + PROBES}, ["p.py"], limits=LIMITS, namespaces=mode.namespaces)
+    state = (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_CPU))
+    return run, state
+
+
+@every_mode
+def test_nothing_of_others_is_read_changed_or_signalled(mode):
+    mark = os.urandom(8).hex()
+    before = (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_CPU))
+    with tempfile.TemporaryDirectory() as folder:
+        secret = Path(folder, "tests.jsonl")
+        secret.write_text("s3cret")
+        for path in (Path(folder), secret):
+            path.chmod(0o777)
+        run, after = mode.call(lambda: probed(mode, secret, mark))
+        assert (run.stdout, run.ending) == ("end\n", "exited"), run
+        assert (secret.read_text(), secret.stat().st_mode & 0o777, os.listdir(folder)) == (
+            "s3cret",
+            0o777,
+            [secret.name],
+        )
+    assert after == before
+    left = [place for place in ("/tmp", "/var/tmp", "/dev/shm", "/run/lock") if Path(place, f"left-{mark}").exists()]
+    assert left == []
+
+
+def test_without_landlock_signals_are_refused_and_the_rest_is_said():
+    if not missing("one user without namespaces"):
+        program = f"import os\nfor pid in ({os.getpid()}, os.getppid(), -1):\n" + (
+            "    try: os.kill(pid, 9)\n    except OSError as error: print(error.errno)"
+        )
+        run = MODES["one user without namespaces"].run(program, landlock=False)
+        assert run.stdout == "13\n13\n13\n"
+        assert any("forge its verdict" in weakness for weakness in run.weaknesses)
+
+
+# -- what a program leaves behind, and how long it lasts ---------------------------------------------------------------
+
+DAEMON = """
+import os, signal, sys, time
+for number in range(1, 32):
+    try: signal.signal(number, signal.SIG_IGN)
+    except OSError: pass
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", MARK])
+    os._exit(0)
+"""
+
+
+@every_mode
+@pytest.mark.parametrize("end", ["print('ok')", "time.sleep(600)", "while True: print('x' * 4096, flush=True)"])
+def test_daemons_end_with_the_run(mode, end):
+    mark = f"left-{os.urandom(8).hex()}"
+    limits = SandboxLimits(wall_s=2.0, output_bytes=1 << 16)
+    start = time.monotonic()
+    run = mode.run(f"MARK = {mark!r}\n{DAEMON}{end}", limits=limits)
+    assert run.ending == {"p": "exited", "t": "timeout", "w": "output"}[end[0]]
+    assert time.monotonic() - start < 2.0 + 60  # it does not last as long as the daemon
+    assert not any(mark in line for line in command_lines())
+
+
+def command_lines() -> list[str]:
+    lines = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                lines.append((entry / "cmdline").read_text(errors="replace"))
+    return lines
+
+
+@every_mode
+def test_a_fork_bomb_stays_small_and_ends(mode):
+    program = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    run = mode.run(program, limits=SandboxLimits(wall_s=1.0, num_processes=8))
+    assert run.ending in ("timeout", "killed", "exited")
+    assert mode.run("print(1)").stdout == "1\n"
+
+
+FILLING = {
+    "many large files": "for i in range(1000): open(str(i), 'wb').write(bytes(15 << 20))",
+    "one large file": "open('big', 'wb').write(bytes(64 << 20))",
+    "many files": "for i in range(10**6): open(str(i), 'w').close()",
+    "many links": "import os\nfor i in range(10**6): os.symlink('x', str(i))",
+    "deep folders": "import os\nwhile True:\n    os.mkdir('x')\n    os.chdir('x')",
+    "closed folders": "import os\nwhile True:\n    os.mkdir('x', 0o300)\n    os.chdir('x')",
+    "files without a name": "import os\nheld = []\nwhile True:\n    held.append(open(str(len(held)), 'wb'))\n"
+    "    os.unlink(str(len(held) - 1))\n    held[-1].write(bytes(15 << 20))",
+    "temporary files": "import os\nheld = []\nwhile True:\n    held.append(os.open('.', os.O_TMPFILE | os.O_RDWR))\n"
+    "    os.write(held[-1], bytes(15 << 20))",
+    "reserved space": "import os\nfor i in range(1000): os.posix_fallocate(os.open(str(i), 66), 0, 15 << 20)",
+}
+
+
+@every_mode
+@pytest.mark.parametrize("way", FILLING)
+def test_the_disk_is_not_filled(mode, way):
+    run = mode.run(FILLING[way], limits=SandboxLimits(cpu_s=1))  # a disk may be too slow to come to the limit
+    assert run.ending in ("files", "timeout") or (run.ending, run.exit_code) == ("exited", 1), run
+    assert run.ending != "exited" or "OSError" in run.stderr or "PermissionError" in run.stderr, run
+    assert not list(Path(tempfile.gettempdir()).glob("rlinf-sandbox-*"))
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+PRELUDE = """
+import ctypes, fcntl, mmap, os, resource, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name, *arguments):
+    result = getattr(libc, name)(*arguments)
+    if result < 0: raise OSError(ctypes.get_errno(), name)
+    return result
+
+
+"""
+HOARDERS = {
+    "memfd": "os.memfd_create('x')",
+    "memfd_secret": "call('syscall', 447, 0)",
+    "standard input": "os.write(0, bytes(1 << 20))",
+    "shared and anonymous": "mmap.mmap(-1, 1 << 20)",
+    "shared file": "f = open('x', 'w+b'); f.truncate(1 << 20); mmap.mmap(f.fileno(), 1 << 20)",
+    "System V": "call('shmget', 0, 64 << 20, 0o1600)",
+    "message queues": "call('msgget', 0, 0o1600)",
+    "a file system of its own": "call('unshare', 0x10020000)",
+    "a namespace by clone": "call('syscall', ctypes.c_long(56), ctypes.c_long(0x10000011), 0, 0, 0, 0)",
+    "pages in pipes": "r, w = os.pipe(); b = bytes(4096)\n"
+    "call('vmsplice', w, ctypes.byref((ctypes.c_size_t * 2)(id(b), 4096)), 1, 0)",
+    "file pages in pipes": "r, w = os.pipe(); f = os.open('x', 66); os.write(f, bytes(4096))\n"
+    "call('splice', f, ctypes.byref(ctypes.c_long(0)), w, None, 4096, 0)",
+    "large pipes": "r, w = os.pipe(); fcntl.fcntl(w, 1031, 1 << 20)",
+    "descriptors in flight": "a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [0])",
+    "locks": "f = open('x', 'w'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 5)",
+    "locks of open files": "f = open('x', 'w'); fcntl.fcntl(f, 37, struct.pack('hhqqi4x', 1, 0, 5, 1, 0))",
+    "watches": "call('inotify_add_watch', call('inotify_init'), b'/usr', 2)",
+    "rules": "a = struct.pack('Q', 1); call('syscall', ctypes.c_long(444), a, ctypes.c_long(8), ctypes.c_long(0))",
+    "rings": "call('syscall', ctypes.c_long(425), 8, ctypes.create_string_buffer(256))",
+    "asynchronous rings": "call('syscall', ctypes.c_long(206), 64, ctypes.byref(ctypes.c_long(0)))",
+    "user faults": "call('syscall', ctypes.c_long(323), 0)",
+    "keys": "call('syscall', ctypes.c_long(248), b'user', b'x', b'y', ctypes.c_long(1), ctypes.c_long(-2))",
+    "pages that stay": "resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 20, 1 << 20))",
+    "its address space": "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+}
+
+
+@every_mode
+def test_memory_that_no_process_is_charged_for_is_refused(mode):
+    attempts = "".join(
+        f"try:\n{textwrap.indent(way, '    ')}\n    print({name!r})\nexcept (OSError, ValueError): pass\n"
+        for name, way in HOARDERS.items()
+    )
+    run = mode.run(PRELUDE + attempts + "print('end')")
+    assert (run.stdout, run.exit_code) == ("end\n", 0), run
+
+
+GREEDY = {
+    "one process": "held = []\nwhile True: held.append(bytearray(50 << 20))",
+    "many processes": "import os, time\nfor _ in range(4):\n    if os.fork() == 0: break\n"
+    "held = bytearray(100 << 20)\nfor i in range(0, len(held), 4096): held[i] = 1\ntime.sleep(60)",
+    "processes with sessions of their own": "import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n"
+    "        os.setsid()\n        if os.fork(): os._exit(0)\n"
+    "        held = bytearray(100 << 20)\n        for i in range(0, len(held), 4096): held[i] = 1\n"
+    "        time.sleep(60)\ntime.sleep(60)",
+}
+
+
+@every_mode
+@pytest.mark.parametrize("way", GREEDY)
+def test_memory_of_all_processes_counts(mode, way):
+    assert mode.run(GREEDY[way]).ending == "memory"
+
+
+# -- verdicts --------------------------------------------------------------------------------------------------------
+
+SEARCH = """
+import os, re, signal
+found = None
+for pid in os.listdir("/proc"):
+    for name in ("environ", "cmdline", "fd/0"):
+        try:
+            match = re.search(rb"f\\(3\\) == (\\d{5})", open(f"/proc/{pid}/{name}", "rb").read(1 << 20))
+            found = int(match[1]) if match else found
+        except (OSError, OverflowError): pass
+    for fd in range(64):
+        try: os.write(os.open(f"/proc/{pid}/fd/{fd}", os.O_WRONLY), b'{"passed": true}')
+        except OSError: pass
+for fd in range(64):
+    try: os.write(fd, b'{"passed": true}\\n')
+    except OSError: pass
+"""
+FORGERIES = {
+    "returns what it finds": SEARCH + "def f(x): return found",
+    "kills all": SEARCH + "def f(x):\n    for pid in (-1, os.getppid()):\n        try: os.kill(pid, 9)\n"
+    "        except OSError: pass\n    return 0",
+    "kills all, then leaves": SEARCH + "def f(x):\n    try: os.kill(-1, 9)\n    finally: os._exit(0)",
+}
+
+
+@weak_modes
+@pytest.mark.parametrize("way", FORGERIES)
+def test_verdicts_are_not_forged_without_namespaces(mode, way, monkeypatch):
+    monkeypatch.setattr(program, "run_python", partial(run_python, namespaces=False))
+    reward = program.CodeReward(limits=LIMITS, allow_weak_isolation=True)
+    results = mode.call(
+        lambda: [
+            reward(f"```python\n{text}\n```", "assert f(3) == 66665").outcome
+            for text in (FORGERIES[way], "def f(x): return 66665")
+        ]
+    )
+    assert results[0] in ("wrong", "crashed", "timeout")
+    assert results[1] == "right"
+
+
+@every_mode
+def test_a_killed_supervisor_is_an_outcome(mode):
+    def run():
+        before = set(children_of(os.getpid()))
+        threading.Thread(target=kill_new_child, args=(before,)).start()
+        return mode_run("import time; time.sleep(10)")
+
+    def kill_new_child(before):
+        time.sleep(0.3)
+        for process in (*descendants(), *children_of(os.getpid())):
+            if process not in before:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
+    def mode_run(text):
+        return run_python({}, ["-c", text], limits=LIMITS, namespaces=mode.namespaces)
+
+    start = time.monotonic()
+    assert mode.call(run).ending == "killed"
+    assert time.monotonic() - start < 8  # its limits are later
+
+
+# -- the rest of the contract ------------------------------------------------------------------------------------------
+
+
+@every_mode
+@pytest.mark.parametrize(
+    ("text", "ending"),
+    [
+        ("while True: pass", "timeout"),
+        ("while True: print('x' * 1000)", "output"),
+        ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "output"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed"),
+        ("raise SystemExit(3)", "exited"),
+    ],
+)
+def test_endings(mode, text, ending):
+    assert mode.run(text, limits=SandboxLimits(wall_s=20, cpu_s=1, output_bytes=1 << 16)).ending == ending
+
+
+@every_mode
+def test_nothing_is_inherited(mode, monkeypatch):
+    monkeypatch.setenv("RLINF_SECRET", "s3cret")
+    secret = os.open("/proc/self/environ", os.O_RDONLY)
+    os.set_inheritable(secret, True)
+    try:
+        run = mode.run("import os; print(sorted(os.environ), sorted(map(int, os.listdir('/proc/self/fd'))))")
+    finally:
+        os.close(secret)
+    assert run.stdout == "['HOME', 'LANG', 'PATH', 'TMPDIR'] [0, 1, 2, 3]\n"  # 3 is the listing itself
+
+
+@every_mode
+def test_files_of_the_program(mode):
+    text = "import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').write('text')\nprint(open('a/b/c').read(), os.listdir())"
+    assert (
+        mode.run(text).stdout == "text ['program.py', 'a']\n" or mode.run(text).stdout == "text ['a', 'program.py']\n"
+    )
+    assert mode.run("import numpy; print(numpy.arange(3).sum())").stdout == "3\n"
+
+
+@every_mode
+def test_folders_that_are_shown_can_be_read(mode):
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        Path(folder, "shown.txt").write_text("shown")
+        text = f"print(open({folder + '/shown.txt'!r}).read())\nopen({folder + '/other'!r}, 'w')"
+        run = mode.run(text, readable=[folder])
+        assert run.stdout == "shown\n"
+        assert "Error" in run.stderr
+        assert os.listdir(folder) == ["shown.txt"]
+
+
+@every_mode
+def test_texts_of_any_kind_come_through(mode):
+    text = "\u222b \U0001f600 \\ \" ' \0"
+    assert mode.run("import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())", stdin=text).stdout == text
+    assert mode.run("x = '\u222b\U0001f600'; print(len(x))").stdout == "2\n"
+
+
+def test_a_program_larger_than_its_folder_is_an_outcome():
+    run = MODES["root with namespaces"].run("#" * 9000, limits=SandboxLimits(folder_bytes=4096))
+    assert run.ending in ("files", "killed")
+
+
+def test_limits_are_checked():
+    with pytest.raises(AlgosError, match="cpu_s=0 must be at least 1"):
+        SandboxLimits(cpu_s=0)
+    with pytest.raises(AlgosError, match="memory_bytes=5 must be at least"):
+        SandboxLimits(memory_bytes=5)
