@@ -237,6 +237,16 @@ def test_a_run_may_be_resumed_with_more_steps(rlinf, monkeypatch: pytest.MonkeyP
     assert steps == [5, 9, 9]
 
 
+def test_a_step_that_asks_problems_more_than_once_says_so(rlinf, monkeypatch: pytest.MonkeyPatch, gsm8k_inputs: Path):
+    notes = []
+    monkeypatch.setattr(jobs, "run", lambda job, folder: notes.extend(job.notes) or "done")
+    files = "--model.path model --task.train_files train.jsonl --task.eval_files test.jsonl --rollout.num_prompts"
+    assert rlinf("train", "gsm8k-grpo", *files.split(), "2", "--output", "a").code == 0
+    assert not [note for note in notes if "times a step" in note]
+    assert rlinf("train", "gsm8k-grpo", *files.split(), "5", "--output", "b").code == 0
+    assert "task.train_files hold 2 problems: each is asked 2.5 times a step" in " ".join(notes)
+
+
 def test_changed_data_and_models_are_refused_when_a_run_is_resumed(
     rlinf, monkeypatch: pytest.MonkeyPatch, gsm8k_inputs: Path
 ):

@@ -255,6 +255,11 @@ MISTAKES = [
         line=GSM8K.replace("test.jsonl", "train.jsonl"),
         says="of its evaluation problems 2 are in the training files too, for example 'a\\n\\nThink it t",
     ),
+    Mistake(
+        line=GSM8K + " --task.prompt_template {question} --rollout.max_prompt_tokens 2",
+        files={"train.jsonl": '{"question": "abca", "answer": "#### 1"}\n{"question": "a", "answer": "#### 2"}\n'},
+        says="task.train_files: 1 of 2 prompts are longer than 2 tokens (up to 4), the first at",
+    ),
     Mistake(line=GSM8K, says="No such file or directory", gone="test.jsonl"),
     Mistake(
         line=GSM8K + " --task.answer_format gsm8kk", says="--task.answer_format='gsm8kk'; allowed: 'gsm8k' or 'exact'"

@@ -105,7 +105,9 @@ class RolloutConfig(EngineConfig):
     top_k: int = Field(default=0, ge=0, description=TOP_K + FULL_DISTRIBUTION)
     min_p: float = Field(default=0.0, ge=0, le=1, description=MIN_P + FULL_DISTRIBUTION)
     stop: StopStrings = Field(default=(), description=STOP)
-    max_prompt_tokens: int = Field(ge=1, description="Longest prompt in tokens; of a longer one the end is kept.")
+    max_prompt_tokens: int = Field(
+        ge=1, description="Longest prompt in tokens; task.long_prompts says what becomes of a longer one."
+    )
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="Type of the weights that generate; a sync casts them. null: model.dtype."
     )

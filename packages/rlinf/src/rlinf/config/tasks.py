@@ -68,10 +68,11 @@ class FilesTask(_Task):
     answer_format: Literal["gsm8k", "exact"] = Field(
         default="exact", description="gsm8k: the answer ends in `#### number`. exact: the answer is the whole text."
     )
-    long_prompts: Literal["keep_end", "drop", "stop"] = Field(
-        default="keep_end",
-        description="What becomes of a prompt longer than rollout.max_prompt_tokens. keep_end: its beginning is cut "
-        "off. drop: the problem is left out. stop: an error. The first two are counted in the run's notes.",
+    long_prompts: Literal["stop", "keep_end", "drop"] = Field(
+        default="stop",
+        description="What becomes of a prompt longer than rollout.max_prompt_tokens. stop: an error before anything "
+        "starts. keep_end: its beginning is cut off. drop: the problem is left out. The last two are counted in the "
+        "run's notes.",
     )
     on_bad_row: Literal["stop", "skip"] = Field(
         default="stop",

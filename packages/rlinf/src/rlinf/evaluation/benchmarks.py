@@ -125,6 +125,7 @@ def _benchmark(
         long_prompts=config.long_prompts,
         what=title,
         key="long_prompts",
+        limit_key="max_prompt_tokens",
         reason=f"; the model has {positions} positions and max_new_tokens={config.max_new_tokens} are kept free"
         if positions is not None and limit == positions - config.max_new_tokens
         else "",

@@ -121,12 +121,15 @@ class ReasoningJob(Job):
         self._encoder, prompt_notes = self._make_encoder()
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
+            prompt_notes += self._repetitions(self._task.num_train_problems)
         self.notes = [*reward_notes, *prompt_notes, *self._task.notes, *idle_notes(self._algorithm)]
         if config.actor.backend == "megatron" and device_kind(config.cluster, machine) == "cpu":
             self.notes.append(MEGATRON_ON_CPU)
         self._held_out = self._task.held_out()
         if config.model.path is not None:
             self._check_positions(config.model.path)
+            if not isinstance(self._task, FileProblems):
+                self._check_prompts(self._held_out[""])
         tried = try_rewards(config.reward, self._task.train_problem(0))
         self.score, self.other_scores = _scores(config, judges=tried.judges)
         if config.run.stop_at_score is not None and not tried.judges:
@@ -166,6 +169,27 @@ class ReasoningJob(Job):
             "num_key_value_heads": made.num_kv_heads,
             "vocab_size": len(self._tokenizer),
         }
+
+    def _repetitions(self, num_problems: int) -> list[str]:
+        """A note where a step asks a problem more than once."""
+        if self.num_items <= num_problems:
+            return []
+        return [
+            f"a step asks {self.num_items} prompts, and task.train_files hold {num_problems} problems: each is asked "
+            f"{self.num_items / num_problems:.3g} times a step; use --rollout.num_prompts {num_problems} or less to "
+            "ask each once"
+        ]
+
+    def _check_prompts(self, problems: Sequence[Problem]) -> None:
+        """A generated task's prompts in the tokens of a tokenizer that was not made for it."""
+        limit = self.config.rollout.max_prompt_tokens
+        longest = max(self._encoder.num_tokens([problem.prompt for problem in problems]))
+        if longest > limit:
+            raise UserError(
+                f"rollout.max_prompt_tokens={limit}, and prompts of task.kind={self.config.task.kind} have up to "
+                f"{longest} tokens of this model",
+                hint=f"use --rollout.max_prompt_tokens {longest} or more",
+            )
 
     def _check_positions(self, folder: Path) -> None:
         """Beyond the positions that it was made for, a model writes without sense, or fails."""

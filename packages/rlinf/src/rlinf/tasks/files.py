@@ -54,6 +54,11 @@ class FileProblems:
             self._sets[name] = fitted.problems
             self.notes += fitted.notes
 
+    @property
+    def num_train_problems(self) -> int:
+        """Problems of an epoch."""
+        return len(self._sets["train_files"])
+
     def train_problem(self, index: int) -> Problem:
         problems = self._sets["train_files"]
         epoch, position = divmod(index, len(problems))

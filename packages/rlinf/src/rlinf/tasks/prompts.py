@@ -141,6 +141,7 @@ def fit_prompts(
     long_prompts: LongPrompts,
     what: str,
     key: str = "task.long_prompts",
+    limit_key: str = "rollout.max_prompt_tokens",
     reason: str = "",
 ) -> Sifted:
     """Applies the rule for prompts that are too long.
@@ -148,7 +149,7 @@ def fit_prompts(
     Args:
         long_prompts: stop: an error; drop: without them; keep_end: all, and whoever encodes cuts the beginning off.
         what: the set, as notes and messages call it.
-        key: how messages call the setting.
+        key, limit_key: how messages call the settings.
         reason: where the limit comes from.
     Raises: UserError.
     """
@@ -163,11 +164,13 @@ def fit_prompts(
         first = next(problem for problem, length in zip(problems, lengths, strict=True) if length > max_prompt_tokens)
         raise UserError(
             f"{text}, the first at {first.place or 'number 1'}",
-            hint=f"allow longer prompts, or use --{key} drop (without these problems) or keep_end (the beginning of "
-            "the prompt is cut off); either is counted",
+            hint=f"allow them with --{limit_key} {max(lengths)}, or use --{key} drop (without these problems) or "
+            "keep_end (the beginning of the prompt is cut off); either is counted",
         )
     if long_prompts == "keep_end":
         return Sifted(problems=list(problems), num_found=num_long, notes=(f"{text}; their beginnings were cut off",))
     if not fitting:
-        raise UserError(f"{text}, so none is left with {key}=drop", hint="allow longer prompts")
+        raise UserError(
+            f"{text}, so none is left with {key}=drop", hint=f"allow them with --{limit_key} {max(lengths)}"
+        )
     return Sifted(problems=fitting, num_found=num_long, notes=(f"{text}; these problems were dropped",))
