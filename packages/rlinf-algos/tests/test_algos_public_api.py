@@ -93,10 +93,11 @@ def test_signatures_with_defaults():
         ),
         "clip_cov_loss": (
             "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.2, *clip_high=0.2, "
-            "*cov_fraction=0.0002, *cov_low=1.0, *cov_high=5.0"
+            "*cov_fraction=0.0002, *cov_low=1.0, *cov_high=5.0, *chosen=None"
         ),
         "kl_cov_loss": (
-            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *cov_fraction=0.0002, *cov_kl_coef=1.0"
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *cov_fraction=0.0002, *cov_kl_coef=1.0, "
+            "*chosen=None"
         ),
         "cispo_loss": "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=1.0, *clip_high=4.0",
         "decoupled_ppo_loss": (

@@ -290,8 +290,8 @@ def test_bad_completions_far_from_the_policy_that_sampled_are_left_out(make_work
 
 
 def test_the_policy_loss_of_the_most_uncertain_tokens(make_worker, reader, model):
-    """In micro-batches of all groups; group 5 has no advantage and makes no forward."""
-    settings = actor_settings(model, top_entropy_fraction=0.3, num_shards=1, micro_batch_groups=NUM_GROUPS)
+    """Over all micro-batches and shards of the step; group 5 has no advantage and makes no forward."""
+    settings = actor_settings(model, top_entropy_fraction=0.3)
     groups = scored_groups()
     found, actor = gradient_after(make_worker, reader, settings, groups)
     network = make_worker(Actor, settings)._backend._model.double()
@@ -574,6 +574,37 @@ def test_micro_batches_and_shards_change_only_the_rounding(make_worker, reader, 
     for changes in ({"micro_batch_groups": 8, "num_shards": 1}, {"micro_batch_groups": 1, "num_shards": 4}):
         found, _ = gradient_after(make_worker, reader, actor_settings(model, "grpo", **changes), scored_groups())
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+
+
+CHOICES = [
+    {"top_entropy_fraction": 0.3},
+    {"policy_loss": "kl_cov", "options": {"cov_fraction": 0.2}, "num_minibatches": 2},
+    {"policy_loss": "clip_cov", "options": {"cov_fraction": 0.2, "cov_low": -1.0, "cov_high": 1.0}},
+]
+
+
+@pytest.mark.parametrize("changes", CHOICES, ids=str)
+def test_tokens_are_chosen_over_the_step_whatever_its_micro_batches(make_worker, reader, model, changes):
+    """Padded or packed, a group or a part of one at a time, in any shards: the same tokens are chosen."""
+    groups = scored_groups()
+    settings = actor_settings(model, num_shards=1, micro_batch_groups=NUM_GROUPS, **changes)
+    expected, actor = gradient_after(make_worker, reader, settings, groups)
+    whole = merge([actor._host.metrics.drain()])
+    plain = {name: value for name, value in changes.items() if name == "num_minibatches"}
+    unchosen, _ = gradient_after(make_worker, reader, actor_settings(model, **plain), groups)
+    assert not torch.allclose(expected, unchosen, rtol=1e-3)
+    for cut in (
+        {"micro_batch_groups": 1, "num_shards": 4},
+        {"micro_batch_groups": 3},
+        {"max_tokens_per_micro_batch": 12},
+    ):
+        budget = cut.pop("max_tokens_per_micro_batch", None)
+        settings = actor_settings(model, **cut, **changes)
+        settings = dataclasses.replace(settings, max_tokens_per_micro_batch=budget)
+        found, actor = gradient_after(make_worker, reader, settings, groups, chunk=2)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        metrics = merge([actor._host.metrics.drain()])
+        assert metrics["actor/clip_fraction"] == pytest.approx(whole["actor/clip_fraction"], abs=1e-6)
 
 
 def test_several_minibatches_make_several_steps_anchored_at_the_first_policy(make_worker, reader, model):

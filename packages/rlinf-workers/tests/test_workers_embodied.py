@@ -254,6 +254,22 @@ def test_the_first_gradient_is_the_formulas(make_worker, reader, micro_batch_siz
     assert actor.policy_version == 1
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"top_entropy_fraction": 0.3}, {"policy_loss": "kl_cov", "options": {"cov_fraction": 0.3}, "num_epochs": 2}],
+    ids=str,
+)
+def test_answers_are_chosen_over_the_minibatch_whatever_its_micro_batches(make_worker, reader, changes):
+    moved = []
+    for size in (None, 1, 3):
+        settings = replace(actor_settings(ratio_level="token", **changes), micro_batch_size=size)
+        actor = make_worker(EmbodiedActor, settings, step=4)
+        actor.train(reader([trajectories(make_worker, reader)]))
+        moved.append(torch.cat([parameter.detach().flatten() for parameter in actor._backend._model.parameters()]))
+    for found in moved[1:]:
+        torch.testing.assert_close(found, moved[0], rtol=1e-4, atol=1e-5)
+
+
 def test_the_epoch_loop_ends_at_the_target_kl(make_worker, reader):
     batch = trajectories(make_worker, reader)
     patient = make_worker(EmbodiedActor, actor_settings(num_epochs=4, learning_rate=0.05))

@@ -33,6 +33,13 @@ ALGORITHMS = {
     "updates": {"num_minibatches": 2, "num_epochs": 2},
     "dapo": {"dynamic_sampling": True, "oversampling": 1.5},
     "ppo": {},
+    "chosen tokens": {
+        "policy_loss": "kl_cov",
+        "options": {"cov_fraction": 0.2},
+        "num_epochs": 2,
+        "top_entropy_fraction": 0.5,
+    },
+    "otb": {"advantage": "otb"},
 }
 
 
@@ -231,7 +238,16 @@ class Learner(Worker):
         return dict(actor._updates._shards), {name: part.detach() for name, part in actor.weights().items()}
 
 
-CASES = [("grpo", "replicated"), ("ppo", "replicated"), ("grpo", "fsdp2"), ("grpo gathered", "fsdp2"), ("ppo", "fsdp2")]
+CASES = [
+    ("grpo", "replicated"),
+    ("ppo", "replicated"),
+    ("chosen tokens", "replicated"),
+    ("grpo", "fsdp2"),
+    ("grpo gathered", "fsdp2"),
+    ("ppo", "fsdp2"),
+    ("chosen tokens", "fsdp2"),
+    ("otb", "fsdp2"),
+]
 
 
 def test_two_ranks_learn_what_one_learns(tmp_path, make_worker, reader, model):

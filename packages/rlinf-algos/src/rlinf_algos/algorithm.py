@@ -17,6 +17,7 @@ from rlinf_algos.parts import (
     ADVANTAGES,
     BUILTIN_ADVANTAGES,
     BUILTIN_POLICY_LOSSES,
+    CHOICES,
     POLICY_LOSSES,
     Takes,
     advantage_takes,
@@ -131,7 +132,8 @@ class Algorithm:
     """Completions of a negative advantage that drifted by more nats a token from the policy that sampled them are left
     out (DeepSeek-V3.2); null: none is."""
     top_entropy_fraction: float = 1.0
-    """Share of a micro-batch's tokens, those of the highest entropy, that the policy loss is of (arXiv:2506.01939)."""
+    """Share of the tokens of an optimizer step, those of the highest entropy, that the policy loss is of
+    (arXiv:2506.01939); below 1 it takes a pass of the actor over them beforehand."""
     aggregation: Literal[
         "token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"
     ] = "token_mean"
@@ -213,6 +215,11 @@ class Algorithm:
         return self.num_minibatches * self.num_epochs
 
     @property
+    def chooses_tokens(self) -> bool:
+        """Whether tokens are chosen over the whole batch of an optimizer step before its first gradient."""
+        return self.top_entropy_fraction < 1 or self.policy_loss in CHOICES.names()
+
+    @property
     def idle_fields(self) -> tuple[str, ...]:
         """The numbers, options among them, that cannot act as the algorithm stands: those of a ratio that is always 1,
         since the policy in training is the one before the update."""
@@ -224,7 +231,7 @@ class Algorithm:
     @property
     def gathers_whole_step(self) -> bool:
         """Whether no gradient can be computed before the last group of a step is there."""
-        asks_first = self.has_critic or self.reads_logit_norms
+        asks_first = self.has_critic or self.reads_logit_norms or self.chooses_tokens
         decides_together = asks_first or self.whiten_advantages or self.oversampling > 1
         return decides_together or self.num_updates > 1
 

@@ -76,6 +76,17 @@ POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
 )
 
 
+CHOICES: Registry[Callable[..., Any]] = Registry(
+    "choice of tokens",
+    {
+        "clip_cov": "rlinf_algos.policy_loss:clip_cov_choice",
+        "kl_cov": "rlinf_algos.policy_loss:kl_cov_choice",
+    },
+)
+"""Policy losses that treat some tokens apart -> what chooses these over the batch of an optimizer step; the losses have
+an argument `chosen`."""
+
+
 def register_advantage(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: makes an advantage function known as `name`. Raises AlgosError where the name is taken."""
     return ADVANTAGES.register(name)

@@ -7,7 +7,7 @@ log-probabilities are finer than that.
 
 from rlinf_algos.policy_loss.base import CheckedInputs, PolicyLoss, check_inputs, measured_loss
 from rlinf_algos.policy_loss.cispo import cispo_loss
-from rlinf_algos.policy_loss.covariance import clip_cov_loss, kl_cov_loss
+from rlinf_algos.policy_loss.covariance import BatchTokens, clip_cov_choice, clip_cov_loss, kl_cov_choice, kl_cov_loss
 from rlinf_algos.policy_loss.decoupled import DecoupledPolicyLoss, decoupled_ppo_loss
 from rlinf_algos.policy_loss.dppo import dppo_kl_loss, dppo_tv_loss
 from rlinf_algos.policy_loss.gmpo import gmpo_loss
@@ -30,8 +30,11 @@ __all__ = [
     "dppo_tv_loss",
     "dppo_kl_loss",
     "sequence_clip_loss",
+    "BatchTokens",
     "clip_cov_loss",
+    "clip_cov_choice",
     "kl_cov_loss",
+    "kl_cov_choice",
     "DecoupledPolicyLoss",
     "decoupled_ppo_loss",
     "policy_gradient_loss",

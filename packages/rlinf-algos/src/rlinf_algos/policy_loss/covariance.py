@@ -6,10 +6,14 @@ rewarded sharpen the policy most. With `cov = (A - mean A) (policy_logprobs - me
     Clip-Cov   some tokens with a covariance within bounds get no gradient
     KL-Cov     the tokens of the largest covariance are penalised for leaving the proximal policy
 
-Means and shares are over the call's tokens, a micro-batch for the actor, as in verl. Departs from it in the choice of
-Clip-Cov's tokens: it is random in the paper, and here drawn by a generator whose seed is the number of candidates, so
-that the same tokens give the same loss on any device and under any plan.
+Means and shares are those of an optimizer step's whole batch: `clip_cov_choice` and `kl_cov_choice` choose over all of
+its micro-batches, shards and ranks, and the losses are told what was chosen; without that they choose among their own
+tokens, as verl does with each micro-batch. Departs from the paper in the draw of Clip-Cov, which is random there: here
+it is a function of each token's ids, so that it is the same under any plan.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +29,21 @@ from rlinf_algos.policy_loss.base import (
     clipped_surrogate,
     measured_loss,
 )
+from rlinf_algos.selection import SumOverParts, choose_largest, scattered
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchTokens:
+    """Tokens of a part of a batch that a choice is made over, those inside the mask alone."""
+
+    policy_logprobs: Tensor
+    """[n], nats, of the policy in training."""
+    proximal_logprobs: Tensor
+    """[n], nats"""
+    advantages: Tensor
+    """[n]"""
+    priorities: Tensor
+    """[n] integers between 0 and 2^32 - 1: a draw takes the tokens of the largest (`selection.scattered`)."""
 
 
 def clip_cov_loss(
@@ -38,29 +57,29 @@ def clip_cov_loss(
     cov_fraction: float = 2e-4,
     cov_low: float = 1.0,
     cov_high: float = 5.0,
+    chosen: Tensor | None = None,
 ) -> PolicyLoss:
     """PPO's clipped surrogate loss without the chosen tokens, unreduced.
 
     Args:
         policy_logprobs, proximal_logprobs, advantages, loss_mask, clip_low, clip_high: as for `ppo_clip_loss`.
-        cov_fraction: above 0, at most 1: the share of the tokens to choose, rounded down, at least one of them.
-        cov_low, cov_high: the covariance of a candidate lies between them; verl's bounds. One that PPO clips is none.
+        cov_fraction, cov_low, cov_high: as for `clip_cov_choice`; not read where tokens are chosen already.
+        chosen: the shape of policy_logprobs, bool: what `clip_cov_choice` chose over the batch; None: among these
+            tokens.
 
-    Returns and raises: as `ppo_clip_loss`; clip_fraction counts the chosen tokens too. AlgosError: the share, or bounds
-        in the wrong order.
+    Returns and raises: as `ppo_clip_loss`; clip_fraction counts the chosen tokens too. AlgosError: as
+        `clip_cov_choice`.
     """
     check_clip(clip_low, clip_high)
-    _check_fraction(cov_fraction)
-    if not cov_low < cov_high:
-        raise AlgosError(f"cov_low={cov_low} must be below cov_high={cov_high}: candidates lie between them")
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
     ratio = checked_ratio(inputs.log_ratio)
     loss = clipped_surrogate(inputs, ratio, clip_low=clip_low, clip_high=clip_high)
-    with torch.no_grad():
-        is_clipped = loss.loss_terms > -inputs.advantages * ratio
-        covariances = _covariances(inputs)
-        candidates = inputs.mask & ~is_clipped & (covariances > cov_low) & (covariances < cov_high)
-        chosen = _drawn(candidates, _num_chosen(inputs, cov_fraction))
+    if chosen is None:
+        options = {"cov_fraction": cov_fraction, "cov_low": cov_low, "cov_high": cov_high}
+        (found,) = clip_cov_choice([_tokens(inputs)], _alone, clip_low=clip_low, clip_high=clip_high, **options)
+        chosen = torch.zeros_like(inputs.mask).masked_scatter(inputs.mask, found)
+    chosen = chosen & inputs.mask
+    is_clipped = loss.loss_terms > -inputs.advantages * ratio
     return measured_loss(loss.loss_terms.masked_fill(chosen, 0.0), inputs, ratio, is_clipped=is_clipped | chosen)
 
 
@@ -72,53 +91,107 @@ def kl_cov_loss(
     *,
     cov_fraction: float = 2e-4,
     cov_kl_coef: float = 1.0,
+    chosen: Tensor | None = None,
 ) -> PolicyLoss:
     """`-r A`, and `cov_kl_coef * |log r|` more for the chosen tokens, unreduced. On-policy the penalty has no gradient:
     it needs several optimizer steps on a batch.
 
     Args:
         policy_logprobs, proximal_logprobs, advantages, loss_mask: as for `ppo_clip_loss`.
-        cov_fraction: above 0, at most 1: the share of the tokens to choose, rounded down, at least one of them.
+        cov_fraction: as for `kl_cov_choice`; not read where tokens are chosen already.
         cov_kl_coef: weight of the penalty, at least 0; verl: `ppo_kl_coef`.
+        chosen: as for `clip_cov_loss`, by `kl_cov_choice`.
 
     Returns and raises: as `ppo_clip_loss`; clip_fraction is the share of the chosen tokens. AlgosError: the share or
         the weight.
     """
-    _check_fraction(cov_fraction)
     check_range("cov_kl_coef", cov_kl_coef, low=0.0, why="a reward for leaving the proximal policy is no penalty")
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
     ratio = checked_ratio(inputs.log_ratio)
-    with torch.no_grad():
-        ranked = _covariances(inputs).masked_fill(~inputs.mask, -float("inf")).flatten()
-        chosen = torch.zeros_like(inputs.mask).flatten()
-        if inputs.mask.any():
-            chosen[ranked.topk(_num_chosen(inputs, cov_fraction)).indices] = True
-        chosen = chosen.view(inputs.mask.shape)
+    if chosen is None:
+        (found,) = kl_cov_choice([_tokens(inputs)], _alone, cov_fraction=cov_fraction)
+        chosen = torch.zeros_like(inputs.mask).masked_scatter(inputs.mask, found)
+    chosen = chosen & inputs.mask
     penalty = cov_kl_coef * inputs.log_ratio.abs().masked_fill(~chosen, 0.0)
     return measured_loss(-inputs.advantages * ratio + penalty, inputs, ratio, is_clipped=chosen)
 
 
-def _check_fraction(cov_fraction: float) -> None:
-    if not 0.0 < cov_fraction <= 1.0:
-        raise AlgosError(f"cov_fraction={cov_fraction} must be above 0 and at most 1: it is a share of the tokens")
+@torch.no_grad()
+def clip_cov_choice(
+    parts: Sequence[BatchTokens],
+    sum_over_parts: SumOverParts,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    cov_fraction: float = 2e-4,
+    cov_low: float = 1.0,
+    cov_high: float = 5.0,
+) -> list[Tensor]:
+    """The tokens of a batch that Clip-Cov leaves out, drawn from those with a covariance within bounds.
 
+    Args:
+        parts: what this rank has of the batch.
+        sum_over_parts: as for `rlinf_algos.selection.choose_largest`.
+        clip_low, clip_high: as for `ppo_clip_loss`; a token that PPO clips is no candidate.
+        cov_fraction: above 0, at most 1: the share of the batch's tokens, rounded down, at least one of them.
+        cov_low, cov_high: the covariance of a candidate lies between them; verl's bounds.
 
-def _num_chosen(inputs: CheckedInputs, fraction: float) -> int:
-    return max(1, int(fraction * int(inputs.mask.sum())))
+    Returns:
+        bool, [n] for each part.
+
+    Raises: AlgosError: the share, or bounds in the wrong order.
+    """
+    if not cov_low < cov_high:
+        raise AlgosError(f"cov_low={cov_low} must be below cov_high={cov_high}: candidates lie between them")
+    num_chosen, covariances = _covariances(parts, sum_over_parts, cov_fraction)
+    candidates = []
+    for part, covariance in zip(parts, covariances, strict=True):
+        ratio = (part.policy_logprobs - part.proximal_logprobs).double().exp()
+        by_sign = torch.where(part.advantages > 0, ratio > 1.0 + clip_high, ratio < 1.0 - clip_low)
+        is_clipped = by_sign & (part.advantages != 0)
+        candidates.append(~is_clipped & (covariance > cov_low) & (covariance < cov_high))
+    drawn = choose_largest(
+        [part.priorities[found] for part, found in zip(parts, candidates, strict=True)], num_chosen, sum_over_parts
+    )
+    return [found.masked_scatter(found, one) for found, one in zip(candidates, drawn, strict=True)]
 
 
 @torch.no_grad()
-def _covariances(inputs: CheckedInputs) -> Tensor:
-    """Each token's part of the covariance; arbitrary outside the mask."""
-    count = inputs.mask.sum().clamp(min=1)
-    logprobs = inputs.policy_logprobs.detach()  # 0 outside the mask, as the advantages are
-    return (inputs.advantages - inputs.advantages.sum() / count) * (logprobs - logprobs.sum() / count)
+def kl_cov_choice(
+    parts: Sequence[BatchTokens], sum_over_parts: SumOverParts, *, cov_fraction: float = 2e-4
+) -> list[Tensor]:
+    """The tokens of a batch that KL-Cov penalises: those of the largest covariance.
+
+    Args, returns: as `clip_cov_choice`. Raises: AlgosError: the share.
+    """
+    num_chosen, covariances = _covariances(parts, sum_over_parts, cov_fraction)
+    return choose_largest(covariances, num_chosen, sum_over_parts)
 
 
-def _drawn(candidates: Tensor, num_wanted: int) -> Tensor:
-    """Bool, the same shape: at most so many of the candidates."""
-    places = candidates.flatten().nonzero()[:, 0]
-    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(len(places)))[:num_wanted]
-    chosen = torch.zeros(candidates.numel(), dtype=torch.bool, device=candidates.device)
-    chosen[places[order.to(places.device)]] = True
-    return chosen.view(candidates.shape)
+def _covariances(
+    parts: Sequence[BatchTokens], sum_over_parts: SumOverParts, fraction: float
+) -> tuple[int, list[Tensor]]:
+    """How many tokens of the batch to choose, and each token's part of the covariance, [n] float64."""
+    if not 0.0 < fraction <= 1.0:
+        raise AlgosError(f"cov_fraction={fraction} must be above 0 and at most 1: it is a share of the tokens")
+    pairs = [torch.stack([part.advantages.double(), part.policy_logprobs.double()]) for part in parts]
+    sums = [torch.cat([pair.sum(1).cpu(), torch.tensor([float(pair.shape[1])]).double()]) for pair in pairs]
+    *totals, count = sum_over_parts(torch.stack(sums)).tolist()
+    of_advantages, of_logprobs = (total / max(count, 1.0) for total in totals)
+    covariances = [(advantages - of_advantages) * (logprobs - of_logprobs) for advantages, logprobs in pairs]
+    return (max(1, int(fraction * count)) if count else 0), covariances
+
+
+def _tokens(inputs: CheckedInputs) -> BatchTokens:
+    """All tokens of a call as one part, drawn by their places in it."""
+    mask, policy = inputs.mask, inputs.policy_logprobs.detach()
+    return BatchTokens(
+        policy_logprobs=policy[mask],
+        proximal_logprobs=(policy - inputs.log_ratio.detach())[mask],
+        advantages=inputs.advantages[mask],
+        priorities=scattered([torch.arange(int(mask.sum()), device=mask.device)]),
+    )
+
+
+def _alone(rows: Tensor) -> Tensor:
+    return rows.sum(0)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +25,10 @@ from torch import Tensor
 from rlinf_algos.advantages import first_episode_mask
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.normalization import Moments
-from rlinf_algos.policy_loss import at_level, logprobs_at_level
+from rlinf_algos.policy_loss import BatchTokens, at_level, logprobs_at_level
+from rlinf_algos.selection import scattered
 from rlinf_comm.records import record
-from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, PolicyTerms, value_loss
+from rlinf_workers.algorithm_parts import AdvantagePart, Choice, PolicyLossPart, PolicyTerms, TokenValues, value_loss
 from rlinf_workers.embodied.steps import action_steps, chunk_steps, of_actions, state_ids, was_executed
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.language_model import ModelSettings
@@ -104,6 +105,17 @@ class _Batch:
 
     def __len__(self) -> int:
         return len(self.advantages)
+
+
+class _Ratios(NamedTuple):
+    """What the policy loss reads of n samples, [n, R] each, for R ratios of a sample."""
+
+    policy: Tensor
+    proximal: Tensor
+    rollout: Tensor
+    advantages: Tensor
+    mask: Tensor
+    entropies: Tensor
 
 
 @dataclass(frozen=True)
@@ -288,15 +300,42 @@ class EmbodiedActor(WarmStartedWorker):
     def _accumulate(self, batches: Mapping[int, _Batch], minibatch: Mapping[int, Tensor]) -> dict[str, float]:
         """Summed gradient of a minibatch over all shards; the sums of `TOTALS` and of the policy loss."""
         names = (*TOTALS, *self._policy_loss.statistics)
+        pieces = {shard: rows.split(self._micro_batch_size or len(rows)) for shard, rows in minibatch.items()}
+        chooses = self._algorithm.chooses_tokens
+        choices = self._choices(batches, pieces) if chooses else {shard: [None] * len(p) for shard, p in pieces.items()}
         self._backend.begin(len(names))
-        for shard, rows in minibatch.items():
-            for few in rows.split(self._micro_batch_size or len(rows)):
+        for shard, few_rows in pieces.items():
+            for few, choice in zip(few_rows, choices[shard], strict=True):
                 chosen = batches[shard][few]
-                self._backend.backward(shard, chosen, partial(self._loss, chosen), entropies=True)
+                self._backend.backward(shard, chosen, partial(self._loss, chosen, choice), entropies=True)
         return dict(zip(names, self._backend.reduce(), strict=True))
 
-    def _loss(self, batch: _Batch, answers: Evaluation) -> tuple[Tensor, list[float]]:
-        found, entropy_sum, num_ratios = self._policy_terms(batch, answers)
+    def _choices(
+        self, batches: Mapping[int, _Batch], pieces: Mapping[int, Sequence[Tensor]]
+    ) -> dict[int, list[Choice]]:
+        """What is chosen over a whole minibatch, after a pass over its micro-batches."""
+        values, masks = [], []
+        for shard, few_rows in pieces.items():
+            values.append([])
+            masks.append([])
+            for few in few_rows:
+                batch = batches[shard][few]
+                ratios = self._ratios(batch, self._backend.forward(batch, entropies=True))
+                mask = ratios.mask != 0
+                priorities = scattered([few[:, None], torch.arange(mask.shape[1], device=few.device)]).to(mask.device)
+                tokens = BatchTokens(
+                    policy_logprobs=ratios.policy[mask],
+                    proximal_logprobs=ratios.proximal[mask],
+                    advantages=ratios.advantages[mask],
+                    priorities=(priorities ^ shard)[mask],
+                )
+                values[-1].append(TokenValues(tokens=tokens, entropies=ratios.entropies[mask]))
+                masks[-1].append(ratios.mask)
+        found = self._policy_loss.choose(values, masks, self._backend.sum_over_shards)
+        return dict(zip(pieces, found, strict=True))
+
+    def _loss(self, batch: _Batch, choice: Choice | None, answers: Evaluation) -> tuple[Tensor, list[float]]:
+        found, entropy_sum, num_ratios = self._policy_terms(batch, choice, answers)
         policy_sum, value_sum = _sum_of_means(found.terms), torch.zeros(())
         loss = policy_sum - self._algorithm.entropy_coef * entropy_sum
         if self._algorithm.value_coef:
@@ -307,10 +346,17 @@ class EmbodiedActor(WarmStartedWorker):
         totals = [len(batch), num_ratios, policy_sum.detach(), value_sum.detach(), found.kl, entropy_sum.detach()]
         return loss, [float(total) for total in (*totals, *found.statistics.values())]
 
-    def _policy_terms(self, batch: _Batch, answers: Evaluation) -> tuple[PolicyTerms, Tensor, Tensor]:
-        """Of the policy loss, with the entropies summed over samples and the number of ratios. The chunk is a choice of
-        its own, executed to its end or not; where its parts are the choices, those that were not executed are left
-        out."""
+    def _policy_terms(
+        self, batch: _Batch, choice: Choice | None, answers: Evaluation
+    ) -> tuple[PolicyTerms, Tensor, Tensor]:
+        """Of the policy loss, with the entropies summed over samples and the number of ratios."""
+        of = self._ratios(batch, answers)
+        found = self._policy_loss(of.policy, of.proximal, of.rollout, of.advantages, of.mask, choice)
+        return found, _sum_of_means(of.entropies), of.mask.sum()
+
+    def _ratios(self, batch: _Batch, answers: Evaluation) -> _Ratios:
+        """The chunk is one action of the policy, executed to its end or not; where its parts have ratios of their own,
+        those that were not executed are left out."""
         level = self._algorithm.ratio_level
         executed = None if level == "chunk" else batch.executed
         inputs = at_level(level, answers.logprobs, batch.proximal_logprobs, batch.advantages, executed)
@@ -318,8 +364,7 @@ class EmbodiedActor(WarmStartedWorker):
         logprobs, proximal, advantages, mask, rollout, entropies = (
             each.reshape(len(batch), -1) for each in (*inputs, *others)
         )
-        found = self._policy_loss(logprobs, proximal, rollout, advantages, mask.to(logprobs.dtype), entropies)
-        return found, _sum_of_means(entropies), mask.sum()
+        return _Ratios(logprobs, proximal, rollout, advantages, mask.to(logprobs.dtype), entropies)
 
     def _apply(self, sums: Mapping[str, float]) -> None:
         count = sums["samples"]

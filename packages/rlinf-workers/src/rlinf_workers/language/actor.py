@@ -156,6 +156,9 @@ class Actor(WarmStartedWorker):
 
     def _update(self, micro_batches: Iterable[MicroBatch]) -> list[float]:
         """Returns the sums of the gap to the engine."""
+        if self._settings.algorithm.chooses_tokens:
+            micro_batches = self._loss.chosen(list(micro_batches), self._backend)
+            micro_batches = list(micro_batches)
         self._backend.begin(self._loss.num_totals)
         if self._critic is not None:
             self._critic.begin()

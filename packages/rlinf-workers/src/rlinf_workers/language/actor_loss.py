@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from rlinf_algos.aggregation import summed
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.kl import ratio_weighted_kl
-from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart
+from rlinf_algos.policy_loss import BatchTokens
+from rlinf_algos.selection import scattered
+from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart, TokenValues
 from rlinf_workers.language.learning_groups import MicroBatch, Tokens, kl_estimate
 from rlinf_workers.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token
-from rlinf_workers.training.base import Evaluation
+from rlinf_workers.training.base import Evaluation, TrainingBackend
 
 TOTALS = ("divisor", "loss", "tokens", "trained tokens")
 """Sums over an update that every algorithm has."""
@@ -55,7 +60,7 @@ class ActorLoss:
         if self._anchors_at_rollout:
             anchor = batch.rollout_logprobs
         rollout_logprobs, num_tokens = batch.rollout_logprobs, float(mask.sum())
-        found = self._policy_loss(policy_logprobs, anchor, rollout_logprobs, batch.advantages, mask, entropies)
+        found = self._policy_loss(policy_logprobs, anchor, rollout_logprobs, batch.advantages, mask, batch.choice)
         terms, sums = found.terms, dict.fromkeys(self.statistics, 0.0) | found.statistics
         if self._kl is not None:
             kl = self._kl(policy_logprobs, batch.ref_logprobs) * mask
@@ -73,6 +78,41 @@ class ActorLoss:
         total = summed(self._algorithm.aggregation, terms, mask)
         counted = [micro_batch.divisor, float(total.detach()), micro_batch.num_tokens, num_tokens]
         return total, [*counted, *sums.values(), *self._gap(batch, before)]
+
+    def chosen(self, micro_batches: Sequence[MicroBatch], backend: TrainingBackend) -> Iterator[MicroBatch]:
+        """The micro-batches of an update with the tokens that are chosen over all of it, after a pass over them."""
+        by_shard: dict[int, list[Tokens]] = {shard: [] for shard in backend.shards}
+        for micro_batch in micro_batches:
+            if micro_batch.for_policy is not None:
+                by_shard[micro_batch.shard].append(micro_batch.for_policy)
+        values = [
+            [self._values(tokens, backend.forward(tokens.sequences, entropies=self.knows_entropy)) for tokens in part]
+            for part in by_shard.values()
+        ]
+        masks = [[tokens.sequences.loss_mask for tokens in part] for part in by_shard.values()]
+        found = self._policy_loss.choose(values, masks, backend.sum_over_shards)
+        choices = {shard: iter(part) for shard, part in zip(by_shard, found, strict=True)}
+        for micro_batch in micro_batches:
+            if micro_batch.for_policy is None:
+                yield micro_batch
+            else:
+                for_policy = replace(micro_batch.for_policy, choice=next(choices[micro_batch.shard]))
+                yield replace(micro_batch, for_policy=for_policy)
+
+    def _values(self, batch: Tokens, answers: Evaluation) -> TokenValues:
+        mask = batch.sequences.loss_mask != 0
+        logprobs, advantages = answers.logprobs, batch.advantages
+        anchor = logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
+        anchor = batch.rollout_logprobs if self._anchors_at_rollout else anchor
+        advantages = advantages if advantages.ndim == 2 else advantages[:, None].expand(mask.shape)
+        ids = (torch.tensor(batch.prompts)[:, None], torch.tensor(batch.rows)[:, None], torch.arange(mask.shape[1]))
+        tokens = BatchTokens(
+            policy_logprobs=logprobs[mask],
+            proximal_logprobs=anchor[mask],
+            advantages=advantages[mask],
+            priorities=scattered(ids).to(mask.device)[mask],
+        )
+        return TokenValues(tokens=tokens, entropies=answers.entropies[mask] if self.knows_entropy else torch.zeros(0))
 
     @torch.no_grad()
     def _gap(self, batch: Tokens, anchor: Tensor) -> list[float]:

@@ -20,7 +20,7 @@ from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.normalization import Moments
 from rlinf_algos.parts import BUILTIN_ADVANTAGES, BUILTIN_POLICY_LOSSES
 from rlinf_algos.presets import KLS
-from rlinf_workers.algorithm_parts import AdvantagePart
+from rlinf_workers.algorithm_parts import AdvantagePart, Choice
 from rlinf_workers.balance import balanced
 from rlinf_workers.collectives import exchanged
 from rlinf_workers.language.token_budget import bins_within, filled_up, num_tokens_of, split
@@ -52,6 +52,8 @@ class LearningGroup:
     """[G, T], of the policy before the update; of advantages that read them."""
     token_kl: Tensor | None = None
     """[G, T], nats, to the reference; of algorithms that have it in the reward."""
+    first_row: int = 0
+    """Place of its first completion in the whole group, of which it may be a part."""
 
     @property
     def index(self) -> int:
@@ -59,9 +61,11 @@ class LearningGroup:
 
     def part(self, rows: slice) -> LearningGroup:
         """Some of its completions."""
-        taken: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "samples"}
+        whole = {"samples", "first_row"}
+        taken: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in whole}
         taken = {name: None if value is None else value[rows] for name, value in taken.items()}
-        return LearningGroup(samples=self.samples.part(rows), **taken)
+        first_row = self.first_row + (rows.start or 0)
+        return LearningGroup(samples=self.samples.part(rows), first_row=first_row, **taken)
 
 
 def kl_estimate(algorithm: Algorithm) -> Callable[..., Tensor] | None:
@@ -236,6 +240,8 @@ class Tokens:
     sequences: CompletionBatch
     prompts: tuple[int, ...]
     """[B], index of each row's prompt."""
+    rows: tuple[int, ...]
+    """[B], which completion of its prompt each row is."""
     advantages: Tensor
     """[B] or [B, T]"""
     rollout_logprobs: Tensor
@@ -245,6 +251,8 @@ class Tokens:
     values: Tensor | None
     returns: Tensor | None
     """[B, T]; None: the groups have none."""
+    choice: Choice | None = None
+    """Of an algorithm that chooses tokens over the batch of an optimizer step."""
 
 
 Pack = Callable[[Sequence[SampleGroup]], CompletionBatch]
@@ -268,6 +276,7 @@ def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack 
     return Tokens(
         sequences=sequences,
         prompts=tuple(sample.index for sample in samples for _ in sample.loss_mask),
+        rows=tuple(group.first_row + row for group in groups for row in range(len(group.samples.loss_mask))),
         advantages=advantages,
         rollout_logprobs=rollout_logprobs,
         ref_logprobs=joined(sample.ref_logprobs for sample in samples),

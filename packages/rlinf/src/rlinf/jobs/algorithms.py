@@ -106,13 +106,12 @@ def _try_policy_loss(algorithm: Algorithm) -> None:
     by_sequence = algorithm.samples == "completions" and AdvantagePart(algorithm).takes.works_on == "groups"
     advantages = torch.tensor([1.0, -1.0, 0.5, 0.0])
     advantages = advantages if by_sequence else advantages[:, None].expand(mask.shape).clone()
-    entropies = torch.ones(mask.shape)
     for moved, kind in ((0.0, "of the proximal policy itself"), (0.2, "after an optimizer step")):
         free = policy.clone().requires_grad_()
         proximal = (policy - moved * torch.randn(mask.shape)) * mask
         shapes = f"log-probabilities {list(mask.shape)} {kind} and advantages {list(advantages.shape)}"
         with _refusing(what, f"called once with {shapes}", function):
-            terms = part(free, proximal, proximal, advantages, mask, entropies).terms
+            terms = part(free, proximal, proximal, advantages, mask).terms
             check_finite("loss_terms", terms, mask.bool())
             if not terms.requires_grad:
                 raise TypeError("its loss_terms have no gradient; they must depend on policy_logprobs")
