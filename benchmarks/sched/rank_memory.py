@@ -112,15 +112,11 @@ class Measured(Worker):
 
 def _EngineWithoutTokenizer(model: ModelSettings, device: torch.device, *, max_prompt_tokens: int) -> Any:  # noqa: N802
     """An engine whose completions never end."""
-    from rlinf_workers.generation import huggingface
+    from rlinf_workers.generation.huggingface import HuggingFaceEngine
+    from rlinf_workers.models.language_model import LoadedModel, build_model
 
-    class NoTokenizer:
-        eos_token_id = pad_token_id = -1
-
-    huggingface.load_tokenizer = lambda folder: NoTokenizer()
-    huggingface.stop_token_ids = lambda model, tokenizer: (-1,)
-    huggingface.pad_token_id = lambda model, tokenizer: 0
-    return huggingface.HuggingFaceEngine(model, device, max_prompt_tokens=max_prompt_tokens)
+    loaded = LoadedModel(model=build_model(model, torch.device("cpu")), tokenizer=None, stop_ids=(-1,), pad_id=0)
+    return HuggingFaceEngine(loaded, device, max_prompt_tokens=max_prompt_tokens)
 
 
 def _saved_bytes(heap: ctypes.CDLL, backend: Any) -> int:

@@ -11,7 +11,7 @@ from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
-from rlinf.tasks.language import character_tokenizer
+from rlinf.tasks.language import END, character_tokenizer
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.questions import Columns, load_problems
 
@@ -138,6 +138,44 @@ def test_a_plain_prompt_is_taken_as_it_is():
     assert tokenizer().decode(encoder.encode("a b\n")) == "a b\n"
     assert encoder.num_tokens(["", "abc"]) == [0, 3]
     assert template_of("{{Q}} {q}\n", "q")("1{2}") == "{Q} 1{2}\n"
+
+
+def beginning(token: str, *, behind: str | None = None) -> Any:
+    """A tokenizer that writes a token before every text, and maybe one behind it."""
+    from tokenizers import processors
+
+    made = tokenizer()
+    made.add_special_tokens({"bos_token": token})
+    used = [name for name in (token, behind) if name is not None]
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{token} $A {behind or ''}".strip(),
+        special_tokens=[(name, made.convert_tokens_to_ids(name)) for name in used],
+    )
+    return made
+
+
+def test_a_plain_prompt_begins_as_the_tokenizer_begins_every_text():
+    """Gemma, Llama and Mistral write garbage without their first token; a chat template writes it itself."""
+    made = beginning("<bos>")
+    encoder, first = PromptEncoder(made), made.convert_tokens_to_ids("<bos>")
+    assert encoder.encode("12") == made("12")["input_ids"] and encoder.encode("12")[0] == first
+    assert encoder.num_tokens(["12", ""]) == [3, 1]
+    assert encoder.encode("<bos>12") == encoder.encode("12")
+    assert "each begins with <bos>" in encoder.describe()
+    made.chat_template = CHAT_TEMPLATE
+    assert PromptEncoder(made, chat=True).encode("12")[0] != first
+
+
+def test_no_end_token_is_put_behind_a_plain_prompt():
+    made = beginning("<bos>", behind=END)
+    assert made("12")["input_ids"][-1] == made.eos_token_id
+    assert PromptEncoder(made).encode("12") == made("12")["input_ids"][:-1]
+
+
+def test_a_prompt_that_is_cut_keeps_its_first_token():
+    encoder = PromptEncoder(beginning("<bos>"))
+    assert encoder.encode("1234", 3) == [*encoder.encode("")[:1], *encoder.encode("34")[1:]]
+    assert PromptEncoder(tokenizer()).encode("1234", 3) == PromptEncoder(tokenizer()).encode("234")
 
 
 def test_a_chat_prompt_ends_where_the_assistant_begins():

@@ -61,13 +61,13 @@ class RewardModel:
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
         try:
-            num_labels = AutoConfig.from_pretrained(folder, local_files_only=True).num_labels
+            num_labels = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True).num_labels
             if num_labels != 1:
                 raise RewardError(f"the model in {folder} has num_labels={num_labels}; a reward model has 1")
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
             model: Any
             model, loading = AutoModelForSequenceClassification.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, output_loading_info=True
+                folder, dtype=dtype, trust_remote_code=False, local_files_only=True, output_loading_info=True
             )
         except (OSError, ValueError, RuntimeError) as e:
             if isinstance(e, RewardError):

@@ -9,6 +9,7 @@ give the log-probabilities of the plain forward, with prompts and completions be
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,10 @@ BOUND = 1e-5
 shows as 1e-3 or more (docs/models.md)."""
 
 
+class NotOffered(Exception):
+    """A way that the engine does not take with this model by itself; says why."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
     """What came of one way of computing an architecture."""
@@ -48,6 +53,8 @@ class Probe:
     """Nats, the largest distance from the plain forward; None: it did not get so far."""
     error: str | None = None
     """What it raised, or why it is not offered."""
+    is_offered: bool = True
+    """False: the engine takes another way with this model by itself."""
 
     @property
     def is_right(self) -> bool:
@@ -59,6 +66,68 @@ class Probe:
         if self.is_right:
             return None
         return self.error or f"log-probabilities are up to {self.largest:.2g} nats off those of the model itself"
+
+
+def refusal(config: Any, ways: Sequence[str], *, num_tokens: int) -> str | None:
+    """Why a model cannot be computed in some of `WAYS`; None: it can, in all of them.
+
+    Args:
+        config: of the model itself, as transformers reads it.
+        num_tokens: the longest prompt and completion together.
+    """
+    if (state := kept_state(config)) is not None:
+        return f"{state}, which padded prompts and prompts shared by completions would get wrong"
+    if (limit := rope_limit(config)) is not None and num_tokens > limit:
+        return (
+            f"its rope depends on a sequence's length beyond {limit} tokens, and sequences of a batch differ: "
+            f"prompt and completion may have {num_tokens}"
+        )
+    key = (type(config), json.dumps(config.to_dict(), sort_keys=True, default=str), *ways)
+    if key not in _REFUSALS:
+        _REFUSALS[key] = _refusal_of_probe(config, ways)
+    return _REFUSALS[key]
+
+
+_REFUSALS: dict[tuple[object, ...], str | None] = {}
+"""What came of earlier probes in this process, by config and ways."""
+
+
+def _refusal_of_probe(config: Any, ways: Sequence[str]) -> str | None:
+    try:
+        found = probe_architecture(config, ways)
+    except NoSmallCopy as error:
+        return f"it could not be tried: {error}"
+    wrong = next((probe for probe in found.values() if probe.is_offered and not probe.is_right), None)
+    return None if wrong is None else f"{NAMES[wrong.way]} computes it wrongly: {wrong.reason}"
+
+
+def kept_state(config: Any) -> str | None:
+    """What an architecture keeps of earlier tokens other than keys and values of each; None: nothing."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
+
+    name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
+        return f"{name} keeps a recurrent state"
+    kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers})
+    states = [kind for kind in kinds if kind.startswith("LinearAttention")]
+    return f"{name} has layers with a recurrent or convolutional state ({states[0]})" if states else None
+
+
+def rope_limit(config: Any) -> int | None:
+    """Tokens of a sequence from which on a model's rope changes with its length; None: it never does."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    limits = []
+    for one in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        kind = str(one.get("rope_type", one.get("type", "")))
+        if "dynamic" in kind:
+            limits.append(text.max_position_embeddings)
+        if kind == "longrope":
+            known = one.get("original_max_position_embeddings") or getattr(
+                text, "original_max_position_embeddings", None
+            )
+            limits.append(known or text.max_position_embeddings)
+    return min(limits, default=None)
 
 
 def probe_architecture(config: Any, ways: Sequence[str]) -> dict[str, Probe]:
@@ -78,6 +147,8 @@ def probe_architecture(config: Any, ways: Sequence[str]) -> dict[str, Probe]:
 def _probe(model: Any, way: str) -> Probe:
     try:
         return Probe(way=way, largest=WAYS[way](model))
+    except NotOffered as error:
+        return Probe(way=way, error=str(error), is_offered=False)
     except Exception as error:  # noqa: BLE001 - as above
         return Probe(way=way, error=_told(error))
 
@@ -132,7 +203,7 @@ def _graphs(model: Any) -> float:
     from rlinf_workers.generation.sampling import prompt_noise
 
     if (reason := why_not(model)) is not None:
-        raise ValueError(reason)
+        raise NotOffered(reason)
     loaded = LoadedModel(model=model, tokenizer=None, stop_ids=(-1,), pad_id=0)
     engine = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=WIDTH)
     decoder = FixedDecoder(model, engine._forward, CPU, stop_ids=torch.tensor([-1]), pad_id=0, captures=False)
@@ -197,3 +268,11 @@ WAYS: Mapping[str, Callable[[Any], float]] = {
 }
 """engine: the Hugging Face engine in batches; refill: its rows refilled (slots.py); graphs: its captured steps
 (graphs.py); actor: padded micro-batches; packed: micro-batches without padding."""
+NAMES = {
+    "engine": "the Hugging Face engine",
+    "refill": "the Hugging Face engine with refill",
+    "graphs": "the Hugging Face engine with CUDA graphs",
+    "actor": "the actor",
+    "packed": "the actor with packed sequences",
+}
+"""As messages call them."""

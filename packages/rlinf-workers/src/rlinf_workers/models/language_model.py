@@ -1,5 +1,8 @@
 """Hugging Face causal language models and their tokenizers: build from a config, load from a folder, save.
 
+Code that a folder brings along is never run, and nothing is fetched; transformers would ask about the first on the
+terminal.
+
 Trap (measured with transformers 5.23): `AutoTokenizer` ignores `tokenizer_class` beside a Qwen2 config and builds a
 byte-level tokenizer, which silently drops the spaces of a character tokenizer; so a folder that names
 PreTrainedTokenizerFast is loaded with exactly that class.
@@ -45,17 +48,16 @@ class LoadedModel:
     stop_ids: tuple[int, ...]
     """Tokens that end a completion."""
     pad_id: int
+    """What fills a row up: the tokenizer's pad token, or an end token where it has none."""
 
 
 def load_model(settings: ModelSettings) -> LoadedModel:
     """The model on the host, its tokenizer and its end tokens. Raises: ValueError where it has none of these."""
-    model, tokenizer = build_model(settings, torch.device("cpu")), load_tokenizer(settings.folder)
-    return LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        stop_ids=stop_token_ids(model, tokenizer),
-        pad_id=pad_token_id(model, tokenizer),
-    )
+    tokenizer = load_tokenizer(settings.folder)
+    stop_ids = stop_token_ids(settings.folder, tokenizer)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
+    model = build_model(settings, torch.device("cpu"))
+    return LoadedModel(model=model, tokenizer=tokenizer, stop_ids=stop_ids, pad_id=pad_id)
 
 
 def is_adapter(folder: str) -> bool:
@@ -76,7 +78,9 @@ def build_model(settings: ModelSettings, device: torch.device) -> Any:
         return merged_model(settings.folder, dtype).to(device).eval()
     if not settings.has_weights:
         return _from_config(settings).to(device).eval()
-    model: Any = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        settings.folder, dtype=dtype, trust_remote_code=False, local_files_only=True
+    )
     return model.to(device).eval()
 
 
@@ -94,8 +98,8 @@ def _from_config(settings: ModelSettings) -> Any:
 
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
-        config = AutoConfig.from_pretrained(settings.folder)
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+        config = AutoConfig.from_pretrained(settings.folder, trust_remote_code=False, local_files_only=True)
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype), trust_remote_code=False)
 
 
 def describe_model(settings: ModelSettings, folder: str) -> None:
@@ -105,13 +109,13 @@ def describe_model(settings: ModelSettings, folder: str) -> None:
     """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    config = AutoConfig.from_pretrained(settings.folder)
+    config = AutoConfig.from_pretrained(settings.folder, trust_remote_code=False, local_files_only=True)
     config.dtype = settings.dtype
     model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
     config.architectures = [model_class.__name__]
     generation = GenerationConfig.from_model_config(config)
     if settings.has_weights and Path(settings.folder, "generation_config.json").exists():
-        generation = GenerationConfig.from_pretrained(settings.folder)
+        generation = GenerationConfig.from_pretrained(settings.folder, local_files_only=True)
     config.save_pretrained(folder)
     generation.save_pretrained(folder)
 
@@ -123,17 +127,27 @@ def load_tokenizer(folder: str) -> Any:
     config_path = Path(folder) / "tokenizer_config.json"
     config = json.loads(config_path.read_text()) if config_path.exists() else {}
     if config.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
-        return PreTrainedTokenizerFast.from_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
-def stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Tokens that end a completion: those of the generation config, else the tokenizer's."""
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    ids = configured if configured is not None else tokenizer.eos_token_id
-    if ids is None:
-        raise ValueError("neither the model's generation config nor its tokenizer names an end token (eos_token_id)")
-    return tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
+def end_tokens(folder: str, tokenizer: Any) -> dict[str, tuple[int, ...]]:
+    """Who names an end token, and which: the folder's generation_config.json and config.json, and its tokenizer. Of an
+    adapter the files are its base's. A value that a class of transformers makes up where a file is silent does not
+    count."""
+    if is_adapter(folder):
+        from rlinf_workers.models.lora import base_of
+
+        folder = base_of(folder)
+    generation, config = (_json_of(Path(folder, name)) for name in ("generation_config.json", "config.json"))
+    of_text = config if config.get("eos_token_id") is not None else config.get("text_config") or {}
+    named = {
+        "generation_config.json": generation.get("eos_token_id"),
+        "config.json": of_text.get("eos_token_id"),
+        "the tokenizer": tokenizer.eos_token_id,
+    }
+    ids = {who: tuple(value) if isinstance(value, (list, tuple)) else (value,) for who, value in named.items()}
+    return {who: value for who, value in ids.items() if value and None not in value}
 
 
 def end_token_ids(folder: str, tokenizer: Any) -> frozenset[int]:
@@ -148,6 +162,16 @@ def end_token_ids(folder: str, tokenizer: Any) -> frozenset[int]:
     return frozenset(one for one in ids if one is not None)
 
 
-def pad_token_id(model: Any, tokenizer: Any) -> int:
-    """What fills a row up: the tokenizer's pad token, or an end token where it has none."""
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_token_ids(model, tokenizer)[0]
+def _json_of(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def stop_token_ids(folder: str, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that end a completion: every one that `end_tokens` names, since a chat template may end turns with another
+    one than the model was trained to stop at. Raises: ValueError where nobody names one."""
+    ids = [token for named in end_tokens(folder, tokenizer).values() for token in named]
+    if not ids:
+        raise ValueError(
+            "neither generation_config.json nor config.json nor the tokenizer names an end token (eos_token_id)"
+        )
+    return tuple(dict.fromkeys(ids))

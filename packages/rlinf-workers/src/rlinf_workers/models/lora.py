@@ -73,7 +73,9 @@ def find_targets(folder: str, targets: Sequence[str]) -> tuple[tuple[str, ...], 
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        model: Any = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True), trust_remote_code=False
+        )
     head = model.get_output_embeddings()
     linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head}
     return _chosen_targets(model, linear, targets, model.config.model_type, "the head")
@@ -234,7 +236,9 @@ def merged_model(folder: str, dtype: torch.dtype) -> Any:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(base_of(folder), dtype=dtype)
+    base = AutoModelForCausalLM.from_pretrained(
+        base_of(folder), dtype=dtype, trust_remote_code=False, local_files_only=True
+    )
     return PeftModel.from_pretrained(base, folder).merge_and_unload()  # pyright: ignore[reportCallIssue]
 
 

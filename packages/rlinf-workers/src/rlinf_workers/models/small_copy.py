@@ -106,12 +106,12 @@ def small_model(config: Any, *, seed: int = 4) -> Any:
 
     try:
         with torch.device("meta"):
-            outline = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            outline = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         if (size := sum(parameter.numel() for parameter in outline.parameters())) > MAX_PARAMETERS:
             raise NoSmallCopy(f"its small copy has {size:,} parameters")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except NoSmallCopy:
         raise
     except Exception as error:  # as above

@@ -130,7 +130,7 @@ class TokenModel(Trainable):
         Raises: ValueError for an adapter's folder, which transformers would load together with its base."""
         _refuse_adapter(folder)
         first = next(model.parameters())
-        loaded = type(model).from_pretrained(folder, dtype=first.dtype)
+        loaded = type(model).from_pretrained(folder, dtype=first.dtype, local_files_only=True)
         model.load_state_dict(loaded.to(first.device).state_dict(), assign=not first.requires_grad)
 
 

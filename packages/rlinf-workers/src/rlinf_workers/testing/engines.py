@@ -146,7 +146,7 @@ def check_every_completion_comes_back_once(engine: GenerationEngine, reference: 
 @_check
 def check_rows(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
     """Shapes and types; a row ends behind its stop token or is truncated; behind its end nothing counts."""
-    stops = stop_token_ids(reference, load_tokenizer(model.folder))
+    stops = stop_token_ids(model.folder, load_tokenizer(model.folder))
     for part in sample(engine, prompts_of([8] * 16)):
         num_rows, num_tokens = len(part.members), part.token_ids.shape[1]
         assert num_tokens <= SAMPLING.max_new_tokens, f"{num_tokens} tokens; max_new_tokens={SAMPLING.max_new_tokens}"

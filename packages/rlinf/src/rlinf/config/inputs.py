@@ -51,6 +51,7 @@ def check_model_folder(path: Path, *, key: str = "model.path") -> None:
                 hint=f"give the folder itself, not the one above it{looked_for}",
             )
     _check_model_config(path / "config.json")
+    _check_own_code(path, key)
     _check_weights(path, key)
 
 
@@ -65,6 +66,38 @@ def _check_model_config(file: Path) -> None:
         raise UserError(
             f"{file}: has no model_type, which says the architecture", hint="is it a model of transformers?"
         )
+
+
+def own_code(folder: Path) -> str | None:
+    """The file of a model's folder that names code in it (`auto_map`) and what for; None: no file does."""
+    for name in ("config.json", "tokenizer_config.json"):
+        file = folder / name
+        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if isinstance(settings, dict) and settings.get("auto_map"):
+            named = settings["auto_map"]
+            return f"{name} names code in the folder (auto_map: {', '.join(named)})"
+    return None
+
+
+def _check_own_code(folder: Path, key: str) -> None:
+    """Whether transformers has classes of its own for a folder with code: that code is never run."""
+    if (named := own_code(folder)) is None:
+        return
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    has_tokenizer = not settings.get("auto_map") or hasattr(transformers, str(settings.get("tokenizer_class")))
+    if kind in CONFIG_MAPPING_NAMES and has_tokenizer:
+        return
+    what = f"model_type={kind!r}" if kind not in CONFIG_MAPPING_NAMES else f"{settings.get('tokenizer_class')}"
+    raise UserError(
+        f"{key}={folder}: {named}, because transformers {transformers.__version__} has no {what}; code that a model "
+        "brings along is never run",
+        hint="use a model that transformers knows by itself, or a release of transformers that knows this one",
+    )
 
 
 def _check_weights(folder: Path, key: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlinf.config.inputs import check_model_folder, is_adapter
 from rlinf.errors import UserError
+from rlinf.jobs.models import check_end_tokens, code_notes
 from rlinf.run_folder.adapters import check_adapter
 from rlinf.run_folder.checkpoints import CHECKPOINTS, MODEL, checkpoint_steps, is_checkpoint, refuse_damaged_model
 from rlinf.run_folder.fingerprints import model_fingerprint
@@ -22,6 +23,8 @@ class EvaluatedModel:
     tokenizer: Any
     max_positions: int | None
     """Tokens of prompt and completion together that the model was made for; None where its config does not say."""
+    notes: tuple[str, ...]
+    """What a reader of the scores must know."""
     fingerprint: str
     """Changes with the weights, the tokenizer or the config."""
 
@@ -41,7 +44,11 @@ def load_model(path: Path) -> EvaluatedModel:
         check_model_folder(folder, key="model")
     tokenizer = load_checkpoint_tokenizer(folder, key="model")
     return EvaluatedModel(
-        folder=folder, tokenizer=tokenizer, max_positions=max_positions(folder), fingerprint=model_fingerprint(folder)
+        folder=folder,
+        tokenizer=tokenizer,
+        max_positions=max_positions(folder),
+        notes=(*code_notes(folder, "model"), *check_end_tokens(folder, tokenizer, "model")),
+        fingerprint=model_fingerprint(folder),
     )
 
 

@@ -27,6 +27,7 @@ from rlinf.evaluation.model import EvaluatedModel, load_model
 from rlinf.evaluation.run_prompt import asked_as_in_run
 from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
 from rlinf.jobs.generation import PromptMaker, check_engine, check_installed, engine_options, sampling_settings
+from rlinf.jobs.models import check_architecture, engine_ways
 from rlinf.planning.cluster import make_cluster
 from rlinf.processes.environments import describe_environments, examine_environments
 from rlinf.processes.executor import check_doors, make_executor, run_failed
@@ -251,8 +252,12 @@ def prepare(config: EvalConfig) -> EvalRun:
         )
     config, notes = asked_as_in_run(config, model)
     benchmarks = prepare_benchmarks(config, model)
+    num_tokens = benchmarks.max_prompt_tokens + config.max_new_tokens
+    ways = engine_ways(config, on_gpu=cluster.devices[0].kind == "cuda")
+    check_architecture(model.folder, ways, num_tokens=num_tokens, key="model")
     if config.prompt_format == "auto":
         notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")
+    notes += model.notes
     notes += [note for benchmark in benchmarks.sets for note in benchmark.notes]
     return EvalRun(
         config=config, model=model, benchmarks=benchmarks, cluster=cluster, notes=notes, environments=environments

@@ -45,10 +45,9 @@ class PromptMaker:
         return [self(index, problem) for index, problem in enumerate(problems)]
 
     def __call__(self, index: int, problem: Problem) -> Prompt:
-        token_ids = torch.tensor(self.encoder.encode(problem.prompt))
         return Prompt(
             index=index,
-            token_ids=token_ids if self.max_tokens is None else token_ids[-self.max_tokens :],
+            token_ids=torch.tensor(self.encoder.encode(problem.prompt, self.max_tokens)),
             reference_answer=problem.answer,
             text=problem.prompt,
             opening=self.encoder.opening(problem.prompt),

@@ -34,6 +34,7 @@ from rlinf.jobs.generation import (
     sampling_settings,
 )
 from rlinf.jobs.lora import lora_settings, with_base
+from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, engine_ways, trainer_ways
 from rlinf.jobs.rewards import JUDGES, check_reward, reward_folders, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, check_packs, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
@@ -47,7 +48,12 @@ from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.run_folder.fingerprints import model_fingerprint
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
-from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, max_positions, write_model_folder
+from rlinf.tasks.language import (
+    character_tokenizer,
+    load_checkpoint_tokenizer,
+    max_positions,
+    write_model_folder,
+)
 from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive.memory import JobShape
@@ -101,8 +107,9 @@ class ReasoningJob(Job):
         self._task = make_task(config.task, config.seed)
         if config.model.path is not None:
             self._tokenizer = load_checkpoint_tokenizer(config.model.path)
+            model_notes = (*code_notes(config.model.path), *check_end_tokens(config.model.path, self._tokenizer))
         elif self._task.alphabet is not None:
-            self._tokenizer = character_tokenizer(self._task.alphabet)
+            self._tokenizer, model_notes = character_tokenizer(self._task.alphabet), ()
         else:
             raise UserError(
                 "model.architecture makes a tokenizer of single characters, but this task is natural language",
@@ -122,7 +129,7 @@ class ReasoningJob(Job):
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
             prompt_notes += self._repetitions(self._task.num_train_problems)
-        self.notes = [*reward_notes, *prompt_notes, *self._task.notes, *idle_notes(self._algorithm)]
+        self.notes = [*reward_notes, *model_notes, *prompt_notes, *self._task.notes, *idle_notes(self._algorithm)]
         if config.actor.backend == "megatron" and device_kind(config.cluster, machine) == "cpu":
             self.notes.append(MEGATRON_ON_CPU)
         self._held_out = self._task.held_out()
@@ -130,6 +137,7 @@ class ReasoningJob(Job):
             self._check_positions(config.model.path)
             if not isinstance(self._task, FileProblems):
                 self._check_prompts(self._held_out[""])
+            self._check_architectures(config.model.path)
         tried = try_rewards(config.reward, self._task.train_problem(0))
         self.score, self.other_scores = _scores(config, judges=tried.judges)
         if config.run.stop_at_score is not None and not tried.judges:
@@ -201,6 +209,16 @@ class ReasoningJob(Job):
                 f"for {limit} positions (max_position_embeddings of its config.json)",
                 hint=f"use --rollout.max_new_tokens {max(1, limit - rollout.max_prompt_tokens)}, for example",
             )
+
+    def _check_architectures(self, folder: Path) -> None:
+        """Whether rollout, actor and reference compute their models as transformers does."""
+        config = self.config
+        num_tokens = config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
+        on_gpu = device_kind(config.cluster, self.machine) == "cuda"
+        trained = trainer_ways(config.actor, packs=config.actor.max_tokens_per_micro_batch is not None)
+        check_architecture(folder, (*engine_ways(config.rollout, on_gpu=on_gpu), *trained), num_tokens=num_tokens)
+        if config.reference.path is not None and config.has_reference_worker:
+            check_architecture(config.reference.path, trained, num_tokens=num_tokens, key="reference.path")
 
     # -- flows -----------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def load_checkpoint_tokenizer(folder: Path, key: str = "model.path") -> Any:
     from rlinf_workers.models.language_model import load_tokenizer
 
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         tokenizer = load_tokenizer(str(folder))
     except Exception as error:
         raise UserError(
@@ -68,7 +68,11 @@ def max_positions(folder: Path) -> int | None:
     """Tokens of prompt and completion together that a model was made for; None where its config does not say."""
     from transformers import AutoConfig
 
-    return getattr(AutoConfig.from_pretrained(folder).get_text_config(), "max_position_embeddings", None)
+    return getattr(
+        AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True).get_text_config(),
+        "max_position_embeddings",
+        None,
+    )
 
 
 def write_model_folder(folder: Path, architecture: ArchitectureConfig, alphabet: str, dtype: str) -> None:

@@ -42,8 +42,21 @@ def _begun(text: str) -> str:
     return begun[0] if begun else ""
 
 
+def first_tokens(tokenizer: Any) -> list[int]:
+    """What the tokenizer puts before every text by itself, a token that begins a text for example; empty where it puts
+    nothing. An end token behind the text is not among it."""
+    for example in ("a", "1", "="):
+        whole, text = tokenizer(example)["input_ids"], tokenizer(example, add_special_tokens=False)["input_ids"]
+        starts = range(len(whole) - len(text) + 1 if text else 0)
+        for start in starts:
+            if whole[start : start + len(text)] == text:
+                return list(whole[:start])
+    return []
+
+
 class PromptEncoder:
-    """Turns prompts into tokens.
+    """Turns prompts into tokens. A plain prompt begins as the tokenizer begins every text; a chat template writes such
+    tokens itself.
 
     Args:
         tokenizer: the model's.
@@ -76,10 +89,15 @@ class PromptEncoder:
         self._options = dict(options or {})
         self._key = key
         self._opening = self._chat_opening() if chat else ""
+        self._first = [] if chat else first_tokens(tokenizer)
 
     def describe(self) -> str:
         """The format, for people."""
-        return "the tokenizer's chat template" if self.is_chat else "plain prompts, the tokenizer has no chat template"
+        if self.is_chat:
+            return "the tokenizer's chat template"
+        first = "".join(self._tokenizer.convert_ids_to_tokens(self._first))
+        begins = f"; each begins with {first}, as the tokenizer begins every text" if first else ""
+        return f"plain prompts, the tokenizer has no chat template{begins}"
 
     def text(self, prompt: str) -> str:
         """What the model reads, special tokens written out."""
@@ -114,9 +132,14 @@ class PromptEncoder:
         turn = text[len(user) :] if text.startswith(user) else ""
         return turn[turn.index(THINK) :] if THINK in turn else _begun(text)
 
-    def encode(self, prompt: str) -> list[int]:
-        """Token ids. Special tokens are those that the text itself holds; none is added."""
-        return self._tokenizer(self.text(prompt), add_special_tokens=False)["input_ids"]
+    def encode(self, prompt: str, max_tokens: int | None = None) -> list[int]:
+        """Token ids. A prompt that is longer than `max_tokens` loses its beginning, but for the tokens that begin every
+        text."""
+        token_ids = next(self._encode_all([prompt]))
+        if max_tokens is None or len(token_ids) <= max_tokens:
+            return token_ids
+        first = self._first if max_tokens > len(self._first) else []
+        return [*first, *token_ids[len(token_ids) - max_tokens + len(first) :]]
 
     def num_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Length of each prompt in tokens."""
@@ -130,7 +153,9 @@ class PromptEncoder:
     def _encode_all(self, prompts: Sequence[str]) -> Iterator[list[int]]:
         for start in range(0, len(prompts), BATCH):
             texts = [self.text(prompt) for prompt in prompts[start : start + BATCH]]
-            yield from self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+            for token_ids in self._tokenizer(texts, add_special_tokens=False)["input_ids"]:
+                has_first = token_ids[: len(self._first)] == self._first  # the text itself may hold them
+                yield token_ids if has_first else [*self._first, *token_ids]
 
 
 def fit_prompts(

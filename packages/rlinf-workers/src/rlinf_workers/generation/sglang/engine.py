@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -90,7 +89,7 @@ class SGLangEngine:
         tokenizer, folder = load_tokenizer(model.folder), SweptFolder("rlinf-sglang-")
         served = _model_folder(model, folder.path)
         check_architecture(served)
-        self._stop_ids = _stop_ids(served, tokenizer)
+        self._stop_ids = stop_token_ids(model.folder, tokenizer)
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
         self._num_devices = max(1, len(devices))
         self._lost: WorkersError | None = None
@@ -391,14 +390,3 @@ def _model_folder(model: ModelSettings, folder: Path) -> Path:
     else:
         describe_model(model, str(folder))
     return folder
-
-
-def _stop_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
-    """As `stop_token_ids` of the model, which is not made for it."""
-    from transformers import AutoConfig, GenerationConfig
-
-    if (folder / "generation_config.json").exists():
-        generation = GenerationConfig.from_pretrained(folder)
-    else:
-        generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
-    return stop_token_ids(SimpleNamespace(generation_config=generation), tokenizer)

@@ -34,8 +34,10 @@ def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Mod
         return loaded(options.folder, "pi0", made_of_openpi)
     if options.folder is not None:
         if torch.get_default_device().type == "meta":
-            return PI0ForConditionalGeneration(PI0Config.from_pretrained(options.folder))
-        return PI0ForConditionalGeneration.from_pretrained(options.folder, dtype=getattr(torch, options.dtype))
+            return PI0ForConditionalGeneration(PI0Config.from_pretrained(options.folder, local_files_only=True))
+        return PI0ForConditionalGeneration.from_pretrained(
+            options.folder, dtype=getattr(torch, options.dtype), local_files_only=True
+        )
     return PI0ForConditionalGeneration(PI0Config(**small_config(options, state_size, action_size))).float()
 
 

@@ -115,7 +115,7 @@ def tokenizer_ids(folder: str) -> TokenIds:
     """The tokens of a checkpoint's tokenizer."""
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(Path(folder))
+    tokenizer: Any = AutoTokenizer.from_pretrained(Path(folder), trust_remote_code=False, local_files_only=True)
     return lambda text: [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 

@@ -107,7 +107,7 @@ class Pi05Model(nn.Module):
     def __init__(self, config: PI0Config) -> None:
         super().__init__()
         self.config: Any = config
-        vlm, dit = AutoModel.from_config(config.vlm_config), AdaptiveExpert(config.dit_config)
+        vlm, dit = AutoModel.from_config(config.vlm_config, trust_remote_code=False), AdaptiveExpert(config.dit_config)
         self.model = nn.ModuleDict({"vlm": vlm, "dit": dit})
         width = self.config.dit_config.hidden_size
         self.action_in_proj = nn.Linear(config.max_action_dim, width)

@@ -67,7 +67,7 @@ class MegatronBackend:
 
         self.kind, self._settings = model, model.settings
         self._worker, self._options = worker, options
-        self._config = AutoConfig.from_pretrained(self._settings.folder)
+        self._config = AutoConfig.from_pretrained(self._settings.folder, trust_remote_code=False, local_files_only=True)
         self._head = head_of(model)
         self._shape = self._head.shape(TransformerShape.from_config(self._config.to_dict(), self._settings.dtype))
         options.check_model(ModelShape.from_config(self._config.to_dict()))

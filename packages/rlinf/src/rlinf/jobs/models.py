@@ -1,0 +1,87 @@
+"""What is checked of a model folder beyond its files, before any process starts: that its completions can end, that
+none of its own code would have to run, and that this system computes its architecture as transformers does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlinf.config.common import TrainerConfig
+from rlinf.config.engine import EngineConfig
+from rlinf.config.inputs import own_code
+from rlinf.errors import UserError
+from rlinf_workers.models.language_model import end_tokens
+
+ENGINE_WAYS = ("engine", "refill", "graphs")
+
+
+def check_end_tokens(folder: Path, tokenizer: Any, key: str = "model.path") -> tuple[str, ...]:
+    """Whether a completion of the model can end.
+
+    Returns: a note where files and tokenizer name different end tokens, all of which end completions.
+    Raises: UserError where nobody names any.
+    """
+    named = end_tokens(str(folder), tokenizer)
+    if not named:
+        raise UserError(
+            f"{key}={folder}: nothing names an end token (eos_token_id of generation_config.json, of config.json or of "
+            "the tokenizer), so no completion would ever end",
+            hint="put the id of the token that ends an answer into generation_config.json: "
+            '{"eos_token_id": 2}, for example',
+        )
+    if len({frozenset(ids) for ids in named.values()}) == 1:
+        return ()
+    tokens = "; ".join(
+        f"{', '.join(str(tokenizer.convert_ids_to_tokens(token) or token) for token in ids)} ({who})"
+        for who, ids in named.items()
+    )
+    return (f"{key}: a completion ends with each of the end tokens {tokens}",)
+
+
+def code_notes(folder: Path, key: str = "model.path") -> tuple[str, ...]:
+    """A note on code in the folder that is not run (`check_model_folder` has refused a folder that needs it)."""
+    named = own_code(folder)
+    return () if named is None else (f"{key}: {named}, which is not run; transformers' own classes are used",)
+
+
+def engine_ways(engine: EngineConfig, *, on_gpu: bool) -> tuple[str, ...]:
+    """How the engine computes, in the words of `rlinf_workers.language.probe.WAYS`; empty for an engine with a model of
+    its own."""
+    if engine.engine != "huggingface":
+        return ()
+    if engine.engine_options.get("refill") is True:
+        return ("refill",)
+    has_graphs = on_gpu and engine.engine_options.get("cuda_graphs") is not False
+    return ("engine", "graphs") if has_graphs else ("engine",)
+
+
+def trainer_ways(actor: TrainerConfig, *, packs: bool) -> tuple[str, ...]:
+    """The same of what trains; Megatron has models of its own."""
+    if actor.backend == "megatron":
+        return ()
+    return ("packed",) if packs else ("actor",)
+
+
+def check_architecture(folder: Path, ways: Sequence[str], *, num_tokens: int, key: str = "model.path") -> None:
+    """Whether the system computes a model as transformers does, by its config and by a small copy of it.
+
+    Args:
+        ways: of `rlinf_workers.language.probe.WAYS`.
+        num_tokens: the longest prompt and completion together.
+    Raises: UserError.
+    """
+    if not ways:
+        return
+    from transformers import AutoConfig
+
+    from rlinf_workers.language.probe import refusal
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    reason = refusal(config, ways, num_tokens=num_tokens)
+    if reason is not None:
+        raise UserError(
+            f"{key}={folder}: model_type={config.model_type!r} cannot be used here: {reason}",
+            hint="docs/models.md lists the architectures that can; engine sglang and backend megatron have models of "
+            "their own",
+        )
