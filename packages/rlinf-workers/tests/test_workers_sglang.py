@@ -154,6 +154,37 @@ def test_completions_that_came_together_are_rows_of_one_record():
     ]
 
 
+@pytest.mark.parametrize(
+    ("gives_back", "is_busy", "calls"),
+    [
+        (True, False, ["_release", "_resume"]),
+        (True, True, ["_release", "_resume"]),
+        (False, True, ["_pause", "_continue"]),
+        (False, False, []),
+    ],
+)
+def test_an_offload_on_cpu_slots_pauses_what_is_under_way_and_asks_for_no_memory(gives_back, is_busy, calls):
+    from rlinf_workers.generation.sglang.engine import SGLangEngine
+
+    asked = []
+
+    class Server:
+        def run(self, work):
+            asked.append(work.__name__)
+            work.close()
+
+    engine = object.__new__(SGLangEngine)
+    engine._server, engine._room, engine._lost = Server(), Room(1000, None), None
+    engine._gives_memory_back, engine._is_away, engine._waits = gives_back, False, False
+    if is_busy:
+        engine._room.begin(prompt(0), SAMPLING)
+    for _ in range(2):
+        engine.offload()
+    for _ in range(2):
+        engine.onload()
+    assert asked == calls
+
+
 def test_room_is_what_the_cache_holds_less_what_is_under_way():
     room = Room(1000, None)
     assert room.prompts(3) == 1  # nothing is known of prompts yet

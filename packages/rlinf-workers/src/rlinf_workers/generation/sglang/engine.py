@@ -96,6 +96,7 @@ class SGLangEngine:
         self._results: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
         self._is_lost_known = self._is_closed = False
         self._version, self._has_weights = -1, model.has_weights
+        self._gives_memory_back = device.type != "cpu"
         self._is_away = self._waits = False
         """Whether its state is off the devices, and with it something that is under way."""
         arguments = server_arguments(
@@ -183,15 +184,22 @@ class SGLangEngine:
     def onload(self) -> None:
         self._raise_if_lost()
         if self._is_away:
-            self._server.run(self._resume(continues=self._waits))
+            if self._gives_memory_back:
+                self._server.run(self._resume(continues=self._waits))
+            elif self._waits:
+                self._server.run(self._continue())
             self._is_away = self._waits = False
 
     def offload(self) -> None:
-        """On CPU slots SGLang gives back nothing: its memory stays where it is."""
+        """On CPU slots SGLang's memory stays where it is, and only what is under way is paused: SGLang has none to give
+        back there, and being asked for it takes up to a second."""
         self._raise_if_lost()
         if not self._is_away:
             self._waits = not self._room.is_empty
-            self._server.run(self._release(pauses=self._waits))
+            if self._gives_memory_back:
+                self._server.run(self._release(pauses=self._waits))
+            elif self._waits:
+                self._server.run(self._pause())
             self._is_away = True
 
     def close(self) -> None:
