@@ -123,6 +123,8 @@ def test_a_row_of_another_form_says_what_is_wrong(name: str, row: dict[str, Any]
         ("\\boxed {x}", "x"),
         ("\\boxed{3} then \\boxed{4", "3"),
         ("\\boxed{\\boxed{5}}", "5"),
+        ("$x = 1/2$ or $x = 2$, our answer is $\\boxed 2$.", "2"),
+        ("so $\\boxed\\frac{1}{2}$", "\\frac{1}{2}"),
         ("boxed{5}", None),
         ("", None),
     ],

@@ -155,6 +155,8 @@ def _plain(text: str) -> str:
 
     Example: _plain(r"so **it** is \boxed{\text{B}}") == "so it is \nAnswer: B\n"
     """
+    if not text.isascii():  # marks are put in order pair by pair, so a long run of them takes quadratic time
+        text = "".join(letter for letter in text if not unicodedata.combining(letter))
     text = unicodedata.normalize("NFKC", text)
     for _ in range(MAX_NESTED):
         text = _COMMAND.sub(r"\1", text)

@@ -10,6 +10,7 @@ Two decimals that differ are different: unlike math-verify, which rounds to six 
 """
 
 import importlib.util
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from rlinf_algos.rewards.registry import register_reward
 
 MAX_CHARACTERS = 1000
 """Most characters of an answer. A longer one is "unparseable": no reference is nearly as long."""
+_WORDS = re.compile(r"\\text\{.*|\\emptyset ?", flags=re.DOTALL)
 _VERDICTS: dict[str, bool] = {"right": True, "wrong": False, "unparseable": False}
 _CHECKER = Path(__file__).with_name("math_equal.py")
 
@@ -82,7 +84,10 @@ class MathReward:
         Raises:
             RewardError: a reference without an answer.
         """
-        answers = [final_answer(completion) for completion in completions]
+        answers = [
+            final_answer(completion, in_words=_is_in_words(reference))
+            for completion, reference in zip(completions, references, strict=True)
+        ]
         results: list[RewardResult | None] = []
         to_compare: dict[tuple[str, str], list[int]] = {}
         for i, (answer, reference) in enumerate(zip(answers, references, strict=True)):
@@ -151,6 +156,11 @@ def _expected(reference: str) -> str:
             "mend the dataset row"
         )
     return normal
+
+
+def _is_in_words(reference: str) -> bool:
+    """Whether a reference begins with a word."""
+    return _WORDS.fullmatch(_expected(reference)) is not None
 
 
 def _found(answer: str | None) -> RewardResult | str:

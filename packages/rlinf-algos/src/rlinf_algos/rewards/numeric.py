@@ -1,13 +1,17 @@
 """The final number of a worked solution, as GSM8K writes it: `... #### 1,234`.
 
-Where the number is looked for, in this order:
-1. after the last `####` that is followed, on the same line, by a number (anything between them is skipped);
-2. else the last number anywhere in the text.
+Where the number is looked for, in this order, in the text after the last `</think>`:
+1. right after the last `####` that a number follows, but for bold type or a currency sign; a numbered heading of
+   markdown, such as `#### 1. Compute`, is none;
+2. else in the last stated answer: a box, or what follows "the answer is" (see `final_answer`); there the number that it
+   begins with, or else its last one;
+3. else the last number anywhere in the text.
 
 A number is an optional sign, digits with or without commas between groups of three, an optional fraction after a point,
-an optional exponent. A hyphen right after a letter, a digit or a closing bracket is an operator or a dash, not a sign:
-the last number of "12-5" is 5. Numbers are compared by value, exactly: 18, 18.0, 18.00 and 1.8e1 are equal, and so are
-1234 and 1,234. A percent sign or a unit after the number is ignored; a fraction such as 3/4 is two numbers.
+an optional exponent; thousands may be set apart as in LaTeX, `1{,}234` or `10\\,000`. A hyphen right after a letter,
+a digit or a closing bracket is an operator or a dash, not a sign: the last number of "12-5" is 5. Numbers are compared
+by value, exactly: 18, 18.0, 18.00 and 1.8e1 are equal, and so are 1234 and 1,234. A percent sign or a unit after the
+number is ignored; a fraction such as 3/4 is two numbers.
 
 Unlike verl's strict mode this needs no `####` in the completion and takes the last one; unlike both of verl's modes it
 compares values, not text.
@@ -18,16 +22,20 @@ from decimal import Decimal
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import RewardResult
+from rlinf_algos.rewards.final_answer import stated_answer
+from rlinf_algos.rewards.plain_text import plain_text
 from rlinf_algos.rewards.registry import register_reward
 
 # An exponent has at most three digits: what is longer is no answer, and Decimal would refuse it.
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w)\]}])[-+\u2212])?"
-    r"[$\u20ac\u00a3]?"
+    r"(?:\\?[$\u20ac\u00a3\u00a5] ?)?"
     r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
     r"(?P<exponent>[eE][-+]?[0-9]{1,3}(?![0-9]))?"
 )
-_MARKER = "####"
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,;:! ])(?=[0-9]{3}(?![0-9]))")
+_MARKER = re.compile(r"####[ *_$:(]*(?=[-+\u2212\\$\u20ac\u00a3\u00a5.0-9])")
+_HEADING = re.compile(r"[.):]\s+[A-Za-z]")
 
 
 def final_number(text: str) -> Decimal | None:
@@ -35,12 +43,28 @@ def final_number(text: str) -> Decimal | None:
 
     Example: "6 * 3 = 18\\n#### 18" -> 18; "so $1,234.50 in all." -> 1234.50; "I do not know" -> None.
     """
-    for part in reversed(text.split(_MARKER)[1:]):
-        number = _NUMBER.search(part.split("\n", 1)[0])
-        if number:
-            return _value(number)
-    numbers = list(_NUMBER.finditer(text))
-    return _value(numbers[-1]) if numbers else None
+    text = _THOUSANDS.sub(",", plain_text(text.rpartition("</think>")[2]))
+    number = _marked(text) or _in_statement(stated_answer(text) or "") or _last(text)
+    return _value(number) if number else None
+
+
+def _marked(text: str) -> re.Match[str] | None:
+    for marker in reversed(list(_MARKER.finditer(text))):
+        number = _NUMBER.match(text, marker.end())
+        if number and not _HEADING.match(text, number.end()):
+            return number
+    return None
+
+
+def _in_statement(answer: str) -> re.Match[str] | None:
+    return _NUMBER.match(answer.lstrip("$(* ")) or _last(answer)
+
+
+def _last(text: str) -> re.Match[str] | None:
+    last = None
+    for last in _NUMBER.finditer(text):  # noqa: B007 - the last one is looked for
+        pass
+    return last
 
 
 @register_reward("numeric_match")

@@ -97,9 +97,18 @@ _TABLE = {
 }
 """name -> base, how many of the base it is, and how it is written; a plural `s` is understood."""
 _SPEEDS = {"mph": "mile/hour", "kmh": "km/hour", "kph": "km/hour", "rpm": "revolution/minute", "fps": "foot/s"}
-SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+SCALES = {
+    "wan": 10**4,
+    "yi": 10**8,
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
 """Words that multiply the number before them."""
-_NO_THINGS = frozenset(
+NO_THINGS = frozenset(
     {
     "or", "and", "more", "less", "fewer", "than", "least", "most", "over", "under", "about", "not", "never", "no",
     "times", "plus", "minus", "squared", "cubed", "mod", "modulo", "base", "remainder", "half", "halves", "quarter",
@@ -162,7 +171,7 @@ def read_unit(text: str) -> Unit | None:
     bases: dict[str, int] = {}
     factor, place, sign, power = Fraction(1), 0, 1, 1
     words = re.findall(_WORD, text)
-    if _is_thing(words) and re.fullmatch(rf"(?:{_WORD})+", text) and not is_unit(words[-1]):
+    if is_thing(words) and re.fullmatch(rf"(?:{_WORD})+", text) and not is_unit(words[-1]):
         return Unit(bases=((" ".join(word.rstrip("s") for word in words), 1),), factor=Fraction(1))
     while place < len(text):
         part = _PART.match(text, place)
@@ -186,7 +195,7 @@ def read_unit(text: str) -> Unit | None:
             base, size = NAMES[under]
             bases[base], factor = bases.get(base, 0) - 1, factor / size
         known = NAMES.get(word) or (NAMES.get(word.lower()) if len(word) > 2 else None)
-        if known is None and ((sign == 1 and not bases) or not _is_thing([word], is_plural=False)):
+        if known is None and ((sign == 1 and not bases) or not is_thing([word], is_plural=False)):
             return None
         base, size = known or (word.rstrip("s"), Fraction(1))
         exponent = sign * power * int(part[5] or part[6] or 1)
@@ -197,11 +206,11 @@ def read_unit(text: str) -> Unit | None:
     return Unit(bases=tuple(sorted((base, n) for base, n in bases.items() if n)), factor=factor)
 
 
-def _is_thing(words: list[str], *, is_plural: bool = True) -> bool:
+def is_thing(words: list[str], *, is_plural: bool = True) -> bool:
     """Whether the words can name what is counted."""
     return (
         0 < len(words) <= 3
-        and all(word.isalpha() and word.islower() and len(word) > 2 and word not in _NO_THINGS for word in words)
+        and all(word.isalpha() and word.islower() and len(word) > 2 and word not in NO_THINGS for word in words)
         and not any(word in SCALES for word in words)
         and (not is_plural or words[-1].endswith("s") or words[-1] in _IRREGULAR)
     )

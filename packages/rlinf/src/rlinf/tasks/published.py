@@ -132,17 +132,13 @@ def with_choices(question: str, choices: Sequence[str]) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` whose braces close.
+    r"""The content of the last box of a solution, as the math reward reads it: `\boxed 2` counts, too.
 
     Example: last_boxed(r"so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
     """
-    for start in reversed([match.end() for match in re.finditer(r"\\boxed\s*\{", text)]):
-        depth = 1
-        for end in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                return text[start:end].strip()
-    return None
+    from rlinf_algos.rewards import boxes
+
+    return boxes.last_boxed(text)
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -1,0 +1,78 @@
+r"""Reads the boxes of a text: `\boxed{...}`, `\fbox{...}`, `\framebox{...}`, and boxes without braces.
+
+LaTeX takes one token for an argument without braces. Here it is a whole number or a command with its arguments, for
+rows of MATH say `\boxed 2` and models say `\boxed\frac{1}{2}`. One pass over the text, whatever the text.
+"""
+
+import re
+from dataclasses import dataclass
+
+_TOKEN = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*|\\.|[{}]", flags=re.DOTALL)
+_BARE = re.compile(r"-?[0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])")
+_COMMAND = re.compile(r"\\[A-Za-z]+\s?")
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Where a box stands in its text."""
+
+    start: int
+    inner: int
+    """Where its content begins."""
+    inner_end: int
+    end: int
+
+    def content(self, text: str) -> str:
+        return text[self.inner : self.inner_end].strip()
+
+
+def boxes(text: str) -> list[Box]:
+    """The boxes with a content that are in no other one, in order. A box whose brace never closes is none."""
+    openings, closings = [], {}
+    tokens = list(_TOKEN.finditer(text))
+    for token in tokens:
+        if token[0] == "{":
+            openings.append(token.start())
+        elif token[0] == "}" and openings:
+            closings[openings.pop()] = token.start()
+    found: list[Box] = []
+    for token in tokens:
+        if len(token[0]) < 5 or (found and token.start() < found[-1].end):
+            continue
+        box = _box(text, token, closings)
+        if box is not None and box.content(text):
+            found.append(box)
+    return found
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last box, with boxes that are all of it taken off.
+
+    Example: last_boxed(r"so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"; last_boxed(r"so $\boxed 2$") == "2"
+    """
+    found = boxes(text)
+    return unwrapped(found[-1].content(text)) if found else None
+
+
+def unwrapped(content: str) -> str:
+    r"""`\boxed{9}` as 9, also four times."""
+    for _ in range(4):
+        inner = boxes(content) if content.startswith("\\") else []
+        if len(inner) != 1 or inner[0].start > 0 or inner[0].end < len(content):
+            break
+        content = inner[0].content(content)
+    return content
+
+
+def _box(text: str, token: re.Match[str], closings: dict[int, int]) -> Box | None:
+    start, place = token.start(), token.end()
+    if text.startswith("{", place):
+        return Box(start, place + 1, closings[place], closings[place] + 1) if place in closings else None
+    bare = _BARE.match(text, place)
+    if bare:
+        return Box(start, place, bare.end(), bare.end())
+    command = _COMMAND.match(text, place)
+    end = command.end() if command else place
+    while end in closings:
+        end = closings[end] + 1
+    return Box(start, place, end, end)

@@ -1,0 +1,265 @@
+r"""What a solution concludes that states no answer: reads its last sentences for a number, a formula or a word.
+
+A sentence is cut where it goes on to give a reason, a remark in brackets or what the answer is not. In what is left,
+the answer follows the last verb ("the total is 5 cm"), or is the last number or formula, with those that are joined to
+it by "or", "and" or commas, and with the unit or the things after it: "8 apples" in "There are 8 apples left.".
+
+The callers cut texts to a few thousand characters.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from rlinf_algos.rewards.units import NO_THINGS, SCALES, is_thing, is_unit
+
+_SENTENCE_END = re.compile(r"(?<![.])[.!?](?=\**(?:\s+(?!Or\b)[A-Z*($\\\u4e00-\u9fff]|\s*$))")
+_CLAUSE_END = re.compile(_SENTENCE_END.pattern + r"|;(?=\s[a-z])")
+_REASON = re.compile(
+    r",?\s(?:because|since|so|which|instead of|rather than)\b|,\s(?:as|where|giving|when|making|leaving)\b"
+    r"|[,;(]\s?(?:and |but )?not\b|\s\((?!(?:mod|or)\b)(?=[A-Za-z]{3,})"
+    r"|,\s(?:the|an?|its|his|her|their)\s(?![^.]*(?:\b(?:is|are|be|equals?|was|were|has|have|gets?|gives?)\b|=))"
+)
+_THEREFORE = re.compile(r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.),?\s(?!that\b)", flags=re.IGNORECASE)
+_FILLER = re.compile(
+    r"\A(?:(?:indeed|thus|therefore|then|simply|just|exactly|clearly|equal to|given by|hence|so|finally"
+    r"|now|also|only|either|still|always|option|choice)\b[\s:,]*)+",
+    flags=re.IGNORECASE,
+)
+_WORD = re.compile(r"(?<![\\A-Za-z_{^])[A-Za-z]{2,}(?!\w*[(_^])|(?<![\\A-Za-z_{^])[A-Za-z]{4,}")
+_FORMULA_NAMES = frozenset(
+    ("sqrt", "pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "inf",
+     "np", "infinity", "min", "max", "gcd", "lcm", "det", "sinh", "cosh", "tanh")
+)  # fmt: skip
+_SHORT_WORDS = frozenset(
+    ("of", "in", "to", "is", "it", "we", "so", "as", "at", "by", "on", "or", "if", "an", "he", "no", "up", "be", "us")
+)
+_FORMULA = re.compile(
+    r"\$\$[^$]{1,2000}\$\$|(?<!\\)\$(?:[^$\n\\]|\\[^\n]){1,2000}?\$|\\\([^\n]{1,2000}?\\\)|\\\[[^\n]{1,2000}?\\\]"
+)
+_JOINT = re.compile(r"\s?(?:,|,?\s?\b(?:or|and)\b)\s?")
+_VERB = re.compile(r"\b(?:is|are|equals?|be|was|were|becomes?|remains?|gives?|get|costs?|pays?|paid)\b(?! not\b)[\s:]*")
+_PREDICATE = re.compile(
+    r"\b(?:is|are|be|was|were|equals?|becomes?|has|have|falls? on|called|named|chooses?|wins?|get|must)\b\s*"
+)
+_CUT = frozenset(
+    ("for", "when", "where", "after", "with", "in", "by", "from", "on", "because", "since", "as", "so", "which", "that",
+     "at", "to", "of", "before", "until", "while", "if", "during", "each", "per", "altogether")
+)  # fmt: skip
+_UNIT_WORDS = frozenset(("square", "cubic", "sq", "cu", "per", "squared", "cubed"))
+_CLOSERS = re.compile(
+    r"\A\W*(?:this (?:makes|is (?:correct|right|consistent|the)|confirms|matches|agrees)|check|verif|let me know|i hope"
+    r"|hope this|note that|if you|feel free|please|great|good)",
+    flags=re.IGNORECASE,
+)
+_ASSIGNMENT = re.compile(r"[A-Za-z](?:_\{?\w\}?)? ?= ?[^\n=]{1,100}")
+_QUANTITY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]?[-\u2212]?[0-9][0-9.,/]{0,30}[%\u00b0]? (?:[A-Za-z]{1,20} ){0,3}")
+_MAX_LOOKS = 20
+
+
+def statement(line: str) -> str:
+    """The answer at the beginning of a line: its first sentence, without reasons, fillers and, after a quantity, the
+    circumstances: "45 minutes" of "45 minutes for the whole way"."""
+    text = without_filler(cleaned(_sentence(line)))
+    for word in words_of(text):
+        if word[0] in _CUT and _QUANTITY.fullmatch(text, 0, word.start()):
+            is_counted = word[0] in ("per", "each", "in", "of") or re.search(r"[0-9$\\]", text[word.start() :])
+            return text if is_counted else text[: word.start()].strip()
+    return text
+
+
+def without_filler(text: str) -> str:
+    return _FILLER.sub("", text, count=1).strip()
+
+
+def cleaned(text: str) -> str:
+    """The text without the white space, emphasis and full stop around it."""
+    text = text.strip()
+    for _ in range(_MAX_LOOKS):
+        shorter = text.strip(" \t\n*`\"'").removesuffix(".").rstrip(",;:")
+        if shorter == text:
+            break
+        text = shorter
+    return text
+
+
+def words_of(text: str) -> Iterator[re.Match[str]]:
+    """The plain words of a text: not those of formulas, nor names of functions, nor products such as `xy`."""
+    formulas = [(formula.start(), formula.end()) for formula in _FORMULA.finditer(text)]
+    formulas += [(found.start(), found.end()) for found in re.finditer(r"\\[A-Za-z]+\{[^{}]*\}", text)]
+    for word in _WORD.finditer(text):
+        name = word[0].lower()
+        is_product = len(name) == 2 and name not in _SHORT_WORDS and not is_unit(word[0])
+        is_word = name not in _FORMULA_NAMES and not is_product and not word[0].isupper()
+        if is_word and not any(start <= word.start() < end for start, end in formulas):
+            yield word
+
+
+def is_formal(answer: str) -> bool:
+    """Whether it begins like a number or a formula, or is a single letter."""
+    text = answer.lstrip("$({[|-\u2212+ ")
+    word = re.match(r"[A-Za-z]{2,}", text)
+    return bool(answer) and (word is None or word[0].lower() in _FORMULA_NAMES or _is_name(text))
+
+
+def _is_name(text: str) -> bool:
+    """Whether it begins with the name of a quantity, as `AB = 5` does, or a currency's."""
+    return re.match(r"[A-Z]{2,4}(?: ?=|\s?[0-9]|\Z)|[a-z]{2}(?: ?[=+*/^<>])", text) is not None
+
+
+def measured(text: str) -> str:
+    """A text that begins with a number or formula without the words after it that only describe it.
+
+    Example: measured("8 apples left in the basket") == "8 apples"; "5 or more" and "2 less than 7" stay whole.
+    """
+    if not is_formal(text):
+        return text
+    end = 0
+    for word in words_of(text):
+        name = word[0].lower()
+        if not re.search(r"[0-9A-Za-z$\\)\]}]", text[: word.start()]):
+            return text
+        if _is_measure(word, text) or (name in ("or", "and") and is_formal(text[word.end() :].strip())):
+            end = word.end()
+        elif (name in NO_THINGS and name not in _CUT) or re.match(r"(?:to|of) [0-9$]", text[word.start() :]):
+            return text
+        else:
+            return _without_description(text, word, is_counted=not end)
+    return text
+
+
+def _is_measure(word: re.Match[str], text: str) -> bool:
+    """Whether a word after a number is part of its unit; "in" is one only at the end."""
+    name = word[0].lower()
+    if name == "in":
+        return word.end() >= len(text.rstrip(" .,;"))
+    return is_unit(word[0]) or name in _UNIT_WORDS or name in SCALES or name == "percent"
+
+
+def _without_description(text: str, word: re.Match[str], *, is_counted: bool) -> str:
+    """The text up to a word, with the things that are counted there; whole where a number after it may matter."""
+    rest = text[word.start() :]
+    names = re.findall(r"[a-z]+", rest)[:3] if word[0] not in _CUT and is_counted else []
+    for i in range(len(names)):
+        if is_thing(names[: i + 1]):
+            things = re.match(r"\W*".join(names[: i + 1]) + r"(?: per [a-z]+)?", rest)
+            return text[: word.start()] + (things[0] if things else "")
+    if word[0] not in _CUT and re.search(r"[0-9$\\=]", rest):
+        return text
+    return text[: word.start()].rstrip(" ,;:(-\u2013\u2014") or text
+
+
+# -- the end of a text -----------------------------------------------------------------------------------------------
+
+
+def conclusion(text: str, *, in_words: bool = False) -> str | None:
+    text = text.strip()
+    display = re.search(r"(?:\$\$([^$]{1,2000})\$\$|\\\[((?:(?!\\\[)[\s\S]){1,2000})\\\])[.\s]{0,9}\Z", text)
+    if display:
+        return cleaned(display[1] or display[2])
+    lines = [line for line in text.split("\n") if line.strip()][-_MAX_LOOKS:]
+    system = _system(lines)
+    if system:
+        return system
+    for line in reversed(lines):
+        sentences = [one for one in _sentences(line) if not _CLOSERS.match(one)]
+        for sentence in reversed(sentences[-_MAX_LOOKS:]):
+            answer = _predicate(sentence) if in_words else _alone(sentence) or concluded(sentence)
+            if answer:
+                return answer
+        if in_words and sentences:
+            return cleaned(line)
+    return cleaned(lines[-1]) if len(lines) == 1 and len(text.split()) <= 4 else None
+
+
+def _system(lines: list[str]) -> str | None:
+    """The last lines, where at least two in a row assign a value to a name and hold no words."""
+    assigned = []
+    for line in reversed(lines):
+        line = cleaned(line.replace("$", ""))
+        if not _ASSIGNMENT.fullmatch(line) or next(words_of(line), None):
+            break
+        assigned.append(line)
+    names = {line.partition("=")[0] for line in assigned}
+    return ", ".join(reversed(assigned)) if 1 < len(assigned) == len(names) else None
+
+
+def _sentences(line: str) -> list[str]:
+    ends = [end.end() for end in _CLAUSE_END.finditer(line) if _is_outside(line, end.start())]
+    bounds = [0, *ends, len(line)]
+    pieces = [line[start:end] for start, end in pairwise(bounds)]
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def _sentence(line: str) -> str:
+    """The line up to the end of its first sentence or to the reason that it gives."""
+    for pattern in (_SENTENCE_END, _REASON):
+        for end in pattern.finditer(line):
+            if end.start() > 0 and _is_outside(line, end.start()):
+                line = line[: end.start()]
+                break
+    return line
+
+
+def _consequence(sentence: str) -> str:
+    """What a sentence says after its last "so" or "therefore", without reasons and remarks."""
+    ends = [found.end() for found in _THEREFORE.finditer(sentence) if _is_outside(sentence, found.start())]
+    return cleaned(_sentence(sentence[ends[-1] :] if ends else sentence))
+
+
+def _is_outside(line: str, place: int) -> bool:
+    """Whether a place of a line is in no formula."""
+    num_before = len(re.findall(r"(?<!\\)\$", line[:place]))
+    return num_before % 2 == 0 or len(re.findall(r"(?<!\\)\$", line)) % 2 == 1
+
+
+def _alone(sentence: str) -> str | None:
+    """A sentence without words, or a short label with its answer."""
+    sentence = _consequence(sentence)
+    label = re.match(r"(?:[A-Za-z]+ ){0,3}[A-Za-z]{2,}: ?(?=\S)", sentence)
+    sentence = sentence[label.end() :] if label else sentence
+    has_content = re.search(r"[0-9A-Za-z]", sentence)
+    return sentence if has_content and next(words_of(sentence), None) is None else None
+
+
+def concluded(sentence: str) -> str | None:
+    """What a sentence says after its last verb, where that is a number or a formula; else the last one in it."""
+    sentence = _consequence(sentence)
+    for verb in reversed(list(_VERB.finditer(sentence))[-_MAX_LOOKS:]):
+        answer = measured(statement(sentence[verb.end() :]))
+        if _holds_value(answer) and is_formal(answer):
+            return answer
+    return _last_of(sentence)
+
+
+def _holds_value(text: str) -> bool:
+    return re.search(r"[0-9\\$]", text) is not None and len(text) > 1 - text.isdigit()
+
+
+def _last_of(sentence: str) -> str | None:
+    """The last number or formula between words, what a list joins to it, and its unit."""
+    pieces: list[tuple[str, bool]] = []
+    place = 0
+    for word in words_of(sentence):
+        pieces += [(sentence[place : word.start()], False), (word[0], True)]
+        place = word.end()
+    pieces.append((sentence[place:], False))
+    last = next((i for i in reversed(range(0, len(pieces), 2)) if _holds_value(pieces[i][0].strip(" .,;:"))), None)
+    if last is None:
+        return None
+    first = last
+    while first >= 2 and pieces[first - 1][0] in ("or", "and") and _holds_value(pieces[first - 2][0]):
+        first -= 2
+    tail = "".join(piece for piece, _ in pieces[first:])
+    return measured(cleaned(re.sub(r"\A(?:[a-zA-Z] |[\s.,;:=)\u2013\u2014!?]|- )+", "", tail))) or None
+
+
+def _predicate(sentence: str) -> str | None:
+    """What a sentence says in words: yes or no, or what follows its verb."""
+    sentence = _consequence(sentence)
+    reply = re.match(r"(?:yes|no|true|false)(?=,|\Z)", sentence, flags=re.IGNORECASE)
+    if reply:
+        return reply[0]
+    verbs = list(_PREDICATE.finditer(sentence))
+    clause = re.split(r", (?:and|but|while)\b", sentence[verbs[-1].end() :] if verbs else sentence)[0]
+    return re.sub(r"\A(?:an?|the) (?=\w)", "", without_filler(cleaned(clause))) or None

@@ -1,0 +1,90 @@
+r"""One plain notation for the text of a completion, so that one grammar finds the answer in all of them.
+
+`plain_text` maps wide characters and Chinese punctuation to ASCII, the Chinese words with which solutions state their
+answers to English ones, amounts such as `$5` to `\$5`, and drops HTML tags, code fences and bold type. Runs of blanks
+become one, so that a pattern that looks past white space takes bounded time. Every step takes time linear in the text.
+"""
+
+import re
+
+_WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {
+    0x3000: " ", 0x3002: ". ", 0xFF0E: ".", 0x3001: ", ", 0xFF0C: ", ", 0xFF1A: ": ", 0xFF1B: "; ", 0xFF1F: "? ",
+    0xFF01: "! ", 0x3010: "(", 0x3011: ")", 0xFFE5: "\u00a5", 0x201C: '"', 0x201D: '"', 0x2236: ":",
+}  # fmt: skip
+_TAGS = re.compile(
+    r"</?(?:b|i|u|strong|em|p|br|hr|div|span|center|font|code|pre|mark|h[1-6]|ul|ol|li)(?: [^<>\n]{0,100})?/?>",
+    flags=re.IGNORECASE,
+)
+_FENCE = re.compile(r"^```[\w+-]{0,20}$", flags=re.MULTILINE)
+_EMPHASIS = re.compile(r"(?<![0-9A-Za-z)\]}])\*\*|\*\*(?![0-9A-Za-z(\\-])|`|(?<!\w)__(?=\w)|(?<=\w)__(?!\w)")
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+_WORDS = {
+    "最终": " final ", "答案": " answer ", "正确选项": " correct option ", "选项": " option ", "不正确": " wrong ",
+    "正确": " correct ", "错误": " wrong ", "应选": " choose ", "选择": " choose ", "选": " choose ",
+    "而不是": ", not ", "不是": " is not ", "不等于": " is not ", "等于": " equals ", "就是": " is ", "是": " is ",
+    "应为": " is ", "分别为": " are ", "分别是": " are ", "为": " is ", "或者": " or ", "或": " or ", "以及": " and ",
+    "和": " and ", "与": " and ", "并且": " and ", "且": " and ", "解得": " gives ", "可得": " gives ",
+    "得到": " gives ", "得": " gives ", "无实数解": " no solution ", "没有实数解": " no solution ",
+    "没有解": " no solution ", "无解": " no solution ", "空集": r" \emptyset ", "不存在": " does not exist ",
+    "无穷多": " infinitely many ", "无数": " infinitely many ", "全体实数": r" \mathbb{R} ",
+    "所有实数": r" \mathbb{R} ", "任意实数": r" \mathbb{R} ", "因为": " because ", "由于": " because ",
+    "所以": " so ", "因此": " so ", "大于等于": r" \ge ", "小于等于": r" \le ", "大于": " > ", "小于": " < ",
+    "弧度": " radians ", "度": " degrees ", "美元": " dollars ", "欧元": " euros ", "英镑": " pounds sterling ",
+    "人民币": " yuan ", "美分": " cents ", "元": " yuan ", "平方千米": " square km ", "平方公里": " square km ",
+    "平方米": " square m ", "平方厘米": " square cm ", "平方分米": " square dm ", "平方毫米": " square mm ",
+    "立方米": " cubic m ", "立方厘米": " cubic cm ", "立方分米": " cubic dm ", "千米": " km ", "公里": " km ",
+    "分米": " dm ", "厘米": " cm ", "毫米": " mm ", "米": " m ", "小时": " hours ", "分钟": " minutes ",
+    "秒": " seconds ", "天": " days ", "星期": " weeks ", "周": " weeks ", "年": " years ", "个月": " months ",
+    "千克": " kg ", "公斤": " kg ", "毫克": " mg ", "克": " g ", "吨": " tonnes ", "毫升": " ml ", "升": " liters ",
+    "答:": " answer: ", "答: ": " answer: ", "千米每小时": " km/h ", "公里每小时": " km/h ", "米每秒": " m/s ",
+    "万": " wan ", "亿": " yi ",
+}  # fmt: skip
+_AFTER_NUMBERS = frozenset("度米克天年元万亿秒吨升周") | {"美元", "欧元", "星期"}
+"""Words that are units after a number or formula, and parts of other words elsewhere."""
+_WORD = re.compile("|".join(sorted(_WORDS, key=len, reverse=True)))
+_COUNTED = re.compile(r"(?<=[0-9})$])\s?[\u4e00-\u9fff]{1,12}")
+_PROSE = re.compile(r"(?<![\\A-Za-z{])(?!sqrt|sin|cos|tan|log|text|frac|exp)[A-Za-z]{3,}|[-+=/,(\s]\Z")
+
+
+def plain_text(text: str) -> str:
+    r"""The text in one notation.
+
+    Example: plain_text("所以答案是５。") == "so answer is 5."; plain_text("it costs $5 or <b>$7</b>") has `\$5 or \$7`.
+    """
+    text = re.sub("(?<=[0-9])[\u2009\u202f\u00a0](?=[0-9]{3}(?![0-9]))", r"\\,", text.translate(_WIDE))
+    text = _EMPHASIS.sub("", _FENCE.sub("", _TAGS.sub(" ", text)))
+    if _CHINESE.search(text):
+        text = _in_english(text)
+    if "$" in text:
+        text = "\n".join(map(_with_amounts, text.split("\n")))
+    text = re.sub(r"[^\S\n]+", " ", text)
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r" ?\n ?", "\n", text)).strip()
+
+
+def _in_english(text: str) -> str:
+    """The Chinese words that state answers in English; what is counted (`18 个苹果`) is left out."""
+    text = _WORD.sub(_english, text)
+    text = re.sub(r"[^\S\n]+", " ", _CHINESE.sub(" ", _COUNTED.sub(" ", text)))
+    return re.sub(r" ([.,;:!?])", r"\1", text)
+
+
+def _english(word: re.Match[str]) -> str:
+    before = word.string[max(0, word.start() - 2) : word.start()].rstrip()
+    is_misread = word[0] in _AFTER_NUMBERS and not re.search(r"[0-9)}$/A-Za-z\u4e07\u4ebf]\Z", before)
+    return " " if is_misread else _WORDS[word[0]]
+
+
+def _with_amounts(line: str) -> str:
+    r"""A line with `\$` for each `$` that stands before an amount of money and borders no formula."""
+    parts = re.split(r"(?<!\\)\$", line)
+    pieces, i = [parts[0]], 1
+    while i < len(parts):
+        is_last = i == len(parts) - 1
+        is_amount = re.match(r" ?[0-9.]", parts[i]) is not None
+        if is_amount and (is_last or (_PROSE.search(parts[i]) and re.match(r"[0-9]|\.[0-9]", parts[i + 1]))):
+            pieces.append("\\$" + parts[i])
+            i += 1
+        else:
+            pieces.append("$" + parts[i] if is_last else f"${parts[i]}${parts[i + 1]}")
+            i += 2
+    return "".join(pieces)
