@@ -49,6 +49,7 @@ def _add_node(nodes):
         except Exception as error:
             if attempt == ATTEMPTS or "timed out during startup" not in str(error):
                 raise
+    raise AssertionError("unreachable")
 
 
 def logs(path):

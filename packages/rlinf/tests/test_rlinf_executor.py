@@ -1,5 +1,6 @@
 """What a config names, the launcher and the weight link: found, made with its options, or a message with the key."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from rlinf.config.common import ClusterConfig
 from rlinf.doors import named_class
 from rlinf.errors import ProcessesLost, RunFailed, UserError
+from rlinf.processes.environment import as_in_workers, worker_environment
 from rlinf.processes.executor import check_doors, make_executor, run_failed
 from rlinf.processes.machines import machine_of
 from rlinf_algos.registry import Registry
@@ -80,6 +82,24 @@ def test_devices_are_of_the_nodes_that_the_launcher_knows(tmp_path: Path) -> Non
         machine_of(ClusterConfig(launcher=path, launcher_options={"refuses": True}))
     with pytest.raises(UserError, match="no room"):
         make(tmp_path, launcher=path, launcher_options={"refuses": True})
+
+
+def test_workers_get_the_credentials_that_the_config_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that is tried in the driver sees what it will see in a worker."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    monkeypatch.setenv("WANDB_API_KEY", "0a1b")
+    passing = ClusterConfig(pass_env_vars=("OPENAI_API_KEY",))
+    assert "OPENAI_API_KEY" not in worker_environment(ClusterConfig())
+    assert worker_environment(passing)["OPENAI_API_KEY"] == "sk-1"
+    with as_in_workers(passing):
+        assert os.environ["OPENAI_API_KEY"] == "sk-1" and "WANDB_API_KEY" not in os.environ
+    hint = r"hint: workers get no .*: --cluster.pass_env_vars '\[OPENAI_API_KEY\]'"
+    with pytest.raises(UserError, match=hint), as_in_workers(ClusterConfig()):
+        raise UserError("reward.path=my:reward: KeyError: 'OPENAI_API_KEY'")
+    assert os.environ["WANDB_API_KEY"] == "0a1b"
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(UserError, match=r"cluster\.pass_env_vars: OPENAI_API_KEY not set"):
+        check_doors(passing)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from rlinf_workers.errors import InterpreterRefused, WorkersError
 from rlinf_workers.launcher import agent_messages as messages
 from rlinf_workers.launcher.agent import AgentSettings, connection_of
 from rlinf_workers.launcher.base import WorkerSpec
+from rlinf_workers.launcher.credentials import without_credentials
 from rlinf_workers.launcher.served import ServedWorker, ServingLauncher, birth_of, check_outside_main, describe_exit
 
 _LOG = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ class AgentLauncher(ServingLauncher):
 
     def _settings_of(self, node: int) -> AgentSettings:
         """What the agent of that node is started with."""
-        forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
+        forwarded = {n: value for n, value in without_credentials(os.environ).items() if n.startswith(FORWARDED)}
         self._arrival_of(node)  # from now on it may come
         return AgentSettings(
             node=node,

@@ -73,7 +73,7 @@ class WorkerSpec:
     log_path: Path
     """stdout and stderr of the process go here."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables on top of the driver's."""
+    """Env vars on top of the driver's, of which those with credentials are left out (launcher/credentials.py)."""
     python: str | None = None
     """Path of the interpreter of the environment that the process runs in; None: the driver's own. `worker_class` and
     what it imports must be there, and the user's own modules are found as in the driver (launcher/interpreter.py)."""

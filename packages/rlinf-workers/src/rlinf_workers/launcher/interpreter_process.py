@@ -17,6 +17,7 @@ from typing import Any
 
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.launcher import interpreter
+from rlinf_workers.launcher.credentials import without_credentials
 
 _BECOME_WORKER = (
     "from rlinf_workers.launcher.child import main_of_interpreter; main_of_interpreter(int(sys.argv.pop()))"
@@ -30,7 +31,7 @@ class InterpreterProcess:
         python: path of the interpreter.
         connection: the worker's end; may be closed here afterwards.
         log_path: where stdout and stderr go.
-        environment: variables on top of the driver's.
+        environment: variables on top of this process's, of which those with credentials are left out.
 
     Raises:
         InterpreterRefused: it cannot be run.
@@ -45,7 +46,7 @@ class InterpreterProcess:
             try:
                 self._process = subprocess.Popen(
                     interpreter.command(python, _BECOME_WORKER, str(descriptor)),
-                    env=interpreter.clean_environment(environment),
+                    env=without_credentials(interpreter.clean_environment()) | dict(environment),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -13,12 +13,11 @@ import multiprocessing
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from rlinf_workers.launcher import child
 from rlinf_workers.launcher.base import WorkerSpec
+from rlinf_workers.launcher.credentials import worker_variables
 from rlinf_workers.launcher.interpreter_process import InterpreterProcess, kill_with_group
 from rlinf_workers.launcher.served import ServedWorker, ServingLauncher, birth_of, check_outside_main, describe_exit
 
@@ -91,20 +90,7 @@ class LocalLauncher(ServingLauncher):
             process = InterpreterProcess(spec.python, theirs, spec.log_path, spec.environment)
         else:
             process = self._context.Process(target=child.main, args=(theirs,), daemon=False)
-            with _environment(spec.environment):
+            with worker_variables(spec.environment):
                 process.start()
         theirs.close()
         return self._adopt(spec, LocalProcess(process), ours, birth)
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables for the processes started inside the block."""
-    before = {name: os.environ[name] for name in values.keys() & os.environ.keys()}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del os.environ[name]
-        os.environ.update(before)

@@ -21,6 +21,7 @@ from rlinf_sched.cluster import Cluster
 from rlinf_workers.errors import ClusterRefused, NodeLost
 from rlinf_workers.launcher.agents import AgentLauncher
 from rlinf_workers.launcher.base import Node, WorkerSpec, plural
+from rlinf_workers.launcher.credentials import without_credentials
 from rlinf_workers.launcher.ray_process import RayProcess
 from rlinf_workers.launcher.served import ServedWorker
 
@@ -181,9 +182,8 @@ def _own_cluster() -> Member:
             "this machine sends it; unset the variable, or join a cluster of yours with "
             "cluster.launcher_options.address"
         )
-    variables = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN_PATH"}
     process = RayProcess(
-        variables
+        without_credentials(os.environ)
         | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -203,7 +203,8 @@ def _joined(address: str) -> Member:
             f"{where} is Ray's client, and the driver has to be on a node of the cluster: start the run there, with "
             "address: auto"
         )
-    process = RayProcess({"RAY_USAGE_STATS_ENABLED": "0", **os.environ})
+    rays = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    process = RayProcess({"RAY_USAGE_STATS_ENABLED": "0", **without_credentials(os.environ), **rays})
     try:
         return Member(process=process, is_open=not process.call("join", address))
     except ClusterRefused as error:

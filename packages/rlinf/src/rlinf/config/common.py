@@ -112,6 +112,12 @@ class ClusterConfig(Section):
         description="What starts the processes: local, on this machine; ray, on the nodes of a Ray cluster "
         "(docs/clusters.md); or package.module:Class.",
     )
+    pass_env_vars: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(),
+        description="Env vars with credentials that workers and the processes that they start get, such as "
+        "OPENAI_API_KEY for a custom reward. All others whose names or values look like credentials (API keys, tokens, "
+        "secrets, passwords) stay with the driver.",
+    )
     launcher_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Keyword arguments of the launcher's constructor."
     )

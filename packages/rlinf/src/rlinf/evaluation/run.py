@@ -29,6 +29,7 @@ from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
 from rlinf.jobs.generation import PromptMaker, check_engine, check_installed, engine_options, sampling_settings
 from rlinf.jobs.models import check_architecture, engine_ways
 from rlinf.planning.cluster import make_cluster
+from rlinf.processes.environment import as_in_workers
 from rlinf.processes.environments import describe_environments, examine_environments
 from rlinf.processes.executor import check_doors, make_executor, run_failed
 from rlinf.processes.machines import machine_of
@@ -251,7 +252,8 @@ def prepare(config: EvalConfig) -> EvalRun:
             hint="rlinf export RUN --merged --output FOLDER, then --model FOLDER",
         )
     config, notes = asked_as_in_run(config, model)
-    benchmarks = prepare_benchmarks(config, model)
+    with as_in_workers(config.cluster):
+        benchmarks = prepare_benchmarks(config, model)
     num_tokens = benchmarks.max_prompt_tokens + config.max_new_tokens
     ways = engine_ways(config, on_gpu=cluster.devices[0].kind == "cuda")
     check_architecture(model.folder, ways, num_tokens=num_tokens, key="model")

@@ -28,6 +28,7 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     """
     from rlinf.config.devices import check_devices, settle
     from rlinf.planning.plans import make_plans
+    from rlinf.processes.environment import as_in_workers
     from rlinf.processes.environments import examine_environments
     from rlinf.processes.executor import check_doors
     from rlinf.processes.machines import machine_of
@@ -38,7 +39,8 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     environments = examine_environments(config.environments)
     machine = machine or machine_of(config.cluster)
     config = settle(config, check_devices(config, machine))
-    job, folder = _job(config, machine, environments), Path("not-made-yet")
+    with as_in_workers(config.cluster):
+        job, folder = _job(config, machine, environments), Path("not-made-yet")
     _check_stop(job)
     job.environments = environments
     job.check_environments()

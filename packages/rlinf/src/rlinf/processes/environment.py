@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rlinf.config.common import ClusterConfig
+from rlinf.errors import UserError
+from rlinf_workers.launcher.credentials import credentials, worker_variables
+
+
+@contextmanager
+def as_in_workers(config: ClusterConfig) -> Iterator[None]:
+    """The driver has the env vars of a worker inside the block, so that a custom function which needs another one fails
+    there, and not after the start; the error then says how to pass it on."""
+    hidden = credentials(os.environ)
+    try:
+        with worker_variables(_passed(config)):
+            yield
+    except UserError as error:
+        missing = [name for name in hidden if name in error.message and name not in config.pass_env_vars]
+        if not missing:
+            raise
+        names = f"'[{', '.join(missing)}]'"
+        hint = f"workers get no credentials but those that the config names: --cluster.pass_env_vars {names}"
+        raise UserError(error.message, hint=hint) from error
+
+
+def _passed(config: ClusterConfig) -> dict[str, str]:
+    """Those that are set; `check_doors` names the others."""
+    return {name: os.environ[name] for name in config.pass_env_vars if name in os.environ}
 
 
 def worker_environment(config: ClusterConfig) -> dict[str, str]:
-    """Thread counts: several processes with as many threads as cores each make one another 5 to 50 times slower."""
+    """Thread counts: several processes with as many threads as cores each make one another 5 to 50 times slower. And
+    the credentials that the config passes on."""
     threads = str(config.threads_per_device)
     return {
         "OMP_NUM_THREADS": threads,
@@ -20,4 +49,5 @@ def worker_environment(config: ClusterConfig) -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
         "MALLOC_TOP_PAD_": str(256 << 20),
+        **_passed(config),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +24,12 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def check_doors(config: ClusterConfig) -> None:
-    """Raises: UserError for a launcher or a weight link that is not there, or options that it does not take."""
+    """Raises: UserError for a launcher or a weight link that is not there, or options that it does not take, and for an
+    env var that is not set."""
+    if unset := [name for name in config.pass_env_vars if name not in os.environ]:
+        raise UserError(
+            f"cluster.pass_env_vars: {', '.join(unset)} not set", hint="export it, or leave it out of the list"
+        )
     options = config.launcher_options
     named_class(LAUNCHERS, config.launcher, options, at="cluster.launcher", **_settings(config, 1.0, False))
     if config.weight_link != "auto":

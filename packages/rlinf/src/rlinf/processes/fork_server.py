@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rlinf.config.schema import Config
 from rlinf.machine import NVIDIA_DEVICE
 from rlinf.processes.environment import worker_environment
 from rlinf.processes.machines import knows_nodes
+from rlinf_workers.launcher.credentials import worker_variables
 
 AMD_DEVICE = Path("/dev/kfd")
 FIRST = "rlinf.processes.fork_server_child"
@@ -37,14 +37,9 @@ def start(config: Config) -> bool:
         return False
     if config.cluster.device != "cpu" and (NVIDIA_DEVICE.exists() or AMD_DEVICE.exists()):
         return False
-    before = dict(os.environ)
-    os.environ.update(worker_environment(config.cluster))  # libraries read it as they are imported
-    try:
+    with worker_variables(worker_environment(config.cluster)):  # libraries read them as they are imported
         multiprocessing.set_forkserver_preload([FIRST, *modules(config)])
         forkserver.ensure_running()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
     return True
 
 

@@ -10,7 +10,7 @@ import platform
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import yaml
 
 from rlinf.errors import UserError
 from rlinf.run_folder.rows import to_json, write_file
+from rlinf_workers.launcher.credentials import credentials
 
 INTERRUPTED = "interrupted"
 """The failure of a session that somebody ended."""
@@ -96,6 +97,7 @@ def new_manifest(config_yaml: str, command: Sequence[str]) -> dict[str, Any]:
         "started_s": time.time(),
         "ended": None,
         "notes": [],
+        "env_vars_kept_from_workers": _kept_from_workers(config),
         "sessions": [],
         "machine": describe_machine(),
         "git": git_state(Path(__file__).resolve()),
@@ -103,6 +105,12 @@ def new_manifest(config_yaml: str, command: Sequence[str]) -> dict[str, Any]:
         "torch": packages.get("torch"),
         "packages": packages,
     }
+
+
+def _kept_from_workers(config: Mapping[str, Any]) -> list[str]:
+    """Names of env vars with credentials that stay with the driver."""
+    passed = (config.get("cluster") or {}).get("pass_env_vars") or ()
+    return [name for name in credentials(os.environ) if name not in passed]
 
 
 def timestamp() -> str:
