@@ -47,6 +47,6 @@ def test_a_ray_cluster_of_the_runs_own_is_private(tmp_path):
     pytest.importorskip("ray", reason="pip install 'rlinf[ray]'")
     (tmp_path / "home").mkdir()
     settings = TINY_SORT | {"cluster.launcher": "ray", "run.num_steps": 1, "run.evaluate_every": 1}
-    run = train("sort-grpo", tmp_path / "run", settings, {"HOME": str(tmp_path / "home")})
+    run = train("sort-grpo", tmp_path / "run", settings, variables={"HOME": str(tmp_path / "home")})
     assert (run / "logs" / "ray.log").exists()
     assert not (tmp_path / "home" / ".ray").exists()

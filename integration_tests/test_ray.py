@@ -62,7 +62,7 @@ def test_two_nodes_give_the_numbers_of_one_machine(mode, address, tmp_path):
     alone = train("sort-grpo", tmp_path / "local", SETTINGS | {"mode": mode})
     local = numbers(alone)
     by_ray = {"cluster.launcher": "ray", "cluster.launcher_options": f"{{address: '{address}'}}"}
-    found = train("sort-grpo", tmp_path / "ray", SETTINGS | {"mode": mode} | by_ray)
+    found = train("sort-grpo", tmp_path / "ray", SETTINGS | {"mode": mode} | by_ray, on_network=True)
     assert any(row["actor/grad_norm"] > 0 for row in local[0]), "equal because nothing was learned proves nothing"
     assert numbers(found) == local
     assert all_gone(worker_processes(found).values())
