@@ -57,7 +57,7 @@ install_everything() {
 ensure_engine_environment() {
   export RLINF_ENVIRONMENTS="$root/.venv/environments" SGLANG_USE_CPU_ENGINE=1 RLINF_TEST_DRIVER="$root/.venv/bin/python"
   engine_python="$RLINF_ENVIRONMENTS/sglang/bin/python"
-  local list=packages/rlinf/src/rlinf/environments/lists/sglang-cpu.txt status=0
+  local list=.venv/sglang-versions.txt status=0
   .venv/bin/rlinf env create sglang --cpu || status=$?
   if [ "$status" = 2 ] && [ -x "$engine_python" ]; then # its list has changed
     .venv/bin/rlinf env remove sglang
@@ -65,6 +65,7 @@ ensure_engine_environment() {
   elif [ "$status" != 0 ]; then
     return "$status"
   fi
+  sed 's/ --hash.*//' packages/rlinf/src/rlinf/environments/lists/sglang-cpu.txt >"$list" # the tests' packages have no digests
   "$engine_python" -m pip --quiet --disable-pip-version-check install -c "$list" pytest pytest-timeout hypothesis
 }
 

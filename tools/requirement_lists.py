@@ -4,6 +4,8 @@
     .venv/bin/python tools/requirement_lists.py sglang-gpu   # one
     .venv/bin/python tools/requirement_lists.py --upgrade    # the newest versions instead of those that the lists have
 
+Each line has the digests of the files that fit the platform, as the index names them, so that pip installs nothing else.
+
 uv (`pip install uv`; 0.13 was tried) resolves a list from the metadata of the package index, for a Python and a
 platform that need not be those of this machine, and downloads no wheel. Where nothing has changed a list is written as
 it was. A list for several Pythons is resolved for the first and must be what uv finds for the others. Lists for CPU
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
 
+import tomllib
 from packaging.requirements import Requirement
 
 from rlinf.doctor import OWN_PACKAGES
@@ -122,7 +125,8 @@ def main() -> None:
     for name in args.names or RECIPES:
         file = LISTS / f"{name}.txt"
         before = file.read_text(encoding="utf-8") if file.exists() else ""
-        text = render(name, pins(name, read_pins(before), upgrade=args.upgrade))
+        versions = pins(name, read_pins(before), upgrade=args.upgrade)
+        text = render(name, versions, digests(name, versions))
         file.write_text(text, encoding="utf-8")
         print(f"{name}: {'as it was' if text == before else 'changed' if before else 'new'}")
 
@@ -167,6 +171,26 @@ def resolve(name: str, python: str, known: Mapping[str, str], *, upgrade: bool) 
         return read_pins((Path(folder) / "pins").read_text(encoding="utf-8"))
 
 
+def digests(name: str, versions: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Distribution -> SHA-256 of its wheels for the list's Pythons and platform, or of what pip builds it from. A build
+    with a local version has none: it is not on the index."""
+    recipe, found = RECIPES[name], dict[str, set[str]]()
+    lines = [f"{package}=={version}" for package, version in versions.items() if "+" not in version]
+    for python in recipe.pythons:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "pins").write_text("\n".join(lines), encoding="utf-8")
+            command = [
+                *("uv", "pip", "compile", "pins", "--quiet", "--no-config", "--no-deps", "--format", "pylock.toml"),
+                *("--python-version", python, "--python-platform", recipe.platform, "--output-file", "pylock.toml"),
+            ]
+            subprocess.run(command, cwd=folder, check=True)
+            locked = tomllib.loads((Path(folder) / "pylock.toml").read_text(encoding="utf-8"))
+        for package in locked["packages"]:
+            files = [package["sdist"]] if package["name"] in recipe.built else package["wheels"]
+            found.setdefault(package["name"], set()).update(file["hashes"]["sha256"] for file in files)
+    return {package: tuple(sorted(hashes)) for package, hashes in found.items()}
+
+
 def own_requirements() -> list[str]:
     """What rlinf's own packages need, and math-verify for rewards."""
     found = [Requirement(line) for name in OWN_PACKAGES for line in requires(name) or ()]
@@ -174,7 +198,7 @@ def own_requirements() -> list[str]:
     return sorted({str(one).partition(";")[0] for one in chosen if one.name not in OWN_PACKAGES})
 
 
-def render(name: str, versions: Mapping[str, str]) -> str:
+def render(name: str, versions: Mapping[str, str], hashes: Mapping[str, tuple[str, ...]]) -> str:
     """The text of a list."""
     recipe = RECIPES[name]
     kind, _, device = name.rpartition("-")
@@ -188,12 +212,19 @@ def render(name: str, versions: Mapping[str, str]) -> str:
         f"{PYTHON_LINE}{', '.join(recipe.pythons)}",
     ]
     order = sorted(versions, key=lambda package: (package != "torch", package))
-    return "\n".join([*head, *(f"{package}=={versions[package]}" for package in order)]) + "\n"
+    lines = (
+        " ".join(
+            [f"{package}=={versions[package]}", *(f"--hash=sha256:{digest}" for digest in hashes.get(package, ()))]
+        )
+        for package in order
+    )
+    return "\n".join([*head, *lines]) + "\n"
 
 
 def read_pins(text: str) -> dict[str, str]:
     """Normalized name -> version."""
-    lines = (line.split("==") for line in text.splitlines() if "==" in line and not line.startswith("#"))
+    pins = (line.partition(" --hash")[0] for line in text.splitlines() if "==" in line and not line.startswith("#"))
+    lines = (pin.split("==") for pin in pins)
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in lines}
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -410,6 +411,19 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path):
         python_of(f"{tmp_path}/text")
 
 
+def test_a_package_that_is_not_the_listed_one_is_not_installed(rlinf, tiny: Path, tmp_path: Path, monkeypatch):
+    """It has the name and the version, but other content."""
+    monkeypatch.setenv("RLINF_ENVIRONMENTS", str(tmp_path / "made"))
+    wheel = (tiny / "wheels" / "tiny-1.0-py3-none-any.whl").read_bytes()
+    monkeypatch.setattr(catalog, "LISTS", tmp_path)
+    write_list(tmp_path, f"tiny==1.0 --hash=sha256:{hashlib.sha256(wheel + b'changed').hexdigest()}")
+    outcome = rlinf("env", "create", "tiny", "--cpu")
+    assert outcome.code == 1 and "THESE PACKAGES DO NOT MATCH THE HASHES" in outcome.err
+    assert not (tmp_path / "made" / "tiny").exists()
+    write_list(tmp_path, f"tiny==1.0 --hash=sha256:{hashlib.sha256(wheel).hexdigest()}")
+    assert rlinf("env", "create", "tiny", "--cpu").code == 0
+
+
 # -- what ships --------------------------------------------------------------------------------------------------------
 
 
@@ -427,10 +441,11 @@ def test_every_list_is_locked_and_as_its_recipe_says():
     for name in recipes.RECIPES:
         file, kind = LISTS / f"{name}.txt", KINDS[name.rpartition("-")[0]]
         listed, is_cpu = read_list(file), name.endswith("-cpu")
-        assert recipes.render(name, listed.versions) == file.read_text()
+        assert recipes.render(name, listed.versions, listed.digests) == file.read_text()
         assert all(listed.versions.values()) and bool(listed.untried) != is_cpu
         # First, so that pip ends at once where there is none for CPUs; any other build comes with gigabytes of CUDA.
         torch = next(iter(listed.versions))
+        assert set(listed.versions) - set(listed.digests) == ({"torch"} if is_cpu else set())
         assert torch == "torch" and listed.versions[torch].endswith("+cpu") == is_cpu
         assert any(name.startswith("nvidia-cu") for name in listed.versions) != is_cpu
         assert {*kind.packages, "numpy", "transformers", "msgspec"} <= listed.versions.keys()

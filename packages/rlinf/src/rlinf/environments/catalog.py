@@ -1,12 +1,14 @@
 """The environments that can be made, and the requirement lists that ship with the package.
 
-A list names every distribution with its version, and its head the Pythons that it is for. Lists for CPU slots were
+A list names every distribution with its version and the digests of its files, and its head the Pythons that it is for.
+torch's builds for CPUs have no digest: its index and a distribution's own build differ. Lists for CPU slots were
 installed and tried with it; where a list was not, its head says so. tools/requirement_lists.py makes them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +88,8 @@ class RequirementList:
     """What was done with it instead of installing it; empty for a list that was installed and tried."""
     versions: Mapping[str, str]
     """Every distribution and its version."""
+    digests: Mapping[str, tuple[str, ...]]
+    """SHA-256 of the files that pip may install of a distribution; none for a build of torch for CPUs."""
     sha256: str
     """Hex digest of the file."""
 
@@ -117,14 +121,19 @@ def requirement_list(name: str, *, cpu: bool) -> RequirementList:
 
 
 def read_list(path: Path) -> RequirementList:
-    """A list from its file, whose lines are comments or `NAME==VERSION`."""
+    """A list from its file, whose lines are comments or `NAME==VERSION --hash=sha256:DIGEST ...`."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    pins = (line.split("==") for line in lines if line and not line.startswith("#"))
+    pins = [re.split("==| --hash=sha256:", line) for line in lines if line and not line.startswith("#")]
     digest = hashlib.sha256(text.encode()).hexdigest()
     pythons = tuple(_said(lines, PYTHON_LINE).split(", "))
     return RequirementList(
-        path=path, pythons=pythons, untried=_said(lines, UNTRIED_LINE), versions=dict(pins), sha256=digest
+        path=path,
+        pythons=pythons,
+        untried=_said(lines, UNTRIED_LINE),
+        versions={name: version for name, version, *_ in pins},
+        digests={name: tuple(digests) for name, _, *digests in pins if digests},
+        sha256=digest,
     )
 
 

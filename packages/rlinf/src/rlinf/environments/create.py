@@ -160,8 +160,14 @@ def _install_list(environment: Environment, listed: RequirementList, console: Li
             console.show(f"unpacking {num_wanted} packages", num_wanted, num_wanted + NUM_LATER_STEPS)
 
     console.message(f"fetching {num_wanted} packages")
+    plain = [f"{name}=={version}" for name, version in listed.versions.items() if name not in listed.digests]
+    locked = environment.path / listed.path.name  # pip wants digests of all that a file names, or of none
+    lines = listed.path.read_text(encoding="utf-8").splitlines()
+    locked.write_text("".join(f"{line}\n" for line in lines if line not in plain), encoding="utf-8")
     try:
-        pip.install(environment.python, ["--no-deps", "-r", str(listed.path)], collecting=collecting)
+        for arguments in (plain, ["--require-hashes", "-r", str(locked)] if listed.digests else []):
+            if arguments:
+                pip.install(environment.python, ["--no-deps", *arguments], collecting=collecting)
     except RunFailed as error:
         if environment.stamp.cpu and "torch==" in str(error):
             raise RunFailed(f"{error}\nhint: {CPU_TORCH_HINT}") from None
