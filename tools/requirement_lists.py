@@ -4,7 +4,7 @@
     .venv/bin/python tools/requirement_lists.py sglang-gpu   # one
     .venv/bin/python tools/requirement_lists.py --upgrade    # the newest versions instead of those that the lists have
 
-Each line has the digests of the files that fit the platform, as the index names them, so that pip installs nothing else.
+Each line has the digests of the files that fit the platform, as the index has them, so that pip installs nothing else.
 
 uv (`pip install uv`; 0.13 was tried) resolves a list from the metadata of the package index, for a Python and a
 platform that need not be those of this machine, and downloads no wheel. Where nothing has changed a list is written as
@@ -212,12 +212,8 @@ def render(name: str, versions: Mapping[str, str], hashes: Mapping[str, tuple[st
         f"{PYTHON_LINE}{', '.join(recipe.pythons)}",
     ]
     order = sorted(versions, key=lambda package: (package != "torch", package))
-    lines = (
-        " ".join(
-            [f"{package}=={versions[package]}", *(f"--hash=sha256:{digest}" for digest in hashes.get(package, ()))]
-        )
-        for package in order
-    )
+    locks = {package: "".join(f" --hash=sha256:{digest}" for digest in hashes.get(package, ())) for package in order}
+    lines = [f"{package}=={versions[package]}{locks[package]}" for package in order]
     return "\n".join([*head, *lines]) + "\n"
 
 

@@ -143,6 +143,20 @@ MISTAKES = {
 }
 
 
+def test_only_what_the_sums_name_is_exported_and_no_link_is_followed(run: Path, tmp_path: Path, capsys):
+    (tmp_path / "private").write_text("secret")
+    model = max((run / "checkpoints").glob("step-*")) / "model"
+    (model / "key").symlink_to(tmp_path / "private")
+    (model / "more.txt").write_text("not of the checkpoint")
+    assert main(["export", str(run), "--output", str(tmp_path / "out")]) == 0
+    assert not {"key", "more.txt"} & {file.name for file in (tmp_path / "out").iterdir()}
+    config = model / "config.json"
+    config.rename(tmp_path / "config.json")
+    config.symlink_to(tmp_path / "config.json")
+    assert main(["export", str(run), "--output", str(tmp_path / "other")]) == 2
+    assert "model/config.json: is a link, or outside the folder" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def mistaken(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("mistakes")

@@ -20,7 +20,7 @@ from rlinf.run_folder.checkpoints import (
     read_state,
     writing_whole,
 )
-from rlinf.run_folder.seal import damage
+from rlinf.run_folder.seal import damage, sealed_files
 
 CONFIG = "config.json"
 BEST, NEWEST = "best", "newest"
@@ -104,7 +104,7 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: 
         if merged:
             write_merged(model, partial, dtype)
         write = shutil.copyfile if dtype is None else _in_dtype(dtype)
-        for file in sorted(model.iterdir()) if not merged else ():
+        for file in sealed_files(checkpoint, f"{MODEL}/") if not merged else ():
             write(file, partial / file.name)
     weights = list(folder.glob("*.safetensors"))
     state = read_state(checkpoint)

@@ -1,7 +1,8 @@
 """SHA256SUMS: what was written into a folder, so that damage is found before anything is read from it.
 
 The format is that of `sha256sum`, which checks such a folder too. The seal's last line is that of state.json, so that a
-seal which lost lines at its end is not taken for whole. Files that it does not name do not count.
+seal which lost lines at its end is not taken for whole. Files that it does not name do not count, and what leads out of
+the folder is damage: a seal may have come with its folder from somebody else.
 """
 
 from __future__ import annotations
@@ -50,9 +51,14 @@ def damage(folder: Path, under: str = "") -> str | None:
         return f"{SUMS}: {getattr(error, 'strerror', None) or error}"
     names = [name for name in sums if name.startswith(under) or name == STATE]
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        found = threads.map(lambda name: _damage_of(folder / name, sums[name]), names)
+        found = threads.map(lambda name: _damage_of(folder, name, sums[name]), names)
         problems = [f"{name}: {problem}" for name, problem in zip(names, found, strict=True) if problem]
     return "; ".join(problems) or None
+
+
+def sealed_files(folder: Path, under: str) -> list[Path]:
+    """The files of a whole folder (see `damage`) whose names begin so, in the order of their names."""
+    return [folder / name for name in sorted(_read_seal(folder)) if name.startswith(under)]
 
 
 def file_digest(path: Path) -> str:
@@ -78,7 +84,10 @@ def _lines(sums: Mapping[str, str]) -> str:
     return "".join(f"{digest}  {name}\n" for name, digest in sums.items())
 
 
-def _damage_of(path: Path, digest: str) -> str | None:
+def _damage_of(folder: Path, name: str, digest: str) -> str | None:
+    path = folder / name
+    if path.resolve() != folder.resolve() / name:
+        return "is a link, or outside the folder"
     try:
         return None if file_digest(path) == digest else "is not what was written"
     except PermissionError:
