@@ -54,6 +54,7 @@ def test_what_is_no_folder_is_refused(tmp_path: Path):
     [
         ('{"model_type": "qw', "not readable as JSON"),
         ("\x00", "not readable as JSON"),
+        ("[" * 100_000, "not readable as JSON: it is nested too deep"),
         ("[]", "must hold a JSON object, holds list"),
         ("{}", "has no model_type"),
     ],

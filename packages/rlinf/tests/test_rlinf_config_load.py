@@ -116,6 +116,35 @@ def test_what_is_no_recipe_is_refused(recipe, text: str, expected: str):
     assert message(recipe(text)).startswith(expected)
 
 
+BOMBS = {
+    "list": "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
+    + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 15)),
+    "mapping": "a0: &a0 {x: 1, y: 2}\n"
+    + "".join(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}\n" for i in range(1, 19)),
+    "merge": "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: *a{i - 1}, k{i}: 1}}\n" for i in range(1, 400)),
+    "endless": "a: &a\n  <<: *a\n",
+    "brackets": "a: " + "[" * 100_000,
+    "braces": "a: " + "{b: " * 100_000,
+    "number": "a: " + "9" * 100_000,
+    "hexadecimal": "a: 0x" + "f" * 100_000,
+    "base 60": "a: !!int " + ":".join(["59"] * 20_000),
+    "boolean": "a: !!bool word\n",
+    "time": "a: !!timestamp word\n",
+    "key": "? [a]\n: 1\n",
+    "bytes": "a: 1\n# " + "x" * (1 << 20),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_unfolds_to_more_than_any_recipe_has_is_refused_on_one_line(recipe, name: str):
+    text = message(recipe(BOMBS[name]))
+    assert text.startswith("mine.yaml:") and max(map(len, text.splitlines())) < 200
+
+
+def test_a_time_is_text_and_no_number_to_the_base_of_60():
+    assert parse_file("a: 1:30\nb: 0x1f\nc: 010\nd: -7\n", "x").values == {"a": "1:30", "b": 31, "c": 8, "d": -7}
+
+
 # -- finding and extending -----------------------------------------------------------------------------------------
 
 

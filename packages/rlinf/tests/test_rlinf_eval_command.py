@@ -110,8 +110,7 @@ def test_wrong_names_and_rewards_say_what_is_near(refused):
         (
             "gsm8k=gsm8k.jsonl --model model --max_new_tokens 500",
             "GSM8K: 3 of 3 prompts are longer than 12 tokens (up to 90); the model has 512 positions and "
-            "max_new_tokens=500 are kept free, the first at {}/gsm8k.jsonl:1\nhint: allow them with "
-            "--max_prompt_tokens 90, or use --",
+            "max_new_tokens=500 are kept free, the first at {}/gsm8k.jsonl:1\nhint: use fewer new tokens, or use --",
         ),
         (
             "gsm8k=gsm8k.jsonl --model model --max_new_tokens 16 --prompt_format chat",

@@ -35,6 +35,26 @@ def test_json_is_an_array_or_lines(tmp_path: Path, text: str):
     assert values(file) == ROWS
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+@pytest.mark.parametrize("text", [json.dumps(ROWS), "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)])
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, encoding: str, suffix: str, text: str):
+    if suffix == ".jsonl" and text.startswith("["):
+        return
+    file = tmp_path / f"rows{suffix}"
+    mark = "" if encoding == "utf-8-sig" else "\ufeff"
+    file.write_bytes((mark + text).encode(encoding))
+    assert values(file) == ROWS
+    file.write_bytes((mark + "\r\n" + text.replace("\n", "\r\n")).encode(encoding))
+    assert values(file) == ROWS
+
+
+def test_files_with_byte_order_marks_that_were_joined_are_read(tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"".join((json.dumps(row) + "\n").encode("utf-8-sig") for row in ROWS))
+    assert values(file) == ROWS
+
+
 def test_csv_with_line_breaks_in_cells(tmp_path: Path):
     file = tmp_path / "rows.csv"
     file.write_bytes(b'\xef\xbb\xbfquestion,answer\r\na,1\r\n"b\nc","x, y"\r\n\r\nd\r\ne,2\r\n')

@@ -21,6 +21,10 @@ MAX_VALUES = 1_000_000
 """Most values of a file: more than any problem has. A few lines of YAML that refer to one another can unfold to
 billions."""
 
+MAX_BYTES = 64 << 20
+MAX_DIGITS = 100
+"""Most characters of a whole number; Python takes quadratic time for long ones and refuses to print them."""
+
 _FLOAT = re.compile(
     r"[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF))$|\.(?:nan|NaN|NAN)$"
 )
@@ -37,7 +41,9 @@ def read_problem(path: str | Path) -> Problem:
     if path.suffix not in SUFFIXES:
         raise ProblemError(f"{path}: the name of a problem file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     try:
-        text = path.read_text(encoding="utf-8")
+        if (num_bytes := path.stat().st_size) > MAX_BYTES:
+            raise ProblemError(f"{path}: has {num_bytes:,} bytes; a problem file has at most {MAX_BYTES:,}")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as e:
         raise ProblemError(f"{path}: not UTF-8 text: {e.reason} at byte {e.start}") from e
     except OSError as e:
@@ -91,6 +97,8 @@ def _yaml(text: str) -> Any:
         raise ProblemError("problem is not valid YAML: it is nested too deep") from None
     except SchedError:
         raise
+    except (KeyError, AttributeError, TypeError) as e:  # of PyYAML, for `!!bool word` and the like
+        raise ProblemError(f"problem is not valid YAML: {e!r}") from e
     except ValueError as e:  # a number that YAML's form allows and Python does not
         raise ProblemError(f"problem is not valid YAML: {e}") from e
 
@@ -103,6 +111,9 @@ def _refuse_duplicates(yaml: Any, root: Any) -> None:
         num_values += 1
         if depth > MAX_DEPTH or num_values > MAX_VALUES:
             raise ProblemError(f"problem, line {node.start_mark.line + 1}: nested too deep; does it refer to itself?")
+        is_int = isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:int"
+        if is_int and (len(node.value) > MAX_DIGITS or ":" in node.value):
+            raise ProblemError(f"problem, line {node.start_mark.line + 1}: {node.value!r:.60} is no whole number")
         if isinstance(node, yaml.SequenceNode):
             waiting += [(entry, depth + 1) for entry in node.value]
         if not isinstance(node, yaml.MappingNode):

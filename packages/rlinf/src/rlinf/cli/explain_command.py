@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rlinf.config.json_file import read_json
 from rlinf.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,9 +112,14 @@ def _seen_elsewhere(folder: Path, snapshot: Snapshot) -> list[Seen]:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_json(folder / "manifest.json")
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} is not the folder of a run: it has no manifest.json") from None
+    except ValueError as error:
+        raise UserError(f"{folder / 'manifest.json'} is not JSON: {error}") from error
+    if not isinstance(manifest, dict) or not manifest.get("sessions"):
+        raise UserError(f"{folder / 'manifest.json'} names no session of a run; was it edited?")
+    return manifest
 
 
 def _ended(folder: Path, manifest: dict[str, Any]) -> str:
@@ -139,6 +144,6 @@ def _ended(folder: Path, manifest: dict[str, Any]) -> str:
         failure = "\n".join(map(printable, str(session["failure"]).splitlines()))
         return f"the run in {folder} ended {session['ended']}: {failure}{more}"
     if (folder / RESULT).is_file():
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        result = read_json(folder / RESULT)
         return f"the run in {folder} is finished after {result['num_steps']} steps, since {session['ended']}"
     return f"the run in {folder} ended {session['ended']}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from rlinf.cli.table import aligned
+from rlinf.config.json_file import read_json
 from rlinf.errors import UserError
+
+HINT = "a finished run writes it whole; was it edited?"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -32,12 +34,17 @@ def _row(path: Path) -> tuple[str, ...]:
         what = "holds no result.json" if path.is_dir() else "is not a folder"
         raise UserError(f"{path} {what}", hint="give the folders of runs that have finished")
     try:
-        result = json.loads(file.read_text(encoding="utf-8"))
+        return _cells(path.name, read_json(file))
     except ValueError as error:
-        raise UserError(f"{file}: not JSON: {error}", hint="a finished run writes it whole; was it edited?") from error
+        raise UserError(f"{file}: not JSON: {error}", hint=HINT) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file}: not what a run writes: {error!r}", hint=HINT) from error
+
+
+def _cells(name: str, result: dict[str, Any]) -> tuple[str, ...]:
     stages = sorted(result["stage_seconds"].items(), key=lambda item: -item[1])
     return (
-        path.name,
+        name,
         result["score"],
         _show(result["before"], result["score_is_share"]),
         _show(result["after"], result["score_is_share"]),

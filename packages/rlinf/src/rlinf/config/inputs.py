@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from rlinf.config.json_file import read_json
 from rlinf.errors import UserError
 
 INDEX = "model.safetensors.index.json"
@@ -56,10 +57,7 @@ def check_model_folder(path: Path, *, key: str = "model.path") -> None:
 
 
 def _check_model_config(file: Path) -> None:
-    try:
-        parsed = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: not readable as JSON: {error}") from error
+    parsed = _settings(file)
     if not isinstance(parsed, dict):
         raise UserError(f"{file}: must hold a JSON object, holds {type(parsed).__name__}")
     if not isinstance(parsed.get("model_type"), str):
@@ -68,11 +66,18 @@ def _check_model_config(file: Path) -> None:
         )
 
 
+def _settings(file: Path) -> Any:
+    try:
+        return read_json(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: not readable as JSON: {error}") from error
+
+
 def own_code(folder: Path) -> str | None:
     """The file of a model's folder that names code in it (`auto_map`) and what for; None: no file does."""
     for name in ("config.json", "tokenizer_config.json"):
         file = folder / name
-        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        settings = _settings(file) if file.is_file() else {}
         if isinstance(settings, dict) and settings.get("auto_map"):
             named = settings["auto_map"]
             return f"{name} names code in the folder (auto_map: {', '.join(named)})"
@@ -86,9 +91,9 @@ def _check_own_code(folder: Path, key: str) -> None:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    kind = _settings(folder / "config.json")["model_type"]
     file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    settings = _settings(file) if file.is_file() else {}
     has_tokenizer = not settings.get("auto_map") or hasattr(transformers, str(settings.get("tokenizer_class")))
     if kind in CONFIG_MAPPING_NAMES and has_tokenizer:
         return
@@ -111,7 +116,7 @@ def _check_weights(folder: Path, key: str) -> None:
         return
     files: dict[str, set[str]] = {}
     try:
-        for tensor, name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
+        for tensor, name in read_json(index)["weight_map"].items():
             files.setdefault(str(name), set()).add(tensor)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{key}: {index} is not an index of weights: {error!r}", hint=HINT) from error

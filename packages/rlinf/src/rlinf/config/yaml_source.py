@@ -35,20 +35,68 @@ the section's."""
 
 MAX_DEPTH = 20
 """Deeper than any recipe; only a file that refers to itself gets there."""
+MAX_VALUES = 20_000
+"""More than any recipe has. A few lines whose aliases refer to one another can unfold to billions."""
+MAX_BYTES = 1 << 20
+"""More than any recipe has."""
+MAX_DIGITS = 100
+"""More than any whole number of a recipe has; Python takes quadratic time for long ones, and refuses to print them."""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with YAML 1.2's numbers."""
+    """PyYAML's safe loader with YAML 1.2's numbers, and with bounds on what a short text can unfold to."""
+
+    def __init__(self, text: str) -> None:
+        self._depth = 0
+        super().__init__(text)
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._depth += 1
+        if self._depth > MAX_DEPTH + 1:
+            raise yaml.MarkedYAMLError(
+                problem=f"nested more than {MAX_DEPTH} deep", problem_mark=self.peek_event().start_mark
+            )
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Puts what `<<` names in its place, the innermost first."""
+        num_values = len(node.value)
+        for name, value in node.value:
+            if name.tag != "tag:yaml.org,2002:merge":
+                continue
+            for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if isinstance(merged, yaml.MappingNode):
+                    self.flatten_mapping(merged)
+                    num_values += len(merged.value)
+                if num_values > MAX_VALUES:
+                    raise yaml.MarkedYAMLError(problem=_TOO_MANY, problem_mark=node.start_mark)
+        super().flatten_mapping(node)
 
 
+_TOO_MANY = f"unfolds to more than {MAX_VALUES:,} values; do its aliases (&, *) repeat one another?"
+
+
+def _int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    if len(text) > MAX_DIGITS or ":" in text:
+        raise ValueError(f"{describe(text)} is no whole number of at most {MAX_DIGITS} digits")
+    return loader.construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _int)
 _Loader.yaml_implicit_resolvers = {
     letter: [
         (tag, pattern)
         for tag, pattern in resolvers
-        if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+        if tag not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
     ]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_INT = re.compile(r"^[-+]?(?:0b[01_]+|0[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))  # no 1:30, which was 90
 
 
 class _ValueLoader(_Loader):
@@ -110,6 +158,8 @@ def parse_file(text: str, shown: str) -> Tree:
         raise UserError(f"{place}: not valid YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{shown}: not valid YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise UserError(f"{shown}: its aliases refer to one another without an end") from error
     except UserError:
         raise  # which is a ValueError, too
     except ValueError as error:  # a date or number that YAML's form allows and Python does not
@@ -125,6 +175,8 @@ def read_file(file: Path, *, named_by: str = "", hint: str | None = None) -> Tre
     Raises: UserError.
     """
     try:
+        if (num_bytes := file.stat().st_size) > MAX_BYTES:
+            raise UserError(f"{named_by}{file}: has {num_bytes:,} bytes; a file of settings has at most {MAX_BYTES:,}")
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{named_by}{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
@@ -146,6 +198,8 @@ def parse_value(text: str) -> Any:
         raise ValueError(str(error.problem or error.context)) from error
     except yaml.YAMLError as error:
         raise ValueError(str(error).splitlines()[0]) from error
+    except RecursionError as error:
+        raise ValueError("its aliases refer to one another without an end") from error
 
 
 def dump(values: Mapping[str, Any]) -> str:
@@ -212,6 +266,8 @@ def _merge_into(values: dict[str, Any], over: Mapping[str, Any], places: dict[Ke
 
 
 def _value(loader: _Loader, node: yaml.Node, key: Key, shown: str, places: dict[Key, str]) -> Any:
+    if len(places) > MAX_VALUES:
+        raise UserError(f"{shown}:{node.start_mark.line + 1}: {_TOO_MANY}")
     if len(key) > MAX_DEPTH:
         raise UserError(
             f"{shown}:{node.start_mark.line + 1}: nested more than {MAX_DEPTH} deep; does it refer to itself?"
@@ -221,8 +277,10 @@ def _value(loader: _Loader, node: yaml.Node, key: Key, shown: str, places: dict[
         loader.flatten_mapping(node)
         values: dict[str, Any] = {}
         for name_node, value_node in node.value:
-            name = loader.construct_object(name_node, deep=True)
             line = name_node.start_mark.line + 1
+            if not isinstance(name_node, yaml.ScalarNode):
+                raise UserError(f"{shown}:{line}: a key must be text, this is a list or a mapping")
+            name = _scalar(loader, name_node, shown)
             if not isinstance(name, str):
                 raise UserError(f"{shown}:{line}: a key must be text, this is {describe(name)}; put it in quotes")
             places[(*key, name)] = f"{shown}:{line}"
@@ -232,7 +290,14 @@ def _value(loader: _Loader, node: yaml.Node, key: Key, shown: str, places: dict[
         for i, entry in enumerate(node.value):
             places[(*key, i)] = f"{shown}:{entry.start_mark.line + 1}"
         return [_value(loader, entry, (*key, i), shown, places) for i, entry in enumerate(node.value)]
-    return loader.construct_object(node, deep=True)
+    return _scalar(loader, node, shown)
+
+
+def _scalar(loader: _Loader, node: yaml.Node, shown: str) -> Any:
+    try:
+        return loader.construct_object(node)
+    except (KeyError, AttributeError, TypeError) as error:  # of PyYAML, for `!!bool word` and the like
+        raise UserError(f"{shown}:{node.start_mark.line + 1}: {node.value!r:.80} is no {node.tag}") from error
 
 
 def _refuse_duplicates(node: yaml.MappingNode, shown: str) -> None:

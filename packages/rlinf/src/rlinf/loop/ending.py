@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 from rlinf.config.common import RunConfig
+from rlinf.config.json_file import read_json
 from rlinf.run_folder.folder import RESULT, resume_command
 
 
@@ -29,7 +29,7 @@ def reasons_to_end(
 def how_to_go_on(run: RunConfig, path: Path) -> str | None:
     """What to tell about a run that has ended, by its result.json, and has nothing left to do; None: it has."""
     try:
-        result = json.loads((path / RESULT).read_text(encoding="utf-8"))
+        result = read_json(path / RESULT)
         step, score, training_s = result["num_steps"], result["after"], result["training_s"]
         name = str(result.get("score", "score"))
     except (OSError, ValueError, KeyError, TypeError):

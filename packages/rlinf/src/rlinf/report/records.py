@@ -166,6 +166,6 @@ def _text(path: Path) -> str:
 def _mapping(text: str, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
         value = parse(text)
-    except (ValueError, yaml.YAMLError):
+    except (ValueError, RecursionError, yaml.YAMLError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from rlinf.config.json_file import read_json
 from rlinf.errors import UserError
 from rlinf.run_folder.rows import to_json, write_file
 from rlinf_workers.launcher.credentials import credentials
@@ -37,7 +37,7 @@ class Manifest:
     def read(cls, folder: Path, *, what: str) -> Manifest:
         """That of an earlier `what`, a run or an evaluation. Raises: UserError where there is none."""
         try:
-            return cls(folder, json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+            return cls(folder, read_json(folder / "manifest.json"))
         except FileNotFoundError as error:
             raise UserError(
                 f"there is no {what} to resume in {folder}: it has no manifest.json",

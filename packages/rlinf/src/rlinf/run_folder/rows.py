@@ -93,7 +93,7 @@ def _whole_rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # a power cut can leave zeros in the middle of a file
         if isinstance(row, dict):
             yield line, row

@@ -185,17 +185,16 @@ def fit_prompts(
         return Sifted(problems=fitting, num_found=0, notes=())
     counts = f"{num_long} of {len(problems)} prompts are longer than {max_prompt_tokens} tokens (up to {max(lengths)})"
     text = f"{what}: {counts}{reason}"
+    allow = "use fewer new tokens" if reason else f"allow them with --{limit_key} {max(lengths)}"
     if long_prompts == "stop":
         first = next(problem for problem, length in zip(problems, lengths, strict=True) if length > max_prompt_tokens)
         raise UserError(
             f"{text}, the first at {first.place or 'number 1'}",
-            hint=f"allow them with --{limit_key} {max(lengths)}, or use --{key} drop (without these problems) or "
+            hint=f"{allow}, or use --{key} drop (without these problems) or "
             "keep_end (the beginning of the prompt is cut off); either is counted",
         )
     if long_prompts == "keep_end":
         return Sifted(problems=list(problems), num_found=num_long, notes=(f"{text}; their beginnings were cut off",))
     if not fitting:
-        raise UserError(
-            f"{text}, so none is left with {key}=drop", hint=f"allow them with --{limit_key} {max(lengths)}"
-        )
+        raise UserError(f"{text}, so none is left with {key}=drop", hint=allow)
     return Sifted(problems=fitting, num_found=num_long, notes=(f"{text}; these problems were dropped",))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,13 +84,32 @@ def listed(names: Any) -> str:
 
 def _json_rows(path: Path) -> Iterator[Row | BadRow]:
     with path.open("rb") as file:
-        if path.suffix == ".json" and file.read(1 << 12).lstrip()[:1] == b"[":
-            yield from _array_rows(path)
+        head = file.read(1 << 12)
+    try:
+        is_array = path.suffix == ".json" and head.decode(_encoding(head), "ignore").lstrip()[:1] == "["
+        if is_array:
+            yield from _array_rows(path, _encoding(head))
             return
-        file.seek(0)
-        lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+        lines = ((number, line) for number, line in enumerate(_lines(path, _encoding(head)), start=1) if line.strip())
         for number, (line_number, line) in enumerate(lines, start=1):
             yield _json_row(line.rstrip(b"\r\n"), number, f"{path}:{line_number}")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not {error.encoding} text: {error.reason} at byte {error.start}") from error
+
+
+def _encoding(head: bytes) -> str:
+    """By the byte order mark, with which editors of Windows begin a file."""
+    return "utf-16" if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"
+
+
+def _lines(path: Path, encoding: str) -> Iterator[bytes]:
+    """Lines in UTF-8, without byte order marks; files that were joined have them in the middle."""
+    if encoding == "utf-16":
+        with path.open(encoding=encoding) as text:
+            yield from (line.removeprefix("\ufeff").encode() for line in text)
+        return
+    with path.open("rb") as file:
+        yield from (line.removeprefix(BOM_UTF8) for line in file)
 
 
 def _json_row(line: bytes, number: int, place: str) -> Row | BadRow:
@@ -103,9 +123,9 @@ def _json_row(line: bytes, number: int, place: str) -> Row | BadRow:
     return _checked(values, number, place)
 
 
-def _array_rows(path: Path) -> Iterator[Row | BadRow]:
+def _array_rows(path: Path, encoding: str) -> Iterator[Row | BadRow]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding=encoding))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: begins like a JSON array and is none: {error}") from error
     for number, value in enumerate(values, start=1):
