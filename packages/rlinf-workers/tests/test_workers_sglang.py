@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -173,7 +174,7 @@ def test_an_offload_on_cpu_slots_pauses_what_is_under_way_and_asks_for_no_memory
             asked.append(work.__name__)
             work.close()
 
-    engine = object.__new__(SGLangEngine)
+    engine: Any = object.__new__(SGLangEngine)
     engine._server, engine._room, engine._lost = Server(), Room(1000, None), None
     engine._gives_memory_back, engine._is_away, engine._waits = gives_back, False, False
     if is_busy:

@@ -105,8 +105,9 @@ def kept_state(config: Any) -> str | None:
     """What an architecture keeps of earlier tokens other than keys and values of each; None: nothing."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 
-    name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
-    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    name = model_class.__name__
+    if getattr(model_class, "_is_stateful", False):
         return f"{name} keeps a recurrent state"
     kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers})
     states = [kind for kind in kinds if kind.startswith("LinearAttention")]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,14 @@ from rlinf.cli.table import aligned
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import Override, parse_overrides
 from rlinf.errors import UserError
+from rlinf.machine_load import LoadMeter, OtherLoad
 
 if TYPE_CHECKING:
+    from rlinf_sched.problem import Problem
     from rlinf_workers.profiling import Measured
 
+MAX_SPREAD = 0.2
+"""Median distance of repeats from their median, from which on a time is called disturbed."""
 MODE = Override(key=("mode",), text="auto")
 
 
@@ -53,11 +59,37 @@ def run(args: argparse.Namespace) -> int:
             command=["rlinf", *args.arguments],
             keep_checkpoints=1,
         )
-        with folder:
+        with folder, LoadMeter() as meter:
             measured = jobs.measure(job, folder)
-    output.write_text(measured.problem.to_json(), encoding="utf-8")
+    notes = disturbances(measured, meter.load)
+    output.write_text(with_notes(measured.problem, notes).to_json(), encoding="utf-8")
     print(f"\n{profile_table(measured)}\nprofile: {output}")
+    for note in notes:
+        print(f"note: {note}")
     return 0
+
+
+def disturbances(measured: Measured, load: OtherLoad | None) -> list[str]:
+    """Why times may be other than on a quiet machine."""
+    notes = [load.note] if load is not None and load.note is not None else []
+    for (stage, num_ranks), fit in measured.fits.items():
+        if fit.spread > MAX_SPREAD:
+            notes.append(
+                f"repeats of {stage} on {num_ranks} rank{'s' if num_ranks > 1 else ''} differ by {fit.spread:.0%} from "
+                "their median, so something disturbed them; measure again when the machine is quiet"
+            )
+    return notes
+
+
+def with_notes(problem: Problem, notes: Sequence[str]) -> Problem:
+    """The same with the notes behind the source of each stage's times, which plans show."""
+    if not notes:
+        return problem
+    stages = {
+        name: replace(profile, source="; ".join([profile.source, *notes]))
+        for name, profile in problem.profiles.stages.items()
+    }
+    return replace(problem, profiles=replace(problem.profiles, stages=stages))
 
 
 def profile_table(measured: Measured) -> str:
