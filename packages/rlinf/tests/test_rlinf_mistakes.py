@@ -236,7 +236,7 @@ MISTAKES = [
     ),
     Mistake(
         line=GSM8K + " --task.prompt_field queston",
-        says="--task.prompt_field: task.prompt_template='{question}\\n\\nThink it through step by step;",
+        says="hint: say which columns of the file hold problem and answer: --task.prompt_field question",
     ),
     Mistake(
         line=GSM8K + " --task.prompt_template {queston}",

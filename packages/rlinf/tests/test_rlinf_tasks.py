@@ -90,6 +90,35 @@ def test_a_file_without_a_good_row_is_refused(files):
         task(files("empty.jsonl", []), path)
 
 
+@pytest.mark.parametrize(
+    ("row", "flags"),
+    [
+        ({"prompt": "p", "completion": "c"}, "--task.prompt_field prompt --task.answer_field completion"),
+        (
+            {"Problem": "p", "id": 1, "Ground_Truth": "c"},
+            "--task.prompt_field Problem --task.answer_field Ground_Truth",
+        ),
+        ({"question": "p", "final_answer": "c", "id": 3}, "--task.answer_field final_answer"),
+        ({"answer": "p", "q": "c"}, "--task.prompt_field q"),
+        ({"a": "p", "b": "c", "c": "d"}, "--task.prompt_field COLUMN --task.answer_field COLUMN"),
+        ({"data": [{"question": "p", "answer": "c"}]}, None),
+    ],
+)
+def test_columns_with_other_names_are_named_in_the_hint(files, row: dict[str, Any], flags: str | None):
+    path = files("train.jsonl", [row, row])
+    with pytest.raises(UserError) as caught:
+        load_problems(path, Columns(question="question", answer="answer"), str, on_bad_row="stop")
+    said = f"say which columns of the file hold problem and answer: {flags}" if flags else "mend the file, or leave"
+    assert caught.value.hint is not None and caught.value.hint.startswith(said)
+
+
+def test_a_template_takes_question_for_a_column_of_any_name(files):
+    train = files("train.jsonl", [{"my problem": "1+1", "answer": "2"}])
+    test = files("test.jsonl", [{"my problem": "1+2", "answer": "3"}])
+    made = task(train, test, prompt_field="my problem", prompt_template="Q: {question} {{}}")
+    assert made.train_problem(0).prompt == "Q: 1+1 {}"
+
+
 # -- the stream ----------------------------------------------------------------------------------------------------
 
 

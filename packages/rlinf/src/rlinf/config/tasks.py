@@ -54,7 +54,8 @@ class FilesTask(_Task):
     answer_field: str = Field(default="answer", description="Field of a row that holds the reference answer.")
     prompt_template: str = Field(
         default="{question}\n",
-        description="Prompt given to the model, instruction included, with {prompt_field} where the problem goes.",
+        description="Prompt given to the model, instruction included, with {question}, or the prompt_field in braces, "
+        "where the problem goes.",
     )
     prompt_format: Literal["auto", "plain", "chat"] = Field(
         default="auto",
@@ -98,7 +99,7 @@ def chat_conflicts(system_prompt: str | None, chat_options: Mapping[str, object]
 def template_conflicts(template: str, field: str, key: str, field_key: str) -> Iterator[Conflict]:
     """Whether a template has a place for the problem and no other brace."""
     wanted = "{" + field + "}"
-    rest = template.replace(wanted, "")
+    rest = template.replace(wanted, "").replace("{question}", "")
     if rest == template or "{" in rest.replace("{{", "") or "}" in rest.replace("}}", ""):
         yield Conflict(
             keys=(key, f"{key.rpartition('.')[0]}.{field_key}".lstrip(".")),

@@ -113,7 +113,7 @@ def _benchmark(
     template = benchmark.template or (known.template if known else PLAIN_TEMPLATE)
     loaded = load_problems(
         benchmark.file,
-        _reader(benchmark, known),
+        _reader(name, benchmark, known),
         template_of(template, "question"),
         on_bad_row=config.on_bad_row,
         bad_row_key="on_bad_row",
@@ -176,7 +176,11 @@ def _check_reward(name: str, reward: RewardSpec, problems: Sequence[Problem]) ->
     return []
 
 
-def _reader(benchmark: BenchmarkConfig, known: PublishedSet | None) -> QuestionReader:
+def _reader(name: str, benchmark: BenchmarkConfig, known: PublishedSet | None) -> QuestionReader:
     if known is not None and benchmark.question_field is None and benchmark.answer_field is None:
         return known.read
-    return Columns(question=benchmark.question_field or "question", answer=benchmark.answer_field or "answer")
+    return Columns(
+        question=benchmark.question_field or "question",
+        answer=benchmark.answer_field or "answer",
+        keys=(f"benchmarks.{name}.question_field", f"benchmarks.{name}.answer_field"),
+    )

@@ -22,8 +22,8 @@ BATCH = 512
 
 
 def template_of(template: str, field: str) -> Callable[[str], str]:
-    """Fills `{field}` of a plain template; doubled braces stand for single ones."""
-    return lambda text: template.format(**{field: text})
+    """Fills `{question}`, or `{field}`, of a plain template; doubled braces stand for single ones."""
+    return lambda text: template.format_map({"question": text, field: text})
 
 
 def has_chat_template(tokenizer: Any) -> bool:

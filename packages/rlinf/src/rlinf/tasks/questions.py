@@ -19,6 +19,12 @@ from rlinf.tasks.row_files import BadRow, Row, listed, read_rows
 MAX_SHOWN = 5
 """Bad rows in one message."""
 
+USUAL_NAMES = (
+    ("prompt", "question", "problem", "query", "instruction", "input", "text"),
+    ("answer", "ground_truth", "solution", "completion", "response", "output", "target", "label", "reference"),
+)
+"""Of the columns of problem and answer, the commonest first."""
+
 
 class RowError(ValueError):
     """What is wrong with a row; `load_problems` adds the place."""
@@ -44,6 +50,8 @@ class Columns:
     answer: str
     needs_number: bool = False
     """The answer has to hold a number, as GSM8K's `#### 42`."""
+    keys: tuple[str, str] = ("task.prompt_field", "task.answer_field")
+    """The settings that name the two columns."""
 
     def __call__(self, values: Mapping[str, Any]) -> Question:
         missing = [name for name in (self.question, self.answer) if name not in values]
@@ -53,6 +61,22 @@ class Columns:
         if self.needs_number:
             check_number(answer, self.answer)
         return Question(text=question, answer=answer)
+
+    def hint(self, values: Mapping[str, Any]) -> str | None:
+        """How to read a row whose columns have other names; None where both are there."""
+        names = {str(name): str(name).casefold() for name in values if name not in (self.question, self.answer)}
+        flags = []
+        for key, column, usual in zip(self.keys, (self.question, self.answer), USUAL_NAMES, strict=True):
+            if column in values:
+                continue
+            likely = [name for word in usual for name in names if names[name] == word]
+            likely += [name for name in names if any(word in names[name] for word in usual)]
+            likely += list(names)[:1] if len(names) == 1 else []
+            flags.append(f"--{key} {names and (likely or ['COLUMN'])[0]}")
+            names = {name: folded for name, folded in names.items() if name not in likely[:1]}
+        if not flags or len(values) < 2:
+            return None
+        return f"say which columns of the file hold problem and answer: {' '.join(flags)}"
 
 
 def load_problems(
@@ -73,21 +97,24 @@ def load_problems(
     """
     problems: list[Problem] = []
     bad: list[BadRow] = []
+    first: Row | None = None
     for row in read_rows(path):
+        first = row if first is None and isinstance(row, Row) else first
         found = row if isinstance(row, BadRow) else _problem(row, read, to_prompt)
         if isinstance(found, Problem):
             problems.append(found)
         else:
             bad.append(found)
+    hint = read.hint(first.values) if isinstance(read, Columns) and first is not None and not problems else None
     if bad and on_bad_row == "stop":
         more = [f"and {len(bad) - MAX_SHOWN} more bad rows in that file"] if len(bad) > MAX_SHOWN else []
         raise UserError(
             "\n".join([*map(str, bad[:MAX_SHOWN]), *more]),
-            hint=f"mend the file, or leave bad rows out and count them with --{bad_row_key} skip",
+            hint=hint or f"mend the file, or leave bad rows out and count them with --{bad_row_key} skip",
         )
     if not problems:
-        first = f"; all {len(bad)} rows are bad, the first: {bad[0]}" if bad else ""
-        raise UserError(f"{path}: holds no problem{first}", hint="is it the right file?")
+        why = f"; all {len(bad)} rows are bad, the first: {bad[0]}" if bad else ""
+        raise UserError(f"{path}: holds no problem{why}", hint=hint or "is it the right file?")
     notes = (f"{path}: {len(bad)} bad rows were skipped, the first is {bad[0]}",) if bad else ()
     return Sifted(problems=problems, num_found=len(bad), notes=notes)
 
