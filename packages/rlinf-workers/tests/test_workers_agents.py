@@ -52,6 +52,18 @@ def spec_of(folder, rank=0, **more):
     return WorkerSpec(identity=identity, worker_class=Where, log_path=folder / f"{identity.name}.log", **more)
 
 
+def test_an_agent_says_whether_a_silent_worker_runs(tmp_path):
+    with launched(lambda: ProcessAgents(heartbeat_timeout_s=2.0)) as launcher:
+        handle = launcher.start(spec_of(tmp_path, node=1))
+        pid = handle.call("process_id").result(START_S)
+        handle.call("sleep_holding_the_interpreter", 5).result(START_S)
+        assert not launcher.lost.done()
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(WorkerLost, match="silent after 2 s; killed"):
+            launcher.lost.result(timeout=START_S)
+        assert_gone([pid])
+
+
 FAST = (check_calls, check_deaths, check_shutdown)
 
 

@@ -62,6 +62,22 @@ def test_a_frozen_worker_counts_as_lost(tmp_path):
         assert_gone([pid])
 
 
+def test_a_worker_whose_heartbeat_cannot_run_is_not_lost(tmp_path, caplog):
+    """One call keeps the interpreter for three times the limit. Stopped, the worker is lost as ever."""
+    with launched(lambda: LocalLauncher(heartbeat_timeout_s=2.0)) as launcher:
+        (handle,) = start(launcher, tmp_path).handles
+        pid = handle.call("process_id").result(600)
+        handle.call("sleep_holding_the_interpreter", 6).result(600)
+        assert handle.call("process_id").result(600) == pid
+        assert not launcher.lost.done()
+        assert caplog.text.count("worker fault/0 has sent no heartbeat for 2 s, but its process runs") == 1
+        handle.call("sleep_holding_the_interpreter", 600)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(WorkerLost, match="silent after 2 s; killed"):
+            launcher.lost.result(timeout=600)
+        assert_gone([pid])
+
+
 def test_a_class_inside_a_function_is_refused(tmp_path):
     class Hidden(Fault):
         pass

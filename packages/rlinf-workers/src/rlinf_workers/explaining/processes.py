@@ -61,6 +61,13 @@ def started_ticks(pid: int) -> int:
     return stat.started_ticks if stat else 0
 
 
+def is_running(pid: int) -> bool:
+    """Whether the system lets a process run: it is there, and neither stopped nor ended. False where nothing says so,
+    without /proc for example."""
+    stat = _read(pid)
+    return stat is not None and _CONDITIONS.get(stat.letter, "unknown") not in ("stopped", "gone", "unknown")
+
+
 def process_states(records: Sequence[ProcessRecord]) -> dict[str, ProcessState]:
     """Name -> what it is now; takes SAMPLE_S."""
     before = {record.name: _read(record.pid) for record in records}

@@ -23,6 +23,7 @@ from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.line import Line
 from rlinf_workers.addresses import ADDRESS_VARIABLE
 from rlinf_workers.errors import InterpreterRefused
+from rlinf_workers.explaining.processes import is_running
 from rlinf_workers.launcher import agent_messages as messages
 from rlinf_workers.launcher.interpreter_process import InterpreterProcess, kill_with_group
 from rlinf_workers.leftovers import SweptFolder
@@ -108,12 +109,16 @@ class Agent:
         if os.path.isdir(self._settings.folder):
             os.chdir(self._settings.folder)
 
-    def _obey(self, order: messages.StartWorker | messages.KillWorker) -> None:
+    def _obey(self, order: messages.Order) -> None:
         if isinstance(order, messages.StartWorker):
             try:
                 self._start(order)
             except InterpreterRefused as error:
                 self._control.send_bytes(messages.encode(messages.Refused(order.number, str(error))))
+        elif isinstance(order, messages.LookAtWorker):
+            worker = self._workers.get(order.number)
+            runs = worker is not None and is_running(worker.process.pid)
+            self._control.send_bytes(messages.encode(messages.Seen(order.number, runs)))
         elif order.number in self._workers:
             kill_with_group(self._workers[order.number].process)
 

@@ -55,6 +55,12 @@ class KillWorker(msgspec.Struct, tag=True):
     number: int
 
 
+class LookAtWorker(msgspec.Struct, tag=True):
+    """The driver has heard nothing of a worker and wants to know whether its process may run."""
+
+    number: int
+
+
 class Started(msgspec.Struct, tag=True):
     """The process is there."""
 
@@ -69,6 +75,13 @@ class Refused(msgspec.Struct, tag=True):
 
     number: int
     why: str
+
+
+class Seen(msgspec.Struct, tag=True):
+    """What the agent's machine says of a process."""
+
+    number: int
+    is_running: bool
 
 
 class LogBytes(msgspec.Struct, tag=True):
@@ -86,5 +99,7 @@ class Ended(msgspec.Struct, tag=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_order = msgspec.msgpack.Decoder(StartWorker | KillWorker).decode
-decode_report = msgspec.msgpack.Decoder(Started | Refused | LogBytes | Ended).decode
+Order = StartWorker | KillWorker | LookAtWorker
+Report = Started | Refused | Seen | LogBytes | Ended
+decode_order = msgspec.msgpack.Decoder(Order).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode

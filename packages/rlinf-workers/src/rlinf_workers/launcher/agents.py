@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import queue
 import secrets
 import socket
 import sys
@@ -39,6 +40,8 @@ _LOG = logging.getLogger(__name__)
 
 ARRIVAL_TIMEOUT_S = 120.0
 """For what a caller says first, and for an agent to start a process: seconds even on a machine that is very busy."""
+LOOK_TIMEOUT_S = 10.0
+"""For the agent to say whether a silent process runs."""
 KILL_TIMEOUT_S = 10.0
 """For the agent to say that what it was told to kill has ended."""
 FORWARDED = (
@@ -57,6 +60,8 @@ class RemoteProcess:
         self.connected: Future[Connection] = Future()
         """The driver's end of its connection, once it has called."""
         self.started: Future[messages.Started] = Future()
+        self.seen: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """Answers of its agent to the question whether it runs."""
         self.sentinel, self._alive = os.pipe()
         weakref.finalize(self, os.close, self.sentinel)
         self._agent = agent
@@ -67,6 +72,16 @@ class RemoteProcess:
 
     def is_alive(self) -> bool:
         return not self._ended.is_set()
+
+    def is_running(self) -> bool:
+        """As its agent says; False where that does not answer in time."""
+        while not self.seen.empty():  # a late answer to an earlier question
+            self.seen.get()
+        self._agent.send(messages.LookAtWorker(self.number))
+        try:
+            return self.seen.get(timeout=LOOK_TIMEOUT_S)
+        except queue.Empty:
+            return False
 
     def join(self, timeout: float | None = None) -> None:
         """Without a timeout it waits for no longer than a process takes that was killed."""
@@ -115,7 +130,7 @@ class AgentHandle:
             self._processes[process.number] = process
         self.send(order)
 
-    def send(self, order: messages.StartWorker | messages.KillWorker) -> None:
+    def send(self, order: messages.Order) -> None:
         """A broken connection is left to the thread that hears."""
         with self._lock:
             try:
@@ -157,12 +172,14 @@ class AgentHandle:
         except (EOFError, OSError):
             return None
 
-    def _take(self, report: messages.Started | messages.Refused | messages.LogBytes | messages.Ended) -> None:
+    def _take(self, report: messages.Report) -> None:
         process = self._processes.get(report.number)
         if process is None:
             return
         if isinstance(report, messages.Started):
             return process.started.set_result(report)
+        if isinstance(report, messages.Seen):
+            return process.seen.put(report.is_running)
         if isinstance(report, messages.LogBytes):
             return process.add_to_log(report.data)
         with self._lock:

@@ -15,6 +15,7 @@ import socket
 import threading
 from typing import Any
 
+from rlinf_workers.explaining.processes import is_running
 from rlinf_workers.launcher import child
 from rlinf_workers.launcher.base import WorkerSpec
 from rlinf_workers.launcher.credentials import worker_variables
@@ -40,6 +41,9 @@ class LocalProcess:
 
     def is_alive(self) -> bool:
         return self._process.is_alive()
+
+    def is_running(self) -> bool:
+        return is_running(self._process.pid)
 
     def join(self, timeout: float | None = None) -> None:
         self._process.join(timeout)

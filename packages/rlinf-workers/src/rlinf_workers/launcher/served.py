@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import signal
 import threading
 import time
@@ -23,6 +24,8 @@ from rlinf_workers.errors import FlowDefinitionError, RemoteError, SettingsRefus
 from rlinf_workers.launcher import messages
 from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerHandle, WorkerSpec
 from rlinf_workers.launcher.hello import Hello, disagreement
+
+_LOG = logging.getLogger(__name__)
 
 LOG_TAIL_LINES = 20
 STOP_GRACE_S = 3.0
@@ -46,6 +49,10 @@ class ServedProcess(Protocol):
 
     def is_alive(self) -> bool: ...
 
+    def is_running(self) -> bool:
+        """Whether its machine says that it may run: it has not ended and is not stopped. False where nobody says so."""
+        ...
+
     def join(self, timeout: float | None = None) -> None: ...
 
     def kill(self) -> None:
@@ -68,6 +75,8 @@ class ServedWorker:
         self.waits: list[Wait] = []
         self.is_greeted = False
         self.is_ready = False
+        self.was_silent = False
+        """It once sent no heartbeat in time while its process ran."""
         self.end: BaseException | None = None
         self.is_unwanted = False
         """It is killed by us."""
@@ -130,9 +139,10 @@ class ServingLauncher:
     """All of a launcher but what makes a process.
 
     Args:
-        heartbeat_timeout_s: a worker that sends nothing for that long after its start counts as lost. Workers beat
-            once a second from a thread of their own, so only a frozen process (stopped, swapped out, stuck in native
-            code that keeps the interpreter) goes silent.
+        heartbeat_timeout_s: a worker that sends nothing for that long after its start counts as lost, unless its
+            machine says that the process may run. Workers beat once a second from a thread of their own, which a long
+            call of native code or a regular expression keeps from running: such a worker computes, and the deadline of
+            its step decides how long it may. A stopped process, and one whose machine does not answer, is lost.
     """
 
     def __init__(self, *, heartbeat_timeout_s: float) -> None:
@@ -219,6 +229,8 @@ class ServingLauncher:
                 self._read(worker)  # a process that failed says why before it ends
                 if worker.process.sentinel in ready:
                     self._process_ended(worker)
+                elif not ready and worker.is_ready and worker.process.is_running():
+                    self._report_silence(worker, limit_s)
                 elif not ready:
                     worker.process.kill()
                     doing = "silent" if worker.is_ready else "still starting"
@@ -226,6 +238,17 @@ class ServingLauncher:
         except Exception as error:
             self._declare_lost(worker, f"its watcher failed: {type(error).__name__}: {error}")
             raise
+
+    def _report_silence(self, worker: ServedWorker, silent_s: float) -> None:
+        """Says once that a worker computes without a pause for its heartbeat."""
+        if not worker.was_silent:
+            worker.was_silent = True
+            _LOG.warning(
+                "worker %s has sent no heartbeat for %.0f s, but its process runs: one call holds the interpreter. "
+                "The deadline of the step decides; `rlinf explain` shows the call",
+                worker.name,
+                silent_s,
+            )
 
     def _read(self, worker: ServedWorker) -> None:
         """Takes what has come."""

@@ -8,6 +8,7 @@ computes them without any of it.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -134,6 +135,10 @@ class Fault(Worker):
     def sleep(self, seconds: float) -> float:
         time.sleep(seconds)
         return seconds
+
+    def sleep_holding_the_interpreter(self, seconds: int) -> None:
+        """As native code does that does not release the GIL: no other thread of the process runs meanwhile."""
+        ctypes.PyDLL(None).sleep(seconds)
 
     def process_id(self) -> int:
         return os.getpid()

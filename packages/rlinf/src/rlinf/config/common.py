@@ -197,7 +197,10 @@ class RunConfig(Section):
         default=4, ge=0, description="Prompts of a step whose first completion goes to samples.jsonl."
     )
     worker_timeout_s: float = Field(
-        default=60.0, gt=0, description="A worker that gives no sign of life for so long is lost."
+        default=60.0,
+        gt=0,
+        description="Heartbeat timeout in seconds: a worker that is stopped or out of reach for so long is lost. "
+        "One whose process runs is left to step_timeout_s.",
     )
     step_timeout_s: float | None = Field(
         default=None,

@@ -106,7 +106,10 @@ class EvalConfig(EngineConfig):
     max_batch_sequences: int = Field(default=256, ge=1, description="Completions that a device generates at once.")
     max_judge_failures: float = Field(default=0.5, ge=0, le=1, description=MAX_JUDGE_FAILURES)
     worker_timeout_s: float = Field(
-        default=60.0, gt=0, description="A worker that gives no sign of life for so long is lost."
+        default=60.0,
+        gt=0,
+        description="Heartbeat timeout in seconds: a worker that is stopped or out of reach for so long is lost. "
+        "One whose process runs is left to timeout_s.",
     )
     timeout_s: float = Field(
         default=86400.0, gt=0, description="A benchmark that takes longer is given up; --resume goes on with it."
