@@ -11,7 +11,7 @@ from rlinf import jobs
 from rlinf.cli.main import main, make_parser
 from rlinf.config.catalog import shipped_recipes
 from rlinf.config.load import load_config, to_yaml
-from rlinf.errors import RunFailed, Terminated
+from rlinf.errors import RunFailed, Terminated, UserError
 
 # -- the public command line ---------------------------------------------------------------------------------------
 
@@ -235,6 +235,25 @@ def test_a_run_may_be_resumed_with_more_steps(rlinf, monkeypatch: pytest.MonkeyP
     assert rlinf("train", "--resume", "--run.num_steps", "9", "--output", "run").code == 0
     assert rlinf("train", "--resume", "--output", "run").code == 0
     assert steps == [5, 9, 9]
+
+
+def test_a_run_that_is_refused_after_its_folder_was_made_leaves_none(
+    rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(job, folder):
+        raise UserError("the server does not know the project")
+
+    monkeypatch.setattr(jobs, "run", refuse)
+    assert rlinf("train", "sort-grpo", "--output", "run").code == 2
+    assert list(tmp_path.iterdir()) == []
+
+    def refuse_later(job, folder):
+        folder.metrics(0, {"reward/mean": 0.5}, time_s=1.0)
+        refuse(job, folder)
+
+    monkeypatch.setattr(jobs, "run", refuse_later)
+    assert rlinf("train", "sort-grpo", "--output", "run").code == 2
+    assert (tmp_path / "run" / "metrics.jsonl").is_file()
 
 
 def test_a_step_that_asks_problems_more_than_once_says_so(rlinf, monkeypatch: pytest.MonkeyPatch, gsm8k_inputs: Path):

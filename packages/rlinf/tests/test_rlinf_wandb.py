@@ -94,3 +94,28 @@ def test_a_missing_package_is_told_before_anything_starts(monkeypatch, found):
     check_wandb(None)
     with pytest.raises(UserError, match=r"run\.wandb\.project=sorting: wandb is not installed"):
         check_wandb(WandbConfig(project="sorting"))
+
+
+@pytest.mark.parametrize(
+    ("key", "variables", "mode", "passes"),
+    [
+        (None, {}, None, False),
+        (None, {}, "online", False),
+        (None, {"WANDB_MODE": "offline"}, None, True),
+        (None, {}, "offline", True),
+        (None, {"WANDB_API_KEY": "k"}, None, True),
+        ("from netrc", {}, None, True),
+    ],
+)
+def test_a_missing_login_is_told_before_anything_starts(monkeypatch, fake, key, variables, mode, passes):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin="wandb/__init__.py"))
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    sys.modules["wandb"].__dict__["api"] = SimpleNamespace(api_key=key)
+    if passes:
+        check_wandb(WandbConfig(project="sorting", mode=mode))
+        return
+    with pytest.raises(UserError, match=r"run\.wandb\.project=sorting: nobody is logged in.*\n.*wandb login"):
+        check_wandb(WandbConfig(project="sorting", mode=mode))

@@ -89,6 +89,9 @@ def _train(config: Config, path: Path, *, resume: bool, accept: bool, command: l
     try:
         with folder:
             result = jobs.run(job, folder)
+    except UserError:
+        folder.discard()
+        raise
     except KeyboardInterrupt:
         print(f"go on with: {resume_command(path)}", file=sys.stderr)
         raise

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -141,6 +142,12 @@ class RunFolder:
         if self._manifest.values["ended"] is None or failure is not None:
             self._manifest.end_session(failure)
         self._opened.close()
+
+    def discard(self) -> None:
+        """Deletes a new run's folder where the run did not begin: it has no step, no evaluation and no checkpoint."""
+        began = (METRICS, EVALUATIONS, checkpoints.CHECKPOINTS)
+        if self._resumed_from_step is None and not any((self.path / name).exists() for name in began):
+            shutil.rmtree(self.path)
 
     def __enter__(self) -> RunFolder:
         return self

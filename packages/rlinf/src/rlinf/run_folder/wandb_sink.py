@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +16,13 @@ from rlinf.run_folder.rows import to_json, write_file
 if TYPE_CHECKING:
     from rlinf.config.common import WandbConfig
 
+LOGIN_HINT = "log in with `wandb login`, or write to the run folder alone with --run.wandb.mode offline"
 RUN_FILE = "wandb.json"
 """File in the run folder that holds the id of the W&B run, so that a resumed run goes on in the same one."""
 
 
 def check_wandb(settings: WandbConfig | None) -> None:
-    """Raises UserError where W&B is asked for and not installed."""
+    """Raises: UserError where W&B is asked for and not installed, or nobody is logged in."""
     if settings is None:
         return
     spec = importlib.util.find_spec("wandb")
@@ -29,6 +31,21 @@ def check_wandb(settings: WandbConfig | None) -> None:
             f"run.wandb.project={settings.project}: wandb is not installed",
             hint="pip install 'rlinf[wandb]', or leave it out with --run.wandb null",
         )
+    mode = settings.mode or os.environ.get("WANDB_MODE", "online")
+    if mode == "online" and not _has_login():
+        raise UserError(f"run.wandb.project={settings.project}: nobody is logged in to W&B", hint=LOGIN_HINT)
+
+
+def _has_login() -> bool:
+    """Whether W&B has a key: in a variable, or where `wandb login` puts it."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    import wandb  # pyright: ignore[reportMissingImports]
+
+    api = getattr(wandb, "api", None)
+    if not hasattr(api, "api_key"):
+        return True  # a version that says so elsewhere; `wandb.init` decides then
+    return bool(api.api_key)
 
 
 class WandbSink:
@@ -58,7 +75,7 @@ class WandbSink:
         except Exception as error:  # wandb has errors of its own, and lets those of its transport through
             raise UserError(
                 f"run.wandb.project={settings.project}: wandb did not start: {type(error).__name__}: {error}",
-                hint="log in with `wandb login`, or write to the run folder alone with --run.wandb.mode offline",
+                hint=LOGIN_HINT,
             ) from error
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
