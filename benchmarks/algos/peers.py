@@ -430,6 +430,7 @@ def trl_rloo_cases() -> Iterator[tuple[str, Case]]:
 
 
 def trl_controller_cases() -> Iterator[tuple[str, Case]]:
+    from trl.trainer.callbacks import SyncRefModelCallback  # pyright: ignore[reportMissingImports]
     from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     def entropy(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -459,6 +460,18 @@ def trl_controller_cases() -> Iterator[tuple[str, Case]]:
             weights.append(coef)
         return torch.tensor(weights), torch.tensor(theirs)
 
+    def reference(batch: Batch) -> tuple[Tensor, Tensor]:
+        """A model's tensors after its second change; a tensor of the batch stands for them."""
+        policy, theirs, found = batch.proximal, torch.nn.Linear(T, B, bias=False).double(), batch.ref
+        theirs.weight.data = batch.ref.clone()
+        for _ in range(2):
+            trained = torch.nn.Linear(T, B, bias=False).double()
+            trained.weight.data = policy
+            SyncRefModelCallback._sync_target_model(trained, theirs, 0.6)
+            found, policy = ours.mixed_reference(found, policy, 0.6), batch.rollout
+        return found, theirs.weight.data
+
+    yield "reference that follows the policy", reference
     yield "adapted entropy_coef over 12 steps", entropy
 
 

@@ -152,6 +152,12 @@ def test_the_presets_differ_as_their_sources_do():
         ("grpo", {"kl_bias_correction": True}, "kl_bias_correction=true is not used: it belongs to kl_in=loss with"),
         ("grpo", {"entropy_target": 0.0}, "entropy_target=0.0 must be above 0 and finite, or null"),
         ("grpo", {"entropy_coef_step": 0.1}, "entropy_coef_step=0.1 is not used: it belongs to entropy_target, which"),
+        ("grpo", {"router_aux_coef": -1.0}, "router_aux_coef=-1.0 must be at least 0"),
+        (
+            "grpo",
+            {"router_aux_coef": 0.1, "aggregation": "token_sum"},
+            "router_aux_coef=0.1 is a mean, and",
+        ),
         ("grpo", {"proximal_policy": "engine"}, "proximal_policy=engine is not known"),
         (
             "rloo",

@@ -20,6 +20,7 @@ from rlinf_algos import (
     kl_k3,
     kl_k3_plus,
     kl_shaped_rewards,
+    mixed_reference,
     ratio_weighted_kl,
     rewards_at_last_token,
 )
@@ -199,3 +200,15 @@ def test_a_weighted_k3_of_another_policys_samples_is_the_kl_in_value_and_gradien
     torch.testing.assert_close(torch.autograd.grad(on_policy, free, retain_graph=True)[0], slopes[1])
     with pytest.raises(ShapeError, match="kl has shape"):
         ratio_weighted_kl(ref[:2], policy, proximal)
+
+
+def test_a_reference_that_follows_the_policy():
+    old, new = torch.tensor([1.0, -2.0]), torch.tensor([3.0, 2.0])
+    assert mixed_reference(old, new, 0.25).tolist() == [1.5, -1.0]
+    assert torch.equal(mixed_reference(old, new, 1.0), new) and torch.equal(mixed_reference(old, new, 0.0), old)
+    half = mixed_reference(old.bfloat16(), new, 1e-4)
+    assert half.dtype == torch.bfloat16 and half.tolist() == [1.0, -2.0]
+    with pytest.raises(AlgosError, match=r"weight=1\.5 must be between 0\.0 and 1\.0"):
+        mixed_reference(old, new, 1.5)
+    with pytest.raises(ShapeError, match="policy has shape"):
+        mixed_reference(old, new[:1], 0.5)

@@ -114,6 +114,7 @@ def test_signatures_with_defaults():
         "adapted_entropy_coef": "entropy_coef, measured_entropy, *target, *step=0.005, *most=1.0",
         "high_entropy_mask": "entropies, mask, *top_fraction=0.2",
         "sequence_ids_of": "cumulative_lengths, num_positions",
+        "router_balance_loss": "router_logits, *top_k, *mask=None",
         "clipped_value_loss": "values, old_values, returns, mask, *clip=0.2",
         "huber_value_loss": "values, old_values, returns, mask, *delta=10.0, *clip=None",
         "truncated_importance_sampling": (
@@ -141,6 +142,7 @@ def test_signatures_with_defaults():
         "kl_abs": "policy_logprobs, ref_logprobs, mask=None",
         "kl_k1_plus": "policy_logprobs, ref_logprobs, mask=None",
         "kl_k3_plus": "policy_logprobs, ref_logprobs, mask=None, *clamp=None",
+        "mixed_reference": "reference, policy, weight",
         "ratio_weighted_kl": "kl, policy_logprobs, proximal_logprobs, mask=None",
         "rewards_at_last_token": "scores, loss_mask",
         "kl_shaped_rewards": "rewards, kl, kl_coef, loss_mask=None",

@@ -61,6 +61,7 @@ from rlinf_algos.kl import (
     kl_k3,
     kl_k3_plus,
     kl_shaped_rewards,
+    mixed_reference,
     ratio_weighted_kl,
     rewards_at_last_token,
 )
@@ -107,6 +108,7 @@ from rlinf_algos.rewards import (
     score,
     score_all,
 )
+from rlinf_algos.router import router_balance_loss
 from rlinf_algos.value_loss import ValueLoss, clipped_value_loss, huber_value_loss
 
 __all__ = [
@@ -157,6 +159,7 @@ __all__ = [
     "adapted_entropy_coef",
     "high_entropy_mask",
     "sequence_ids_of",
+    "router_balance_loss",
     "ValueLoss",
     "clipped_value_loss",
     "huber_value_loss",
@@ -181,6 +184,7 @@ __all__ = [
     "rewards_at_last_token",
     "kl_shaped_rewards",
     "ratio_weighted_kl",
+    "mixed_reference",
     "adapted_kl_coef",
     "token_mean",
     "token_sum",

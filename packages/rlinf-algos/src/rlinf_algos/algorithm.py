@@ -162,6 +162,8 @@ class Algorithm:
     (Skywork-OR1); the bonus applies while it is not above. null: it stays."""
     entropy_coef_step: float | None = None
     """How far an adapted entropy_coef moves in an optimizer step; it stays between 0 and 1."""
+    router_aux_coef: float = 0.0
+    """Weight of the load-balancing loss of a mixture of experts, over a micro-batch's tokens (arXiv:2101.03961)."""
     value_loss: Literal["clipped", "huber"] | None = None
     """Loss of the critic, where the advantage reads values."""
     value_clip: float | None = None
@@ -500,6 +502,8 @@ def _reward_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "kl_target", f"={values['kl_target']} is not used: it belongs to kl_in=reward with a kl_coef above 0"
     if values["kl_bias_correction"] and (values["kl_in"] != "loss" or not values["kl_coef"]):
         yield "kl_bias_correction", "=true is not used: it belongs to kl_in=loss with a kl_coef above 0"
+    if values["router_aux_coef"] and values["aggregation"] == "token_sum":
+        yield "router_aux_coef", f"={values['router_aux_coef']} is a mean, and aggregation=token_sum a sum; use another"
     if values["reward_coef"] == 0 and not kl_in_reward:
         yield "reward_coef", "=0 leaves nothing to learn from; it belongs to kl_in=reward with a kl_coef above 0"
     if "rewards" in advantage_takes(values["advantage"]).inputs:

@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlinf_algos.checks import as_mask, check_finite, check_range, check_shape, masked
+from rlinf_algos.checks import as_mask, at_least_float32, check_finite, check_range, check_shape, masked
 from rlinf_algos.errors import AlgosError, ShapeError
 
 
@@ -105,6 +105,27 @@ def ratio_weighted_kl(
     ratio = _log_ratio(policy_logprobs, proximal_logprobs.detach(), mask).exp()
     check_finite("exp(policy_logprobs - proximal_logprobs)", ratio)
     return ratio * masked("kl", kl, as_mask("mask", mask, "kl", kl))
+
+
+@torch.no_grad()
+def mixed_reference(reference: Tensor, policy: Tensor, weight: float) -> Tensor:
+    """`(1 - weight) * reference + weight * policy`: a tensor of a reference that follows the policy (TR-DPO,
+    arXiv:2404.09656, eq. 4 and 5; TRL's `sync_ref_model` with `ref_model_mixup_alpha`).
+
+    Args:
+        reference: any shape.
+        policy: the same shape.
+        weight: in [0, 1]; 1 makes the policy the reference.
+
+    Returns:
+        the dtype of reference, computed in at least float32.
+
+    Raises: ShapeError. AlgosError: weight.
+    """
+    check_range("weight", weight, low=0.0, high=1.0, why="it is the policy's share")
+    check_shape("policy", policy, reference.shape, "reference")
+    old, new = at_least_float32(reference), at_least_float32(policy)
+    return (old + weight * (new.to(old.device, old.dtype) - old)).to(reference.dtype)
 
 
 @torch.no_grad()

@@ -81,6 +81,8 @@ TRAINING = (
             optimizer step of a batch it is the mismatch of the two; on later ones the update's own step adds to it.
         actor/ref_kl | nats a token | KL to the reference, by the estimate algorithm.kl; where there is one.
         actor/kl_coef | - | Weight of the KL in the reward; with algorithm.kl_target, which adapts it.
+        actor/router_loss | - | Load-balancing loss of the experts, at least the number of experts of a token; with
+            algorithm.router_aux_coef.
         actor/entropy_coef | - | Weight of the entropy bonus; with algorithm.entropy_target, which adapts it.
         critic/loss | - | Loss of the critic, mean over tokens.
         critic/grad_norm | - | Norm of the critic's gradient before clipping.

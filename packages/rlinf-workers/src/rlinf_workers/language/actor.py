@@ -73,7 +73,8 @@ class Actor(WarmStartedWorker):
         self._settings = settings
         algorithm = settings.algorithm
         self._optimizer = settings.optimizer
-        policy: Trainable = TokenModel(settings.model, settings.temperature)
+        balances_routers = algorithm.router_aux_coef > 0
+        policy: Trainable = TokenModel(settings.model, settings.temperature, balances_routers=balances_routers)
         if settings.lora is not None:
             policy = LoraModel(policy, settings.model, settings.lora)
         self._backends = {"": settings.backend.make(policy, self, self._optimizer)}

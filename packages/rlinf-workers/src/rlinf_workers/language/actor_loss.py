@@ -39,6 +39,7 @@ class ActorLoss:
             "actor/rollout_kl": True,
             "actor/ref_kl": self._kl is not None,
             "actor/entropy": self.knows_entropy,
+            "actor/router_loss": algorithm.router_aux_coef > 0,
         }
         self.statistics = (*self._policy_loss.statistics, *(name for name, is_there in has.items() if is_there))
         """What is known beside the loss, means over the tokens that were trained on."""
@@ -76,6 +77,9 @@ class ActorLoss:
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
         sums["actor/rollout_kl"] = float(k3(drift).sum())
         total = summed(self._algorithm.aggregation, terms, mask)
+        if self._algorithm.router_aux_coef:  # a mean over the micro-batch, weighed by its share of the update
+            total = total + self._algorithm.router_aux_coef * micro_batch.divisor * answers.router_loss
+            sums["actor/router_loss"] = float(answers.router_loss.detach()) * num_tokens
         counted = [micro_batch.divisor, float(total.detach()), micro_batch.num_tokens, num_tokens]
         return total, [*counted, *sums.values(), *self._gap(batch, before)]
 

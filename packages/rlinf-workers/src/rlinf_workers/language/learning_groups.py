@@ -344,7 +344,7 @@ class Updates:
         self._kl_sums = torch.zeros(0)
         """[shards of this rank, 2] float64, of a KL in the reward: nats, completions."""
         has_bonus = algorithm.entropy_coef or algorithm.entropy_target is not None
-        has_penalty = (algorithm.kl_coef and algorithm.kl_in == "loss") or has_bonus
+        has_penalty = (algorithm.kl_coef and algorithm.kl_in == "loss") or has_bonus or algorithm.router_aux_coef
         is_own = algorithm.policy_loss not in BUILTIN_POLICY_LOSSES  # may learn from more than advantages
         self._learns_from_all = bool(has_penalty) or is_own
 

@@ -1,4 +1,4 @@
-"""Reference: the frozen policy that the KL penalty holds on to."""
+"""Reference: the frozen policy that the KL penalty holds on to. It may follow the policy in training, step by step."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from rlinf_algos.kl import mixed_reference
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.language.token_budget import split
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch, TokenModel
+from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.records.language import SampleGroup
 from rlinf_workers.training.base import BackendSettings
+from rlinf_workers.training.checkpoint import CheckpointFiles
 from rlinf_workers.training.worker import TrainingWorker
 
 
@@ -31,6 +34,22 @@ class Reference(TrainingWorker):
     ) -> None:
         self._backends = {"": backend.make(TokenModel(model, temperature), self)}
         self._max_tokens = max_tokens
+
+    def write_mixed(self, policy: str, folder: str, weight: float) -> None:
+        """Writes a model between this one and another: `mixed_reference` of every tensor. Every rank calls, and loads
+        it once all have written.
+
+        Args:
+            policy: folder of the other one.
+            folder: where to write to.
+        """
+        files, written = WeightFiles(policy), CheckpointFiles(self, folder)
+        mixed = {
+            name: mixed_reference(tensor, files.read(name), weight)
+            for name, tensor in self._backend.model_tensors().items()
+        }
+        written.add_model_tensors(self._backend, mixed)
+        written.start().wait()
 
     def logprobs(self, samples: Reader[SampleGroup], referenced: Writer[SampleGroup]) -> None:
         """Stage: groups in, the same groups with `ref_logprobs` out. No forward has tokens of two groups, so that

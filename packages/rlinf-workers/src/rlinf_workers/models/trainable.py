@@ -4,7 +4,7 @@ worth."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from rlinf_workers.models.language_model import (
     outline_model,
 )
 from rlinf_workers.models.packed import PackedBatch, packed_logits, packed_states
+from rlinf_workers.models.routers import balance_loss, recorded_routers
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
 from rlinf_workers.models.weight_names import (
     StoredWeights,
@@ -48,10 +49,11 @@ class TokenModel(Trainable):
 
     Args:
         temperature: divides the logits of a CompletionBatch; the rollout's, 0 stands for 1.
+        balances_routers: a mixture of experts says the load-balancing loss of each CompletionBatch, too.
     """
 
-    def __init__(self, settings: ModelSettings, temperature: float) -> None:
-        self.settings = settings
+    def __init__(self, settings: ModelSettings, temperature: float, *, balances_routers: bool = False) -> None:
+        self.settings, self._balances_routers = settings, balances_routers
         self.temperature = temperature or 1.0
 
     def build(self, device: torch.device) -> nn.Module:
@@ -72,6 +74,13 @@ class TokenModel(Trainable):
             return Evaluation(logit_norms=self._logit_norms(model, batch.batch))
         if isinstance(batch, ExampleBatch):
             return _example_answers(model, batch)
+        if not self._balances_routers or not torch.is_grad_enabled():
+            return self._completion_answers(model, batch, entropies)
+        with recorded_routers(model) as routers:
+            found = self._completion_answers(model, batch, entropies)
+        return replace(found, router_loss=balance_loss(model, batch, routers))
+
+    def _completion_answers(self, model: Any, batch: CompletionBatch, entropies: bool) -> Evaluation:
         if isinstance(batch, PackedBatch):
             found = self._packed_answers(model, batch, entropies)
             logprobs = batch.spread(found.logprobs)

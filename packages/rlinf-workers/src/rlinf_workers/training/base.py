@@ -141,6 +141,8 @@ class Evaluation:
     """Nats; empty where nobody asked, or the model has only values."""
     values: Tensor = NOT_ASKED
     """Rewards still to come; empty for a model without a critic."""
+    router_loss: Tensor = NOT_ASKED
+    """Scalar, the load-balancing loss of the batch; of models that were made to say it, where there is a gradient."""
     logit_norms: Tensor = NOT_ASKED
     """Of `LogitNorms` alone: `rlinf_algos.logit_norms` of the tokens."""
 

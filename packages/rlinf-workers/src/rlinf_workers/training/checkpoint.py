@@ -46,7 +46,11 @@ class CheckpointFiles:
 
     def add_model(self, backend: TrainingBackend, under: str = "") -> None:
         """Copies what this rank writes of a model."""
-        self._add_tensors(Path(under), backend.kind.stem, backend.model_tensors())
+        self.add_model_tensors(backend, backend.model_tensors(), under)
+
+    def add_model_tensors(self, backend: TrainingBackend, tensors: Mapping[str, Tensor], under: str = "") -> None:
+        """Other values of the tensors that this rank writes of a model."""
+        self._add_tensors(Path(under), backend.kind.stem, tensors)
         if self._worker.rank == 0:
             self._writes.append(partial(backend.kind.describe, str(self._folder / under)))
 

@@ -156,12 +156,21 @@ class EvaluationConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """The frozen model that algorithm.kl is to."""
+    """The model that algorithm.kl is to."""
 
     path: InputPath | None = Field(
         default=None,
         description="Hugging Face model folder with the actor's tokenizer: a teacher. null: the actor's own model as "
         "it is before the first step.",
+    )
+    sync_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="Training steps after which the reference takes a share of the policy, again and again (TR-DPO, "
+        "arXiv:2404.09656); null: it stays as it is.",
+    )
+    sync_weight: float = Field(
+        default=0.6, gt=0, le=1, description="The policy's share, with reference.sync_every; 1: the policy itself."
     )
 
 
@@ -350,6 +359,7 @@ class ReasoningConfig(JobConfig):
                 keys=("reference.path", "algorithm.kl_coef"),
                 text=f"={teacher} is not used: algorithm.kl_coef is 0, so no reference is asked",
             )
+        yield from self._reference_conflicts()
         if teacher is None and algorithm.reward_coef == 0:
             yield Conflict(
                 keys=("reference.path", "algorithm.reward_coef"),
@@ -368,6 +378,12 @@ class ReasoningConfig(JobConfig):
                 text=f"={algorithm.advantage} reads every probability of a token's distribution, which "
                 "actor.backend=megatron does not give; use replicated or fsdp2",
             )
+        if algorithm.router_aux_coef and self.actor.backend == "megatron":
+            yield Conflict(
+                keys=("algorithm.router_aux_coef", "actor.backend"),
+                text=f"={algorithm.router_aux_coef:g}: actor.backend=megatron does not give the actor its routers' "
+                "logits; use replicated or fsdp2",
+            )
         num_samples = self.rollout.num_prompts * algorithm.group_size
         if algorithm.kl_horizon is not None and algorithm.kl_horizon < num_samples:
             yield Conflict(
@@ -375,6 +391,26 @@ class ReasoningConfig(JobConfig):
                 text=f"={algorithm.kl_horizon} is less than the {num_samples} completions of a step; use at least "
                 f"{num_samples}",
             )
+
+    def _reference_conflicts(self) -> Iterator[Conflict]:
+        """Where no reference can follow the policy."""
+        reference, every = self.reference, self.reference.sync_every
+        if every is None:
+            if reference.sync_weight != ReferenceConfig().sync_weight:
+                yield Conflict(
+                    keys=("reference.sync_weight", "reference.sync_every"),
+                    text=f"={reference.sync_weight:g} is not used: it belongs to reference.sync_every, which is null",
+                )
+            return
+        what = None
+        if not self.algorithm.kl_coef:
+            what = ("algorithm.kl_coef", "algorithm.kl_coef is 0, so there is no reference; leave it out")
+        elif reference.path is not None:
+            what = ("reference.path", "reference.path is a teacher, which does not follow its student; leave one out")
+        elif self.knows_reference:
+            what = ("actor.lora", "with actor.lora the reference is the model without its adapter; leave it out")
+        if what is not None:
+            yield Conflict(keys=("reference.sync_every", what[0]), text=f"={every} is not used: {what[1]}")
 
     def _model_conflicts(self) -> Iterator[Conflict]:
         architecture = self.model.architecture

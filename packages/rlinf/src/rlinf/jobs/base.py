@@ -104,8 +104,12 @@ class Job:
     def prepare(self, session: Session) -> None:
         """Runs once in a run's life, before the first step: a warm start, say."""
 
-    def restore(self, session: Session) -> None:
-        """Runs in place of `prepare` when a run is resumed, after the trainer's checkpoint was loaded."""
+    def restore(self, session: Session, step: int) -> None:
+        """Runs in place of `prepare` when a run is resumed, after the trainer's checkpoint was loaded, and when lost
+        processes were replaced; `step` counts the training steps done."""
+
+    def stepped(self, session: Session, step: int) -> None:
+        """Runs after each training step, before its evaluation and its checkpoint; `step` counts the steps done."""
 
     def feeds(self, step: int) -> dict[str, list[Any]]:
         """Channel -> items of a training step; a function of the seed and the step alone."""

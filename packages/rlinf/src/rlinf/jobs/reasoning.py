@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -44,7 +45,13 @@ from rlinf.planning.engines import check_cut
 from rlinf.planning.memory import all_fit_at_once, check_memory, fullest_place, job_shape, shape_of
 from rlinf.planning.memory_table import memory_lines
 from rlinf.planning.problems import actor_granularities, num_sampled_prompts
-from rlinf.run_folder.checkpoints import refuse_damaged_model
+from rlinf.run_folder.checkpoints import (
+    CHECKPOINTS,
+    checkpoint_name,
+    checkpoint_steps,
+    refuse_damaged_model,
+    writing_whole,
+)
 from rlinf.run_folder.fingerprints import model_fingerprint
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
@@ -65,6 +72,7 @@ from rlinf_workers.language.reference import Reference
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.routers import has_balanced_routers
 from rlinf_workers.records.language import ExampleBatch, ScoredGroup
 from rlinf_workers.training.base import OptimizerSettings
 
@@ -83,6 +91,8 @@ NUM_CHECKED_COMPLETIONS, NUM_CHECKED_TOKENS = 2, 64
 ACCURACY = "accuracy"
 MODEL_FOLDER = "initial_model"
 REFERENCE_FOLDER = "reference_model"
+REFERENCES = "reference_models"
+"""Folder of a run with the references that followed the policy, by the step after which they did."""
 MEGATRON_ON_CPU = (
     "megatron-core runs on CPUs: what it asks of CUDA is replaced in the actor's processes "
     "(rlinf_workers.training.megatron.shim)"
@@ -122,6 +132,7 @@ class ReasoningJob(Job):
         reward = config.reward
         try_algorithm(self._algorithm, num_parts=len(reward.terms) if reward.kind == "weighted" else 0)
         self._backend = backend_settings(config.actor, config.actor.settled_shards, self._model_config())
+        self._check_routers()
         self._lora = lora_settings(config)
         if config.reference.path is not None:
             self._check_teacher(config.reference.path)
@@ -197,6 +208,16 @@ class ReasoningJob(Job):
                 f"rollout.max_prompt_tokens={limit}, and prompts of task.kind={self.config.task.kind} have up to "
                 f"{longest} tokens of this model",
                 hint=f"use --rollout.max_prompt_tokens {longest} or more",
+            )
+
+    def _check_routers(self) -> None:
+        """The load-balancing loss is of a mixture of experts."""
+        kind, coef = str(self._model_config().get("model_type")), self.config.algorithm.router_aux_coef
+        if coef and not has_balanced_routers(kind):
+            raise UserError(
+                f"algorithm.router_aux_coef={coef:g}: {kind} is no mixture of experts whose routers have a "
+                "load-balancing loss",
+                hint="leave it out",
             )
 
     def _check_positions(self, folder: Path) -> None:
@@ -467,11 +488,16 @@ class ReasoningJob(Job):
     # -- before the first step -------------------------------------------------------------------------------------
 
     def prepare(self, session: Session) -> None:
-        """The warm start: supervised training until the model answers some problems right; or that of an earlier run,
-        where it would be the same."""
+        """The warm start, and the reference as it is before the first step."""
         settings, flow = self.config.warm_start, self._warm_start
-        if settings is None or flow is None:
-            return
+        if settings is not None and flow is not None:
+            self._prepare_warm_start(session, settings, flow)
+        elif self.config.reference.sync_every is not None:
+            session.group("reference").call("save_model", str(session.folder / REFERENCE_FOLDER))
+
+    def _prepare_warm_start(self, session: Session, settings: WarmStartConfig, flow: Flow) -> None:
+        """Supervised training until the model answers some problems right; or that of an earlier run, where it would be
+        the same."""
         device = device_kind(self.config.cluster, self.machine)
         num_ranks = session.group("actor").num_ranks
         kept = WarmStarts(self.config, num_ranks=num_ranks, device=device, environments=self.environments)
@@ -485,7 +511,7 @@ class ReasoningJob(Job):
             self._keep_warm_start(session, kept, accuracy)
         if self.config.algorithm.kl_coef and self.config.reference.path is None:
             session.group("actor").call("save_model", str(session.folder / REFERENCE_FOLDER))
-            self.restore(session)
+            self.restore(session, 0)
 
     def _warm_up(self, session: Session, settings: WarmStartConfig, flow: Flow) -> float:
         """Returns the score that it ends with."""
@@ -514,12 +540,31 @@ class ReasoningJob(Job):
         else:
             session.note(f"warm start: kept for the next run in {cache_folder()}")
 
-    def restore(self, session: Session) -> None:
+    def restore(self, session: Session, step: int) -> None:
         """The reference is a teacher, or the policy as the warm start left it; without one it is the model that every
-        worker starts from."""
-        folder = session.folder / REFERENCE_FOLDER
+        worker starts from. One that follows the policy is as it was after its last change up to the step."""
+        followed = [path for number, path in checkpoint_steps(session.folder / REFERENCES) if number <= step]
+        folder = followed[-1] if followed else session.folder / REFERENCE_FOLDER
         if folder.is_dir():
             session.group("reference").call("load_model", str(folder))
+
+    def stepped(self, session: Session, step: int) -> None:
+        """Every `reference.sync_every` steps the reference takes a share of the policy."""
+        settings, folder = self.config.reference, session.folder / REFERENCES
+        if settings.sync_every is None or step % settings.sync_every:
+            return
+        policy, mixed = folder / "policy", folder / checkpoint_name(step)
+        for path in (policy, mixed):  # of a run that went back to an earlier checkpoint
+            shutil.rmtree(path, ignore_errors=True)
+        session.group("actor").call("save_model", str(policy))
+        with writing_whole(mixed) as partial:
+            session.group("reference").call("write_mixed", str(policy), str(partial), settings.sync_weight)
+        shutil.rmtree(policy)
+        self.restore(session, step)
+        oldest = min((number for number, _ in checkpoint_steps(session.folder / CHECKPOINTS)), default=0)
+        needed = [path for number, path in checkpoint_steps(folder) if number <= oldest]
+        for path in needed[:-1]:
+            shutil.rmtree(path)
 
     def _examples(self, settings: WarmStartConfig, step: int) -> list[ExampleBatch]:
         """One batch as one item a shard, from a stretch of the problem stream that the training steps do not reach."""

@@ -193,7 +193,7 @@ class TrainingLoop:
                 latest = self._latest_score()
                 self._clock.elapsed_s, self._started_s = self._training_s(), 0.0
                 session.sync_weights()
-                self._job.restore(session)
+                self._job.restore(session, self._clock.step)
         except WorkersError as error:
             raise ProcessesLost(f"{failure}\nand then: {error}") from error
         session.note(
@@ -255,6 +255,7 @@ class TrainingLoop:
             self._session.judge(flow_run.metrics, step)
             asks_for_plan = self._auto.observe(flow_run, busy_s)
             self._clock.step, self._clock.own_score = step + 1, None
+            self._job.stepped(self._session, step + 1)
             latest = self._close_step(latest)
             if not asks_for_plan:
                 continue
@@ -350,7 +351,7 @@ class TrainingLoop:
         self._session.stage_s.update(state["stage_s"])
         self._session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
         self._session.sync_weights()
-        self._job.restore(self._session)
+        self._job.restore(self._session, clock.step)
         self.progress.message(f"resumed from {checkpoint.name}")
         return state["score"]
 

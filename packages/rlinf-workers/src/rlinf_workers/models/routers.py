@@ -1,0 +1,67 @@
+"""The load-balancing loss of a mixture of experts, from what its routers say in a training forward.
+
+transformers names the routers of an architecture (`_can_record_outputs`); hooks on them see the logits of every call,
+also where a backend computes the layers in parts or again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_algos.router import router_balance_loss
+from rlinf_workers.models.packed import PackedBatch
+from rlinf_workers.models.sequences import SequenceBatch
+
+
+def has_balanced_routers(model_type: str) -> bool:
+    """Whether an architecture of transformers is a mixture of experts whose routers are trained with this loss."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING and hasattr(CONFIG_MAPPING[model_type](), "router_aux_loss_coef")
+
+
+@contextmanager
+def recorded_routers(model: Any) -> Iterator[list[list[Tensor]]]:
+    """Yields the logits [tokens, E] of each call of each router; the list of a router is filled while the model runs.
+
+    Raises: ValueError for a model without routers.
+    """
+    recorder = getattr(model.base_model, "_can_record_outputs", {}).get("router_logits")
+    kind, index = getattr(recorder, "target_class", None), getattr(recorder, "index", 0)
+    routers = [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+    if not routers:
+        raise ValueError(f"{type(model).__name__} has no routers; leave algorithm.router_aux_coef out")
+    found: list[list[Tensor]] = [[] for _ in routers]
+
+    def hook(calls: list[Tensor]) -> Any:
+        def record(module: Any, inputs: Any, output: Any) -> None:
+            logits = output[index] if isinstance(output, tuple) else output
+            calls.append(logits.reshape(-1, logits.shape[-1]))
+
+        return record
+
+    handles = [router.register_forward_hook(hook(calls)) for router, calls in zip(routers, found, strict=True)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def balance_loss(model: Any, batch: SequenceBatch | PackedBatch, routers: list[list[Tensor]]) -> Tensor:
+    """`router_balance_loss` over the tokens that were computed for a batch: each prompt once, and its completions
+    without the last token of each.
+
+    Args:
+        routers: as `recorded_routers` has them after the forward.
+    """
+    mask = None
+    if isinstance(batch, SequenceBatch):
+        mask = torch.cat([batch.prompt_mask.flatten(), batch.loss_mask[:, 1:].flatten().long()])
+    top_k = getattr(model.config, "num_experts_per_tok", None) or getattr(model.config, "num_experts_per_token", 2)
+    return router_balance_loss([torch.cat(calls) for calls in routers], top_k=top_k, mask=mask)
