@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.harness import Step
@@ -14,6 +14,8 @@ from rlinf_comm.peers import Peer
 
 NUM_IDLE = 50
 NUM_SLOW = 10
+NUM_FLOODING = 500
+"""Connections that a flood holds at a time."""
 TIMEOUT_S = 30.0
 
 
@@ -52,6 +54,18 @@ def _besiege(doors: list[tuple[str, int]]) -> None:
         time.sleep(0.1)
 
 
+def _flood(door: tuple[str, int]) -> None:
+    """Connects as fast as one process can, from the address that members have, and says nothing."""
+    strangers: list[socket.socket] = []
+    while True:
+        try:
+            strangers.append(socket.create_connection(door, timeout=TIMEOUT_S))
+        except OSError:
+            continue
+        if len(strangers) > NUM_FLOODING:
+            strangers.pop(0).close()
+
+
 def _free_endpoint() -> tuple[str, int]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()
@@ -59,9 +73,12 @@ def _free_endpoint() -> tuple[str, int]:
 
 @contextmanager
 def contacts() -> Iterator[dict[str, Step]]:
-    """Steps that join a directory, meet a peer for the first time and hand it a value: with and without strangers."""
-    besieged, quiet = _free_endpoint(), _free_endpoint()
-    trainers = {door: Peer.join(f"{door[0]}:{door[1]}", "trainer/0", transports=("tcp",)) for door in (besieged, quiet)}
+    """Steps that join a directory, meet a peer for the first time and hand it a value: with and without strangers, and
+    while one process floods the directory with connections."""
+    besieged, quiet, flooded = _free_endpoint(), _free_endpoint(), _free_endpoint()
+    trainers = {
+        door: Peer.join(f"{door[0]}:{door[1]}", "trainer/0", transports=("tcp",)) for door in (besieged, quiet, flooded)
+    }
 
     def step_for(door: tuple[str, int]) -> Step:
         def step(index: int) -> float:
@@ -74,16 +91,23 @@ def contacts() -> Iterator[dict[str, Step]]:
 
         return step
 
-    attack: Callable[..., None] = _besiege
-    strangers = multiprocessing.get_context("spawn").Process(
-        target=attack, args=([besieged, trainers[besieged].address.endpoint],)
-    )
-    strangers.start()
+    spawn = multiprocessing.get_context("spawn")
+    attacks = [
+        spawn.Process(target=_besiege, args=([besieged, trainers[besieged].address.endpoint],)),
+        spawn.Process(target=_flood, args=(flooded,)),
+    ]
+    for attack in attacks:
+        attack.start()
     time.sleep(2.0)  # for all of them to be there
     try:
-        yield {"contact, strangers": step_for(besieged), "contact, no strangers": step_for(quiet)}
+        yield {
+            "contact, strangers": step_for(besieged),
+            "contact, no strangers": step_for(quiet),
+            "contact, flood": step_for(flooded),
+        }
     finally:
-        strangers.kill()
-        strangers.join()
+        for attack in attacks:
+            attack.kill()
+            attack.join()
         for trainer in trainers.values():
             trainer.close()

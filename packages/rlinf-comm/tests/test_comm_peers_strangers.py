@@ -227,6 +227,20 @@ def test_more_strangers_than_are_borne_with_take_each_other_s_place(trainer, end
         stranger.close()
 
 
+def test_a_flood_of_silent_strangers_drives_out_none_who_has_greeted(trainer, endpoint, monkeypatch):
+    """Though he came before them, from the same address, as on one machine all do."""
+    monkeypatch.setattr(reception, "PROOF_TIMEOUT_S", 10 * HANG_S)
+    for door in doors_of(trainer, endpoint):
+        greeting = call(door)
+        greeting.sendall(GREETED)
+        assert greeting.recv(GREETING.size).startswith(MAGIC)
+        silent = [call(door) for _ in range(2 * reception._MAX_UNPROVEN)]
+        assert everything_from(silent[0]) == b""
+        assert is_there(greeting)
+        for stranger in (greeting, *silent):
+            stranger.close()
+
+
 def test_who_does_not_prove_himself_in_time_is_turned_away_with_a_line(trainer, endpoint, monkeypatch, caplog):
     monkeypatch.setattr(reception, "PROOF_TIMEOUT_S", 0.05)
     with caplog.at_level(logging.WARNING):
@@ -241,11 +255,14 @@ def test_who_does_not_prove_himself_in_time_is_turned_away_with_a_line(trainer, 
         assert line.endswith("a caller from 127.0.0.2 was turned away: it has not proven who it is within 0.05 s"), line
 
 
-def test_a_slow_caller_who_is_of_the_job_calls_again(trainer, endpoint, monkeypatch):
-    """Its first proof comes too late, as on a machine that is very busy."""
+@pytest.mark.parametrize("is_slow", [True, False], ids=["slow", "in a crowd"])
+def test_a_caller_of_the_job_who_was_turned_away_calls_again(is_slow, trainer, endpoint, monkeypatch):
+    """Its first proof comes too late, as on a machine that is very busy, or it had to go for others."""
     from rlinf_comm.peers import line
 
-    monkeypatch.setattr(line, "PROOF_TIMEOUT_S", 0.0)  # whatever fails counts as slow
+    if is_slow:
+        monkeypatch.setattr(line, "PROOF_TIMEOUT_S", 0.0)  # whatever fails counts as slow
+        monkeypatch.setattr(line, "_MAX_TURNED_AWAY", 0)
     calls = []
     real = line.proof
 

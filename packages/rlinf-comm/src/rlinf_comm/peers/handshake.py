@@ -35,6 +35,11 @@ class Stranger(Exception):
     """The other side of a new connection does not know the key."""
 
 
+class TurnedAway(Stranger):
+    """The other side ended a new connection before either had proven anything: it has another key, or too many
+    callers."""
+
+
 def new_greeting() -> bytes:
     return GREETING.pack(MAGIC, VERSION, os.urandom(16))
 

@@ -29,6 +29,7 @@ from rlinf_comm.peers.handshake import (
     PROOF_TIMEOUT_S,
     Seals,
     Stranger,
+    TurnedAway,
     check_greeting,
     check_proof,
     new_greeting,
@@ -39,6 +40,8 @@ from rlinf_comm.peers.secret import key_for, where_it_comes_from
 FAREWELL = b"F"
 _LENGTH = struct.Struct("<I")
 _MAX_MESSAGE_BYTES = 1 << 20
+_MAX_TURNED_AWAY = 3
+"""Who has another key is turned away every time; who came while a flood of strangers did, hardly ever."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 """A host that vanishes without a word is noticed after 11 s; a process that ends, at once."""
 
@@ -82,16 +85,20 @@ class Line:
             PeerTimeout: the host or the process does not answer in time.
             DecodeError: a peer of another version.
         """
+        num_turned_away = 0
         while True:
             start_s = time.monotonic()
             connected = _connect(endpoint, who, deadline)
             try:
                 return cls(connected, who, _prove(connected, key, who, deadline))
-            except Stranger:
+            except Stranger as error:
                 connected.close()
-                if time.monotonic() - start_s < PROOF_TIMEOUT_S / 2 or deadline.has_passed:
+                # This process may have been too slow to prove who it is, say on a busy machine, or in a crowd.
+                is_slow = time.monotonic() - start_s >= PROOF_TIMEOUT_S / 2
+                num_turned_away += isinstance(error, TurnedAway)
+                is_crowd = isinstance(error, TurnedAway) and num_turned_away < _MAX_TURNED_AWAY
+                if not (is_slow or is_crowd) or deadline.has_passed:
                     raise
-                # This process may have been too slow to prove who it is, say on a busy machine.
             except BaseException:
                 connected.close()
                 raise
@@ -171,7 +178,7 @@ def _prove(connected: socket.socket, key: bytes, who: str, deadline: Deadline) -
         _send(connected, proof(key, greetings, b"caller"), who, deadline)
         check_proof(_receive(connected, PROOF_BYTES, who, deadline), key, greetings, b"called")
     except PeerLost as error:
-        raise Stranger(f"the connection ended before the other side had proven who it is ({error})") from error
+        raise TurnedAway(f"the connection ended before the other side had proven who it is ({error})") from error
     return Seals(key, greetings, b"caller")
 
 

@@ -2,7 +2,9 @@
 
 All callers that have proven nothing yet are heard by turns, a few bytes at a time, so that none of them holds up
 another: idle ones, slow ones, and those who talk of something else. Each has PROOF_TIMEOUT_S and 56 bytes of memory;
-beyond _MAX_UNPROVEN of them, the oldest of the address with the most has to go. Who has proven gets a thread.
+beyond _MAX_UNPROVEN of them, one has to go: the oldest of the address with the most, and of those who have not greeted
+while there are any. So a flood of strangers drives out strangers: the greeting of a peer comes with its connection.
+Who has proven gets a thread.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -37,6 +38,13 @@ _LOG = logging.getLogger(__name__)
 _MAX_UNPROVEN = 64
 """A peer proves itself within one round trip, so that these are strangers, or a whole cluster that starts at once."""
 
+_BACKLOG = 512
+"""Connections that the system keeps until they are accepted: where there is no room a peer would try again after a
+second. All who wait here are accepted within some tens of milliseconds."""
+
+_ACCEPTS_IN_A_ROW = 8
+"""Connections that are accepted before those who are there are heard again."""
+
 _IDLE_S = 60.0
 """When nobody calls, it looks this often whether lines were left out of the log."""
 
@@ -58,6 +66,8 @@ class _Caller:
     heard: bytearray = field(default_factory=bytearray)
     greetings: bytes = b""
     """Its own and ours, once it has greeted."""
+    is_here: bool = True
+    """False: it was turned away, or let in."""
 
 
 class Reception:
@@ -72,7 +82,7 @@ class Reception:
         self._whose = whose
         host, port = endpoint
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        self._socket = watched(socket.create_server((host, port), family=family, backlog=128))
+        self._socket = watched(socket.create_server((host, port), family=family, backlog=_BACKLOG))
         self._socket.setblocking(False)
         self._callers: list[_Caller] = []
         """Callers that have proven nothing yet, the oldest first."""
@@ -107,8 +117,8 @@ class Reception:
             self._complaints.sum_up()
             for key, _ in ready:
                 if key.data is None:
-                    self._accept()
-                elif key.data in self._callers:  # else it had to go a moment ago
+                    self._accept_those_who_wait()
+                elif key.data.is_here:  # else it had to go a moment ago
                     self._hear(key.data)
             now_s = time.monotonic()
             for late in [caller for caller in self._callers if caller.end_s <= now_s]:
@@ -119,24 +129,32 @@ class Reception:
     def _wait_s(self) -> float:
         return max(self._callers[0].end_s - time.monotonic(), 0.0) if self._callers else _IDLE_S
 
-    def _accept(self) -> None:
-        try:
-            connected, (host, *_) = self._socket.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if self._is_open:
-                self._complaints.say(f"{self._whose}: a connection was not accepted: {error.strerror or error}")
-                time.sleep(_PAUSE_S)
-            return
-        connected.setblocking(False)
-        if len(self._callers) >= _MAX_UNPROVEN:
-            (most, _), *_ = Counter(caller.host for caller in self._callers).most_common(1)
-            oldest = next(caller for caller in self._callers if caller.host == most)
-            self._turn_away(oldest, f"{_MAX_UNPROVEN} callers have proven nothing, and it is the oldest from there")
-        caller = _Caller(watched(connected), host, time.monotonic() + PROOF_TIMEOUT_S)
-        self._callers.append(caller)
-        self._selector.register(connected, selectors.EVENT_READ, caller)
+    def _accept_those_who_wait(self) -> None:
+        for _ in range(_ACCEPTS_IN_A_ROW):
+            try:
+                connected, (host, *_) = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if self._is_open:
+                    self._complaints.say(f"{self._whose}: a connection was not accepted: {error.strerror or error}")
+                    time.sleep(_PAUSE_S)
+                return
+            connected.setblocking(False)
+            caller = _Caller(watched(connected), host, time.monotonic() + PROOF_TIMEOUT_S)
+            self._callers.append(caller)
+            self._selector.register(connected, selectors.EVENT_READ, caller)
+            self._hear(caller)  # a peer's greeting is mostly here already
+            if len(self._callers) > _MAX_UNPROVEN:
+                self._turn_one_away()
+
+    def _turn_one_away(self) -> None:
+        silent = [caller for caller in self._callers if not caller.greetings] or self._callers
+        hosts = [caller.host for caller in silent]
+        most = max(set(hosts), key=hosts.count)
+        self._turn_away(
+            silent[hosts.index(most)], f"more than {_MAX_UNPROVEN} callers have proven nothing, it is the oldest there"
+        )
 
     def _hear(self, caller: _Caller) -> None:
         try:
@@ -176,6 +194,7 @@ class Reception:
         )
 
     def _forget(self, caller: _Caller) -> None:
+        caller.is_here = False
         self._callers.remove(caller)
         self._selector.unregister(caller.socket)
 
