@@ -30,7 +30,7 @@ def command_line(parser: argparse.ArgumentParser, name: str = "rlinf") -> dict[s
 
 def test_the_public_command_line_is_this():
     assert command_line(make_parser()) == {
-        "rlinf": ["-h", "--help", "--version", "--traceback"],
+        "rlinf": ["-h", "--help", "--version", "-V", "--traceback"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume", "--accept-changed-inputs"],
         "rlinf eval": ["-h", "--help", "benchmarks", "--suite", "--output", "--resume"],
         "rlinf play": [
@@ -74,7 +74,24 @@ def test_the_public_command_line_is_this():
     ("line", "expected"),
     [
         ("", "the following arguments are required: COMMAND\nhint: see rlinf --help"),
-        ("trian sort-grpo", "argument COMMAND: invalid choice: 'trian'"),
+        ("trian sort-grpo", "'trian' is no command; did you mean rlinf train?\nhint: commands: train, eval, play"),
+        ("xyz", "'xyz' is no command\nhint: commands: train, eval, play"),
+        (
+            "train sort-grpo actor.lr=1e-6",
+            "unknown argument 'actor.lr=1e-6'\nhint: an override is written --actor.lr 1e-6",
+        ),
+        ("train sort-grpo +a.b=c", "unknown argument '+a.b=c'\nhint: an override is written --a.b c"),
+        ("train sort-grpo --num_generations 8", "--num_generations is not a key; did you mean --algorithm.group_size?"),
+        ("train sort-grpo --beta 0.1", "--beta is not a key; did you mean --algorithm.kl_coef?"),
+        (
+            "train sort-grpo --actor_rollout_ref.rollout.n 8",
+            "--actor_rollout_ref is not a key; did you mean --algorithm.group_size?",
+        ),
+        (
+            "train pushcube-ppo --num_generations 8",
+            "--num_generations is not a key; did you mean --algorithm.group_size?",
+        ),
+        ("eval a.b=c --model x", "'a.b=c' is no benchmark\nhint: a setting is --a.b c; a benchmark is NAME=FILE"),
         ("config", "the following arguments are required: ACTION\nhint: see rlinf config --help"),
         ("config show", "the following arguments are required: recipe"),
         ("config list x", "unknown argument 'x'"),
@@ -99,10 +116,18 @@ def test_a_wrong_command_line_is_refused(refused, line: str, expected: str):
     assert refused(*line.split()).startswith(expected)
 
 
-def test_version(capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version(capsys: pytest.CaptureFixture[str], flag: str):
     with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
+        main([flag])
     assert capsys.readouterr().out == "rlinf 2026.11.0\n"
+
+
+@pytest.mark.parametrize(("line", "first"), [("help", "usage: rlinf [-h]"), ("help train", "usage: rlinf train [-h]")])
+def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str], line: str, first: str):
+    with pytest.raises(SystemExit, match="0"):
+        main(line.split())
+    assert capsys.readouterr().out.startswith(first)
 
 
 # -- train refuses -------------------------------------------------------------------------------------------------

@@ -102,7 +102,11 @@ def test_a_long_list_of_mistakes_is_cut(recipe):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "job is not set"),
+        (
+            "",
+            "job is not set; give --job VALUE, or write it in a recipe; allowed: 'reasoning', 'embodied'; or let it "
+            "begin with `extends: NAME`",
+        ),
         ("- a\n", "mine.yaml:1: a recipe is a mapping"),
         ("a: [1\nb: 2\n", "mine.yaml:2: not valid YAML"),
         ("a: 1\nb: 2\na: 3\n", "mine.yaml:3: the key 'a' is already on line 1"),

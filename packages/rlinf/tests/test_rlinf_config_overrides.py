@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf.config import yaml_source
+from rlinf.config.annotations import annotation_at
 from rlinf.config.embodied import EmbodiedConfig
+from rlinf.config.foreign_names import FOREIGN
 from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, apply_overrides, parse_overrides, split_overrides
 from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.schema import Config
 from rlinf.config.tasks import FilesTask
 from rlinf.config.yaml_source import Tree
 from rlinf.errors import UserError
@@ -259,3 +262,10 @@ def test_options_of_another_kind_of_environment_fall_away():
     flags = ["--algorithm.bootstrap_at_termination=true", "--env.kind=gymnasium", "--env.id=CartPole-v1"]
     again = load_config("pushcube-ppo", parse_overrides(flags))
     assert isinstance(again, EmbodiedConfig) and again.algorithm.bootstrap_at_termination
+
+
+@pytest.mark.parametrize("ours", sorted(set(FOREIGN.values())))
+def test_what_other_frameworks_names_stand_for_are_keys(ours: str):
+    kinds = {"job": "reasoning", "task": {"kind": "files"}, "reward": {"kind": "function"}}
+    robots = {"job": "embodied"}
+    assert any(annotation_at(Config, tuple(ours.split(".")), values) is not None for values in (kinds, robots))

@@ -101,6 +101,8 @@ def test_missing_packages_come_with_the_command(monkeypatch: pytest.MonkeyPatch)
     assert "rlinf-workers 1.2" in present.text
     assert (missing.verdict, missing.hint) == ("problem", "pip install rlinf-sched")
     assert doctor._video().verdict == "note"
+    installed["ImageIO"] = "2.38.1"  # as imageio has called itself since 2.38
+    assert doctor._video() == Finding("videos", "ok", "imageio 2.38.1, imageio-ffmpeg 1.2")
 
 
 def test_one_core_and_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,12 @@ def test_a_weighted_sum(tmp_path):
         ("kind: maths", "mine.yaml:3: reward.kind='maths'; allowed: 'exact'"),
         ("kind: math\nnum_proceses: 2", "reward.num_proceses is not a key; did you mean reward.num_processes?"),
         ("kind: math\ntime_limit_s: 0", "reward.time_limit_s=0; allowed: 0.01 or more"),
-        ("kind: function\npath: my_rewards", "reward.path='my_rewards'; allowed:"),
+        (
+            "kind: function\npath: my_rewards",
+            "reward.path='my_rewards'; allowed: package.module:name; here my_rewards:NAME",
+        ),
+        ("kind: function\npath: rw.py:ok", "reward.path='rw.py:ok'; allowed: package.module:name; here rw:ok"),
+        ("kind: function\npath: a/rw.py:ok", "reward.path='a/rw.py:ok'; allowed: package.module:name; here rw:ok"),
         ("kind: model", "reward.path is not set; give --reward.path VALUE"),
         ("kind: length\nfree: 9\nlimit: 5", "reward.limit=5 is not more than reward.free=9; use at least 10"),
         (WEIGHTED.replace("0.1", "0"), "reward.terms.form.weight=0 has no effect; leave the term out"),

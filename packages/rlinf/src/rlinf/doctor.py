@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -104,8 +105,13 @@ def _disk(folder: Path) -> Finding:
 # -- packages ----------------------------------------------------------------------------------------------------------
 
 
+def _installed() -> dict[str, str]:
+    """Normalised name -> version: imageio calls itself ImageIO, and mani-skill mani_skill."""
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in installed_packages().items()}
+
+
 def _packages() -> Iterator[Finding]:
-    installed = installed_packages()
+    installed = _installed()
     missing = [name for name in OWN_PACKAGES if name not in installed]
     present = ", ".join(f"{name} {installed[name]}" for name in OWN_PACKAGES if name in installed)
     yield Finding("packages", "ok", present or "none")
@@ -114,7 +120,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _video() -> Finding:
-    installed, needed = installed_packages(), ("imageio", "imageio-ffmpeg")
+    installed, needed = _installed(), ("imageio", "imageio-ffmpeg")
     if not installed.keys() >= set(needed):
         return Finding("videos", "note", "episodes cannot be recorded as mp4", "pip install 'rlinf-envs[video]'")
     return Finding("videos", "ok", ", ".join(f"{name} {installed[name]}" for name in needed))
@@ -202,8 +208,7 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _maniskill() -> Iterator[Finding]:
-    installed = installed_packages()
-    version = installed.get("mani-skill") or installed.get("mani_skill")
+    version = _installed().get("mani-skill")
     if version is None:
         yield Finding("ManiSkill", "note", "not installed", "for pushcube-ppo: pip install 'rlinf[maniskill]'")
         return

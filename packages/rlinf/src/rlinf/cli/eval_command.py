@@ -109,9 +109,10 @@ def _arguments(arguments: Sequence[str]) -> tuple[Path | None, list[Override]]:
         if not equals and argument.endswith(SUFFIXES) and settings is None:
             settings = Path(argument)
         elif not equals or not file or not re.fullmatch(r"[\w-]+", name):
+            setting = f"a setting is --{name} {file}; " if "." in name and file else ""
             raise UserError(
                 f"{argument!r} is no benchmark",
-                hint="a benchmark is NAME=FILE, for example gsm8k=gsm8k_test.jsonl; "
+                hint=f"{setting}a benchmark is NAME=FILE, for example gsm8k=gsm8k_test.jsonl; "
                 "one YAML file with settings may stand beside",
             )
         else:

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -72,7 +74,7 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> _Parser:
     """The whole command line; importing and building it imports nothing heavy."""
     parser = _Parser(prog="rlinf", description="Reinforcement-learning post-training of foundation models.")
-    parser.add_argument("--version", action="version", version=f"rlinf {__version__}")
+    parser.add_argument("--version", "-V", action="version", version=f"rlinf {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show Python's traceback beside an error's message")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for module in COMMANDS:
@@ -85,13 +87,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     shows_traceback = "--traceback" in arguments
     parser = make_parser()
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     known, overrides = split_overrides(arguments, parser.options(arguments))
     try:
+        _check_command(known)
         args, unknown = parser.parse_known_args([argument for argument in known if argument != "--traceback"])
         if not getattr(args, "takes_overrides", False):
             unknown += overrides
         if unknown:
-            raise UserError(f"unknown argument {unknown[0]!r}", hint=f"see rlinf {args.command} --help")
+            raise UserError(f"unknown argument {unknown[0]!r}", hint=_unknown_hint(unknown[0], args.command))
         args.overrides, args.arguments = overrides, arguments
         return args.run(args)
     except KeyboardInterrupt as error:
@@ -104,6 +109,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {_text(error)}", file=sys.stderr)
         return WRONG_INPUT if isinstance(error, UserError) else FAILED
+
+
+def _check_command(known: Sequence[str]) -> None:
+    """Raises: UserError for a first word that is no command."""
+    word = next((argument for argument in known if not argument.startswith("-")), None)
+    names = [module.__name__.rpartition(".")[2].removesuffix("_command") for module in COMMANDS]
+    if word is not None and word not in names:
+        close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+        guess = f"; did you mean rlinf {close[0]}?" if close else ""
+        raise UserError(f"{word!r} is no command{guess}", hint=f"commands: {', '.join(names)}")
+
+
+def _unknown_hint(argument: str, command: str) -> str:
+    """`actor.lr=1e-6`, as verl and Hydra have it, is meant as an override."""
+    key, equals, value = argument.lstrip("+").partition("=")
+    if equals and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", key):
+        return f"an override is written --{key} {value or 'VALUE'}"
+    return f"see rlinf {command} --help"
 
 
 def _text(error: BaseException) -> str:

@@ -55,6 +55,12 @@ def leaves(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
+def literals_of(annotation: Any, key: str) -> list[Any]:
+    """The values that tell the members of a union of sections apart by `key`."""
+    sections = [_annotations(leaf) for leaf in leaves(annotation) if _is_section(leaf)]
+    return [value for fields in sections if key in fields for value in typing.get_args(fields[key])]
+
+
 def is_text(leaf: Any) -> bool:
     """Whether a value of this type is written as text: text itself, or a path."""
     return isinstance(leaf, type) and issubclass(leaf, str | Path)

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlinf.config.annotations import fields_at
+from rlinf.config.annotations import annotation_at, fields_at, literals_of
 from rlinf.config.base import CROSS_CHECK, Conflict
+from rlinf.config.foreign_names import FOREIGN
 from rlinf.config.yaml_source import Key, Tree, describe
 
 _ALLOWED = {
@@ -82,7 +83,10 @@ def _single(key: Key, details: list[Any], tree: Tree, model: Any) -> str:
     if kinds & {"extra_forbidden", "unexpected_keyword_argument"}:
         return _unknown_key(key, tree, model)
     if "union_tag_not_found" in kinds:
-        return _missing((*key, first["ctx"]["discriminator"].strip("'")), tree)
+        name = first["ctx"]["discriminator"].strip("'")
+        choices = ", ".join(map(repr, literals_of(annotation_at(model, key, tree.values) if key else model, name)))
+        extend = "" if key else "; or let it begin with `extends: NAME` of a shipped recipe (rlinf config list)"
+        return f"{_missing((*key, name), tree)}; allowed: {choices}{extend}"
     if "missing" in kinds or first["input"] is None:
         return _missing(key, tree)
     allowed = list(dict.fromkeys(_allowed(detail) for detail in details))
@@ -112,6 +116,8 @@ def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
     if not guesses:  # else it was the right name in the wrong section
         guesses = [dotted((*parents, field)) for field in siblings.values() if _initials(field) == name]
     if not guesses:
+        guesses = list(_foreign(key, tree, model))
+    if not guesses:
         close = difflib.get_close_matches(str(name), list(siblings.values()), n=1, cutoff=0.6)
         guesses = [dotted((*parents, found)) for found in close]
     place = _place(key, tree) or ""
@@ -122,6 +128,15 @@ def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
         section = dotted(tuple(parents)) or "a recipe"
         advice = f"keys of {section}: {', '.join(siblings.values()) or 'none'}"
     return f"{_located(key, tree)} is not a key; {advice}"
+
+
+def _foreign(key: Key, tree: Tree, model: Any) -> Iterator[str]:
+    """Our keys for what another framework calls so; verl's names are dotted, and the last part says what is meant."""
+    written = [place for place in tree.places if place[: len(key)] == key] or [key]
+    for name in dict.fromkeys(str(place[-1]) for place in written):
+        ours = FOREIGN.get(name)
+        if ours is not None and annotation_at(model, tuple(ours.split(".")), tree.values) is not None:
+            yield ours
 
 
 def _initials(name: str) -> str:

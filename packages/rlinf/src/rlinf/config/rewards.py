@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from rlinf.config.base import Conflict, InputPath, Section
 
@@ -69,12 +72,25 @@ class ModelReward(Section):
     )
 
 
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def _check_function(path: str) -> str:
+    """Refuses what names no function, and the path of a file in place of a module."""
+    module, _, name = path.partition(":")
+    if _FUNCTION.fullmatch(path) and not module.endswith(".py"):
+        return path
+    stem = PurePath(module).name.removesuffix(".py")
+    guess = f"{stem}:{name or 'NAME'}"
+    example = f"; here {guess}, with the folder of {stem}.py as the present one or in PYTHONPATH" if stem else ""
+    raise PydanticCustomError("function_path", "{text}", {"text": f"package.module:name{example}"})
+
+
 class FunctionReward(Section):
     """A function or class of one's own."""
 
     kind: Literal["function"]
-    path: str = Field(
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+    path: Annotated[str, AfterValidator(_check_function)] = Field(
         description="package.module:name, of a function (completion, answer) that returns a number or a RewardResult, "
         "or of a class whose objects are called like that. Parameters named prompt and row are given those.",
     )

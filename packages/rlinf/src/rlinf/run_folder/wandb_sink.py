@@ -42,7 +42,7 @@ def _has_login() -> bool:
         return True
     import wandb  # pyright: ignore[reportMissingImports]
 
-    api = getattr(wandb, "api", None)
+    api: Any = getattr(wandb, "api", None)
     if not hasattr(api, "api_key"):
         return True  # a version that says so elsewhere; `wandb.init` decides then
     return bool(api.api_key)
