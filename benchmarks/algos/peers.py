@@ -71,7 +71,7 @@ class Batch:
             parts=torch.tensor(rng.integers(0, 3, (B // G, G, K)) * np.array([1.0, 0.1, 5.0])),
             gaps=torch.tensor(mask & (rng.random((B, T)) < 0.8)),
             logits=torch.tensor(rng.normal(0.0, 2.0, (B, T, 5))),
-            entropies=torch.tensor(rng.uniform(0.0, 3.0, (B, T))),
+            entropies=torch.tensor(rng.uniform(0.0, 3.0, (B, T))).float().double(),  # TRL ranks them in float32
         )
 
     @property
