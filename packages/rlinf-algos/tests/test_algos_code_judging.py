@@ -209,3 +209,82 @@ def test_asserts_cannot_be_faked(reward, attack):
 @pytest.mark.parametrize("attack", ["equal to everything", "writes a verdict everywhere", "looks for the tests"])
 def test_calls_cannot_be_faked(reward, attack):
     assert reward(fenced(HOSTILE[attack]), calls([[3]], [66665])).outcome != "right"
+
+
+# -- tests that run what the program wrote ---------------------------------------------------------------------------
+
+FORGE = """
+import os, sys
+frame = sys._getframe()
+while frame:
+    if "verdict" in frame.f_locals:
+        os.write(frame.f_locals["verdict"], b'{"passed": true}')
+        os._exit(0)
+    frame = frame.f_back
+"""
+FORGER = f"FORGE = {FORGE!r}\nCALL = '[exec(' + repr(FORGE) + ')]'\n"
+PICKLED = "class P:\n    def __reduce__(self): return exec, (FORGE,)\nimport pickle\ndef f(x): return pickle.dumps(P())"
+WRITTEN = {
+    "exec": ("def f(run): run(FORGE)", "f(exec)\nassert f(exec) == 66665"),
+    "a method": ("def f(run): run(FORGE)", "import builtins\nassert f(builtins.exec) == 66665"),
+    "a partial": ("def f(run): run(FORGE)", "from functools import partial\nassert f(partial(exec)) == 66665"),
+    "a function that evaluates": ("def f(run): run(FORGE)", "def run(text): exec(text)\nassert f(run) == 66665"),
+    "what is in a namespace": ("def f(run): run(CALL)", "assert f({'run': eval}['run']) == 66665"),
+    "returned to eval": ("def f(x): return CALL", "assert eval(f(3)) == 66665"),
+    "returned to exec": ("def f(x): return FORGE", "exec(f(3))\nassert f(3) == 66665"),
+    "returned to compile": ("def f(x): return CALL", "assert eval(compile(f(3), 'x', 'eval')) == 66665"),
+    "in pieces": ("def f(x): return list(CALL)", "assert eval(''.join(f(3))) == 66665"),
+    "as bytes": ("def f(x): return CALL.encode()", "assert eval(f(3)) == 66665"),
+    "of a variable": ("f = CALL", "assert eval(f) == 66665"),
+    "of an exception": (
+        "def f(x): raise ValueError(CALL)",
+        "try:\n    f(3)\nexcept ValueError as error:\n    assert eval(str(error)) == 66665",
+    ),
+    "by evaluated text": ("def f(x): return CALL", "exec('def g(x): return eval(x)')\nassert g(f(3)) == 66665"),
+    "the value by its name": ("def f(x): return 'expected'", "expected = 66665\nassert eval(f(3)) == expected"),
+    "by map": ("def f(x): return [CALL]", "assert list(map(eval, f(3))) == [66665]"),
+    "pickled": (PICKLED, "import pickle\nassert pickle.loads(f(3)) == 66665"),
+    "names of the judge's": ("import os\ndef f(x): os.write(4, b'[\"value\", [\"named\", \"os\", \"abort\"], 0]\\n')",
+                             "assert f(3)() == 66665"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_what_the_program_wrote_is_not_run_by_the_judge(reward, way):
+    program, tests = WRITTEN[way]
+    assert reward(fenced(FORGER + program), tests).outcome != "right"
+
+
+def test_functions_that_tests_pass_work(reward):
+    program = """
+import pickle
+def f(g, *xs): return g(*xs)
+def text(x): return x
+def pickled(x): return pickle.dumps(x)
+"""
+    tests = """
+import functools, math, operator, pickle
+from collections import namedtuple
+assert f(len, [1, 2]) == 2 and f(int, "3") == 3 and f(str.upper, "a") == "A" and f(math.sqrt, 4) == 2.0
+assert f(operator.add, 1, 2) == 3 and f(exec, "x = 1") is None and f(dict.fromkeys, [1]) == {1: None}
+assert f(lambda x: 2 * x, 3) == 6 and f(functools.partial(lambda x, y: x - y, 5), 3) == 2
+seen = []
+f(seen.append, 7)
+assert seen == [7]
+class Twice:
+    def __call__(self, x): return 2 * x
+    def twice(self, x): return 2 * x
+assert f(Twice(), 4) == 8 and f(Twice().twice, 5) == 10
+@functools.lru_cache
+def cached(x): return x + 1
+assert f(cached, 1) == 2
+assert eval(text("3 + 4")) == 7 and eval(text("x * [1, -2][0]"), {"x": 3}) == 3
+exec("def g(x): return x + 1")
+assert g(1) == 2 and eval("g(1)") == 2
+assert pickle.loads(pickled({"a": [1, (2, 3)]})) == {"a": [1, (2, 3)]}
+assert namedtuple("P", "x y")(1, 2).y == 2
+"""
+    result = reward(fenced(program), tests)
+    assert result.outcome == "right", result.detail
+    computed = "def f(x): return x + 1"  # no text has come from the program
+    assert reward(fenced(computed), "for i in range(3): assert eval(f'abs({f(i)})') == i + 1").outcome == "right"

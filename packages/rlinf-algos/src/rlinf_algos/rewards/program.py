@@ -145,7 +145,7 @@ class CodeReward:
         asks, tells = os.pipe(), os.pipe()
         wire = _script("wire")
         program_files = {"program.py": program, "program_side.py": _script("program_side"), "wire.py": wire}
-        judge_files = {"judge_side.py": _script("judge_side"), "wire.py": wire}
+        judge_files = {"judge_side.py": _script("judge_side"), "guard.py": _script("guard"), "wire.py": wire}
         with ThreadPoolExecutor(1) as threads:
             other = threads.submit(
                 run_python,

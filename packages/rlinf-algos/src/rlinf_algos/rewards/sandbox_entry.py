@@ -92,14 +92,9 @@ def run_without(order: Order, own_users: tuple[int, int] | None, why: str) -> No
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, lambda *_: (processes.end_descendants(own_users), os._exit(0)))
     has_landlock = order.landlock and landlock.version() > 0
-    try:
-        capability = users.capability_to_read(order.readable, own_users[0]) if own_users else None
-    except PermissionError as error:
-        capability = None
-        report(order, failed=f"{error}; {CLOSED_HINT}")
-        return
-    if capability is not None and not has_landlock:
-        report(order, failed=f"the interpreter's folder cannot be read by other users; {CLOSED_HINT}")
+    capability = users.capability_to_read(order.readable, own_users[0]) if own_users else None
+    if capability is not None and (capability < 0 or landlock.version() < landlock.TRUNCATION_FROM or not has_landlock):
+        report(order, failed=f"other users cannot read the interpreter in {sys.base_prefix}; {CLOSED_HINT}")
         return
     confinement = Confinement(is_weak=True, users=own_users, capability=capability, landlock=has_landlock)
     outcome = supervise(order, order.folder, confinement, processes.descendants)

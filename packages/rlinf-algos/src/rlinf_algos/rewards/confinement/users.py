@@ -57,27 +57,20 @@ def capabilities() -> set[int]:
 
 
 def capability_to_read(paths: Iterable[str], user: int) -> int | None:
-    """What that user needs to read these paths: nothing (None), or the capability of root's that allows it.
-
-    Raises:
-        PermissionError: root itself has no such capability.
-    """
+    """The capability with which that user can read these paths: None if it needs none, -1 if root has none to give."""
     groups = os.getgroups()
     os.setgroups([])
     os.setresgid(user, 0, 0)  # `access` asks for the real user and group
     os.setresuid(user, 0, 0)
     try:
-        closed = [path for path in paths if os.path.exists(path) and not os.access(path, os.R_OK | os.X_OK)]
+        closed = any(os.path.exists(path) and not os.access(path, os.R_OK | os.X_OK) for path in paths)
     finally:
         os.setresuid(0, 0, 0)
         os.setresgid(0, 0, 0)
         os.setgroups(groups)
     if not closed:
         return None
-    for capability in (CAP_DAC_READ_SEARCH, CAP_DAC_OVERRIDE):
-        if capability in capabilities():
-            return capability
-    raise PermissionError(f"{closed[0]} cannot be read by other users")
+    return next((one for one in (CAP_DAC_READ_SEARCH, CAP_DAC_OVERRIDE) if one in capabilities()), -1)
 
 
 def become(user: int, capability: int | None) -> None:

@@ -3,7 +3,8 @@
 The tests see the program's names. Functions and objects are stand-ins that ask the program's process; what comes back
 is plain data, made and compared here. A stand-in equals no plain data, is not ordered, and holds what its elements
 equal here, so no `__eq__` of the program's decides a comparison with a value of the tests. A list, dict or set that a
-call changes is changed here, too. A module under its own name is imported here, not taken from the program.
+call changes is changed here, too. A module under its own name is imported here, not taken from the program. What the
+program wrote is not run here (guard.py).
 Writes {"passed": true}, {"passed": false, "detail": ...} or {"gone": true} to standard output.
 """
 
@@ -46,12 +47,19 @@ def main():
 
 
 def run(tests):
+    from guard import guard  # pyright: ignore[reportMissingImports]
+
     wire, shown = make_wire()
     names = {"__name__": "__main__"}
     linecache.cache[TESTS] = (len(tests), None, [line + "\n" for line in tests.splitlines()], TESTS)
     try:
-        names |= names_for(ast.parse(tests), shown())
-        exec(compile(tests, TESTS, "exec"), names)
+        tree = ast.parse(tests)
+        program = names_for(tree, shown())
+        wire.has_text = any(isinstance(value, str | bytes | list | tuple | set | dict) for value in program.values())
+        names |= program
+        code = compile(tests, TESTS, "exec")
+        guard(tree, lambda: wire.has_text)
+        exec(code, names)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the tests raise is their verdict
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == TESTS]
         where = f" in `{(frames[-1].line or '')[:100]}`" if frames else ""
@@ -94,6 +102,7 @@ def imported(name: str):
 
 def make_wire():
     """The wire to the program, and a function that asks for the program's names."""
+    from guard import name_of, runs_here  # pyright: ignore[reportMissingImports]
     from wire import Wire  # pyright: ignore[reportMissingImports]
 
     def ask(*question):
@@ -160,14 +169,18 @@ def make_wire():
             what, number, arguments, named = question
             if what != "call":
                 raise ValueError(f"the program may not ask {what!r}")
-            return ["value", wire.encode(wire.object(number)(*wire.decode(arguments), **wire.decode(named)))]
+            function = wire.object(number)
+            if not runs_here(function, TESTS):
+                raise TypeError(f"the program may not call {type(function).__name__!r} objects of the tests")
+            result = function(*wire.decode(arguments), **wire.decode(named))  # pyright: ignore[reportCallIssue]
+            return ["value", wire.encode(result)]
         except Exception as error:  # noqa: BLE001 - told to the other side
             return ["raised", type(error).__name__, str(error)[:500]]
 
     def unwrap(value):
         return value._number if type(value) is Remote else None
 
-    wire = Wire(3, 4, wrap=Remote, unwrap=unwrap, serve=serve)
+    wire = Wire(3, 4, wrap=Remote, unwrap=unwrap, serve=serve, name_of=name_of)
     return wire, lambda: ask("names")
 
 
@@ -175,6 +188,7 @@ def result_of(wire, message):
     """Raises: the exception that the program's process tells of."""
     if message[0] == "value":
         return wire.decode(message[1])
+    wire.has_text = True
     kind = getattr(builtins, str(message[1]), None)
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
         raise kind(message[2])

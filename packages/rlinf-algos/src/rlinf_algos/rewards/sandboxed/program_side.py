@@ -6,6 +6,7 @@ output, as far as the program gets.
 The program may do to this process what it likes: all that leaves it is data, which is judged elsewhere.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -83,7 +84,7 @@ def serve():
         except Exception as error:  # noqa: BLE001 - told to the other side
             return ["raised", type(error).__name__, str(error)[:500]]
 
-    wire = Wire(3, 4, wrap=Callback, unwrap=unwrap, serve=answer)
+    wire = Wire(3, 4, wrap=Callback, unwrap=unwrap, serve=answer, imported=imported)
     try:
         begin = wire.receive()  # the judge is ready
         names = load()
@@ -92,6 +93,14 @@ def serve():
             wire.answer(wire.receive())
     except Gone:
         pass
+
+
+def imported(module, name):
+    """What the tests passed by its name."""
+    value = importlib.import_module(module)
+    for part in filter(None, name.split(".")):
+        value = getattr(value, part)
+    return value
 
 
 def serve_one(wire, names, what, *more):

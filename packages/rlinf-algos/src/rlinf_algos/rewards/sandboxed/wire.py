@@ -2,8 +2,9 @@
 
 Copied into both sandboxes and imported there; stands alone. A message is a line of JSON, `["ask", what, ...]` or an
 answer, `["value", result, arguments as the call left them]` or `["raised", name of the exception, text]`. What arrives
-is only ever parsed as data: None, numbers, texts, bytes, lists, tuples, sets, dicts, Decimal, Fraction and numbers of
-objects. While an answer is awaited the other side may ask, too: functions that were passed can be called back.
+is only ever parsed as data: None, numbers, texts, bytes, lists, tuples, sets, dicts, Decimal, Fraction, numbers of
+objects and, on the program's side, names of what is imported there. While an answer is awaited the other side may ask,
+too: functions that were passed can be called back.
 """
 
 import json
@@ -27,12 +28,16 @@ class Gone(BaseException):
 
 class Wire:
     """One end. `wrap` makes a stand-in of the other side's object, of its number; `unwrap` gives the number back, None
-    for anything else; `serve` answers what the other side asks."""
+    for anything else; `serve` answers what the other side asks. `name_of` gives module and name of what the other side
+    is to import instead; `imported` does that there."""
 
-    def __init__(self, read_fd, write_fd, *, wrap, unwrap, serve):
+    def __init__(self, read_fd, write_fd, *, wrap, unwrap, serve, name_of=None, imported=None):
         self._read, self._write = os.fdopen(read_fd, "rb"), write_fd
         self._wrap, self._unwrap, self._serve = wrap, unwrap, serve
+        self._name_of, self._imported = name_of, imported
         self._objects = []
+        self.has_text = False
+        """Whether text or bytes have arrived as data, or the text of an exception."""
         self.is_gone = False
         """Whether the other process ended, even if somebody caught that."""
 
@@ -97,11 +102,14 @@ class Wire:
             return ["fraction", value.numerator, value.denominator]
         if (number := self._unwrap(value)) is not None:
             return ["yours", number]
+        if self._name_of is not None and (name := self._name_of(value)) is not None:
+            return ["named", *name]
         self._objects.append(value)
         return ["mine", len(self._objects) - 1]
 
     def decode(self, found):
         if not isinstance(found, list):
+            self.has_text |= isinstance(found, str)
             return found
         kind, *values = found
         if kind in LISTS:
@@ -109,6 +117,7 @@ class Wire:
         if kind == "dict":
             return {self.decode(key): self.decode(item) for key, item in values[0]}
         if kind == "bytes":
+            self.has_text = True
             return bytes.fromhex(values[0])
         if kind == "complex":
             return complex(*map(float, values))
@@ -116,7 +125,7 @@ class Wire:
             return Decimal(values[0])
         if kind == "fraction":
             return Fraction(*map(int, values))
-        if kind == "array" and values[0][1:2] in tuple(NUMBERS):
+        if kind == "array" and values[0][1:2] in tuple(NUMBERS) and values[0][2:].isdigit():
             import numpy
 
             return numpy.array(self.decode(values[1]), dtype=values[0])
@@ -124,4 +133,6 @@ class Wire:
             return self.object(values[0])
         if kind == "mine":
             return self._wrap(int(values[0]))
+        if kind == "named" and self._imported is not None:
+            return self._imported(*values)
         raise ValueError(f"no value is of the kind {kind!r}")
