@@ -4,8 +4,9 @@ import pytest
 from transformers import AutoConfig
 
 from rlinf_workers.generation import huggingface, masks
-from rlinf_workers.language.probe import BOUND, WAYS, probe_architecture
+from rlinf_workers.language.probe import BOUND, WAYS, probe_architecture, refusal
 from rlinf_workers.models.small_copy import NoSmallCopy, small_config, small_model
+from rlinf_workers.testing.every_architecture import model_types, verdict_on
 
 EVERY_WAY = frozenset(WAYS)
 REFILLED = EVERY_WAY - {"packed"}
@@ -15,13 +16,13 @@ ARCHITECTURES = {
     "qwen2 with windows": EVERY_WAY,
     "mistral": EVERY_WAY,
     "gemma2": BATCHES | {"packed"},
-    "gemma3_text": REFILLED,
-    "phi3": REFILLED,
+    "gemma3_text": EVERY_WAY,
+    "phi3": EVERY_WAY,
     "gpt_oss": BATCHES,
-    "olmo3": REFILLED,
-    "cohere2": REFILLED,
-    "starcoder2": REFILLED,
-    "exaone4": REFILLED,
+    "olmo3": EVERY_WAY,
+    "cohere2": EVERY_WAY,
+    "starcoder2": EVERY_WAY,
+    "exaone4": EVERY_WAY,
     "llama4_text": REFILLED,
     "gpt_neo": BATCHES,
     "mpt": BATCHES,
@@ -60,6 +61,15 @@ def test_a_mask_without_windows_is_noticed(monkeypatch):
     assert "nats off" in str(found.reason)
 
 
+@pytest.mark.parametrize(("name", "says"), [("llama4_text", "nats off"), ("gpt_neo", "0 of 2 layers kept")])
+def test_sequences_are_not_packed_for_layers_that_attend_in_another_way(name, says):
+    """Llama 4 has chunks, which packed attention does not know; GPT-Neo's layers do not call the attention function."""
+    reason = refusal(config_of(name), ["packed"], num_tokens=40)
+    assert reason is not None and reason.startswith("the actor with packed sequences computes it wrongly: ")
+    assert says in reason and reason.endswith("leave actor.max_tokens_per_micro_batch out")
+    assert refusal(config_of(name), ["actor"], num_tokens=40) is None
+
+
 def test_a_small_copy_keeps_kinds_of_layers_and_shrinks_their_windows():
     small = small_config(AutoConfig.for_model("gemma3_text"))
     assert set(small.layer_types) == {"sliding_attention", "full_attention"} and small.sliding_window == 6
@@ -70,3 +80,14 @@ def test_a_small_copy_keeps_kinds_of_layers_and_shrinks_their_windows():
 def test_a_config_that_does_not_shrink_is_no_architecture_that_was_tried():
     with pytest.raises(NoSmallCopy, match="does not shrink"):
         small_config(AutoConfig.for_model("xlnet"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_architecture_of_transformers_is_computed_as_it_does_or_refused():
+    """With other weights than a run's own check has. What `python -m benchmarks.models.architectures` writes."""
+    first = {model_type: verdict_on(model_type) for model_type in model_types()}
+    taken = [model_type for model_type, verdict in first.items() if verdict.refused is None]
+    assert len(taken) > len(first) / 2 and {"falcon_h1", "jamba", "mamba", "rwkv", "qwen3_next"}.isdisjoint(taken)
+    again = {model_type: verdict_on(model_type, seed=11) for model_type in taken}
+    assert {model_type: verdict.refused for model_type, verdict in again.items() if verdict.refused is not None} == {}

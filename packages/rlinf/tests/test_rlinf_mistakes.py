@@ -592,8 +592,8 @@ MISTAKES = [
     ),
     Mistake(
         line=GSM8K + " --actor.max_tokens_per_micro_batch 4096",
-        says="is 'gpt2'; leave the key out",
-        files={"model/config.json": '{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}'},
+        says="'gpt_neo' cannot be used here: the actor with packed sequences computes it wrongly",
+        files={"model/config.json": '{"model_type": "gpt_neo", "eos_token_id": 1}'},
     ),
     Mistake(line="train sort-grpo --plan.profile absent.json", says="No such file or directory"),
     Mistake(

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-ARCHITECTURES = frozenset({"gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
-"""Those (`model_type`) whose layers hand every argument to the attention function, tested against whole sequences."""
 NAME = "rlinf_packed"
 MIN_SPREAD_TOKENS = 16
 """Completions that differ by no more share a call, whatever their length is."""
@@ -144,14 +142,10 @@ def _of_similar_length(rows: Tensor, lengths: Tensor) -> Iterator[Tensor]:
 
 @contextmanager
 def packed(model: Any) -> Iterator[None]:
-    """The model's layers attend by the `attend` that its call is given.
-
-    Raises: ValueError for an architecture that is not known to do so; RuntimeError when none of its layers did.
-    """
+    """The model's layers attend by the `attend` that its call is given, where they hand every argument to the attention
+    function; language/probe.py tells whether an architecture computes the same so."""
     from transformers import AttentionInterface
 
-    if model.config.model_type not in ARCHITECTURES:
-        raise ValueError(refusal(model.config.model_type))
     AttentionInterface.register(NAME, _attention)
     before = model.config._attn_implementation
     model.config._attn_implementation = NAME
@@ -159,14 +153,6 @@ def packed(model: Any) -> Iterator[None]:
         yield
     finally:
         model.config._attn_implementation = before
-
-
-def refusal(model_type: str) -> str:
-    """Why an architecture is not packed, and what to do."""
-    return (
-        "actor.max_tokens_per_micro_batch: packed sequences are known to work with "
-        f"{', '.join(sorted(ARCHITECTURES))}, and this model is {model_type!r}; leave the key out"
-    )
 
 
 def _attention(

@@ -21,6 +21,8 @@ SPREAD = 0.2
 MAX_PARAMETERS = 30_000_000
 """A copy that is larger did not shrink."""
 
+MAX_MESSAGE = 200
+
 HIDDEN, HEADS, SHARED_HEADS, HEAD_SIZE, EXPERTS = 32, 4, 2, 8, 4
 SIZES: Mapping[str, int] = {
     **dict.fromkeys(
@@ -51,12 +53,12 @@ SIZES: Mapping[str, int] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 16),
     **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank"), 8),
     **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), EXPERTS),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk"), 2),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"), POSITIONS),
     **dict.fromkeys(
-        ("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size", "unpadded_vocab_size"), VOCABULARY
+        ("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size", "unpadded_vocab_size", "n_words"), VOCABULARY
     ),
+    "encoder_hash_byte_group_vocab": VOCABULARY,
     "original_max_position_embeddings": POSITIONS,
 }
 """Names of sizes in configs of transformers, and what they become. Others stay."""
@@ -75,6 +77,9 @@ WINDOWS = (
     "local_attention",
     "index_topk",
 )
+FEW = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
+ROPE_FACTORS = ("short_factor", "long_factor")
+"""Of longrope, one for each pair of rotated dimensions."""
 INDICES = ("moe_layers", "mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "full_attention_layers")
 """Lists of the layers that are of a kind."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
@@ -83,6 +88,12 @@ MIN_LAYERS = 2
 
 class NoSmallCopy(ValueError):
     """An architecture that could not be made small; says why."""
+
+
+def one_line(error: Exception) -> str:
+    """An error's class and the last line of what it says, where classes that check themselves put the reason."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[-1].strip()}"[:MAX_MESSAGE]
 
 
 def small_config(config: Any) -> Any:
@@ -94,7 +105,7 @@ def small_config(config: Any) -> Any:
     try:
         return type(config)(**{**_shrunk(given), "dtype": "float32"})
     except Exception as error:  # configs check themselves, each in its own way
-        raise NoSmallCopy(f"its config does not shrink: {type(error).__name__}: {error}") from error
+        raise NoSmallCopy(f"its config does not shrink: {one_line(error)}") from error
 
 
 def small_model(config: Any, *, seed: int = 4) -> Any:
@@ -115,7 +126,7 @@ def small_model(config: Any, *, seed: int = 4) -> Any:
     except NoSmallCopy:
         raise
     except Exception as error:  # as above
-        raise NoSmallCopy(f"its small copy cannot be made: {type(error).__name__}: {error}") from error
+        raise NoSmallCopy(f"its small copy cannot be made: {one_line(error)}") from error
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -127,6 +138,7 @@ def _shrunk(given: Mapping[str, Any]) -> dict[str, Any]:
     """The dictionary of a config, or of a part of it."""
     num_layers = next((given[name] for name in LAYERS if isinstance(given.get(name), int)), None)
     fewer = None if num_layers is None else _num_layers(given, num_layers)
+    rotated = int(HEAD_SIZE * (given.get("partial_rotary_factor") or 1.0))
     heads = next((given[name] for name in ("num_attention_heads", "n_head", "n_heads") if given.get(name)), None)
     small: dict[str, Any] = {}
     for name, value in given.items():
@@ -134,12 +146,16 @@ def _shrunk(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(value, Mapping):
             small[name] = _shrunk({key: one for key, one in value.items() if not _is_beyond(key, fewer)})
+        elif name in ROPE_FACTORS and isinstance(value, list):
+            small[name] = value[: rotated // 2]
         elif isinstance(value, list) and name in INDICES:
             small[name] = [layer for layer in value if not _is_beyond(layer, fewer)]
         elif isinstance(value, list) and len(value) == num_layers:
             small[name] = [_number(name, one, heads) if _is_number(one) else one for one in value[:fewer]]
         elif name in LAYERS and _is_number(value):
             small[name] = fewer
+        elif name == "num_kv_shared_layers" and value:
+            small[name] = fewer // 2
         elif _is_number(value):
             small[name] = _number(name, value, heads)
         else:
@@ -161,6 +177,8 @@ def _number(name: str, value: Any, heads: Any) -> int:
         return SIZES[name]
     if name in SHARING:
         return HEADS if value == heads else min(value, SHARED_HEADS)
+    if name in FEW:
+        return min(value, 2)
     if name in WINDOWS and value:
         return WINDOW
     if name.endswith("_token_id"):
@@ -169,10 +187,11 @@ def _number(name: str, value: Any, heads: Any) -> int:
 
 
 def _num_layers(given: Mapping[str, Any], num_layers: int) -> int:
-    """The fewest first layers that have one of each kind."""
+    """The fewest first layers that have one of each kind; twice as many where the last ones share the cache of earlier
+    ones."""
     fewest = min(MIN_LAYERS, num_layers)
     for name, value in given.items():
         if isinstance(value, list) and len(value) == num_layers and name not in INDICES:
             kinds = [str(one) for one in value]
             fewest = max(fewest, *(kinds.index(kind) + 1 for kind in kinds))
-    return fewest
+    return min(num_layers, 2 * fewest) if given.get("num_kv_shared_layers") else fewest

@@ -37,7 +37,7 @@ from rlinf.jobs.generation import (
 from rlinf.jobs.lora import lora_settings, with_base
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, engine_ways, trainer_ways
 from rlinf.jobs.rewards import JUDGES, check_reward, reward_folders, reward_spec, try_rewards
-from rlinf.jobs.training import backend_settings, check_packs, optimizer_settings
+from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
@@ -125,9 +125,6 @@ class ReasoningJob(Job):
                 "model.architecture makes a tokenizer of single characters, but this task is natural language",
                 hint="give a Hugging Face folder with model.path",
             )
-        if config.actor.max_tokens_per_micro_batch is not None:
-            for key, path in (("model.path", config.model.path), ("reference.path", config.reference.path)):
-                check_packs(path, key)
         self._algorithm = config.algorithm
         reward = config.reward
         try_algorithm(self._algorithm, num_parts=len(reward.terms) if reward.kind == "weighted" else 0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +11,6 @@ import torch
 from rlinf.config.common import OptimizerConfig, TrainerConfig
 from rlinf.doors import named_class
 from rlinf.errors import UserError
-from rlinf_workers.models.packed_attention import ARCHITECTURES, refusal
 from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
 from rlinf_workers.registry import BACKEND_CHECKS, BACKENDS, POLICIES
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
@@ -48,15 +45,6 @@ def check_recompute(backend: BackendSettings, policy: PolicySettings) -> None:
         recompute_feed_forward(outline_policy(policy) if has_backbone else make_policy(policy, torch.device("cpu")))
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def check_packs(folder: Path | None, key: str) -> None:
-    """Raises: UserError for a model whose sequences cannot be packed."""
-    if folder is None:
-        return
-    found = str(json.loads((folder / "config.json").read_text()).get("model_type"))
-    if found not in ARCHITECTURES:
-        raise UserError(f"{key}={folder}: {refusal(found)}")
 
 
 def optimizer_settings(section: OptimizerConfig, **others: Any) -> OptimizerSettings:
