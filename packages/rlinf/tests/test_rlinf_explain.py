@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from rlinf.run_folder import RunFolder
 from rlinf_workers.explaining.explanation import Explanation, Seen, explain, look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot, StageState, read_snapshot, snapshot_json
+from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.launcher.base import Wait
 
 LIMIT_S = 120.0
@@ -81,6 +83,23 @@ def test_a_live_run_is_explained_on_one_screen(tmp_path: Path, stopped: int, cap
     assert found["graph"]["culprits"] == [{"cause": "stopped", "nodes": ["reward/0 reward"], "num_waiting": 1}]
 
 
+@pytest.mark.parametrize(
+    ("took_s", "expected_s", "is_fine"), [(0.4, None, True), (7.0, None, False), (7.0, 5.0, True), (16.0, 5.0, False)]
+)
+def test_nothing_is_wrong_with_a_step_that_may_be_in_time(took_s: float, expected_s: float | None, is_fine: bool):
+    now_s = time.time()
+    snapshot = replace(hanging(1), taken_s=now_s, began_s=now_s - took_s, expected_s=expected_s)
+    busy = SimpleNamespace(cause="busy", nodes=("reward/0 reward",), num_waiting=0)
+    node = SimpleNamespace(name="reward/0 reward", process="reward/0", wait=None, remark="", holds=())
+    graph = SimpleNamespace(culprits=(busy,), nodes=(node,))
+    seen: Any = SimpleNamespace(
+        snapshot=snapshot, graph=graph, nodes={node.name: node}, looks={}, processes_of=lambda culprit: ["reward/0"]
+    )
+    lines = list(graph_lines(seen))
+    assert (f"culprit: nobody: nothing is wrong after {took_s:.1f} s; reward/0 reward works" in lines) == is_fine
+    assert any(line.startswith("what to do") for line in lines) != is_fine
+
+
 def test_a_driver_that_writes_no_more_is_the_culprit(tmp_path: Path, stopped: int, capsys: pytest.CaptureFixture[str]):
     snapshot = hanging(stopped, driver_pid=stopped)
     with run_folder(tmp_path / "run") as folder:
@@ -103,7 +122,8 @@ def test_a_run_without_processes_says_how_it_ended(tmp_path: Path, capsys: pytes
     failed = run_folder(tmp_path / "failed")
     failed.close("RunFailed: worker reward/0 on x was lost")
     (failed.path / "explain-step-3.txt").write_text("culprit: reward/0\n")
-    assert "RunFailed: worker reward/0 on x was lost\nexplained then: " in said(failed.path)
+    go_on = f"go on with: rlinf train --resume --output {failed.path}"
+    assert f"RunFailed: worker reward/0 on x was lost\n{go_on}\nexplained then: " in said(failed.path)
     dead = run_folder(tmp_path / "dead")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     (dead.path / "waits.json").write_bytes(snapshot_json(hanging(gone.pid, driver_pid=gone.pid)))

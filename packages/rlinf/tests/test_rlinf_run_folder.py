@@ -112,6 +112,7 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
         folder.metrics(0, {"a": 0.1}, time_s=2.5)
     with pytest.raises(OSError, match=r"No space left on device: '.*/run/problem\.json'"):
         folder.write("problem.json", "{}")
+    assert not list(folder.path.glob(".*.partial")), "what could not be written is gone"
 
 
 def test_last_evaluation(tmp_path: Path) -> None:
@@ -392,13 +393,14 @@ def test_resume_records_the_session_and_may_replace_the_config(tmp_path: Path) -
     folder = create(tmp_path / "run")
     save(folder, 3)
     folder.result({"after": 0.5})
-    folder.write_plan_times([{"first_step": 0}, {"first_step": 2}, {"first_step": 3}])
+    times = [(0, 2), (2, 9), (3, 1)]  # the second plan had steps that are made again
+    folder.write_plan_times([{"first_step": first, "num_steps": count} for first, count in times])
     folder.close()
     started = json.loads((folder.path / "manifest.json").read_text())["started"]
     resumed = resume(folder.path, config_yaml="name: longer\n")
     resumed.write_plan_times([{"first_step": 3, "num_steps": 9}])
     plans = json.loads((folder.path / "plan_times.json").read_text())["plans"]
-    assert plans == [{"first_step": 0}, {"first_step": 2}, {"first_step": 3, "num_steps": 9}]
+    assert [(plan["first_step"], plan["num_steps"]) for plan in plans] == [(0, 2), (2, 1), (3, 9)]
     assert not (folder.path / "result.json").exists()  # that of a run which has ended
     manifest = json.loads((folder.path / "manifest.json").read_text())
     assert manifest["started"] == started

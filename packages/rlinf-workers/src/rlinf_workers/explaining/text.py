@@ -11,6 +11,8 @@ from rlinf_workers.explaining.graph import SETTLED_S, Cause, Culprit, Node
 from rlinf_workers.explaining.stacks import Frame, Stacks, ThreadStack
 
 NUM_CULPRITS = 3
+TIMES_EXPECTED = 3.0
+"""A step that takes longer than so many times what was expected is late, as for the watch of a run."""
 NUM_NODES = 12
 NUM_INNER, NUM_OUTER = 6, 4
 """Frames shown: what the thread is in now, and the stage that it came from."""
@@ -55,18 +57,27 @@ def culprit_line(explanation: Explanation) -> str:
     """The gravest culprit in one line."""
     snapshot = explanation.snapshot
     for culprit in explanation.graph.culprits:
-        is_young = culprit.cause == "busy" and snapshot.taken_s - snapshot.began_s < SETTLED_S
-        return ("nobody yet; it is the move of " if is_young else "") + _culprit_text(explanation, culprit)
+        if _is_on_time(explanation):
+            took_s = snapshot.taken_s - snapshot.began_s
+            return f"nobody: nothing is wrong after {took_s:.1f} s; {explanation.nodes[culprit.nodes[0]].name} works"
+        return _culprit_text(explanation, culprit)
     if not snapshot.flow:
         return "no flow is running: the move is the driver's (a checkpoint, an evaluation's end, a start)"
     return "nobody: every wait is short, so it moves, or has stood still for seconds only; ask again"
+
+
+def _is_on_time(explanation: Explanation) -> bool:
+    """Whether somebody works, and the step has not taken long enough for that to be a reason to worry."""
+    snapshot, culprits = explanation.snapshot, explanation.graph.culprits
+    took_s, expected_s = snapshot.taken_s - snapshot.began_s, snapshot.expected_s or 0.0
+    return bool(culprits) and culprits[0].cause == "busy" and took_s < max(SETTLED_S, TIMES_EXPECTED * expected_s)
 
 
 def graph_lines(explanation: Explanation, *, every: bool = False) -> Iterator[str]:
     """The culprits, what to do, and who waits for what, the longest first."""
     yield f"culprit: {culprit_line(explanation)}"
     culprits = explanation.graph.culprits
-    for culprit in culprits[:1]:
+    for culprit in culprits[:1] if not _is_on_time(explanation) else ():
         look = explanation.looks.get(explanation.processes_of(culprit)[0])
         yield f"what to do: {WHAT_TO_DO[culprit.cause].format(pid=look.record.pid if look else '')}"
     shown = culprits[1:] if every else culprits[1:NUM_CULPRITS]

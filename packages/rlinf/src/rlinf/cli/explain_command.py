@@ -142,7 +142,8 @@ def _ended(folder: Path, manifest: dict[str, Any]) -> str:
         )
     if "failure" in session:
         failure = "\n".join(map(printable, str(session["failure"]).splitlines()))
-        return f"the run in {folder} ended {session['ended']}: {failure}{more}"
+        go_on = f"\ngo on with: {resume_command(folder)}"
+        return f"the run in {folder} ended {session['ended']}: {failure}{go_on}{more}"
     if (folder / RESULT).is_file():
         result = read_json(folder / RESULT)
         return f"the run in {folder} is finished after {result['num_steps']} steps, since {session['ended']}"

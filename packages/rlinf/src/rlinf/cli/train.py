@@ -11,8 +11,9 @@ from rlinf.cli.address_space import check_address_space
 from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
+from rlinf.config.paths import check_paths
 from rlinf.config.schema import JOBS, Config
-from rlinf.errors import UserError
+from rlinf.errors import RunFailed, UserError
 from rlinf.loop.ending import how_to_go_on
 from rlinf.run_folder.folder import resume_command
 from rlinf.run_folder.lock import check_empty, check_free
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(config: Config, path: Path, *, resume: bool, accept: bool, command: list[str]) -> int:
     check_address_space()
+    check_paths(config)
     from rlinf.processes import fork_server
 
     fork_server.start(config)
@@ -94,6 +96,10 @@ def _train(config: Config, path: Path, *, resume: bool, accept: bool, command: l
         raise
     except KeyboardInterrupt:
         print(f"go on with: {resume_command(path)}", file=sys.stderr)
+        raise
+    except (OSError, RunFailed):
+        if folder.latest_checkpoint() is not None:
+            print(f"go on with, once it is mended: {resume_command(path)}", file=sys.stderr)
         raise
     print(f"\n{result}")
     return 0

@@ -346,6 +346,8 @@ class TrainingLoop:
     def _resume(self, checkpoint: Path) -> float:
         """Returns the latest score."""
         state = self._folder.read_state(checkpoint)
+        for times in self._times[-1:]:  # begun before it was known where the run goes on
+            times.first_step = state["step"]
         clock = self._clock = _Clock(**{field.name: state[field.name] for field in fields(_Clock)})
         self._saved_step = clock.step
         self._session.stage_s.update(state["stage_s"])

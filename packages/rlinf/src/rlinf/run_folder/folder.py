@@ -281,7 +281,11 @@ class RunFolder:
         step = self._resumed_from_step = checkpoint_step or 0
         file = self.path / PLAN_TIMES
         plans = json.loads(file.read_text(encoding="utf-8"))["plans"] if file.exists() else []
-        self._earlier_plan_times = [plan for plan in plans if plan["first_step"] < step]
+        self._earlier_plan_times = [
+            {**plan, "num_steps": min(plan["num_steps"], step - plan["first_step"])}
+            for plan in plans
+            if plan["first_step"] < step
+        ]
 
     def _open_trace(self, limit_bytes: int) -> TraceWriter:
         origin_ns = round(self._manifest.values["started_s"] * 1e9)

@@ -57,10 +57,14 @@ def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
 def write_file(path: Path, content: str | bytes) -> None:
     """Writes the file under another name, then renames it: readers see the old content or the new one, never half."""
     partial = path.with_name(f".{path.name}.partial")
-    with naming(path), partial.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with naming(path), partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     partial.replace(path)
     sync(path.parent)
 
