@@ -62,6 +62,11 @@ def test_equal_nodes_are_well():
     ]
 
 
+def test_a_cluster_that_takes_anybody_is_a_note():
+    ((subject, text, hint),) = wrong(replace(cluster(node(0)), is_open=True))
+    assert subject == "token" and "asks nobody for a token" in text and "docs/clusters.md" in hint
+
+
 def test_versions_that_differ_are_named_with_their_nodes():
     packages = {"rlinf": "2026.11.0", "torch": "2.8.0", "ray": "2.60.0"}
     report = cluster(node(0), node(1, packages=packages), node(2, python="3.11.8"), node(3, packages=packages))

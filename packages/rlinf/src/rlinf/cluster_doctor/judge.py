@@ -24,6 +24,9 @@ def judge(report: ClusterReport) -> Iterator[Finding]:
             yield Finding("nodes", "problem", f"nobody could look at {node.place}: {node.problem}", "see its Ray logs")
     if not any(node.problem for node in report.nodes):
         yield Finding("nodes", "ok", f"{len(report.nodes)} looked at")
+    if report.is_open:
+        text = "the cluster asks nobody for a token: whoever reaches its ports can run programs on its nodes"
+        yield Finding("token", "note", text, "docs/clusters.md says how to start one with a token")
     yield from _versions(seen)
     yield from _devices(seen)
     yield from _shared_memory(seen)

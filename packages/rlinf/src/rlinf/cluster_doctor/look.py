@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -39,7 +40,8 @@ def look_at_cluster(address: str, say: Callable[[str], None]) -> ClusterReport:
     """
     nodes = find_nodes(address, 0, 0.0)
     say(f"looking at {len(nodes)} nodes, and at {len(nodes) * (len(nodes) - 1)} ways between them")
-    return member_of(address).process.call("look", nodes, module=__name__)
+    member = member_of(address)
+    return replace(member.process.call("look", nodes, module=__name__), is_open=member.is_open)
 
 
 def look(nodes: Sequence[Node]) -> ClusterReport:

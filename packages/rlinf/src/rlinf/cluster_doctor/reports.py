@@ -65,6 +65,8 @@ class ClusterReport:
 
     nodes: tuple[NodeReport, ...]
     ways: tuple[WayReport, ...]
+    is_open: bool = False
+    """Whether it takes anybody, without a token."""
 
     @property
     def open_ways(self) -> list[WayReport]:
