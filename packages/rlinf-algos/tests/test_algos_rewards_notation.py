@@ -116,9 +116,10 @@ def test_any_text_can_be_read(text):
     [
         (r"\text{cm}", (("m", 1),), Fraction(1, 100)),
         (r"\text{cm}^2", (("m", 2),), Fraction(1, 10000)),
-        (r"\text{square}\text{feet}", (("inch", 2),), Fraction(144)),
+        (r"\text{square}\text{feet}", (("m", 2),), Fraction(3048, 10000) ** 2),
         (r"\text{km}/\text{h}", (("m", 1), ("s", -1)), Fraction(5, 18)),
-        (r"\text{miles}\text{per}\text{hour}", (("inch", 1), ("s", -1)), Fraction(63360, 3600)),
+        (r"\text{miles}\text{per}\text{hour}", (("m", 1), ("s", -1)), Fraction(1609344, 1000 * 3600)),
+        (r"\text{liters}", (("m", 3),), Fraction(1, 1000)),
         (r"\text{kg}\text{m}/\text{s}", (("g", 1), ("m", 1), ("s", -1)), Fraction(1000)),
         (r"\mu\text{m}", (("m", 1),), Fraction(1, 1_000_000)),
         (r"\text{red}\text{apples}", (("red apple", 1),), Fraction(1)),

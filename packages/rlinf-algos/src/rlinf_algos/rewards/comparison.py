@@ -9,31 +9,26 @@ constant ratio. Inequalities equal the intervals that they describe. A unit may 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
+from rlinf_algos.rewards.forms import choice_of, letters_of, spread
 from rlinf_algos.rewards.plain_number import equal_numbers, rational
+from rlinf_algos.rewards.ranges import FLIPPED, Range, ranges, turned
 from rlinf_algos.rewards.structure import Answer, has_words, mentions, name_of, read
+from rlinf_algos.rewards.units import Unit
 
 Verdict = bool | None
 Question = tuple[Literal["equal", "near", "same zeros", "same sign"], str, str]
 """equal: two formulas; near: up to 1 %; same zeros, same sign: whether their ratio is constant, and positive."""
-_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _EQUAL = frozenset(("=", "\\approx"))
-_SYMMETRIC = frozenset((*_FLIPPED, *_EQUAL, "\\ne", "\\equiv", "\\cong", "\\parallel", "\\perp"))
+_SYMMETRIC = frozenset((*FLIPPED, *_EQUAL, "\\ne", "\\equiv", "\\cong", "\\parallel", "\\perp"))
 """Operators of relations that can be read from right to left."""
+_DEGREE, _RADIAN = (("degree", 1),), (("radian", 1),)
 _MAX_MATCHED = 12
 """Items of lists of formulas that are compared each with each; longer lists keep their order."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """An interval from `low` to `high`; `brackets` are "[" or "(", and "]" or ")"."""
-
-    low: Answer
-    high: Answer
-    brackets: str
 
 
 class Comparison:
@@ -45,14 +40,20 @@ class Comparison:
     """
 
     def __init__(self, expected: str, found: str, known: Mapping[Question, bool]) -> None:
-        self._expected, self._found = read(expected), read(found)
+        self._expected, self._found = spread(read(expected)), spread(read(found))
+        self._found = self._found if self._expected.kind == "relation" else _result(self._found)
+        self._choices = choice_of(expected), choice_of(found)
+        is_list = [re.search(r",|\\text", text) is not None for text in (expected, found)]
+        self._are_letters = is_list[0] != is_list[1] and None not in (letters_of(expected), letters_of(found))
         self._known = known
         self.open: list[Question] = []
         """Questions without an answer, after `run`."""
 
     def run(self) -> Verdict:
         self.open = []
-        return self._same(self._expected, self._found)
+        if self._are_letters:  # of several choices
+            return letters_of(self._expected.text) == letters_of(self._found.text)
+        return self._same_choices() if any(self._choices) else self._same(self._expected, self._found)
 
     # -- three-valued logic
 
@@ -82,15 +83,32 @@ class Comparison:
 
     # -- by kind
 
+    def _same_choices(self) -> Verdict:
+        """A letter equals the letter, a content the content; where both have both, both must be equal."""
+        expected, found = self._choices
+        if expected and found:
+            if expected.letters != found.letters:
+                return False
+            return self._same(expected.content, found.content) if expected.content and found.content else True
+        choice, other = (expected, self._found) if expected else (found, self._expected)
+        assert choice is not None, "one of them is a choice"
+        if letters_of(other.text):
+            return choice.letters == letters_of(other.text)
+        if choice.content and (verdict := self._same(choice.content, other)) is not False:
+            return verdict
+        return self._same(self._expected, self._found)
+
     def _same(self, one: Answer, other: Answer) -> Verdict:
         if one.text == other.text:
             return True
         pair = {one.kind, other.kind}
-        ranges = _ranges(one), _ranges(other)
-        if ranges[0] and ranges[1] and pair != {"tuple"} and not (pair == {"relation"} and _is_harder(one, other)):
-            return self._same_ranges(ranges[0], ranges[1])
+        sets = ranges(one), ranges(other)
+        if sets[0] and sets[1] and pair != {"tuple"} and not (pair == {"relation"} and _is_harder(one, other)):
+            return self._same_ranges(sets[0], sets[1])
         if "relation" in pair and pair != {"relation", "list"}:
             return self._same_relations(one, other)
+        if "matrix" in pair and pair <= {"matrix", "tuple", "list"} and len(pair) == 2:
+            return self._same_vectors(one, other)
         if pair <= {"list", "set", "tuple"}:
             return self._same_collections(one, other)
         if pair == {"union"}:
@@ -112,7 +130,7 @@ class Comparison:
         number, other_number = rational(one), rational(other)
         if number and other_number:
             return equal_numbers(number, other_number)
-        if has_words(one) or has_words(other) or one in _INFINITE or other in _INFINITE:
+        if has_words(one) or has_words(other) or r"\emptyset" in (one, other) or one in _INFINITE or other in _INFINITE:
             return False
         return self._ask(("equal", one, other))
 
@@ -152,10 +170,20 @@ class Comparison:
             return self._in_order(named.parts, bare.parts)
         return self._matched(named.parts, bare.parts)
 
+    def _same_vectors(self, one: Answer, other: Answer) -> Verdict:
+        """A matrix of one row or column equals the tuple of its cells."""
+        matrix, items = (one, other) if one.kind == "matrix" else (other, one)
+        is_vector = len(matrix.marks) == 1 or set(matrix.marks) == {"1"}
+        return is_vector and items.marks in ((), ("()",), ("[]",)) and self._in_order(matrix.parts, items.parts)
+
     def _same_quantities(self, one: Answer, other: Answer) -> Verdict:
         if one.unit is not None and other.unit is not None:
-            if one.unit.bases != other.unit.bases:
+            if {one.unit.bases, other.unit.bases} == {_DEGREE, _RADIAN}:
+                return self._same_angles(one, other)
+            if one.unit.bases != other.unit.bases and not _are_pounds(one, other):
                 return False
+            if _are_pounds(one, other):
+                return self._same(one.parts[0], other.parts[0])
             if one.unit.factor == other.unit.factor:
                 return self._same(one.parts[0], other.parts[0])
             values = rational(one.parts[0].text), rational(other.parts[0].text)
@@ -165,7 +193,16 @@ class Comparison:
         quantity, bare = (one, other) if one.unit is not None else (other, one)
         if quantity.parts[0].text not in quantity.text and bare.kind == "formula":
             return False  # 2 hours 30 minutes is not 150
+        if quantity.unit and quantity.unit.bases == _DEGREE and r"\pi" in bare.text and bare.kind == "formula":
+            return self._same_angles(quantity, Answer("quantity", bare.text, (bare,), (), Unit(_RADIAN, Fraction(1))))
         return self._same(quantity.parts[0], bare) if bare.kind in ("formula", "list", "tuple", "set") else False
+
+    def _same_angles(self, one: Answer, other: Answer) -> Verdict:
+        degrees, radians = (one, other) if one.unit and one.unit.bases == _DEGREE else (other, one)
+        if degrees.unit is None or degrees.parts[0].kind != "formula" or radians.parts[0].kind != "formula":
+            return False
+        degree = degrees.unit.factor / 180
+        return self._ask(("equal", rf"({degrees.parts[0].text})\cdot({degree})\cdot\pi", radians.parts[0].text))
 
     # -- relations
 
@@ -177,12 +214,12 @@ class Comparison:
             return False  # x=5 is not y=5
         if one.kind != "relation" or other.kind != "relation":
             return False
-        turned = _turned(other)
+        reverse = turned(other)
         verdict: Verdict = False
         if one.marks == other.marks:
             verdict = self._in_order(one.parts, other.parts)
-        if verdict is not True and one.marks == turned.marks and _SYMMETRIC.issuperset(one.marks):
-            verdict = self._any((verdict, self._in_order(one.parts, turned.parts)))
+        if verdict is not True and one.marks == reverse.marks and _SYMMETRIC.issuperset(one.marks):
+            verdict = self._any((verdict, self._in_order(one.parts, reverse.parts)))
         if verdict is True or len(one.parts) != 2 or len(other.parts) != 2:
             return verdict
         return self._any((verdict, self._same_differences(one, other)))
@@ -193,8 +230,8 @@ class Comparison:
             return False
         if operator in _EQUAL | {"\\ne"} and (other.marks[0] == operator or {operator, other.marks[0]} <= _EQUAL):
             return self._ask(("same zeros", _difference(one), _difference(other)))
-        if operator in _FLIPPED and other.marks[0] in (operator, _FLIPPED[operator]):
-            other = other if other.marks[0] == operator else _turned(other)
+        if operator in FLIPPED and other.marks[0] in (operator, FLIPPED[operator]):
+            other = other if other.marks[0] == operator else turned(other)
             return self._ask(("same sign", _difference(one), _difference(other)))
         return False
 
@@ -211,7 +248,7 @@ class Comparison:
         near = [self._ask(("near", found.exact[0].text, rounded.text)) for rounded in found.rounded]
         return self._all((verdict, *near))
 
-    def _same_ranges(self, ones: tuple[_Range, ...], others: tuple[_Range, ...]) -> Verdict:
+    def _same_ranges(self, ones: tuple[Range, ...], others: tuple[Range, ...]) -> Verdict:
         if len(ones) != len(others):
             return False
         return self._all(
@@ -222,6 +259,26 @@ class Comparison:
             )
             for one in ones
         )
+
+
+def _result(answer: Answer) -> Answer:
+    """What an equation comes to whose last side is a number: 7 of `a+b=7`; other answers as they are."""
+    if answer.kind != "relation" or set(answer.marks) != {"="} or name_of(answer.parts[0]):
+        return answer
+    last = answer.parts[-1]
+    value = last.parts[0] if last.kind == "quantity" else last
+    has_letters = re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|\\begin", answer.parts[0].text)
+    is_value = last.kind == "matrix" or (rational(value.text) is not None and value.text != "0")
+    return last if has_letters and is_value else answer
+
+
+def _are_pounds(one: Answer, other: Answer) -> bool:
+    """Whether one is in pounds sterling, the other in pounds of an unknown kind."""
+    pairs = ((one, other), (other, one))
+    return any(
+        sterling.unit and sterling.unit.bases == (("sterling", 1),) and other.text.endswith((r"{pounds}", r"{pound}"))
+        for sterling, other in pairs
+    )
 
 
 def _distinct(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
@@ -235,7 +292,7 @@ def _are_numbers(items: tuple[Answer, ...]) -> bool:
 def _named(items: Answer) -> set[str] | None:
     """The names in a list of assignments; None where one is none."""
     chains = [_chain(item) for item in items.parts]
-    names = {chain.name for chain in chains if chain and chain.name}
+    names = {re.sub(r"_\{?[0-9]\}?\Z", "", chain.name) for chain in chains if chain and chain.name}
     return names if chains and all(chain and chain.name for chain in chains) else None
 
 
@@ -257,7 +314,7 @@ def _chain(answer: Answer) -> _Chain | None:
     name, sides, marks = name_of(answer.parts[0]), answer.parts, ("=", *answer.marks)
     if name is not None and not any(mentions(side, name) for side in sides[1:]):
         sides, marks = sides[1:], ("=", *marks[2:])
-    elif any(re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", side.text)) for side in sides):
+    elif any(re.search(r"[A-Za-z]", re.sub(r"\\text\{[^{}]*\}|\\[A-Za-z]+", "", side.text)) for side in sides):
         return None
     else:
         name = None
@@ -271,12 +328,6 @@ def _are_mixed(one: _Chain, other: _Chain) -> bool:
     return any(name and any(mentions(side, name) for side in (*chain.exact, *chain.rounded)) for name, chain in pairs)
 
 
-def _turned(relation: Answer) -> Answer:
-    """The relation read from right to left."""
-    marks = tuple(_FLIPPED.get(mark, mark) for mark in reversed(relation.marks))
-    return Answer("relation", relation.text, relation.parts[::-1], marks)
-
-
 def _difference(relation: Answer) -> str:
     left, right = (part.text for part in relation.parts)
     return left if right == "0" else f"({left})-({right})"
@@ -287,41 +338,4 @@ def _is_harder(one: Answer, other: Answer) -> bool:
     return {name_of(part) for part in one.parts} - {None} != {name_of(part) for part in other.parts} - {None}
 
 
-_INFINITY, _MINUS_INFINITY, _EVERYTHING = read(r"\infty"), read(r"-\infty"), r"\mathbb{R}"
-_INFINITE = frozenset((r"\infty", r"+\infty", r"-\infty"))
-
-
-def _ranges(answer: Answer) -> tuple[_Range, ...] | None:
-    r"""The intervals that an answer describes: `x<2 \text{or} x>3`, `x\in[0,1]`, `(-\infty,2)\cup(3,\infty)`."""
-    if answer.kind == "tuple" and len(answer.parts) == 2:
-        low, high = answer.parts
-        return (_Range(low, high, answer.marks[0]),)
-    if answer.kind == "formula" and answer.text == _EVERYTHING:
-        return (_Range(_MINUS_INFINITY, _INFINITY, "()"),)
-    if answer.kind == "union" or (answer.kind == "list" and re.search(r"\\text\{or\}|\\lor|\\vee", answer.text)):
-        pieces = [_ranges(part) for part in answer.parts]
-        return None if None in pieces else tuple(piece for group in pieces if group for piece in group)
-    if answer.kind != "relation":
-        return None
-    if answer.marks == ("\\in",) and name_of(answer.parts[0]):
-        return _ranges(answer.parts[1])
-    return _range_of_inequality(answer)
-
-
-def _range_of_inequality(relation: Answer) -> tuple[_Range, ...] | None:
-    if not set(relation.marks) <= set(_FLIPPED):
-        return None
-    if relation.marks[0] in (">", "\\ge"):
-        relation = _turned(relation)
-    names = [name_of(part) for part in relation.parts]
-    if not set(relation.marks) <= {"<", "\\le"} or any(part.kind != "formula" for part in relation.parts):
-        return None
-    brackets = ["[" if mark == "\\le" else "(" for mark in relation.marks]
-    closing: Callable[[str], str] = {"[": "]", "(": ")"}.__getitem__
-    if len(names) == 3 and names[1]:
-        return (_Range(relation.parts[0], relation.parts[2], brackets[0] + closing(brackets[1])),)
-    if len(names) == 2 and names[0] and not names[1]:
-        return (_Range(_MINUS_INFINITY, relation.parts[1], "(" + closing(brackets[0])),)
-    if len(names) == 2 and names[1] and not names[0]:
-        return (_Range(relation.parts[0], _INFINITY, brackets[0] + ")"),)
-    return None
+_INFINITE = frozenset((r"\infty", r"-\infty"))

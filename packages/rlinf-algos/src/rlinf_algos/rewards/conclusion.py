@@ -16,8 +16,10 @@ from rlinf_algos.rewards.units import NO_THINGS, SCALES, is_thing, is_unit
 _SENTENCE_END = re.compile(r"(?<![.])[.!?](?=\**(?:\s+(?!Or\b)[A-Z*($\\\u4e00-\u9fff]|\s*$))")
 _CLAUSE_END = re.compile(_SENTENCE_END.pattern + r"|;(?=\s[a-z])")
 _REASON = re.compile(
-    r",?\s(?:because|since|so|which|instead of|rather than)\b|,\s(?:as|where|giving|when|making|leaving)\b"
-    r"|[,;(]\s?(?:and |but )?not\b|\s\((?!(?:mod|or)\b)(?=[A-Za-z]{3,})"
+    r",?\s(?:because|since|so|which|instead of|rather than|while|whereas)\b"
+    r"|,\s[a-z]{3,12}(?:ed|ing) (?:at|by|for|from|if|in|when)\b"
+    r"|,\s(?:as|where|giving|when|making|leaving)\b"
+    r"|[,;(]\s?(?:and |but )?not\b|\s(?:and|but) not\b|\s\((?!(?:mod|or)\b)(?=[A-Za-z]{3,})"
     r"|,\s(?:the|an?|its|his|her|their)\s(?![^.]*(?:\b(?:is|are|be|equals?|was|were|has|have|gets?|gives?)\b|=))"
 )
 _THEREFORE = re.compile(r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.),?\s(?!that\b)", flags=re.IGNORECASE)
@@ -42,11 +44,16 @@ _VERB = re.compile(r"\b(?:is|are|equals?|be|was|were|becomes?|remains?|gives?|ge
 _PREDICATE = re.compile(
     r"\b(?:is|are|be|was|were|equals?|becomes?|has|have|falls? on|called|named|chooses?|wins?|get|must)\b\s*"
 )
+_WHOLE = re.compile(r"\b(?:does|do) not exist\b|\bno (?:[a-z]+ )?solutions?\b|\binfinitely many\b", flags=re.IGNORECASE)
 _CUT = frozenset(
     ("for", "when", "where", "after", "with", "in", "by", "from", "on", "because", "since", "as", "so", "which", "that",
      "at", "to", "of", "before", "until", "while", "if", "during", "each", "per", "altogether")
 )  # fmt: skip
 _UNIT_WORDS = frozenset(("square", "cubic", "sq", "cu", "per", "squared", "cubed"))
+_REMARK = re.compile(r" \([a-z ]{3,30}\)(?=,| and\b| or\b)")
+_REJECTED = re.compile(r"\Anot .{1,80}?,? (?:but|is|it is|it's) (?=\S)")
+_BEFORE = re.compile(r"\s(?:after|before)\s")
+_MORE_THAN = re.compile(r"(?:more|fewer|less)\b(?: [a-z]+){0,2} than\b[^0-9$]*\Z")
 _CLOSERS = re.compile(
     r"\A\W*(?:this (?:makes|is (?:correct|right|consistent|the)|confirms|matches|agrees)|check|verif|let me know|i hope"
     r"|hope this|note that|if you|feel free|please|great|good)",
@@ -60,7 +67,7 @@ _MAX_LOOKS = 20
 def statement(line: str) -> str:
     """The answer at the beginning of a line: its first sentence, without reasons, fillers and, after a quantity, the
     circumstances: "45 minutes" of "45 minutes for the whole way"."""
-    text = without_filler(cleaned(_sentence(line)))
+    text = without_filler(cleaned(_sentence(_REJECTED.sub("", line.strip()))))
     for word in words_of(text):
         if word[0] in _CUT and _QUANTITY.fullmatch(text, 0, word.start()):
             is_counted = word[0] in ("per", "each", "in", "of") or re.search(r"[0-9$\\]", text[word.start() :])
@@ -121,6 +128,8 @@ def measured(text: str) -> str:
             return text
         if _is_measure(word, text) or (name in ("or", "and") and is_formal(text[word.end() :].strip())):
             end = word.end()
+        elif _MORE_THAN.match(text, word.start()):
+            return text[: word.start()].strip()
         elif (name in NO_THINGS and name not in _CUT) or re.match(r"(?:to|of) [0-9$]", text[word.start() :]):
             return text
         else:
@@ -164,7 +173,7 @@ def conclusion(text: str, *, in_words: bool = False) -> str | None:
     for line in reversed(lines):
         sentences = [one for one in _sentences(line) if not _CLOSERS.match(one)]
         for sentence in reversed(sentences[-_MAX_LOOKS:]):
-            answer = _predicate(sentence) if in_words else _alone(sentence) or concluded(sentence)
+            answer = predicate(sentence) if in_words else _alone(sentence) or concluded(sentence)
             if answer:
                 return answer
         if in_words and sentences:
@@ -176,7 +185,7 @@ def _system(lines: list[str]) -> str | None:
     """The last lines, where at least two in a row assign a value to a name and hold no words."""
     assigned = []
     for line in reversed(lines):
-        line = cleaned(line.replace("$", ""))
+        line = cleaned(re.sub(r"\A[-+] |\$", "", line))
         if not _ASSIGNMENT.fullmatch(line) or next(words_of(line), None):
             break
         assigned.append(line)
@@ -193,6 +202,7 @@ def _sentences(line: str) -> list[str]:
 
 def _sentence(line: str) -> str:
     """The line up to the end of its first sentence or to the reason that it gives."""
+    line = _REMARK.sub("", line)
     for pattern in (_SENTENCE_END, _REASON):
         for end in pattern.finditer(line):
             if end.start() > 0 and _is_outside(line, end.start()):
@@ -204,7 +214,9 @@ def _sentence(line: str) -> str:
 def _consequence(sentence: str) -> str:
     """What a sentence says after its last "so" or "therefore", without reasons and remarks."""
     ends = [found.end() for found in _THEREFORE.finditer(sentence) if _is_outside(sentence, found.start())]
-    return cleaned(_sentence(sentence[ends[-1] :] if ends else sentence))
+    sentence = cleaned(_sentence(sentence[ends[-1] :] if ends else sentence))
+    time = next((found for found in _BEFORE.finditer(sentence) if _holds_value(sentence[: found.start()])), None)
+    return sentence[: time.start()] if time else sentence
 
 
 def _is_outside(line: str, place: int) -> bool:
@@ -247,19 +259,32 @@ def _last_of(sentence: str) -> str | None:
     last = next((i for i in reversed(range(0, len(pieces), 2)) if _holds_value(pieces[i][0].strip(" .,;:"))), None)
     if last is None:
         return None
-    first = last
-    while first >= 2 and pieces[first - 1][0] in ("or", "and") and _holds_value(pieces[first - 2][0]):
-        first -= 2
+    first = i = last
+    while i >= 2 and (pieces[i - 1][0] in ("or", "and", "except") or is_unit(pieces[i - 1][0])):
+        i -= 2
+        if _holds_value(pieces[i][0].strip(" .,;:")):
+            first = i
+        elif pieces[i][0].strip():
+            break
     tail = "".join(piece for piece, _ in pieces[first:])
     return measured(cleaned(re.sub(r"\A(?:[a-zA-Z] |[\s.,;:=)\u2013\u2014!?]|- )+", "", tail))) or None
 
 
-def _predicate(sentence: str) -> str | None:
+def predicate(sentence: str) -> str | None:
     """What a sentence says in words: yes or no, or what follows its verb."""
     sentence = _consequence(sentence)
+    whole = _WHOLE.search(sentence)
+    if whole:
+        return whole[0]
     reply = re.match(r"(?:yes|no|true|false)(?=,|\Z)", sentence, flags=re.IGNORECASE)
     if reply:
         return reply[0]
     verbs = list(_PREDICATE.finditer(sentence))
-    clause = re.split(r", (?:and|but|while)\b", sentence[verbs[-1].end() :] if verbs else sentence)[0]
-    return re.sub(r"\A(?:an?|the) (?=\w)", "", without_filler(cleaned(clause))) or None
+    if not verbs:
+        return re.sub(r"\A(?:the|this|our|its|an?) [a-z]+ (?=[a-z])", "", sentence, flags=re.IGNORECASE) or None
+    subject = sentence[: verbs[0].start()].strip()
+    clause = re.split(r", (?:and|but|while)\b", sentence[verbs[-1].end() :])[0]
+    if re.fullmatch(r"(?!The|It|This|That|He|She|We|They|There)[A-Z][a-z]+", subject) and clause.startswith("the "):
+        return subject
+    clause = re.sub(r"\A[a-z]+ (?:on|in|at|to) (?:an? |the )?(?=[A-Z])", "", without_filler(cleaned(clause)))
+    return re.sub(r"\A(?:an?|the) (?=\w)", "", clause) or None

@@ -27,6 +27,7 @@ from rlinf_algos.rewards.conclusion import (
     concluded,
     conclusion,
     is_formal,
+    predicate,
     statement,
     without_filler,
     words_of,
@@ -40,7 +41,7 @@ _OR_AFTER_BOX = re.compile(r"(?:\\[\])]|[$ ])*,? ?or\b ?(?:maybe|perhaps|possibl
 _PHRASE = re.compile(
     r"\bans(?:wers?)?\b(?:[^\n.:=$\\]|\$[^$\n]{1,40}\$){0,60}?(?:\b(?:is|are)\b|:|=)"
     r"|\bcorrect (?:option|choice|letter)\b[^\n.:=]{0,40}?(?:\b(?:is|are)\b|:|=)"
-    r"|\b(?:choose|select)\b:?(?=[ (]*[A-Z]\b)"
+    r"|\b(?:choose|select)\b:?(?=[ (]{1,3}[A-Z]\b)|\b(?:option|choice)\b:?(?= \(?[A-J]\)?[.!]?$)"
     r"|^[#*_ ]{0,20}(?:final )?answers?[*_ ]{0,20}$",
     flags=re.IGNORECASE | re.MULTILINE,
 )
@@ -52,6 +53,7 @@ _EMPTY_WORDS = frozenset(
     ("correct", "right", "wrong", "incorrect", "reasonable", "in", "as", "below", "above", "shown", "helpful", "not")
 )
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(((?:(?!\\[()]).)*)\\\)", flags=re.DOTALL)
+_SENTENCE = re.compile(r"(?:The|It|This|That|Its) [a-z]")
 MAX_STATEMENTS = 20
 """Statements of a kind that are looked at, from the end."""
 MAX_LENGTH = 2000
@@ -85,6 +87,8 @@ def final_answer(text: str, *, in_words: bool = False) -> str | None:
         answer = _stated(inner, in_words) or cleaned(inner[: MAX_LENGTH + 1])
     else:
         answer = _stated(text, in_words) or conclusion(text[-_TAIL:], in_words=in_words) or ""
+    if in_words and _SENTENCE.match(answer):
+        answer = predicate(answer) or answer
     formula = _ONE_FORMULA.fullmatch(answer)
     answer = (formula[1] or formula[2] or "") if formula else answer
     return answer.strip() or None

@@ -54,6 +54,7 @@ _MIN_BITS = 4096
 _MAX_BITS = 1 << 18
 _WITHOUT_VALUE = (sympy.Integral, sympy.Derivative, sympy.Limit)
 """What is compared in 20 digits: an exact value may take an hour."""
+_NOT_REAL = 1e-9
 _NEAR = 0.01
 _NO_VALUES = (sympy.zoo, sympy.nan)
 _MIN_PLACES = 6
@@ -96,8 +97,8 @@ def _rounding(*texts: str) -> float:
 def _compared(question: str, expected: Any, found: Any, rounding: float) -> bool | None:
     """Whether two formulas are equal, by their values at a few points; None where these do not tell.
 
-    Formulas that are equal at four points, to 20 digits, are equal; to simplify their difference takes a hundred times
-    as long. Equal at positive points alone may mean another branch of a root or logarithm: math-verify decides.
+    Formulas that are equal at all the points where they are real, to 20 digits, are equal; to simplify their difference
+    takes a hundred times as long. Where a root or logarithm in one of them is not real, its branch does not count.
     """
     one, other = _plain(expected), _plain(found)
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
@@ -116,11 +117,11 @@ def _compared(question: str, expected: Any, found: Any, rounding: float) -> bool
         )
     if not symbols and rounding and abs(pairs[0][0] - pairs[0][1]) < rounding:
         return True
-    if any(_differ(*pair) for pair in pairs[:2]):
-        return False
-    if any(not _is_finite(value) for pair in pairs for value in pair) or any(_differ(*pair) for pair in pairs[2:]):
-        return None
-    return _is_zero((one - other).subs(points[0]))
+    agreed = [point for point, pair in zip(points, pairs, strict=True) if not _differ(*pair)]
+    for point in points:
+        if point not in agreed and _is_real(one, point) and _is_real(other, point):
+            return False
+    return len(agreed) >= min(2, len(points)) and _is_zero((one - other).subs(agreed[0]))
 
 
 def _have_one_ratio(pairs: list, *, is_positive: bool) -> bool:
@@ -164,6 +165,14 @@ def _value(formula: Any, point: dict) -> Any:
     if not value.is_number or value.is_finite is False or not isinstance(complex(value), complex):
         raise ValueError("no number")
     return value
+
+
+def _is_real(formula: Any, point: dict) -> bool:
+    """Whether no root, logarithm or other function in it leaves the real numbers there, or it is about complex ones."""
+    if formula.has(sympy.I) or not point:
+        return True
+    parts = formula.atoms(sympy.Pow, sympy.Function)
+    return all(abs(complex(part.evalf(15, subs=point)).imag) < _NOT_REAL for part in parts)
 
 
 def _is_finite(value: Any) -> bool:

@@ -26,6 +26,8 @@ from rlinf_algos.rewards.registry import register_reward
 MAX_CHARACTERS = 1000
 """Most characters of an answer. A longer one is "unparseable": no reference is nearly as long."""
 _WORDS = re.compile(r"\\text\{.*|\\emptyset ?", flags=re.DOTALL)
+_SENTENCE = re.compile(r"\s*[A-Z][a-z]+ (?:[a-z]+ ){1,9}(?:is|are|has|have)\b")
+_BARE_WORDS = re.compile(r"[A-Za-z' -]+")
 _VERDICTS: dict[str, bool] = {"right": True, "wrong": False, "unparseable": False}
 _CHECKER = Path(__file__).with_name("math_equal.py")
 
@@ -92,7 +94,8 @@ class MathReward:
         to_compare: dict[tuple[str, str], list[int]] = {}
         for i, (answer, reference) in enumerate(zip(answers, references, strict=True)):
             expected = _expected(reference)
-            found = _found(answer)
+            is_bare = answer is not None and _is_in_words(reference) and _BARE_WORDS.fullmatch(answer)
+            found = _found(rf"\text{{{answer}}}" if is_bare else answer)
             results.append(found if isinstance(found, RewardResult) else None)
             if not isinstance(found, RewardResult):
                 to_compare.setdefault((expected, found), []).append(i)
@@ -159,8 +162,8 @@ def _expected(reference: str) -> str:
 
 
 def _is_in_words(reference: str) -> bool:
-    """Whether a reference begins with a word."""
-    return _WORDS.fullmatch(_expected(reference)) is not None
+    """Whether a reference begins with a word, and is no whole sentence."""
+    return _WORDS.fullmatch(_expected(reference)) is not None and not _SENTENCE.match(reference)
 
 
 def _found(answer: str | None) -> RewardResult | str:

@@ -7,6 +7,7 @@ value: spacing, sizes of brackets, fonts of letters and numbers. Words stay, and
 
 import re
 
+from rlinf_algos.rewards.arrays import without_arrays
 from rlinf_algos.rewards.units import NAMES, SCALES, is_unit
 
 _UNICODE = str.maketrans(
@@ -21,11 +22,12 @@ _UNICODE = str.maketrans(
         "\u03b2": r"\beta ", "\u03b3": r"\gamma ", "\u03b4": r"\delta ", "\u03bb": r"\lambda ", "\u03c9": r"\omega ",
         "\u03bc": r"\mu ", "\u00b5": r"\mu ", "\u03c3": r"\sigma ", "\u03c6": r"\phi ", "\u03c4": r"\tau ",
         "\u0398": r"\Theta ", "\u03a9": r"\text{ohm}", "\u2126": r"\text{ohm}", "\u2205": r"\emptyset ",
-        "\u211d": r"\mathbb{R}", "\u2202": r"\partial ",
+        "\u211d": r"\mathbb{R}", "\u2220": r"\angle ", "\u00a2": r"\text{cents}", "\u221b": r"\sqrt[3]",
+        "\u2216": r"\setminus ", "\u2202": r"\partial ",
     }
 )  # fmt: skip
 _SPACES = re.compile(
-    r"(?<!\\)\\[!,;:> ]|~|\\q?quad\b|\\left\s*\.|\\right\s*\.|\\left(?![a-z])|\\right(?![a-z])"
+    r"(?<!\\)\\[!,;:> ]|\\middle\s*(?=[|:])|~|\\q?quad\b|\\left\s*\.|\\right\s*\.|\\left(?![a-z])|\\right(?![a-z])"
     r"|\\[bB]igg?[lrm]?(?![a-z])|\\(?:display|text)style\b|\\limits\b|(?<!\\)\\(?:\(|\)|\[|\])|\$"
     r"|\\(?:boldsymbol|bm)(?![a-z])"
 )
@@ -57,6 +59,13 @@ _SHORT_WORDS = frozenset(
     "both", "none", "day", "min", "sec", "true", "dne",
     }
 )  # fmt: skip
+_CURRENCIES = {"\\$": "dollars", "USD": "dollars", "\u20ac": "euros", "EUR": "euros", "\u00a3": "sterling",
+               "GBP": "sterling", "\\pounds": "sterling", "\u00a5": "yuan", "CNY": "yuan", "RMB": "yuan",
+               "\\yen": "yuan", "JPY": "yen", "\u20b9": "rupees", "INR": "rupees"}  # fmt: skip
+_AMOUNT = re.compile(
+    f"({'|'.join(map(re.escape, _CURRENCIES))})" + r"\s*([0-9][0-9,.]*(?:\{,\}[0-9]{3})*)"
+    r"(\s*(?:thousand|million|billion|trillion)\b)?"
+)
 _LETTER_UNITS = frozenset(name for name in NAMES if len(name) == 1) - {"l"}
 _SPELLINGS = (
     (re.compile(r"\\[dtc]frac(?![a-z])"), r"\\frac"),
@@ -79,10 +88,40 @@ _SPELLINGS = (
     (re.compile(r"\^\s*\{?\s*\\prime\s*\}?"), "'"),
     (re.compile(r"\\(begin|end)\{[bvVB]?(?:small)?matrix\}"), r"\\\1{pmatrix}"),
     (re.compile(r"(?<=[)\]}])\s*U\s*(?=[(\[{])"), r" \\cup "),
+    (
+        re.compile(
+            r"(?<![A-Za-z\\])\{?(?:\\(?:mathrm|text)\s*\{\s*C\s*\}|C)\}?_\{?([0-9]+)\}?\^\{?([0-9]+)\}?"
+        ),
+        r"\\binom{\1}{\2}",
+    ),
+    (re.compile(r"\A([0-9]{1,3}(?: [0-9]{3})+)\Z"), lambda match: match[1].replace(" ", "")),
     (re.compile(r"\\AA(?![a-z])"), r"\\text{angstrom}"),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\\(?:ldots|cdots|dots)(?![a-z])"), "..."),
 )  # fmt: skip
+_WORDINGS = (
+    (re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*\b(?:reals?|except)\b[^{}]*)\}"), r" \1 "),
+    (re.compile(r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*R\s*\}?|\\R(?:eals)?(?![A-Za-z])"), r"\\mathbb{R}"),
+    (re.compile(r"\b(?:all|any|every)\s+(?:the\s+)?reals?(?:\s+(?:numbers?|values?))?(?:\s+x\b)?"), r"\\mathbb{R}"),
+    (re.compile(r"(?<=\\mathbb\{R\})(\W*)(?:except(?:\s+for)?|other\s+than|but|without)\b"), r"\1\\setminus "),
+    (re.compile(r"\\(?:smallsetminus|backslash)(?![a-z])"), r"\\setminus "),
+    (re.compile(r"\b(?:does|do)\s+not\s+exist\b|\bundefined\b"), "DNE"),
+    (re.compile(r"(?<![0-9A-Za-z)\]}])(?<![0-9A-Za-z)\]}] )\+\s*(?=\\infty|inf|oo\b)"), " "),
+    (re.compile(r"(?<=[0-9])(?:st|nd|rd|th)\b"), ""),
+)
+"""Names of sets, words and signs with one spelling each."""
+_NOTHING = re.compile(
+    r"(?:\\text\{there\}\\text\{(?:is|are)\})?\\text\{no\}(?:\\text\{(?:real|integer|positive|such|valid)\})*"
+    r"\\text\{solutions?\}(?:\\text\{exists?\})?|\\\{\\\}|(?:\\text\{the\})?\\text\{empty\}\\text\{set\}|\\emptyset ?"
+)
+_NUMBER_WORDS = {"zero": "0", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
+                 "eight": "8", "nine": "9", "ten": "10", "eleven": "11", "twelve": "12", "twenty": "20",
+                 "one} \\text{half": r"\frac{1}{2}"}  # fmt: skip
+_SPELLED = re.compile(
+    r"\s*\\text\{(" + "|".join(sorted(map(re.escape, _NUMBER_WORDS), key=len, reverse=True)) + r")\}(?!\s*[-0-9])"
+)
+_TEMPERATURE = re.compile(r"\\text\{degrees?\}\\text\{(celsius|fahrenheit)\}")
+_SOLUTIONS = re.compile(r"(?<=\\text\{many\})\\text\{solutions?\}|\A(?:\\text\{(?:the|an)\})+")
 _DEGREES = re.compile(
     r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z]))\s*(?:(?:\\text\{)?([CF])\b\}?)?"
 )
@@ -104,10 +143,15 @@ def normalized(answer: str) -> str:
     text = re.sub(r"\b(?:np|math|sp|sympy)\.(?=[a-z])", "", text)
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
+    text = without_arrays(text)
+    for pattern, spelling in _WORDINGS:
+        text = pattern.sub(spelling, text)
     text = _with_words(text)
     about = _ABOUT.match(text)
     text = text[about.end() :] if about else text
     text = _degrees(text).strip().rstrip(".,;: ").strip()
+    spelled = _SPELLED.match(text)
+    text = _NUMBER_WORDS[spelled[1]] + text[spelled.end() :] if spelled else text
     mixed = _MIXED.fullmatch(text)
     if mixed:
         text = f"{mixed[1]}{mixed[2]}\\frac{{{mixed[3] or mixed[5]}}}{{{mixed[4] or mixed[6]}}}"
@@ -115,7 +159,8 @@ def normalized(answer: str) -> str:
     text = re.sub(r"(?<=[0-9])\.(?=\s*[-+*/)}^])", "", text)
     text = _EXPONENT.sub(r"\1 \\times 10^{\2}", text)
     text = _with_latex_roots(text.replace("**", "^")).replace("*", r" \cdot ")
-    return _without_brackets(_compact(text))
+    text = _TEMPERATURE.sub(r"\\text{\1}", _without_brackets(_compact(text)))
+    return r"\emptyset" if _NOTHING.fullmatch(text) else _SOLUTIONS.sub("", text)
 
 
 def _currency(text: str) -> str:
@@ -124,13 +169,13 @@ def _currency(text: str) -> str:
     bare = len(re.findall(r"(?<!\\)\$", text))
     if bare % 2 == 1:
         text = re.sub(r"(?<!\\)\$(?=\s?[0-9.])", r"\\$", text) if re.search(r"\$\s?[0-9.]", text) else text
-    text = re.sub(r"\\\$\s*([0-9][0-9,.]*(?:\{,\}[0-9]{3})*)", _dollars, text)
+    text = _AMOUNT.sub(_amount, text)
     return re.sub(r"\\\$", r"\\text{ dollars }", text)
 
 
-def _dollars(match: re.Match[str]) -> str:
-    number = match[1].rstrip(".,")
-    return rf"{number}\text{{ dollars }}{match[1][len(number) :]}"
+def _amount(match: re.Match[str]) -> str:
+    number = match[2].rstrip(".,")
+    return rf"{number}{match[3] or ''}\text{{ {_CURRENCIES[match[1]]} }}{match[2][len(number) :]}"
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
@@ -158,11 +203,11 @@ def _in_font(match: re.Match[str]) -> str:
         return rf"\text{{{content.strip()}}}"
     if not re.search(r"[A-Za-z]{2}", content):
         return content
-    return " " + re.sub(r"[A-Za-z]{2,}", lambda word: _as_word(word[0]), content) + " "
+    return " " + re.sub(r"[A-Za-z]{2,}", lambda word: _as_word(word[0], is_text=True), content) + " "
 
 
-def _as_word(word: str) -> str:
-    if word in _FUNCTIONS:
+def _as_word(word: str, *, is_text: bool = False) -> str:
+    if word in _FUNCTIONS and not (is_text and is_unit(word)):
         return rf"\{word} "
     return _CONSTANTS.get(word) or rf"\text{{{word if is_unit(word) and len(word) < 4 else word.lower()}}}"
 
@@ -172,7 +217,8 @@ def _lettered(letters: str, before: str, after: str) -> str:
     if letters[0] in "\\_":
         return letters
     if letters in _FUNCTIONS or letters in _CONSTANTS:
-        return _as_word(letters)
+        is_measured = re.search(r"[0-9]\s*$", before) and re.match(r"\s*(?:$|[.,;]\s*$)", after)
+        return _as_word(letters, is_text=is_measured is not None)
     if letters == "sqrt" or letters == "percent":
         return letters if letters == "sqrt" else "%"
     follows_value = re.search(r"[0-9)\]}%]\s*$|\\text\{[^{}]*\}\s*/?\s*$|[0-9]\s*/\s*$", before)
@@ -184,6 +230,7 @@ def _lettered(letters: str, before: str, after: str) -> str:
         return f"{letters}_" if is_index else letters  # v0 is v_0
     if (
         len(letters) > 3
+        or (len(letters) == 3 and letters.istitle() and not before)
         or letters.lower() in _SHORT_WORDS
         or letters in SCALES
         or (is_unit(letters) and (follows_value or len(letters) > 2))
@@ -245,7 +292,7 @@ def _compact(text: str) -> str:
 
 def _without_brackets(text: str) -> str:
     """(a) is a, where the two belong together and hold no list."""
-    while text.startswith("(") and text.endswith(")") and "," not in text:
+    while text.startswith("(") and text.endswith(")") and "," not in text and not re.fullmatch(r"\([A-Ja-e]\)", text):
         depth = 0
         for i, character in enumerate(text):
             depth += (character == "(") - (character == ")")

@@ -17,6 +17,10 @@ _TAGS = re.compile(
 )
 _FENCE = re.compile(r"^```[\w+-]{0,20}$", flags=re.MULTILINE)
 _EMPHASIS = re.compile(r"(?<![0-9A-Za-z)\]}])\*\*|\*\*(?![0-9A-Za-z(\\-])|`|(?<!\w)__(?=\w)|(?<=\w)__(?!\w)")
+_SYMBOLS = re.compile("[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]")
+_REALS = re.compile(
+    r"(?<!for )\b(?:all|any|every) (?:the )?real(?: numbers?| values?|s\b)?(?: \$?x\$?)?(?![a-z])", flags=re.IGNORECASE
+)
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _WORDS = {
     "最终": " final ", "答案": " answer ", "正确选项": " correct option ", "选项": " option ", "不正确": " wrong ",
@@ -30,7 +34,8 @@ _WORDS = {
     "所有实数": r" \mathbb{R} ", "任意实数": r" \mathbb{R} ", "因为": " because ", "由于": " because ",
     "所以": " so ", "因此": " so ", "大于等于": r" \ge ", "小于等于": r" \le ", "大于": " > ", "小于": " < ",
     "弧度": " radians ", "度": " degrees ", "美元": " dollars ", "欧元": " euros ", "英镑": " pounds sterling ",
-    "人民币": " yuan ", "美分": " cents ", "元": " yuan ", "平方千米": " square km ", "平方公里": " square km ",
+    "人民币": " yuan ", "美分": " cents ",
+    "元": " yuan ", "角": " jiao ", "平方千米": " square km ", "平方公里": " square km ",
     "平方米": " square m ", "平方厘米": " square cm ", "平方分米": " square dm ", "平方毫米": " square mm ",
     "立方米": " cubic m ", "立方厘米": " cubic cm ", "立方分米": " cubic dm ", "千米": " km ", "公里": " km ",
     "分米": " dm ", "厘米": " cm ", "毫米": " mm ", "米": " m ", "小时": " hours ", "分钟": " minutes ",
@@ -39,7 +44,7 @@ _WORDS = {
     "答:": " answer: ", "答: ": " answer: ", "千米每小时": " km/h ", "公里每小时": " km/h ", "米每秒": " m/s ",
     "万": " wan ", "亿": " yi ",
 }  # fmt: skip
-_AFTER_NUMBERS = frozenset("度米克天年元万亿秒吨升周") | {"美元", "欧元", "星期"}
+_AFTER_NUMBERS = frozenset("度米克天年元角万亿秒吨升周") | {"美元", "欧元", "星期"}
 """Words that are units after a number or formula, and parts of other words elsewhere."""
 _WORD = re.compile("|".join(sorted(_WORDS, key=len, reverse=True)))
 _COUNTED = re.compile(r"(?<=[0-9})$])\s?[\u4e00-\u9fff]{1,12}")
@@ -52,7 +57,8 @@ def plain_text(text: str) -> str:
     Example: plain_text("所以答案是５。") == "so answer is 5."; plain_text("it costs $5 or <b>$7</b>") has `\$5 or \$7`.
     """
     text = re.sub("(?<=[0-9])[\u2009\u202f\u00a0](?=[0-9]{3}(?![0-9]))", r"\\,", text.translate(_WIDE))
-    text = _EMPHASIS.sub("", _FENCE.sub("", _TAGS.sub(" ", text)))
+    text = _EMPHASIS.sub("", _SYMBOLS.sub("", _FENCE.sub("", _TAGS.sub(" ", text))))
+    text = _REALS.sub(r"$\\mathbb{R}$", text)
     if _CHINESE.search(text):
         text = _in_english(text)
     if "$" in text:

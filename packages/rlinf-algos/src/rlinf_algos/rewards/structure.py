@@ -208,10 +208,11 @@ def _compound(text: str) -> Answer | None:
         return None
     read_parts = [(rational(number), read_unit(unit)) for number, unit in parts]
     last = read_parts[-1][1]
-    total = 0
+    total, factors = 0, set()
     for number, unit in read_parts:
-        if number is None or unit is None or last is None or unit.bases != last.bases:
-            return None
+        if number is None or unit is None or last is None or unit.bases != last.bases or unit.factor in factors:
+            return None  # 30 degrees, 150 degrees are two values
+        factors.add(unit.factor)
         total += number.value * unit.factor / last.factor
     value = str(total) if total.denominator > 1 else str(total.numerator)  # type: ignore[union-attr]
     return Answer("quantity", text, (Answer("formula", value),), (), last)

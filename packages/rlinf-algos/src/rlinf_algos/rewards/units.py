@@ -45,6 +45,13 @@ _TABLE = {
     "cent": "dollar 1/100 cent penny pennies",
     "euro": "euro 1 euro eur EUR",
     "sterling": "sterling 1 sterling gbp GBP",
+    "yuan": "yuan 1 yuan CNY RMB rmb",
+    "jiao": "yuan 1/10 jiao",
+    "yen": "yen 1 yen JPY",
+    "rupee": "rupee 1 rupee INR",
+    "dm": "m 1/10 dm decimeter decimetre",
+    "hectare": "hectare 1 hectare",
+    "acre": "acre 1 acre",
     "liter": "liter 1 L l liter litre",
     "ml": "liter 1/1000 ml mL milliliter millilitre",
     "gallon": "cup 16 gallon gal",
@@ -96,6 +103,16 @@ _TABLE = {
     "child": "child 1 child children kid",
 }
 """name -> base, how many of the base it is, and how it is written; a plural `s` is understood."""
+_DERIVED = {
+    "liter": ({"m": 3}, Fraction(1, 1000)),
+    "N": ({"g": 1, "m": 1, "s": -2}, Fraction(1000)),
+    "J": ({"g": 1, "m": 2, "s": -2}, Fraction(1000)),
+    "W": ({"g": 1, "m": 2, "s": -3}, Fraction(1000)),
+    "Pa": ({"g": 1, "m": -1, "s": -2}, Fraction(1000)),
+    "Hz": ({"s": -1}, Fraction(1)),
+    "inch": ({"m": 1}, Fraction(254, 10000)),
+}
+"""Bases that are products of others, and how many of the product one of it is."""
 _SPEEDS = {"mph": "mile/hour", "kmh": "km/hour", "kph": "km/hour", "rpm": "revolution/minute", "fps": "foot/s"}
 SCALES = {
     "wan": 10**4,
@@ -199,7 +216,10 @@ def read_unit(text: str) -> Unit | None:
             return None
         base, size = known or (word.rstrip("s"), Fraction(1))
         exponent = sign * power * int(part[5] or part[6] or 1)
-        bases[base], factor = bases.get(base, 0) + exponent, factor * size**exponent
+        parts, of_base = _DERIVED.get(base, ({base: 1}, Fraction(1)))
+        factor *= (size * of_base) ** exponent
+        for name, times in parts.items():
+            bases[name] = bases.get(name, 0) + times * exponent
         power = 1
     if not words or power != 1:
         return None

@@ -1,0 +1,45 @@
+r"""Arrays of LaTeX as what they stand for: a matrix, or the lines of a system as a list.
+
+Example: `[\begin{array}{cc}1&2\end{array}]` and `[[1,2]]` are a pmatrix; `\begin{cases}x=1\\y=2\end{cases}` is
+`x=1,y=2`. The cases of a function stay as they are.
+"""
+
+import re
+
+_ROW_GAP = re.compile(r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
+_ARRAY = re.compile(
+    r"(?P<open>\\\{|[\[(]|)\s*\\begin\s*\{(?P<kind>array|cases|d?cases|aligned|align\*?|alignedat|gathered|gather\*?|split)\}"
+    r"\s*(?:\[[a-z]\])?\s*(?P<columns>\{[lcr|@{}\s]*\})?(?P<body>(?:(?!\\begin\s*\{).)*?)\\end\s*\{(?P=kind)\}"
+    r"\s*(?P<close>\\\}|[\])]|)",
+    flags=re.DOTALL,
+)
+_ROWS = re.compile(r"\[\s*\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*\s*\]")
+_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|in)(?![a-z])")
+
+
+def without_arrays(text: str) -> str:
+    """The text with a pmatrix or a list in place of each array; its brackets are without `\\left` and `\\right`."""
+    text = _ROW_GAP.sub(r"\\\\", text)
+    text = _ARRAY.sub(_array, text) if "\\begin" in text else text
+    return _ROWS.sub(_nested, text)
+
+
+def _array(match: re.Match[str]) -> str:
+    rows = [row.strip() for row in match["body"].split("\\\\") if row.strip()]
+    if all(_RELATION.search(row.replace("&", "").split(",")[0]) for row in rows) and "(" not in match["open"]:
+        is_function = match["kind"].endswith("cases") and any("&" in row.partition("=")[0] for row in rows)
+        is_function = is_function and not all(_RELATION.search(row.partition("&")[0]) for row in rows)
+        if not is_function:
+            return ", ".join(row.replace("&", "").strip(" ,;.") for row in rows)
+    if match["kind"] != "array":
+        return match[0] if match["kind"].endswith("cases") else ", ".join(row.replace("&", "") for row in rows)
+    body = r"\\".join(rows)
+    return rf"\begin{{pmatrix}}{body}\end{{pmatrix}}"
+
+
+def _nested(match: re.Match[str]) -> str:
+    rows = re.findall(r"\[([^\[\]]*)\]", match[0][1:-1])
+    if len(rows) < 2 and "," not in rows[0]:
+        return match[0]
+    body = r"\\".join(row.replace(",", "&") for row in rows)
+    return rf"\begin{{pmatrix}}{body}\end{{pmatrix}}"

@@ -1,0 +1,79 @@
+r"""Forms of an answer that say the same: choices with a letter, systems as tuples, numbers of things.
+
+Example: `(C)12` is the choice C with the content 12; `(x,y)=(1,2)` is `x=1,y=2`; `10!\\text{ways}` is a quantity.
+"""
+
+import re
+from dataclasses import dataclass
+
+from rlinf_algos.rewards.plain_number import rational
+from rlinf_algos.rewards.structure import Answer, name_of, read
+from rlinf_algos.rewards.units import read_unit
+
+_CHOICE = re.compile(r"\(([A-Ja-e])\)[.:]?(.*)|([A-Ja-e])\)[.:]?(.*)|([A-J])[.:](.+)", flags=re.DOTALL)
+_LETTERS = re.compile(r"[A-J](?:(?:,|\\text\{and\}|)[A-J])*")
+
+
+BUILT = re.compile(r"\\\{\(?([A-Za-z](?:_[0-9])?)\)?(?:\\in ?\\mathbb\{R\})?[|:](.+)\\\}")
+_SCALED = re.compile(r"([^&=,]+?)(?:\\cdot|\\times)?(\\begin\{pmatrix\}.*\\end\{pmatrix\})")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A choice of a question."""
+
+    letters: str
+    """Capitals in order."""
+    content: Answer | None
+    """What stands after the letter."""
+
+
+def choice_of(text: str) -> Choice | None:
+    """The choice that a normalised answer is, with its letter in brackets or before a full stop; None for others."""
+    match = _CHOICE.fullmatch(text)
+    if match is None:
+        return None
+    letter, content = match[1] or match[3] or match[5], match[2] or match[4] or match[6]
+    return Choice(letter.upper(), spread(read(content)) if content else None)
+
+
+def letters_of(text: str) -> str | None:
+    """The letters of a normalised answer that is nothing else: AC for `A,C`."""
+    text = text.upper() if len(text) == 1 else text
+    return "".join(sorted(re.findall(r"[A-J](?![a-z])", text))) if _LETTERS.fullmatch(text) else None
+
+
+def spread(answer: Answer) -> Answer:
+    r"""`x\in\{1,2\}` as the set, `\{x|x>1\}` as its condition, a matrix with a factor as the matrix, a relation between
+    a tuple of names and one of values as the list of its relations, a
+    formula with what it counts as a quantity; other answers as they are."""
+    built = BUILT.fullmatch(answer.text) if answer.kind == "set" else None
+    if built and not re.search(r"\\in|\\mathbb", built[2]):
+        return spread(read(built[2]))
+    scaled = _SCALED.fullmatch(answer.text)
+    if scaled and answer.kind == "formula" and scaled[1].count("(") == scaled[1].count(")"):
+        matrix = read(scaled[2])
+        cells = tuple(_product(scaled[1], cell) for cell in matrix.parts)
+        return Answer("matrix", answer.text, cells, matrix.marks) if matrix.kind == "matrix" else answer
+    if answer.kind == "relation" and answer.marks == ("\\in",) and answer.parts[1].kind == "set":
+        return answer.parts[1] if name_of(answer.parts[0]) else answer
+    if answer.kind == "relation" and answer.marks == ("=",):
+        names, values = answer.parts
+        are_tuples = names.kind == values.kind == "tuple" and len(names.parts) == len(values.parts)
+        if are_tuples and all(name_of(name) for name in names.parts):
+            pairs = zip(names.parts, values.parts, strict=True)
+            items = tuple(Answer("relation", f"{x.text}={y.text}", (x, y), ("=",)) for x, y in pairs)
+            return Answer("list", answer.text, items)
+    if answer.kind == "phrase" and len(answer.marks) == 2 and answer.marks[0] == "":
+        words = "".join(rf"\text{{{word}}}" for word in answer.marks[1].split())
+        unit = read_unit(words)
+        if unit is not None and not re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", answer.parts[0].text):
+            return Answer("quantity", answer.text, answer.parts, (), unit)
+    return answer
+
+
+def _product(factor: str, cell: Answer) -> Answer:
+    numbers = rational(factor), rational(cell.text)
+    if numbers[0] and numbers[1]:
+        return read(str(numbers[0].value * numbers[1].value))
+    return read(f"({factor})({cell.text})")
