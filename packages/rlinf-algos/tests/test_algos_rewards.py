@@ -1,7 +1,5 @@
 """Rewards: what counts as the answer, the registry, and that nothing fails in silence."""
 
-import time
-import timeit
 from decimal import Decimal
 from fractions import Fraction
 
@@ -179,19 +177,6 @@ def test_import_paths():
         get_reward("math:pi")
     with pytest.raises(RewardError, match="':f' cannot be imported"):
         get_reward(":f")
-
-
-@pytest.mark.parametrize("piece", ["<think>", "</think><answer>", "<think></think><answer></answer>", "</answer>", " "])
-def test_the_form_is_looked_for_in_linear_time(piece):
-    """Four times the text takes far less than sixteen times as long, which a quadratic search would."""
-    small_s, large_s = (_cpu_s(piece * n) for n in (25_000, 100_000))
-    assert large_s < 9 * small_s + 0.3
-
-
-def _cpu_s(text: str) -> float:
-    return min(
-        timeit.repeat(lambda: think_answer_format(f"<think>{text}", ""), timer=time.process_time, number=1, repeat=3)
-    )
 
 
 def built_in(rule):

@@ -1,8 +1,6 @@
 """Programs and their tests: which reward they get. What hostile ones cannot do is in test_algos_sandbox.py."""
 
 import json
-import time
-import timeit
 from pathlib import Path
 
 import pytest
@@ -72,17 +70,6 @@ def test_which_program_is_run():
     assert last_program("print(1)") is None
     assert last_program("```py\r\na\r\n```\r\n") == "a\r\n"
     assert last_program("```python\na\n```python\nb\n```\n```python\nc") == "a\n```python\nb\n"
-
-
-@pytest.mark.parametrize("piece", ["```\n", "```python\n", "``` \n ```", "`", " ", "\n", "</think>"])
-def test_programs_are_looked_for_in_linear_time(piece):
-    """Four times the text takes far less than sixteen times as long, which a quadratic search would."""
-    small_s, large_s = (_cpu_s(piece * n) for n in (25_000, 100_000))
-    assert large_s < 9 * small_s + 0.3
-
-
-def _cpu_s(text: str) -> float:
-    return min(timeit.repeat(lambda: last_program(text), timer=time.process_time, number=1, repeat=3))
 
 
 @pytest.mark.parametrize(

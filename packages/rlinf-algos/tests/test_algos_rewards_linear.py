@@ -14,6 +14,8 @@ from rlinf_algos.rewards.choice import stated_letter
 from rlinf_algos.rewards.exact import exact_match
 from rlinf_algos.rewards.final_answer import final_answer, reference_answer
 from rlinf_algos.rewards.numeric import final_number
+from rlinf_algos.rewards.program import last_program
+from rlinf_algos.rewards.tagged import think_answer_format
 
 RULES: dict[str, Callable[[str], object]] = {
     "final answer": final_answer,
@@ -22,6 +24,8 @@ RULES: dict[str, Callable[[str], object]] = {
     "box": last_boxed,
     "numeric": final_number,
     "choice": stated_letter,
+    "form": lambda text: think_answer_format(f"<think>{text}", ""),
+    "program": last_program,
     "exact": lambda text: exact_match(text, "5"),
 }
 
@@ -30,13 +34,14 @@ UNITS = (
     "0", "1,", "1,111", "1 ", ".5", "-", "1e5", "1/2", "%", "9.",
     "a", "a ", "A)", "(A) ", "B, ", "B or ", "and ", "not ", "is ", "so ", "therefore ", "because ", ", which ",
     "{", "}", "{}", "(", ")", "()", "[", "]", "|", "<", ">", ",", ";", ":", "=", "'", '"', "_", "^", "&", "#", "*",
-    "**", "`", "```", "```\n", "~", "$", "$$", "\\$5 ", "$1 ", "$a$ ", "\\(", "\\)", "\\[", "\\]", "\\\\", "\\",
+    "**", "`", "```", "```\n", "```py\n",
+    "``` \n ```", "~", "$", "$$", "\\$5 ", "$1 ", "$a$ ", "\\(", "\\)", "\\[", "\\]", "\\\\", "\\",
     "\\frac", "\\frac{", "\\frac{1}{2}", "\\text{", "\\text{a}", "\\textbf{(A)", "\\begin{pmatrix}", "\\sqrt{",
     "\\boxed", "\\boxed ", "\\boxed{", "\\boxed{}", "\\boxed{1}", "\\boxed{1}, ", "\\boxed 2 or ", "\\boxed{{}",
     "\\fbox{ ",
     "####", "#### ", "#### 1\n", "#### a\n", "#### 1. A\n", "answer", "answer is ", "answer is A ", "answer: ",
     "answer $x$ ", "Answer\n", "the answer is 5. ", "option B is ", "choose A ", "I choose ",
-    "<think>", "</think>", "<answer>", "</answer>", "<answer></answer>", "<b>", "<", "&lt;",
+    "<think>", "</think>", "<answer>", "</answer>", "<answer></answer>", "</think><answer>", "<b>", "<", "&lt;",
     "答案是", "答案是5。", "选", "。", "\uff0c", "\uff15", "个", "\u0301\u0316", "\ud800", "\ufdfa", "\U0001d401",
     "\u2212", "½", "1 apple ", "apples ", "It is 5. ", "Is it? ", "x = 1\n", "x=1, ", "Mr. ",
 )  # fmt: skip

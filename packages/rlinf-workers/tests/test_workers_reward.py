@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.metrics import merge
 from rlinf_workers.models.language_model import load_tokenizer
 from rlinf_workers.records.language import Prompt, SampleGroup
+
+needs_math_verify = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is an extra")
 
 
 def group(tokenizer, index: int, answer: str, completions: list[str]) -> SampleGroup:
@@ -147,6 +150,70 @@ def test_rewards_read_special_tokens_but_no_ends_and_what_the_template_began(
         ("<think>\n1</think>2",),
     ]
     assert writer.items[1].completions == ("1</think>2",), "people see what was generated"
+
+
+UNITS = (
+    " ",
+    "\n",
+    "\x00",
+    "\ud800",
+    "0",
+    "9",
+    "1,",
+    "{",
+    "(",
+    "$",
+    "\\boxed{",
+    "^{9",
+    "#### ",
+    "```\n",
+    "</think>",
+)
+PROGRAMS = (
+    "def f(x): return 10**400",
+    "def f(x):\n while True: pass",
+    "import os\nwhile True: os.fork()",
+    "import os; os.kill(os.getpid(), 9)",
+    "while True: print('x' * 10**6)",
+    "open('full', 'wb').write(bytes(1 << 30))",
+    "x = '\x00'",
+)
+CODE = {"cpu_s": 1, "wall_s": 5, "allow_weak_isolation": True}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reference", "right"),
+    [
+        (RewardSpec(rule="exact_match"), "4", "4"),
+        (RewardSpec(rule="numeric_match"), "4", "#### 4"),
+        (RewardSpec(rule="multiple_choice"), "B", "The answer is B."),
+        (RewardSpec(rule="think_answer_format"), "4", "<think>2 + 2</think><answer>4</answer>"),
+        (RewardSpec(rule="length_penalty", options={"free": 4, "limit": 10_000}), "4", "four"),
+        pytest.param(RewardSpec(rule="math_answer"), "4", "\\boxed{2^2}", marks=needs_math_verify),
+        (
+            RewardSpec(rule="code_tests", options=CODE),
+            '{"fn_name": "f", "inputs": [[1]], "outputs": [1.5]}',
+            "```python\ndef f(x): return 1.5\n```",
+        ),
+    ],
+    ids=lambda value: value.rule if isinstance(value, RewardSpec) else "",
+)
+def test_no_completion_ends_a_step_or_takes_the_reward_of_another(
+    model, groups, make_worker, reader, writer, monkeypatch, spec, reference, right
+):
+    texts = [unit * (40_000 // len(unit)) for unit in UNITS]
+    if spec.rule == "code_tests":
+        texts = [f"```python\n{program}\n```" for program in PROGRAMS] + ["```\n" * 10_000]
+    texts = (*texts, right)
+    monkeypatch.setattr(Reward, "_completions", lambda self, group: texts)
+    worker = make_worker(Reward, settings(model, spec))
+    one = replace(groups[0], prompt=replace(groups[0].prompt, reference_answer=reference))
+    worker.score(reader([[one]]), writer)
+    worker.close()
+    (scored,) = writer.items
+    assert scored.outcomes[-1] == "right" and scored.rewards[-1] == scored.rewards.max()
+    assert set(scored.outcomes[:-1]) <= {"wrong", "unparseable", "timeout", "memory", "crashed"}
+    assert metrics(worker)["reward/judge_failures"] == 0.0
 
 
 class SensitiveToItsBatch(Batched):

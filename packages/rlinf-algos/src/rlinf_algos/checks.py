@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_algos.errors import AlgosError, NonFiniteError, ShapeError
+from rlinf_algos.ranges import check_range as check_range  # beside the checks of tensors, for those who need both
 
 
 def check_finite(name: str, tensor: Tensor, mask: Tensor | None = None) -> None:
@@ -89,10 +90,3 @@ def _is_sum_finite(tensor: Tensor) -> bool:
 def at_least_float32(tensor: Tensor) -> Tensor:
     """bfloat16, float16, integers and bools become float32; float32 and float64 stay."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-
-
-def check_range(name: str, value: float, *, low: float, high: float = float("inf"), why: str) -> None:
-    """Raises `AlgosError` unless `low <= value <= high`."""
-    if not low <= value <= high:
-        allowed = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
-        raise AlgosError(f"{name}={value} must be {allowed}: {why}")

@@ -19,8 +19,8 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlinf_algos.checks import check_range
 from rlinf_algos.errors import RewardError
+from rlinf_algos.ranges import check_range
 from rlinf_algos.rewards.base import RewardResult
 from rlinf_algos.rewards.registry import register_reward
 

@@ -7,8 +7,8 @@ the very sample that was generated see DAPO's overlong shaping, which works on t
 from collections.abc import Callable
 from typing import Literal
 
-from rlinf_algos.checks import check_range
 from rlinf_algos.errors import RewardError
+from rlinf_algos.ranges import check_range
 from rlinf_algos.rewards.base import RewardResult
 
 Unit = Literal["characters", "words"]

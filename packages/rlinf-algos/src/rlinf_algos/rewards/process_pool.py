@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlinf_algos.checks import check_range
 from rlinf_algos.errors import RewardError
+from rlinf_algos.ranges import check_range
 
 _KEEPER = Path(__file__).with_name("pool_keeper.py")
 _CHUNK = 8

@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from rlinf_algos.checks import check_range
 from rlinf_algos.errors import RewardError
+from rlinf_algos.ranges import check_range
 from rlinf_algos.rewards.base import Outcome, RewardResult
 from rlinf_algos.rewards.code_tests import (
     AssertTests,

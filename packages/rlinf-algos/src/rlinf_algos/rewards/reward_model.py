@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_algos.checks import check_range
 from rlinf_algos.errors import NonFiniteError, RewardError
+from rlinf_algos.ranges import check_range
 from rlinf_algos.rewards.base import RewardResult, judge_failure
 
 

@@ -37,8 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlinf_algos.checks import check_range
 from rlinf_algos.errors import RewardError
+from rlinf_algos.ranges import check_range
 
 _ENTRY = Path(__file__).with_name("sandbox_entry.py")
 _GRACE_S = 10.0

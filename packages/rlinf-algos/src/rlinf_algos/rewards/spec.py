@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import BatchReward, Reward
@@ -11,8 +12,8 @@ from rlinf_algos.rewards.mathematics import MathReward
 from rlinf_algos.rewards.own import TIME_LIMIT_S, OwnReward
 from rlinf_algos.rewards.program import CodeReward
 from rlinf_algos.rewards.registry import get_reward
-from rlinf_algos.rewards.reward_model import RewardModel
 from rlinf_algos.rewards.sandbox import SandboxLimits
+from rlinf_algos.rewards.timed import TIMED_RULES, TimedRule
 from rlinf_algos.rewards.weighted import WeightedReward
 
 OptionValue = str | int | float | bool | None
@@ -58,11 +59,17 @@ def _code_reward(
     )
 
 
+def _reward_model(**options: Any) -> Reward:
+    from rlinf_algos.rewards.reward_model import RewardModel  # torch is for those who have one
+
+    return RewardModel(**options)
+
+
 _CLASSES: dict[str, Callable[..., Reward]] = {
     "math_answer": MathReward,
     "multiple_choice": MultipleChoice,
     "code_tests": _code_reward,
-    "reward_model": RewardModel,
+    "reward_model": _reward_model,
     "length_penalty": LengthPenalty,
     "length_target": LengthTarget,
 }
@@ -93,6 +100,8 @@ def make_reward(spec: RewardSpec | str) -> Reward:
         raise RewardError(f"the reward {spec.rule!r} is a function and takes no options, got {sorted(options)}")
     else:
         made = make
+    if spec.rule in TIMED_RULES:
+        return TimedRule(spec.rule, options)
     if ":" not in spec.rule or isinstance(made, BatchReward):
         return made  # type: ignore[return-value]
     return OwnReward(made, name=spec.rule, time_limit_s=spec.time_limit_s)
