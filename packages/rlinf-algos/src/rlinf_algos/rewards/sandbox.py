@@ -53,7 +53,7 @@ class SandboxLimits:
 
     wall_s: float = 10.0
     cpu_s: int = 5
-    """CPU time of each process, in whole seconds."""
+    """CPU time of all processes together, in whole seconds."""
     memory_bytes: int = 512 << 20
     """Limit of each process's address space, and of the resident memory of all processes together."""
     num_processes: int = 16

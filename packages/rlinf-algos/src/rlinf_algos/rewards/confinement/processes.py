@@ -11,6 +11,7 @@ from .users import end_processes_of
 
 MEMORY_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:", "HugetlbPages:")
 """Of /proc/PID/status, in KiB; RssFile, programs and libraries, is shared with everybody."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PATIENCE_S = 2.0
 """How long killed processes may take to be gone."""
 
@@ -22,6 +23,15 @@ def memory_bytes(processes: list[int]) -> int:
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/status") as file:
             total_kib += sum(int(line.split()[1]) for line in file if line.startswith(MEMORY_FIELDS))
     return total_kib * 1024
+
+
+def cpu_s(processes: list[int]) -> float:
+    """Processor time of all these processes and of those that they have waited for."""
+    ticks = 0
+    for process in processes:
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/stat") as file:
+            ticks += sum(map(int, file.read().rpartition(")")[2].split()[11:15]))  # utime, stime, cutime, cstime
+    return ticks / TICKS_PER_S
 
 
 def in_namespace() -> list[int]:

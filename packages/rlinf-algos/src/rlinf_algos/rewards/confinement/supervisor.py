@@ -13,11 +13,13 @@ from collections.abc import Callable
 from . import call_filter, landlock, users
 from .namespaces import DEVICES, MAX_FILES, SYSTEM_PATHS
 from .order import Confinement, Order
-from .processes import memory_bytes
+from .processes import cpu_s, memory_bytes
 from .system import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 
 WATCH_S = 0.02
 """Seconds between two looks at memory and files."""
+CPU_MARGIN_S = 0.5
+"""A single process at its limit gets the kernel's signal before its time is counted here."""
 MAX_DEPTH = 64
 """Of folders in each other, where they are on a disk: looking through them takes time quadratic in it."""
 CHANNEL = (3, 4)
@@ -26,8 +28,11 @@ RLIMIT_MSGQUEUE = 12
 """The module `resource` does not name it."""
 NUM_OPEN_FILES, NUM_PENDING_SIGNALS = 64, 256
 MFD_ALLOW_SEALING, ALL_SEALS = 2, 15
-VISIBLE = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu")
-"""Under Landlock, beside the system's and the interpreter's folders: what the C library and numpy read."""
+VISIBLE = (
+    *(f"/proc/self/{name}" for name in ("fd", "status", "stat", "statm", "maps", "cmdline")),
+    "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu",
+)  # fmt: skip
+"""Under Landlock, beside the system's and the interpreter's folders: what Python, the C library and numpy read."""
 
 
 def supervise(
@@ -56,12 +61,8 @@ def supervise(
         process, status, usage = os.wait4(child, os.WNOHANG)
         if process:
             break
-        if ended_by is None and time.monotonic() > deadline:
-            ended_by = "timeout"
-        elif ended_by is None and memory_bytes(processes()) > order.memory_limit_bytes:
-            ended_by = "memory"
-        elif ended_by is None and confinement.is_weak and exceeds(folder, order.folder_limit_bytes):
-            ended_by = "files"
+        if ended_by is None:
+            ended_by = limit_reached(order, folder, confinement, processes(), deadline)
         if ended_by:
             os.kill(child, signal.SIGKILL)
         signal.sigtimedwait([signal.SIGCHLD], WATCH_S)
@@ -73,6 +74,19 @@ def supervise(
         "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
         "cpu_s": usage.ru_utime + usage.ru_stime,
     }
+
+
+def limit_reached(
+    order: Order, folder: str, confinement: Confinement, processes: list[int], deadline: float
+) -> str | None:
+    """The limit at which these processes have to end, if there is one."""
+    if time.monotonic() > deadline or cpu_s(processes) > order.cpu_limit_s + CPU_MARGIN_S:
+        return "timeout"
+    if memory_bytes(processes) > order.memory_limit_bytes:
+        return "memory"
+    if confinement.is_weak and exceeds(folder, order.folder_limit_bytes):
+        return "files"
+    return None
 
 
 def write_files(files: dict[str, str], folder: str) -> None:
@@ -154,9 +168,8 @@ def lay_descriptors(stdin: str, channel: tuple[int, ...]) -> None:
 
 
 def set_limits(order: Order) -> None:
-    cpu_s = order.cpu_limit_s
     for limit, value in (
-        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_CPU, order.cpu_limit_s),
         (resource.RLIMIT_AS, order.memory_limit_bytes),
         (resource.RLIMIT_FSIZE, order.folder_limit_bytes),
         (resource.RLIMIT_NPROC, order.num_processes),
