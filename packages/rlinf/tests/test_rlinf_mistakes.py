@@ -629,7 +629,7 @@ MISTAKES = [
     Mistake(line="eval gsm8k=test.jsonl", says="model is not set; give --model VALUE, or write it in a recipe"),
     Mistake(line="eval gsm9k=test.jsonl --model model", says="no benchmark is called 'gsm9k'; did you mean gsm8k?"),
     Mistake(
-        line="eval gsm8k=absent.jsonl --model model",
+        line="eval gsm8k=test.jsonl --model model",
         says="max_new_tokens=2048 leaves no position for a prompt: the model has 1024",
     ),
     Mistake(line="eval gsm8k=test.jsonl --model absent", says="/absent: does not exist"),

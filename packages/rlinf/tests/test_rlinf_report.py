@@ -6,6 +6,7 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,38 @@ def make_run(path: Path, num_steps: int = 4) -> RunFolder:
         folder.metrics(step, metrics | times, time_s=10.0 * (step + 1))
         folder.samples(step, [{"prompt": f"<u>{step}</u>", "completion": "x\ny", "reward": 1.0}])
     return folder
+
+
+ODD: tuple[Any, ...] = (None, True, -1, 10**400, 1.5, "<script>x</script>", [], ["<script>"], {}, {"<script>": 1})
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:20])
+def test_no_record_breaks_the_report_or_gets_into_it_unescaped(tmp_path: Path, odd: Any) -> None:
+    folder = make_run(tmp_path / "run")
+    folder.evaluation(4, {"accuracy": 0.84}, time_s=40)
+    folder.close()
+    path = folder.path
+    token = {"before": odd, "worst_token": odd, "after": odd, "rollout_logprob": odd, "actor_logprob": odd}
+    rows = {
+        "samples.jsonl": [token | {"step": 1}, token | {"step": odd}, {"step": odd, "<script>": odd}, {"prompt": odd}],
+        "metrics.jsonl": [{"step": odd, "metrics": {"a": 1}}, {"step": 9, "time_s": odd, "metrics": {"<script>": odd}}],
+        "evaluations.jsonl": [{"step": 9, "metrics": {"accuracy": odd}}, {"step": odd, "metrics": odd}],
+        "trace.json": [{"ph": "X", "ts": odd, "dur": odd, "args": odd}, {"ph": "M", "name": "process_name"}],
+    }
+    for name, more in rows.items():
+        with (path / name).open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in more))
+    (path / "videos").mkdir()
+    for name in ("step-x.mp4", "step-<script>.mp4", f"step-{10**30}.mp4", "step-4.mp4"):
+        (path / "videos" / name).write_bytes(b"film")
+    text = write_report(path).read_text()
+    assert "accuracy on held-out problems" in text and "What ran" in text
+    assert text.count("<script>") == 1, "the page's own"
+    inside = {"plans": odd, "stages": odd, "sessions": odd, "score": odd, "name": odd, "notes": odd, "packages": odd}
+    for content in (inside, odd):
+        for name in ("manifest.json", "plan.json", "plan_times.json", "flow.json", "result.json", "config.yaml"):
+            (path / name).write_text(json.dumps(content))
+        assert write_report(path).read_text().count("<script>") == 1
 
 
 def test_the_report_of_a_finished_run(tmp_path: Path) -> None:

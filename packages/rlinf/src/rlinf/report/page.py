@@ -55,33 +55,50 @@ def write_report(run_path: Path, output: Path | None = None) -> Path:
 
 
 def render(records: RunRecords) -> str:
-    """The page; it loads nothing from anywhere."""
-    stages = records.stages()
+    """The page; it loads nothing from anywhere. A part that cannot be drawn from what the files hold says so."""
+    try:
+        stages = records.stages()
+    except (TypeError, KeyError, AttributeError):  # of an odd plan.json, which its section shows
+        stages = []
     colors = {stage: f"var(--c{i % NUM_COLORS})" for i, stage in enumerate(stages)}
-    main, rest = curves(records)
-    note = BANDS if len(records.metrics) > MAX_POINTS else ""
-    body = [
-        _header(records),
-        _headline(records),
-        html.notes("Notes and fall-backs", records.manifest.get("notes", [])),
-        html.section("Curves", _figures(main), html.folded("Other metrics", _figures(rest)), note=note)
-        or html.section("Curves", '<p class="sub">No step was finished.</p>'),
-        success_by_task(records),
-        films(records),
-        _timeline(records, colors),
-        _time_by_stage(records, colors),
-        _trust(records),
-        _weight_syncs(records),
-        _plan(records),
-        _plan_times(records),
-        _samples(records),
-        _what_ran(records),
-    ]
+    parts: dict[str, Callable[[], str]] = {
+        "Run": lambda: _header(records),
+        "Scores": lambda: _headline(records),
+        "Notes": lambda: html.notes("Notes and fall-backs", records.manifest.get("notes", [])),
+        "Curves": lambda: _curves(records),
+        "Success by task": lambda: success_by_task(records),
+        "Films": lambda: films(records),
+        "Timeline": lambda: _timeline(records, colors),
+        "Time by stage": lambda: _time_by_stage(records, colors),
+        "Engine and trainer": lambda: _trust(records),
+        "Weight syncs": lambda: _weight_syncs(records),
+        "Plan": lambda: _plan(records),
+        "Predicted and measured": lambda: _plan_times(records),
+        "Samples": lambda: _samples(records),
+        "What ran": lambda: _what_ran(records),
+    }
     footer = (
         f"Written by rlinf report from {records.path.name}/; trace.json opens in ui.perfetto.dev, tensorboard/ in "
         "TensorBoard."
     )
+    body = [_part(title, draw) for title, draw in parts.items()]
     return html.document(f"{records.name} - run report", body, footer=footer)
+
+
+def _part(title: str, draw: Callable[[], str]) -> str:
+    try:
+        return draw()
+    except Exception as error:  # noqa: BLE001 - a file of the folder may hold anything; the page says what it is
+        text = f"This part cannot be drawn from the files of the run: {type(error).__name__}: {error}"
+        return html.section(title, f'<p class="sub">{escape(text)}</p>')
+
+
+def _curves(records: RunRecords) -> str:
+    main, rest = curves(records)
+    note = BANDS if len(records.metrics) > MAX_POINTS else ""
+    return html.section(
+        "Curves", _figures(main), html.folded("Other metrics", _figures(rest)), note=note
+    ) or html.section("Curves", '<p class="sub">No step was finished.</p>')
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------
@@ -203,9 +220,11 @@ def _trust(records: RunRecords) -> str:
     worst = sorted((row for row in records.samples if WORST in row), key=_gap, reverse=True)[:NUM_SAMPLES]
     cells = [
         (
-            f"{row['step'] + 1:,}",
-            html.Raw(f"{escape(row['before'])}<mark>{escape(row[WORST])}</mark>{escape(row['after'])}"),
-            *(number(math.nan if row[name] is None else row[name]) for name in ("rollout_logprob", "actor_logprob")),
+            f"{row['step'] + 1:,}" if "step" in row else "-",
+            html.Raw(
+                "{}<mark>{}</mark>{}".format(*(escape(str(row.get(name, ""))) for name in ("before", WORST, "after")))
+            ),
+            *(number(_nats(row.get(name))) for name in ("rollout_logprob", "actor_logprob")),
             number(_gap(row)),
         )
         for row in worst
@@ -221,8 +240,13 @@ def _trust(records: RunRecords) -> str:
 
 def _gap(row: Mapping[str, Any]) -> float:
     """Nats; a log-probability that is not a number is the worst."""
-    rollout, actor = row.get("rollout_logprob"), row.get("actor_logprob")
-    return math.inf if rollout is None or actor is None else abs(rollout - actor)
+    gap = abs(_nats(row.get("rollout_logprob")) - _nats(row.get("actor_logprob")))
+    return math.inf if math.isnan(gap) else gap
+
+
+def _nats(value: Any) -> float:
+    """NaN for what is no number."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < math.inf else math.nan
 
 
 def _weight_syncs(records: RunRecords) -> str:
@@ -292,7 +316,7 @@ def _samples(records: RunRecords) -> str:
 
 
 def _sample_cell(value: Any) -> str:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300):
         return number(float(value))
     return html.Raw(f'<div class="long">{escape("" if value is None else str(value))}</div>')
 

@@ -133,7 +133,7 @@ def read_run(path: Path) -> RunRecords:
         **{name: _mapping(_text(path / f"{name}.json"), json.loads) for name in OBJECTS},
         metrics=_step_rows(path / "metrics.jsonl"),
         evaluations=_step_rows(path / "evaluations.jsonl"),
-        samples=tuple(read_rows(path / "samples.jsonl")),
+        samples=_sample_rows(path / "samples.jsonl"),
         films=films_of(path),
     )
 
@@ -156,7 +156,33 @@ def _span(event: Mapping[str, Any], lane: str) -> SpanRecord:
 
 
 def _step_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
-    return tuple(row for row in read_rows(path) if "step" in row and isinstance(row.get("metrics"), dict))
+    """Rows of a step with its metrics, of which those are left out that are neither numbers nor null."""
+    rows = (row for row in read_rows(path) if _is_step(row.get("step")) and isinstance(row.get("metrics"), dict))
+    return tuple(
+        {
+            "step": row["step"],
+            "time_s": row.get("time_s") if _is_number(row.get("time_s")) else None,
+            "metrics": {name: value for name, value in row["metrics"].items() if _is_number(value)},
+        }
+        for row in rows
+    )
+
+
+def _sample_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """A step that is no number of one is left out."""
+    rows = read_rows(path)
+    return tuple(
+        row if _is_step(row.get("step")) else {name: value for name, value in row.items() if name != "step"}
+        for row in rows
+    )
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, (int, float)) and abs(value) < 1e300)
 
 
 def _text(path: Path) -> str:

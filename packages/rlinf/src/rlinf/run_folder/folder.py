@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import shutil
 import time
@@ -327,7 +328,8 @@ def film_path(run: Path, step: int) -> Path:
 
 def films_of(run: Path) -> dict[int, Path]:
     """Step -> film, in the order of the steps."""
-    found = {int(path.stem.rpartition("-")[2]): path for path in (run / VIDEOS).glob("step-*.mp4")}
+    named = ((re.fullmatch(r"step-([0-9]{1,18})", path.stem), path) for path in (run / VIDEOS).glob("step-*.mp4"))
+    found = {int(match[1]): path for match, path in named if match and path.is_file()}
     return dict(sorted(found.items()))
 
 

@@ -176,7 +176,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 event = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict):
                 yield event
