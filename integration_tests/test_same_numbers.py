@@ -158,6 +158,17 @@ def test_pictures(tmp_path):
 
 
 @pytest.mark.slow
+def test_episodes_longer_than_a_step_go_on_in_every_plan_and_over_a_resume(tmp_path):
+    """Restored by replaying their actions, in a process of the simulators' own too."""
+    pendulum = {"env.kind": "gymnasium", "env.id": "Pendulum-v1", "env.options": "{}", "env.max_episode_steps": 25}
+    keys = SHORT_PUSH | pendulum | {"run.checkpoint_every": 2}
+    expected = numbers(train("pushcube-ppo", tmp_path / "one", keys | {"run.num_steps": 4, "mode": "collocated"}))
+    moved = {"mode": "disaggregated", "env.num_processes": 1}
+    path = train("pushcube-ppo", tmp_path / "two", keys | moved | {"run.num_steps": 2})
+    train(None, path, {"run.num_steps": 4, "mode": "collocated"})
+    assert numbers(path) == expected
+
+
 def test_a_warm_start_that_an_earlier_run_made_is_the_same(tmp_path, sort_reference, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, expected in (("first", "warm start: kept for the next run"), ("second", "warm start: taken from")):

@@ -4,6 +4,7 @@ import os
 import signal
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -15,6 +16,7 @@ from rlinf_envs import EnvSpec, episode_seed
 from rlinf_workers.embodied import environment
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings, training_seeds
 from rlinf_workers.records.embodied import MAX_TEXT_BYTES, Action, text_tensor, texts_of
+from rlinf_workers.worker import StepContext
 
 CARTPOLE = EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=2, max_episode_steps=9)
 NUM_STEPS = 24
@@ -118,6 +120,55 @@ def test_an_evaluation_ends_where_the_environment_does(make_worker):
     assert worker._host.metrics.drain()["env/episode_length"].terms == sorted(expected)
     assert len(shown) == 41
     assert sum(int(item.terminated.sum()) for item in shown) > 2
+
+
+def segment(worker, step):
+    """What a step's segment shows from its beginning on, and where the groups stand afterwards."""
+    partner, standing = Partner(4), []
+    worker._host.step = StepContext(step=step, phase="train", seed=0, num_items=0)
+    worker.go_on(partner, partner, SimpleNamespace(put_many=standing.extend))
+    return partner.shown, [item for _, item in standing]
+
+
+def numbers_of(shown):
+    return [(item.time, item.fields["state"].tolist(), item.rewards.tolist()) for item in shown]
+
+
+@pytest.mark.parametrize("num_processes", [0, 1])
+def test_episodes_that_are_longer_than_a_segment_go_on(make_worker, num_processes):
+    spec = replace(CARTPOLE, max_episode_steps=NUM_STEPS + 1, num_processes=num_processes)
+    fields: dict[str, Any] = {"num_groups": 1, "reads": ("state",), "chunk_size": 4, "num_eval_episodes": 2}
+    settings = EnvironmentSettings(spec=spec, num_steps=8, continues=True, eval_seed=5, **fields)
+    worker = make_worker(Environment, settings)
+    segments = [segment(worker, step) for step in range(3)]
+    env = gymnasium.make("CartPole-v1", max_episode_steps=NUM_STEPS + 1)
+    seed, episode = training_seeds(0, 0, 0, 2)[0], 0
+    state, _ = env.reset(seed=seed)
+    for shown, _ in segments:
+        assert [item.time for item in shown] == [0, 1, 2]
+        assert_bitwise_equal(shown[0].fields["state"][0], torch.tensor(state))
+        assert not shown[0].rewards.any()
+        for item in shown[1:]:
+            ended, steps = False, 0
+            while steps < 4 and not ended:
+                state, _, terminated, truncated, _ = env.step(1)
+                ended, steps = terminated or truncated, steps + 1
+            if ended:
+                episode += 1
+                state, _ = env.reset(seed=episode_seed(seed, episode))
+            assert item.rewards[0].sum() == item.num_executed[0] == steps
+            assert_bitwise_equal(item.fields["state"][0], torch.tensor(state))
+    assert episode >= 1
+    again = make_worker(Environment, settings)
+    again.continue_from(segments[0][1])
+    assert numbers_of(segment(again, 1)[0]) == numbers_of(segments[1][0])
+    assert numbers_of(segment(again, 2)[0]) == numbers_of(segments[2][0])
+    worker.continue_from(segments[1][1])
+    assert numbers_of(segment(worker, 2)[0]) == numbers_of(segments[2][0])
+    worker.continue_from([])
+    assert numbers_of(segment(worker, 0)[0]) == numbers_of(segments[0][0])
+    for one in (worker, again):
+        one.close()
 
 
 STRICT = """

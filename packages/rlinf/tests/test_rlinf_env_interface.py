@@ -14,9 +14,13 @@ from rlinf.jobs import prepare
 from rlinf.jobs.acting import termination_notes
 from rlinf.jobs.embodied import EmbodiedJob
 from rlinf.jobs.env_interface import probe
+from rlinf.jobs.running_episodes import RunningEpisodes
 from rlinf.machine import Gpu, Machine
 from rlinf_envs import EnvSpec
+from rlinf_envs.protocol import RowSnapshot
+from rlinf_workers import FlowRun
 from rlinf_workers.embodied.interface import EnvInterface
+from rlinf_workers.records.embodied import GroupEpisodes
 from rlinf_workers.testing.environments import second_environment
 
 GPUS = (Gpu(name="fake", memory_bytes=80 << 30),) * 2
@@ -121,6 +125,11 @@ class FloatPictures(Batch):
 class Raises(Batch):
     def reset(self, seeds): return seeds["none"]
 
+class NoReplay(Batch):
+    def __getattr__(self, name):
+        if name in ("snapshot", "restore"): raise AttributeError(name)
+        return super().__getattr__(name)
+
 class Endless(Batch):
     def __init__(self, num_envs, max_episode_steps=None): super().__init__(num_envs)
 """
@@ -140,6 +149,46 @@ def test_a_batch_that_breaks_its_promises_is_named_before_the_start(name, text, 
     with pytest.raises(UserError) as caught:
         probe(EnvSpec(kind="import", id=f"batches:{name}", num_envs=2, max_episode_steps=5))
     assert f"env.id='batches:{name}': {text}" in str(caught.value)
+
+
+def test_episodes_go_on_where_a_step_is_shorter_and_they_can_be_replayed(tmp_path, monkeypatch):
+    (tmp_path / "longer.py").write_text(BATCHES)
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = ["--env.kind=import", "--env.id=longer:Camera", "--run.stop_at_score=null", "--policy.name=cnn"]
+
+    def job(*more: str) -> EmbodiedJob:
+        made = prepare(load_config("pushcube-ppo", parse_overrides([*keys, *more])))
+        assert isinstance(made, EmbodiedJob)
+        return made
+
+    collects = [job(f"--env.max_episode_steps={n}").build(tmp_path).train.graph().collects for n in (50, 51)]
+    assert collects == [(), ("episodes",)]
+    assert job("--env.id=longer:NoReplay")
+    with pytest.raises(
+        UserError, match=r"^env.num_steps=50 is below env.max_episode_steps=51, and .*cannot return"
+    ) as e:
+        job("--env.max_episode_steps=51", "--env.id=longer:NoReplay")
+    assert "use --env.num_steps 51" in str(e.value)
+
+
+def test_running_episodes_are_those_that_were_saved(tmp_path):
+    rows = tuple(
+        RowSnapshot(seed=2**31 + i, episode_index=i, actions=torch.arange(6.0).reshape(3, 2)[:i]) for i in (2, 0, 3)
+    )
+    groups = [GroupEpisodes(group=g, rows=rows[: g - 8]) for g in (10, 11)]
+    episodes = RunningEpisodes()
+    episodes.take(FlowRun(metrics={}, collected={"episodes": groups}, shown=[], spans=[], start_s=0, duration_s=0))
+    episodes.save(tmp_path)
+    other = RunningEpisodes()
+    other.load(tmp_path)
+    for one, saved in zip(other._groups, groups, strict=True):
+        assert one.group == saved.group
+        for row, expected in zip(one.rows, saved.rows, strict=True):
+            assert (row.seed, row.episode_index) == (expected.seed, expected.episode_index)
+            assert torch.equal(row.actions, expected.actions)
+    other.load(tmp_path / "of another run")
+    other.save(tmp_path / "never made")
+    assert not (tmp_path / "never made").exists()
 
 
 def test_who_sees_pictures_alone_is_pointed_to_the_policy_for_them(tmp_path, monkeypatch):

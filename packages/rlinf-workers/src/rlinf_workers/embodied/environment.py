@@ -7,6 +7,8 @@ halves).
 Where groups have processes of their own (`EnvSpec.num_processes`) they simulate at the same time, and each is handed on
 as soon as its own rows are done: a slow reset holds up its group and no other. A process that dies or hangs is replaced
 by `rlinf_envs`; the run's manifest gets a line.
+
+A training segment begins with resets, or continues the episodes of the segment before (docs/decisions/038).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.records import record
-from rlinf_envs import BatchedEnv, EnvSpec, Observation, make_env
+from rlinf_envs import BatchedEnv, EnvSpec, Observation, Replayable, make_env
 from rlinf_envs.demonstrations.base import Demonstration
 from rlinf_envs.demonstrations.experts import record_expert
 from rlinf_envs.disturbance import Disturbance
@@ -31,7 +33,7 @@ from rlinf_envs.recording import EpisodeRecorder, recorded_env
 from rlinf_envs.simulator_process import awaited_processes
 from rlinf_workers.embodied.picture_pool import PicturePool
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.records.embodied import Action, GroupObservation, text_tensor
+from rlinf_workers.records.embodied import Action, GroupEpisodes, GroupObservation, text_tensor
 from rlinf_workers.spans import now_ns
 from rlinf_workers.worker import Worker
 
@@ -50,6 +52,9 @@ class EnvironmentSettings:
     num_groups: int
     num_steps: int
     """Steps of a training segment; a multiple of chunk_size."""
+    continues: bool = False
+    """A training segment begins where the last one of its group ended; False: with a reset. The environments have to be
+    `rlinf_envs.Replayable`."""
     reads: tuple[str, ...]
     """The fields that are handed on."""
     chunk_size: int = 1
@@ -111,6 +116,8 @@ class Environment(Worker):
             group: make_env(spec, on_replaced=self._teller(group), pictures=self._pictures) for group in self._groups
         }
         self._evaluate: dict[int, BatchedEnv] = {}
+        self._shown: dict[int, dict[str, Tensor]] = {}
+        """Training group -> what it showed last, for its next segment to begin with; empty where that is a reset."""
 
     def _picture_pool(self) -> PicturePool | None:
         """One for all groups, where pictures are handed on."""
@@ -123,6 +130,32 @@ class Environment(Worker):
     def interact(self, actions: Reader[Action], observations: Writer[GroupObservation]) -> None:
         """Stage: actions in, observations out; the first observations come from resets. Ends when every group has
         done its segments."""
+        self._run_segments(actions, observations)
+
+    def go_on(
+        self,
+        actions: Reader[Action],
+        observations: Writer[GroupObservation],
+        episodes: Writer[GroupEpisodes],
+    ) -> None:
+        """Stage: as `interact`, where training segments continue; says afterwards where each group stands."""
+        self._run_segments(actions, observations)
+        standing = [GroupEpisodes(group=group, rows=self._replayable(group).snapshot()) for group in self._groups]
+        episodes.put_many([(item.group, item) for item in standing])
+
+    def continue_from(self, episodes: list[GroupEpisodes]) -> None:
+        """Brings the groups of this rank where they stood; a group that is not among them begins with a reset."""
+        self._shown.clear()
+        for item in episodes:
+            if item.group in self._train:
+                self._shown[item.group] = self._copy(self._read(self._replayable(item.group).restore(item.rows)))
+
+    def _replayable(self, group: int) -> Replayable:
+        env = self._train[group]
+        assert isinstance(env, Replayable), "the job refuses others where segments continue"
+        return env
+
+    def _run_segments(self, actions: Reader[Action], observations: Writer[GroupObservation]) -> None:
         running = {group.index: group for group in self._prepare()}
         begin = map if self._threads is None else self._threads.map
         with self._simulating():
@@ -257,12 +290,15 @@ class Environment(Worker):
         seeds = group.segments.pop(0)
         group.counted, group.time = len(seeds), 0
         width = group.env.num_envs
-        fillers = [self._settings.eval_seed] * (width - len(seeds))
+        fields = None if group.is_evaluated else self._shown.pop(group.index, None)
+        if fields is None:
+            fillers = [self._settings.eval_seed] * (width - len(seeds))
+            fields = self._read(group.env.reset(seeds + fillers))
         zeros = torch.zeros(width, dtype=torch.int64)
         return GroupObservation(
             group=group.index,
             time=0,
-            fields=self._read(group.env.reset(seeds + fillers)),
+            fields=fields,
             final_fields=None,
             rewards=torch.zeros(width, self._settings.chunk_size),
             num_executed=zeros,
@@ -277,17 +313,25 @@ class Environment(Worker):
         for episode in result.episodes:
             if episode.env_index < group.counted and not (group.is_evaluated and episode.episode_index):
                 self._record_episode(episode, cut=bool(result.truncated[episode.env_index]))
+        fields, is_last = self._read(result.observation), group.time == group.num_chunks
+        if is_last and self._settings.continues and not group.is_evaluated:
+            self._shown[group.index] = self._copy(fields)
         return GroupObservation(
             group=group.index,
             time=group.time,
-            fields=self._read(result.observation),
+            fields=fields,
             final_fields=self._read(result.final_observation) if result.episodes else None,
             rewards=result.rewards,
             num_executed=result.num_steps,
             terminated=result.terminated,
             truncated=result.truncated,
-            is_last=group.time == group.num_chunks,
+            is_last=is_last,
         )
+
+    @staticmethod
+    def _copy(fields: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of one's own: what was sent lies in memory that is used again."""
+        return {name: value.clone() for name, value in fields.items()}
 
     def _read(self, shown: Observation) -> dict[str, Tensor]:
         """What the policy reads of an observation."""

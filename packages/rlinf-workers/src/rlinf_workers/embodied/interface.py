@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from rlinf_comm.records import record
-from rlinf_envs import ActionSpec, BatchedEnv, EnvSpec, FieldSpec, make_env
+from rlinf_envs import ActionSpec, BatchedEnv, EnvSpec, FieldSpec, Replayable, make_env
 from rlinf_envs.disturbance import Disturbance
 from rlinf_envs.errors import EnvError
 from rlinf_envs.protocol import observation_problem
@@ -31,6 +31,8 @@ class EnvInterface:
     """Fall-backs of the environment, for the manifest."""
     knows_success: bool
     """Whether its episodes say that they succeeded."""
+    is_replayable: bool = False
+    """Whether it can return to the middle of an episode."""
 
 
 def interface_of(env: BatchedEnv) -> EnvInterface:
@@ -52,6 +54,7 @@ def interface_of(env: BatchedEnv) -> EnvInterface:
         actions=actions,
         notes=tuple(env.notes),
         knows_success=episodes[0].success_once is not None,
+        is_replayable=isinstance(env, Replayable),
     )
 
 

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.records import record
+from rlinf_envs.protocol import RowSnapshot
+
+record(RowSnapshot)
 
 MAX_TEXT_BYTES = 512
 """Width of a text field, so that the texts of all steps stack; an instruction has a sentence or two."""
@@ -100,6 +103,16 @@ class Trajectory:
     truncated: Tensor
     """[T, n] bool"""
     policy_version: int
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupEpisodes:
+    """Where the environments of one group stand between two training steps. Sent by env to the driver."""
+
+    group: int
+    rows: tuple[RowSnapshot, ...]
+    """Of each environment; replaying its actions leads there."""
 
 
 @record

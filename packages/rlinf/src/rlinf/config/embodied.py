@@ -42,7 +42,12 @@ class EnvConfig(Section):
         description="Seconds after which a process that has not answered counts as hung; null: 20 times what it took "
         "so far, at least 20.",
     )
-    num_steps: int = Field(default=50, ge=1, description="Actions of each environment in one training step.")
+    num_steps: int = Field(
+        default=50,
+        ge=1,
+        description="Actions of each environment in one training step. An episode that may be longer goes on in the "
+        "next step; else each step begins with a reset.",
+    )
     max_episode_steps: int = Field(default=50, ge=1, description="Actions after which an episode is cut off.")
     ignore_terminations: bool = Field(
         default=False,
@@ -246,6 +251,12 @@ class EmbodiedConfig(JobConfig):
     @property
     def roles(self) -> tuple[str, ...]:
         return ("env", "policy", "actor")
+
+    @property
+    def segments_continue(self) -> bool:
+        """Whether a training step goes on with the episodes of the one before: where it is shorter than they may be,
+        resets would leave all but their beginnings out. Advantages without values compare whole episodes."""
+        return self.algorithm.has_critic and self.env.num_steps < self.env.max_episode_steps
 
     def _film_conflicts(self) -> Iterator[Conflict]:
         wanted, episodes = self.env.num_eval_videos, self.env.num_eval_episodes

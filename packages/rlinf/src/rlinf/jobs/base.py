@@ -104,6 +104,12 @@ class Job:
     def prepare(self, session: Session) -> None:
         """Runs once in a run's life, before the first step: a warm start, say."""
 
+    def save(self, checkpoint: Path) -> None:
+        """Writes what the job itself needs to go on into the folder of a checkpoint."""
+
+    def load(self, checkpoint: Path) -> None:
+        """Reads what `save` has written, before `restore`."""
+
     def restore(self, session: Session, step: int) -> None:
         """Runs in place of `prepare` when a run is resumed, after the trainer's checkpoint was loaded, and when lost
         processes were replaced; `step` counts the training steps done."""
@@ -114,6 +120,9 @@ class Job:
     def feeds(self, step: int) -> dict[str, list[Any]]:
         """Channel -> items of a training step; a function of the seed and the step alone."""
         return {}
+
+    def trained(self, run: FlowRun) -> None:
+        """Runs after each training step, with what its flow gave."""
 
     def agreement(self, metrics: Mapping[str, float]) -> Agreement | None:
         """Whether those who sample and those who train agree, by the metrics of a training step; None: nothing is known

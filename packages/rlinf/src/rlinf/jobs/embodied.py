@@ -25,6 +25,7 @@ from rlinf.jobs.demonstrations import WarmStart
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.films import check_draws, check_video, write_film
 from rlinf.jobs.lora import policy_digest, policy_lora, with_base
+from rlinf.jobs.running_episodes import RunningEpisodes
 from rlinf.jobs.training import backend_settings, check_recompute, optimizer_settings
 from rlinf.machine import Machine
 from rlinf.run_folder.fingerprints import path_fingerprint
@@ -67,6 +68,8 @@ class EmbodiedJob(Job):
         self._policy = replace(self._policy, wide_heads=self._lora is not None)
         self._warm_start = config.warm_start and WarmStart(config.warm_start, config, self._interface, self._needs)
         self._check_films(env_python)
+        self._check_segments()
+        self._episodes = RunningEpisodes()
         self.notes = (*self._interface.notes, *termination_notes(config.env), *idle_notes(config.algorithm))
         self.score = SUCCESS if self._interface.knows_success else RETURN
         self.other_scores = (SUCCESS_ONCE,) if self._interface.knows_success else ()
@@ -110,7 +113,8 @@ class EmbodiedJob(Job):
         flow.worker("env", Environment, self._environment_settings())
         flow.worker("policy", EmbodiedRollout, self._policy)
         flow.worker("actor", EmbodiedActor, self._actor_settings())
-        join_env_and_policy(flow, self.num_items, on_host=self._simulates_on_host)
+        continues = config.segments_continue
+        join_env_and_policy(flow, self.num_items, on_host=self._simulates_on_host, continues=continues)
         flow.stage(
             "actor",
             EmbodiedActor.train,
@@ -133,6 +137,7 @@ class EmbodiedJob(Job):
             spec=self._spec,
             num_groups=env.num_groups,
             num_steps=env.num_steps,
+            continues=self.config.segments_continue,
             reads=self._needs.reads,
             chunk_size=self._needs.chunk_size,
             same_start=not self.config.algorithm.has_critic,
@@ -168,6 +173,17 @@ class EmbodiedJob(Job):
             "advantage without values",
         )
 
+    def _check_segments(self) -> None:
+        """A segment goes on with the episodes of the one before only where these can be replayed."""
+        env = self.config.env
+        if self.config.segments_continue and not self._interface.is_replayable:
+            raise UserError(
+                f"env.num_steps={env.num_steps} is below env.max_episode_steps={env.max_episode_steps}, and env.id="
+                f"{env.id!r} cannot return to the middle of an episode (rlinf_envs.Replayable): each training step "
+                "would begin with a reset, and only beginnings of episodes would be trained on",
+                hint=f"use --env.num_steps {env.max_episode_steps}, or shorter episodes",
+            )
+
     def _check_films(self, env_python: str | None) -> None:
         if not self.config.env.num_eval_videos:
             return
@@ -191,6 +207,20 @@ class EmbodiedJob(Job):
         """The warm start, where there is one."""
         if self._warm_start is not None:
             self._warm_start.run(session)
+
+    def trained(self, run: FlowRun) -> None:
+        if self.config.segments_continue:
+            self._episodes.take(run)
+
+    def save(self, checkpoint: Path) -> None:
+        self._episodes.save(checkpoint)
+
+    def load(self, checkpoint: Path) -> None:
+        self._episodes.load(checkpoint)
+
+    def restore(self, session: Session, step: int) -> None:
+        if self.config.segments_continue:
+            self._episodes.hand_out(session)
 
     def evaluated(self, session: Session, step: int) -> None:
         if self.config.env.num_eval_videos:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from pathlib import Path
 
 from rlinf.processes.executor import run_failed
 from rlinf.run_folder import RunFolder
@@ -49,11 +50,18 @@ class CheckpointWriter:
     def __exit__(self, *_: object) -> None:
         self.settle()
 
-    def save(self, trainer: WorkerGroup, step: int, state: dict[str, object]) -> None:
+    def save(
+        self,
+        trainer: WorkerGroup,
+        step: int,
+        state: dict[str, object],
+        write_more: Callable[[Path], None] = lambda _: None,
+    ) -> None:
         """Begins a checkpoint; returns when every rank has its copy.
 
         Args:
             state: see `RunFolder.new_checkpoint`.
+            write_more: writes what the job adds to the folder that it is given.
 
         Raises: as `check`, for the one before.
         """
@@ -65,6 +73,7 @@ class CheckpointWriter:
         with ExitStack() as opened:
             path = opened.enter_context(self._folder.new_checkpoint(step, state, digests))
             trainer.call("begin_checkpoint", str(path))
+            write_more(path)
             arguments = (opened.pop_all(), trainer.start_call("end_checkpoint", lane=LANE), digests, began_s)
         self._name, self._written = checkpoint_name(step), Future()
         self._wait_s = time.monotonic() - began_s

@@ -249,6 +249,7 @@ class TrainingLoop:
                 self._session.executor.replan(self._flows.train, self._auto.probes[0])
             feeds, predicted_s = self._job.feeds(step), self._times[-1].predicted_s
             flow_run = self._session.run_flow(self._flows.train, step=step, feeds=feeds, predicted_s=predicted_s)
+            self._job.trained(flow_run)
             busy_s = busy_seconds(flow_run)
             self._times[-1].add(flow_run, busy_s)
             self._record_step(step, flow_run)
@@ -353,6 +354,7 @@ class TrainingLoop:
         self._session.stage_s.update(state["stage_s"])
         self._session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
         self._session.sync_weights()
+        self._job.load(checkpoint)
         self._job.restore(self._session, clock.step)
         self.progress.message(f"resumed from {checkpoint.name}")
         return state["score"]
@@ -429,7 +431,7 @@ class TrainingLoop:
             "score_name": self._job.score.name,
             "stage_s": dict(self._session.stage_s),
         }
-        self._checkpoints.save(self._session.group(self._job.trainer), step, state)
+        self._checkpoints.save(self._session.group(self._job.trainer), step, state, self._job.save)
         self._folder.write_plan_times([times.to_json() for times in self._times])
 
     def _latest_score(self) -> float:
