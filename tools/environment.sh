@@ -10,10 +10,11 @@ fail() {
   exit 2
 }
 
-# The first Python from 3.10 to 3.13 that can make a virtual environment; PYTHON overrides the choice.
+# The first Python from 3.10 to 3.13 that can make a virtual environment; PYTHON overrides the choice. 3.13 comes last,
+# because ManiSkill does not install there.
 find_python() {
   local candidate
-  for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3.10 python3; do
+  for candidate in "${PYTHON:-}" python3.11 python3.12 python3.10 python3.13 python3; do
     [ -n "$candidate" ] && command -v "$candidate" >/dev/null || continue
     "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || continue
     "$candidate" -c 'import ensurepip, venv' 2>/dev/null ||
@@ -29,6 +30,12 @@ check_compiler() {
     fail "needs a C++ compiler for the native code; for example: apt-get install g++"
 }
 
+# Whether ManiSkill installs under the environment's Python: the motion planner that it requires (mplib 0.1.1) has no
+# build for 3.13. rlinf[all] has the same condition.
+can_have_maniskill() {
+  .venv/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))'
+}
+
 # Everything that decides what is installed: the packages' metadata, the native sources and this file.
 fingerprint() {
   cat tools/constraints.txt tools/environment.sh CMakeLists.txt packages/*/pyproject.toml \
@@ -36,17 +43,22 @@ fingerprint() {
 }
 
 install_everything() {
-  local python
+  local python envs="metaworld,video"
   check_compiler
   python="$(find_python)" || exit 2
   [ -x .venv/bin/python ] || { echo "making .venv with $("$python" --version)"; "$python" -m venv .venv; }
   local pip=(.venv/bin/python -m pip --quiet --disable-pip-version-check)
+  if can_have_maniskill; then
+    envs="maniskill,$envs"
+  else
+    echo "without ManiSkill: it does not install under $(.venv/bin/python --version)"
+  fi
   echo "installing torch"
   "${pip[@]}" install -c tools/constraints.txt torch numpy
   echo "building the native code and installing the packages"
   "${pip[@]}" install -c tools/constraints.txt hatchling editables "scikit-build-core>=1.1" "pybind11>=3.0" ninja cmake
   "${pip[@]}" install -c tools/constraints.txt --no-build-isolation \
-    -e packages/rlinf-comm -e packages/rlinf-sched -e "packages/rlinf-algos[math]" -e "packages/rlinf-envs[maniskill,metaworld,video]" \
+    -e packages/rlinf-comm -e packages/rlinf-sched -e "packages/rlinf-algos[math]" -e "packages/rlinf-envs[$envs]" \
     -e "packages/rlinf-workers[lora]" -e packages/rlinf
   # megatron-core's own requirements are installed by now, and pip must not touch torch for it.
   "${pip[@]}" install -c tools/constraints.txt --no-deps megatron-core packaging
