@@ -135,6 +135,7 @@ def test_an_episode_is_read_back_from_its_file(tmp_path: Path) -> None:
 def test_pictures_of_several_cameras_stand_side_by_side() -> None:
     shown = side_by_side([np.full((2, 3, 1), 7, np.uint8), np.full((4, 2, 4), 9, np.uint8)])
     assert shown.shape == (4, 5, 3)
+    assert side_by_side([np.full((2, 3, 2), (5, 6), np.uint8)]).tolist() == np.full((2, 3, 3), 5).tolist()
     assert shown[0, 2].tolist() == [7, 7, 7] and shown[3, 2].tolist() == [0, 0, 0] and shown[3, 4].tolist() == [9, 9, 9]
 
 
@@ -187,6 +188,14 @@ def test_a_film_has_a_row_for_each_task_and_frames_by_outcome(tmp_path: Path) ->
     assert near(pages[2], middle, left + 64, (40, 40, 40))
     assert near(pages[-1], down + middle, left + 64, (80, 80, 80)) is False, "an end is paler"
     assert near(pages[-1], down + middle, across + left + 64, (147, 147, 147))
+
+
+def test_a_task_may_have_any_name(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    from rlinf_envs.films import write_grid
+
+    names = ["open\nthe drawer", "\u62bd\u5c49\t\x00\x1b[31m", "\ud800"]
+    assert write_grid(tmp_path / "a.mp4", [episode(i, name, True, 2) for i, name in enumerate(names)])
 
 
 def test_without_a_picture_there_is_no_film(tmp_path: Path) -> None:

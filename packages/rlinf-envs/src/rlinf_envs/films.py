@@ -132,7 +132,9 @@ def _labelled(sheet: np.ndarray, tiles: Sequence[_Tile], width: int) -> np.ndarr
 
 def _cut(draw: Any, font: Any, text: str, width: int) -> str:
     """As much of a text as there is room for."""
-    text = text.encode("ascii", "replace").decode()  # the font that is always there has no more
+    text = "".join(
+        c if c.isascii() and c.isprintable() else "?" for c in text
+    )  # the font that is always there has no more
     while len(text) > 3 and draw.textlength(text, font=font) > width + 2 * FRAME:
         text = f"{text.rstrip('.')[:-1]}.."
     return text

@@ -209,12 +209,12 @@ def with_drawing(spec: EnvSpec) -> EnvSpec:
 
 
 def side_by_side(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """[H, W, C] uint8 each -> [H, W, 3]: as high as the highest, the others on black; of more than 3 channels the
-    first."""
+    """[H, W, C] uint8 each -> [H, W, 3]: as high as the highest, the others on black; of two channels the first, of
+    more than three the first three."""
     height = max(picture.shape[0] for picture in pictures)
     columns = [
-        np.pad(np.broadcast_to(one[..., :3], (*one.shape[:2], 3)), ((0, height - one.shape[0]), (0, 0), (0, 0)))
-        for one in pictures
+        np.pad(np.broadcast_to(one, (*one.shape[:2], 3)), ((0, height - one.shape[0]), (0, 0), (0, 0)))
+        for one in (picture[..., : 3 if picture.shape[2] >= 3 else 1] for picture in pictures)
     ]
     return np.concatenate(columns, axis=1)
 
