@@ -9,10 +9,12 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
-from rlinf_algos import preset
+from rlinf_algos import AlgosError, preset
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 MODULE = """
+import time
+
 import torch
 
 from rlinf_algos import check_inputs, measured_loss
@@ -21,6 +23,9 @@ def total(rewards): return rewards.sum()
 def wide(rewards): return rewards[..., None]
 def divided(rewards): return (rewards - rewards.mean()) / rewards.std()
 def beyond(rewards): return rewards[99]
+def leaves(rewards): raise SystemExit(3)
+def hangs(rewards):
+    while True: time.sleep(0.01)
 def listed(rewards): return rewards.tolist()
 def lonely(rewards, values, loss_mask): return rewards
 def crooked(rewards, values, loss_mask): return rewards, values[:, :1]
@@ -69,6 +74,7 @@ def own(tmp_path, monkeypatch):
         ("wide", "gave the shape [1, 8, 1] for rewards [1, 8]"),
         ("divided", "called once with equal rewards [1, 8]: the advantages[0, 0]=nan is not finite"),
         ("beyond", "IndexError: index 99 is out of bounds"),
+        ("leaves", "SystemExit: 3"),
         ("listed", "gave a list; return a tensor of advantages, or a pair"),
         ("lonely", "TypeError: it reads values and gave no returns"),
         ("crooked", "its returns have the shape [8, 1] for rewards [8, 6]"),
@@ -102,6 +108,19 @@ def test_a_wrong_loss_is_named_with_its_place(own, tmp_path, loss, says):
     assert says in str(caught.value)
     assert f"{tmp_path / own}.py:" in str(caught.value)
     assert "log-probabilities [4, 6] of the proximal policy itself and advantages [4]" in str(caught.value)
+
+
+def test_one_that_hangs_is_named_with_its_place(own, monkeypatch):
+    monkeypatch.setattr("rlinf.jobs.algorithms.TIME_LIMIT_S", 0.5)
+    with pytest.raises(UserError, match=rf"algorithm.advantage={own}:hangs has not come back within 0.5 s; it is at"):
+        try_algorithm(preset("grpo", advantage=f"{own}:hangs"))
+
+
+def test_one_whose_module_raises_is_named_with_its_place(tmp_path, monkeypatch):
+    (tmp_path / "raises_at_once.py").write_text("import torch\n\nnothing_there\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(AlgosError, match=r"NameError: name 'nothing_there' is not defined \(.*raises_at_once.py:3\)"):
+        preset("grpo", advantage="raises_at_once:mine")
 
 
 def test_right_ones_pass(own):

@@ -8,6 +8,7 @@ import difflib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar, cast
 
@@ -95,10 +96,16 @@ class Registry(Generic[F]):
             found = self._added[attribute] if attribute in self._added else getattr(loaded, attribute)
         except Exception as e:  # the module is the user's and may raise what it likes
             told = str(e) if isinstance(e, ImportError | AttributeError | ValueError) else f"{type(e).__name__}: {e}"
-            raise self._error(f"the {self._what} {path!r} cannot be imported: {told}") from e
+            raise self._error(f"the {self._what} {path!r} cannot be imported: {told}{_place(e)}") from e
         if callable_only and not callable(found):
             raise self._error(f"the {self._what} {path!r} is a {type(found).__name__}, not a function")
         return cast(F, found)
+
+
+def _place(error: Exception) -> str:
+    """Where a module raised while it was imported, as the end of a message; nothing where it was not found."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames and frames[-1].filename != __file__ else ""
 
 
 def path_of(function: Callable[..., Any]) -> str:

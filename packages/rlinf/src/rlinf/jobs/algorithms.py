@@ -4,6 +4,8 @@ batches of the shapes that the actor has; and what an algorithm's numbers cannot
 
 from __future__ import annotations
 
+import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +27,8 @@ from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart
 NUM_TOKENS = 6
 """Tokens of the longest completion, or steps of a segment, that a function is tried on."""
 OWN_FOLDERS = tuple(str(Path(module.__file__ or "").parent) for module in (rlinf, rlinf_algos, rlinf_workers, torch))
+TIME_LIMIT_S = 60.0
+"""Within this a function has to come back, as a reward has to."""
 SEE = "see docs/algorithms/own.md"
 
 
@@ -52,9 +56,29 @@ def try_algorithm(algorithm: Algorithm, *, num_parts: int = 0) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if algorithm.advantage not in BUILTIN_ADVANTAGES:
-            _try_advantage(algorithm, num_parts)
+            _watched(f"algorithm.advantage={algorithm.advantage}", lambda: _try_advantage(algorithm, num_parts))
         if algorithm.policy_loss not in BUILTIN_POLICY_LOSSES:
-            _try_policy_loss(algorithm)
+            _watched(f"algorithm.policy_loss={algorithm.policy_loss}", lambda: _try_policy_loss(algorithm))
+
+
+def _watched(what: str, trial: Callable[[], None]) -> None:
+    """Makes a trial in a thread, which is left behind where the function hangs."""
+    errors: list[UserError] = []
+
+    def run() -> None:
+        try:
+            trial()
+        except UserError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="trial", daemon=True)
+    thread.start()
+    thread.join(TIME_LIMIT_S)
+    if thread.is_alive():
+        stack = traceback.extract_stack(sys._current_frames().get(thread.ident or 0))
+        raise UserError(f"{what} has not come back within {TIME_LIMIT_S:g} s; it is at{_places(stack)}", hint=SEE)
+    if errors:
+        raise errors[0]
 
 
 def _try_advantage(algorithm: Algorithm, num_parts: int) -> None:
@@ -132,16 +156,20 @@ def _refusing(what: str, about: str, function: Callable[..., Any]) -> Iterator[N
     """Turns what a function of the user's raises, or what is wrong with its result, into a UserError."""
     try:
         yield
-    except Exception as error:  # a function of the user's may raise what it likes
+    except (Exception, SystemExit) as error:  # a function of the user's may raise what it likes
         name = "" if type(error).__module__.startswith("rlinf") else f"{type(error).__name__}: "
         raise UserError(f"{what}, {about}: {name}{error}{_place(error, function)}", hint=SEE) from error
 
 
-def _place(error: Exception, function: Callable[..., Any]) -> str:
+def _place(error: BaseException, function: Callable[..., Any]) -> str:
     """Where in the user's code an error comes from; for a wrong result, where the function begins."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(OWN_FOLDERS)]
-    if theirs:
-        return "".join(f"\n  {one.filename}:{one.lineno} in {one.name}: {one.line}" for one in theirs[-3:])
+    if places := _places(traceback.extract_tb(error.__traceback__)):
+        return places
     code = getattr(function, "__code__", None)
     return "" if code is None else f"\n  {code.co_filename}:{code.co_firstlineno} in {code.co_name}"
+
+
+def _places(stack: traceback.StackSummary) -> str:
+    """The user's part of a stack, the last three calls of it."""
+    theirs = [frame for frame in stack if not frame.filename.startswith((*OWN_FOLDERS, threading.__file__))]
+    return "".join(f"\n  {one.filename}:{one.lineno} in {one.name}: {one.line}" for one in theirs[-3:])
