@@ -159,6 +159,12 @@ def test_clip_ranges_that_cannot_act_are_said(name, changes, keys):
     assert found == () if keys is None else found[0].startswith(f"{keys} no effect: with one optimizer step a batch")
 
 
+def test_a_model_without_experts_has_no_load_to_balance():
+    config = load_config("sort-grpo", parse_overrides(["--algorithm.router_aux_coef", "0.1"]))
+    with pytest.raises(UserError, match=r"algorithm.router_aux_coef=0.1: qwen2 is no mixture of experts"):
+        jobs.prepare(config)
+
+
 def test_a_run_begins_with_the_note():
     for recipe, expected in (("sort-grpo", True), ("pushcube-ppo", False)):
         line = [] if expected else ["--env.kind", "gymnasium", "--env.id", "CartPole-v1", "--run.stop_at_score", "null"]

@@ -133,6 +133,23 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
             "--algorithm.name otb --actor.backend megatron --mode collocated",
             "algorithm.advantage=otb reads every probability of a token's distribution, which actor.backend=megatron",
         ),
+        (
+            "--algorithm.router_aux_coef 0.1 --actor.backend megatron --mode collocated",
+            "algorithm.router_aux_coef=0.1: actor.backend=megatron does not give the actor its routers' logits; use",
+        ),
+        ("--reference.sync_every 5", "reference.sync_every=5 is not used: algorithm.kl_coef is 0, so there is no"),
+        (
+            "--reference.sync_every 5 --algorithm.kl_coef 0.1 --reference.path teacher",
+            "reference.sync_every=5 is not used: reference.path is a teacher, which does not follow its student",
+        ),
+        (
+            "--reference.sync_every 5 --algorithm.kl_coef 0.1 --actor.lora.rank 4",
+            "reference.sync_every=5 is not used: with actor.lora the reference is the model without its adapter",
+        ),
+        (
+            "--reference.sync_weight 0.5 --algorithm.kl_coef 0.1",
+            "reference.sync_weight=0.5 is not used: it belongs to reference.sync_every, which is null",
+        ),
         ("--run.wandb.project=", "run.wandb.project"),
         ("--algorithm.advantage no_such:thing", "cannot be imported: No module named 'no_such'"),
     ],

@@ -11,9 +11,11 @@ from rlinf_algos.errors import AlgosError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """Terms to aggregate (see `rlinf_algos.aggregation`) and what to log about them.
+    """Terms to aggregate (see `rlinf_algos.aggregation`) and what to log about them; `measured_loss` makes one.
 
-    The means are over this call's terms: over micro-batches, weigh them by `num_terms`.
+    `loss_terms` has the shape of the log-probabilities and the gradient. All else is logged, scalars without gradient:
+    `num_terms`, `clip_fraction`, `dual_clip_fraction`, `approx_kl`, `ratio_mean` and `ratio_max`. The means are over
+    this call's terms: over micro-batches, weigh them by `num_terms`.
     """
 
     loss_terms: Tensor
@@ -35,7 +37,8 @@ class PolicyLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedInputs:
-    """The four inputs of a policy loss after its checks: at least float32, 0 outside the mask, one shape."""
+    """The four inputs of a policy loss after its checks, at least float32, 0 outside the mask, of one shape:
+    `policy_logprobs` and `log_ratio` with gradient, `advantages`, and `mask`, which is bool."""
 
     policy_logprobs: Tensor
     """Log-probabilities by the policy, nats, with gradient."""
