@@ -6,8 +6,8 @@ Completions are [B, T] tokens and episodes [N, 1]: one answer of a policy is a s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,10 +24,10 @@ from rlinf_algos.corrections import (
 )
 from rlinf_algos.entropy import adapted_entropy_coef
 from rlinf_algos.parts import ADVANTAGES, CHOICES, POLICY_LOSSES, advantage_takes, policy_loss_takes
-from rlinf_algos.policy_loss import BatchTokens, PolicyLoss
-from rlinf_algos.selection import SumOverParts, choose_largest
+from rlinf_algos.policy_loss import PolicyLoss
 from rlinf_algos.value_loss import ValueLoss, clipped_value_loss, huber_value_loss
 from rlinf_comm.records import record
+from rlinf_workers.token_choice import Choice
 
 record(Algorithm)
 
@@ -75,25 +75,6 @@ class PolicyTerms:
     """Sums over tokens, in the order of `PolicyLossPart.statistics`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenValues:
-    """What a choice over the batch of an optimizer step reads of a micro-batch's n tokens, those inside its mask."""
-
-    tokens: BatchTokens
-    entropies: Tensor
-    """[n], nats; empty where no choice reads them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """The tokens of a micro-batch that were chosen over the batch of its optimizer step."""
-
-    by_loss: Tensor | None
-    """[B, T] bool, those that the policy loss treats apart; None: it makes no choice."""
-    uncertain: Tensor | None
-    """[B, T] bool, those of the highest entropies; None: all train."""
-
-
 class PolicyLossPart:
     """The policy loss that the algorithm names, with its correction and what it leaves out."""
 
@@ -102,7 +83,6 @@ class PolicyLossPart:
         self._takes = policy_loss_takes(algorithm.policy_loss)
         self._options = algorithm.options_of(self._takes)
         self._function = POLICY_LOSSES.get(algorithm.policy_loss)
-        self._choose = CHOICES.get(algorithm.policy_loss) if algorithm.policy_loss in CHOICES.names() else None
         has = {
             "actor/clip_fraction": True,
             "actor/corrected_fraction": algorithm.correction is not None,
@@ -130,7 +110,7 @@ class PolicyLossPart:
     ) -> PolicyTerms:
         """All [B, T], but for advantages, which may be [B]. The choice belongs to algorithms that `chooses_tokens`."""
         more = {"rollout_logprobs": rollout_logprobs} if "rollout_logprobs" in self._takes.inputs else {}
-        if self._choose is not None:
+        if self._algorithm.policy_loss in CHOICES.names():
             assert choice is not None and choice.by_loss is not None, "tokens are chosen before the first gradient"
             more["chosen"] = choice.by_loss
         loss = self._function(policy_logprobs, proximal_logprobs, advantages, mask, **more, **self._options)
@@ -163,32 +143,6 @@ class PolicyLossPart:
             terms = terms * choice.uncertain
         return PolicyTerms(terms=terms, kl=float(loss.approx_kl) * num_tokens, statistics=statistics)
 
-    @torch.no_grad()
-    def choose(
-        self, shards: Sequence[Sequence[TokenValues]], masks: Sequence[Sequence[Tensor]], sum_over_shards: SumOverParts
-    ) -> list[list[Choice]]:
-        """Over all tokens of an optimizer step, of all ranks, so that micro-batches, shards and ranks change nothing.
-
-        Args:
-            shards: the micro-batches of each shard of this rank.
-            masks: [B, T] of each micro-batch.
-            sum_over_shards: `TrainingBackend.sum_over_shards`; every rank calls it as often.
-        """
-        by_loss = uncertain = [[None for _ in shard] for shard in shards]
-        if self._choose is not None:
-            options = {name: value for name, value in self._options.items() if name != "cov_kl_coef"}
-            tokens = [_joined([each.tokens for each in shard]) for shard in shards]
-            by_loss = _apart(self._choose(tokens, sum_over_shards, **options), masks)
-        if self._algorithm.top_entropy_fraction < 1.0:
-            entropies = [torch.cat([torch.zeros(0), *(each.entropies.cpu() for each in shard)]) for shard in shards]
-            num_tokens = sum_over_shards(torch.tensor([[float(len(part))] for part in entropies]).double())
-            num_chosen = math.ceil(self._algorithm.top_entropy_fraction * float(num_tokens))
-            uncertain = _apart(choose_largest(entropies, num_chosen, sum_over_shards), masks)
-        return [
-            [Choice(by_loss=one, uncertain=other) for one, other in zip(*pair, strict=True)]
-            for pair in zip(by_loss, uncertain, strict=True)
-        ]
-
     def _terms(self, loss: PolicyLoss, mask: Tensor) -> Tensor:
         """[B, T], 0 outside the mask, whatever a loss of one's own has there."""
         name = self._algorithm.policy_loss
@@ -218,27 +172,6 @@ class PolicyLossPart:
         statistic, limit = self._algorithm.rejection, self._algorithm.rejection_limit
         assert statistic is not None and limit is not None, "an algorithm with a rejection has its limit"
         return reject_by_divergence(actor_logprobs, rollout_logprobs, mask, statistic=statistic, limit=limit)
-
-
-def _joined(parts: Sequence[BatchTokens]) -> BatchTokens:
-    """The tokens of a shard, on the CPU."""
-    names = [field.name for field in fields(BatchTokens)]
-    empty = {name: torch.zeros(0, dtype=torch.int64 if name == "priorities" else torch.float32) for name in names}
-    return BatchTokens(**{n: torch.cat([empty[n], *(getattr(part, n).cpu() for part in parts)]) for n in names})
-
-
-def _apart(shards: Sequence[Tensor], masks: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-    """[n] of the tokens of each shard -> [B, T] of each of its micro-batches, False outside the mask."""
-    found = []
-    for chosen, of_shard in zip(shards, masks, strict=True):
-        pieces = chosen.split([int((mask != 0).sum()) for mask in of_shard]) if of_shard else []
-        found.append(
-            [
-                torch.zeros_like(mask, dtype=torch.bool).masked_scatter(mask != 0, piece.to(mask.device))
-                for mask, piece in zip(of_shard, pieces, strict=True)
-            ]
-        )
-    return found
 
 
 class EntropyBonus:

@@ -28,13 +28,14 @@ from rlinf_algos.normalization import Moments
 from rlinf_algos.policy_loss import BatchTokens, at_level, logprobs_at_level
 from rlinf_algos.selection import scattered
 from rlinf_comm.records import record
-from rlinf_workers.algorithm_parts import AdvantagePart, Choice, PolicyLossPart, PolicyTerms, TokenValues, value_loss
+from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, PolicyTerms, value_loss
 from rlinf_workers.embodied.steps import action_steps, chunk_steps, of_actions, state_ids, was_executed
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.records.embodied import DemonstratedBatch, Trajectory
+from rlinf_workers.token_choice import Choice, TokenChooser, TokenValues
 from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
 from rlinf_workers.training.warm_start import WarmStartedWorker
 
@@ -158,7 +159,7 @@ class EmbodiedActor(WarmStartedWorker):
         self._micro_batch_size = settings.micro_batch_size
         self._backends = {"": settings.backend.make(settings.model, self, self._optimizer)}
         self._advantage = AdvantagePart(settings.algorithm)
-        self._policy_loss = PolicyLossPart(settings.algorithm)
+        self._policy_loss, self._chooser = PolicyLossPart(settings.algorithm), TokenChooser(settings.algorithm)
 
     def train(self, trajectories: Reader[Trajectory]) -> None:
         """Stage: all segments of a step, in the order of their groups; then the epochs."""
@@ -331,7 +332,7 @@ class EmbodiedActor(WarmStartedWorker):
                 )
                 values[-1].append(TokenValues(tokens=tokens, entropies=ratios.entropies[mask]))
                 masks[-1].append(ratios.mask)
-        found = self._policy_loss.choose(values, masks, self._backend.sum_over_shards)
+        found = self._chooser.choose(values, masks, self._backend.sum_over_shards)
         return dict(zip(pieces, found, strict=True))
 
     def _loss(self, batch: _Batch, choice: Choice | None, answers: Evaluation) -> tuple[Tensor, list[float]]:

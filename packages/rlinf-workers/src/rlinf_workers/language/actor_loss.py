@@ -13,9 +13,10 @@ from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.kl import ratio_weighted_kl
 from rlinf_algos.policy_loss import BatchTokens
 from rlinf_algos.selection import scattered
-from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart, TokenValues
+from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart
 from rlinf_workers.language.learning_groups import MicroBatch, Tokens, kl_estimate
 from rlinf_workers.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token
+from rlinf_workers.token_choice import TokenChooser, TokenValues
 from rlinf_workers.training.base import Evaluation, TrainingBackend
 
 TOTALS = ("divisor", "loss", "tokens", "trained tokens")
@@ -27,7 +28,7 @@ class ActorLoss:
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
-        self._policy_loss = PolicyLossPart(algorithm)
+        self._policy_loss, self._chooser = PolicyLossPart(algorithm), TokenChooser(algorithm)
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "loss" else None
         self.entropy_bonus = EntropyBonus(algorithm)
         self.knows_entropy = self.entropy_bonus.is_on or algorithm.top_entropy_fraction < 1.0
@@ -94,7 +95,7 @@ class ActorLoss:
             for part in by_shard.values()
         ]
         masks = [[tokens.sequences.loss_mask for tokens in part] for part in by_shard.values()]
-        found = self._policy_loss.choose(values, masks, backend.sum_over_shards)
+        found = self._chooser.choose(values, masks, backend.sum_over_shards)
         choices = {shard: iter(part) for shard, part in zip(by_shard, found, strict=True)}
         for micro_batch in micro_batches:
             if micro_batch.for_policy is None:

@@ -20,7 +20,7 @@ from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.normalization import Moments
 from rlinf_algos.parts import BUILTIN_ADVANTAGES, BUILTIN_POLICY_LOSSES
 from rlinf_algos.presets import KLS
-from rlinf_workers.algorithm_parts import AdvantagePart, Choice
+from rlinf_workers.algorithm_parts import AdvantagePart
 from rlinf_workers.balance import balanced
 from rlinf_workers.collectives import exchanged
 from rlinf_workers.language.token_budget import bins_within, filled_up, num_tokens_of, split
@@ -28,6 +28,7 @@ from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch, LogitNorms
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
+from rlinf_workers.token_choice import Choice
 from rlinf_workers.training.base import TrainingBackend
 from rlinf_workers.worker import Worker
 
