@@ -74,8 +74,8 @@ class Listeners:
 def _listening() -> list[tuple[int, ipaddress.IPv4Address | ipaddress.IPv6Address, int]]:
     """(inode, host, port) of each TCP socket of this machine that listens."""
     found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
+    for table in Path("/proc/net").glob("tcp*"):
+        for line in table.read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTEN:
                 address, port = fields[1].split(":")

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlinf_workers.errors import NodeLost, WorkersError
+from rlinf_workers.launcher import interpreter
 
 MEMBER = "rlinf_workers.launcher.ray_member"
 END_TIMEOUT_S = 15.0
 """For the process to leave its cluster, and to end one that it has started."""
-_START = "from rlinf_workers.launcher.ray_process import serve; import sys; serve(int(sys.argv[1]))"
+_START = "from rlinf_workers.launcher.ray_process import serve; serve(int(sys.argv.pop()))"
 
 
 class RayProcess:
@@ -39,15 +40,14 @@ class RayProcess:
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        path = os.pathsep.join(entry for entry in map(os.path.abspath, sys.path))
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._log_path: Path | None = None
         self._lock = threading.Lock()
         self._connection, theirs = Pipe(duplex=True)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(theirs.fileno())],
-                env={**variables, "PYTHONPATH": path},
+                interpreter.command(sys.executable, _START, str(theirs.fileno())),
+                env=dict(variables),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
