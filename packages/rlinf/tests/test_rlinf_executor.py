@@ -15,7 +15,7 @@ from rlinf.processes.machines import machine_of
 from rlinf_algos.registry import Registry
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import WorkerLost
-from rlinf_workers.errors import ClusterRefused, RemoteError
+from rlinf_workers.errors import ClusterRefused, NodeLost, RemoteError
 from rlinf_workers.launcher.base import Node
 
 MADE: list[dict[str, object]] = []
@@ -63,9 +63,13 @@ class OnNodes(Recording):
         first = Node(id="1", hostname="a", address="10.0.0.1", num_cpus=2, memory_bytes=4)
         return [first, Node(id="2", hostname="b", address="10.0.0.2", num_cpus=3, num_gpus=4, memory_bytes=6)]
 
-    def __init__(self, *, refuses: bool = False, **settings: Any) -> None:
+    notes = ("the cluster is open",)
+
+    def __init__(self, *, refuses: bool = False, loses: bool = False, **settings: Any) -> None:
         if refuses:
             raise ClusterRefused("no room")
+        if loses:
+            raise NodeLost("node 1 is gone")
         super().__init__(**settings)
 
 
@@ -82,6 +86,15 @@ def test_devices_are_of_the_nodes_that_the_launcher_knows(tmp_path: Path) -> Non
         machine_of(ClusterConfig(launcher=path, launcher_options={"refuses": True}))
     with pytest.raises(UserError, match="no room"):
         make(tmp_path, launcher=path, launcher_options={"refuses": True})
+
+
+def test_a_node_that_is_lost_at_the_start_is_a_loss_of_processes_and_no_wrong_input(tmp_path: Path) -> None:
+    path = f"{OnNodes.__module__}:OnNodes"
+    with pytest.raises(ProcessesLost, match="node 1 is gone"):
+        make(tmp_path, launcher=path, launcher_options={"loses": True})
+    executor = make(tmp_path, launcher=path)
+    assert executor.notes == ["the cluster is open"]
+    executor.shutdown()
 
 
 def test_workers_get_the_credentials_that_the_config_names(monkeypatch: pytest.MonkeyPatch) -> None:

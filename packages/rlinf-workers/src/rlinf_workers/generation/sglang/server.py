@@ -47,7 +47,7 @@ class EngineServer:
         self._folder, self._on_lost = folder, on_lost
         os.environ[FOLDER_VARIABLE] = str(folder.path)
         # Its ranks meet through a file: SGLang's own store would listen at every address and take keys from anybody.
-        os.environ[MEETING_VARIABLE] = (folder.path / "ranks").as_uri()
+        os.environ[MEETING_VARIABLE] = f"file://{folder.path / 'ranks'}"  # torch reads it literally
         _ignore_sigquit()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sglang", daemon=True)
