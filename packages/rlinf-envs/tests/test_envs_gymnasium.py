@@ -238,3 +238,23 @@ def test_a_rendering_that_is_no_picture_is_named(rendered: Any) -> None:
     env.reset([0])
     with pytest.raises(RenderingUnavailableError, match=r"its render\(\) gave .*; a picture is uint8 \[H, W, 3\]"):
         env.render()
+
+
+def test_a_first_observation_out_of_bounds_is_a_note() -> None:
+    raw = Spaces(spaces.Dict({"arm": BOX, "mode": spaces.Discrete(3)}), BOX)
+    env = vector_of_callable(lambda: raw, 1)
+    env.reset([0])
+    assert env.notes == ()
+    raw = Spaces(spaces.Dict({"arm": BOX, "mode": spaces.Discrete(3)}), BOX)
+    raw.reset = lambda **_: ({"arm": np.array([0.5, 7.0]), "mode": 1}, {})  # type: ignore[method-assign, reportAttributeAccessIssue]
+    env = vector_of_callable(lambda: raw, 1)
+    env.reset([0])
+    env.step(torch.zeros(1, 2))
+    (note,) = env.notes
+    assert note.startswith("the first observation['arm'] holds 7, and its observation_space says -1 to 1;")
+
+
+@pytest.mark.parametrize("place", ["robots.py:Arm", "./envs/robots.py:Arm", "envs/robots:Arm"])
+def test_a_file_is_no_module(place: str) -> None:
+    with pytest.raises(EnvError, match=r"names a file; write the module, robots:Arm, and start in the folder"):
+        make_env(EnvSpec(kind="import", id=place, num_envs=1))

@@ -90,7 +90,8 @@ def _vector(
 class GymnasiumEnv:
     """One Gymnasium environment as a `rlinf_envs.vector.SingleEnv`."""
 
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    """What its first observation holds that the space does not declare."""
 
     def __init__(self, env: gymnasium.Env, *, picture_layout: str | None = None) -> None:
         _require_env(env)
@@ -101,6 +102,7 @@ class GymnasiumEnv:
         self.observation_spec = _observation_spec(self._leaves)
         self.action_spec = _action_spec(env.action_space)
         self._observation: Any = None
+        self.notes, self._is_first = (), True
 
     def reset(self, seed: int) -> None:
         returned = self._env.reset(seed=seed)
@@ -140,6 +142,9 @@ class GymnasiumEnv:
             else:  # not in the dtype of the space, which would cut what it does not hold
                 flat = value if isinstance(space, spaces.Box) else spaces.flatten(space, value)
                 numbers.append(np.asarray(flat, dtype=np.float32).reshape(-1))
+                if self._is_first and isinstance(space, spaces.Box):
+                    self.notes += tuple(_beyond_bounds(space, numbers[-1], path))
+        self._is_first = False
         if numbers:
             row["state"] = np.concatenate(numbers)
         return row
@@ -190,6 +195,18 @@ def _leaves(space: spaces.Space, path: tuple[str, ...], layout: str | None) -> I
         yield path, space, "state", None
     else:
         raise EnvError(f"{where} has space {space}, of no fixed size; allowed: Box, Discrete, Text and Dicts of them")
+
+
+def _beyond_bounds(space: spaces.Box, numbers: np.ndarray, path: tuple[str, ...]) -> Iterator[str]:
+    """A note for the first of these numbers that the space does not declare."""
+    low, high = space.low.reshape(-1), space.high.reshape(-1)
+    if numbers.shape != low.shape:
+        return
+    for index in np.flatnonzero((numbers < low) | (numbers > high))[:1]:
+        yield (
+            f"the first observation{''.join(f'[{key!r}]' for key in path)} holds {numbers[index]:g}, and its "
+            f"observation_space says {low[index]:g} to {high[index]:g}; numbers are taken as they are"
+        )
 
 
 def _observation_spec(leaves: tuple[_Leaf, ...]) -> Mapping[str, FieldSpec]:

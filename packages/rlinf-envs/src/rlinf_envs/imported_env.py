@@ -68,6 +68,12 @@ def callable_at(place: str) -> Callable[..., Any]:
     module_name, separator, attribute = place.partition(":")
     if not (module_name and separator and attribute):
         raise EnvError(f"EnvSpec.id={place!r} names no callable; write it as package.module:callable")
+    if module_name.endswith(".py") or "/" in module_name:
+        module = module_name.removesuffix(".py").rpartition("/")[2]
+        raise EnvError(
+            f"EnvSpec.id={place!r} names a file; write the module, {module}:{attribute}, and start in the folder that "
+            "holds it, or put that folder on the Python path"
+        )
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # a command installed as a script does not look in the current folder by itself
     try:

@@ -170,7 +170,11 @@ def _require_vector(value: object, num_envs: int, dtype: torch.dtype, name: str)
 
 def _check_specs(trial: _Trial) -> None:
     env = trial.env
-    _require(isinstance(env, BatchedEnv), "the object lacks members of rlinf_envs.protocol.BatchedEnv")
+    _require(
+        isinstance(env, BatchedEnv),
+        "the object lacks members of rlinf_envs.protocol.BatchedEnv; make_env makes one of a gymnasium.Env: "
+        "make_env(EnvSpec(kind='import', id='module:Class', num_envs=3))",
+    )
     _require(isinstance(env.num_envs, int) and env.num_envs >= 1, f"num_envs is {env.num_envs!r}, not an integer >= 1")
     _require(len(env.observation_spec) > 0, "observation_spec is empty")
     for name, field in env.observation_spec.items():

@@ -120,7 +120,10 @@ class InProcessVector(Described, Watchable):
         self._num_envs = num_envs
         self._action_spec = self._envs[0].action_spec
         self._observation_spec = dict(self._envs[0].observation_spec)
-        self._notes = tuple(dict.fromkeys(note for env in self._envs for note in env.notes))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(note for env in self._envs for note in env.notes))
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         self._require_open()
