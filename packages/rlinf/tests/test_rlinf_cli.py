@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlinf import jobs
+from rlinf.cli import table
 from rlinf.cli.main import main, make_parser
 from rlinf.config.catalog import shipped_recipes
 from rlinf.config.load import load_config, to_yaml
@@ -412,3 +413,28 @@ def test_summary_puts_runs_side_by_side(rlinf, refused, tmp_path: Path):
     assert lines[3:] == ["report: one/report.html", "report: other/report.html"]
     (tmp_path / "one" / "result.json").write_text('{"score')
     assert refused("summary", "one").startswith("one/result.json: not JSON: ")
+
+
+# -- the terminal's width ----------------------------------------------------------------------------------------------
+
+
+def test_tables_and_texts_follow_the_terminal(
+    rlinf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(table, "terminal_width", lambda: 50)
+    rows = [("run", "score", "before"), ("a" * 40, "accuracy", "30 %"), ("b" * 30, "return", "5.00")]
+    assert table.aligned(rows) == "\n".join(
+        [
+            f"run     {'a' * 40}",
+            "score   accuracy",
+            "before  30 %",
+            "",
+            f"run     {'b' * 30}",
+            "score   return",
+            "before  5.00",
+        ]
+    )
+    assert len(table.aligned([row[1:] for row in rows]).splitlines()) == 3
+    lines = rlinf("config", "list").out.splitlines()
+    assert max(map(len, lines)) <= 58 and len(lines) > len(shipped_recipes())
+    assert {line.split()[0] for line in lines if line[0] != " "} == set(shipped_recipes())

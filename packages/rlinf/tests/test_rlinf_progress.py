@@ -86,7 +86,11 @@ def test_the_live_line_fits_the_terminal(monkeypatch) -> None:
     assert len(screen(stream.getvalue())) == 2
 
 
-def test_a_warning_is_red_on_a_terminal_and_plain_elsewhere() -> None:
+def test_a_warning_is_red_on_a_terminal_and_plain_elsewhere(monkeypatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
     for stream, expected in ((Terminal(), "\x1b[31mmind this\x1b[0m\n"), (io.StringIO(), "mind this\n")):
         Progress(total=1, stream=stream).warning("mind this")
         assert stream.getvalue() == expected
+    monkeypatch.setenv("NO_COLOR", "1")
+    Progress(total=1, stream=(stream := Terminal())).warning("mind this")
+    assert stream.getvalue() == "mind this\n"

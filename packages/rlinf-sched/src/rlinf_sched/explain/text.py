@@ -12,15 +12,16 @@ WIDTH = 110
 BAR_WIDTH = 40
 
 
-def explanation_text(explanation: Explanation) -> str:
-    """Tables of the plan, its critical path, the modes and what-if answers, and the plan in words."""
+def explanation_text(explanation: Explanation, *, width: int = WIDTH) -> str:
+    """Tables of the plan, its critical path, the modes and what-if answers, and the plan in words; wrapped to a width
+    where texts can be."""
     parts = [
-        "\n".join(_wrapped(sentence, "") for sentence in explanation.sentences),
-        _titled("plan", _plan_rows(explanation), right=(2, 3, 6, 7, 8)),
-        _titled("critical path", _path_rows(explanation), right=(1, 2)),
-        _titled("modes", _mode_rows(explanation), right=(1, 2)),
-        _titled("what if", _answer_rows(explanation), right=(1, 2)),
-        "\n".join(_wrapped(note, "note: ") for note in explanation.notes),
+        "\n".join(_wrapped(sentence, "", width) for sentence in explanation.sentences),
+        _titled("plan", _plan_rows(explanation), right=(2, 3, 6, 7, 8), width=width),
+        _titled("critical path", _path_rows(explanation), right=(1, 2), width=width),
+        _titled("modes", _mode_rows(explanation), right=(1, 2), width=width),
+        _titled("what if", _answer_rows(explanation), right=(1, 2), width=width),
+        "\n".join(_wrapped(note, "note: ", width) for note in explanation.notes),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -83,7 +84,7 @@ def _answer_rows(explanation: Explanation) -> list[tuple[str, ...]]:
     return rows
 
 
-def _titled(title: str, rows: Sequence[tuple[str, ...]], *, right: Sequence[int]) -> str:
+def _titled(title: str, rows: Sequence[tuple[str, ...]], *, right: Sequence[int], width: int) -> str:
     """Columns of equal width; long texts in the last column are wrapped below themselves."""
     if not rows:
         return ""
@@ -91,15 +92,15 @@ def _titled(title: str, rows: Sequence[tuple[str, ...]], *, right: Sequence[int]
     lines = []
     for row in rows:
         cells = [
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=False))
+            cell.rjust(space) if i in right else cell.ljust(space)
+            for i, (cell, space) in enumerate(zip(row, widths, strict=False))
         ]
         head = "  ".join(["", *cells, ""])
-        room = max(30, WIDTH - len(head))
+        room = max(30, width - len(head))
         last = textwrap.wrap(row[-1].replace("\n", " "), room, break_long_words=False) or [""]
         lines += [(head + last[0]).rstrip(), *(" " * len(head) + rest for rest in last[1:])]
     return "\n".join([title, *lines])
 
 
-def _wrapped(text: str, head: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
+def _wrapped(text: str, head: str, width: int) -> str:
+    return textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from rlinf.cli.table import hanging
 from rlinf.config.catalog import shipped_recipes
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.schema import json_schema
@@ -15,9 +16,17 @@ from rlinf.config.show import show_recipe
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("config", help="look at recipes and their keys")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="the recipes that come with the package")
+    listing = actions.add_parser(
+        "list",
+        help="the recipes that come with the package",
+        description="The recipes that come with the package; rlinf train NAME runs one.",
+    )
     listing.set_defaults(run=list_recipes)
-    show = actions.add_parser("show", help="a recipe with every key, after overrides, as YAML")
+    show = actions.add_parser(
+        "show",
+        help="a recipe with every key, after overrides, as YAML",
+        description="A recipe with every key and its value, as YAML. Overrides go as in rlinf train: --actor.lr 1e-6.",
+    )
     show.add_argument("recipe", help="name of a shipped recipe, or path of a YAML file")
     show.set_defaults(run=print_recipe, takes_overrides=True)
     schema = actions.add_parser("schema", help="the JSON schema of recipes, for editors")
@@ -28,7 +37,7 @@ def list_recipes(args: argparse.Namespace) -> int:
     recipes = shipped_recipes()
     width = max(map(len, recipes))
     for name, text in recipes.items():
-        print(f"{name:<{width}}  {text}")
+        print(hanging(name, text, width + 2))
     return 0
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
+from rlinf.cli.table import text_width
 from rlinf.finding import Finding
 
 MARKS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
-WIDTH = 110
 
 
 def print_findings(findings: Iterable[Finding]) -> list[Finding]:
@@ -23,7 +23,8 @@ def print_findings(findings: Iterable[Finding]) -> list[Finding]:
 def finding_lines(finding: Finding) -> str:
     """One finding, wrapped, its hint below it."""
     indent = " " * 38
+    room = max(30, text_width() - len(indent))
     lines = []
     for part in [finding.text, f"-> {finding.hint}"] if finding.hint else [finding.text]:
-        lines += textwrap.wrap(part, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+        lines += textwrap.wrap(part, room, break_long_words=False, break_on_hyphens=False)
     return f"{MARKS[finding.verdict]:<9}{finding.subject:<29}" + f"\n{indent}".join(lines)

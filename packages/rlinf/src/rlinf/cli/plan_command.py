@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf.cli.output_folder import cannot_write
+from rlinf.cli.table import text_width
 from rlinf.config.catalog import SUFFIXES, read_recipe, shipped_recipes
 from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, parse_overrides
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(explanation.to_json(), end="")
         return 0
-    print(explanation_text(explanation), end="")
+    print(explanation_text(explanation, width=text_width()), end="")
     if loads:
         from rlinf.planning.memory_table import memory_text
 

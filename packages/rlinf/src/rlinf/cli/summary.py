@@ -14,7 +14,11 @@ HINT = "a finished run writes it whole; was it edited?"
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("summary", help="finished runs side by side")
+    parser = subparsers.add_parser(
+        "summary",
+        help="finished runs side by side",
+        description="The score of each run before and after, its steps and times, and where its page is.",
+    )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     parser.set_defaults(run=run)
 

@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
+
+WIDE = 110
+"""Columns for text where no terminal says how many it has."""
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that is written to; None where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def text_width() -> int:
+    """Columns in which text is wrapped."""
+    return min(WIDE, terminal_width() or WIDE)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """The rows as lines whose columns begin below one another; the first is the header."""
+    """The rows as lines whose columns begin below one another; the first is the header. Where the terminal is too
+    narrow for that, each row is a block with a line for each column."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    width = terminal_width()
+    if width is None or len(rows) < 2 or max(map(len, lines)) <= width:
+        return "\n".join(lines)
+    head, *body = rows
+    label = max(map(len, head))
+    blocks = (
+        "\n".join(f"{name:<{label}}  {cell}".rstrip() for name, cell in zip(head, row, strict=True)) for row in body
+    )
+    return "\n\n".join(blocks)
+
+
+def hanging(name: str, text: str, column: int) -> str:
+    """A name and a text behind it that begins at a column, and is wrapped below itself."""
+    indent = " " * column
+    lines = textwrap.wrap(text, max(30, text_width() - column), break_long_words=False, break_on_hyphens=False) or [""]
+    return f"{name:<{column}}" + f"\n{indent}".join(lines)

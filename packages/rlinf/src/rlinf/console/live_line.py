@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -24,7 +25,7 @@ class LiveLine:
     def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
-        self._is_live = self._stream.isatty()
+        self._is_live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._line = ""
 
     def message(self, text: str) -> None:
@@ -35,8 +36,9 @@ class LiveLine:
         self._stream.flush()
 
     def warning(self, text: str) -> None:
-        """A message that must not be missed: red on a terminal."""
-        self.message(f"{_RED}{text}{_PLAIN}" if self._is_live else text)
+        """A message that must not be missed: red on a terminal, unless NO_COLOR is set."""
+        has_color = self._is_live and not os.environ.get("NO_COLOR")
+        self.message(f"{_RED}{text}{_PLAIN}" if has_color else text)
 
     def show(self, text: str, done: int, total: int, *, stays: bool = True) -> None:
         """How far something is: with a bar as the live line; where there is none, as a line that stays, if it does."""

@@ -42,6 +42,8 @@ class AutoMode:
         """The plans of the steps that are still measured before a plan is made."""
         self._is_warm = False
         """A step was taken under a probe plan, and what it tells is not asked yet."""
+        self._drifted: dict[str, float] = {}
+        """Stage -> how many times longer it takes than when the plan was made."""
         self.measured: Measured | None = None
         """What the probes found."""
         if job.config.mode == "auto" and planned.problem is None:
@@ -110,7 +112,7 @@ class AutoMode:
         drifted = self._watch.observe({stage: seconds for stage, seconds in busy_s.items() if seconds > least_s})
         for stage, factor in drifted.items():
             self._watch.rescale(stage, factor)
-            self._tell(f"auto: {stage} takes {factor:.2f} times what was predicted, for good")
+            self._drifted[stage] = self._drifted.get(stage, 1.0) * factor
         return bool(drifted)
 
     def measure(self, executor: Executor) -> Measured:
@@ -150,9 +152,13 @@ class AutoMode:
         cost_s = restart_s if moves(self.plan, plan) else 0.0
         if gain_s <= cost_s:
             moving = f", and moving there {cost_s:.0f} s" if gain_s > 0 else ""
-            self._tell(f"{stays}, {now_s:.3g} s a step; {plan.mode} takes {plan.prediction.step_s:.3g} s{moving}")
+            if not self._drifted:  # what drifts and changes nothing is for plan_times.json alone
+                self._tell(f"{stays}, {now_s:.3g} s a step; {plan.mode} takes {plan.prediction.step_s:.3g} s{moving}")
             return None
-        self._tell(f"auto: another plan, {plan.mode}, pays: the present one takes {now_s:.3g} s a step")
+        drifts = "".join(f"; {stage} takes {factor:.2g} times what it did" for stage, factor in self._drifted.items())
+        self._drifted = {}
+        how = f"in mode {plan.mode}" if plan.mode != self.plan.mode else f"{plan.mode} as before, in other pieces"
+        self._tell(f"auto: goes on {how}: the present plan takes {now_s:.3g} s a step{drifts}")
         if self._profiler.has_seen(plan):
             self._adopt(found)
         else:

@@ -142,7 +142,7 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
         elif placed.num_ranks < len(placed.devices):
             notes.append(
                 f"{group} runs in {placed.num_ranks} ranks on {len(placed.devices)} devices: its work comes in "
-                f"{parts} parts (actor.num_shards or env.num_groups)"
+                f"{parts} part{'' if parts == 1 else 's'} (actor.num_shards or env.num_groups)"
             )
     ranked = plan_for_mode(graph, cluster, mode, **choices)
     chunks = {**job.chunks(ranked), **chosen.granularity}
