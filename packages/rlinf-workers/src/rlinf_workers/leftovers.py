@@ -1,7 +1,8 @@
 """Files that go away with a process, however it ends.
 
 A worker may be killed at any time, by the kernel among others when its driver dies, and has then no last word; nor has
-an engine that is killed with it. So a shell waits for the end of a pipe that only the worker holds.
+an engine that is killed with it. So a shell waits for the end of a pipe that only the worker holds. It is neither of
+the worker's process group nor its child: whoever kills a worker kills the group, and Ray a worker's children.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SWEEP = 'while read -r path; do set -- "$@" "$path"; done; rm -rf -- "$@"'
+SWEEP = 'exec 3<&0; { while read -r path; do set -- "$@" "$path"; done; rm -rf -- "$@"; } <&3 3<&- &'
+"""A shell that ends at once, and one in the background that reads its input to the end and then deletes."""
 
 
 class SweptFolder:
@@ -23,10 +25,11 @@ class SweptFolder:
     """
 
     def __init__(self, prefix: str, parent: str | None = None) -> None:
-        # a session of its own: whoever kills a worker kills its process group
+        pipe = subprocess.PIPE
         self._sweeper = subprocess.Popen(
-            ["/bin/sh", "-c", SWEEP, "sweep"], stdin=subprocess.PIPE, text=True, start_new_session=True
+            ["/bin/sh", "-c", SWEEP, "sweep"], stdin=pipe, stdout=pipe, text=True, start_new_session=True
         )
+        self._sweeper.wait()
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         self.also(self.path)
 
@@ -38,6 +41,8 @@ class SweptFolder:
 
     def close(self) -> None:
         """Deletes all of it; a second time does nothing."""
-        assert self._sweeper.stdin is not None
+        assert self._sweeper.stdin is not None and self._sweeper.stdout is not None
         self._sweeper.stdin.close()
-        self._sweeper.wait()
+        if not self._sweeper.stdout.closed:
+            self._sweeper.stdout.read()  # until the shell in the background ends
+            self._sweeper.stdout.close()
