@@ -11,7 +11,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs import prepare
-from rlinf.jobs.acting import termination_notes
+from rlinf.jobs.acting import limit_notes, termination_notes
 from rlinf.jobs.embodied import EmbodiedJob
 from rlinf.jobs.env_interface import probe
 from rlinf.jobs.running_episodes import RunningEpisodes
@@ -200,6 +200,15 @@ def test_who_sees_pictures_alone_is_pointed_to_the_policy_for_them(tmp_path, mon
     ):
         prepare(load_config("pushcube-ppo", parse_overrides(keys)))
     assert isinstance(prepare(load_config("pushcube-ppo", parse_overrides([*keys, "--policy.name=cnn"]))), EmbodiedJob)
+
+
+def test_the_manifest_says_where_episodes_are_cut_before_their_own_limit():
+    interface = probe(EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=1))
+    (note,) = limit_notes(EnvConfig(kind="gymnasium", id="CartPole-v1", max_episode_steps=499), interface)
+    assert note.startswith("env.max_episode_steps=499 cuts episodes of CartPole-v1, which Gymnasium cuts after 500 act")
+    assert limit_notes(EnvConfig(kind="gymnasium", id="CartPole-v1", max_episode_steps=500), interface) == ()
+    other = replace(interface, registered_limit=None)
+    assert limit_notes(EnvConfig(kind="import", id="a:B", max_episode_steps=5), other) == ()
 
 
 def test_the_manifest_says_where_episodes_go_on_after_their_end():

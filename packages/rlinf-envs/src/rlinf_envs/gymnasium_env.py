@@ -49,7 +49,7 @@ def make_gymnasium(
     """
     if render:
         options["render_mode"] = "rgb_array"
-    limit = max_episode_steps if max_episode_steps is not None else _registered_limit(env_id)
+    limit = max_episode_steps if max_episode_steps is not None else registered_limit(env_id)
 
     def make() -> GymnasiumEnv:
         return GymnasiumEnv(_made(env_id, limit, options), picture_layout=picture_layout)
@@ -269,7 +269,8 @@ def _kind_of(returned: object) -> str:
     return f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
 
 
-def _registered_limit(env_id: str) -> int | None:
+def registered_limit(env_id: str) -> int | None:
+    """The time limit that an id is registered with. Raises: EnvError for an unknown id, with close matches."""
     try:
         return gymnasium.spec(env_id).max_episode_steps
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.Error, ImportError) as error:

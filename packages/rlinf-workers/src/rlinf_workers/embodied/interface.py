@@ -11,6 +11,7 @@ from rlinf_comm.records import record
 from rlinf_envs import ActionSpec, BatchedEnv, EnvSpec, FieldSpec, Replayable, make_env
 from rlinf_envs.disturbance import Disturbance
 from rlinf_envs.errors import EnvError
+from rlinf_envs.gymnasium_env import registered_limit
 from rlinf_envs.protocol import observation_problem
 from rlinf_workers.worker import Worker
 
@@ -33,18 +34,26 @@ class EnvInterface:
     """Whether its episodes say that they succeeded."""
     is_replayable: bool = False
     """Whether it can return to the middle of an episode."""
+    registered_limit: int | None = None
+    """Actions after which Gymnasium's registration of the environment cuts an episode; None: it has none."""
 
 
-def interface_of(env: BatchedEnv) -> EnvInterface:
-    """Takes one step of one row, which ends its episode. Raises: EnvError for an observation that is not what the
-    environment says, and an episode that goes on; whatever an environment of one's own raises."""
+def interface_of(env: BatchedEnv, spec: EnvSpec | None = None) -> EnvInterface:
+    """Takes one step of one row, which ends its episode.
+
+    Args:
+        spec: what it was made of; None: `registered_limit` stays None.
+
+    Raises: EnvError for an observation that is not what the environment says, and an episode that goes on; whatever a
+        custom environment raises.
+    """
     actions, fields = env.action_spec, dict(env.observation_spec)
     shown = env.reset([0])
     if (problem := observation_problem(shown, fields, 1)) is not None:
         raise EnvError(f"the observation of reset(){problem}; rlinf_envs.testing.check_env finds all that is wrong")
-    for name, spec in fields.items():
-        if spec.dtype == "text" and not spec.texts:
-            fields[name] = replace(spec, texts=tuple(shown[name]))
+    for name, field in fields.items():
+        if field.dtype == "text" and not field.texts:
+            fields[name] = replace(field, texts=tuple(shown[name]))
     first = actions.low if actions.kind == "discrete" else torch.zeros(actions.shape)
     episodes = env.step(first[None]).episodes
     if len(episodes) != 1:
@@ -55,6 +64,7 @@ def interface_of(env: BatchedEnv) -> EnvInterface:
         notes=tuple(env.notes),
         knows_success=episodes[0].success_once is not None,
         is_replayable=isinstance(env, Replayable),
+        registered_limit=registered_limit(spec.id) if spec is not None and spec.kind == "gymnasium" else None,
     )
 
 
@@ -65,7 +75,7 @@ class EnvProbe(Worker):
         """Makes one row of `spec`, for an episode of one step."""
         env = make_env(one_step(spec))
         try:
-            return interface_of(env)
+            return interface_of(env, spec)
         finally:
             env.close()
 

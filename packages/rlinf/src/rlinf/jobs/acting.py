@@ -41,6 +41,17 @@ def termination_notes(env: EnvConfig) -> tuple[str, ...]:
     )
 
 
+def limit_notes(env: EnvConfig, interface: EnvInterface) -> tuple[str, ...]:
+    """What the manifest says where episodes are cut earlier than whoever knows the environment expects."""
+    limit = interface.registered_limit
+    if limit is None or env.max_episode_steps >= limit:
+        return ()
+    return (
+        f"env.max_episode_steps={env.max_episode_steps} cuts episodes of {env.id}, which Gymnasium cuts after {limit} "
+        f"actions: returns are those of shorter episodes; --env.max_episode_steps {limit} has its own",
+    )
+
+
 def simulates_on_host(env: EnvConfig, cluster: ClusterConfig, machine: Machine) -> bool:
     """Whether simulators take cores of a host beside GPUs; else they take devices, as all else does."""
     return device_kind(cluster, machine) == "cuda" and not env.simulates_on_gpu

@@ -15,6 +15,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.acting import (
     env_spec,
     join_env_and_policy,
+    limit_notes,
     policy_settings,
     simulates_on_host,
     termination_notes,
@@ -70,7 +71,12 @@ class EmbodiedJob(Job):
         self._check_films(env_python)
         self._check_segments()
         self._episodes = RunningEpisodes()
-        self.notes = (*self._interface.notes, *termination_notes(config.env), *idle_notes(config.algorithm))
+        self.notes = (
+            *self._interface.notes,
+            *termination_notes(config.env),
+            *limit_notes(config.env, self._interface),
+            *idle_notes(config.algorithm),
+        )
         self.score = SUCCESS if self._interface.knows_success else RETURN
         self.other_scores = (SUCCESS_ONCE,) if self._interface.knows_success else ()
         if not self._interface.knows_success and config.run.stop_at_score is not None:

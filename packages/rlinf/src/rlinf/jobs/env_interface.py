@@ -40,7 +40,7 @@ def probe(spec: EnvSpec, python: str | None = None) -> EnvInterface:
     except Exception as error:
         raise UserError(f"{where} could not be made: {_last_line(error)}", hint=_place_of(error)) from error
     try:
-        interface = interface_of(env)
+        interface = interface_of(env, spec)
         env.close()
     except EnvError as error:
         raise UserError(f"{where}: {error}", hint=_place_of(error.__cause__)) from error

@@ -14,6 +14,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.acting import (
     env_spec,
     join_env_and_policy,
+    limit_notes,
     policy_settings,
     simulates_on_host,
     termination_notes,
@@ -74,7 +75,11 @@ class PolicySession:
         self._pythons = {role: found.path for role, found in environments.items()}
         self.spec = env_spec(config.env)
         self.interface = probe(self.spec, self._pythons.get("env"))
-        self.notes = (*self.interface.notes, *termination_notes(config.env))
+        self.notes = (
+            *self.interface.notes,
+            *termination_notes(config.env),
+            *limit_notes(config.env, self.interface),
+        )
         self._settings = policy_settings(config.policy, self.interface, config.seed)
         self._needs = needs_of(self._settings, config.env.id)
         if is_adapter(policy.model):
