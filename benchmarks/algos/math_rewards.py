@@ -113,7 +113,7 @@ def _check(
 def _start(reward: MathReward, num_processes: int) -> float:
     """Starts every process of the pool; the CPU seconds that this takes."""
     begun_s = time.process_time()
-    _plain_pair(r"\frac{a}{b}", r"\boxed{a/b}")
+    plain_pair(r"\frac{a}{b}", r"\boxed{a/b}")
     own_s = time.process_time() - begun_s
     answers = [rf"\boxed{{\sqrt{{{i}}}}}" for i in range(2, 2 + 16 * num_processes)]
     reward.score_batch(answers, [r"\sqrt{99}"] * len(answers))
@@ -171,10 +171,10 @@ def _cpu_s(reward: MathReward) -> float:
 
 
 def _plain(case: Case) -> str:
-    return _plain_pair(case.reference, case.completion)
+    return plain_pair(case.reference, case.completion)
 
 
-def _plain_pair(reference: str, completion: str) -> str:
+def plain_pair(reference: str, completion: str) -> str:
     from math_verify import parse, verify
 
     try:

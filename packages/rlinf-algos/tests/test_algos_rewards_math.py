@@ -82,6 +82,10 @@ def test_plain_numbers_are_compared_exactly(reference, answer, is_equal):
         (r"\textbf{(C)}\ 12", "D", False),
         ("(B)", "(b)", True),
         ("AC", r"\text{A, C}", True),
+        ("(2,3)", r"\{(2,3)\}", True),
+        (r"\mathbb{R}\setminus\{1\}", r"x \in \mathbb{R}, x \neq 1", True),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\left[\begin{matrix}1&2\cr 3&4\end{matrix}\right]", True),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", "[1, 2]^T", True),
         ("AC", r"\text{A, B}", False),
     ],
 )
@@ -132,6 +136,7 @@ def test_lists_tuples_and_sets(reference, answer, is_equal):
         (r"\mathbb{R}\setminus\{1\}", r"x \ne 0", False),
         ("[2,5)", r"x \ge 2 \text{ and } x < 5", True),
         ("7", "a+b=7", True),
+        (r"\{1+i,1-i\}", r"z = 1 \pm i", True),
         ("90", r"3x = 90^\circ", True),
         ("a+b=7", "7", False),
         ("(x,y)=(1,2)", "x=1, y=2", True),
@@ -264,6 +269,14 @@ def reward():
 )
 def test_what_means_the_same_is_right(reward, reference, answer, outcome):
     assert reward(rf"Thus \boxed{{{answer}}}.", reference).outcome == outcome
+
+
+@needs_math_verify
+@pytest.mark.parametrize(
+    ("completion", "outcome"), [("Hence, (B) is correct.", "right"), ("D is the right choice.", "wrong")]
+)
+def test_a_letter_may_be_stated_as_in_multiple_choice(reward, completion, outcome):
+    assert reward(completion, "B").outcome == outcome
 
 
 @needs_math_verify

@@ -13,6 +13,7 @@ _ARRAY = re.compile(
     r"\s*(?P<close>\\\}|[\])]|)",
     flags=re.DOTALL,
 )
+_BRACKETED = re.compile(r"[\[(]\s*(\\begin\{pmatrix\}(?:(?!\\begin).)*\\end\{pmatrix\})\s*[\])]", flags=re.DOTALL)
 _ROWS = re.compile(r"\[\s*\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*\s*\]")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|in)(?![a-z])")
 
@@ -20,7 +21,7 @@ _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|in)(?![a-z])")
 def without_arrays(text: str) -> str:
     """The text with a pmatrix or a list in place of each array; its brackets are without `\\left` and `\\right`."""
     text = _ROW_GAP.sub(r"\\\\", text)
-    text = _ARRAY.sub(_array, text) if "\\begin" in text else text
+    text = _BRACKETED.sub(r"\1", _ARRAY.sub(_array, text)) if "\\begin" in text else text
     return _ROWS.sub(_nested, text)
 
 

@@ -109,6 +109,9 @@ class Comparison:
             return self._same_relations(one, other)
         if "matrix" in pair and pair <= {"matrix", "tuple", "list"} and len(pair) == 2:
             return self._same_vectors(one, other)
+        for lone, items in ((one, other), (other, one)):
+            if lone.kind == "tuple" and items.kind == "set" and [part.kind for part in items.parts] == ["tuple"]:
+                return self._same(lone, items.parts[0])
         if pair <= {"list", "set", "tuple"}:
             return self._same_collections(one, other)
         if pair == {"union"}:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from rlinf_algos.rewards.units import NO_THINGS, SCALES, is_thing, is_unit
 
 _SENTENCE_END = re.compile(r"(?<![.])[.!?](?=\**(?:\s+(?!Or\b)[A-Z*($\\\u4e00-\u9fff]|\s*$))")
-_CLAUSE_END = re.compile(_SENTENCE_END.pattern + r"|;(?=\s[a-z])")
+_CLAUSE_END = re.compile(_SENTENCE_END.pattern + r"|;(?=\s[a-z]{2})")
 _REASON = re.compile(
     r",?\s(?:because|since|so|which|instead of|rather than|while|whereas)\b"
     r"|,\s[a-z]{3,12}(?:ed|ing) (?:at|by|for|from|if|in|when)\b"
@@ -22,7 +22,10 @@ _REASON = re.compile(
     r"|[,;(]\s?(?:and |but )?not\b|\s(?:and|but) not\b|\s\((?!(?:mod|or)\b)(?=[A-Za-z]{3,})"
     r"|,\s(?:the|an?|its|his|her|their)\s(?![^.]*(?:\b(?:is|are|be|equals?|was|were|has|have|gets?|gives?)\b|=))"
 )
-_THEREFORE = re.compile(r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.),?\s(?!that\b)", flags=re.IGNORECASE)
+_THEREFORE = re.compile(
+    r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.|which (?:makes|gives|yields|leaves)),?\s(?!that\b)",
+    flags=re.IGNORECASE,
+)
 _FILLER = re.compile(
     r"\A(?:(?:indeed|thus|therefore|then|simply|just|exactly|clearly|equal to|given by|hence|so|finally"
     r"|now|also|only|either|still|always|option|choice)\b[\s:,]*)+",
@@ -44,16 +47,18 @@ _VERB = re.compile(r"\b(?:is|are|equals?|be|was|were|becomes?|remains?|gives?|ge
 _PREDICATE = re.compile(
     r"\b(?:is|are|be|was|were|equals?|becomes?|has|have|falls? on|called|named|chooses?|wins?|get|must)\b\s*"
 )
-_WHOLE = re.compile(r"\b(?:does|do) not exist\b|\bno (?:[a-z]+ )?solutions?\b|\binfinitely many\b", flags=re.IGNORECASE)
+_WHOLE = re.compile(
+    r"\b(?:does|do) not exist\b|\bno (?:[a-z]+ )?solutions?\b|\binfinitely many\b|\bempty set\b", flags=re.IGNORECASE
+)
 _CUT = frozenset(
     ("for", "when", "where", "after", "with", "in", "by", "from", "on", "because", "since", "as", "so", "which", "that",
      "at", "to", "of", "before", "until", "while", "if", "during", "each", "per", "altogether")
 )  # fmt: skip
 _UNIT_WORDS = frozenset(("square", "cubic", "sq", "cu", "per", "squared", "cubed"))
 _REMARK = re.compile(r" \([a-z ]{3,30}\)(?=,| and\b| or\b)")
-_REJECTED = re.compile(r"\Anot .{1,80}?,? (?:but|is|it is|it's) (?=\S)")
+_REJECTED = re.compile(r"\A(?:not|neither) .{1,80}?,? (?:but|is|it is|it's) (?=\S)")
 _BEFORE = re.compile(r"\s(?:after|before)\s")
-_MORE_THAN = re.compile(r"(?:more|fewer|less)\b(?: [a-z]+){0,2} than\b[^0-9$]*\Z")
+_MORE_THAN = re.compile(r"(?:more|fewer|less)(?:(?: [a-z]+){0,2} than\b[^0-9$]*| [a-z]+)\Z")
 _CLOSERS = re.compile(
     r"\A\W*(?:this (?:makes|is (?:correct|right|consistent|the)|confirms|matches|agrees)|check|verif|let me know|i hope"
     r"|hope this|note that|if you|feel free|please|great|good)",
@@ -83,7 +88,8 @@ def cleaned(text: str) -> str:
     """The text without the white space, emphasis and full stop around it."""
     text = text.strip()
     for _ in range(_MAX_LOOKS):
-        shorter = text.strip(" \t\n*`\"'").removesuffix(".").rstrip(",;:")
+        shorter = text.strip(" \t\n*`\"'").removesuffix(".").strip(",;").rstrip(":")
+        shorter = shorter.removesuffix("}") if shorter.count("}") > shorter.count("{") else shorter
         if shorter == text:
             break
         text = shorter
@@ -263,11 +269,13 @@ def _last_of(sentence: str) -> str | None:
     while i >= 2 and (pieces[i - 1][0] in ("or", "and", "except") or is_unit(pieces[i - 1][0])):
         i -= 2
         if _holds_value(pieces[i][0].strip(" .,;:")):
+            if is_unit(pieces[i + 1][0]) and pieces[i + 2][0].startswith(","):
+                break
             first = i
         elif pieces[i][0].strip():
             break
     tail = "".join(piece for piece, _ in pieces[first:])
-    return measured(cleaned(re.sub(r"\A(?:[a-zA-Z] |[\s.,;:=)\u2013\u2014!?]|- )+", "", tail))) or None
+    return measured(cleaned(re.sub(r"\A(?:[a-zA-Z] (?!=)|[\s.,;:=)\u2013\u2014!?]|- )+", "", tail))) or None
 
 
 def predicate(sentence: str) -> str | None:
@@ -287,4 +295,4 @@ def predicate(sentence: str) -> str | None:
     if re.fullmatch(r"(?!The|It|This|That|He|She|We|They|There)[A-Z][a-z]+", subject) and clause.startswith("the "):
         return subject
     clause = re.sub(r"\A[a-z]+ (?:on|in|at|to) (?:an? |the )?(?=[A-Z])", "", without_filler(cleaned(clause)))
-    return re.sub(r"\A(?:an?|the) (?=\w)", "", clause) or None
+    return re.sub(r"\A(?:an?|the) (?=\w)|(?<=\w) (?:function|number|integer)\Z", "", clause) or None

@@ -33,11 +33,18 @@ from rlinf_algos.rewards.conclusion import (
     words_of,
 )
 from rlinf_algos.rewards.plain_text import plain_text
+from rlinf_algos.rewards.units import is_unit
 
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s?\{\s?\}")
 _NAME = r"(?:[A-Za-z](?:_\{?[0-9A-Za-z]\}?)? ?=|\\[()\[\]]|[$\s])*"
 _BETWEEN_BOXES = re.compile(rf"(?:\\[\])]|[$\s])*(,?\s*\b(?:and|or)\b|\\text\{{ ?(?:and|or) ?\}}|[,;]){_NAME}")
 _OR_AFTER_BOX = re.compile(r"(?:\\[\])]|[$ ])*,? ?or\b ?(?:maybe|perhaps|possibly|even)? ?([^\n]{1,200})")
+_UNIT_AFTER_BOX = re.compile(
+    r"(?:\\[\])]|\$)?(?:\\[,;: ])? ?(?:\\(?:text|mathrm)\{ ?)?"
+    r"((?:square |cubic )?([A-Za-z]{1,15})\b(?:\^[23]|/[a-z]{1,6}\b| per [a-z]{1,10}\b)?)"
+    r"(?=\}|[ ]?[.,;]|\s*\Z|\s?\n| [a-z])"
+)
+_PLAIN = re.compile(r"-?[0-9][0-9.,/]*|-?\\d?frac\{[0-9]+\}\{[0-9]+\}")
 _PHRASE = re.compile(
     r"\bans(?:wers?)?\b(?:[^\n.:=$\\]|\$[^$\n]{1,40}\$){0,60}?(?:\b(?:is|are)\b|:|=)"
     r"|\bcorrect (?:option|choice|letter)\b[^\n.:=]{0,40}?(?:\b(?:is|are)\b|:|=)"
@@ -135,6 +142,9 @@ def _boxed(text: str, found: list[Box] | None = None, *, with_others: bool = Tru
         return
     last = last_ones[-1]
     start, answer = last.start, unwrapped(last.content(text))
+    unit = _UNIT_AFTER_BOX.match(text, last.end) if _PLAIN.fullmatch(answer) else None
+    if unit and is_unit(unit[2]) and unit[2] != "in":
+        answer = f"{answer} {unit[1]}"
     for box in reversed(last_ones[:-1]):
         between = _BETWEEN_BOXES.fullmatch(text, box.end, min(start, box.end + 100))
         if between is None or box.end + 100 < start:

@@ -43,6 +43,13 @@ def letters_of(text: str) -> str | None:
     return "".join(sorted(re.findall(r"[A-J](?![a-z])", text))) if _LETTERS.fullmatch(text) else None
 
 
+def choice_letter(text: str) -> str | None:
+    """The letter of a normalised answer that is a choice, with or without a content."""
+    choice = choice_of(text)
+    letters = choice.letters if choice else letters_of(text)
+    return letters if letters and len(letters) == 1 else None
+
+
 def spread(answer: Answer) -> Answer:
     r"""`x\in\{1,2\}` as the set, `\{x|x>1\}` as its condition, a matrix with a factor as the matrix, a relation between
     a tuple of names and one of values as the list of its relations, a
@@ -59,6 +66,8 @@ def spread(answer: Answer) -> Answer:
         return answer.parts[1] if name_of(answer.parts[0]) else answer
     if answer.kind == "relation" and answer.marks == ("=",):
         names, values = answer.parts
+        if name_of(names) and values.kind == "list":
+            return values
         are_tuples = names.kind == values.kind == "tuple" and len(names.parts) == len(values.parts)
         if are_tuples and all(name_of(name) for name in names.parts):
             pairs = zip(names.parts, values.parts, strict=True)

@@ -17,8 +17,10 @@ from pathlib import Path
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import OUTCOMES, RewardResult
+from rlinf_algos.rewards.choice import stated_letter
 from rlinf_algos.rewards.comparison import Comparison, Question
 from rlinf_algos.rewards.final_answer import final_answer, reference_answer
+from rlinf_algos.rewards.forms import choice_letter
 from rlinf_algos.rewards.notation import normalized
 from rlinf_algos.rewards.process_pool import ProcessPool
 from rlinf_algos.rewards.registry import register_reward
@@ -94,6 +96,10 @@ class MathReward:
         to_compare: dict[tuple[str, str], list[int]] = {}
         for i, (answer, reference) in enumerate(zip(answers, references, strict=True)):
             expected = _expected(reference)
+            if choice_letter(expected) and (
+                answer is None or choice_letter(normalized(answer[:MAX_CHARACTERS])) is None
+            ):
+                answer = answers[i] = stated_letter(completions[i]) or answer
             is_bare = answer is not None and _is_in_words(reference) and _BARE_WORDS.fullmatch(answer)
             found = _found(rf"\text{{{answer}}}" if is_bare else answer)
             results.append(found if isinstance(found, RewardResult) else None)

@@ -56,7 +56,7 @@ _SHORT_WORDS = frozenset(
     {
     "and", "or", "not", "no", "yes", "if", "is", "are", "be", "to", "of", "in", "on", "at", "by", "for", "the", "an",
     "as", "it", "we", "so", "all", "any", "odd", "one", "two", "six", "ten", "men", "per", "but", "mod", "only",
-    "both", "none", "day", "min", "sec", "true", "dne",
+    "both", "none", "day", "min", "sec", "true", "dne", "sq", "cu",
     }
 )  # fmt: skip
 _CURRENCIES = {"\\$": "dollars", "USD": "dollars", "\u20ac": "euros", "EUR": "euros", "\u00a3": "sterling",
@@ -95,6 +95,10 @@ _SPELLINGS = (
         r"\\binom{\1}{\2}",
     ),
     (re.compile(r"\A([0-9]{1,3}(?: [0-9]{3})+)\Z"), lambda match: match[1].replace(" ", "")),
+    (re.compile(r"\\cr(?![a-z])"), r"\\\\"),
+    (re.compile(r"\A\s*<([^<>=]*,[^<>=]*)>\s*\Z"), r"(\1)"),
+    (re.compile(r"(?<=[)\]])\^\s*\{?\s*(?:T|\\top|\\mathsf\{T\}|\\intercal)\s*\}?\Z"), ""),
+    (re.compile(r"\b(sq|cu)\."), r"\1"),
     (re.compile(r"\\AA(?![a-z])"), r"\\text{angstrom}"),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\\(?:ldots|cdots|dots)(?![a-z])"), "..."),
@@ -144,6 +148,7 @@ def normalized(answer: str) -> str:
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     text = without_arrays(text)
+    text = re.sub(r"\A[=:\s]+", "", text)
     for pattern, spelling in _WORDINGS:
         text = pattern.sub(spelling, text)
     text = _with_words(text)
@@ -223,7 +228,7 @@ def _lettered(letters: str, before: str, after: str) -> str:
         return letters if letters == "sqrt" else "%"
     follows_value = re.search(r"[0-9)\]}%]\s*$|\\text\{[^{}]*\}\s*/?\s*$|[0-9]\s*/\s*$", before)
     if len(letters) == 1:
-        is_spaced = re.search(r"[0-9]\s+$|\\text\{[^{}]*\}\s*/\s*$|\\text\{per\}\s*$", before)
+        is_spaced = re.search(r"[0-9]\s+$|\\text\{[^{}]*\}\s*/\s*$|\\text\{(?:per|square|cubic|sq|cu)\}\s*$", before)
         if letters in _LETTER_UNITS and is_spaced and re.match(r"\s*(?:$|/|\\text|[.,]?\s*\Z|\^)", after):
             return rf"\text{{{letters}}}"
         is_index = after[:1].isdigit() and letters not in "eE" and not before.endswith(("_", "^"))

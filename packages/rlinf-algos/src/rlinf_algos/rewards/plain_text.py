@@ -15,6 +15,8 @@ _TAGS = re.compile(
     r"</?(?:b|i|u|strong|em|p|br|hr|div|span|center|font|code|pre|mark|h[1-6]|ul|ol|li)(?: [^<>\n]{0,100})?/?>",
     flags=re.IGNORECASE,
 )
+_CHARACTERS = {"nbsp": " ", "lt": "<", "gt": ">", "amp": "&", "minus": "-", "times": "\u00d7", "pi": "\u03c0"}
+_ENTITIES = re.compile(f"&({'|'.join(_CHARACTERS)});")
 _FENCE = re.compile(r"^```[\w+-]{0,20}$", flags=re.MULTILINE)
 _EMPHASIS = re.compile(r"(?<![0-9A-Za-z)\]}])\*\*|\*\*(?![0-9A-Za-z(\\-])|`|(?<!\w)__(?=\w)|(?<=\w)__(?!\w)")
 _SYMBOLS = re.compile("[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]")
@@ -57,6 +59,8 @@ def plain_text(text: str) -> str:
     Example: plain_text("所以答案是５。") == "so answer is 5."; plain_text("it costs $5 or <b>$7</b>") has `\$5 or \$7`.
     """
     text = re.sub("(?<=[0-9])[\u2009\u202f\u00a0](?=[0-9]{3}(?![0-9]))", r"\\,", text.translate(_WIDE))
+    text = _ENTITIES.sub(lambda entity: _CHARACTERS[entity[1]], text)
+    text = re.sub(r"\b(sq|cu)\. (?=[a-z])", r"\1 ", text)
     text = _EMPHASIS.sub("", _SYMBOLS.sub("", _FENCE.sub("", _TAGS.sub(" ", text))))
     text = _REALS.sub(r"$\\mathbb{R}$", text)
     if _CHINESE.search(text):

@@ -71,7 +71,8 @@ def _around(values: Sequence[Answer]) -> tuple[Range, ...] | None:
 
 def _of_all(parts: tuple[Answer, ...]) -> tuple[Range, ...] | None:
     """Inequalities of one name that all hold: exclusions, or a lower and an upper bound."""
-    if not all(part.kind == "relation" and len(part.parts) == 2 for part in parts):
+    parts = tuple(part for part in parts if part.marks != ("\\in",) or part.parts[1].text != _EVERYTHING)
+    if not parts or not all(part.kind == "relation" and len(part.parts) == 2 for part in parts):
         return None
     names = {name_of(side) for part in parts for side in part.parts} - {None}
     if len(names) != 1:

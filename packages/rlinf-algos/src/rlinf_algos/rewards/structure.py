@@ -170,7 +170,7 @@ def _signs(text: str, tokens: list[str]) -> Answer | None:
     if tokens.count("\\pm") != 1 or "\\mp" in tokens:
         return None
     i = tokens.index("\\pm")
-    before, after = "".join(tokens[:i]), "".join(tokens[i + 1 :])
+    before, after = "".join(tokens[:i]), "".join(tokens[i + 1 :]).strip()
     return Answer("list", text, (read(f"{before}+{after}" if before else after), read(f"{before}-{after}")))
 
 

@@ -45,6 +45,7 @@ _TABLE = {
     "cent": "dollar 1/100 cent penny pennies",
     "euro": "euro 1 euro eur EUR",
     "sterling": "sterling 1 sterling gbp GBP",
+    "pence": "sterling 1/100 pence",
     "yuan": "yuan 1 yuan CNY RMB rmb",
     "jiao": "yuan 1/10 jiao",
     "yen": "yen 1 yen JPY",
