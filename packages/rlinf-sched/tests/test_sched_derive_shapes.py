@@ -142,9 +142,10 @@ def test_a_wrong_configuration_names_its_key(tmp_path, change: dict, message: st
 def test_a_folder_without_a_model(tmp_path) -> None:
     with pytest.raises(ProfileError, match="give the folder of a Hugging Face model"):
         ModelShape.from_folder(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ProfileError, match="not valid JSON"):
-        ModelShape.from_folder(tmp_path)
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ProfileError, match="not valid JSON"):
+            ModelShape.from_folder(tmp_path)
 
 
 def test_unknown_names_get_the_nearest() -> None:

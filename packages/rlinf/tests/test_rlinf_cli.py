@@ -1,6 +1,7 @@
 """The command line, in this process: what it accepts, and how each mistake ends. No job runs."""
 
 import argparse
+import errno
 import json
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlinf import jobs
-from rlinf.cli import table
+from rlinf.cli import config_command, table
 from rlinf.cli.main import main, make_parser
 from rlinf.config.catalog import shipped_recipes
 from rlinf.config.load import load_config, to_yaml
@@ -364,6 +365,30 @@ def test_how_a_run_ends_is_the_exit_code(rlinf, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(jobs, "run", run)
     outcome = rlinf("train", "sort-grpo", "--output", "run")
     assert (outcome.code, outcome.err) == (code, text)
+
+
+def test_a_run_that_fails_after_a_checkpoint_says_how_to_go_on(rlinf, monkeypatch: pytest.MonkeyPatch):
+    def run(job, folder):
+        with folder.new_checkpoint(3, {"own_score": None}):
+            pass
+        raise OSError(errno.ENOSPC, "No space left on device", "run/metrics.jsonl")
+
+    monkeypatch.setattr(jobs, "run", run)
+    outcome = rlinf("train", "sort-grpo", "--output", "run")
+    assert outcome.code == 1
+    assert outcome.err.splitlines() == [
+        "go on with, once it is mended: rlinf train --resume --output run",
+        "error: run/metrics.jsonl: No space left on device",
+        "hint: make room on that disk",
+    ]
+
+
+def test_what_is_nested_too_deep_anywhere_is_one_message(refused, monkeypatch: pytest.MonkeyPatch):
+    def read(*_):
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr(config_command, "show_recipe", read)
+    assert refused("config", "show", "sort-grpo").startswith("something is nested too deep: maximum recursion depth")
 
 
 def test_a_traceback_is_shown_on_request(rlinf):

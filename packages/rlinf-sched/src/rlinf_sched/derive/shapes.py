@@ -166,7 +166,7 @@ class ModelShape:
             config = json.loads(path.read_text(encoding="utf-8"))
         except OSError as e:
             raise ProfileError(f"{path}: {e.strerror}; give the folder of a Hugging Face model") from e
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise ProfileError(f"{path} is not valid JSON: {e}") from e
         if not isinstance(config, dict):
             raise ProfileError(f"{path} holds no object; expected a Hugging Face configuration")

@@ -104,11 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     except BrokenPipeError:
         return _reader_left()
-    except (UserError, RunFailed, OSError, MemoryError) as error:
+    except (UserError, RunFailed, OSError, MemoryError, RecursionError) as error:
         if shows_traceback:
             raise
         print(f"error: {_text(error)}", file=sys.stderr)
-        return WRONG_INPUT if isinstance(error, UserError) else FAILED
+        return WRONG_INPUT if isinstance(error, UserError | RecursionError) else FAILED
 
 
 def _check_command(known: Sequence[str]) -> None:
@@ -134,6 +134,8 @@ def _text(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         hint = address_space_hint(error) or "\nhint: see the limits with ulimit -a"
         return f"out of memory: {error or 'Python could not get any more'}{hint}"
+    if isinstance(error, RecursionError):
+        return f"something is nested too deep: {error}\nhint: --traceback shows which file is read"
     if isinstance(error, OSError):
         hint = "\nhint: make room on that disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         where = f"{error.filename}: " if error.filename is not None else ""
