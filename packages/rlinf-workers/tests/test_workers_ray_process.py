@@ -39,6 +39,10 @@ def test_it_runs_functions_with_its_own_variables(process, tmp_path):
     with pytest.raises(ClusterRefused):
         process.call("fail", "ours", module=__name__)
     assert (tmp_path / "ray.log").read_text().count("what Ray says") == 3, "also what came before the folder was there"
+    process.log_to(tmp_path / "next.log")
+    with pytest.raises(ClusterRefused):
+        process.call("fail", "ours", module=__name__)
+    assert (tmp_path / "next.log").read_text() == "what Ray says\n"
 
 
 def test_its_end_is_reported_with_its_last_line(process):

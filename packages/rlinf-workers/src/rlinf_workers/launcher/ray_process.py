@@ -79,11 +79,11 @@ class RayProcess:
         raise result
 
     def log_to(self, path: Path) -> None:
-        """Continues the log of the process there."""
+        """Continues the log of the process there; the first file also gets what came before."""
         if path == self._log_path:
             return
-        self._log_path = path
-        self.call("_log_to", str(path), module=__name__)
+        is_first, self._log_path = self._log_path is None, path
+        self.call("_log_to", str(path), copies=is_first, module=__name__)
         self._log.close()
         self._log = path.open("rb")
 
@@ -135,10 +135,11 @@ def _run(module: str, name: str, *args: Any, **keywords: Any) -> Any:
     return getattr(importlib.import_module(module), name)(*args, **keywords)
 
 
-def _log_to(path: str) -> None:
+def _log_to(path: str, *, copies: bool) -> None:
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     sys.stdout.flush()
-    os.write(log, os.pread(1, os.fstat(1).st_size, 0))
+    if copies:
+        os.write(log, os.pread(1, os.fstat(1).st_size, 0))
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
