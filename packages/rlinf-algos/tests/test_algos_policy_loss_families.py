@@ -354,11 +354,20 @@ def test_kl_cov(shape, fraction, coef, seed):
     for place in np.argsort(-cov, axis=None)[:num_chosen]:
         chosen[np.unravel_index(place, shape)] = True
     d = policy - proximal
-    expected = np.where(mask, -advantages * np.exp(d) + coef * np.where(chosen, abs(d), 0.0), 0.0)
+    expected = np.where(mask, -advantages * np.exp(d) + coef * np.where(chosen & (abs(d) >= 1e-5), abs(d), 0.0), 0.0)
     inputs = tensors(policy, proximal, advantages, mask=mask)
     loss = kl_cov_loss(*inputs, loss_mask=torch.tensor(mask), cov_fraction=fraction, cov_kl_coef=coef)
     np.testing.assert_allclose(loss.loss_terms.numpy(), expected, rtol=1e-6, atol=1e-12)
     assert loss.clip_fraction.item() * max(1, mask.sum()) == pytest.approx(num_chosen, abs=1e-4)
+
+
+def test_rounding_makes_no_penalty_of_kl_cov():
+    """The proximal log-probabilities of the same weights, computed in another micro-batch: its sign is no gradient."""
+    policy = torch.tensor([[-1.0, -2.0, -3.0]], requires_grad=True)
+    proximal = policy.detach() + torch.tensor([[1e-6, -1e-6, 0.1]])
+    loss = kl_cov_loss(policy, proximal, torch.zeros(1, 3), None, cov_fraction=1.0, chosen=torch.ones(1, 3).bool())
+    loss.loss_terms.sum().backward()
+    assert policy.grad is not None and policy.grad.tolist() == [[0.0, 0.0, -1.0]]
 
 
 def test_refusals_of_covariances():

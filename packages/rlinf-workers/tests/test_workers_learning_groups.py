@@ -77,7 +77,11 @@ def test_groups_of_different_widths_stand_side_by_side(pack):
 def fitted(group):
     """The group without the columns that none of its completions reaches."""
     width = max(lengths_of(group))
-    cut = {f.name: getattr(group, f.name) for f in dataclasses.fields(group) if f.name not in ("samples", "rewards")}
+    cut = {
+        f.name: getattr(group, f.name)
+        for f in dataclasses.fields(group)
+        if f.name not in ("samples", "rewards", "first_row")
+    }
     of_samples = {name: getattr(group.samples, name)[:, :width] for name in PER_TOKEN}
     return dataclasses.replace(
         group,

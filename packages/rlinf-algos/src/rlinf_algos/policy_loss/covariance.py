@@ -31,6 +31,9 @@ from rlinf_algos.policy_loss.base import (
 )
 from rlinf_algos.selection import SumOverParts, choose_largest, scattered
 
+ROUNDING_NATS = 1e-5
+"""Log-probabilities in float32 of the same weights differ by less: by up to 1e-6 with another order of sums."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchTokens:
@@ -94,7 +97,8 @@ def kl_cov_loss(
     chosen: Tensor | None = None,
 ) -> PolicyLoss:
     """`-r A`, and `cov_kl_coef * |log r|` more for the chosen tokens, unreduced. On-policy the penalty has no gradient:
-    it needs several optimizer steps on a batch.
+    it needs several optimizer steps on a batch. Below `ROUNDING_NATS` it is 0, since the sign of what two forwards in
+    other micro-batches differ by would be a gradient.
 
     Args:
         policy_logprobs, proximal_logprobs, advantages, loss_mask: as for `ppo_clip_loss`.
@@ -112,7 +116,8 @@ def kl_cov_loss(
         (found,) = kl_cov_choice([_tokens(inputs)], _alone, cov_fraction=cov_fraction)
         chosen = torch.zeros_like(inputs.mask).masked_scatter(inputs.mask, found)
     chosen = chosen & inputs.mask
-    penalty = cov_kl_coef * inputs.log_ratio.abs().masked_fill(~chosen, 0.0)
+    distance = inputs.log_ratio.abs()
+    penalty = cov_kl_coef * distance.masked_fill(~chosen | (distance < ROUNDING_NATS), 0.0)
     return measured_loss(-inputs.advantages * ratio + penalty, inputs, ratio, is_clipped=chosen)
 
 
