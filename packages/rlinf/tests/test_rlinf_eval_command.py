@@ -227,6 +227,20 @@ def test_a_changed_setting_is_named(tmp_path: Path):
     assert load_eval_for_resume(tmp_path, parse_overrides(changed[2:4])).cluster.num_devices == 3
 
 
+@pytest.mark.parametrize(("name", "is_noted"), [("number", True), ("truth", False)])
+def test_a_custom_reward_that_gives_scores_is_noted(
+    prepared, inputs: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_noted: bool
+):
+    (inputs / "eval_scores.py").write_text(
+        "def number(c, a):\n    return 0.5\n\n\ndef truth(c, a):\n    return c == a\n"
+    )
+    monkeypatch.syspath_prepend(inputs)
+    reward = f"--benchmarks.mine.reward eval_scores:{name}"
+    evaluation = prepared(f"mine=gsm8k.jsonl {reward} --model model --max_new_tokens 16")
+    note = f"benchmarks.mine.reward=eval_scores:{name} returns numbers: an answer counts as right from 1 on"
+    assert (note in evaluation.notes) == is_noted
+
+
 # -- a run's model is asked as it was trained ----------------------------------------------------------------
 
 TEMPLATE = (

@@ -56,7 +56,8 @@ class Progress(LiveLine):
         if stage_s:
             parts.append(" ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in stage_s.items()))
         if done < self.total:
-            parts.append(f"eta {clock_time((self.total - done) * sum(self._steps_s) / len(self._steps_s))}")
+            eta = f"eta {clock_time((self.total - done) * sum(self._steps_s) / len(self._steps_s))}"
+            parts.insert(1 if self._is_live else len(parts), eta)  # the end of a live line may not fit the terminal
         self.show("  ".join(parts), done, self.total)
 
     def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
