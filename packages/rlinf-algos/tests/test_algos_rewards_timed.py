@@ -2,14 +2,24 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 from rlinf_algos import RewardError
-from rlinf_algos.rewards import RewardSpec, TimedRule, make_reward, multiple_choice, numeric_match, score_all
+from rlinf_algos.rewards import (
+    MathReward,
+    RewardSpec,
+    TimedRule,
+    make_reward,
+    multiple_choice,
+    numeric_match,
+    score_all,
+)
 from rlinf_algos.rewards.choice import MultipleChoice
 from rlinf_algos.rewards.timed import TIMED_RULES
 
+needs_math_verify = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is an extra")
 TEXTS = ["The answer is (B). #### 4", "", "4", "\x00 \ud800", "B", "4e2 or E", "\n" * 1000]
 
 
@@ -30,8 +40,16 @@ def test_results_are_those_of_the_rule(spec, rule, reference):
     reward.close()
 
 
-def test_a_text_that_takes_too_long_is_a_timeout_of_its_own():
-    reward = TimedRule("numeric_match", time_limit_s=0.05)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TimedRule("numeric_match", time_limit_s=0.05),
+        pytest.param(lambda: MathReward(time_limit_s=0.05), marks=needs_math_verify),
+    ],
+    ids=["numeric", "math"],
+)
+def test_a_text_that_takes_too_long_is_a_timeout_of_its_own(make):
+    reward = make()
     results = score_all(reward, ["4", "x1 " * 5_000_000, "5"], ["4"] * 3)
     assert [result.outcome for result in results] == ["right", "timeout", "wrong"]
     assert not any(result.judge_failed for result in results), "what a text can cause is its own"

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import OUTCOMES, RewardResult
-from rlinf_algos.rewards.choice import stated_letter
 from rlinf_algos.rewards.comparison import Comparison, Question
-from rlinf_algos.rewards.final_answer import final_answer, reference_answer
+from rlinf_algos.rewards.final_answer import reference_answer
 from rlinf_algos.rewards.forms import choice_letter
 from rlinf_algos.rewards.notation import normalized
 from rlinf_algos.rewards.process_pool import ProcessPool
@@ -32,6 +31,9 @@ _SENTENCE = re.compile(r"\s*[A-Z][a-z]+ (?:[a-z]+ ){1,9}(?:is|are|has|have)\b")
 _BARE_WORDS = re.compile(r"[A-Za-z' -]+")
 _VERDICTS: dict[str, bool] = {"right": True, "wrong": False, "unparseable": False}
 _CHECKER = Path(__file__).with_name("math_equal.py")
+_READER = Path(__file__).with_name("answer_side.py")
+_READING_S = 60.0
+"""By the clock, for a machine that has no time at all for the process that reads a completion."""
 
 
 class MathReward:
@@ -40,9 +42,11 @@ class MathReward:
     Outcomes besides right and wrong: "unparseable" (no answer, or none that can be read), "timeout", "memory" and
     "crashed" (see `ProcessPool`); all of these have the value 0.0 and are told apart by the outcome.
 
+    Answers are looked for in a process of their own, so that no text holds up the caller.
+
     Args:
-        num_processes: checking processes.
-        time_limit_s: CPU seconds for one comparison.
+        num_processes: checking processes, beside the one that reads completions.
+        time_limit_s: CPU seconds for one comparison, and for reading one completion.
         wall_limit_s: seconds by the clock for it, however busy the machine is.
         memory_limit_bytes: most memory that one checking process may take.
 
@@ -69,6 +73,13 @@ class MathReward:
             wall_limit_s=wall_limit_s,
             memory_limit_bytes=memory_limit_bytes,
         )
+        self._reader = ProcessPool(
+            _READER,
+            num_processes=1,
+            time_limit_s=time_limit_s,
+            wall_limit_s=max(wall_limit_s, _READING_S),
+            memory_limit_bytes=memory_limit_bytes,
+        )
 
     def __enter__(self) -> "MathReward":
         return self
@@ -77,6 +88,7 @@ class MathReward:
         self.close()
 
     def close(self) -> None:
+        self._reader.close()
         self._pool.close()
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
@@ -88,20 +100,16 @@ class MathReward:
         Raises:
             RewardError: a reference without an answer.
         """
-        answers = [
-            final_answer(completion, in_words=_is_in_words(reference))
-            for completion, reference in zip(completions, references, strict=True)
-        ]
+        replies = self._read(completions, references)
+        answers = [text if outcome == "read" else None for outcome, text in replies]
         results: list[RewardResult | None] = []
         to_compare: dict[tuple[str, str], list[int]] = {}
         for i, (answer, reference) in enumerate(zip(answers, references, strict=True)):
             expected = _expected(reference)
-            if choice_letter(expected) and (
-                answer is None or choice_letter(normalized(answer[:MAX_CHARACTERS])) is None
-            ):
-                answer = answers[i] = stated_letter(completions[i]) or answer
             is_bare = answer is not None and _is_in_words(reference) and _BARE_WORDS.fullmatch(answer)
             found = _found(rf"\text{{{answer}}}" if is_bare else answer)
+            if replies[i][0] != "read":
+                found = _result(replies[i][0], None, replies[i][1])
             results.append(found if isinstance(found, RewardResult) else None)
             if not isinstance(found, RewardResult):
                 to_compare.setdefault((expected, found), []).append(i)
@@ -110,6 +118,15 @@ class MathReward:
                 results[i] = _result(outcome, answers[i], detail)
         assert None not in results, "every pair has its result"
         return tuple(result for result in results if result is not None)
+
+    def _read(self, completions: Sequence[str], references: Sequence[str]) -> list[tuple[str, str | None]]:
+        """("read", the answer of a completion or None) for each, or the outcome and detail of one that cannot be
+        read."""
+        items = []
+        for completion, reference in zip(completions, references, strict=True):
+            in_words, is_choice = _is_in_words(reference), choice_letter(_expected(reference)) is not None
+            items.append((completion, "words" if in_words else "", "choice" if is_choice else ""))
+        return self._reader.run(items)
 
     def _compared(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
         """(outcome, detail) of each pair (expected, found), both normalised."""
