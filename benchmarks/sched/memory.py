@@ -138,7 +138,9 @@ def _made_inputs(case: Case, scratch: Path) -> dict[str, object]:
     folder, generator = scratch / "model", random.Random(0)
     write_model_folder(folder, ArchitectureConfig(**case.architecture), alphabet, "float32")  # pyright: ignore[reportArgumentType]
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype=torch.float32
+    ).save_pretrained(folder)
     for name in ("train", "test"):
         lengths = [PROMPT_TOKENS, *(generator.randint(PROMPT_TOKENS // 2, PROMPT_TOKENS) for _ in range(63))] * 4
         rows = [{"question": "".join(generator.choices(alphabet[12:], k=n)), "answer": "#### 1"} for n in lengths]

@@ -54,7 +54,7 @@ if __name__ == "__main__":
 
     num_completions = trl_task.NUM_PROMPTS * trl_task.GROUP_SIZE
     trainer = trl.GRPOTrainer(
-        model=transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=dtype),
+        model=transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=dtype, trust_remote_code=False),
         processing_class=transformers.PreTrainedTokenizerFast.from_pretrained(model_folder),
         reward_funcs=reward,
         train_dataset=Dataset.from_list([{"prompt": p} for step in range(num_steps) for p in trl_task.prompts(step)]),

@@ -7,13 +7,14 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from transformers import AddedToken
 
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, exact_match
 from rlinf_workers.language import reward as module
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.metrics import merge
-from rlinf_workers.models.language_model import load_tokenizer
+from rlinf_workers.models.language_model import load_tokenizer, silent_token_ids
 from rlinf_workers.records.language import Prompt, SampleGroup
 
 needs_math_verify = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is an extra")
@@ -150,6 +151,18 @@ def test_rewards_read_special_tokens_but_no_ends_and_what_the_template_began(
         ("<think>\n1</think>2",),
     ]
     assert writer.items[1].completions == ("1</think>2",), "people see what was generated"
+
+
+def test_of_special_tokens_a_reward_reads_tags_alone(model):
+    """A reward sees what `skip_special_tokens` leaves, and pairs of tags; an end that is a word of the text is text."""
+    tokenizer = load_tokenizer(model.folder)
+    tags = ["<think>", "</think>", "[THINK]", "[/THINK]", "<|begin_of_thought|>", "<|end_of_thought|>"]
+    others = ["<|im_start|>", "</s>", "<|tool|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": [*tags, *others]})
+    tokenizer.add_tokens([AddedToken("<sep>", special=True)])  # special, and none of the tokenizer's named ones
+    others.append("<sep>")
+    silent = silent_token_ids(model.folder, tokenizer)
+    assert silent == {*tokenizer.convert_tokens_to_ids(others), tokenizer.eos_token_id, tokenizer.pad_token_id}
 
 
 UNITS = (

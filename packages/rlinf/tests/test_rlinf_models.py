@@ -152,3 +152,5 @@ def test_what_depends_on_the_length_is_read_from_the_config():
         kept_state(conv) == "Lfm2ForCausalLM has layers with a recurrent or convolutional state (LinearAttentionLayer)"
     )
     assert kept_state(AutoConfig.for_model("mistral")) is None
+    indexed = kept_state(AutoConfig.for_model("deepseek_v32"))
+    assert indexed is not None and "choose keys by an index of their own (DynamicIndexedLayer)" in indexed

@@ -10,7 +10,9 @@ give the log-probabilities of the plain forward, with prompts and completions be
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +30,8 @@ from rlinf_workers.models.small_copy import NoSmallCopy, one_line, small_config,
 from rlinf_workers.records.language import Prompt, SampleGroup
 
 CPU = torch.device("cpu")
+CACHE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
+"""Kinds of transformers' cache layers that hold keys and values, or none, where layers share them."""
 PROMPT_LENGTHS = (3, 21, 11)
 """Shorter and longer than small_copy.WINDOW."""
 WIDTH = 23
@@ -97,9 +101,25 @@ _REFUSALS: dict[tuple[object, ...], str | None] = {}
 """What came of earlier probes in this process, by config and ways."""
 
 
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """What transformers would say of the small copy is not about the user's model."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def _refusal_of_probe(config: Any, ways: Sequence[str]) -> str | None:
     try:
-        found = probe_architecture(config, ways)
+        with _without_warnings():
+            found = probe_architecture(config, ways)
     except NoSmallCopy as error:
         return f"it could not be tried: {error}"
     wrong = next((probe for probe in found.values() if probe.is_offered and not probe.is_right), None)
@@ -116,9 +136,10 @@ def kept_state(config: Any) -> str | None:
     name = model_class.__name__
     if getattr(model_class, "_is_stateful", False):
         return f"{name} keeps a recurrent state"
-    kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers})
-    states = [kind for kind in kinds if kind.startswith("LinearAttention")]
-    return f"{name} has layers with a recurrent or convolutional state ({states[0]})" if states else None
+    kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - CACHE_LAYERS)
+    if any(kind.startswith("LinearAttention") for kind in kinds):
+        return f"{name} has layers with a recurrent or convolutional state ({kinds[0]})"
+    return f"{name} has layers that choose keys by an index of their own ({', '.join(kinds)})" if kinds else None
 
 
 def rope_limit(config: Any) -> int | None:

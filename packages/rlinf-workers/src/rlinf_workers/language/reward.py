@@ -16,7 +16,7 @@ from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, 
 from rlinf_algos.rewards.process_pool import awaited_processes
 from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.models.language_model import end_token_ids, load_tokenizer
+from rlinf_workers.models.language_model import load_tokenizer, silent_token_ids
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.worker import Worker
 
@@ -78,7 +78,7 @@ class Reward(Worker):
     def __init__(self, settings: RewardSettings) -> None:
         self._settings = settings
         self._tokenizer = load_tokenizer(settings.tokenizer_folder)
-        self._end_ids = end_token_ids(settings.tokenizer_folder, self._tokenizer)
+        self._silent_ids = silent_token_ids(settings.tokenizer_folder, self._tokenizer)
         self._reward = make_reward(settings.rule)
 
     def score(self, samples: Reader[SampleGroup], scored: Writer[ScoredGroup]) -> None:
@@ -130,10 +130,10 @@ class Reward(Worker):
         return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=True)
 
     def _completions(self, group: SampleGroup) -> tuple[str, ...]:
-        """The texts with the special tokens in them, which may be tags, but for those that end or fill up."""
+        """The texts with the special tokens that are tags, and no others."""
         lengths = group.loss_mask.sum(-1).long().tolist()
         rows = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
-        ids = [[token for token in row if token not in self._end_ids] for row in rows]
+        ids = [[token for token in row if token not in self._silent_ids] for row in rows]
         return tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=False))
 
     def _results(self, groups: list[SampleGroup], texts: list[tuple[str, ...]]) -> list[tuple[RewardResult, ...]]:

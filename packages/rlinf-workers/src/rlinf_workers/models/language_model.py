@@ -11,6 +11,7 @@ PreTrainedTokenizerFast is loaded with exactly that class.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,16 +151,34 @@ def end_tokens(folder: str, tokenizer: Any) -> dict[str, tuple[int, ...]]:
     return {who: value for who, value in ids.items() if value and None not in value}
 
 
-def end_token_ids(folder: str, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end a completion or fill it up, by any file of a Hugging Face folder: they say nothing."""
+def silent_token_ids(folder: str, tokenizer: Any) -> frozenset[int]:
+    """Tokens that are no text of a completion: special ones, but for pairs of tags such as `<think>` and `</think>`,
+    and added ones that end a completion or fill it up by any file of the folder. A word of the vocabulary that a file
+    names as an end is text."""
     named = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     for name in ("config.json", "generation_config.json"):
-        path = Path(folder, name)
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        config = _json_of(Path(folder, name))
         for part in (config, config.get("text_config") or {}):
             named += [part.get("eos_token_id"), part.get("pad_token_id")]
-    ids = [one for each in named for one in (each if isinstance(each, list) else [each])]
-    return frozenset(one for one in ids if one is not None)
+    ends = {one for each in named for one in (each if isinstance(each, list) else [each])}
+    added = tokenizer.added_tokens_decoder
+    special = {*tokenizer.all_special_ids, *(token for token, about in added.items() if about.special)}
+    tags = _tags({str(tokenizer.convert_ids_to_tokens(token)): token for token in special - ends})
+    return frozenset((special - tags) | (ends & set(added)))
+
+
+def _tags(tokens: Mapping[str, int]) -> set[int]:
+    """Those of special tokens that open and close something.
+
+    Example: <think> and </think>, [THINK] and [/THINK], <|begin_of_thought|> and <|end_of_thought|>.
+    """
+    found = set()
+    for text, token in tokens.items():
+        closing = {f"{text[:1]}/{text[1:]}", f"{text[:2]}/{text[2:]}"}
+        closing |= {text.replace(begin, "end") for begin in ("begin", "start") if begin in text}
+        for other in closing & tokens.keys():
+            found |= {token, tokens[other]}
+    return found
 
 
 def _json_of(path: Path) -> dict[str, Any]:

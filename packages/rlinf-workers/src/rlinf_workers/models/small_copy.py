@@ -101,7 +101,7 @@ def small_config(config: Any) -> Any:
 
     Raises: NoSmallCopy.
     """
-    given = config.to_dict()
+    given = {name: value for name, value in config.to_dict().items() if name != "quantization_config"}
     try:
         return type(config)(**{**_shrunk(given), "dtype": "float32"})
     except Exception as error:  # configs check themselves, each in its own way
