@@ -22,7 +22,7 @@ from rlinf_algos import AlgosError
 from rlinf_algos.rewards import program
 from rlinf_algos.rewards.confinement import namespaces as calls
 from rlinf_algos.rewards.confinement.processes import children_of, descendants
-from rlinf_algos.rewards.confinement.system import PR_SET_DUMPABLE, call, prctl
+from rlinf_algos.rewards.confinement.system import PR_CAPBSET_DROP, PR_SET_DUMPABLE, call, prctl
 from rlinf_algos.rewards.confinement.users import become
 from rlinf_algos.rewards.sandbox import SandboxLimits, SandboxRun, run_python
 
@@ -40,6 +40,8 @@ class Mode:
     as_root: bool
     """Whether the process that runs it is root's."""
     namespaces: bool
+    may_mount: bool = True
+    """Whether root has the capability to mount, which containers and services may lack."""
 
     def run(self, text: str, *, stdin: str = "", **options: Any) -> SandboxRun:
         options = {"limits": LIMITS, "namespaces": self.namespaces, **options}
@@ -47,7 +49,9 @@ class Mode:
 
     def call(self, function: Callable[[], T]) -> T:
         """The function's result, in a process of the mode's user."""
-        return function() if self.as_root or os.geteuid() != 0 else as_nobody(function)
+        if os.geteuid() != 0 or (self.as_root and self.may_mount):
+            return function()
+        return in_child(no_mounts if self.as_root else become_nobody, function)
 
 
 MODES = {
@@ -56,8 +60,10 @@ MODES = {
     "user namespace": Mode(as_root=False, namespaces=True),
     "one user without namespaces": Mode(as_root=False, namespaces=False),
 }
+every_mode = pytest.mark.parametrize("mode", list(MODES), indirect=True)
+MODES["root without mounts"] = Mode(as_root=True, namespaces=True, may_mount=False)
+and_without_mounts = pytest.mark.parametrize("mode", list(MODES), indirect=True)
 WEAK = {name: mode for name, mode in MODES.items() if not mode.namespaces}
-every_mode = pytest.mark.parametrize("mode", MODES, indirect=True)
 weak_modes = pytest.mark.parametrize("mode", WEAK, indirect=True)
 
 
@@ -79,15 +85,13 @@ def missing(name: str) -> str | None:
     return "; ".join(run.weaknesses) if mode.namespaces and run.weaknesses else None
 
 
-def as_nobody(function: Callable[[], T]) -> T:
-    """Calls the function in a process of an unprivileged user, who can reach this interpreter."""
+def in_child(prepare: Callable[[], None], function: Callable[[], T]) -> T:
+    """The function's result, in a process that has been prepared."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            _open_the_way(Path(os.path.realpath(sys.base_prefix)))
-            become(NOBODY, None)
-            prctl(PR_SET_DUMPABLE, 1)
+            prepare()
             with open(writer, "wb") as file:
                 pickle.dump(function(), file)
             os._exit(0)
@@ -105,6 +109,18 @@ def as_nobody(function: Callable[[], T]) -> T:
     if isinstance(value, BaseException):
         raise value
     return value
+
+
+def become_nobody() -> None:
+    """An unprivileged user, who can reach this interpreter."""
+    _open_the_way(Path(os.path.realpath(sys.base_prefix)))
+    become(NOBODY, None)
+    prctl(PR_SET_DUMPABLE, 1)
+
+
+def no_mounts() -> None:
+    """Root, but without CAP_SYS_ADMIN, from the next program on."""
+    prctl(PR_CAPBSET_DROP, 21)
 
 
 def _open_the_way(folder: Path) -> None:
@@ -178,6 +194,7 @@ reads = {
     "local socket": lambda: socket.socket(socket.AF_UNIX),
     "datagram": datagram,
     "connections": lambda: len(open("/proc/self/net/unix").readlines()) > 1,
+    "settings of the kernel": lambda: open("/proc/sys/kernel/core_pattern", "w"),
     "kernel log": lambda: libc.klogctl(3, ctypes.create_string_buffer(64), 64) >= 0,
     "write the tests": lambda: open(SECRET, "a"),
     "write the interpreter": lambda: open(os.__file__, "a"),
@@ -241,7 +258,7 @@ def probed(mode: Mode, secret: Path, mark: str) -> tuple[SandboxRun, tuple]:
     return run, state
 
 
-@every_mode
+@and_without_mounts
 def test_nothing_of_others_is_read_changed_or_signalled(mode):
     mark = os.urandom(8).hex()
     before = (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_CPU))
@@ -309,11 +326,26 @@ def command_lines() -> list[str]:
 
 
 @every_mode
-def test_a_fork_bomb_stays_small_and_ends(mode):
+def test_a_fork_bomb_ends(mode):
     program = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     run = mode.run(program, limits=SandboxLimits(wall_s=1.0, num_processes=8))
     assert run.ending in ("timeout", "killed", "exited")
     assert mode.run("print(1)").stdout == "1\n"
+
+
+@and_without_mounts
+def test_processes_are_limited_in_number(mode):
+    program = """
+import os, time
+for i in range(50):
+    try:
+        if os.fork() == 0: time.sleep(60)
+    except OSError: break
+time.sleep(0.2)
+print(i)
+"""
+    run = mode.run(program, limits=SandboxLimits(num_processes=8))
+    assert run.ending == "killed" or int(run.stdout) < 8
 
 
 FILLING = {
@@ -469,6 +501,15 @@ def test_verdicts_are_not_forged_without_namespaces(mode, way, monkeypatch):
     )
     assert results[0] in ("wrong", "crashed", "timeout")
     assert results[1] == "right"
+
+
+def test_a_strong_sandbox_never_becomes_weak_by_itself():
+    run = run_python({}, ["-c", "print(1)"], limits=LIMITS, namespaces=False, allow_weak=False)
+    assert (run.ending, run.stdout, run.stderr) == (
+        "killed",
+        "",
+        "the sandbox has no namespaces this time: switched off",
+    )
 
 
 @every_mode

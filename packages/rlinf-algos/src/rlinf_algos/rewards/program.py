@@ -13,12 +13,12 @@ and results of calls in this process, asserts in a sandbox of their own (sandbox
 What leaves the program's sandbox is data alone, and the tests and expected results never enter it.
 """
 
+import functools
 import json
 import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 
 from rlinf_algos.errors import RewardError
@@ -69,7 +69,6 @@ class CodeReward:
         allow_weak_isolation: bool = False,
     ) -> None:
         check_range("num_processes", num_processes, low=1, why="no process runs nothing")
-        self._limits = limits or SandboxLimits()
         self._num_processes, self._partial = num_processes, partial
         self.weaknesses = run_python({}, ["-c", "pass"]).weaknesses
         """What the sandbox cannot protect on this machine; empty where it can all."""
@@ -79,6 +78,8 @@ class CodeReward:
                 "(sysctl user.max_user_namespaces, or the container's settings), or accept it with "
                 "allow_weak_isolation"
             )
+
+        self._run = functools.partial(run_python, limits=limits or SandboxLimits(), allow_weak=bool(self.weaknesses))
 
     def close(self) -> None:
         """Does nothing, since nothing is held between calls."""
@@ -113,7 +114,7 @@ class CodeReward:
         first: tuple[Outcome, str] | None = None
         num_passed = 0
         for i, (given, expected) in enumerate(tests.pairs, start=1):
-            run = run_python({"program.py": program}, ["program.py"], stdin=given, limits=self._limits)
+            run = self._run({"program.py": program}, ["program.py"], stdin=given)
             is_right = is_expected_output(run.stdout, expected)
             outcome, detail = _ended(run) or _judged(is_right, f"it printed {run.stdout[:100]!r}")
             num_passed += outcome == "right"
@@ -127,7 +128,7 @@ class CodeReward:
         """All calls in one process, as far as it gets."""
         order = json.dumps({"function": tests.function, "arguments": tests.arguments})
         files = {"program.py": program, "program_side.py": _script("program_side")}
-        run = run_python(files, ["program_side.py", "calls"], stdin=order, limits=self._limits)
+        run = self._run(files, ["program_side.py", "calls"], stdin=order)
         answers = run.stdout.split("\n")[:-1]
         passed = [i < len(answers) and _is_right_call(answers[i], tests, i) for i in range(len(tests.outputs))]
         if all(passed) and run.ending == "exited":
@@ -147,16 +148,8 @@ class CodeReward:
         program_files = {"program.py": program, "program_side.py": _script("program_side"), "wire.py": wire}
         judge_files = {"judge_side.py": _script("judge_side"), "guard.py": _script("guard"), "wire.py": wire}
         with ThreadPoolExecutor(1) as threads:
-            other = threads.submit(
-                run_python,
-                program_files,
-                ["program_side.py", "serve"],
-                limits=self._limits,
-                channel=(asks[0], tells[1]),
-            )
-            judge = run_python(
-                judge_files, ["judge_side.py"], stdin=tests.text, limits=self._limits, channel=(tells[0], asks[1])
-            )
+            other = threads.submit(self._run, program_files, ["program_side.py", "serve"], channel=(asks[0], tells[1]))
+            judge = self._run(judge_files, ["judge_side.py"], stdin=tests.text, channel=(tells[0], asks[1]))
             run = other.result()
         try:
             verdict = json.loads(judge.stdout)
@@ -176,7 +169,7 @@ def code_tests(completion: str, reference: str) -> RewardResult:
     return _shared()(completion, reference)
 
 
-@lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)
 def _shared() -> CodeReward:
     return CodeReward(num_processes=1)
 
@@ -196,7 +189,7 @@ def last_program(completion: str) -> str | None:
     return program
 
 
-@lru_cache
+@functools.lru_cache
 def _script(name: str) -> str:
     return (_INSIDE / f"{name}.py").read_text(encoding="utf-8")
 

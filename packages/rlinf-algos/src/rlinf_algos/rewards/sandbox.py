@@ -98,6 +98,7 @@ def run_python(
     readable: Sequence[str] = (),
     namespaces: bool = True,
     landlock: bool = True,
+    allow_weak: bool = True,
     channel: tuple[int, int] | None = None,
 ) -> SandboxRun:
     """Runs this interpreter in a sandbox.
@@ -111,6 +112,7 @@ def run_python(
             root's, the program is another user, and they must be readable by all.
         namespaces: False for the weaker kind; for tests.
         landlock: False for kernels without it; for tests.
+        allow_weak: False where the program must not run if the kernel has no namespaces for it; then it is `killed`.
         channel: a file descriptor to read and one to write, which the program finds as 3 and 4. Closed here.
 
     Raises:
@@ -130,6 +132,7 @@ def run_python(
             "channel": channel or (),
             "namespaces": namespaces,
             "landlock": landlock,
+            "allow_weak": allow_weak,
             "wall_limit_s": limits.wall_s,
             "cpu_limit_s": limits.cpu_s,
             "memory_limit_bytes": limits.memory_bytes,
@@ -266,7 +269,7 @@ def _result(report: dict, stdout: bytes, stderr: bytes, is_full: bool, limits: S
     if is_full:
         ending: Ending = "output"
     elif not report:
-        ending, err = "killed", f"{err}\nthe process that watches the program was killed"
+        ending, err = "killed", err or "the process that watches the program was killed"
     elif report["ended_by"]:
         ending = report["ended_by"]
     elif number == signal.SIGXCPU or (number == signal.SIGKILL and report["cpu_s"] >= limits.cpu_s):

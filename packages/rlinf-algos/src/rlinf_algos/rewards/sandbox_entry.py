@@ -12,6 +12,7 @@ Writes its report to the status pipe when the program has ended, or why it could
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
 import signal
@@ -32,11 +33,17 @@ def main() -> None:
     for fd in (order.status_fd, *order.channel):
         os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory runs out, the kernel ends a program before any other process
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     own_users = users.unused_users(os.getpid())
     why = run_in_namespaces(order, own_users) if order.namespaces else "switched off"
-    if why is not None:
+    if why is None:
+        return
+    if order.allow_weak:
         run_without(order, own_users, why)
+    else:
+        os.write(2, f"the sandbox has no namespaces this time: {why}".encode())
 
 
 def report(order: Order, **fields: object) -> None:
@@ -64,7 +71,7 @@ def run_in_namespaces(order: Order, own_users: tuple[int, int] | None) -> str | 
 def become_supervisor(order: Order, own_users: tuple[int, int] | None, ready: int) -> None:
     """Enters the namespaces; their first process supervises the program."""
     try:
-        can_change_user = namespaces.enter(own_users is not None)
+        user = namespaces.enter(own_users)
         child = os.fork()
         if child != 0:
             os.close(ready)
@@ -80,7 +87,7 @@ def become_supervisor(order: Order, own_users: tuple[int, int] | None, ready: in
     os.write(ready, READY)
     os.close(ready)
     try:
-        confinement = Confinement(is_weak=False, users=own_users if can_change_user else None)
+        confinement = Confinement(is_weak=False, user=user)
         outcome = supervise(order, namespaces.FOLDER_INSIDE, confinement, processes.in_namespace)
         report(order, **outcome, weaknesses=[])
     except Exception as error:  # noqa: BLE001 - reported to the caller, which raises it
@@ -96,7 +103,8 @@ def run_without(order: Order, own_users: tuple[int, int] | None, why: str) -> No
     if capability is not None and (capability < 0 or landlock.version() < landlock.TRUNCATION_FROM or not has_landlock):
         report(order, failed=f"other users cannot read the interpreter in {sys.base_prefix}; {CLOSED_HINT}")
         return
-    confinement = Confinement(is_weak=True, users=own_users, capability=capability, landlock=has_landlock)
+    user = own_users[0] if own_users else None
+    confinement = Confinement(is_weak=True, user=user, capability=capability, landlock=has_landlock)
     outcome = supervise(order, order.folder, confinement, processes.descendants)
     processes.end_descendants(own_users)
     report(order, **outcome, weaknesses=[f"no namespaces ({why})", *weaknesses(confinement)])
@@ -112,10 +120,10 @@ def weaknesses(confinement: Confinement) -> list[str]:
     """What is not protected, and what takes its place."""
     has_filter = call_filter.is_supported()
     texts = []
-    if confinement.users is None:
+    if confinement.user is None:
         texts.append("program and judge run as this user, and its processes count towards the program's")
         if not (confinement.landlock and has_filter):
-            texts.append("a program can read this user's files and processes, learn the tests and forge its verdict")
+            texts.append("a program can read and write what this user may, so learn its tests and forge its verdict")
         elif landlock.version() < landlock.TRUNCATION_FROM:
             texts.append("a program can empty files of this user's that it knows by name")
     elif not confinement.landlock:

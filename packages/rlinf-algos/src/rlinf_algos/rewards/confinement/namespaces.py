@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Sequence
 
@@ -16,26 +17,66 @@ MS_NOEXEC, MS_NOATIME, MS_NODIRATIME = 8, 1024, 2048
 SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 FOLDER_INSIDE = "/sandbox"
+USER_INSIDE = 65534
+"""The program's user and group in a user namespace: nobody."""
 MAX_FILES = 4096
 """Files in the working folder; each costs the kernel about 1 KiB."""
 
 
-def enter(can_change_user: bool) -> bool:
-    """True as root of the machine, who can change users; False in a user namespace.
+def enter(users: tuple[int, int] | None) -> int | None:
+    """Enters new namespaces; returns the program's user number in them, None for this process's own.
+
+    Args:
+        users: unused ones, the first for the program, where this process may change users.
 
     Raises:
-        OSError: the kernel allows neither.
+        OSError: the kernel does not allow it.
     """
-    if can_change_user:
-        with contextlib.suppress(OSError):
-            call("unshare", NAMESPACES)
-            return True
-    user, group = os.getuid(), os.getgid()
-    call("unshare", NAMESPACES | CLONE_NEWUSER)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"65534 {user} 1"), ("gid_map", f"65534 {group} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
+    if users is None:
+        user, group = os.getuid(), os.getgid()
+        call("unshare", NAMESPACES | CLONE_NEWUSER)
+        _write_maps("self", f"{USER_INSIDE} {user} 1", f"{USER_INSIDE} {group} 1", may_set_groups=False)
+        return None
+    with contextlib.suppress(OSError):
+        call("unshare", NAMESPACES)
+        return users[0]
+    _enter_with_users(users[0])
+    return USER_INSIDE
+
+
+def _enter_with_users(user: int) -> None:
+    """Enters namespaces in which root stays root, for the interpreter's folder, and the program is that user. A program
+    that were root outside could write to /proc/sys, and start as many processes as it likes."""
+    entered, proceed = os.pipe()
+    target = os.getpid()
+    helper = os.fork()  # who has left a user namespace may not write its map
+    if helper == 0:
+        try:
+            os.close(proceed)
+            text = f"0 0 1\n{USER_INSIDE} {user} 1"
+            if os.read(entered, 1):
+                _write_maps(str(target), text, text, may_set_groups=True)
+                os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(entered)
+    try:
+        call("unshare", NAMESPACES | CLONE_NEWUSER)
+        os.write(proceed, b"x")
+    finally:
+        os.close(proceed)
+        status = os.waitpid(helper, 0)[1]
+    if status != 0:
+        raise PermissionError(errno.EPERM, "the users of a user namespace cannot be set")
+
+
+def _write_maps(process: str, users: str, groups: str, *, may_set_groups: bool) -> None:
+    if not may_set_groups:
+        with open(f"/proc/{process}/setgroups", "w") as file:
+            file.write("deny")
+    for name, text in (("uid_map", users), ("gid_map", groups)):
+        with open(f"/proc/{process}/{name}", "w") as file:
             file.write(text)
-    return False
 
 
 def build_root(root: str, readable: Sequence[str], folder_bytes: int) -> None:
@@ -50,7 +91,7 @@ def build_root(root: str, readable: Sequence[str], folder_bytes: int) -> None:
     _mount("tmpfs", root + FOLDER_INSIDE, "tmpfs", MS_NOSUID | MS_NODEV, limits)
     if not os.path.lexists(root + "/tmp"):  # unless something under it was to be shown
         os.symlink(FOLDER_INSIDE, root + "/tmp")
-    _mount("proc", root + "/proc", "proc", MS_NOSUID | MS_NODEV)
+    _mount("proc", root + "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV)
     _mount(None, root, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 

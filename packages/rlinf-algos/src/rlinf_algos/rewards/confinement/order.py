@@ -18,6 +18,8 @@ class Order:
     channel: tuple[int, ...]
     namespaces: bool
     landlock: bool
+    allow_weak: bool
+    """Whether the program may run without namespaces."""
     wall_limit_s: float
     cpu_limit_s: int
     memory_limit_bytes: int
@@ -32,12 +34,12 @@ class Confinement:
     """What keeps the program apart, beside namespaces."""
 
     def __init__(
-        self, *, is_weak: bool, users: tuple[int, int] | None, capability: int | None = None, landlock: bool = False
+        self, *, is_weak: bool, user: int | None, capability: int | None = None, landlock: bool = False
     ) -> None:
         self.is_weak = is_weak
         """Whether there are no namespaces."""
-        self.users = users
-        """The program's user, and the one that ends it; None where the program has this process's user."""
+        self.user = user
+        """The program's user; None where it has this process's."""
         self.capability = capability
         """The one capability that it keeps: to read the interpreter, in a folder that is closed to others."""
         self.landlock = landlock
@@ -45,4 +47,4 @@ class Confinement:
     @property
     def shares_user(self) -> bool:
         """Whether the program could signal others by its user number."""
-        return self.is_weak and self.users is None
+        return self.is_weak and self.user is None

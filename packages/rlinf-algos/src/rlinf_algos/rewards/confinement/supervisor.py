@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import resource
@@ -50,8 +49,8 @@ def supervise(
         write_files(order.files, folder)
     except OSError:
         return {"ended_by": "files", "signal": None, "exit_code": None, "cpu_s": 0.0}
-    if confinement.is_weak and confinement.users is not None:
-        os.chown(folder, confinement.users[0], confinement.users[0])
+    if confinement.is_weak and confinement.user is not None:
+        os.chown(folder, confinement.user, confinement.user)
     deadline = time.monotonic() + order.wall_limit_s
     child = os.fork()
     if child == 0:
@@ -86,6 +85,8 @@ def limit_reached(
         return "memory"
     if confinement.is_weak and exceeds(folder, order.folder_limit_bytes):
         return "files"
+    if len(processes) > order.num_processes:  # the kernel does not count root's
+        return "killed"
     return None
 
 
@@ -123,8 +124,6 @@ def run_program(order: Order, folder: str, confinement: Confinement) -> None:
         for number in (signal.SIGTERM, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         os.chdir(folder)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # where memory ends, the kernel ends this process before any other
         lay_descriptors(order.stdin, order.channel)
         set_limits(order)
         confine(order, folder, confinement)
@@ -141,8 +140,8 @@ def confine(order: Order, folder: str, confinement: Confinement) -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if confinement.landlock:
         landlock.restrict((*SYSTEM_PATHS, *order.readable, *VISIBLE), (*DEVICES, folder))
-    if confinement.users is not None:
-        users.become(confinement.users[0], confinement.capability)
+    if confinement.user is not None:
+        users.become(confinement.user, confinement.capability)
     elif confinement.is_weak:
         users.drop_capabilities()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
