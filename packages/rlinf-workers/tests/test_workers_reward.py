@@ -102,6 +102,14 @@ def test_a_hand_over_is_one_batch_and_closing_reaches_the_reward(
     make_worker(Reward, settings(model, "x")).close()
 
 
+def test_outcomes_are_counted_where_answers_are_judged(model, groups, make_worker, reader, writer):
+    worker = make_worker(Reward, settings(model, "exact_match", judges=False))
+    worker.score(reader([groups]), writer)
+    found = metrics(worker)
+    assert "reward/mean" in found
+    assert not {f"reward/{outcome}" for outcome in OUTCOMES} & found.keys()
+
+
 class Failing(Batched):
     """Fails by itself on every completion that begins with 7."""
 

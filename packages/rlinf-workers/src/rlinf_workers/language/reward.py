@@ -39,6 +39,8 @@ class RewardSettings:
     random_in_training: bool = False
     """A control: training rewards are coin flips that know nothing, so that training must not help. Evaluation keeps
     the rule."""
+    judges: bool = True
+    """Outcomes are verdicts on answers, and counted; False: the reward gives scores alone."""
     seed: int = 0
     num_shown: int = 0
     """Groups whose first completion is shown to people."""
@@ -157,12 +159,12 @@ class Reward(Worker):
             return score_all(self._reward, completions, references, prompts, rows)
 
     def _record(self, results: Sequence[RewardResult]) -> None:
-        """Each outcome's share of the completions whose answers were judged, the share on which the reward itself
+        """Each outcome's share of the completions where answers are judged, the share on which the reward itself
         failed, and the mean of each term of a weighted sum."""
-        counts = Counter(result.outcome for result in results if result.has_verdict)
-        for outcome in OUTCOMES if counts else ():
+        counts = Counter(result.outcome for result in results)
+        for outcome in OUTCOMES if self._settings.judges else ():
             self.record(f"reward/{outcome}", 1.0, weight=counts[outcome])
-            self.record(f"reward/{outcome}", 0.0, weight=counts.total() - counts[outcome])
+            self.record(f"reward/{outcome}", 0.0, weight=len(results) - counts[outcome])
         num_failed = self._failures.count(results)
         self.record("reward/judge_failures", 1.0, weight=num_failed)
         self.record("reward/judge_failures", 0.0, weight=len(results) - num_failed)

@@ -382,6 +382,7 @@ class ReasoningJob(Job):
         return RewardSettings(
             rule=reward_spec(reward, random_stands_for="numeric" if numeric else "exact"),
             random_in_training=reward.kind == "random",
+            judges=self.score.name == ACCURACY,
             tokenizer_folder=model.folder,
             seed=self.config.seed,
             num_shown=self.config.run.num_samples_logged,
