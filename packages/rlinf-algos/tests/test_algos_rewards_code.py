@@ -9,7 +9,7 @@ from rlinf_algos import RewardError, get_reward
 from rlinf_algos.rewards import program as module
 from rlinf_algos.rewards.code_tests import is_expected
 from rlinf_algos.rewards.program import CodeReward, last_program
-from rlinf_algos.rewards.sandbox import SandboxLimits, run_python
+from rlinf_algos.rewards.sandbox import SandboxLimits, SandboxRun, run_python
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the sandbox is for Linux")
 
@@ -60,6 +60,21 @@ def test_what_failed_is_told(reward):
     assert reward(fenced("print(3)"), SUMS).detail.startswith("test 2 of 2: it printed '3\\n'")
     assert "ZeroDivisionError" in reward(fenced("1 / 0"), "assert True").detail
     assert CodeReward(limits=LIMITS, partial=True, allow_weak_isolation=True)(fenced("print(3)"), SUMS).value == 0.5
+
+
+def test_a_program_that_hangs_is_not_tried_on_every_test(monkeypatch):
+    inputs = []
+
+    def hangs(files, arguments, *, stdin, limits):
+        inputs.append(stdin)
+        ending = "timeout" if stdin != "1" else "exited"
+        return SandboxRun(ending=ending, exit_code=0, stdout="1", stderr="", cpu_s=0.0, weaknesses=())
+
+    reward = CodeReward(limits=LIMITS, partial=True, allow_weak_isolation=True)
+    monkeypatch.setattr(module, "run_python", hangs)
+    tests = json.dumps({"inputs": list("123456"), "outputs": ["1"] * 6})
+    result = reward(fenced("pass"), tests)
+    assert (inputs, result.outcome, result.value) == (list("1234"), "timeout", 1 / 6)
 
 
 def test_which_program_is_run():

@@ -28,6 +28,14 @@ def test_the_longer_of_prediction_and_slowest_run_counts_ten_times():
     assert deadlines.of("evaluate").limit_s == UNKNOWN_S, "another flow takes a time of its own"
 
 
+def test_rewards_at_their_limits_have_time_beside_it():
+    deadlines = Deadlines(None, judging_s=250.0)
+    assert deadlines.of("grpo").limit_s == UNKNOWN_S + 250
+    found = deadlines.of("grpo", predicted_s=100.0)
+    assert (found.limit_s, found.reason.rpartition("; ")[2]) == (1250.0, "250 s more for rewards at their limits")
+    assert Deadlines(30.0, judging_s=250.0).of("grpo").limit_s == 30.0
+
+
 def test_short_steps_have_time_to_get_over_a_hang():
     assert Deadlines(None).of("grpo", predicted_s=1.0).limit_s == LEAST_S
 

@@ -245,3 +245,21 @@ def test_a_score_to_stop_at_is_one_that_can_be_reached(tmp_path: Path, monkeypat
     flags = ["--run.stop_at_score=5", "--reward.kind=function", "--reward.path=stopped:scaled", "--mode=collocated"]
     job = jobs.prepare(load_config("sort-grpo", parse_overrides(flags)), machine)
     assert "run.stop_at_score=5 is compared with the mean reward, which is the score of this run" in job.notes
+
+
+@pytest.mark.parametrize(
+    ("section", "seconds"),
+    [
+        ("kind: numeric", 0.0),
+        ("kind: math\nwall_limit_s: 4\nnum_processes: 2", 2.0),
+        ("kind: code\nwall_limit_s: 10\nnum_processes: 5", 2.0),
+        ("kind: code\nwall_limit_s: 10\nnum_processes: 5\npartial: true", 6.0),
+        (
+            "kind: weighted\nterms:\n  a: {weight: 1, reward: {kind: math, wall_limit_s: 4, num_processes: 2}}\n"
+            "  b: {weight: 1, reward: {kind: code, wall_limit_s: 10, num_processes: 5}}",
+            4.0,
+        ),
+    ],
+)
+def test_the_time_that_a_completion_may_take(tmp_path, section, seconds):
+    assert module.judging_s(config(tmp_path, section)) == seconds

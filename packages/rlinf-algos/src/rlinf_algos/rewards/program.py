@@ -39,6 +39,8 @@ from rlinf_algos.rewards.scoring import score
 _LANGUAGE = re.compile(r"```[ \t]*([A-Za-z0-9+]*)")
 _PYTHON = ("", "python", "python3", "py")
 _INSIDE = Path(__file__).with_name("sandboxed")
+MAX_TIMEOUTS = 3
+"""Tests of one program that may run out of time; with `partial` those after them count as failed."""
 Verdict = tuple[Outcome, float, str | None]
 """Outcome of the first test that fails, share of tests passed, and what failed."""
 
@@ -112,7 +114,7 @@ class CodeReward:
     def _by_inputs(self, program: str, tests: InputTests) -> Verdict:
         """The verdict of tests by input and output; without `partial` the first failure ends them."""
         first: tuple[Outcome, str] | None = None
-        num_passed = 0
+        num_passed, num_timeouts = 0, 0
         for i, (given, expected) in enumerate(tests.pairs, start=1):
             run = self._run({"program.py": program}, ["program.py"], stdin=given)
             is_right = is_expected_output(run.stdout, expected)
@@ -120,8 +122,9 @@ class CodeReward:
             num_passed += outcome == "right"
             if outcome != "right" and first is None:
                 first = outcome, f"test {i} of {len(tests.pairs)}: {detail}"
-                if not self._partial:
-                    break
+            num_timeouts += outcome == "timeout"
+            if first is not None and (not self._partial or num_timeouts == MAX_TIMEOUTS):
+                break
         return (*first[:1], num_passed / len(tests.pairs), first[1]) if first else ("right", 1.0, None)
 
     def _by_calls(self, program: str, tests: CallTests) -> Verdict:

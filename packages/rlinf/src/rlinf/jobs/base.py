@@ -71,6 +71,11 @@ class Job:
     """A run ends where those who sample and those who train disagree."""
 
     @property
+    def judging_s(self) -> float:
+        """Seconds that rewards may take in a step or an evaluation where every completion comes to their limits."""
+        return 0.0
+
+    @property
     def pythons(self) -> dict[str, str]:
         """Worker group -> path of that interpreter."""
         return {role: found.path for role, found in self.environments.items()}

@@ -36,7 +36,7 @@ from rlinf.jobs.generation import (
 )
 from rlinf.jobs.lora import lora_settings, with_base
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, engine_ways, trainer_ways
-from rlinf.jobs.rewards import JUDGES, check_reward, reward_folders, reward_spec, try_rewards
+from rlinf.jobs.rewards import JUDGES, check_reward, judging_s, reward_folders, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
@@ -237,6 +237,14 @@ class ReasoningJob(Job):
         check_architecture(folder, (*engine_ways(config.rollout, on_gpu=on_gpu), *trained), num_tokens=num_tokens)
         if config.reference.path is not None and config.has_reference_worker:
             check_architecture(config.reference.path, trained, num_tokens=num_tokens, key="reference.path")
+
+    @property
+    def judging_s(self) -> float:
+        num_problems = sum(map(len, self._held_out.values()))
+        num_completions = max(
+            self.num_items * self.config.algorithm.group_size, num_problems * self.config.evaluation.num_samples
+        )
+        return num_completions * judging_s(self.config.reward)
 
     # -- flows -----------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from rlinf.tasks import Problem
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import RewardSpec, RewardTerm, get_reward, make_reward, run_python, score_all
 from rlinf_algos.rewards.code_tests import read_tests
+from rlinf_algos.rewards.program import MAX_TIMEOUTS
 
 RULES = {
     "exact": "exact_match",
@@ -79,6 +80,19 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
         case ModelReward():
             options = {"folder": str(config.path), "batch_size": config.batch_size, "max_tokens": config.max_tokens}
             return RewardSpec(rule="reward_model", options=options)
+
+
+def judging_s(config: RewardConfig) -> float:
+    """Seconds that judging one completion takes where it comes to the limits by the clock, of which its text decides;
+    0 for rewards that have none. Completions that are judged at the same time share them."""
+    match config:
+        case WeightedReward():
+            return sum(judging_s(term.reward) for term in config.terms.values())
+        case MathReward():
+            return config.wall_limit_s / config.num_processes
+        case CodeReward():
+            return config.wall_limit_s * (MAX_TIMEOUTS if config.partial else 1) / config.num_processes
+    return 0.0
 
 
 def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 `run.step_timeout_s` decides where it is set. Else the limit is TIMES_EXPECTED times the longest of what the plan
 predicts and what runs of the same flow (training steps, evaluations) took so far, and LEAST_S where that is less. A
-flow of which neither is known gets UNKNOWN_S. Departs from watch.py, which explains a step long before it is given up.
+flow of which neither is known gets UNKNOWN_S. What judging may take comes on top: a policy whose programs all hang
+makes a step slow, and must not end the run by it.
+
+Departs from watch.py, which explains a step long before it is given up.
 """
 
 from __future__ import annotations
@@ -29,10 +32,11 @@ class Deadlines:
 
     Args:
         chosen_s: `run.step_timeout_s`; None: limits follow from what is known.
+        judging_s: what judging the completions of a run takes where each comes to the reward's own limits.
     """
 
-    def __init__(self, chosen_s: float | None) -> None:
-        self._chosen_s = chosen_s
+    def __init__(self, chosen_s: float | None, judging_s: float = 0.0) -> None:
+        self._chosen_s, self._judging_s = chosen_s, judging_s
         self._slowest_s: dict[str, float] = {}
 
     def took(self, flow: str, duration_s: float) -> None:
@@ -50,9 +54,10 @@ class Deadlines:
         known = {"what its plan predicts": predicted_s, "its slowest run so far": self._slowest_s.get(flow)}
         found = [(seconds, what) for what, seconds in known.items() if seconds is not None]
         if not found:
-            return Deadline(limit_s=UNKNOWN_S, reason="nothing was known of how long it takes")
+            return Deadline(limit_s=UNKNOWN_S + self._judging_s, reason="nothing was known of how long it takes")
         seconds, what = max(found)
         return Deadline(
-            limit_s=max(LEAST_S, TIMES_EXPECTED * seconds),
-            reason=f"{TIMES_EXPECTED:.0f} times {what}, {seconds:.1f} s, and at least {LEAST_S:.0f} s",
+            limit_s=max(LEAST_S, TIMES_EXPECTED * seconds) + self._judging_s,
+            reason=f"{TIMES_EXPECTED:.0f} times {what}, {seconds:.1f} s, and at least {LEAST_S:.0f} s"
+            + (f"; {self._judging_s:.0f} s more for rewards at their limits" if self._judging_s else ""),
         )

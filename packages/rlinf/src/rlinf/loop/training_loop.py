@@ -65,7 +65,7 @@ class TrainingLoop:
         self._clock = _Clock()
         self._started_s = 0.0
         self._times: list[PlanTimes] = []
-        self._deadlines = Deadlines(job.config.run.step_timeout_s)
+        self._deadlines = Deadlines(job.config.run.step_timeout_s, job.judging_s)
         self._result = ""
         self._only_measures = False
         self._stop = StopRequest()
