@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rlinf_algos import AlgosError
+from rlinf_algos import AlgosError, RewardError
 from rlinf_algos.rewards import program
+from rlinf_algos.rewards.confinement import call_filter
 from rlinf_algos.rewards.confinement import namespaces as calls
 from rlinf_algos.rewards.confinement.processes import children_of, descendants
 from rlinf_algos.rewards.confinement.system import PR_CAPBSET_DROP, PR_SET_DUMPABLE, call, prctl
@@ -279,14 +280,94 @@ def test_nothing_of_others_is_read_changed_or_signalled(mode):
     assert left == []
 
 
-def test_without_landlock_signals_are_refused_and_the_rest_is_said():
+KILLS = """
+import os
+for pid in (WORKER, os.getppid(), -1):
+    try: os.kill(pid, 9)
+    except OSError as error: print(error.errno)
+"""
+
+
+def test_one_user_without_landlock_cannot_signal_and_the_rest_is_said():
     if not missing("one user without namespaces"):
-        program = f"import os\nfor pid in ({os.getpid()}, os.getppid(), -1):\n" + (
-            "    try: os.kill(pid, 9)\n    except OSError as error: print(error.errno)"
-        )
-        run = MODES["one user without namespaces"].run(program, landlock=False)
+        run = MODES["one user without namespaces"].run(f"WORKER = {os.getpid()}\n{KILLS}", landlock=False)
         assert run.stdout == "13\n13\n13\n"
         assert any("forge its verdict" in weakness for weakness in run.weaknesses)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_without_landlock_gives_programs_another_user():
+    program = (
+        f"WORKER = {os.getpid()}\n{KILLS}\nprint(os.getuid() > 0, open('/proc/self/status').read().count('000000004'))"
+    )
+
+    def run() -> SandboxRun:
+        return MODES["root without namespaces"].run(program, landlock=False)
+
+    found = in_child(lambda: _open_the_way(Path(os.path.realpath(sys.base_prefix))), run)
+    assert found.stdout == "1\n1\nTrue 0\n"  # -1 reaches no process, which is no error
+    assert any("files that everyone may read" in weakness for weakness in found.weaknesses)
+    if any(not folder.stat().st_mode & 1 for folder in Path(os.path.realpath(sys.base_prefix)).parents):
+        with pytest.raises(RewardError, match=r"other users cannot read the interpreter in .*chmod o\+x"):
+            run()
+
+
+def decision(program: list[call_filter.Instruction], architecture: int, number: int, *arguments: int) -> int:
+    """What a filter of system calls returns, by the rules of the kernel."""
+    data = {0: number, 4: architecture, **{16 + 8 * i: value for i, value in enumerate(arguments)}}
+    value = at = 0
+    while True:
+        operation, if_true, if_false, operand = program[at]
+        at += 1
+        if operation == call_filter.END:
+            return operand
+        if operation == call_filter.LOAD:
+            value = data[operand]
+            continue
+        is_true = {
+            call_filter.EQUAL: value == operand,
+            call_filter.AT_LEAST: value >= operand,
+            call_filter.ANY_BIT: bool(value & operand),
+        }[operation]
+        at += if_true if is_true else if_false
+
+
+@pytest.mark.parametrize("machine", call_filter.ARCHITECTURES)
+def test_the_filter_of_both_machines(machine):
+    column = list(call_filter.ARCHITECTURES).index(machine)
+    allow, refuse, absent = (line[3] for line in (call_filter.ALLOW, call_filter.REFUSE, call_filter.PRETEND_ABSENT))
+
+    def decide(name: str | int, *arguments: int, **options) -> int:
+        number = call_filter.NUMBERS[name][column] if isinstance(name, str) else name
+        program = call_filter.filter_program(machine, **options)
+        return decision(program, call_filter.ARCHITECTURES[machine], number, *arguments)
+
+    assert {decide(name, 0, 0, 0, 0) for name in call_filter.REFUSED} == {refuse}
+    assert (decide("mmap", 0, 0, 0, 0x22), decide("mmap", 0, 0, 0, 0x21)) == (allow, refuse)
+    assert (decide("clone", 0x3D0F00), decide("clone", 0x10000011), decide("clone3", 0)) == (allow, refuse, absent)
+    assert (decide("socketpair", 1, 0x80001), decide("socketpair", 1, 2), decide("socketpair", 2, 1)) == (
+        allow,
+        refuse,
+        refuse,
+    )
+    assert (decide("fcntl", 0, 3), decide("fcntl", 0, 6), decide("fcntl", 0, 8)) == (allow, refuse, allow)
+    assert (decide("prlimit64", 0), decide("prlimit64", 1)) == (allow, refuse)
+    assert (decide("setpriority", 0, 0), decide("setpriority", 0, 7), decide("setpriority", 2, 0)) == (
+        allow,
+        refuse,
+        refuse,
+    )
+    assert (decide("unlinkat", 0), decide("unlinkat", 0, is_weak=True)) == (allow, refuse)
+    assert (decide("openat", 0, 0, 0x441, is_weak=True), decide("openat", 0, 0, 0x410002, is_weak=True)) == (
+        allow,
+        refuse,
+    )
+    signals = [decide("kill", pid, signals_itself_only=77) for pid in (0, 77, 78, 0xFFFFFFFF)]
+    assert signals == [allow, allow, refuse, refuse]
+    assert (decide("kill", 78), decide("fcntl", 0, 8, signals_itself_only=77)) == (allow, refuse)
+    assert (decide(63), decide(470), decide(0x40000001)) == (allow, absent, absent)
+    other = call_filter.filter_program(machine)
+    assert decision(other, 0x40000003, call_filter.NUMBERS["mmap"][column], 0, 0, 0, 0) == call_filter.KILL[3]
 
 
 # -- what a program leaves behind, and how long it lasts ---------------------------------------------------------------
@@ -351,7 +432,7 @@ print(i)
 FILLING = {
     "many large files": "for i in range(1000): open(str(i), 'wb').write(bytes(15 << 20))",
     "one large file": "open('big', 'wb').write(bytes(64 << 20))",
-    "many files": "for i in range(10**6): open(str(i), 'w').close()",
+    "many empty files": "for i in range(10**6): open(str(i), 'w').close()",
     "deep folders": "import os\nwhile True:\n    os.mkdir('x')\n    os.chdir('x')",
     "closed folders": "import os\nwhile True:\n    os.mkdir('x', 0o300)\n    os.chdir('x')",
     "files without a name": "import os\nheld = []\nwhile True:\n    held.append(open(str(len(held)), 'wb'))\n"
@@ -362,7 +443,7 @@ FILLING = {
 }
 
 
-@every_mode
+@pytest.mark.parametrize("mode", ["root with namespaces", *WEAK], indirect=True)
 @pytest.mark.parametrize("way", FILLING)
 def test_the_disk_is_not_filled(mode, way, monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
