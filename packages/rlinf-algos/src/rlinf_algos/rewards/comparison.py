@@ -94,9 +94,8 @@ class Comparison:
         assert choice is not None, "one of them is a choice"
         if letters_of(other.text):
             return choice.letters == letters_of(other.text)
-        if choice.content and (verdict := self._same(choice.content, other)) is not False:
-            return verdict
-        return self._same(self._expected, self._found)
+        whole = self._same(self._expected, self._found)
+        return self._any((whole, self._same(choice.content, other))) if choice.content else whole
 
     def _same(self, one: Answer, other: Answer) -> Verdict:
         if one.text == other.text:
@@ -271,7 +270,7 @@ def _result(answer: Answer) -> Answer:
     last = answer.parts[-1]
     value = last.parts[0] if last.kind == "quantity" else last
     has_letters = re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|\\begin", answer.parts[0].text)
-    is_value = last.kind == "matrix" or (rational(value.text) is not None and value.text != "0")
+    is_value = last.kind in ("matrix", "set", "tuple") or (rational(value.text) is not None and value.text != "0")
     return last if has_letters and is_value else answer
 
 

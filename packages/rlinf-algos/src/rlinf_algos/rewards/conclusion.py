@@ -19,6 +19,7 @@ _REASON = re.compile(
     r",?\s(?:because|since|so|which|instead of|rather than|while|whereas)\b"
     r"|,\s[a-z]{3,12}(?:ed|ing) (?:at|by|for|from|if|in|when)\b"
     r"|,\s(?:as|where|giving|when|making|leaving)\b"
+    r"|,\s(?:or )?(?:approximately|about|roughly|i\.e\.)"
     r"|[,;(]\s?(?:and |but )?not\b|\s(?:and|but) not\b|\s\((?!(?:mod|or)\b)(?=[A-Za-z]{3,})"
     r"|,\s(?:the|an?|its|his|her|their)\s(?![^.]*(?:\b(?:is|are|be|equals?|was|were|has|have|gets?|gives?)\b|=))"
 )
@@ -66,6 +67,8 @@ _CLOSERS = re.compile(
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z](?:_\{?\w\}?)? ?= ?[^\n=]{1,100}")
 _QUANTITY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]?[-\u2212]?[0-9][0-9.,/]{0,30}[%\u00b0]? (?:[A-Za-z]{1,20} ){0,3}")
+_NAMED = r"(?!The|It|This|That|These|Those|He|She|We|They|There|Its|Our|Both|All|No|An?\b)[A-Z][a-z]+"
+_FEW_WORDS = 7
 _MAX_LOOKS = 20
 
 
@@ -245,7 +248,7 @@ def concluded(sentence: str) -> str | None:
     sentence = _consequence(sentence)
     for verb in reversed(list(_VERB.finditer(sentence))[-_MAX_LOOKS:]):
         answer = measured(statement(sentence[verb.end() :]))
-        if _holds_value(answer) and is_formal(answer):
+        if (_holds_value(answer) or re.fullmatch(r"\(?[A-HJ-Z]\)?", answer)) and is_formal(answer):
             return answer
     return _last_of(sentence)
 
@@ -289,10 +292,15 @@ def predicate(sentence: str) -> str | None:
         return reply[0]
     verbs = list(_PREDICATE.finditer(sentence))
     if not verbs:
-        return re.sub(r"\A(?:the|this|our|its|an?) [a-z]+ (?=[a-z])", "", sentence, flags=re.IGNORECASE) or None
+        name = re.match(_NAMED + r"(?= [a-z]+)", sentence)
+        return (
+            name[0]
+            if name and len(sentence.split()) < _FEW_WORDS
+            else re.sub(r"\A(?:the|this|our|its|an?) [a-z]+ (?=[a-z])", "", sentence, flags=re.IGNORECASE) or None
+        )
     subject = sentence[: verbs[0].start()].strip()
     clause = re.split(r", (?:and|but|while)\b", sentence[verbs[-1].end() :])[0]
-    if re.fullmatch(r"(?!The|It|This|That|He|She|We|They|There)[A-Z][a-z]+", subject) and clause.startswith("the "):
+    if re.fullmatch(_NAMED, subject) and clause.startswith("the "):
         return subject
     clause = re.sub(r"\A[a-z]+ (?:on|in|at|to) (?:an? |the )?(?=[A-Z])", "", without_filler(cleaned(clause)))
     return re.sub(r"\A(?:an?|the) (?=\w)|(?<=\w) (?:function|number|integer)\Z", "", clause) or None

@@ -73,7 +73,10 @@ def spread(answer: Answer) -> Answer:
             pairs = zip(names.parts, values.parts, strict=True)
             items = tuple(Answer("relation", f"{x.text}={y.text}", (x, y), ("=",)) for x, y in pairs)
             return Answer("list", answer.text, items)
-    if answer.kind == "phrase" and len(answer.marks) == 2 and answer.marks[0] == "":
+    if answer.kind == "list" and any(part.kind == "list" for part in answer.parts):
+        parts = (part.parts if part.kind == "list" else (part,) for part in answer.parts)
+        return Answer("list", answer.text, tuple(item for items in parts for item in items))
+    if answer.kind == "phrase" and len(answer.marks) == 2 and answer.marks[0] == "" and len(answer.parts) == 1:
         words = "".join(rf"\text{{{word}}}" for word in answer.marks[1].split())
         unit = read_unit(words)
         if unit is not None and not re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", answer.parts[0].text):

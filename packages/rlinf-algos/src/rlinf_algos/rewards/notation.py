@@ -63,7 +63,7 @@ _CURRENCIES = {"\\$": "dollars", "USD": "dollars", "\u20ac": "euros", "EUR": "eu
                "GBP": "sterling", "\\pounds": "sterling", "\u00a5": "yuan", "CNY": "yuan", "RMB": "yuan",
                "\\yen": "yuan", "JPY": "yen", "\u20b9": "rupees", "INR": "rupees"}  # fmt: skip
 _AMOUNT = re.compile(
-    f"({'|'.join(map(re.escape, _CURRENCIES))})" + r"\s*([0-9][0-9,.]*(?:\{,\}[0-9]{3})*)"
+    f"({'|'.join(map(re.escape, _CURRENCIES))})" + r"\s*([0-9][0-9,.]*(?:\{,\}[0-9]{3})*|\\d?frac\{[0-9]+\}\{[0-9]+\})"
     r"(\s*(?:thousand|million|billion|trillion)\b)?"
 )
 _LETTER_UNITS = frozenset(name for name in NAMES if len(name) == 1) - {"l"}
@@ -99,6 +99,7 @@ _SPELLINGS = (
     (re.compile(r"\A\s*<([^<>=]*,[^<>=]*)>\s*\Z"), r"(\1)"),
     (re.compile(r"(?<=[)\]])\^\s*\{?\s*(?:T|\\top|\\mathsf\{T\}|\\intercal)\s*\}?\Z"), ""),
     (re.compile(r"\b(sq|cu)\."), r"\1"),
+    (re.compile(r"(?<=[0-9])\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})"), r"^\\circ "),
     (re.compile(r"\\AA(?![a-z])"), r"\\text{angstrom}"),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\\(?:ldots|cdots|dots)(?![a-z])"), "..."),
@@ -116,7 +117,8 @@ _WORDINGS = (
 """Names of sets, words and signs with one spelling each."""
 _NOTHING = re.compile(
     r"(?:\\text\{there\}\\text\{(?:is|are)\})?\\text\{no\}(?:\\text\{(?:real|integer|positive|such|valid)\})*"
-    r"\\text\{solutions?\}(?:\\text\{exists?\})?|\\\{\\\}|(?:\\text\{the\})?\\text\{empty\}\\text\{set\}|\\emptyset ?"
+    r"\\text\{solutions?\}(?:\\text\{exists?\})?|\\\{\\\}"
+    r"|(?:\\text\{the\})?\\text\{empty\}(?:\\text\{set\})?|\\emptyset ?"
 )
 _NUMBER_WORDS = {"zero": "0", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
                  "eight": "8", "nine": "9", "ten": "10", "eleven": "11", "twelve": "12", "twenty": "20",
@@ -148,7 +150,7 @@ def normalized(answer: str) -> str:
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     text = without_arrays(text)
-    text = re.sub(r"\A[=:\s]+", "", text)
+    text = re.sub(r"\A(?:=+>|[=:\s\u21d2\u2192\u2234]|\\(?:Rightarrow|implies|therefore)(?![a-z]))+", "", text)
     for pattern, spelling in _WORDINGS:
         text = pattern.sub(spelling, text)
     text = _with_words(text)
@@ -170,7 +172,7 @@ def normalized(answer: str) -> str:
 
 def _currency(text: str) -> str:
     """`\\$5` as 5 dollars; a single `$` is one too, two are the borders of a formula."""
-    text = text.replace("US\\$", "\\$")
+    text = re.sub(r"\\(?:text|mathrm)\s*\{\s*(\\?[$\u20ac\u00a3\u00a5])\s*\}", r"\1", text.replace("US\\$", "\\$"))
     bare = len(re.findall(r"(?<!\\)\$", text))
     if bare % 2 == 1:
         text = re.sub(r"(?<!\\)\$(?=\s?[0-9.])", r"\\$", text) if re.search(r"\$\s?[0-9.]", text) else text
@@ -208,7 +210,7 @@ def _in_font(match: re.Match[str]) -> str:
         return rf"\text{{{content.strip()}}}"
     if not re.search(r"[A-Za-z]{2}", content):
         return content
-    return " " + re.sub(r"[A-Za-z]{2,}", lambda word: _as_word(word[0], is_text=True), content) + " "
+    return " " + re.sub(r"(?<!\\)\b[A-Za-z]{2,}", lambda word: _as_word(word[0], is_text=True), content) + " "
 
 
 def _as_word(word: str, *, is_text: bool = False) -> str:

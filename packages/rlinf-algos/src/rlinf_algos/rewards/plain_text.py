@@ -27,7 +27,9 @@ _CHINESE = re.compile("[\u4e00-\u9fff]")
 _WORDS = {
     "最终": " final ", "答案": " answer ", "正确选项": " correct option ", "选项": " option ", "不正确": " wrong ",
     "正确": " correct ", "错误": " wrong ", "应选": " choose ", "选择": " choose ", "选": " choose ",
-    "而不是": ", not ", "不是": " is not ", "不等于": " is not ", "等于": " equals ", "就是": " is ", "是": " is ",
+    "而不是": ", not ", "不是": " is not ", "不等于": " is not ", "等于": " equals ",
+    "约为": " approximately ", "约等于": " approximately ", "约是": " approximately ", "大约": " approximately ",
+    "就是": " is ", "是": " is ",
     "应为": " is ", "分别为": " are ", "分别是": " are ", "为": " is ", "或者": " or ", "或": " or ", "以及": " and ",
     "和": " and ", "与": " and ", "并且": " and ", "且": " and ", "解得": " gives ", "可得": " gives ",
     "得到": " gives ", "得": " gives ", "无实数解": " no solution ", "没有实数解": " no solution ",
@@ -60,6 +62,7 @@ def plain_text(text: str) -> str:
     """
     text = re.sub("(?<=[0-9])[\u2009\u202f\u00a0](?=[0-9]{3}(?![0-9]))", r"\\,", text.translate(_WIDE))
     text = _ENTITIES.sub(lambda entity: _CHARACTERS[entity[1]], text)
+    text = re.sub(r"\\(begin|end)\{(?:equation|displaymath|multline)\*?\}", _display, text)
     text = re.sub(r"\b(sq|cu)\. (?=[a-z])", r"\1 ", text)
     text = _EMPHASIS.sub("", _SYMBOLS.sub("", _FENCE.sub("", _TAGS.sub(" ", text))))
     text = _REALS.sub(r"$\\mathbb{R}$", text)
@@ -69,6 +72,10 @@ def plain_text(text: str) -> str:
         text = "\n".join(map(_with_amounts, text.split("\n")))
     text = re.sub(r"[^\S\n]+", " ", text)
     return re.sub(r"\n{3,}", "\n\n", re.sub(r" ?\n ?", "\n", text)).strip()
+
+
+def _display(environment: re.Match[str]) -> str:
+    return r"\[" if environment[1] == "begin" else r"\]"
 
 
 def _in_english(text: str) -> str:

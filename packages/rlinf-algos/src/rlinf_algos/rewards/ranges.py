@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rlinf_algos.rewards.forms import spread
 from rlinf_algos.rewards.plain_number import rational
 from rlinf_algos.rewards.structure import Answer, name_of, read
 
 FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _INFINITY, _MINUS_INFINITY, _EVERYTHING = read(r"\infty"), read(r"-\infty"), r"\mathbb{R}"
 _WITHOUT = re.compile(r"(?:\\mathbb\{R\}|\(-\\infty,\\infty\))(?:\\setminus|\\backslash|-)(?:\\\{(.+)\\\}|([^{}]+))")
-_ABSOLUTE = re.compile(r"\|(?:([0-9]+)(?:\\cdot)?)?([A-Za-z])(?:([-+])([^|A-Za-z]+))?\|")
+_ABSOLUTE = re.compile(r"\|(?:([1-9][0-9]{0,9})(?:\\cdot)?)?([A-Za-z])(?:([-+])([^|A-Za-z]+))?\|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Range:
 
 def ranges(answer: Answer) -> tuple[Range, ...] | None:
     """The intervals of an answer; None where it describes none."""
+    answer = spread(answer)
     without = _WITHOUT.fullmatch(answer.text)
     if without:
         excluded = read(without[1] or without[2])
@@ -71,13 +73,13 @@ def _around(values: Sequence[Answer]) -> tuple[Range, ...] | None:
 
 def _of_all(parts: tuple[Answer, ...]) -> tuple[Range, ...] | None:
     """Inequalities of one name that all hold: exclusions, or a lower and an upper bound."""
-    parts = tuple(part for part in parts if part.marks != ("\\in",) or part.parts[1].text != _EVERYTHING)
-    if not parts or not all(part.kind == "relation" and len(part.parts) == 2 for part in parts):
+    if not all(part.kind == "relation" and len(part.parts) == 2 for part in parts):
         return None
+    parts = tuple(part for part in parts if part.marks != ("\\in",) or part.parts[1].text != _EVERYTHING)
     names = {name_of(side) for part in parts for side in part.parts} - {None}
     if len(names) != 1:
         return None
-    if all(part.marks == ("\\ne",) for part in parts):
+    if parts and all(part.marks == ("\\ne",) for part in parts):
         return _around([part.parts[1] for part in parts])
     pieces = [_of_inequality(part) for part in parts]
     if len(pieces) != 2 or not pieces[0] or not pieces[1]:

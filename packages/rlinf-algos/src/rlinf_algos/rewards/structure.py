@@ -153,8 +153,8 @@ def _bracketed(text: str, tokens: list[str]) -> Answer | None:
 def _union(text: str, tokens: list[str]) -> Answer | None:
     if "\\cup" not in tokens:
         return None
-    parts = tuple(map(read, _split(tokens, frozenset(("\\cup",)))))
-    return Answer("union", text, parts) if len(parts) > 1 else None
+    parts = _split(tokens, frozenset(("\\cup",)))
+    return Answer("union", text, tuple(map(read, parts))) if len(parts) > 1 else None
 
 
 def _matrix(text: str, tokens: list[str]) -> Answer | None:
