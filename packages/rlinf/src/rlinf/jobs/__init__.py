@@ -57,6 +57,7 @@ def run(job: Job, folder: RunFolder) -> str:
     from rlinf.errors import ProcessesLost, RunFailed, UserError
     from rlinf.loop.restarts import Restarts
     from rlinf.loop.training_loop import TrainingLoop
+    from rlinf.run_folder.fingerprints import changed_inputs
     from rlinf.run_folder.wandb_sink import WandbSink
 
     if job.config.run.wandb is not None:
@@ -76,10 +77,13 @@ def run(job: Job, folder: RunFolder) -> str:
         restarts.check(failure, loop.step)
         checkpoint = folder.begin_again(str(failure))
         loop.progress.warning(str(failure))
+        inputs = job.inputs
         try:
             job, told = _where_machines_are_left(job)
         except UserError as error:
             raise RunFailed(f"{failure}\nand then: {error}") from error
+        if changed := changed_inputs(inputs, job.inputs):
+            raise RunFailed(f"{failure}\nand then: {', '.join(changed)} changed while the run was under way")
         place = checkpoint.name if checkpoint else "the start"
         folder.note(f"{failure.summary}; the run went on from {place} with new processes{told}")
         loop.progress.message(f"going on from {place} with new processes{told}")
