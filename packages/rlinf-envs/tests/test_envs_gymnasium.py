@@ -198,6 +198,17 @@ class NoSpace(Spaces):
         self.action_space = BOX
 
 
+class Says(Spaces):
+    """Returns what it is told from a step."""
+
+    def __init__(self, *, reward: Any = 0.0, terminated: Any = False, info: Any = {}) -> None:  # noqa: B006
+        super().__init__(BOX, BOX)
+        self.said = reward, terminated, False, info
+
+    def step(self, action: Any) -> Any:
+        return (self.observation_space.sample(), *self.said)
+
+
 class OtherKeys(Spaces):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return {"arm": np.zeros(2)}, {}
@@ -206,12 +217,20 @@ class OtherKeys(Spaces):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: OldGym(BOX, BOX), r"reset\(\) returned ndarray; allowed: observation, info.* the old Gym's interface"),
+        (
+            lambda: OldGym(BOX, BOX),
+            r"reset\(\) returned ndarray; allowed: observation, info \(a dict\).* the old Gym's interface",
+        ),
         (
             lambda: OldStep(BOX, BOX),
-            r"step\(\) returned 4 values; .*the old Gym's .* `done` .* terminated .* truncated",
+            r"step\(\) returned 4 values, .*the old Gym's .* `done` .* terminated .* truncated",
         ),
         (lambda: NoSeed(BOX, BOX), r"NoSeed.reset\(\) takes no seed.* def reset\(self, \*, seed=None, options=None\)"),
+        (lambda: Says(reward=None), r"step\(\) returned reward as NoneType; allowed: one number"),
+        (lambda: Says(reward=np.zeros(2)), r"returned reward as an array of shape \[2\]"),
+        (lambda: Says(terminated="no"), r"returned terminated as str; allowed: one number, or True or False"),
+        (lambda: Says(info={"success": np.ones(3, bool)}), r"info\['success'\] as an array of shape \[3\]"),
+        (lambda: Says(info=None), r"step\(\) returned 5 values, the last one of type NoneType; .* info \(a dict\)"),
         (NoSpace, r"NoSpace has no observation_space; set it"),
         (
             lambda: OtherKeys(spaces.Dict({"leg": BOX}), BOX),

@@ -125,6 +125,9 @@ class FloatPictures(Batch):
 class Raises(Batch):
     def reset(self, seeds): return seeds["none"]
 
+class Exits(Batch):
+    def __init__(self, num_envs, max_episode_steps=None): raise SystemExit(3)
+
 class NoReplay(Batch):
     def __getattr__(self, name):
         if name in ("snapshot", "restore"): raise AttributeError(name)
@@ -138,6 +141,7 @@ class Endless(Batch):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("Exits", "could not be made: SystemExit: 3\nhint: raised in "),
         ("FloatPictures", "the observation of reset()['image.main'] is [1, 64, 64, 3] torch.float32; the spec says "),
         ("Raises", "TypeError: list indices must be integers or slices, not str\nhint: raised in "),
         ("Endless", "an episode does not end after max_episode_steps=1"),
@@ -148,7 +152,7 @@ def test_a_batch_that_breaks_its_promises_is_named_before_the_start(name, text, 
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError) as caught:
         probe(EnvSpec(kind="import", id=f"batches:{name}", num_envs=2, max_episode_steps=5))
-    assert f"env.id='batches:{name}': {text}" in str(caught.value)
+    assert f"env.id='batches:{name}'{' ' if name == 'Exits' else ': '}{text}" in str(caught.value)
 
 
 def test_episodes_go_on_where_a_step_is_shorter_and_they_can_be_replayed(tmp_path, monkeypatch):

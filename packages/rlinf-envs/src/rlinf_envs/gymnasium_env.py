@@ -108,8 +108,8 @@ class GymnasiumEnv:
         returned = self._env.reset(seed=seed)
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
             raise EnvError(
-                f"reset() returned {_kind_of(returned)}; allowed: observation, info. An observation alone is the old "
-                "Gym's interface; Gymnasium's reset ends with `return observation, {}`"
+                f"reset() returned {_kind_of(returned)}; allowed: observation, info (a dict). An observation alone is "
+                "the old Gym's interface; Gymnasium's reset ends with `return observation, {}`"
             )
         self._observation, _ = returned
 
@@ -117,17 +117,17 @@ class GymnasiumEnv:
         returned = self._env.step(self._native(action))
         if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], dict):
             raise EnvError(
-                f"step() returned {_kind_of(returned)}; allowed: observation, reward, terminated, truncated, info. "
-                "Four values are the old Gym's interface, whose `done` Gymnasium divides into terminated (the task "
-                "ended) and truncated (a time limit)"
+                f"step() returned {_kind_of(returned)}; allowed: observation, reward, terminated, truncated, info (a "
+                "dict). Four values are the old Gym's interface, whose `done` Gymnasium divides into terminated (the "
+                "task ended) and truncated (a time limit)"
             )
         self._observation, reward, terminated, truncated, outcome = returned
         success = outcome.get("success", outcome.get("is_success"))
         return SingleStep(
-            reward=float(reward),
-            terminated=bool(terminated),
-            truncated=bool(truncated),
-            success=None if success is None else bool(success),
+            reward=float(_scalar(reward, "reward")),
+            terminated=bool(_scalar(terminated, "terminated")),
+            truncated=bool(_scalar(truncated, "truncated")),
+            success=None if success is None else bool(_scalar(success, "info['success']")),
         )
 
     def observe(self) -> SingleObservation:
@@ -266,7 +266,20 @@ def _takes_seed(reset: Callable[..., object]) -> bool:
 
 
 def _kind_of(returned: object) -> str:
-    return f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+    if not isinstance(returned, tuple) or not returned:
+        return type(returned).__name__
+    return f"{len(returned)} values, the last one of type {type(returned[-1]).__name__}"
+
+
+def _scalar(value: Any, name: str) -> bool | int | float:
+    """What an environment calls `name`. Raises: EnvError for anything but one number or truth value."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        kind = f"an array of shape {list(array.shape)}" if array.ndim else type(value).__name__
+        raise EnvError(f"step() returned {name} as {kind}; allowed: one number, or True or False")
+    return array.item()
 
 
 def registered_limit(env_id: str) -> int | None:

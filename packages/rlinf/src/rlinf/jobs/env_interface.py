@@ -37,7 +37,7 @@ def probe(spec: EnvSpec, python: str | None = None) -> EnvInterface:
         env = make_env(one_step(spec))
     except EnvError as error:
         raise UserError(f"{where}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{where} could not be made: {_last_line(error)}", hint=_place_of(error)) from error
     try:
         interface = interface_of(env, spec)
