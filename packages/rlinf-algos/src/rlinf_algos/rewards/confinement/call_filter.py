@@ -2,10 +2,10 @@
 
 Refused calls fail with "permission denied". `REFUSED` applies everywhere: other processes' memory, namespaces and
 mounts, sockets, and what holds memory that no process is charged for (memfd, System V, rings of io_uring and aio,
-pages that were spliced into pipes, records of watches, locks and rules, descriptors in flight). `REFUSED_WEAK` applies
-besides where there are no namespaces: a file that was created must stay in sight of the watch over the working folder,
-and what Landlock does not cover (modes, owners, times, attributes) must stay as it is. A program that shares its user
-with others (`signals_itself_only`) is kept from signalling them as well.
+pages that were spliced into pipes, records of watches and rules, descriptors in flight). `REFUSED_WEAK` applies besides
+where there are no namespaces: a file that was created must stay in sight of the watch over the working folder, and what
+Landlock does not cover (modes, owners, times, attributes) must stay as it is; file locks cannot be counted there. A
+program that shares its user with others (`signals_itself_only`) is kept from signalling them as well.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def filter_program(machine: str, *, is_weak: bool = False, signals_itself_only: 
 
 def _conditions(*, is_weak: bool, own_number: int | None) -> dict[str, list[Instruction]]:
     """Calls that depend on their arguments, or on the mode; each list ends in a decision."""
-    commands = (*F_LOCKS, *F_OTHERS, *(F_OWNERS if own_number else ()))
+    commands = (*F_OTHERS, *(F_LOCKS if is_weak else ()), *(F_OWNERS if own_number else ()))
     rules = {
         "clone3": [PRETEND_ABSENT],  # its flags cannot be read here; the C library takes clone instead
         "clone": [*_refuse_bits(0, CLONE_NEW), ALLOW],

@@ -19,6 +19,8 @@ WATCH_S = 0.02
 """Seconds between two looks at memory and files."""
 CPU_MARGIN_S = 0.5
 """A single process at its limit gets the kernel's signal before its time is counted here."""
+MAX_LOCKS_BYTES = 1 << 16
+"""Of the kernel's list of file locks: about a thousand."""
 MAX_DEPTH = 64
 """Of folders in each other, where they are on a disk: looking through them takes time quadratic in it."""
 CHANNEL = (3, 4)
@@ -81,7 +83,7 @@ def limit_reached(
     """The limit at which these processes have to end, if there is one."""
     if time.monotonic() > deadline or cpu_s(processes) > order.cpu_limit_s + CPU_MARGIN_S:
         return "timeout"
-    if memory_bytes(processes) > order.memory_limit_bytes:
+    if memory_bytes(processes) > order.memory_limit_bytes or (not confinement.is_weak and holds_many_locks()):
         return "memory"
     if confinement.is_weak and exceeds(folder, order.folder_limit_bytes):
         return "files"
@@ -94,6 +96,13 @@ def write_files(files: dict[str, str], folder: str) -> None:
     for name, text in files.items():
         with open(os.path.join(folder, name), "w", encoding="utf-8", errors="surrogatepass") as file:
             file.write(text)
+
+
+def holds_many_locks() -> bool:
+    """Whether the program holds so many file locks that the kernel's records of them, which no limit counts, are large.
+    In a namespace of its own it sees no others."""
+    with open("/proc/locks", "rb") as file:
+        return len(file.read(MAX_LOCKS_BYTES)) == MAX_LOCKS_BYTES
 
 
 def exceeds(folder: str, limit_bytes: int) -> bool:
