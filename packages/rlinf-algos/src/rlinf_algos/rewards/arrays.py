@@ -1,7 +1,7 @@
 r"""Arrays of LaTeX as what they stand for: a matrix, or the lines of a system as a list.
 
-Example: `[\begin{array}{cc}1&2\end{array}]` and `[[1,2]]` are a pmatrix; `\begin{cases}x=1\\y=2\end{cases}` is
-`x=1,y=2`. The cases of a function stay as they are.
+Example: `[\begin{array}{cc}1&2\end{array}]`, `[[1,2],[3,4]]` and `[1,2;3,4]` are a pmatrix, and
+`\begin{cases}x=1\\y=2\end{cases}` is `x=1,y=2`. The cases of a function stay as they are.
 """
 
 import re
@@ -15,6 +15,7 @@ _ARRAY = re.compile(
 )
 _BRACKETED = re.compile(r"[\[(]\s*(\\begin\{pmatrix\}(?:(?!\\begin).)*\\end\{pmatrix\})\s*[\])]", flags=re.DOTALL)
 _ROWS = re.compile(r"\[\s*\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*\s*\]")
+_LINES = re.compile(r"\[([^\[\];]+,[^\[\];]+(?:;[^\[\];,]+,[^\[\];]+)+)\]")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|in)(?![a-z])")
 
 
@@ -22,7 +23,7 @@ def without_arrays(text: str) -> str:
     """The text with a pmatrix or a list in place of each array; its brackets are without `\\left` and `\\right`."""
     text = _ROW_GAP.sub(r"\\\\", text)
     text = _BRACKETED.sub(r"\1", _ARRAY.sub(_array, text)) if "\\begin" in text else text
-    return _ROWS.sub(_nested, text)
+    return _LINES.sub(_of_lines, _ROWS.sub(_nested, text))
 
 
 def _array(match: re.Match[str]) -> str:
@@ -35,6 +36,11 @@ def _array(match: re.Match[str]) -> str:
     if match["kind"] != "array":
         return match[0] if match["kind"].endswith("cases") else ", ".join(row.replace("&", "") for row in rows)
     body = r"\\".join(rows)
+    return rf"\begin{{pmatrix}}{body}\end{{pmatrix}}"
+
+
+def _of_lines(match: re.Match[str]) -> str:
+    body = match[1].replace(",", "&").replace(";", r"\\")
     return rf"\begin{{pmatrix}}{body}\end{{pmatrix}}"
 
 

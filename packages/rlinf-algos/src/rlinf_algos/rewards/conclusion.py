@@ -68,6 +68,7 @@ _CLOSERS = re.compile(
 _ASSIGNMENT = re.compile(r"[A-Za-z](?:_\{?\w\}?)? ?= ?[^\n=]{1,100}")
 _QUANTITY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]?[-\u2212]?[0-9][0-9.,/]{0,30}[%\u00b0]? (?:[A-Za-z]{1,20} ){0,3}")
 _NAMED = r"(?!The|It|This|That|These|Those|He|She|We|They|There|Its|Our|Both|All|No|An?\b)[A-Z][a-z]+"
+_NAMED_VALUE = re.compile(r"\b([b-hj-z]) (?:is|equals) (?=[-\u2212]?[0-9\\$(])")
 _FEW_WORDS = 7
 _MAX_LOOKS = 20
 
@@ -245,7 +246,7 @@ def _alone(sentence: str) -> str | None:
 
 def concluded(sentence: str) -> str | None:
     """What a sentence says after its last verb, where that is a number or a formula; else the last one in it."""
-    sentence = _consequence(sentence)
+    sentence = _NAMED_VALUE.sub(r"\1 = ", _consequence(sentence))
     for verb in reversed(list(_VERB.finditer(sentence))[-_MAX_LOOKS:]):
         answer = measured(statement(sentence[verb.end() :]))
         if (_holds_value(answer) or re.fullmatch(r"\(?[A-HJ-Z]\)?", answer)) and is_formal(answer):
