@@ -1,11 +1,12 @@
 """Every causal architecture of the installed transformers against its own plain forward: `python -m
 benchmarks.models.architectures` writes results/architectures.json and the tables of docs/models.md. Takes about five
-minutes of one core."""
+minutes of one core; with names, only these are tried again, and the others are taken from the result that is there."""
 
 from __future__ import annotations
 
 import json
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -50,9 +51,14 @@ def tables(verdicts: Sequence[Verdict], version: str) -> Iterator[str]:
 def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    before = {}
+    if again := set(sys.argv[1:]):
+        rows = json.loads(RESULT.read_text(encoding="utf-8"))["architectures"]
+        before = {row["model_type"]: Verdict(**{**row, "ways": tuple(row["ways"])}) for row in rows}
     verdicts = []
     for model_type in model_types():
-        verdicts.append(verdict_on(model_type))
+        is_kept = model_type in before and model_type not in again
+        verdicts.append(before[model_type] if is_kept else verdict_on(model_type))
         print(verdicts[-1], flush=True)
     about = {"transformers": transformers.__version__, "torch": torch.__version__, "machine": platform.machine()}
     result = {**about, "architectures": [one.to_json() for one in verdicts]}
