@@ -71,10 +71,11 @@ PROGRAMS = (
     "class A:\n __eq__ = lambda *_: True\ndef f(x): return A()",
 )
 ROWS = {
+    "exact": ("exact", "4"),
     "multiple_choice": ("exact", "B"),
     "code": ("exact", json.dumps({"fn_name": "f", "inputs": [[1], [2]], "outputs": [1.5, 2.5]})),
 }
-"""Kind -> format and text of the answers; 4 as GSM8K writes it for the others."""
+"""Kind -> format and text of the answers; `#### 4` as GSM8K writes it for the others."""
 REWARDS: dict[str, list[str]] = {
     "exact": [],
     "numeric": [],
@@ -90,6 +91,8 @@ REWARDS: dict[str, list[str]] = {
 }
 RULES = ("exact_match", "numeric_match", "think_answer_format", "multiple_choice", "math_answer")
 NUM_STEPS, GROUP_SIZE, NUM_TOKENS = 5, 20, 12
+NUM_TEXTS = 40
+"""Completions whose judging is measured apart."""
 
 
 def main() -> None:
@@ -100,7 +103,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     runs = {kind: _run(kind, arguments.completions, arguments.piece) for kind in arguments.kinds.split(",")}
-    costs = {rule: _costs(rule, arguments.completions // 10, arguments.piece) for rule in RULES}
+    costs = {rule: _costs(rule, NUM_TEXTS, arguments.piece) for rule in RULES}
     report(
         "hostile-policy",
         settings={"completions": arguments.completions, "piece": arguments.piece, "tokens": NUM_TOKENS},

@@ -9,6 +9,7 @@ import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ class RewardModel:
     """The model's score of a completion, as it is: any finite number.
 
     Where the tokenizer has a chat template the model reads [{user: prompt}, {assistant: completion}] through it,
-    else prompt and completion one after the other. Batches are padded on the right to their longest row; a score is
-    that of its row alone by the folder's own config, up to rounding, whatever the pad and end tokens are. Outcome:
-    "right", and the value says how good; "crashed" where the model fails on a row, and then the value is the lowest
-    score of the call.
+    else prompt and completion one after the other. A completion cannot end its turn or begin another: the special
+    tokens with which the template marks turns are no tokens there, `<|im_end|>` is read as `< |im_end|>`.
+
+    Batches are padded on the right to their longest row; a score is that of its row alone by the folder's own config,
+    up to rounding, whatever the pad and end tokens are. Outcome: "right", and the value says how good; "crashed" where
+    the model fails on a row, and then the value is the lowest score of the call.
 
     Args:
         folder: a Hugging Face model folder with a tokenizer; one label.
@@ -114,14 +117,26 @@ class RewardModel:
 
     def _token_ids(self, prompt: str, completion: str) -> list[int]:
         if getattr(self._tokenizer, "chat_template", None):
-            turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-            text = self._tokenizer.apply_chat_template(turns, tokenize=False)
+            for marker in self._markers:
+                completion = completion.replace(marker, f"{marker[0]} {marker[1:]}")
+            text = self._conversation(prompt, completion)
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has them
         else:
             ids = self._tokenizer(prompt + completion)["input_ids"]
         if not ids:
             raise RewardError(f"prompt {prompt[-40:]!r} with completion {completion[-40:]!r} has no token to score")
         return ids[-self._max_tokens :] if self._max_tokens else ids
+
+    def _conversation(self, prompt: str, completion: str) -> str:
+        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+        return self._tokenizer.apply_chat_template(turns, tokenize=False)
+
+    @cached_property
+    def _markers(self) -> tuple[str, ...]:
+        """The special tokens that the template writes around any conversation."""
+        example = self._conversation("x", "x")
+        added = self._tokenizer.added_tokens_decoder.values()
+        return tuple(token.content for token in added if token.special and token.content in example)
 
     def _scores(self, rows: list[list[int]]) -> list[float | Exception]:
         """The score of each row, or why it has none. Where a batch fails, each row is tried alone."""
