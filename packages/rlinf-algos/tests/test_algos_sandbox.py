@@ -308,7 +308,7 @@ def test_root_without_landlock_gives_programs_another_user():
     assert found.stdout == "1\n1\nTrue 0\n"  # -1 reaches no process, which is no error
     assert any("files that everyone may read" in weakness for weakness in found.weaknesses)
     if any(not folder.stat().st_mode & 1 for folder in Path(os.path.realpath(sys.base_prefix)).parents):
-        with pytest.raises(RewardError, match=r"other users cannot read the interpreter in .*chmod o\+x"):
+        with pytest.raises(RewardError, match=r"other users cannot read /.*chmod o\+x"):
             run()
 
 
@@ -662,6 +662,15 @@ def test_files_of_the_program(mode):
         mode.run(text).stdout == "text ['program.py', 'a']\n" or mode.run(text).stdout == "text ['a', 'program.py']\n"
     )
     assert mode.run("import numpy; print(numpy.arange(3).sum())").stdout == "3\n"
+
+
+def test_a_temporary_folder_that_is_closed_to_others(tmp_path, monkeypatch):
+    if not missing("root without namespaces"):
+        tmp_path.chmod(0o700)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        text = "import os, sys\nsys.path.insert(0, os.getcwd())\nopen('m.py', 'w').write('x = 5')\nimport m\nprint(m.x)"
+        run = MODES["root without namespaces"].run(text)
+        assert (run.stdout, run.stderr, list(tmp_path.iterdir())) == ("5\n", "", [])
 
 
 @every_mode

@@ -99,9 +99,11 @@ def run_without(order: Order, own_users: tuple[int, int] | None, why: str) -> No
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, lambda *_: (processes.end_descendants(own_users), os._exit(0)))
     has_landlock = order.landlock and landlock.version() > 0
-    capability = users.capability_to_read(order.readable, own_users[0]) if own_users else None
-    if capability is not None and (capability < 0 or landlock.version() < landlock.TRUNCATION_FROM or not has_landlock):
-        report(order, failed=f"other users cannot read the interpreter in {sys.base_prefix}; {CLOSED_HINT}")
+    needed = (*order.readable, os.path.dirname(order.folder))
+    capability = users.capability_to_read(needed, own_users[0]) if own_users else None
+    is_hidden = has_landlock and landlock.version() >= landlock.TRUNCATION_FROM
+    if own_users and capability is not None and (capability < 0 or not is_hidden):
+        report(order, failed=f"other users cannot read {users.closed(needed, own_users[0])[0]}; {CLOSED_HINT}")
         return
     user = own_users[0] if own_users else None
     confinement = Confinement(is_weak=True, user=user, capability=capability, landlock=has_landlock)
@@ -111,8 +113,8 @@ def run_without(order: Order, own_users: tuple[int, int] | None, why: str) -> No
 
 
 CLOSED_HINT = (
-    "without namespaces a program runs as another user, which has to reach the interpreter: install it elsewhere, or "
-    "chmod o+x the folders above it"
+    "without namespaces a program runs as another user, which has to reach the interpreter and the temporary folder: "
+    "move them (TMPDIR), or chmod o+x the folders above"
 )
 
 
@@ -130,7 +132,9 @@ def weaknesses(confinement: Confinement) -> list[str]:
         texts.append("files that everyone may read can be read, a data set with its tests among them")
         texts.append("folders that everyone may write can be filled, and files left there")
     elif confinement.capability is not None:
-        texts.append("the interpreter's folder is closed to other users, so programs run with the right to read files")
+        texts.append(
+            "interpreter or temporary folder are closed to other users, so programs run with the right to read files"
+        )
     if not has_filter:
         texts.append("the network is open, and memory that no process has mapped is not counted")
     return [*texts, "the size of the working folder is limited by a look every 20 ms"]

@@ -58,19 +58,23 @@ def capabilities() -> set[int]:
 
 def capability_to_read(paths: Iterable[str], user: int) -> int | None:
     """The capability with which that user can read these paths: None if it needs none, -1 if root has none to give."""
+    if not closed(paths, user):
+        return None
+    return next((one for one in (CAP_DAC_READ_SEARCH, CAP_DAC_OVERRIDE) if one in capabilities()), -1)
+
+
+def closed(paths: Iterable[str], user: int) -> list[str]:
+    """Which of these that user cannot read."""
     groups = os.getgroups()
     os.setgroups([])
     os.setresgid(user, 0, 0)  # `access` asks for the real user and group
     os.setresuid(user, 0, 0)
     try:
-        closed = any(os.path.exists(path) and not os.access(path, os.R_OK | os.X_OK) for path in paths)
+        return [path for path in paths if os.path.exists(path) and not os.access(path, os.R_OK | os.X_OK)]
     finally:
         os.setresuid(0, 0, 0)
         os.setresgid(0, 0, 0)
         os.setgroups(groups)
-    if not closed:
-        return None
-    return next((one for one in (CAP_DAC_READ_SEARCH, CAP_DAC_OVERRIDE) if one in capabilities()), -1)
 
 
 def become(user: int, capability: int | None) -> None:
