@@ -65,7 +65,7 @@ def test_what_failed_is_told(reward):
 def test_a_program_that_hangs_is_not_tried_on_every_test(monkeypatch):
     inputs = []
 
-    def hangs(files, arguments, *, stdin, limits):
+    def hangs(files, arguments, *, stdin, **options):
         inputs.append(stdin)
         ending = "timeout" if stdin != "1" else "exited"
         return SandboxRun(ending=ending, exit_code=0, stdout="1", stderr="", cpu_s=0.0, weaknesses=())

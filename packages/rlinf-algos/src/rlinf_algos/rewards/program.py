@@ -13,13 +13,14 @@ and results of calls in this process, asserts in a sandbox of their own (sandbox
 What leaves the program's sandbox is data alone, and the tests and expected results never enter it.
 """
 
-import functools
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.ranges import check_range
@@ -81,7 +82,7 @@ class CodeReward:
                 "allow_weak_isolation"
             )
 
-        self._run = functools.partial(run_python, limits=limits or SandboxLimits(), allow_weak=bool(self.weaknesses))
+        self._limits = limits or SandboxLimits()
 
     def close(self) -> None:
         """Does nothing, since nothing is held between calls."""
@@ -110,6 +111,10 @@ class CodeReward:
         """One result for each pair, in order."""
         with ThreadPoolExecutor(self._num_processes) as threads:
             return tuple(threads.map(lambda *pair: score(self, *pair), completions, references))
+
+    def _run(self, files: Mapping[str, str], arguments: Sequence[str], **options: Any) -> SandboxRun:
+        """In the mode that was accepted, or not at all."""
+        return run_python(files, arguments, limits=self._limits, allow_weak=bool(self.weaknesses), **options)
 
     def _by_inputs(self, program: str, tests: InputTests) -> Verdict:
         """The verdict of tests by input and output; without `partial` the first failure ends them."""
@@ -172,7 +177,7 @@ def code_tests(completion: str, reference: str) -> RewardResult:
     return _shared()(completion, reference)
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def _shared() -> CodeReward:
     return CodeReward(num_processes=1)
 
@@ -192,7 +197,7 @@ def last_program(completion: str) -> str | None:
     return program
 
 
-@functools.lru_cache
+@lru_cache
 def _script(name: str) -> str:
     return (_INSIDE / f"{name}.py").read_text(encoding="utf-8")
 
