@@ -4,11 +4,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rlinf_workers import FlowDefinitionError, LocalLauncher, RemoteError, WorkerLost
+from rlinf_workers.errors import WorkersError
 from rlinf_workers.launcher.child import cores_of_slots
+from rlinf_workers.launcher.messages import Returned
+from rlinf_workers.launcher.served import ServedWorker
 from rlinf_workers.testing.environments import second_environment
 from rlinf_workers.testing.launchers import CHECKS, assert_gone, check_a_killed_driver, launched, start
 from rlinf_workers.testing.toy_flow import Fault
@@ -51,6 +56,17 @@ def test_a_group_calls_all_ranks_or_some(tmp_path):
         with pytest.raises(RemoteError) as caught:
             group.call("raise_error")
         assert "toy_flow.py:" in (caught.value.raised_in or ""), "file and line"
+
+
+def test_a_result_that_cannot_be_decoded_fails_its_call():
+    """Other versions of a record in two environments: the call ends, and nobody waits for it."""
+    spec: Any = SimpleNamespace(identity=SimpleNamespace(name="env/0"), log_path=Path())
+    connection: Any = SimpleNamespace(send_bytes=lambda _: None)
+    worker = ServedWorker(spec, connection, connection)
+    call = worker.call("look")
+    worker.finish_call(Returned(0, b"\xc1"))
+    with pytest.raises(WorkersError, match=r"env/0 returned what cannot be decoded here: .*same version"):
+        call.result(timeout=0)
 
 
 def test_a_frozen_worker_counts_as_lost(tmp_path):

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from rlinf_algos.registry import path_of
 from rlinf_comm import codec
+from rlinf_comm.errors import DecodeError
 from rlinf_comm.records import modules_of
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, SettingsRefused, WorkerLost, WorkersError
 from rlinf_workers.launcher import messages
@@ -114,10 +115,16 @@ class ServedWorker:
             future = self._pending.pop(message.call_id, None)
         if future is None:
             return  # the launcher was shut down meanwhile and has failed it
-        if isinstance(message, messages.Returned):
-            future.set_result(codec.unpack(message.payload))
-        else:
+        if isinstance(message, messages.Raised):
             future.set_exception(RemoteError(self.name, message.error_type, message.message, message.traceback))
+            return
+        try:
+            result = codec.unpack(message.payload)
+        except DecodeError as error:
+            text = f"worker {self.name} returned what cannot be decoded here: {error}"
+            future.set_exception(WorkersError(f"{text}; do both run the same version of rlinf and of your own code?"))
+        else:
+            future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
         """Every present and future call fails with `error`."""
