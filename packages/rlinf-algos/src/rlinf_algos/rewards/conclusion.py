@@ -51,6 +51,7 @@ _PREDICATE = re.compile(
 _WHOLE = re.compile(
     r"\b(?:does|do) not exist\b|\bno (?:[a-z]+ )?solutions?\b|\binfinitely many\b|\bempty set\b", flags=re.IGNORECASE
 )
+_ENDS_WITH_FORMULA = re.compile(r"\b(?:is|are|be):? (\$[^$]{1,2000}\$)[.!]?\Z")
 _CUT = frozenset(
     ("for", "when", "where", "after", "with", "in", "by", "from", "on", "because", "since", "as", "so", "which", "that",
      "at", "to", "of", "before", "until", "while", "if", "during", "each", "per", "altogether")
@@ -285,6 +286,9 @@ def _last_of(sentence: str) -> str | None:
 def predicate(sentence: str) -> str | None:
     """What a sentence says in words: yes or no, or what follows its verb."""
     sentence = _consequence(sentence)
+    formula = _ENDS_WITH_FORMULA.search(sentence)
+    if formula:
+        return formula[1]
     whole = _WHOLE.search(sentence)
     if whole:
         return whole[0]
