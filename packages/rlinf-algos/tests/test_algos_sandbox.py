@@ -447,8 +447,13 @@ FILLING = {
 }
 
 
+SLOW_WAYS = ("many empty files", "reserved space", "temporary files")
+
+
 @pytest.mark.parametrize("mode", ["root with namespaces", *WEAK], indirect=True)
-@pytest.mark.parametrize("way", FILLING)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW_WAYS else way for way in FILLING]
+)
 def test_the_disk_is_not_filled(mode, way, monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
