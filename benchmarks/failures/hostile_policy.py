@@ -13,13 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,8 @@ from benchmarks.harness import report
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from rlinf.tasks.language import character_tokenizer
-from rlinf_algos.rewards import make_reward, score_all
+from rlinf_algos.rewards import exact_match, final_answer, multiple_choice, numeric_match, think_answer_format
+from rlinf_algos.rewards.program import last_program
 
 PIECES = (
     *(" ", "\n", "\t \n", "\x00", "\u200b", "\u0301", "\ufdfa", "\U0001d401", "a", "a ", "the answer is "),
@@ -89,9 +88,17 @@ REWARDS: dict[str, list[str]] = {
         *("--reward.terms.form.weight", "0.1", "--reward.terms.form.reward.kind", "format"),
     ],
 }
-RULES = ("exact_match", "numeric_match", "think_answer_format", "multiple_choice", "math_answer")
+JUDGES: dict[str, Callable[[str], object]] = {
+    "exact": lambda text: exact_match(text, "4"),
+    "numeric": lambda text: numeric_match(text, "4"),
+    "format": lambda text: think_answer_format(text, ""),
+    "multiple_choice": lambda text: multiple_choice(text, "B"),
+    "math, the answer": final_answer,
+    "code, the program": last_program,
+}
+"""What reads a whole completion, in this process."""
 NUM_STEPS, GROUP_SIZE, NUM_TOKENS = 5, 20, 12
-NUM_TEXTS = 40
+NUM_TEXTS = 10
 """Completions whose judging is measured apart."""
 
 
@@ -103,7 +110,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     runs = {kind: _run(kind, arguments.completions, arguments.piece) for kind in arguments.kinds.split(",")}
-    costs = {rule: _costs(rule, NUM_TEXTS, arguments.piece) for rule in RULES}
+    costs = {name: _costs(judge, arguments.piece) for name, judge in JUDGES.items()}
     report(
         "hostile-policy",
         settings={"completions": arguments.completions, "piece": arguments.piece, "tokens": NUM_TOKENS},
@@ -171,27 +178,18 @@ def _run(kind: str, num_completions: int, piece: int) -> dict[str, Any]:
     return found
 
 
-def _costs(rule: str, num_completions: int, piece: int) -> dict[str, Any]:
-    """CPU seconds of scoring texts by their characters: the same pieces at one, two and four times the length, and each
-    unit up to a million characters. A lone surrogate, which no tokenizer writes, is among them."""
-    costs, outcomes = {}, Counter()
-    sets = [_texts(num_completions, piece * factor) for factor in (1, 2, 4)]
-    sets.append([unit * (1_000_000 // len(unit)) for unit in (*PIECES[::4], "\ud800")])
+def _costs(judge: Callable[[str], object], piece: int) -> dict[int, float]:
+    """CPU seconds of reading texts, by their characters: the same pieces at one, two and four times the length, and
+    units repeated up to a million characters. A lone surrogate, which no tokenizer writes, is among them."""
+    sets = [_texts(NUM_TEXTS, piece * factor) for factor in (1, 2, 4)]
+    sets.append([unit * (1_000_000 // len(unit)) for unit in (*PIECES[::10], "\ud800")])
+    costs = {}
     for texts in sets:
-        reward = make_reward(rule)
-        before = _cpu_s()
-        results = score_all(reward, texts, ["4" if rule != "multiple_choice" else "B"] * len(texts))
-        getattr(reward, "close", lambda: None)()  # only processes that have ended count
-        costs[sum(map(len, texts))] = _cpu_s() - before
-        outcomes.update(result.outcome for result in results)
-    found = {"cpu_s": costs, "outcomes": dict(outcomes)}
-    print(rule, json.dumps(found), flush=True)
-    return found
-
-
-def _cpu_s() -> float:
-    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(use.ru_utime + use.ru_stime for use in uses)
+        before = time.process_time()
+        for text in texts:
+            judge(text)
+        costs[sum(map(len, texts))] = time.process_time() - before
+    return costs
 
 
 def _texts(number: int, piece: int) -> list[str]:
