@@ -300,7 +300,7 @@ def test_steps_of_a_resumed_run_are_counted_from_its_checkpoint():
     session.sync_weights = lambda: None
     loop: Any = object.__new__(TrainingLoop)
     loop._folder, loop._session = SimpleNamespace(read_state=lambda checkpoint: state), session
-    loop._job = SimpleNamespace(trainer="actor", restore=lambda *_: None)
+    loop._job = SimpleNamespace(trainer="actor", load=lambda *_: None, restore=lambda *_: None)
     loop.progress = SimpleNamespace(message=lambda text: None)
     loop._times = [PlanTimes(plan=Auto().mode.plan, problem=None, first_step=0)]
     loop._resume(Path("step-000021"))

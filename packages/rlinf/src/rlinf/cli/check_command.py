@@ -11,7 +11,6 @@ from rlinf.cli.address_space import check_address_space
 from rlinf.cli.table import aligned
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
-from rlinf.config.paths import check_paths
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
 
@@ -44,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
             hint="rlinf check is for job=reasoning, where an engine samples",
         )
     check_address_space()
+    from rlinf.config.paths import check_paths
+
     check_paths(config)
     return _check(config, ["rlinf", *args.arguments])
 

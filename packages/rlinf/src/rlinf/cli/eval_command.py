@@ -15,7 +15,6 @@ from rlinf.config.catalog import SUFFIXES
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_eval, load_eval_for_resume
 from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_options
-from rlinf.config.paths import check_eval_paths
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
 
@@ -89,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str]) -> int:
     check_address_space()
+    from rlinf.config.paths import check_eval_paths
+
     check_eval_paths(config)
     from rlinf import evaluation  # only now: everything above answers without torch
     from rlinf.cli.table import aligned

@@ -13,7 +13,6 @@ from rlinf.cli.address_space import check_address_space
 from rlinf.cli.table import aligned
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import Override, parse_overrides
-from rlinf.config.paths import check_paths
 from rlinf.errors import UserError
 from rlinf.machine_load import LoadMeter, OtherLoad
 
@@ -49,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--output={output}: there is no folder {output.parent}", hint="make it, or choose another")
 
     check_address_space()
+    from rlinf.config.paths import check_paths
+
     check_paths(config)
     from rlinf import jobs  # only now: everything above answers without torch
     from rlinf.run_folder import RunFolder

@@ -39,6 +39,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def hanging(name: str, text: str, column: int) -> str:
     """A name and a text behind it that begins at a column, and is wrapped below itself."""
+    if terminal_width() is None:
+        return f"{name:<{column}}{text}"
     indent = " " * column
     lines = textwrap.wrap(text, max(30, text_width() - column), break_long_words=False, break_on_hyphens=False) or [""]
     return f"{name:<{column}}" + f"\n{indent}".join(lines)

@@ -11,7 +11,6 @@ from rlinf.cli.address_space import check_address_space
 from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
-from rlinf.config.paths import check_paths
 from rlinf.config.schema import JOBS, Config
 from rlinf.errors import RunFailed, UserError
 from rlinf.loop.ending import how_to_go_on
@@ -66,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(config: Config, path: Path, *, resume: bool, accept: bool, command: list[str]) -> int:
     check_address_space()
+    from rlinf.config.paths import check_paths
+
     check_paths(config)
     from rlinf.processes import fork_server
 

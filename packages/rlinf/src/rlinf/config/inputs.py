@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from rlinf.config.json_file import read_json
 from rlinf.errors import UserError
 
@@ -130,6 +128,8 @@ def _check_weights(folder: Path, key: str) -> None:
 
 def _tensors(file: Path, key: str) -> set[str]:
     """Names of the tensors in a file that is as long as its header says."""
+    from safetensors import SafetensorError, safe_open  # imports numpy
+
     try:
         with safe_open(file, framework="numpy") as opened:
             return set(opened.keys())
