@@ -18,7 +18,6 @@ import yaml
 from rlinf.config.json_file import read_json
 from rlinf.errors import UserError
 from rlinf.run_folder.rows import to_json, write_file
-from rlinf_workers.launcher.credentials import credentials
 
 INTERRUPTED = "interrupted"
 """The failure of a session that somebody ended."""
@@ -109,6 +108,8 @@ def new_manifest(config_yaml: str, command: Sequence[str]) -> dict[str, Any]:
 
 def _kept_from_workers(config: Mapping[str, Any]) -> list[str]:
     """Names of env vars with credentials that stay with the driver."""
+    from rlinf_workers.launcher.credentials import credentials  # imports numpy
+
     passed = (config.get("cluster") or {}).get("pass_env_vars") or ()
     return [name for name in credentials(os.environ) if name not in passed]
 
