@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
 
-import tomllib
+import tomllib  # pyright: ignore[reportMissingImports] - this tool wants Python 3.11
 from packaging.requirements import Requirement
 
 from rlinf.doctor import OWN_PACKAGES

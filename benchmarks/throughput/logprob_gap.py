@@ -42,6 +42,7 @@ def micro_batch(num_groups: int, group_size: int, num_tokens: int) -> MicroBatch
     tokens = Tokens(
         sequences=sequences,
         prompts=tuple(range(num_rows)),
+        rows=tuple(range(num_rows)),
         advantages=torch.randn(num_rows, generator=generator),
         rollout_logprobs=-torch.rand(num_rows, num_tokens, generator=generator),
         ref_logprobs=None,

@@ -31,7 +31,7 @@ def seen(space: spaces.Space, value: Any, layout: str | None = None) -> tuple[st
     env = GymnasiumEnv(Shows(space, value), picture_layout=layout)
     env.reset(0)
     ((name, shown),) = env.observe().items()
-    assert shown.shape == env.observation_spec[name].shape
+    assert isinstance(shown, np.ndarray) and shown.shape == env.observation_spec[name].shape
     return name, shown
 
 

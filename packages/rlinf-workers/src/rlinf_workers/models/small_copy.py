@@ -154,7 +154,7 @@ def _shrunk(given: Mapping[str, Any]) -> dict[str, Any]:
             small[name] = [_number(name, one, heads) if _is_number(one) else one for one in value[:fewer]]
         elif name in LAYERS and _is_number(value):
             small[name] = fewer
-        elif name == "num_kv_shared_layers" and value:
+        elif name == "num_kv_shared_layers" and value and fewer is not None:
             small[name] = fewer // 2
         elif _is_number(value):
             small[name] = _number(name, value, heads)
