@@ -20,6 +20,7 @@ import torch
 
 from rlinf_comm.records import record
 from rlinf_workers.models.parts import meta_parameters
+from rlinf_workers.models.placement import align
 
 ADAPTER_CONFIG = "adapter_config.json"
 """A folder with this file holds an adapter (models/lora.py), not a model."""
@@ -76,13 +77,16 @@ def build_model(settings: ModelSettings, device: torch.device) -> Any:
     if is_adapter(settings.folder):
         from rlinf_workers.models.lora import merged_model
 
-        return merged_model(settings.folder, dtype).to(device).eval()
-    if not settings.has_weights:
-        return _from_config(settings).to(device).eval()
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        settings.folder, dtype=dtype, trust_remote_code=False, local_files_only=True
-    )
-    return model.to(device).eval()
+        model: Any = merged_model(settings.folder, dtype)
+    elif settings.has_weights:
+        model = AutoModelForCausalLM.from_pretrained(
+            settings.folder, dtype=dtype, trust_remote_code=False, local_files_only=True
+        )
+    else:
+        model = _from_config(settings)
+    model = model.to(device).eval()
+    align(model)
+    return model
 
 
 def outline_model(settings: ModelSettings) -> Any:

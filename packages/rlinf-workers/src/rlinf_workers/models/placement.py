@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 HOST = torch.device("cpu")
+ALIGNMENT_BYTES = 64
+"""Memory that torch allocates on the CPU begins at a multiple of it, and so does what is shared with engines."""
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -17,6 +19,18 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         names.setdefault(tensor, name)
     return {name: tensor for tensor, name in names.items()}
+
+
+@torch.no_grad()
+def align(model: nn.Module) -> None:
+    """Copies tensors in host memory that begin anywhere, in a mapped file for example, to aligned memory.
+
+    The last bits of a product of few rows on the CPU depend on where its operands begin. A session's first step must
+    not differ in them from later ones, or a resumed run is not the one that went on.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device == HOST and tensor.data_ptr() % ALIGNMENT_BYTES:
+            tensor.data = tensor.data.clone()
 
 
 @torch.no_grad()

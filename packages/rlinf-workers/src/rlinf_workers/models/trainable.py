@@ -133,14 +133,13 @@ class TokenModel(Trainable):
         load_tokenizer(self.settings.folder).save_pretrained(folder)
 
     def load(self, model: Any, folder: str) -> None:
-        """Through transformers' own loader. A frozen model takes the tensors themselves, uncopied: the last bits of a
-        product on the CPU depend on where its operands begin in memory, so a copy answers with other bits.
+        """Through transformers' own loader.
 
         Raises: ValueError for an adapter's folder, which transformers would load together with its base."""
         _refuse_adapter(folder)
-        first = next(model.parameters())
-        loaded = type(model).from_pretrained(folder, dtype=first.dtype, local_files_only=True)
-        model.load_state_dict(loaded.to(first.device).state_dict(), assign=not first.requires_grad)
+        dtype = next(model.parameters()).dtype
+        loaded = type(model).from_pretrained(folder, dtype=dtype, trust_remote_code=False, local_files_only=True)
+        model.load_state_dict(loaded.state_dict())
 
 
 class ValueModel(Trainable):

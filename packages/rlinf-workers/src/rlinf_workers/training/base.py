@@ -56,7 +56,7 @@ class OptimizerSettings:
     """Linear, from 1/lr_warmup_steps."""
     lr_decay_steps: int | None = None
     """Linear decay from 1 to `min_lr_ratio` over that many optimizer steps, constant afterwards; None: constant."""
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: float = 0.0
     """Share of the learning rate that is left after `lr_decay_steps`."""
 
     def learning_rate_at(self, step: int) -> float:

@@ -48,7 +48,7 @@ class OptimizerConfig(Section):
         description="Optimizer steps over which the learning rate falls linearly to min_lr_ratio of it; null keeps it.",
     )
     min_lr_ratio: float = Field(
-        default=0.1, ge=0, le=1, description="Share of the learning rate that is left after lr_decay_steps."
+        default=0.0, ge=0, le=1, description="Share of the learning rate that is left after lr_decay_steps."
     )
 
 
