@@ -1,5 +1,5 @@
 """Which tokens an algorithm treats apart, chosen over the whole batch of an optimizer step: those of the highest
-entropies, or of a covariance (docs/decisions/038).
+entropies, or of a covariance (docs/decisions/040).
 
 A pass of the model over all micro-batches of the step -> `TokenValues` of each -> `TokenChooser` -> `Choice` of each ->
 the policy loss.
