@@ -37,6 +37,10 @@ def compared(reference, answer):
         ("1.39e-10", r"2 \times 10^{-10}", False),
         ("50", r"50\%", True),
         ("0.5", r"50\%", True),
+        ("1/8", r"0.125\%", False),
+        ("3/2", r"1.5\%", False),
+        ("0.25", r"0.25\%", False),
+        ("12.5", r"12.5\%", True),
         (r"50\%", "5", False),
         (r"5000\%", "0.5", False),
         ("1/3", "0.333333", True),
@@ -335,16 +339,52 @@ def test_hard_pairs(reward):
 
 @needs_math_verify
 def test_hard_pairs_by_kind(reward):
-    """At least 17 of the 18 pairs of each kind, and no wrong answer is right."""
+    """At least 51 of the 54 pairs of each kind, and no wrong answer is right."""
     rows = [json.loads(line) for line in PAIRS_BY_KIND.read_text(encoding="utf-8").splitlines()]
     results = reward.score_batch([row["completion"] for row in rows], [row["reference"] for row in rows])
     agreed = Counter(
         row["kind"] for row, result in zip(rows, results, strict=True) if (result.outcome == "right") == row["right"]
     )
-    assert len(rows) == 252
+    assert len(rows) == 756
     assert len(agreed) == 14
-    assert min(agreed.values()) >= 17, agreed
+    assert min(agreed.values()) >= 51, agreed
     assert not [row for row, result in zip(rows, results, strict=True) if result.value and not row["right"]]
+
+
+@needs_math_verify
+@pytest.mark.parametrize(
+    ("completion", "reference", "is_right"),
+    [
+        ("\\boxed{12}\n\nCorrection: the correct value is 14.", "14", True),
+        ("\\boxed{12}\n\nCorrection: the correct value is 14.", "12", False),
+        ("\\boxed{12}\n\nUpdate: I double checked and everything is fine.", "12", True),
+        ("I made a mistake earlier; redoing: 5 + 7 = 12. \\boxed{12}", "12", True),
+        ("The answer is ~~14~~ 15.", "14", False),
+        ("The answer is <s>14</s> 15.", "15", True),
+        ("\\[\\boxed{24}\\]\nminutes", "24 seconds", False),
+        ("\\boxed{24} (minutes)", "24 seconds", False),
+        ("20 Swiss francs", r"20\text{ euros}", False),
+        ("500 yuan", "500 yen", False),
+        ("\u00a5500", "500 yen", True),
+        ("5 dollars and 30 cents", "5.30", True),
+        ("5 dollars and 30 cents", "530", False),
+        ("$45^\\circ 30' 36''$", r"45.51^\circ", True),
+        ("$45^\\circ 30'$", r"45.3^\circ", False),
+        ("She has one hundred and five marbles.", "105", True),
+        ("a = b = 3, c = 4", "(3,3,4)", True),
+        ("a = b = 3, c = 5", "a=3,b=3,c=4", False),
+        ("x = y = 2", "x=2", False),
+        ("2y = x+1", "x+1", False),
+        ("$f(x)+1 = x^2$", "x^2", False),
+        ("$x+1=x+2$", "x+2", False),
+        ("]3, 5]", "(3,5]", True),
+        ("[3,5[", "[3,5]", False),
+        ("The winner is Alice; Bob came second.", r"\text{Bob}", False),
+        ("The total is 40, which is 3 more than 37.", "40", True),
+    ],
+)
+def test_a_solution_is_read_for_what_it_comes_to(reward, completion, reference, is_right):
+    assert bool(reward(completion, reference).value) == is_right
 
 
 HOSTILE = {

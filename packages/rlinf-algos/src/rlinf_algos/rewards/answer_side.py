@@ -15,6 +15,8 @@ def check(completion: str, in_words: str, is_choice: str) -> list[str | None]:
         is_choice: not empty where the reference is the letter of a choice.
     """
     answer = final_answer(completion, in_words=bool(in_words))
+    if is_choice and answer and len(answer) == 1 and answer.isalpha():
+        return ["read", answer.upper()]
     if is_choice and (answer is None or choice_letter(normalized(answer[:MAX_CHARACTERS])) is None):
         answer = stated_letter(completion) or answer
     return ["read", answer]

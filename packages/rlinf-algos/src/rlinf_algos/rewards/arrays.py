@@ -32,7 +32,7 @@ def _array(match: re.Match[str]) -> str:
         is_function = match["kind"].endswith("cases") and any("&" in row.partition("=")[0] for row in rows)
         is_function = is_function and not all(_RELATION.search(row.partition("&")[0]) for row in rows)
         if not is_function:
-            return ", ".join(row.replace("&", "").strip(" ,;.") for row in rows)
+            return " " + ", ".join(row.replace("&", "").strip(" ,;.") for row in rows)
     if match["kind"] != "array":
         return match[0] if match["kind"].endswith("cases") else ", ".join(row.replace("&", "") for row in rows)
     body = r"\\".join(rows)

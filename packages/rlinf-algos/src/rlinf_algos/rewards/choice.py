@@ -61,12 +61,12 @@ _STRONG = (
     r"(?:choose|pick|select|answer|go\s+(?:with|for))|^\s*(?:choose|pick|select))\s*:?\s+" + _NAMED + _LETTER,
     r"(?i:\b(?:so|thus|therefore|hence|but|no|wait|think|believe|say)\b,?\s+(?:that\s+)?it(?:\s+is|'s|\s+must\s+be|"
     r"\s+has\s+to\s+be|\s+should\s+be)\s+)" + _NAMED + _LETTER + r"(?=\s*(?:[.,;!]|$))",
-    r"(?:^|(?<=[.!]\s))(?i:so|thus|therefore|hence),?\s+" + _NAMED + _LETTER + r"(?=[.!]?\s*$)",
+    r"(?:^|(?<=[.!]\s))(?i:so|thus|therefore|hence),?\s+" + _NAMED + _LETTER + r"(?=(?:\s+it\s+is)?[.!]?\s*$)",
     r"####\s*" + _NAMED + _LETTER,
 )
 _WEAK = (
     r"(?i:\b(?:correspond(?:s|ing)\s+to|match(?:es|ing)|equals|leads\s+to|points\s+to|agrees\s+with)\s+"
-    r"(?:the\s+)?(?:option|choice|answer)\s+)" + _LETTER,
+    r"(?:(?:the\s+)?(?:option|choice|answer)\s+)?)" + _LETTER,
 )
 _STATEMENTS = tuple((re.compile(pattern, flags=re.MULTILINE), True) for pattern in _STRONG) + tuple(
     (re.compile(pattern, flags=re.MULTILINE), False) for pattern in _WEAK
@@ -181,10 +181,17 @@ def _said(text: str) -> Iterator[_Statement]:
     """Statements in words."""
     for pattern, is_strong in _STATEMENTS:
         for match in pattern.finditer(text):
-            if _is_letter(match, text) and not _is_taken_back(match, text):
+            if _is_letter(match, text) and not _is_taken_back(match, text) and not _is_listed(match, text):
                 several = _MORE.match(text, match.end())
                 letter = None if several else match["letter"].upper()
                 yield _Statement(start=match.start("letter"), letter=letter, is_strong=is_strong)
+
+
+def _is_listed(match: re.Match[str], text: str) -> bool:
+    """Whether it is an item of a list of choices: the next line begins with the next letter."""
+    following = chr(ord(match["letter"]) + 1)
+    rest = text[match.end("letter") : match.end("letter") + MAX_LOOK]
+    return re.match(rf"[.:)\]][^\n]*\n\s*[(\[]?{re.escape(following)}[.:)\]]", rest) is not None
 
 
 def _on_edge_lines(text: str) -> Iterator[_Statement]:

@@ -27,6 +27,10 @@ _EQUAL = frozenset(("=", "\\approx"))
 _SYMMETRIC = frozenset((*FLIPPED, *_EQUAL, "\\ne", "\\equiv", "\\cong", "\\parallel", "\\perp"))
 """Operators of relations that can be read from right to left."""
 _DEGREE, _RADIAN = (("degree", 1),), (("radian", 1),)
+_IMPLIES = re.compile(r"\\(?:implies|iff|(?:Long|long)?(?:[Ll]eft)?[Rr]ightarrow)(?![a-z])|[\u21d2\u27f9\u21d4\u27fa]")
+_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|\\begin|\\math[a-z]+")
+_OPERATION = re.compile(r"\\(?:int|lim)(?![a-z])|\\frac\{d\}\{d[a-z]\}")
+"""A left side that the right side works out."""
 _MAX_MATCHED = 12
 """Items of lists of formulas that are compared each with each; longer lists keep their order."""
 
@@ -40,6 +44,8 @@ class Comparison:
     """
 
     def __init__(self, expected: str, found: str, known: Mapping[Question, bool]) -> None:
+        if not _IMPLIES.search(expected):
+            found = _IMPLIES.split(found)[-1].strip(",. ") or found
         self._expected, self._found = spread(read(expected)), spread(read(found))
         self._found = self._found if self._expected.kind == "relation" else _result(self._found)
         self._choices = choice_of(expected), choice_of(found)
@@ -182,9 +188,9 @@ class Comparison:
         if one.unit is not None and other.unit is not None:
             if {one.unit.bases, other.unit.bases} == {_DEGREE, _RADIAN}:
                 return self._same_angles(one, other)
-            if one.unit.bases != other.unit.bases and not _are_pounds(one, other):
+            if one.unit.bases != other.unit.bases and not _are_one_currency(one, other):
                 return False
-            if _are_pounds(one, other):
+            if _are_one_currency(one, other):
                 return self._same(one.parts[0], other.parts[0])
             if one.unit.factor == other.unit.factor:
                 return self._same(one.parts[0], other.parts[0])
@@ -193,8 +199,8 @@ class Comparison:
                 return False
             return values[0].value * one.unit.factor == values[1].value * other.unit.factor
         quantity, bare = (one, other) if one.unit is not None else (other, one)
-        if quantity.parts[0].text not in quantity.text and bare.kind == "formula":
-            return False  # 2 hours 30 minutes is not 150
+        if quantity.marks:  # 2 hours 30 minutes is 2.5, not 150
+            return bare.kind == "formula" and self._same_formulas(quantity.marks[0], bare.text)
         if quantity.unit and quantity.unit.bases == _DEGREE and r"\pi" in bare.text and bare.kind == "formula":
             return self._same_angles(quantity, Answer("quantity", bare.text, (bare,), (), Unit(_RADIAN, Fraction(1))))
         return self._same(quantity.parts[0], bare) if bare.kind in ("formula", "list", "tuple", "set") else False
@@ -215,7 +221,8 @@ class Comparison:
         if chain and other_chain and not _are_mixed(chain, other_chain):
             return False  # x=5 is not y=5
         if one.kind != "relation" or other.kind != "relation":
-            return False
+            is_identity = set(other.marks) == {"="} and one.kind == "formula" and name_of(one) is None
+            return is_identity and self._all(self._same(one, part) for part in other.parts)
         reverse = turned(other)
         verdict: Verdict = False
         if one.marks == other.marks:
@@ -251,32 +258,53 @@ class Comparison:
         return self._all((verdict, *near))
 
     def _same_ranges(self, ones: tuple[Range, ...], others: tuple[Range, ...]) -> Verdict:
-        if len(ones) != len(others):
+        verdicts = [[self._same_range(one, other) for other in others] for one in ones]
+        return self._all(self._any(line) for line in (*verdicts, *zip(*verdicts, strict=True)))
+
+    def _same_range(self, one: Range, other: Range) -> Verdict:
+        if one.brackets != other.brackets:
             return False
-        return self._all(
-            self._any(
-                one.brackets == other.brackets
-                and self._all((self._same(one.low, other.low), self._same(one.high, other.high)))
-                for other in others
-            )
-            for one in ones
-        )
+        return self._all((self._same(one.low, other.low), self._same(one.high, other.high)))
 
 
 def _result(answer: Answer) -> Answer:
     """What an equation comes to whose last side is a number: 7 of `a+b=7`; other answers as they are."""
-    if answer.kind != "relation" or set(answer.marks) != {"="} or name_of(answer.parts[0]):
+    if answer.kind == "list":
+        parts = tuple(_result(part) if _is_derivation(part) else part for part in answer.parts)
+        return Answer("list", answer.text, parts, answer.marks, answer.unit)
+    if answer.kind != "relation" or set(answer.marks) != {"="}:
         return answer
-    last = answer.parts[-1]
+    last = spread(answer.parts[-1])
+    if name_of(answer.parts[0]) or _OPERATION.match(answer.parts[0].text):
+        name, *sides, _ = answer.parts
+        if name_of(name) is None:
+            name = Answer("formula", "y")
+        letters = set(_LETTER.findall(last.text))
+        sides = [
+            side
+            for side in map(spread, sides)
+            if side.kind == last.kind and not has_words(side.text) and letters >= set(_LETTER.findall(side.text))
+        ]
+        return Answer("relation", answer.text, (name, *sides, last), ("=",) * (len(sides) + 1))
+    if last.kind in ("quantity", "formula") and any(part.kind == "phrase" for part in answer.parts[:-1]):
+        return last
     value = last.parts[0] if last.kind == "quantity" else last
     has_letters = re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|\\begin", answer.parts[0].text)
     is_value = last.kind in ("matrix", "set", "tuple") or (rational(value.text) is not None and value.text != "0")
     return last if has_letters and is_value else answer
 
 
-def _are_pounds(one: Answer, other: Answer) -> bool:
-    """Whether one is in pounds sterling, the other in pounds of an unknown kind."""
+def _is_derivation(answer: Answer) -> bool:
+    """Whether it is a named value with what it was computed from."""
+    return answer.kind == "relation" and len(answer.parts) > 2 and name_of(answer.parts[0]) is not None
+
+
+def _are_one_currency(one: Answer, other: Answer) -> bool:
+    """Whether one is in pounds sterling, the other in pounds of an unknown kind, or in yen or yuan and in \u00a5."""
     pairs = ((one, other), (other, one))
+    currencies = {answer.unit.bases[0] for answer in (one, other) if answer.unit and answer.unit.bases}
+    if ("yensign", 1) in currencies and currencies & {("yen", 1), ("yuan", 1)}:
+        return one.unit is not None and other.unit is not None and one.unit.factor == other.unit.factor == 1
     return any(
         sterling.unit and sterling.unit.bases == (("sterling", 1),) and other.text.endswith((r"{pounds}", r"{pound}"))
         for sterling, other in pairs

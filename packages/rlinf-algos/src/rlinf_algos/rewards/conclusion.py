@@ -9,7 +9,7 @@ The callers cut texts to a few thousand characters.
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from rlinf_algos.rewards.units import NO_THINGS, SCALES, is_thing, is_unit
 
@@ -21,10 +21,14 @@ _REASON = re.compile(
     r"|,\s(?:as|where|giving|when|making|leaving)\b"
     r"|,\s(?:or )?(?:approximately|about|roughly|i\.e\.)"
     r"|[,;(]\s?(?:and |but )?not\b|\s(?:and|but) not\b|\s\((?!(?:mod|or)\b)(?=[A-Za-z]{3,})"
-    r"|,\s(?:the|an?|its|his|her|their)\s(?![^.]*(?:\b(?:is|are|be|equals?|was|were|has|have|gets?|gives?)\b|=))"
+    r"|,\s(?:the|an?|its|his|her|their)\s(?![^.]*(?:\b(?:is|are|be|equals?|was|were|has|have|gets?|gives?)\b|=|\s[a-z]+s\s[$\\\u20ac\u00a3\u00a5]{0,2}[0-9]))"
 )
 _THEREFORE = re.compile(
-    r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.|which (?:makes|gives|yields|leaves)),?\s(?!that\b)",
+    r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.|which (?:makes|gives|yields|leaves"
+    r"|(?:means|implies)(?: that)?"
+    r"|(?:is|equals|comes to)(?=:? [$\\\u20ac\u00a3\u00a5]{0,2}[0-9][^ ]{0,20}(?: [a-z]+)?\.?\Z))"
+    r"|that is(?=,)|in other words|equivalently|or in [a-z]{3,12} (?:notation|form)"
+    r"),?\s(?!that\b)",
     flags=re.IGNORECASE,
 )
 _FILLER = re.compile(
@@ -46,18 +50,22 @@ _FORMULA = re.compile(
 _JOINT = re.compile(r"\s?(?:,|,?\s?\b(?:or|and)\b)\s?")
 _VERB = re.compile(r"\b(?:is|are|equals?|be|was|were|becomes?|remains?|gives?|get|costs?|pays?|paid)\b(?! not\b)[\s:]*")
 _PREDICATE = re.compile(
-    r"\b(?:is|are|be|was|were|equals?|becomes?|has|have|falls? on|called|named|chooses?|wins?|get|must)\b\s*"
+    r"\b(?:is|are|be|was|were|equals?|becomes?|has|have|falls? on|called|named|chooses?|wins?|get|must"
+    r"|(?:belongs?|goes|go) to)\b\s*"
 )
 _WHOLE = re.compile(
-    r"\b(?:does|do) not exist\b|\bno (?:[a-z]+ )?solutions?\b|\binfinitely many\b|\bempty set\b", flags=re.IGNORECASE
+    r"\b(?:does|do) not exist\b|\bno (?:[a-z]+ )?solutions?\b|\binfinitely many\b|\binfinite(?: number of)? solutions\b"
+    r"|\bempty set\b|\bsolution set is empty\b",
+    flags=re.IGNORECASE,
 )
 _ENDS_WITH_FORMULA = re.compile(r"\b(?:is|are|be):? (\$[^$]{1,2000}\$)[.!]?\Z")
 _CUT = frozenset(
     ("for", "when", "where", "after", "with", "in", "by", "from", "on", "because", "since", "as", "so", "which", "that",
-     "at", "to", "of", "before", "until", "while", "if", "during", "each", "per", "altogether")
+     "at", "to", "of", "before", "until", "while", "if", "during", "each", "per", "altogether",
+     "up", "down", "above", "below", "along", "across", "into")
 )  # fmt: skip
 _UNIT_WORDS = frozenset(("square", "cubic", "sq", "cu", "per", "squared", "cubed"))
-_REMARK = re.compile(r" \([a-z ]{3,30}\)(?=,| and\b| or\b)")
+_REMARK = re.compile(r" \((?!(?:mod|or)\b)(?=[A-Za-z]{2,}[ ,)])[^()\n]{2,200}\)(?![A-Za-z0-9^_])")
 _REJECTED = re.compile(r"\A(?:not|neither) .{1,80}?,? (?:but|is|it is|it's) (?=\S)")
 _BEFORE = re.compile(r"\s(?:after|before)\s")
 _MORE_THAN = re.compile(r"(?:more|fewer|less)(?:(?: [a-z]+){0,2} than\b[^0-9$]*| [a-z]+)\Z")
@@ -66,10 +74,20 @@ _CLOSERS = re.compile(
     r"|hope this|note that|if you|feel free|please|great|good)",
     flags=re.IGNORECASE,
 )
-_ASSIGNMENT = re.compile(r"[A-Za-z](?:_\{?\w\}?)? ?= ?[^\n=]{1,100}")
+_ASSIGNMENT = re.compile(r"([A-Za-z](?:_\{?\w\}?)?) ?[=:] ?([^\n=:]{1,100})")
+_BULLET = re.compile(r"\A(?:[-+*\u2022]|\(?[0-9]{1,2}[.)]) ")
+_ROW = re.compile(r"[\[(|]((?: ?-?[0-9.]+(?:/[0-9]+)?){1,9}) ?[\])|]")
+_ROWS = re.compile(
+    r"\\begin\{(align\*?|aligned|gather\*?|gathered|eqnarray\*?|split)\}(.{1,2000}?)\\end\{\1\}[.\s]{0,9}\Z", re.DOTALL
+)
+_ROUNDED = re.compile(r"\$[^$=]*[^$= ][^$=]+\\approx([^$=]*)\$")
+"""A clause of its own, whose subject is rounded."""
+_DERIVED = re.compile(r"(?<![<>!\\:=])=(?!=)")
 _QUANTITY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]?[-\u2212]?[0-9][0-9.,/]{0,30}[%\u00b0]? (?:[A-Za-z]{1,20} ){0,3}")
 _NAMED = r"(?!The|It|This|That|These|Those|He|She|We|They|There|Its|Our|Both|All|No|An?\b)[A-Z][a-z]+"
 _NAMED_VALUE = re.compile(r"\b([b-hj-z]) (?:is|equals) (?=[-\u2212]?[0-9\\$(])")
+_IS_IT = re.compile(r"(?<=[)$]),? is (?:the )?(?:correct |right )?(?:one|answer|choice|option|correct|right)\Z")
+_ASIDE = re.compile(r";\s(?!so\b|thus\b|hence\b|therefore\b).*", flags=re.DOTALL)
 _FEW_WORDS = 7
 _MAX_LOOKS = 20
 
@@ -159,10 +177,10 @@ def _is_measure(word: re.Match[str], text: str) -> bool:
 def _without_description(text: str, word: re.Match[str], *, is_counted: bool) -> str:
     """The text up to a word, with the things that are counted there; whole where a number after it may matter."""
     rest = text[word.start() :]
-    names = re.findall(r"[a-z]+", rest)[:3] if word[0] not in _CUT and is_counted else []
+    names = re.findall(r"[a-z]+", rest.lower())[:3] if word[0] not in _CUT and is_counted else []
     for i in range(len(names)):
         if is_thing(names[: i + 1]):
-            things = re.match(r"\W*".join(names[: i + 1]) + r"(?: per [a-z]+)?", rest)
+            things = re.match(r"\W*".join(names[: i + 1]) + r"(?: per [a-z]+)?", rest, flags=re.IGNORECASE)
             return text[: word.start()] + (things[0] if things else "")
     if word[0] not in _CUT and re.search(r"[0-9$\\=]", rest):
         return text
@@ -175,14 +193,20 @@ def _without_description(text: str, word: re.Match[str], *, is_counted: bool) ->
 def conclusion(text: str, *, in_words: bool = False) -> str | None:
     text = text.strip()
     display = re.search(r"(?:\$\$([^$]{1,2000})\$\$|\\\[((?:(?!\\\[)[\s\S]){1,2000})\\\])[.\s]{0,9}\Z", text)
+    text = cleaned(display[1] or display[2]) if display else text
+    rows = _ROWS.search(text)
+    if rows:
+        lines = [line.replace("&", "").strip(" .,;") for line in rows[2].split("\\\\") if line.strip(" &.,;\n")]
+        return _system(lines[-_MAX_LOOKS:]) or (lines[-1] if lines else None)
     if display:
-        return cleaned(display[1] or display[2])
+        return text
     lines = [line for line in text.split("\n") if line.strip()][-_MAX_LOOKS:]
     system = _system(lines)
     if system:
         return system
     for line in reversed(lines):
-        sentences = [one for one in _sentences(line) if not _CLOSERS.match(one)]
+        ends = _SENTENCE_END if in_words else _CLAUSE_END
+        sentences = [one for one in _sentences(line, ends) if not _CLOSERS.match(one)]
         for sentence in reversed(sentences[-_MAX_LOOKS:]):
             answer = predicate(sentence) if in_words else _alone(sentence) or concluded(sentence)
             if answer:
@@ -193,19 +217,25 @@ def conclusion(text: str, *, in_words: bool = False) -> str | None:
 
 
 def _system(lines: list[str]) -> str | None:
-    """The last lines, where at least two in a row assign a value to a name and hold no words."""
-    assigned = []
+    """The last lines, where at least two in a row assign a value to a name and hold no words, or are rows of a matrix.
+    The values of one name are a list where they are listed, and else a derivation."""
+    assigned, are_listed = [], True
     for line in reversed(lines):
-        line = cleaned(re.sub(r"\A[-+] |\$", "", line))
-        if not _ASSIGNMENT.fullmatch(line) or next(words_of(line), None):
+        assignment = _ASSIGNMENT.fullmatch(cleaned(_BULLET.sub("", line).replace("$", "")))
+        if not assignment or next(words_of(assignment[0]), None):
             break
-        assigned.append(line)
-    names = {line.partition("=")[0] for line in assigned}
-    return ", ".join(reversed(assigned)) if 1 < len(assigned) == len(names) else None
+        assigned.append((assignment[1], f"{assignment[1]} = {assignment[2]}"))
+        are_listed = are_listed and _BULLET.match(line) is not None
+    if len(assigned) > 1 and (are_listed or len(assigned) == len(dict(assigned))):
+        return ", ".join(line for _, line in reversed(assigned))
+    rows = [_ROW.fullmatch(line.strip()) for line in lines]
+    matrix = list(takewhile(bool, reversed(rows)))
+    cells = r" \\ ".join(row[1].strip().replace(" ", " & ") for row in reversed(matrix) if row)
+    return rf"\begin{{pmatrix}} {cells} \end{{pmatrix}}" if len(matrix) > 1 else None
 
 
-def _sentences(line: str) -> list[str]:
-    ends = [end.end() for end in _CLAUSE_END.finditer(line) if _is_outside(line, end.start())]
+def _sentences(line: str, pattern: re.Pattern[str]) -> list[str]:
+    ends = [end.end() for end in pattern.finditer(line) if _is_outside(line, end.start())]
     bounds = [0, *ends, len(line)]
     pieces = [line[start:end] for start, end in pairwise(bounds)]
     return [piece.strip() for piece in pieces if piece.strip()]
@@ -213,7 +243,7 @@ def _sentences(line: str) -> list[str]:
 
 def _sentence(line: str) -> str:
     """The line up to the end of its first sentence or to the reason that it gives."""
-    line = _REMARK.sub("", line)
+    line = _REMARK.sub(lambda remark: "" if _is_outside(line, remark.start()) else remark[0], line)
     for pattern in (_SENTENCE_END, _REASON):
         for end in pattern.finditer(line):
             if end.start() > 0 and _is_outside(line, end.start()):
@@ -225,7 +255,7 @@ def _sentence(line: str) -> str:
 def _consequence(sentence: str) -> str:
     """What a sentence says after its last "so" or "therefore", without reasons and remarks."""
     ends = [found.end() for found in _THEREFORE.finditer(sentence) if _is_outside(sentence, found.start())]
-    sentence = cleaned(_sentence(sentence[ends[-1] :] if ends else sentence))
+    sentence = _IS_IT.sub("", cleaned(_sentence(sentence[ends[-1] :] if ends else sentence)))
     time = next((found for found in _BEFORE.finditer(sentence) if _holds_value(sentence[: found.start()])), None)
     return sentence[: time.start()] if time else sentence
 
@@ -280,12 +310,21 @@ def _last_of(sentence: str) -> str | None:
         elif pieces[i][0].strip():
             break
     tail = "".join(piece for piece, _ in pieces[first:])
-    return measured(cleaned(re.sub(r"\A(?:[a-zA-Z] (?!=)|[\s.,;:=)\u2013\u2014!?]|- )+", "", tail))) or None
+    if first == last and last > 0:
+        *_, value = _DERIVED.split(tail) if "," not in tail else [tail]
+        tail = value if _holds_value(value.strip(" .,;:")) and "$" not in value.replace("\\$", "") else tail
+    tail = re.split(r"(?<=\$): (?=\$)", tail)[-1]
+    rounded = _ROUNDED.fullmatch(cleaned(tail)) if last > 0 and pieces[last][0].startswith(", ") else None
+    tail = rounded[1] if rounded else tail
+    return (
+        measured(cleaned(re.sub(r"\A(?:[a-zA-Z] (?![=<>]|\\[gln]e\b|\\in\b)|[\s.,;:=)\u2013\u2014!?]|- )+", "", tail)))
+        or None
+    )
 
 
 def predicate(sentence: str) -> str | None:
     """What a sentence says in words: yes or no, or what follows its verb."""
-    sentence = _consequence(sentence)
+    sentence = _consequence(_ASIDE.sub("", sentence))
     formula = _ENDS_WITH_FORMULA.search(sentence)
     if formula:
         return formula[1]
@@ -295,7 +334,7 @@ def predicate(sentence: str) -> str | None:
     reply = re.match(r"(?:yes|no|true|false)(?=,|\Z)", sentence, flags=re.IGNORECASE)
     if reply:
         return reply[0]
-    verbs = list(_PREDICATE.finditer(sentence))
+    verbs = [verb for verb in _PREDICATE.finditer(sentence) if verb.end() < len(sentence)]
     if not verbs:
         name = re.match(_NAMED + r"(?= [a-z]+)", sentence)
         return (

@@ -40,14 +40,14 @@ _NAME = r"(?:[A-Za-z](?:_\{?[0-9A-Za-z]\}?)? ?=|\\[()\[\]]|[$\s])*"
 _BETWEEN_BOXES = re.compile(rf"(?:\\[\])]|[$\s])*(,?\s*\b(?:and|or)\b|\\text\{{ ?(?:and|or) ?\}}|[,;]){_NAME}")
 _OR_AFTER_BOX = re.compile(r"(?:\\[\])]|[$ ])*,? ?or\b ?(?:maybe|perhaps|possibly|even)? ?([^\n]{1,200})")
 _UNIT_AFTER_BOX = re.compile(
-    r"(?:\\[\])]|\$)?(?:\\[,;: ])? ?(?:\\(?:text|mathrm)\{ ?)?"
+    r"(?:\\[\])]|\$)?(?:\\[,;: ]|~)?[ \n]?\(?(?:\\(?:text|mathrm)\{ ?)?(?:whole |full )?"
     r"((?:square |cubic )?([A-Za-z]{1,15})\b(?:\^[23]|/[a-z]{1,6}\b| per [a-z]{1,10}\b)?)"
-    r"(?=\}|[ ]?[.,;]|\s*\Z|\s?\n| [a-z])"
+    r"(?=\}|\)|[ ]?[.,;]|\s*\Z|\s?\n| [a-z])"
 )
 _PLAIN = re.compile(r"-?[0-9][0-9.,/]*|-?\\d?frac\{[0-9]+\}\{[0-9]+\}")
 _PHRASE = re.compile(
-    r"\bans(?:wers?)?\b(?:[^\n.:=$\\]|\$[^$\n]{1,40}\$){0,60}?(?:\b(?:is|are)\b|:|=)"
-    r"|\bcorrect (?:option|choice|letter)\b[^\n.:=]{0,40}?(?:\b(?:is|are)\b|:|=)"
+    r"\bans(?:wers?)?\b(?! (?:choices|options)\b)(?:[^\n.:=$\\]|\$[^$\n]{1,40}\$){0,60}?(?:\b(?:is|are)\b|:|=)"
+    r"|\bcorrect (?:option|choice|letter|statement)s?\b[^\n.:=]{0,40}?(?:\b(?:is|are)\b|:|=)"
     r"|\b(?:choose|select)\b:?(?=[ (]{1,3}[A-Z]\b)|\b(?:option|choice)\b:?(?= \(?[A-J]\)?[.!]?$)"
     r"|^[#*_ ]{0,20}(?:final )?answers?[*_ ]{0,20}$",
     flags=re.IGNORECASE | re.MULTILINE,
@@ -61,6 +61,11 @@ _EMPTY_WORDS = frozenset(
 )
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(((?:(?!\\[()]).)*)\\\)", flags=re.DOTALL)
 _SENTENCE = re.compile(r"(?:The|It|This|That|Its) [a-z]")
+_WITHDRAWN = re.compile(
+    r"^\W{0,9}(?:edit|correction|corrected|erratum|update)\b ?:|\b(?:I|we) (?:misread|miscalculated|misunderstood"
+    r"|miscounted|made an? (?:[a-z]+ )?(?:mistake|error|slip))\b",
+    flags=re.IGNORECASE | re.MULTILINE,
+)
 MAX_STATEMENTS = 20
 """Statements of a kind that are looked at, from the end."""
 MAX_LENGTH = 2000
@@ -93,7 +98,9 @@ def final_answer(text: str, *, in_words: bool = False) -> str | None:
     if inner is not None:
         answer = _stated(inner, in_words) or cleaned(inner[: MAX_LENGTH + 1])
     else:
-        answer = _stated(text, in_words) or conclusion(text[-_TAIL:], in_words=in_words) or ""
+        found = boxes(text)
+        answer = _corrected(text, found, in_words) or _stated(text, in_words, found)
+        answer = answer or conclusion(text[-_TAIL:], in_words=in_words) or ""
     if in_words and _SENTENCE.match(answer):
         answer = predicate(answer) or answer
     formula = _ONE_FORMULA.fullmatch(answer)
@@ -124,9 +131,24 @@ def _in_answer_tag(text: str) -> str | None:
     return text[start + len("<answer>") : end] if 0 <= start < end else None
 
 
-def _stated(text: str, in_words: bool, *, with_markers: bool = True) -> str | None:
-    found = boxes(text)
-    statements = [*_boxed(text, found), *_phrases(text, found), *(_markers(text) if with_markers else ())]
+def _corrected(text: str, found: list[Box], in_words: bool) -> str | None:
+    """What a correction after the last box says; None where nothing is corrected."""
+    rest = text[found[-1].end :] if found else ""
+    *_, last = [0, *(withdrawal.end() for withdrawal in _WITHDRAWN.finditer(rest))]
+    if not last:
+        return None
+    rest = rest[last:]
+    answer = _stated(rest, in_words) or conclusion(rest[-_TAIL:], in_words=in_words)
+    return answer if answer and (in_words or is_formal(answer)) else None
+
+
+def _stated(text: str, in_words: bool, found: list[Box] | None = None, *, with_markers: bool = True) -> str | None:
+    found = boxes(text) if found is None else found
+    statements = [
+        *_boxed(text, found),
+        *_phrases(text, found, in_words=in_words),
+        *(_markers(text) if with_markers else ()),
+    ]
     statements.sort(key=lambda statement: statement.start)
     formal = [statement for statement in statements if statement.is_formal]
     return (statements if in_words else formal or statements)[-1].text if statements else None
@@ -173,11 +195,13 @@ def _markers(text: str) -> Iterator[_Statement]:
 # -- phrases ---------------------------------------------------------------------------------------------------------
 
 
-def _phrases(text: str, found: list[Box]) -> Iterator[_Statement]:
+def _phrases(text: str, found: list[Box], *, in_words: bool) -> Iterator[_Statement]:
     for phrase in list(_PHRASE.finditer(text))[-MAX_STATEMENTS:]:
         if any(box.start < phrase.start() < box.end for box in found[-MAX_STATEMENTS:]):
             continue  # words of a boxed answer
         answer = _after(text, phrase.end())
+        if phrase[0].endswith(":") and not in_words and not is_formal(answer):
+            answer = concluded(answer) or answer  # a whole sentence
         first = next(words_of(answer), None)
         if answer and not (first and first.start() == 0 and first[0] in _EMPTY_WORDS):
             yield _Statement(phrase.start(), answer, is_formal=is_formal(answer))

@@ -10,7 +10,7 @@ from rlinf_algos.rewards.plain_number import rational
 from rlinf_algos.rewards.structure import Answer, name_of, read
 from rlinf_algos.rewards.units import read_unit
 
-_CHOICE = re.compile(r"\(([A-Ja-e])\)[.:]?(.*)|([A-Ja-e])\)[.:]?(.*)|([A-J])[.:](.+)", flags=re.DOTALL)
+_CHOICE = re.compile(r"\(([A-Ja-e])\)(?:[.:]|,(?!\())?(.*)|([A-Ja-e])\)[.:]?(.*)|([A-J])[.:](.+)", flags=re.DOTALL)
 _LETTERS = re.compile(r"[A-J](?:(?:,|\\text\{and\}|)[A-J])*")
 
 
@@ -64,7 +64,14 @@ def spread(answer: Answer) -> Answer:
         return Answer("matrix", answer.text, cells, matrix.marks) if matrix.kind == "matrix" else answer
     if answer.kind == "relation" and answer.marks == ("\\in",) and answer.parts[1].kind == "set":
         return answer.parts[1] if name_of(answer.parts[0]) else answer
-    if answer.kind == "relation" and answer.marks == ("=",):
+    if answer.kind == "relation" and len(answer.parts) > 2 and set(answer.marks) == {"="}:
+        *names, last = answer.parts
+        if all(map(name_of, names)) and not name_of(last):  # a=b=2
+            items = (Answer("relation", f"{name.text}={last.text}", (name, last), ("=",)) for name in names)
+            return Answer("list", answer.text, tuple(items))
+        if name_of(names[0]) and last.kind == "list":
+            return last
+    if answer.kind == "relation" and answer.marks == ("=",) and len(answer.parts) == 2:
         names, values = answer.parts
         if name_of(names) and values.kind == "list":
             return values
@@ -73,8 +80,11 @@ def spread(answer: Answer) -> Answer:
             pairs = zip(names.parts, values.parts, strict=True)
             items = tuple(Answer("relation", f"{x.text}={y.text}", (x, y), ("=",)) for x, y in pairs)
             return Answer("list", answer.text, items)
-    if answer.kind == "list" and any(part.kind == "list" for part in answer.parts):
-        parts = (part.parts if part.kind == "list" else (part,) for part in answer.parts)
+    if answer.kind == "list":
+        items = (
+            part if part.kind == "relation" and part.parts[0].kind == "tuple" else spread(part) for part in answer.parts
+        )
+        parts = (part.parts if part.kind == "list" else (part,) for part in items)
         return Answer("list", answer.text, tuple(item for items in parts for item in items))
     if answer.kind == "phrase" and len(answer.marks) == 2 and answer.marks[0] == "" and len(answer.parts) == 1:
         words = "".join(rf"\text{{{word}}}" for word in answer.marks[1].split())

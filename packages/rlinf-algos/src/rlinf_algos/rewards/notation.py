@@ -17,7 +17,9 @@ _UNICODE = str.maketrans(
         "\u2264": r" \le ", "\u2265": r" \ge ", "\u2260": r" \ne ", "\u2248": r" \approx ", "\u00b1": r" \pm ",
         "\u222a": r" \cup ", "\u2229": r" \cap ", "\u2208": r" \in ", "\u00b0": r"^\circ ", "\u2032": "'",
         "\u2019": "'", "\u00b2": "^2", "\u00b3": "^3", "\u00bd": r" \frac{1}{2}", "\u00bc": r" \frac{1}{4}",
-        "\u00be": r" \frac{3}{4}", "\u00a0": " ", "\u202f": r"\,", "\u2009": r"\,", "\u20ac": r"\text{euros}",
+        "\u00be": r" \frac{3}{4}", "\u2153": r" \frac{1}{3}", "\u2154": r" \frac{2}{3}",
+        "\u2155": r" \frac{1}{5}", "\u215b": r" \frac{1}{8}",
+        "\u00a0": " ", "\u202f": r"\,", "\u2009": r"\,", "\u20ac": r"\text{euros}",
         "\u00a3": r"\text{sterling}", "\u221a": r"\sqrt ", "\u03b8": r"\theta ", "\u03b1": r"\alpha ",
         "\u03b2": r"\beta ", "\u03b3": r"\gamma ", "\u03b4": r"\delta ", "\u03bb": r"\lambda ", "\u03c9": r"\omega ",
         "\u03bc": r"\mu ", "\u00b5": r"\mu ", "\u03c3": r"\sigma ", "\u03c6": r"\phi ", "\u03c4": r"\tau ",
@@ -56,12 +58,12 @@ _SHORT_WORDS = frozenset(
     {
     "and", "or", "not", "no", "yes", "if", "is", "are", "be", "to", "of", "in", "on", "at", "by", "for", "the", "an",
     "as", "it", "we", "so", "all", "any", "odd", "one", "two", "six", "ten", "men", "per", "but", "mod", "only",
-    "both", "none", "day", "min", "sec", "true", "dne", "sq", "cu",
+    "both", "none", "day", "min", "sec", "true", "dne", "sq", "cu", "set",
     }
 )  # fmt: skip
 _CURRENCIES = {"\\$": "dollars", "USD": "dollars", "\u20ac": "euros", "EUR": "euros", "\u00a3": "sterling",
-               "GBP": "sterling", "\\pounds": "sterling", "\u00a5": "yuan", "CNY": "yuan", "RMB": "yuan",
-               "\\yen": "yuan", "JPY": "yen", "\u20b9": "rupees", "INR": "rupees"}  # fmt: skip
+               "GBP": "sterling", "\\pounds": "sterling", "\u00a5": "yensign", "CNY": "yuan", "RMB": "yuan",
+               "\\yen": "yensign", "JPY": "yen", "\u20b9": "rupees", "INR": "rupees"}  # fmt: skip
 _AMOUNT = re.compile(
     f"({'|'.join(map(re.escape, _CURRENCIES))})" + r"\s*([0-9][0-9,.]*(?:\{,\}[0-9]{3})*|\\d?frac\{[0-9]+\}\{[0-9]+\})"
     r"(\s*(?:thousand|million|billion|trillion)\b)?"
@@ -79,6 +81,7 @@ _SPELLINGS = (
     (re.compile(r"\\gt(?![a-z])"), ">"),
     (re.compile(r"\\(?:simeq|approxeq|doteq)(?![a-z])"), r"\\approx "),
     (re.compile(r"!="), r"\\ne "),
+    (re.compile(r"(?<![A-Za-z\\])[ABD-MO-TV-Z]\s?(?=\(\s*[-+]?[0-9][^(),]{0,30}(?:,[^(),]{1,30}){1,2}\))"), ""),
     (re.compile(r"\\(?:varnothing)(?![a-z])"), r"\\emptyset "),
     (re.compile(r"\\lbrace(?![a-z])"), r"\\{"),
     (re.compile(r"\\rbrace(?![a-z])"), r"\\}"),
@@ -113,11 +116,14 @@ _WORDINGS = (
     (re.compile(r"\b(?:does|do)\s+not\s+exist\b|\bundefined\b"), "DNE"),
     (re.compile(r"(?<![0-9A-Za-z)\]}])(?<![0-9A-Za-z)\]}] )\+\s*(?=\\infty|inf|oo\b)"), " "),
     (re.compile(r"(?<=[0-9])(?:st|nd|rd|th)\b"), ""),
+    (re.compile(r"\binfinite(?:\s+number\s+of)?(?=\s+solutions)"), "infinitely many"),
+    (re.compile(r"\\(?:text|mathrm)\s*\{\s*([A-Za-z]{1,4})/([A-Za-z]{1,4})\s*\}"), r"\\text{\1}/\\text{\2}"),
 )
 """Names of sets, words and signs with one spelling each."""
 _NOTHING = re.compile(
     r"(?:\\text\{there\}\\text\{(?:is|are)\})?\\text\{no\}(?:\\text\{(?:real|integer|positive|such|valid)\})*"
     r"\\text\{solutions?\}(?:\\text\{exists?\})?|\\\{\\\}"
+    r"|(?:\\text\{the\})?\\text\{solution\}\\text\{set\}\\text\{is\}\\text\{empty\}"
     r"|(?:\\text\{the\})?\\text\{empty\}(?:\\text\{set\})?|\\emptyset ?"
 )
 _NUMBER_WORDS = {"zero": "0", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
@@ -131,8 +137,12 @@ _SOLUTIONS = re.compile(r"(?<=\\text\{many\})\\text\{solutions?\}|\A(?:\\text\{(
 _DEGREES = re.compile(
     r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z]))\s*(?:(?:\\text\{)?([CF])\b\}?)?"
 )
+_ARC_MINUTES = re.compile(r"(\\circ\s*\}?|\\degree)\s*([0-9.]+)\s*(?:\^\s*\{\s*'\s*\}|'(?!'))")
+_ARC_SECONDS = re.compile(r"(\\text\{ arcmin \})\s*([0-9.]+)\s*(?:''|\")")
 _ABOUT = re.compile(r"\s*\\text\{(?:about|approximately|roughly|around)\}")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_UNDERLINED = re.compile(r"\\underline\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_OUTWARD = re.compile(r"(?<!\\)([\[\]])([^\[\]()]{1,60}[,;][^\[\]()]{1,60}?)([\[\]])")
 _MIXED = re.compile(
     r"([-+]?)([0-9]+)\s+(?:\\text\{and\}\s*)?(?:([0-9]+)\s*/\s*([0-9]+)|\\frac\{([0-9]+)\}\{([0-9]+)\})"
 )
@@ -145,6 +155,10 @@ def normalized(answer: str) -> str:
     """
     text = _currency(answer.strip()).translate(_UNICODE)
     text = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", "", text)
+    if "[" in text or "]" in text:
+        text = _OUTWARD.sub(_inward, re.sub(r"\\(?:left|right)\s*(?=[\[\]])", "", text))
+    for _ in range(min(text.count("underline"), 3)):
+        text = _UNDERLINED.sub(r"\1", text)
     text = _SPACES.sub(" ", re.sub(r"\\(?:boldsymbol|bm)\s*\{", "{", text))
     text = re.sub(r"\b(?:np|math|sp|sympy)\.(?=[a-z])", "", text)
     for pattern, spelling in _SPELLINGS:
@@ -170,9 +184,18 @@ def normalized(answer: str) -> str:
     return r"\emptyset" if _NOTHING.fullmatch(text) else _SOLUTIONS.sub("", text)
 
 
+def _inward(interval: re.Match[str]) -> str:
+    """`]0,1[` as (0,1)."""
+    return f"{'[' if interval[1] == '[' else '('}{interval[2]}{']' if interval[3] == ']' else ')'}"
+
+
 def _currency(text: str) -> str:
     """`\\$5` as 5 dollars; a single `$` is one too, two are the borders of a formula."""
-    text = re.sub(r"\\(?:text|mathrm)\s*\{\s*(\\?[$\u20ac\u00a3\u00a5])\s*\}", r"\1", text.replace("US\\$", "\\$"))
+    text = re.sub(
+        r"\\(?:text|mathrm)\s*\{\s*(\\?[$\u20ac\u00a3\u00a5]|[A-Z]{3})\s*\}(?=\s*[0-9$\u20ac\u00a3\u00a5])",
+        r"\1",
+        text.replace("US\\$", "\\$"),
+    )
     bare = len(re.findall(r"(?<!\\)\$", text))
     if bare % 2 == 1:
         text = re.sub(r"(?<!\\)\$(?=\s?[0-9.])", r"\\$", text) if re.search(r"\$\s?[0-9.]", text) else text
@@ -255,6 +278,8 @@ def _degrees(text: str) -> str:
         in_formula = _TRIGONOMETRY.search(match.string, 0, match.start())
         return r"\cdot\frac{\pi}{180}" if in_formula else r"\text{degrees}"
 
+    if "'" in text:
+        text = _ARC_SECONDS.sub(r"\1 \2\\text{ arcsec }", _ARC_MINUTES.sub(r"\1 \2\\text{ arcmin }", text))
     return _DEGREES.sub(written, text) if "circ" in text or "degree" in text else text
 
 

@@ -7,10 +7,21 @@ become one, so that a pattern that looks past white space takes bounded time. Ev
 
 import re
 
+from rlinf_algos.rewards.number_words import with_numbers
+
 _WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {
     0x3000: " ", 0x3002: ". ", 0xFF0E: ".", 0x3001: ", ", 0xFF0C: ", ", 0xFF1A: ": ", 0xFF1B: "; ", 0xFF1F: "? ",
-    0xFF01: "! ", 0x3010: "(", 0x3011: ")", 0xFFE5: "\u00a5", 0x201C: '"', 0x201D: '"', 0x2236: ":",
+    0xFF01: "! ", 0xFFE5: "\u00a5", 0x201C: '"', 0x201D: '"', 0x2236: ":",
 }  # fmt: skip
+_HEADED = re.compile("\u3010([^\u3010\u3011\n]{1,12})\u3011:? ?")
+_STRUCK = re.compile(
+    r"~~(?=\S)[^~\n]{1,300}~~|<(s|del|strike)>[^<\n]{1,300}</\1>|\\(?:sout|st)\{[^{}\n]{1,300}\}", flags=re.IGNORECASE
+)
+"""What is withdrawn by being crossed out."""
+_QUOTED = re.compile(r"^> ", flags=re.MULTILINE)
+_RUPEES = re.compile(r"\bRs\.? ?(?=[0-9])")
+_SUBSCRIPTS = re.compile("[\u2080-\u2089]{1,9}")
+_SPACED = re.compile("(?<![0-9.,] )(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3}){1,5}(?= ?[\u20ac\u00a3\u20b9])")
 _TAGS = re.compile(
     r"</?(?:b|i|u|strong|em|p|br|hr|div|span|center|font|code|pre|mark|h[1-6]|ul|ol|li)(?: [^<>\n]{0,100})?/?>",
     flags=re.IGNORECASE,
@@ -19,6 +30,16 @@ _CHARACTERS = {"nbsp": " ", "lt": "<", "gt": ">", "amp": "&", "minus": "-", "tim
 _ENTITIES = re.compile(f"&({'|'.join(_CHARACTERS)});")
 _FENCE = re.compile(r"^```[\w+-]{0,20}$", flags=re.MULTILINE)
 _EMPHASIS = re.compile(r"(?<![0-9A-Za-z)\]}])\*\*|\*\*(?![0-9A-Za-z(\\-])|`|(?<!\w)__(?=\w)|(?<=\w)__(?!\w)")
+_COMPARED = re.compile(
+    r"\$\\mathbb\{R\}\$ (?:(?:that|which) are )?"
+    r"(greater than or equal to|less than or equal to|at least|at most|greater than|less than) (?=[-$\\0-9])"
+)
+_COMPARISONS = {"greater than or equal to": r"\ge", "at least": r"\ge", "less than or equal to": r"\le",
+                "at most": r"\le", "greater than": ">", "less than": "<"}  # fmt: skip
+_ROWS = re.compile(
+    r"\b(?:the |a )?matrix (?:with|whose) (?:the )?(?:rows |(?:first|top) row (?:is )?)"
+    r"(\([^()\n]{1,60}\)(?:,? (?:and )?(?:[a-z]{5,6} row (?:is )?)?\([^()\n]{1,60}\)){1,5})"
+)
 _SYMBOLS = re.compile("[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]")
 _REALS = re.compile(
     r"(?<!for )\b(?:all|any|every) (?:the )?real(?: numbers?| values?|s\b)?(?: \$?x\$?)?(?![a-z])", flags=re.IGNORECASE
@@ -27,7 +48,9 @@ _CHINESE = re.compile("[\u4e00-\u9fff]")
 _WORDS = {
     "最终": " final ", "答案": " answer ", "正确选项": " correct option ", "选项": " option ", "不正确": " wrong ",
     "正确": " correct ", "错误": " wrong ", "应选": " choose ", "选择": " choose ", "选": " choose ",
-    "而不是": ", not ", "不是": " is not ", "不等于": " is not ", "等于": " equals ",
+    "而不是": ", not ", "而不选": ", not ", "而非": ", not ",
+    "不应选": " is not ", "不能选": " is not ", "不选": " is not ", "不是": " is not ",
+    "不等于": " is not ", "等于": " equals ",
     "约为": " approximately ", "约等于": " approximately ", "约是": " approximately ", "大约": " approximately ",
     "就是": " is ", "是": " is ",
     "应为": " is ", "分别为": " are ", "分别是": " are ", "为": " is ", "或者": " or ", "或": " or ", "以及": " and ",
@@ -61,17 +84,33 @@ def plain_text(text: str) -> str:
     Example: plain_text("所以答案是５。") == "so answer is 5."; plain_text("it costs $5 or <b>$7</b>") has `\$5 or \$7`.
     """
     text = re.sub("(?<=[0-9])[\u2009\u202f\u00a0](?=[0-9]{3}(?![0-9]))", r"\\,", text.translate(_WIDE))
+    if not text.isascii():
+        text = _HEADED.sub(r"\1: ", text).replace("\u3010", "(").replace("\u3011", ")")
+        text = _SUBSCRIPTS.sub(lambda digits: "_{" + "".join(chr(ord(one) - 0x2050) for one in digits[0]) + "}", text)
+        text = _SPACED.sub(lambda number: number[0].replace(" ", ""), text)
+    text = _RUPEES.sub("INR ", text) if "Rs" in text else text
+    text = _QUOTED.sub("", text) if "\n> " in text else text
+    text = _STRUCK.sub(" ", text) if "~~" in text or "</" in text or r"\s" in text else text
+    text = text.replace(" as well as ", " and ")
     text = _ENTITIES.sub(lambda entity: _CHARACTERS[entity[1]], text)
     text = re.sub(r"\\(begin|end)\{(?:equation|displaymath|multline)\*?\}", _display, text)
     text = re.sub(r"\b(sq|cu)\. (?=[a-z])", r"\1 ", text)
     text = _EMPHASIS.sub("", _SYMBOLS.sub("", _FENCE.sub("", _TAGS.sub(" ", text))))
     text = _REALS.sub(r"$\\mathbb{R}$", text)
+    text = _COMPARED.sub(lambda words: f"x {_COMPARISONS[words[1]]} ", text) if "mathbb" in text else text
+    text = _ROWS.sub(_matrix, text) if "matrix wi" in text or "matrix wh" in text else text
+    text = with_numbers(text)
     if _CHINESE.search(text):
         text = _in_english(text)
     if "$" in text:
         text = "\n".join(map(_with_amounts, text.split("\n")))
     text = re.sub(r"[^\S\n]+", " ", text)
     return re.sub(r"\n{3,}", "\n\n", re.sub(r" ?\n ?", "\n", text)).strip()
+
+
+def _matrix(rows: re.Match[str]) -> str:
+    body = r"\\".join(row.replace(",", "&") for row in re.findall(r"\(([^()]*)\)", rows[1]))
+    return rf"\begin{{pmatrix}}{body}\end{{pmatrix}}"
 
 
 def _display(environment: re.Match[str]) -> str:

@@ -23,7 +23,7 @@ _OPERATORS = frozenset(
 _JOINTS = frozenset((",", ";", "\\text{or}", "\\text{and}", "\\lor", "\\vee", "\\land", "\\wedge"))
 _NAME = re.compile(
     r"[A-Z]{2,3}|\\(?:angle|triangle) ?[A-Z]{1,3}"
-    r"|(?:\\[A-Za-z]+ ?|[A-Za-z])'*(?:_(?:[0-9A-Za-z]|\{[^{}]*\}))?'*(?:\([A-Za-z0-9](?:,[A-Za-z])*\))?"
+    r"|(?:\\[A-Za-z]+ ?|[A-Za-z])'*(?:_(?:[0-9A-Za-z]|\{[^{}]*\}))?'*(?:\^\{-1\})?(?:\([A-Za-z0-9](?:,[A-Za-z])*\))?"
 )
 _NO_NAMES = frozenset(("e", "i", r"\pi", r"\infty", r"\emptyset"))
 _WORD = re.compile(r"\\text\{([^{}]*)\}")
@@ -44,7 +44,8 @@ class Answer:
     parts: tuple["Answer", ...] = ()
     """Items, sides of a relation, cells of a matrix by rows, formulas between words; a quantity's number."""
     marks: tuple[str, ...] = ()
-    """Brackets, operators, the sizes of a matrix' rows, or the words, with "" where a formula stands."""
+    """Brackets, operators, the sizes of a matrix' rows, a compound quantity in its first unit, or the words, with ""
+    where a formula stands."""
     unit: Unit | None = None
 
 
@@ -202,7 +203,7 @@ def _counts(unit: Unit) -> bool:
 
 
 def _compound(text: str) -> Answer | None:
-    """`2 hours 30 minutes` as one quantity in the smaller unit."""
+    """`2 hours 30 minutes` as one quantity in the smaller unit, 150 minutes, with its value in the larger one, 5/2."""
     parts = re.findall(r"([0-9.]+)((?:\\text\{[^{}]*\})+?)(?:,|\\text\{and\})?(?=[0-9]|$)", text)
     if len(parts) < 2 or re.sub(r"[0-9.,]|\\text\{[^{}]*\}", "", text):
         return None
@@ -215,7 +216,10 @@ def _compound(text: str) -> Answer | None:
         factors.add(unit.factor)
         total += number.value * unit.factor / last.factor
     value = str(total) if total.denominator > 1 else str(total.numerator)  # type: ignore[union-attr]
-    return Answer("quantity", text, (Answer("formula", value),), (), last)
+    first = read_parts[0][1]
+    assert last is not None and first is not None, "each part has its unit"
+    whole = total * last.factor / first.factor
+    return Answer("quantity", text, (Answer("formula", value),), (str(whole),), last)
 
 
 def _phrase(text: str, tokens: list[str]) -> Answer | None:

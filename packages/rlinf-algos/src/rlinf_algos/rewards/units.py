@@ -49,6 +49,7 @@ _TABLE = {
     "yuan": "yuan 1 yuan CNY RMB rmb",
     "jiao": "yuan 1/10 jiao",
     "yen": "yen 1 yen JPY",
+    "yensign": "yensign 1 yensign",
     "rupee": "rupee 1 rupee INR",
     "dm": "m 1/10 dm decimeter decimetre",
     "hectare": "hectare 1 hectare",
@@ -188,7 +189,7 @@ def read_unit(text: str) -> Unit | None:
         return None
     bases: dict[str, int] = {}
     factor, place, sign, power = Fraction(1), 0, 1, 1
-    words = re.findall(_WORD, text)
+    words, last = re.findall(_WORD, text), None
     if is_thing(words) and re.fullmatch(rf"(?:{_WORD})+", text) and not is_unit(words[-1]):
         return Unit(bases=((" ".join(word.rstrip("s") for word in words), 1),), factor=Fraction(1))
     while place < len(text):
@@ -204,6 +205,13 @@ def read_unit(text: str) -> Unit | None:
             continue
         if word in ("per", "a", "an", "each", "every"):
             sign = -1
+            continue
+        if word in ("squared", "cubed") and last:
+            base, exponent = last[0], last[1] * (1 if word == "squared" else 2)
+            parts, of_base = _DERIVED.get(base, ({base: 1}, Fraction(1)))
+            factor *= (last[2] * of_base) ** exponent
+            for name, times in parts.items():
+                bases[name] = bases.get(name, 0) + times * exponent
             continue
         if word in ("square", "sq", "cubic", "cu"):
             power = 2 if word[0] == "s" else 3
@@ -221,7 +229,7 @@ def read_unit(text: str) -> Unit | None:
         factor *= (size * of_base) ** exponent
         for name, times in parts.items():
             bases[name] = bases.get(name, 0) + times * exponent
-        power = 1
+        last, power = (base, exponent, size), 1
     if not words or power != 1:
         return None
     return Unit(bases=tuple(sorted((base, n) for base, n in bases.items() if n)), factor=factor)
