@@ -85,6 +85,7 @@ def run(tmp_path, model_folder, train_file, eval_file, further, recipe="gsm8k-gr
         "model.path": model_folder,
         "task.train_files": f"[{train_file}]",
         "task.eval_files": f"[{eval_file}]",
+        "task.long_prompts": "keep_end",
     }
     return train(recipe, tmp_path / "run", settings)
 

@@ -1,6 +1,7 @@
 """A weight link of one's own: through a TCP socket of the driver, which keeps the last two versions of each rank."""
 
 import hashlib
+import socket
 from datetime import timedelta
 
 from safetensors.torch import load, save
@@ -12,8 +13,11 @@ from rlinf_comm.weights import ReshardExecutor
 
 class SocketLink:
     def __init__(self, edge, reshard, *, host="127.0.0.1"):
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        self.address = (host, self._store.port)
+        listener = socket.create_server((host, 0))  # the store by itself listens at every address
+        self.address = listener.getsockname()
+        self._store = TCPStore(
+            *self.address, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
 
     @staticmethod
     def open_sender(port):

@@ -297,7 +297,7 @@ MISTAKES = [
     ),
     Mistake(
         line=CUBE + "environments:TextReward",
-        says="env.id='environments:TextReward': env 0: step 0 of its episode failed: ValueError: could",
+        says="'environments:TextReward': env 0: step 0 of its episode failed: EnvError: step() returned reward as str",
     ),
     Mistake(
         line=CUBE + "environments:Pictures",
