@@ -28,7 +28,6 @@ _SYMMETRIC = frozenset((*FLIPPED, *_EQUAL, "\\ne", "\\equiv", "\\cong", "\\paral
 """Operators of relations that can be read from right to left."""
 _DEGREE, _RADIAN = (("degree", 1),), (("radian", 1),)
 _IMPLIES = re.compile(r"\\(?:implies|iff|(?:Long|long)?(?:[Ll]eft)?[Rr]ightarrow)(?![a-z])|[\u21d2\u27f9\u21d4\u27fa]")
-_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|\\begin|\\math[a-z]+")
 _OPERATION = re.compile(r"\\(?:int|lim)(?![a-z])|\\frac\{d\}\{d[a-z]\}")
 """A left side that the right side works out."""
 _MAX_MATCHED = 12
@@ -51,12 +50,16 @@ class Comparison:
         self._choices = choice_of(expected), choice_of(found)
         is_list = [re.search(r",|\\text", text) is not None for text in (expected, found)]
         self._are_letters = is_list[0] != is_list[1] and None not in (letters_of(expected), letters_of(found))
+        self._are_letters = self._are_letters or ("(" in found and None not in map(letters_of, (expected, found)))
+        self._is_undecided = r"\text{or}" in found and len(letters_of(expected) or "") > 1
         self._known = known
         self.open: list[Question] = []
         """Questions without an answer, after `run`."""
 
     def run(self) -> Verdict:
         self.open = []
+        if self._is_undecided:
+            return False
         if self._are_letters:  # of several choices
             return letters_of(self._expected.text) == letters_of(self._found.text)
         return self._same_choices() if any(self._choices) else self._same(self._expected, self._found)
@@ -162,6 +165,8 @@ class Comparison:
     def _same_collections(self, one: Answer, other: Answer) -> Verdict:
         if one.kind == other.kind == "tuple":
             return one.marks == other.marks and self._in_order(one.parts, other.parts)
+        if (r"\text{or}" in one.text) != (r"\text{or}" in other.text) and len(_named(one) or _named(other) or ()) > 1:
+            return False  # x=1 or y=2 is not both
         if "tuple" in (one.kind, other.kind):
             bracketed, bare = (one, other) if one.kind == "tuple" else (other, one)
             if bare.kind == "set" or bracketed.marks != ("()",):
@@ -279,11 +284,11 @@ def _result(answer: Answer) -> Answer:
         name, *sides, _ = answer.parts
         if name_of(name) is None:
             name = Answer("formula", "y")
-        letters = set(_LETTER.findall(last.text))
+        letters = _letters(last.text)
         sides = [
             side
             for side in map(spread, sides)
-            if side.kind == last.kind and not has_words(side.text) and letters >= set(_LETTER.findall(side.text))
+            if side.kind == last.kind and not has_words(side.text) and letters >= _letters(side.text)
         ]
         return Answer("relation", answer.text, (name, *sides, last), ("=",) * (len(sides) + 1))
     if last.kind in ("quantity", "formula") and any(part.kind == "phrase" for part in answer.parts[:-1]):
@@ -292,6 +297,11 @@ def _result(answer: Answer) -> Answer:
     has_letters = re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|\\begin", answer.parts[0].text)
     is_value = last.kind in ("matrix", "set", "tuple") or (rational(value.text) is not None and value.text != "0")
     return last if has_letters and is_value else answer
+
+
+def _letters(formula: str) -> set[str]:
+    """The single letters in a formula."""
+    return set(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", formula)))
 
 
 def _is_derivation(answer: Answer) -> bool:

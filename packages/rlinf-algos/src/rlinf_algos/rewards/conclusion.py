@@ -243,7 +243,8 @@ def _sentences(line: str, pattern: re.Pattern[str]) -> list[str]:
 
 def _sentence(line: str) -> str:
     """The line up to the end of its first sentence or to the reason that it gives."""
-    line = _REMARK.sub(lambda remark: "" if _is_outside(line, remark.start()) else remark[0], line)
+    if "(" in line:
+        line = _REMARK.sub(lambda remark: "" if _is_outside(line, remark.start()) else remark[0], line)
     for pattern in (_SENTENCE_END, _REASON):
         for end in pattern.finditer(line):
             if end.start() > 0 and _is_outside(line, end.start()):
@@ -255,7 +256,8 @@ def _sentence(line: str) -> str:
 def _consequence(sentence: str) -> str:
     """What a sentence says after its last "so" or "therefore", without reasons and remarks."""
     ends = [found.end() for found in _THEREFORE.finditer(sentence) if _is_outside(sentence, found.start())]
-    sentence = _IS_IT.sub("", cleaned(_sentence(sentence[ends[-1] :] if ends else sentence)))
+    sentence = cleaned(_sentence(sentence[ends[-1] :] if ends else sentence))
+    sentence = _IS_IT.sub("", sentence) if " is " in sentence else sentence
     time = next((found for found in _BEFORE.finditer(sentence) if _holds_value(sentence[: found.start()])), None)
     return sentence[: time.start()] if time else sentence
 

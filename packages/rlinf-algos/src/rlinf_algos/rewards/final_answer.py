@@ -11,6 +11,9 @@ notation (`plain_text`). A statement is one of
 A statement in words ("the answer is reasonable") does not replace an earlier one in numbers or formulas, unless an
 answer in words is looked for. Text without a statement is read for its conclusion (`conclusion`).
 
+A statement that a later sentence withdraws ("Edit: ...", "I made a mistake", "that's wrong") gives way to what is
+stated or concluded after that sentence. Struck-out text does not count (`plain_text`).
+
 A reference (`reference_answer`) is taken whole unless it is boxed, follows `####` or stands in `<answer>`.
 
 Passes over the whole text look for single tokens; everything else reads at most `MAX_STATEMENTS` pieces of at most
@@ -32,6 +35,7 @@ from rlinf_algos.rewards.conclusion import (
     without_filler,
     words_of,
 )
+from rlinf_algos.rewards.number_words import with_lone_numbers
 from rlinf_algos.rewards.plain_text import plain_text
 from rlinf_algos.rewards.units import is_unit
 
@@ -61,9 +65,12 @@ _EMPTY_WORDS = frozenset(
 )
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(((?:(?!\\[()]).)*)\\\)", flags=re.DOTALL)
 _SENTENCE = re.compile(r"(?:The|It|This|That|Its) [a-z]")
+_NEXT_KEY = re.compile(r',\s?"\w{1,20}" ?:')
+_KEY = re.compile(r'"([A-Za-z](?:_?[0-9])?)" ?: ?')
 _WITHDRAWN = re.compile(
-    r"^\W{0,9}(?:edit|correction|corrected|erratum|update)\b ?:|\b(?:I|we) (?:misread|miscalculated|misunderstood"
-    r"|miscounted|made an? (?:[a-z]+ )?(?:mistake|error|slip))\b",
+    r"^\W{0,9}(?:edit|correction|corrected|erratum|update)\b ?:|\b(?:(?:I|we) (?:misread|miscalculated|misunderstood"
+    r"|miscounted|made an? (?:[a-z]+ )?(?:mistake|error|slip))"
+    r"|that(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct)))\b",
     flags=re.IGNORECASE | re.MULTILINE,
 )
 MAX_STATEMENTS = 20
@@ -99,12 +106,15 @@ def final_answer(text: str, *, in_words: bool = False) -> str | None:
         answer = _stated(inner, in_words) or cleaned(inner[: MAX_LENGTH + 1])
     else:
         found = boxes(text)
-        answer = _corrected(text, found, in_words) or _stated(text, in_words, found)
-        answer = answer or conclusion(text[-_TAIL:], in_words=in_words) or ""
+        last = _last_statement(text, in_words, found)
+        answer = last and (_corrected(text[last.start :], in_words) or last.text)
+        answer = answer or _concluded(text[-_TAIL:], in_words) or ""
     if in_words and _SENTENCE.match(answer):
         answer = predicate(answer) or answer
     formula = _ONE_FORMULA.fullmatch(answer)
     answer = (formula[1] or formula[2] or "") if formula else answer
+    if answer.startswith('{"'):
+        answer = _KEY.sub(r"\1=", answer).strip("{} ")
     return answer.strip() or None
 
 
@@ -131,19 +141,31 @@ def _in_answer_tag(text: str) -> str | None:
     return text[start + len("<answer>") : end] if 0 <= start < end else None
 
 
-def _corrected(text: str, found: list[Box], in_words: bool) -> str | None:
-    """What a correction after the last box says; None where nothing is corrected."""
-    rest = text[found[-1].end :] if found else ""
-    *_, last = [0, *(withdrawal.end() for withdrawal in _WITHDRAWN.finditer(rest))]
+def _concluded(text: str, in_words: bool) -> str | None:
+    """The conclusion of a text; where it is in words and should not be, number words are read as digits."""
+    answer = conclusion(text, in_words=in_words)
+    if in_words or (answer and is_formal(answer)):
+        return answer
+    in_digits = with_lone_numbers(text)
+    return (conclusion(in_digits) if in_digits != text else None) or answer
+
+
+def _corrected(text: str, in_words: bool) -> str | None:
+    """What a correction after the last statement says; None where nothing is corrected."""
+    *_, last = [0, *(withdrawal.end() for withdrawal in _WITHDRAWN.finditer(text))]
     if not last:
         return None
-    rest = rest[last:]
+    rest = text[last:].lstrip(".!,:; ")
     answer = _stated(rest, in_words) or conclusion(rest[-_TAIL:], in_words=in_words)
     return answer if answer and (in_words or is_formal(answer)) else None
 
 
-def _stated(text: str, in_words: bool, found: list[Box] | None = None, *, with_markers: bool = True) -> str | None:
-    found = boxes(text) if found is None else found
+def _stated(text: str, in_words: bool, *, with_markers: bool = True) -> str | None:
+    last = _last_statement(text, in_words, boxes(text), with_markers=with_markers)
+    return last.text if last else None
+
+
+def _last_statement(text: str, in_words: bool, found: list[Box], *, with_markers: bool = True) -> _Statement | None:
     statements = [
         *_boxed(text, found),
         *_phrases(text, found, in_words=in_words),
@@ -151,7 +173,7 @@ def _stated(text: str, in_words: bool, found: list[Box] | None = None, *, with_m
     ]
     statements.sort(key=lambda statement: statement.start)
     formal = [statement for statement in statements if statement.is_formal]
-    return (statements if in_words else formal or statements)[-1].text if statements else None
+    return (statements if in_words else formal or statements)[-1] if statements else None
 
 
 # -- boxes and markers -----------------------------------------------------------------------------------------------
@@ -219,6 +241,7 @@ def _after(text: str, start: int) -> str:
         inner = display[1] or display[2]
         return next((box.text for box in _boxed(inner)), None) or cleaned(inner)
     line = text[start : start + MAX_LENGTH].partition("\n")[0]
+    line = _NEXT_KEY.split(line)[0] if '":' in line else line
     answer = statement(line)
     if is_next_line and not is_formal(answer):
         return concluded(line) or answer

@@ -15,6 +15,8 @@ _LETTERS = re.compile(r"[A-J](?:(?:,|\\text\{and\}|)[A-J])*")
 
 
 BUILT = re.compile(r"\\\{\(?([A-Za-z](?:_[0-9])?)\)?(?:\\in ?\\mathbb\{R\})?[|:](.+)\\\}")
+_SCALED_VECTOR = re.compile(r"([^(),]+?)(?:\\cdot|\\times)?(\([^()]+,[^()]+\))")
+_SCALED_AFTER = re.compile(r"(\\begin\{pmatrix\}.*\\end\{pmatrix\})(/|\\cdot|\\times)([^&=,]+)")
 _SCALED = re.compile(r"([^&=,]+?)(?:\\cdot|\\times)?(\\begin\{pmatrix\}.*\\end\{pmatrix\})")
 
 
@@ -39,7 +41,7 @@ def choice_of(text: str) -> Choice | None:
 
 def letters_of(text: str) -> str | None:
     """The letters of a normalised answer that is nothing else: AC for `A,C`."""
-    text = text.upper() if len(text) == 1 else text
+    text = text.upper() if len(text) == 1 else re.sub(r"\(([A-J])\)", r"\1", text)
     return "".join(sorted(re.findall(r"[A-J](?![a-z])", text))) if _LETTERS.fullmatch(text) else None
 
 
@@ -57,7 +59,16 @@ def spread(answer: Answer) -> Answer:
     built = BUILT.fullmatch(answer.text) if answer.kind == "set" else None
     if built and not re.search(r"\\in|\\mathbb", built[2]):
         return spread(read(built[2]))
-    scaled = _SCALED.fullmatch(answer.text)
+    if answer.kind == "formula" and answer.text.endswith(")"):
+        vector = _SCALED_VECTOR.fullmatch(answer.text)
+        factor = rational(vector[1]) if vector else None
+        if vector and factor:
+            cells = tuple(_product(vector[1], cell) for cell in read(vector[2]).parts)
+            return Answer("tuple", answer.text, cells, ("()",))
+    scaled = _SCALED.fullmatch(answer.text) or _SCALED_AFTER.fullmatch(answer.text)
+    if scaled and scaled.re is _SCALED_AFTER:
+        factor = f"\\frac{{1}}{{{scaled[3]}}}" if scaled[2] == "/" else scaled[3]
+        return spread(read(f"{factor}{scaled[1]}")) if rational(scaled[3]) else answer
     if scaled and answer.kind == "formula" and scaled[1].count("(") == scaled[1].count(")"):
         matrix = read(scaled[2])
         cells = tuple(_product(scaled[1], cell) for cell in matrix.parts)
@@ -95,6 +106,7 @@ def spread(answer: Answer) -> Answer:
 
 
 def _product(factor: str, cell: Answer) -> Answer:
+    factor = "-1" if factor == "-" else factor
     numbers = rational(factor), rational(cell.text)
     if numbers[0] and numbers[1]:
         return read(str(numbers[0].value * numbers[1].value))

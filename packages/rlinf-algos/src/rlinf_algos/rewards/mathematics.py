@@ -2,9 +2,9 @@ r"""Answers of mathematics, compared by what they mean: `\boxed{\frac{3}{4}}`, 0
 
 The answer is looked for in the completion as `final_answer` says, the reference is taken whole; both are brought into
 one notation (`notation`), taken apart (`structure`) and compared part by part (`comparison`). Numbers are compared
-exactly, words as words. A percentage may be given as 75 or as 0.75; a decimal of six or more places may stand for a
-fraction (0.333333 for 1/3). What is left, two formulas, goes to math-verify in a pool of processes, with limits of time
-and memory.
+exactly, words as words. A percentage may be given as 75 or as 0.75, but 0.75% is not 3/4; a decimal of six or more
+places may stand for a fraction (0.333333 for 1/3). What is left, two formulas, goes to math-verify in a pool of
+processes, with limits of time and memory.
 
 Two decimals that differ are different: unlike math-verify, which rounds to six places, 1.39e-10 is not 2e-10.
 """

@@ -81,6 +81,8 @@ _SPELLINGS = (
     (re.compile(r"\\gt(?![a-z])"), ">"),
     (re.compile(r"\\(?:simeq|approxeq|doteq)(?![a-z])"), r"\\approx "),
     (re.compile(r"!="), r"\\ne "),
+    (re.compile(r"(?<=\.)([0-9]*)\\dot\s*\{?([0-9])\}?(?:([0-9]*)\\dot\s*\{?([0-9])\}?)?"), r"\1\\overline{\2\3\4}"),
+    (re.compile(r"(?<=[0-9]\.)\(([0-9]{1,9})\)"), r"\\overline{\1}"),
     (re.compile(r"(?<![A-Za-z\\])[ABD-MO-TV-Z]\s?(?=\(\s*[-+]?[0-9][^(),]{0,30}(?:,[^(),]{1,30}){1,2}\))"), ""),
     (re.compile(r"\\(?:varnothing)(?![a-z])"), r"\\emptyset "),
     (re.compile(r"\\lbrace(?![a-z])"), r"\\{"),
@@ -122,7 +124,7 @@ _WORDINGS = (
 """Names of sets, words and signs with one spelling each."""
 _NOTHING = re.compile(
     r"(?:\\text\{there\}\\text\{(?:is|are)\})?\\text\{no\}(?:\\text\{(?:real|integer|positive|such|valid)\})*"
-    r"\\text\{solutions?\}(?:\\text\{exists?\})?|\\\{\\\}"
+    r"\\text\{(?:solution|root)s?\}(?:\\text\{exists?\})?|\\\{\\\}"
     r"|(?:\\text\{the\})?\\text\{solution\}\\text\{set\}\\text\{is\}\\text\{empty\}"
     r"|(?:\\text\{the\})?\\text\{empty\}(?:\\text\{set\})?|\\emptyset ?"
 )
@@ -254,7 +256,11 @@ def _lettered(letters: str, before: str, after: str) -> str:
     follows_value = re.search(r"[0-9)\]}%]\s*$|\\text\{[^{}]*\}\s*/?\s*$|[0-9]\s*/\s*$", before)
     if len(letters) == 1:
         is_spaced = re.search(r"[0-9]\s+$|\\text\{[^{}]*\}\s*/\s*$|\\text\{(?:per|square|cubic|sq|cu)\}\s*$", before)
-        if letters in _LETTER_UNITS and is_spaced and re.match(r"\s*(?:$|/|\\text|[.,]?\s*\Z|\^)", after):
+        if (
+            letters in _LETTER_UNITS
+            and is_spaced
+            and re.match(r"\s*(?:$|/|\\text|[.,]?\s*\Z|\^|\s[0-9.]{1,4}\s?[a-z])", after)
+        ):
             return rf"\text{{{letters}}}"
         is_index = after[:1].isdigit() and letters not in "eE" and not before.endswith(("_", "^"))
         return f"{letters}_" if is_index else letters  # v0 is v_0

@@ -1,6 +1,6 @@
 """Numbers in English words as digits: "three thousand yen" is "3000 yen", "twenty-five" is "25".
 
-Only numbers of several words are read: "one" and "two" are often no number, and a lone word has its value elsewhere.
+Numbers of several words are read everywhere, those of one word only where nothing else is an answer.
 """
 
 import re
@@ -17,15 +17,26 @@ _NUMBER = "|".join((*_UNITS, *_TENS, "hundred", *_LARGE))
 _RUN = re.compile(
     rf"\b(?!hundred|thousand|million|billion)(?:{_NUMBER})(?:(?:-| and | )(?:{_NUMBER})){{1,12}}\b", re.IGNORECASE
 )
-_MARKS = ("hundred", "thousand", "illion", "ty-", "ty ")
-"""One of these is in every number of several words."""
+_LONE = re.compile(rf"\b(?:{'|'.join([*list(_UNITS)[2:], *_TENS])})\b(?!-)", re.IGNORECASE)
+_PARTS = {"halves": 2, "thirds": 3, "quarters": 4, "fourths": 4, "fifths": 5, "sixths": 6, "sevenths": 7, "eighths": 8,
+          "ninths": 9, "tenths": 10}  # fmt: skip
+_FRACTION = re.compile(rf"\b({'|'.join(_UNITS)})[- ]({'|'.join(_PARTS)})\b(?! of\b)", re.IGNORECASE)
+_AND_A_HALF = re.compile(rf"\b({'|'.join(_UNITS)}|[0-9]{{1,9}}) and (?:a|one) half\b", re.IGNORECASE)
 
 
 def with_numbers(text: str) -> str:
     """The text with digits in place of numbers of several words."""
-    if not any(word in text for word in _MARKS):
-        return text
+    if "ths" in text or "rds" in text or "quarters" in text or "halves" in text or " half" in text:
+        text = _FRACTION.sub(lambda words: f"{_UNITS[words[1].lower()]}/{_PARTS[words[2].lower()]}", text)
+        text = _AND_A_HALF.sub(lambda words: f"{_UNITS.get(words[1].lower(), words[1])}.5", text)
+    if not ("ty-" in text or "ty " in text or "hundred" in text or "thousand" in text or "illion" in text):
+        return text  # one of these is in every number of several words
     return _RUN.sub(lambda run: run[0] if (value := _value(run[0])) is None else str(value), text)
+
+
+def with_lone_numbers(text: str) -> str:
+    """The text with digits also in place of numbers of one word, without "one", which is often no number."""
+    return _LONE.sub(lambda word: str(_UNITS.get(word[0].lower()) or _TENS[word[0].lower()]), text)
 
 
 def _value(run: str) -> int | None:

@@ -18,6 +18,8 @@ _STRUCK = re.compile(
     r"~~(?=\S)[^~\n]{1,300}~~|<(s|del|strike)>[^<\n]{1,300}</\1>|\\(?:sout|st)\{[^{}\n]{1,300}\}", flags=re.IGNORECASE
 )
 """What is withdrawn by being crossed out."""
+_ANSWER_TAGS = re.compile(r"<(/?)(?:final[_ ]?answer|final|result)>|\[(/?)answer\]", flags=re.IGNORECASE)
+_AGAIN = re.compile(r"(?<=[0-9])(\.[0-9]{0,10}?)([0-9]{1,6}?)\2{2,}(?:\.\.\.|\u2026|\\[lc]?dots(?![a-z]))")
 _QUOTED = re.compile(r"^> ", flags=re.MULTILINE)
 _RUPEES = re.compile(r"\bRs\.? ?(?=[0-9])")
 _SUBSCRIPTS = re.compile("[\u2080-\u2089]{1,9}")
@@ -32,6 +34,10 @@ _FENCE = re.compile(r"^```[\w+-]{0,20}$", flags=re.MULTILINE)
 _EMPHASIS = re.compile(r"(?<![0-9A-Za-z)\]}])\*\*|\*\*(?![0-9A-Za-z(\\-])|`|(?<!\w)__(?=\w)|(?<=\w)__(?!\w)")
 _COMPARED = re.compile(
     r"\$\\mathbb\{R\}\$ (?:(?:that|which) are )?"
+    r"(greater than or equal to|less than or equal to|at least|at most|greater than|less than) (?=[-$\\0-9])"
+)
+_BOUND = re.compile(
+    r"\b(?:(?:all|any|every) ([a-z])|([b-hj-z]) is) "
     r"(greater than or equal to|less than or equal to|at least|at most|greater than|less than) (?=[-$\\0-9])"
 )
 _COMPARISONS = {"greater than or equal to": r"\ge", "at least": r"\ge", "less than or equal to": r"\le",
@@ -90,6 +96,12 @@ def plain_text(text: str) -> str:
         text = _SPACED.sub(lambda number: number[0].replace(" ", ""), text)
     text = _RUPEES.sub("INR ", text) if "Rs" in text else text
     text = _QUOTED.sub("", text) if "\n> " in text else text
+    text = (
+        _ANSWER_TAGS.sub(lambda tag: f"<{tag[1] or tag[2] or ''}answer>", text)
+        if "</" in text or "[/" in text
+        else text
+    )
+    text = _AGAIN.sub(r"\1\\overline{\2}", text) if "..." in text or "\u2026" in text or "dots" in text else text
     text = _STRUCK.sub(" ", text) if "~~" in text or "</" in text or r"\s" in text else text
     text = text.replace(" as well as ", " and ")
     text = _ENTITIES.sub(lambda entity: _CHARACTERS[entity[1]], text)
@@ -97,7 +109,8 @@ def plain_text(text: str) -> str:
     text = re.sub(r"\b(sq|cu)\. (?=[a-z])", r"\1 ", text)
     text = _EMPHASIS.sub("", _SYMBOLS.sub("", _FENCE.sub("", _TAGS.sub(" ", text))))
     text = _REALS.sub(r"$\\mathbb{R}$", text)
-    text = _COMPARED.sub(lambda words: f"x {_COMPARISONS[words[1]]} ", text) if "mathbb" in text else text
+    if "at least" in text or "at most" in text or " than " in text:
+        text = _BOUND.sub(_bound, _COMPARED.sub(lambda words: f"x {_COMPARISONS[words[1]]} ", text))
     text = _ROWS.sub(_matrix, text) if "matrix wi" in text or "matrix wh" in text else text
     text = with_numbers(text)
     if _CHINESE.search(text):
@@ -106,6 +119,10 @@ def plain_text(text: str) -> str:
         text = "\n".join(map(_with_amounts, text.split("\n")))
     text = re.sub(r"[^\S\n]+", " ", text)
     return re.sub(r"\n{3,}", "\n\n", re.sub(r" ?\n ?", "\n", text)).strip()
+
+
+def _bound(words: re.Match[str]) -> str:
+    return f"{words[1] or words[2]} {_COMPARISONS[words[3]]} "
 
 
 def _matrix(rows: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ r"""What an answer is made of: a formula, a list, a tuple or interval, a relatio
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
@@ -208,6 +209,7 @@ def _compound(text: str) -> Answer | None:
     if len(parts) < 2 or re.sub(r"[0-9.,]|\\text\{[^{}]*\}", "", text):
         return None
     read_parts = [(rational(number), read_unit(unit)) for number, unit in parts]
+    read_parts = [(number, _subunit(read_parts[0][1], unit)) for number, unit in read_parts]
     last = read_parts[-1][1]
     total, factors = 0, set()
     for number, unit in read_parts:
@@ -220,6 +222,16 @@ def _compound(text: str) -> Answer | None:
     assert last is not None and first is not None, "each part has its unit"
     whole = total * last.factor / first.factor
     return Answer("quantity", text, (Answer("formula", value),), (str(whole),), last)
+
+
+def _subunit(first: Unit | None, unit: Unit | None) -> Unit | None:
+    """Cents after euros, and minutes and seconds after degrees, as parts of these; other units as they are."""
+    if first is None or unit is None:
+        return unit
+    if first.bases == (("degree", 1),) and unit.bases == (("s", 1),) and unit.factor in (1, 60):
+        return Unit(first.bases, unit.factor / 3600)
+    is_cents = unit.bases == (("dollar", 1),) and unit.factor == Fraction(1, 100)
+    return Unit(first.bases, unit.factor) if is_cents and first.bases == (("euro", 1),) else unit
 
 
 def _phrase(text: str, tokens: list[str]) -> Answer | None:
