@@ -65,6 +65,9 @@ _CUT = frozenset(
      "up", "down", "above", "below", "along", "across", "into")
 )  # fmt: skip
 _UNIT_WORDS = frozenset(("square", "cubic", "sq", "cu", "per", "squared", "cubed"))
+_DISCARDED = re.compile(
+    r"(?:\b[A-Za-z] ?= ?)?[^\s,;()]{1,40} \((?:rejected|extraneous|discarded|invalid|impossible)\),? (?:or|and) "
+)
 _REMARK = re.compile(r" \((?!(?:mod|or)\b)(?=[A-Za-z]{2,}[ ,)])[^()\n]{2,200}\)(?![A-Za-z0-9^_])")
 _REJECTED = re.compile(r"\A(?:not|neither) .{1,80}?,? (?:but|is|it is|it's) (?=\S)")
 _BEFORE = re.compile(r"\s(?:after|before)\s")
@@ -111,7 +114,12 @@ def cleaned(text: str) -> str:
     """The text without the white space, emphasis and full stop around it."""
     text = text.strip()
     for _ in range(_MAX_LOOKS):
-        shorter = text.strip(" \t\n*`\"'").removesuffix(".").strip(",;").rstrip(":")
+        shorter = (
+            text.strip(" \t\n*`" if "\u00b0" in text or "circ" in text else " \t\n*`\"'")
+            .removesuffix(".")
+            .strip(",;")
+            .rstrip(":")
+        )
         shorter = shorter.removesuffix("}") if shorter.count("}") > shorter.count("{") else shorter
         if shorter == text:
             break
@@ -206,7 +214,7 @@ def conclusion(text: str, *, in_words: bool = False) -> str | None:
         return system
     for line in reversed(lines):
         ends = _SENTENCE_END if in_words else _CLAUSE_END
-        sentences = [one for one in _sentences(line, ends) if not _CLOSERS.match(one)]
+        sentences = [one for one in _sentences(line, ends) if not _CLOSERS.match(one) and not one.endswith("?")]
         for sentence in reversed(sentences[-_MAX_LOOKS:]):
             answer = predicate(sentence) if in_words else _alone(sentence) or concluded(sentence)
             if answer:
@@ -244,6 +252,7 @@ def _sentences(line: str, pattern: re.Pattern[str]) -> list[str]:
 def _sentence(line: str) -> str:
     """The line up to the end of its first sentence or to the reason that it gives."""
     if "(" in line:
+        line = _DISCARDED.sub("", line)
         line = _REMARK.sub(lambda remark: "" if _is_outside(line, remark.start()) else remark[0], line)
     for pattern in (_SENTENCE_END, _REASON):
         for end in pattern.finditer(line):

@@ -144,6 +144,7 @@ _ARC_SECONDS = re.compile(r"(\\text\{ arcmin \})\s*([0-9.]+)\s*(?:''|\")")
 _ABOUT = re.compile(r"\s*\\text\{(?:about|approximately|roughly|around)\}")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _UNDERLINED = re.compile(r"\\underline\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_BARE_SET = re.compile(r"\A\s*((?:[A-Za-z]\s*\\in\s*)?)\{([^{}]*[,|:][^{}]*)\}\s*\Z")
 _OUTWARD = re.compile(r"(?<!\\)([\[\]])([^\[\]()]{1,60}[,;][^\[\]()]{1,60}?)([\[\]])")
 _MIXED = re.compile(
     r"([-+]?)([0-9]+)\s+(?:\\text\{and\}\s*)?(?:([0-9]+)\s*/\s*([0-9]+)|\\frac\{([0-9]+)\}\{([0-9]+)\})"
@@ -165,7 +166,7 @@ def normalized(answer: str) -> str:
     text = re.sub(r"\b(?:np|math|sp|sympy)\.(?=[a-z])", "", text)
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
-    text = without_arrays(text)
+    text = _BARE_SET.sub(r"\1\\{\2\\}", without_arrays(text))
     text = re.sub(r"\A(?:=+>|[=:\s\u21d2\u2192\u2234]|\\(?:Rightarrow|implies|therefore)(?![a-z]))+", "", text)
     for pattern, spelling in _WORDINGS:
         text = pattern.sub(spelling, text)
