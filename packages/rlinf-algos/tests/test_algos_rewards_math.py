@@ -377,6 +377,7 @@ def test_hard_pairs_by_kind(reward):
         ("2y = x+1", "x+1", False),
         ("$f(x)+1 = x^2$", "x^2", False),
         ("$x+1=x+2$", "x+2", False),
+        ("$x^2=x^2$", "x^2", False),
         ("]3, 5]", "(3,5]", True),
         ("[3,5[", "[3,5]", False),
         ("The winner is Alice; Bob came second.", r"\text{Bob}", False),
