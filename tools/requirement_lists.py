@@ -174,7 +174,7 @@ def resolve(name: str, python: str, known: Mapping[str, str], *, upgrade: bool) 
 def digests(name: str, versions: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Distribution -> SHA-256 of its wheels for the list's Pythons and platform, or of what pip builds it from. A build
     with a local version has none: it is not on the index."""
-    recipe, found = RECIPES[name], dict[str, set[str]]()
+    recipe, hashes_of = RECIPES[name], dict[str, set[str]]()
     lines = [f"{package}=={version}" for package, version in versions.items() if "+" not in version]
     for python in recipe.pythons:
         with tempfile.TemporaryDirectory() as folder:
@@ -187,8 +187,8 @@ def digests(name: str, versions: Mapping[str, str]) -> dict[str, tuple[str, ...]
             locked = tomllib.loads((Path(folder) / "pylock.toml").read_text(encoding="utf-8"))
         for package in locked["packages"]:
             files = [package["sdist"]] if package["name"] in recipe.built else package["wheels"]
-            found.setdefault(package["name"], set()).update(file["hashes"]["sha256"] for file in files)
-    return {package: tuple(sorted(hashes)) for package, hashes in found.items()}
+            hashes_of.setdefault(package["name"], set()).update(file["hashes"]["sha256"] for file in files)
+    return {package: tuple(sorted(hashes)) for package, hashes in hashes_of.items()}
 
 
 def own_requirements() -> list[str]:

@@ -35,14 +35,14 @@ def boxes(text: str) -> list[Box]:
             openings.append(token.start())
         elif token[0] == "}" and openings:
             closings[openings.pop()] = token.start()
-    found: list[Box] = []
+    outermost: list[Box] = []
     for token in tokens:
-        if len(token[0]) < 5 or (found and token.start() < found[-1].end):
+        if len(token[0]) < 5 or (outermost and token.start() < outermost[-1].end):
             continue
         box = _box(text, token, closings)
         if box is not None and box.content(text):
-            found.append(box)
-    return found
+            outermost.append(box)
+    return outermost
 
 
 def last_boxed(text: str) -> str | None:
@@ -50,8 +50,8 @@ def last_boxed(text: str) -> str | None:
 
     Example: last_boxed(r"so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"; last_boxed(r"so $\boxed 2$") == "2"
     """
-    found = boxes(text)
-    return unwrapped(found[-1].content(text)) if found else None
+    outermost = boxes(text)
+    return unwrapped(outermost[-1].content(text)) if outermost else None
 
 
 def unwrapped(content: str) -> str:
