@@ -191,7 +191,7 @@ def test_a_door_bears_requests_that_are_none(num_calls, log):
         def ask(seed: int) -> None:
             numbers = random.Random(seed)
             far = RemoteChannel.open(served.address, timeout_s=HANG_S)
-            line = far._put_wire._socket
+            line = far._put_wire._lifeline._socket
             line.settimeout(HANG_S)
             line.sendall(torn(messages, numbers))
             line.shutdown(socket.SHUT_WR)

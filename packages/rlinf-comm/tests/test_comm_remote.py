@@ -38,7 +38,7 @@ from rlinf_comm.peers.line import Line
 from rlinf_comm.peers.secret import SECRET_VARIABLE
 from rlinf_comm.peers.transports.frames import Outbox
 from rlinf_comm.remote import ChannelDoor, RemoteChannel
-from rlinf_comm.remote.messages import Put, compose
+from rlinf_comm.remote.messages import Put, Take, compose
 from rlinf_comm.testing import CHANNEL_CHECKS, assert_bitwise_equal
 
 HANG_S = 60.0
@@ -264,7 +264,7 @@ def test_what_found_its_room_taken_waits_at_the_door_and_survives_its_producer(e
         if ends == "leaves":
             producer.leave()
         else:
-            producer._put_wire._socket.close()
+            producer._put_wire._lifeline._socket.close()
         assert len(near.take(max_items=8, min_items=8)) == 8
         assert [near.take(timeout_s=HANG_S)[0].value for _ in range(2)] == ["waits", "too"]
 
@@ -278,6 +278,19 @@ def test_a_take_that_is_given_up_by_leaving_is_no_loss():
             time.sleep(0.001)
         other.leave()
         while len(door._visits) > 1:
+            time.sleep(0.001)
+        with pytest.raises(ChannelTimeout):
+            near.take(timeout_s=0.15)
+
+
+def test_a_farewell_that_is_read_together_with_the_take_before_it_is_no_loss():
+    with linked() as (near, door, far):
+        wire = far._another_wire(Deadline(HANG_S))
+        take = compose(Take(1, 1, 0.0, None, None, None))
+        wire._lifeline._socket.sendall(b"".join(piece for message in (take, None) for piece in Outbox(message)._pieces))
+        wire.shut(farewell=False)
+        (guest,) = door._guests.values()
+        while not guest.has_taken or guest.num_lines > 1:
             time.sleep(0.001)
         with pytest.raises(ChannelTimeout):
             near.take(timeout_s=0.15)
@@ -452,7 +465,7 @@ def test_what_is_cut_in_its_middle_is_not_there_and_its_producer_is_missed():
         producer = RemoteChannel.open(door.address)
         outbox = Outbox(compose(Put(0, 1.0, -1, None, answers=False), encode(np.ones(100_000))))
         first = outbox._pieces[0]
-        producer._put_wire._socket.sendall(bytes(first) + bytes(outbox._pieces[1])[:300_000])
+        producer._put_wire._lifeline._socket.sendall(bytes(first) + bytes(outbox._pieces[1])[:300_000])
         producer._put_wire.shut(farewell=False)
         with pytest.raises(PeerLost):
             near.take(timeout_s=HANG_S)
@@ -592,7 +605,7 @@ def test_garbage_of_a_member_costs_it_its_line(caplog):
             line.close()
         for _ in range(20):
             member = RemoteChannel.open(door.address)
-            member._put_wire._socket.sendall(random.bytes(100))
+            member._put_wire._lifeline._socket.sendall(random.bytes(100))
             with pytest.raises(PeerLost):
                 member.close()
         far.put("still there")

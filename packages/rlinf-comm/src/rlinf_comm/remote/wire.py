@@ -6,6 +6,7 @@ import math
 import socket
 
 from rlinf_comm.codec import Encoded
+from rlinf_comm.errors import PeerLost
 from rlinf_comm.peers.address import PeerAddress
 from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.line import Lifeline, Line, left, lost
@@ -16,15 +17,28 @@ _NO_READ_AHEAD = 0
 """A wire is read by who waits for a message, and by nobody else."""
 
 
+class _SharedLifeline(Lifeline):
+    """The end of a line on which the other side sends values too: out of turn it sends nothing but its farewell."""
+
+    def _read_end(self) -> tuple[type[PeerLost], str] | None:
+        try:
+            farewell = self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            return lost(self._theirs, f"the connection broke ({error.strerror})")
+        return left(self._theirs) if farewell else lost(self._theirs, "its connection ended without a farewell")
+
+
 class Wire:
     """Says and hears messages (messages.py). For one thread at a time."""
 
     def __init__(self, line: Line, theirs: PeerAddress) -> None:
         """Owns the line; `theirs` is at its other end."""
-        self._socket = line.socket
         self._theirs = theirs
+        self._lifeline = _SharedLifeline(line, theirs)
         traffic = Traffic("TCP", theirs)
-        self._outgoing = TcpOutgoing(line.socket, Lifeline(line, theirs), traffic)
+        self._outgoing = TcpOutgoing(line.socket, self._lifeline, traffic)
         self._incoming = TcpIncoming(line.socket, _NO_READ_AHEAD, traffic)
         self.is_in_turn = True
         """Whether both sides agree on who speaks next; not after a wait for an answer was broken off."""
@@ -48,17 +62,10 @@ class Wire:
 
     def check(self) -> None:
         """Raises PeerLeft or PeerLost when the other side, whose turn it is not, has ended."""
-        try:
-            said = self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            if not self._theirs.is_known_dead():
-                return
-            kind, text = lost(self._theirs, "its process has ended")
-        except OSError as error:
-            kind, text = lost(self._theirs, f"the connection broke ({error.strerror})")
-        else:  # out of turn, nothing but a farewell is said
-            kind, text = left(self._theirs) if said else lost(self._theirs, "its connection ended without a farewell")
-        raise kind(text)
+        if self._incoming.has_staged:
+            kind, text = left(self._theirs)
+            raise kind(text)
+        self._lifeline.check(look_at_process=True)
 
     def leave(self) -> None:
         """Ends the line on purpose, for its caller."""

@@ -151,9 +151,14 @@ class TcpIncoming:
         """Whether a part of the next value has been read."""
         return self._reader.num_bytes > 0 and not self._reader.ready
 
+    @property
+    def has_staged(self) -> bool:
+        """Whether bytes were read from the connection together with the last value, and came after it."""
+        return self._reader.has_staged
+
     def has_more(self) -> bool:
         """Whether some of the next value has come, or the stream has ended."""
-        return bool(self._reader.ready or self._reader.has_staged or self._reader.has_ended or self._readable.poll(0))
+        return bool(self._reader.ready or self.has_staged or self._reader.has_ended or self._readable.poll(0))
 
     def _wait(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> None:
         """Waits until something can be read; raises the reason why nothing will come."""
