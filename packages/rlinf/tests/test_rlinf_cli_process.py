@@ -62,6 +62,41 @@ def test_a_mistake_ends_with_2_before_anything_heavy_is_imported(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+MISTYPED = {
+    "train sort-grpo --rollout.engine vllm": "rollout.engine=vllm: no generation engine is called 'vllm'",
+    "train sort-grpo --rollout.engine absent:E": "the generation engine 'absent:E' cannot be imported: No module named",
+    "train sort-grpo --actor.backend fsdp": "actor.backend=fsdp: no training backend is called 'fsdp'",
+    "train sort-grpo --cluster.launcher slurm": "cluster.launcher: no launcher is called 'slurm'",
+    "train sort-grpo --cluster.weight_link nccl": "cluster.weight_link: no weight link is called 'nccl'",
+    "train sort-grpo --environments.rollout absent": "environments.rollout: there is no environment 'absent'",
+    "train sort-grpo --plan.profile absent.json": "/absent.json: No such file or directory",
+    "train sort-grpo --algorithm.kl_coef 0.1 --reference.path absent": "/absent: does not exist",
+    "train sort-grpo --reward.kind function --reward.path absent:f": "the reward 'absent:f' cannot be imported",
+    "train pushcube-ppo --policy.name cn": "policy.name: no policy is called 'cn'; did you mean 'cnn'?",
+    "train pushcube-ppo --env.kind import --env.id absent:E": "the environment 'absent:E' cannot be imported",
+    "train pushcube-ppo --warm_start.source lerobot --warm_start.path x": "/x: No such file or directory",
+    "eval gsm8k=absent.jsonl --model .": "/absent.jsonl: No such file or directory",
+    "eval gsm8k=absent.jsonl --model . --engine vllm": "engine=vllm: no generation engine is called 'vllm'",
+    "check sort-grpo --rollout.engine vllm": "rollout.engine=vllm: no generation engine is called 'vllm'",
+    "profile sort-grpo --rollout.engine vllm": "rollout.engine=vllm: no generation engine is called 'vllm'",
+}
+"""Command line -> part of its answer."""
+
+
+def test_mistyped_names_and_paths_are_answered_before_torch_is_imported(tmp_path: Path):
+    program = (
+        "import sys; from rlinf.cli.main import main\n"
+        "for line in sys.argv[1:]: print(main(line.split()), 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *MISTYPED], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert done.stdout.splitlines() == ["2 False"] * len(MISTYPED)
+    answers = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert [(line, said) for line, said in zip(MISTYPED, answers, strict=True) if MISTYPED[line] not in said] == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_entry_point_gives_the_exit_code_and_tells_a_term_from_an_interrupt(tmp_path: Path):
     program = (
         "import os, signal; from rlinf.cli import config_command, main\n"

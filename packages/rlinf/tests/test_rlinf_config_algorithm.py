@@ -124,7 +124,7 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
             "algorithm.advantage=gdpo reads the parts of a reward, and reward.kind=exact has none",
         ),
         ("--algorithm.name distillation", "reference.path is not set, and algorithm.reward_coef=0 learns from the KL"),
-        ("--reference.path teacher", "is not used: algorithm.kl_coef is 0, so no reference is asked"),
+        ("--reference.path teacher", "is not used: algorithm.kl_coef is 0, so there is no reference model"),
         (
             "--algorithm.name ppo --algorithm.kl_coef 0.1 --algorithm.kl_target 6 --algorithm.kl_horizon 100",
             "algorithm.kl_horizon=100 is less than the 512 completions of a step; use at least 512",

@@ -332,7 +332,7 @@ MISTAKES = [
     ),
     Mistake(
         line=CUBE + "no_such_module:Env",
-        says="env.id='no_such_module:Env': no_such_module:Env: No module named 'no_such_module'; looke",
+        says="env.id='no_such_module:Env': the environment 'no_such_module:Env' cannot be imported: No module",
     ),
     Mistake(
         line=CUBE + "broken:Env",

@@ -56,3 +56,10 @@ def test_the_example_recipe_loads_and_its_mistakes_look_as_shown(
     Path("my-sort.yaml").write_text(recipe.replace("max_new_tokens: 11", "max_new_tokens: 11, temprature: 1"))
     assert main(shlex.split(command)[2:]) == 2
     assert capsys.readouterr().err.splitlines() == shown
+
+
+def test_what_an_index_shows_of_a_package_has_no_link_into_the_repository():
+    readmes = sorted(Path(__file__).parents[2].glob("*/README.md"))
+    assert len(readmes) == 6
+    links = [(file.parent.name, link) for file in readmes for link in re.findall(r"\]\(([^)]*)\)", file.read_text())]
+    assert [(name, link) for name, link in links if not link.startswith(("#", "https://"))] == []

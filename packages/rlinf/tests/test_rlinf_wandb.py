@@ -107,15 +107,31 @@ def test_a_missing_package_is_told_before_anything_starts(monkeypatch, found):
         ("from netrc", {}, None, True),
     ],
 )
-def test_a_missing_login_is_told_before_anything_starts(monkeypatch, fake, key, variables, mode, passes):
+@pytest.mark.parametrize("release", ["api", "login"])
+def test_a_missing_login_is_told_before_anything_starts(monkeypatch, fake, key, variables, mode, passes, release):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin="wandb/__init__.py"))
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    sys.modules["wandb"].__dict__["api"] = SimpleNamespace(api_key=key)
+    calls = []
+
+    def login(*, prompt=True, verify=True):
+        calls.append((prompt, verify))
+        return key is not None
+
+    of_release = {"api": SimpleNamespace(api_key=key), "login": login}
+    sys.modules["wandb"].__dict__[release] = of_release[release]
     if passes:
         check_wandb(WandbConfig(project="sorting", mode=mode))
         return
     with pytest.raises(UserError, match=r"run\.wandb\.project=sorting: nobody is logged in.*\n.*wandb login"):
         check_wandb(WandbConfig(project="sorting", mode=mode))
+    assert calls == ([(False, False)] if release == "login" else []), "it must not wait for an answer, nor for a server"
+
+
+def test_a_mode_that_wandb_does_not_have_is_named(monkeypatch, fake):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin="wandb/__init__.py"))
+    monkeypatch.setenv("WANDB_MODE", "offlin")
+    with pytest.raises(UserError, match=r"WANDB_MODE=offlin is no mode of W&B\nhint: use one of online, offline"):
+        check_wandb(WandbConfig(project="sorting"))

@@ -6,6 +6,7 @@ names without importing torch.
 
 import difflib
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -63,6 +64,20 @@ class Registry(Generic[F]):
         if ":" not in name and name not in self.names():
             raise self._error(self.unknown(name))
 
+    def locate(self, name: str) -> None:
+        """As `check`; the package that an import path begins with must be there, too. Nothing is imported.
+
+        Raises:
+            AlgosError: as `get`.
+        """
+        self.check(name)
+        path = self._builtin.get(name, name) if name not in self._added else ""
+        package = path.partition(":")[0].partition(".")[0]
+        if package and package not in sys.modules:
+            _look_in_current_folder()
+            if importlib.util.find_spec(package) is None:
+                raise self._error(f"the {self._what} {path!r} cannot be imported: No module named {package!r}")
+
     def unknown(self, name: str) -> str:
         """What to say of a name that nothing is known by."""
         article = "an" if self._what[0] in "aeiou" else "a"
@@ -89,8 +104,7 @@ class Registry(Generic[F]):
 
     def _imported(self, path: str, callable_only: bool = True) -> F:
         module, _, attribute = path.partition(":")
-        if os.getcwd() not in sys.path and "" not in sys.path:
-            sys.path.append(os.getcwd())  # a command installed as a script does not look there by itself
+        _look_in_current_folder()
         try:
             loaded = importlib.import_module(module)
             found = self._added[attribute] if attribute in self._added else getattr(loaded, attribute)
@@ -100,6 +114,12 @@ class Registry(Generic[F]):
         if callable_only and not callable(found):
             raise self._error(f"the {self._what} {path!r} is a {type(found).__name__}, not a function")
         return cast(F, found)
+
+
+def _look_in_current_folder() -> None:
+    """A command that is installed as a script does not import from there by itself."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def _place(error: Exception) -> str:

@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
             hint="rlinf check is for job=reasoning, where an engine samples",
         )
     check_address_space()
-    from rlinf.config.paths import check_paths
+    from rlinf.config.references import check_references
 
-    check_paths(config)
+    check_references(config)
     return _check(config, ["rlinf", *args.arguments])
 
 

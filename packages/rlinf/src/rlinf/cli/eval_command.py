@@ -88,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str]) -> int:
     check_address_space()
-    from rlinf.config.paths import check_eval_paths
+    from rlinf.config.references import check_eval_references
 
-    check_eval_paths(config)
+    check_eval_references(config)
     from rlinf import evaluation  # only now: everything above answers without torch
     from rlinf.cli.table import aligned
     from rlinf.console.eval_progress import EvalProgress

@@ -50,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(config: SuiteEvalConfig, path: Path, *, resume: bool, command: list[str]) -> int:
     check_address_space()
+    from rlinf.config.references import check_trained_references
+
+    check_trained_references(config)
     from rlinf.cli.table import aligned
     from rlinf.console.live_line import LiveLine
     from rlinf.playing import suite_run  # only now: everything above answers without torch

@@ -46,9 +46,11 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--episodes {args.episodes}: play at least 1")
     overrides = parse_overrides(args.overrides)
     check_address_space()
+    from rlinf.config.references import check_trained_references
     from rlinf.playing.checkpoint import find_policy
 
     policy = find_policy(args.path, args.checkpoint, overrides)
+    check_trained_references(policy.config)
     path = args.output or new_folder(f"play-{policy.config.name}")
     check_empty(path, can_resume=False)
     from rlinf.playing import play  # only now: everything above answers without torch

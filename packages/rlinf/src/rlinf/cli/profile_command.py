@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--output={output}: there is no folder {output.parent}", hint="make it, or choose another")
 
     check_address_space()
-    from rlinf.config.paths import check_paths
+    from rlinf.config.references import check_references
 
-    check_paths(config)
+    check_references(config)
     from rlinf import jobs  # only now: everything above answers without torch
     from rlinf.run_folder import RunFolder
 

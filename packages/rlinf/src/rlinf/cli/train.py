@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(config: Config, path: Path, *, resume: bool, accept: bool, command: list[str]) -> int:
     check_address_space()
-    from rlinf.config.paths import check_paths
+    from rlinf.config.references import check_references
 
-    check_paths(config)
+    check_references(config)
     from rlinf.processes import fork_server
 
     fork_server.start(config)

@@ -357,7 +357,7 @@ class ReasoningConfig(JobConfig):
         if teacher is not None and not algorithm.kl_coef:
             yield Conflict(
                 keys=("reference.path", "algorithm.kl_coef"),
-                text=f"={teacher} is not used: algorithm.kl_coef is 0, so no reference is asked",
+                text=f"={teacher} is not used: algorithm.kl_coef is 0, so there is no reference model",
             )
         yield from self._reference_conflicts()
         if teacher is None and algorithm.reward_coef == 0:

@@ -26,15 +26,16 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
 
     Raises: UserError.
     """
+    from rlinf.run_folder.wandb_sink import check_wandb
+
+    check_wandb(config.run.wandb)
     from rlinf.config.devices import check_devices, settle
     from rlinf.planning.plans import make_plans
     from rlinf.processes.environment import as_in_workers
     from rlinf.processes.environments import examine_environments
     from rlinf.processes.executor import check_doors
     from rlinf.processes.machines import machine_of
-    from rlinf.run_folder.wandb_sink import check_wandb
 
-    check_wandb(config.run.wandb)
     check_doors(config.cluster)
     environments = examine_environments(config.environments)
     machine = machine or machine_of(config.cluster)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import os
 import secrets
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rlinf.config.common import WandbConfig
 
 LOGIN_HINT = "log in with `wandb login`, or write to the run folder alone with --run.wandb.mode offline"
+MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
+"""Of W&B; the last two are old names of offline and online."""
 RUN_FILE = "wandb.json"
 """File in the run folder that holds the id of the W&B run, so that a resumed run goes on in the same one."""
 
@@ -31,8 +34,10 @@ def check_wandb(settings: WandbConfig | None) -> None:
             f"run.wandb.project={settings.project}: wandb is not installed",
             hint="pip install 'rlinf[wandb]', or leave it out with --run.wandb null",
         )
-    mode = settings.mode or os.environ.get("WANDB_MODE", "online")
-    if mode == "online" and not _has_login():
+    mode = settings.mode or os.environ.get("WANDB_MODE") or "online"
+    if mode not in MODES:
+        raise UserError(f"WANDB_MODE={mode} is no mode of W&B", hint=f"use one of {', '.join(MODES)}, or unset it")
+    if mode in ("online", "run", "shared") and not _has_login():
         raise UserError(f"run.wandb.project={settings.project}: nobody is logged in to W&B", hint=LOGIN_HINT)
 
 
@@ -42,6 +47,10 @@ def _has_login() -> bool:
         return True
     import wandb  # pyright: ignore[reportMissingImports]
 
+    login: Any = getattr(wandb, "login", None)
+    if login is not None and "prompt" in inspect.signature(login).parameters:
+        # It says no under WANDB_MODE=offline, over which `run.wandb.mode` takes precedence.
+        return os.environ.get("WANDB_MODE") not in (None, "", "online") or login(prompt=False, verify=False)
     api: Any = getattr(wandb, "api", None)
     if not hasattr(api, "api_key"):
         return True  # a version that says so elsewhere; `wandb.init` decides then

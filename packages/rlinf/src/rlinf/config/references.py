@@ -1,0 +1,109 @@
+"""Names, files and folders that a config refers to, looked up before anything heavy is imported: a mistyped one is
+answered at once. What is behind them is checked later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlinf.config.common import ClusterConfig
+from rlinf.config.embodied import EmbodiedConfig, PolicyConfig
+from rlinf.config.evaluation import EvalConfig
+from rlinf.config.inputs import check_model_folder
+from rlinf.config.playing import TrainedConfig
+from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, WeightedReward
+from rlinf.config.schema import Config
+from rlinf.config.tasks import FilesTask
+from rlinf.environments import python_of
+from rlinf.errors import UserError
+from rlinf_algos.errors import AlgosError
+from rlinf_algos.registry import Registry
+from rlinf_workers.registry import BACKENDS, ENGINES, LAUNCHERS, POLICIES, WEIGHT_LINKS
+
+
+def check_references(config: Config) -> None:
+    """Raises: UserError for a name that nothing is known by, and for a file or folder that is not there."""
+    _check_processes(config.cluster, config.environments)
+    _check_name(BACKENDS, config.actor.backend, f"actor.backend={config.actor.backend}")
+    if config.plan.profile is not None:
+        _check_file(config.plan.profile, "plan.profile", "rlinf profile RECIPE writes such a file")
+    if isinstance(config, EmbodiedConfig):
+        _check_policy(config.policy)
+        if config.env.kind == "import" and ":" in config.env.id and "env" not in config.environments:
+            _check_name(Registry("environment"), config.env.id, f"env.id={config.env.id!r}")
+        if config.warm_start is not None and config.warm_start.path is not None:
+            _check_file(config.warm_start.path, "warm_start.path", "check the path of the demonstrations")
+    else:
+        _check_reasoning(config)
+
+
+def check_eval_references(config: EvalConfig) -> None:
+    """As `check_references`, of an evaluation."""
+    _check_processes(config.cluster, config.environments)
+    _check_name(ENGINES, config.engine, f"engine={config.engine}")
+    if not config.model.exists():
+        check_model_folder(config.model, key="model")
+    _check_data(benchmark.file for benchmark in config.benchmarks.values())
+
+
+def check_trained_references(config: TrainedConfig) -> None:
+    """As `check_references`, of what a trained policy acts with."""
+    _check_processes(config.cluster, config.environments)
+    _check_policy(config.policy)
+
+
+def _check_reasoning(config: ReasoningConfig) -> None:
+    _check_name(ENGINES, config.rollout.engine, f"rollout.engine={config.rollout.engine}")
+    for key, path in (("model.path", config.model.path), ("reference.path", config.reference.path)):
+        if path is not None:
+            check_model_folder(path, key=key)
+    _check_reward(config.reward, "reward")
+    if isinstance(task := config.task, FilesTask):
+        _check_data([*task.train_files, *task.eval_files, *task.eval_sets.values()])
+
+
+def _check_reward(reward: RewardConfig, key: str) -> None:
+    match reward:
+        case WeightedReward():
+            for name, term in reward.terms.items():
+                _check_reward(term.reward, f"{key}.terms.{name}.reward")
+        case ModelReward():
+            check_model_folder(reward.path, key=f"{key}.path")
+        case FunctionReward():
+            _check_name(Registry("reward"), reward.path, f"{key}.path={reward.path}")
+
+
+def _check_processes(cluster: ClusterConfig, environments: Mapping[str, str]) -> None:
+    _check_name(LAUNCHERS, cluster.launcher, "cluster.launcher")
+    if cluster.weight_link != "auto":
+        _check_name(WEIGHT_LINKS, cluster.weight_link, "cluster.weight_link")
+    for role, python in environments.items():
+        try:
+            python_of(python)
+        except UserError as error:
+            raise UserError(f"environments.{role}: {error.message}", hint=error.hint) from error
+
+
+def _check_policy(policy: PolicyConfig) -> None:
+    _check_name(POLICIES, policy.name, "policy.name")
+
+
+def _check_name(registry: Registry[Any], name: str, at: str) -> None:
+    """`at` is the key as a message begins with it."""
+    try:
+        registry.locate(name)
+    except AlgosError as error:
+        raise UserError(f"{at}: {error}") from error
+
+
+def _check_file(path: Path, key: str, hint: str) -> None:
+    if not path.exists():
+        raise UserError(f"{key}={path}: No such file or directory", hint=hint)
+
+
+def _check_data(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: No such file or directory", hint="check the path of the data file")
