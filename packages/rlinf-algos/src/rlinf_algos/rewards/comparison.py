@@ -104,9 +104,14 @@ class Comparison:
         if letters_of(other.text):
             return choice.letters == letters_of(other.text)
         whole = self._same(self._expected, self._found)
-        return self._any((whole, self._same(choice.content, other))) if choice.content else whole
+        if choice.content is None:
+            return whole
+        content = self._same(choice.content, other) if expected else self._same(other, choice.content)
+        return self._any((whole, content))
 
     def _same(self, one: Answer, other: Answer) -> Verdict:
+        """Whether `other`, of what was found, means the same as `one`, of what is expected. The order matters: only an
+        expected equation may be trusted."""
         if one.text == other.text:
             return True
         pair = {one.kind, other.kind}
@@ -117,9 +122,8 @@ class Comparison:
             return self._same_relations(one, other)
         if "matrix" in pair and pair <= {"matrix", "tuple", "list"} and len(pair) == 2:
             return self._same_vectors(one, other)
-        for lone, items in ((one, other), (other, one)):
-            if lone.kind == "tuple" and items.kind == "set" and [part.kind for part in items.parts] == ["tuple"]:
-                return self._same(lone, items.parts[0])
+        if pair == {"tuple", "set"}:
+            one, other = (_without_braces(answer) for answer in (one, other))
         if pair <= {"list", "set", "tuple"}:
             return self._same_collections(one, other)
         if pair == {"union"}:
@@ -130,9 +134,9 @@ class Comparison:
             return one.marks == other.marks and self._in_order(one.parts, other.parts)
         if "quantity" in pair:
             return self._same_quantities(one, other)
-        for lone, many in ((one, other), (other, one)):
-            if many.kind == "list" or (many.kind == "set" and len(many.parts) == 1):
-                return self._all(self._same(lone, part) for part in many.parts)  # 7/2 or 3.5 is one value
+        if _is_one_value(one) or _is_one_value(other):  # 7/2 or 3.5
+            ones, others = (answer.parts if _is_one_value(answer) else (answer,) for answer in (one, other))
+            return self._all(self._same(expected, found) for expected in ones for found in others)
         return self._same_formulas(one.text, other.text) if pair == {"formula"} else False
 
     def _same_formulas(self, one: str, other: str) -> Verdict:
@@ -169,25 +173,17 @@ class Comparison:
             return False  # x=1 or y=2 is not both
         if "tuple" in (one.kind, other.kind):
             bracketed, bare = (one, other) if one.kind == "tuple" else (other, one)
-            if bare.kind == "set" or bracketed.marks != ("()",):
-                return False
-            return self._in_order(one.parts, other.parts) if _named(bare) is None else self._same_named(bare, bracketed)
-        if (_named(one) is None) != (_named(other) is None):
-            named, bare = (one, other) if _named(one) else (other, one)
-            return self._same_named(named, bare)
+            is_comparable = bare.kind == "list" and bracketed.marks == ("()",)
+            return self._in_order(one.parts, other.parts) if is_comparable else False
+        if (_named(one) is None) != (_named(other) is None) and len(_named(one) or _named(other) or ()) > 1:
+            return self._in_order(one.parts, other.parts)  # x=5, y=2 is 5, 2; x=1, x=2 is 1, 2 in any order
         return self._matched(one.parts, other.parts)
-
-    def _same_named(self, named: Answer, bare: Answer) -> Verdict:
-        """`x=1, x=2` is 1, 2 in any order; `x=5, y=2` is 5, 2 in this order."""
-        if len(_named(named) or ()) > 1 or bare.kind == "tuple":
-            return self._in_order(named.parts, bare.parts)
-        return self._matched(named.parts, bare.parts)
 
     def _same_vectors(self, one: Answer, other: Answer) -> Verdict:
         """A matrix of one row or column equals the tuple of its cells."""
         matrix, items = (one, other) if one.kind == "matrix" else (other, one)
         is_vector = len(matrix.marks) == 1 or set(matrix.marks) == {"1"}
-        return is_vector and items.marks in ((), ("()",), ("[]",)) and self._in_order(matrix.parts, items.parts)
+        return is_vector and items.marks in ((), ("()",), ("[]",)) and self._in_order(one.parts, other.parts)
 
     def _same_quantities(self, one: Answer, other: Answer) -> Verdict:
         if one.unit is not None and other.unit is not None:
@@ -208,7 +204,9 @@ class Comparison:
             return bare.kind == "formula" and self._same_formulas(quantity.marks[0], bare.text)
         if quantity.unit and quantity.unit.bases == _DEGREE and r"\pi" in bare.text and bare.kind == "formula":
             return self._same_angles(quantity, Answer("quantity", bare.text, (bare,), (), Unit(_RADIAN, Fraction(1))))
-        return self._same(quantity.parts[0], bare) if bare.kind in ("formula", "list", "tuple", "set") else False
+        if bare.kind not in ("formula", "list", "tuple", "set"):
+            return False
+        return self._same(one.parts[0], other) if quantity is one else self._same(one, other.parts[0])
 
     def _same_angles(self, one: Answer, other: Answer) -> Verdict:
         degrees, radians = (one, other) if one.unit and one.unit.bases == _DEGREE else (other, one)
@@ -319,6 +317,18 @@ def _are_one_currency(one: Answer, other: Answer) -> bool:
     return any(
         sterling.unit and sterling.unit.bases == (("sterling", 1),) and other.text.endswith((r"{pounds}", r"{pound}"))
         for sterling, other in pairs
+    )
+
+
+def _without_braces(answer: Answer) -> Answer:
+    r"""The tuple of a set that holds one; other answers as they are."""
+    return answer.parts[0] if answer.kind == "set" and [part.kind for part in answer.parts] == ["tuple"] else answer
+
+
+def _is_one_value(answer: Answer) -> bool:
+    """Whether several forms of one value may be listed: not where they have different names."""
+    return (answer.kind == "list" and len(_named(answer) or ()) < 2) or (
+        answer.kind == "set" and len(answer.parts) == 1
     )
 
 

@@ -89,8 +89,9 @@ def _answered(question: str, one: str, other: str) -> str:
 
 
 def _rounding(*texts: str) -> float:
-    """How far a decimal of six or more places may be from what it stands for."""
-    places = [len(text.partition(".")[2]) for text in texts if _DECIMAL.fullmatch(text)]
+    """How far a decimal of six or more places, not all of them zeros, may be from what it stands for."""
+    decimals = [text for text in texts if _DECIMAL.fullmatch(text) and text.strip("-.0")]
+    places = [len(text.partition(".")[2]) for text in decimals]
     return 10.0 ** -max(places) if places and max(places) >= _MIN_PLACES else 0.0
 
 

@@ -133,8 +133,12 @@ class MathReward:
         outcomes: dict[tuple[str, str], tuple[str, str | None]] = {}
         waiting: dict[tuple[str, str], tuple[Question, ...]] = {}
         for pair in pairs:
-            comparison = Comparison(*pair, known={})
-            verdict = comparison.run()
+            try:
+                comparison = Comparison(*pair, known={})
+                verdict = comparison.run()
+            except RecursionError:
+                outcomes[pair] = "memory", "nested too deeply"
+                continue
             if verdict is None:
                 waiting[pair] = tuple(dict.fromkeys(comparison.open))
             else:

@@ -60,15 +60,17 @@ def rational(normal: str) -> Number | None:
 def equal_numbers(one: Number, other: Number) -> bool:
     """Equal in value; a percentage also equals the number before its sign, unless that is a fraction or below 1, which
     is the value itself: 12.5% is 1/8 or 12.5, 0.125% is not 1/8. A decimal of at least six places may be the rounded or
-    cut form of a fraction."""
+    cut form of a fraction, unless nothing but zeros is left of it."""
     if one.is_percent != other.is_percent:
         percent, plain = (one, other) if one.is_percent else (other, one)
         is_fraction = plain.value.denominator > 1 and (plain.places is None or abs(plain.value) < 1)
         return plain.value == percent.value / 100 or (plain.value == percent.value and not is_fraction)
     if one.value == other.value or (one.places is None) == (other.places is None):
         return one.value == other.value
-    places = other.places if one.places is None else one.places
-    return places is not None and places >= MIN_PLACES and abs(one.value - other.value) < Fraction(1, 10**places)
+    decimal, exact = (other, one) if one.places is None else (one, other)
+    assert decimal.places is not None, "one of them is written with a point"
+    is_rounded = decimal.places >= MIN_PLACES and decimal.value != 0
+    return is_rounded and abs(decimal.value - exact.value) < Fraction(1, 10**decimal.places)
 
 
 def _plain(match: re.Match[str], is_percent: bool) -> Number | None:

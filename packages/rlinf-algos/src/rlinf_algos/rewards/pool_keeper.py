@@ -169,6 +169,8 @@ def _check_forever(check, requests, replies, time_limit_s, memory_limit_bytes):
                 reply = check(*arguments)
             except MemoryError:
                 reply = ["memory", "out of memory"]
+            except RecursionError:
+                reply = ["memory", "nested too deeply"]
             except Exception as e:  # noqa: BLE001 - whatever the checker raises is its answer, told to the caller
                 reply = ["crashed", f"{type(e).__name__}: {e}"[:500]]
             signal.setitimer(signal.ITIMER_PROF, 0)
