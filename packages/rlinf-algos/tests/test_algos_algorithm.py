@@ -146,7 +146,7 @@ def test_the_presets_differ_as_their_sources_do():
         (
             "grpo",
             {"rejection_limit": 0.1},
-            "rejection_limit=0.1 is not used: it belongs to rejection, and this is None",
+            "rejection_limit=0.1 is not used: it belongs to rejection, and this is null",
         ),
         ("grpo", {"rejection": "token_k3", "rejection_limit": 0.0}, "rejection_limit=0.0 must be above 0 and finite"),
         ("grpo", {"kl_bias_correction": True}, "kl_bias_correction=true is not used: it belongs to kl_in=loss with"),
@@ -190,9 +190,9 @@ def test_mistakes_name_the_field_and_the_way_out(name, changes, message):
         (
             "ppo",
             {"advantage": "returns"},
-            "advantage=returns cannot be had of episodes; use grpo, rloo, opo, pass_at_k, gae_steps",
+            "advantage=returns cannot be computed for episodes; use grpo, rloo, opo, pass_at_k, gae_steps",
         ),
-        ("grpo", {"advantage": "gdpo"}, "advantage=gdpo cannot be had of episodes"),
+        ("grpo", {"advantage": "gdpo"}, "advantage=gdpo cannot be computed for episodes"),
         ("grpo", {"value_coef": 1.0}, "value_coef=1.0 is not used: it belongs to the critic, and advantage=grpo has"),
         ("ppo", {"value_coef": None}, "value_coef is null; it weighs the values that advantage=gae_steps reads"),
         ("gigpo", {"reward_level": "action", "ratio_level": "action"}, "=action: advantage=gigpo compares states"),
@@ -221,7 +221,7 @@ def test_an_advantage_on_steps():
     assert preset("ppo", samples="episodes", advantage=f"{__name__}:of_steps").has_critic
     assert takes_of_advantage(of_steps).works_on == "steps"
     with pytest.raises(
-        AlgosError, match="of_steps cannot be had of completions; use grpo, rloo, opo, gdpo, pass_at_k, otb,"
+        AlgosError, match="of_steps cannot be computed for completions; use grpo, rloo, opo, gdpo, pass_at_k, otb,"
     ):
         preset("grpo", advantage=f"{__name__}:of_steps")
 

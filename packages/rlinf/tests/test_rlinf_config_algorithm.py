@@ -116,7 +116,7 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
         ("--algorithm.target_kl 0.1", "algorithm.target_kl=0.1 is not used: it is about episodes, and samples are"),
         (
             "--algorithm.advantage gae_steps",
-            "algorithm.advantage=gae_steps cannot be had of completions; use grpo, rloo",
+            "algorithm.advantage=gae_steps cannot be computed for completions; use grpo, rloo",
         ),
         ("--algorithm.samples episodes", "algorithm.samples=episodes: the samples of this job are completions; leave"),
         (
@@ -181,9 +181,9 @@ def test_mistakes(line, expected):
         ("--algorithm.name dapo", "=dapo: its samples are completions of a language model; of episodes: ppo, grpo"),
         (
             "--algorithm.advantage gae",
-            "algorithm.advantage=gae cannot be had of episodes; use grpo, rloo, opo, pass_at_k, gae_steps",
+            "algorithm.advantage=gae cannot be computed for episodes; use grpo, rloo, opo, pass_at_k, gae_steps",
         ),
-        ("--algorithm.advantage gdpo", "algorithm.advantage=gdpo cannot be had of episodes"),
+        ("--algorithm.advantage gdpo", "algorithm.advantage=gdpo cannot be computed for episodes"),
         ("--algorithm.kl_coef 0.1", "--algorithm.kl_coef=0.1 is not used: it is about completions, and samples are"),
         ("--algorithm.group_size 4", "algorithm.group_size=4 is not used: it is about completions, and samples are"),
         ("--algorithm.overlong_filter true", "algorithm.overlong_filter=True is not used: it is about completions"),

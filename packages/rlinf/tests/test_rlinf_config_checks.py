@@ -51,8 +51,14 @@ def message(recipe: str, line: str) -> str:
             "it learns from are of all tokens, and gradients would be wrong; leave it out, and use "
             "rollout.temperature for less noise. evaluation.top_p may be set",
         ),
-        ("--rollout.top_k=20 --evaluation.top_k=20", "--rollout.top_k=20: training needs samples of the full"),
-        ("--rollout.min_p=0.05 --evaluation.min_p=0.05", "--rollout.min_p=0.05: training needs samples of the full"),
+        (
+            "--rollout.top_k=20 --evaluation.top_k=20 --evaluation.temperature=1",
+            "--rollout.top_k=20: training needs samples of the full",
+        ),
+        (
+            "--rollout.min_p=0.05 --evaluation.min_p=0.05 --evaluation.temperature=1",
+            "--rollout.min_p=0.05: training needs samples of the full",
+        ),
         (
             "--task.num_digits=20",
             "the config has 2 mistakes:\n"
@@ -101,6 +107,14 @@ def message(recipe: str, line: str) -> str:
             "--mode=hybrid --plan.num_ranks.actor=4",
             "--plan.num_ranks.actor=4 does not divide actor.num_shards=2; use a divisor of 2, "
             "or 4 or a multiple of it as actor.num_shards",
+        ),
+        (
+            "--evaluation.top_p=0.9",
+            "--evaluation.top_p=0.9 is not used: evaluation.temperature=0 takes the likeliest token",
+        ),
+        (
+            "--actor.lr_decay_steps=null --actor.min_lr_ratio=0.1",
+            "--actor.min_lr_ratio=0.1 is not used: actor.lr_decay_steps is null, so the learning rate stays",
         ),
         (
             "--mode=collocated --plan.devices.actor=[0,7] --cluster.num_devices=2",

@@ -68,6 +68,7 @@ def message(name: str, *arguments: str) -> str:
         ("job: reasonning", "mine.yaml:2: job='reasonning'; allowed: 'reasoning', 'embodied'"),
         ("rollout: 3", "mine.yaml:2: rollout=3; allowed: a section with the keys engine, engine_options"),
         ("name: a b", "mine.yaml:2: name='a b'; allowed: letters, digits"),
+        ("rollout:\n  stop: [no]", "mine.yaml:3: rollout.stop.0=false; allowed: text; put it in quotes"),
         ("seed: 8388608", "mine.yaml:2: seed=8388608; allowed: 8388607 or less"),
     ],
 )
@@ -112,7 +113,15 @@ def test_a_long_list_of_mistakes_is_cut(recipe):
         ("a: 1\nb: 2\na: 3\n", "mine.yaml:3: the key 'a' is already on line 1"),
         ("3: x\n", "mine.yaml:1: a key must be text, this is 3"),
         ("a: &x\n  b: *x\n", "mine.yaml:1: nested more than 20 deep"),
-        ("a: !!python/object:os.system x\n", "mine.yaml:1: not valid YAML"),
+        ("a: !!python/object:os.system x\n", "mine.yaml:1: the tag !!python/object:os.system has no meaning here"),
+        ("b: 1\na: !!binary aGk=\n", "mine.yaml:2: the tag !!binary has no meaning here"),
+        ("a: !!set {b, c}\n", "mine.yaml:1: the tag !!set has no meaning here"),
+        ('a: "b \\ud800"\n', "mine.yaml:1: 'b \\ud800' holds half of a character"),
+        ("a: Rule: think\n", "mine.yaml:1: not valid YAML: mapping values are not allowed here\nhint: text with ': '"),
+        (
+            "a: x # y\nb: end with #### and the number\n",
+            "mine.yaml:2: YAML takes '#' after a blank for a comment, so the text ends with 'end with'\nhint: put",
+        ),
         ("a: \x01\n", "mine.yaml: not valid YAML: unacceptable character"),
     ],
 )
@@ -145,8 +154,16 @@ def test_what_unfolds_to_more_than_any_recipe_has_is_refused_on_one_line(recipe,
     assert text.startswith("mine.yaml:") and max(map(len, text.splitlines())) < 200
 
 
-def test_a_time_is_text_and_no_number_to_the_base_of_60():
-    assert parse_file("a: 1:30\nb: 0x1f\nc: 010\nd: -7\n", "x").values == {"a": "1:30", "b": 31, "c": 8, "d": -7}
+def test_numbers_are_to_the_base_that_they_look_like():
+    values = parse_file("a: 1:30\nb: 0x1f\nc: 010\nd: -7\n", "x").values
+    assert values == {"a": "1:30", "b": 31, "c": "010", "d": -7}
+
+
+@pytest.mark.parametrize(
+    "text", ["'end with #### x'", '"end with #### x"', "|-\n  end with #### x", ">-\n  end with #### x"]
+)
+def test_text_in_quotes_and_blocks_may_hold_what_looks_like_a_comment(text: str):
+    assert parse_file(f"a: {text}\n# end with a comment\nb: [two words] # more\n", "x").values["a"] == "end with #### x"
 
 
 # -- finding and extending -----------------------------------------------------------------------------------------

@@ -162,6 +162,7 @@ def test_every_value_comes_back_from_its_flow_style_yaml(value: object):
         (["--a..b=3"], "'--a..b=3' is neither an option nor an override"),
         (["--a"], "--a has no value\nhint: write --a VALUE or --a=VALUE"),
         (["--a", "--b", "3"], "--a has no value"),
+        (["--a", "x\udcff"], "--a='x\\udcff' is not UTF-8 text"),
     ],
 )
 def test_what_is_no_override_is_refused(arguments: list[str], expected: str):

@@ -68,6 +68,30 @@ def test_csv_with_line_breaks_in_cells(tmp_path: Path):
     assert [row.place for row in rows] == [f"{file}:{line}" for line in (2, 3, 6, 7)]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_csv_may_begin_with_blank_lines_and_have_long_cells(tmp_path: Path, encoding: str):
+    file = tmp_path / "rows.csv"
+    file.write_bytes(f"\n\nquestion,answer,\n{'x' * 200_000},1,\n".encode(encoding))
+    assert values(file) == [{"question": "x" * 200_000, "answer": "1", "": ""}]
+    assert [row.place for row in read_rows(file)] == [f"{file}:4"]
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("question,answer,answer", "the header has the column 'answer' twice"),
+        ("question;answer", "its cells are separated by ';'"),
+        ("question\tanswer", r"its cells are separated by '\t'"),
+    ],
+)
+def test_a_header_that_says_something_else_than_it_seems_is_refused(tmp_path: Path, header: str, expected: str):
+    file = tmp_path / "rows.csv"
+    file.write_text(f"{header}\n1,2,3\n")
+    with pytest.raises(UserError) as caught:
+        list(read_rows(file))
+    assert str(caught.value).startswith(f"{file}: {expected}")
+
+
 def test_parquet(tmp_path: Path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -123,6 +147,7 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
         (b'{"question": "\xff", "answer": 1}', "not UTF-8 text: invalid start byte at byte 14"),
         (b"[1]", "must be a JSON object, is a list"),
         (b"[" * 100_000, "not a JSON object"),
+        (b'{"answer": "1", "x": {"y": 1, "y": 2}}', "not a JSON object (the key 'y' appears twice)"),
     ],
 )
 def test_a_bad_line_is_named_and_the_next_is_read(tmp_path: Path, line: bytes, expected: str):
@@ -154,7 +179,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: st
     assert str(caught.value).startswith(f"{tmp_path / name}: {text}")
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.json", b"[{]"), ("a.csv", b'"a\n'), ("a.csv", b"a\n\xff\n")])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.json", b"[{]"), ("a.json", b'[{"a": 1, "a": 2}]'), ("a.csv", b'"a\n'), ("a.csv", b"a\n\xff\n")],
+)
 def test_a_file_that_is_broken_as_a_whole_is_an_end(tmp_path: Path, name: str, content: bytes):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=name):

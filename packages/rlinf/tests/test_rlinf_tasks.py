@@ -13,7 +13,7 @@ from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import END, character_tokenizer
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
-from rlinf.tasks.questions import Columns, load_problems
+from rlinf.tasks.questions import MAX_CHARACTERS, Columns, load_problems
 
 GOOD = [{"question": f"{i} + 1?", "answer": f"so #### {i + 1}"} for i in range(12)]
 BAD = [
@@ -68,6 +68,18 @@ def test_bad_rows_stop_with_file_and_line(files):
     ]
 
 
+def test_a_problem_that_no_tokenizer_can_read_is_a_bad_row(files):
+    long = {"question": "x" * (MAX_CHARACTERS + 1), "answer": "1"}
+    path = files("train.jsonl", [long, {"question": "a \ud800", "answer": "1"}, GOOD[0]])
+    loaded = load_problems(path, Columns(question="question", answer="answer"), str, on_bad_row="skip")
+    assert [problem.number for problem in loaded.problems] == [3] and loaded.num_found == 2
+    assert f"{path}:1: the problem has 4,194,305 characters; at most 4,194,304 are read" in loaded.notes[0]
+    with pytest.raises(
+        UserError, match=r"train\.jsonl:2: field 'question' holds '.ud800', which is half of a character"
+    ):
+        load_problems(path, Columns(question="question", answer="answer"), str, on_bad_row="stop")
+
+
 def test_bad_rows_are_skipped_and_counted(files):
     path = files("train.jsonl", [BAD[0], GOOD[0], *BAD[1:3], GOOD[1]])
     made = task(path, files("test.jsonl", GOOD[2:]), answer_format="gsm8k", on_bad_row="skip")
@@ -100,6 +112,7 @@ def test_a_file_without_a_good_row_is_refused(files):
         ),
         ({"question": "p", "final_answer": "c", "id": 3}, "--task.answer_field final_answer"),
         ({"answer": "p", "q": "c"}, "--task.prompt_field q"),
+        ({"answer": "p", "question ": "c"}, "--task.prompt_field 'question '"),
         ({"a": "p", "b": "c", "c": "d"}, "--task.prompt_field COLUMN --task.answer_field COLUMN"),
         ({"data": [{"question": "p", "answer": "c"}]}, None),
     ],
@@ -268,6 +281,21 @@ def test_long_prompts_are_kept_dropped_or_an_error():
     with pytest.raises(UserError, match=r"so none is left with task\.long_prompts=drop"):
         fitted("drop", limit=2)
     assert fitted("stop", limit=6).notes == ()
+
+
+def test_a_tokenizer_gets_texts_of_bounded_length_together(monkeypatch):
+    monkeypatch.setattr("rlinf.tasks.prompts.BATCH", 3)
+    monkeypatch.setattr("rlinf.tasks.prompts.BATCH_CHARACTERS", 10)
+    lengths = [4, 4, 4, 1, 1, 1, 1, 30, 2]
+    batches, whole = [], tokenizer()
+
+    def tokenize(texts, **arguments):
+        if isinstance(texts, list):
+            batches.append([len(text) for text in texts])
+        return whole(texts, **arguments)
+
+    assert PromptEncoder(tokenize).num_tokens(["x" * length for length in lengths]) == lengths
+    assert batches == [[4, 4], [4, 1, 1], [1, 1], [30], [2]]
 
 
 def test_the_task_drops_long_prompts_everywhere_and_says_so(files):

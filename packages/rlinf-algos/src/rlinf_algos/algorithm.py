@@ -421,7 +421,10 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _level_misfits(values)
     if not _fits(advantage_takes(values["advantage"]), values):
         known = [name for name, takes in BUILTIN_ADVANTAGES.items() if _fits(takes, values)]
-        yield "advantage", f"={values['advantage']} cannot be had of {samples}; use {', '.join(known)} or your own"
+        yield (
+            "advantage",
+            f"={values['advantage']} cannot be computed for {samples}; use {', '.join(known)} or your own",
+        )
     elif samples == "completions":
         yield from _reward_misfits(values)
         yield from _group_misfits(values)
@@ -526,7 +529,7 @@ def _home_of(option: str, values: Mapping[str, Any]) -> str:
             return f"it belongs to {key}={' or '.join(homes)}, and this is {key}={values[key]}"
     homes = [name for name, options in CORRECTION_OPTIONS.items() if option in options]
     if homes:
-        return f"it belongs to correction={' or '.join(homes)}, and this is {values['correction']}"
+        return f"it belongs to correction={' or '.join(homes)}, and this is {values['correction'] or 'null'}"
     if option == "kl_clamp":
         return f"it belongs to kl=k3 or k3+, and this is kl={values['kl']}"
     if option == "kl_horizon":
@@ -534,7 +537,7 @@ def _home_of(option: str, values: Mapping[str, Any]) -> str:
     if option == "entropy_coef_step":
         return "it belongs to entropy_target, which is null"
     if option == "rejection_limit":
-        return f"it belongs to rejection, and this is {values['rejection']}"
+        return f"it belongs to rejection, and this is {values['rejection'] or 'null'}"
     if option == "overlong_penalty":
         return "it belongs to overlong_buffer_tokens, which is 0"
     if "values" not in advantage_takes(values["advantage"]).inputs:

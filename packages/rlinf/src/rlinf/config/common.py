@@ -25,7 +25,7 @@ def _strings(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-StopStrings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_strings)]
+Strings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_strings)]
 
 Mode = Literal["auto", "collocated", "disaggregated", "hybrid"]
 
@@ -112,7 +112,7 @@ class ClusterConfig(Section):
         description="What starts the processes: local, on this machine; ray, on the nodes of a Ray cluster "
         "(docs/clusters.md); or package.module:Class.",
     )
-    pass_env_vars: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+    pass_env_vars: Strings = Field(
         default=(),
         description="Env vars with credentials that workers and the processes that they start get, such as "
         "OPENAI_API_KEY for a custom reward. All others whose names or values look like credentials (API keys, tokens, "
@@ -260,7 +260,18 @@ class JobConfig(Section):
         """Worker group -> ranks that hold one copy of its model together, where they are more than one."""
         return dict(self.plan.num_ranks_per_replica)
 
+    def _schedule_conflicts(self) -> Iterator[Conflict]:
+        for name in ("actor", "critic"):
+            section = getattr(self, name, None)
+            if isinstance(section, OptimizerConfig) and section.min_lr_ratio and section.lr_decay_steps is None:
+                yield Conflict(
+                    keys=(f"{name}.min_lr_ratio", f"{name}.lr_decay_steps"),
+                    text=f"={section.min_lr_ratio:g} is not used: {name}.lr_decay_steps is null, so the learning rate "
+                    "stays; set it, or leave this out",
+                )
+
     def conflicts(self) -> Iterator[Conflict]:
+        yield from self._schedule_conflicts()
         if self.mode == "auto":
             for choice in ("granularity", "devices", "num_ranks", "num_ranks_per_replica"):
                 if chosen := getattr(self.plan, choice):

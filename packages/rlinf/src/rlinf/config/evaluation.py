@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
-from rlinf.config.common import MIN_P, STOP, TOP_K, TOP_P, ClusterConfig, StopStrings
+from rlinf.config.common import MIN_P, STOP, TOP_K, TOP_P, ClusterConfig, Strings
 from rlinf.config.engine import EngineConfig
 from rlinf.config.environments import ENVIRONMENTS, Python, environment_conflicts
 from rlinf.config.rewards import MAX_JUDGE_FAILURES
@@ -76,7 +76,7 @@ class EvalConfig(EngineConfig):
     top_p: float = Field(default=0.95, gt=0, le=1, description=TOP_P)
     top_k: int = Field(default=0, ge=0, description=TOP_K)
     min_p: float = Field(default=0.0, ge=0, le=1, description=MIN_P)
-    stop: StopStrings | None = Field(
+    stop: Strings | None = Field(
         default=None, description=STOP + " null: as in the run that trained the model; of another model none."
     )
     max_new_tokens: int = Field(default=2048, ge=1, description="Longest completion in tokens; a longer one is cut.")

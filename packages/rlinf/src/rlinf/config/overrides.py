@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any
 
 from rlinf.config.annotations import annotation_at, is_list, is_list_of_text, is_text, leaves
-from rlinf.config.yaml_source import KINDS, Tree, describe, forget, parse_value, start_afresh
+from rlinf.config.yaml_source import KINDS, Tree, describe, forget, is_unicode, parse_value, start_afresh
 from rlinf.errors import UserError
 
 _NAME = re.compile(r"--([A-Za-z_][\w-]*(?:\.[\w-]+)*)(?:=(.*))?", re.DOTALL)
@@ -140,6 +140,8 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
             if not rest or rest[0].startswith("--"):
                 raise UserError(f"--{name} has no value", hint=f"write --{name} VALUE or --{name}=VALUE")
             text = rest.pop(0)
+        if not is_unicode(text):
+            raise UserError(f"--{name}={describe(text)} is not UTF-8 text")
         overrides.append(Override(key=tuple(name.split(".")), text=text))
     return overrides
 

@@ -18,7 +18,7 @@ from rlinf.config.common import (
     JobConfig,
     OptimizerConfig,
     RunConfig,
-    StopStrings,
+    Strings,
     TrainerConfig,
 )
 from rlinf.config.engine import EngineConfig
@@ -104,7 +104,7 @@ class RolloutConfig(EngineConfig):
     top_p: float = Field(default=1.0, gt=0, le=1, description=TOP_P + FULL_DISTRIBUTION)
     top_k: int = Field(default=0, ge=0, description=TOP_K + FULL_DISTRIBUTION)
     min_p: float = Field(default=0.0, ge=0, le=1, description=MIN_P + FULL_DISTRIBUTION)
-    stop: StopStrings = Field(default=(), description=STOP)
+    stop: Strings = Field(default=(), description=STOP)
     max_prompt_tokens: int = Field(
         ge=1, description="Longest prompt in tokens; task.long_prompts says what becomes of a longer one."
     )
@@ -144,7 +144,7 @@ class EvaluationConfig(Section):
     top_p: float = Field(default=1.0, gt=0, le=1, description=TOP_P)
     top_k: int = Field(default=0, ge=0, description=TOP_K)
     min_p: float = Field(default=0.0, ge=0, le=1, description=MIN_P)
-    stop: StopStrings | None = Field(default=None, description=STOP + " null: rollout.stop.")
+    stop: Strings | None = Field(default=None, description=STOP + " null: rollout.stop.")
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.num_samples > 1 and self.temperature == 0:
@@ -153,6 +153,13 @@ class EvaluationConfig(Section):
                 text=f"={self.num_samples} completions of evaluation.temperature=0 are all the same; "
                 "use a temperature above 0, for example 0.6, or 1 completion",
             )
+        for name, value, all_tokens in (("top_p", self.top_p, 1), ("top_k", self.top_k, 0), ("min_p", self.min_p, 0)):
+            if value != all_tokens and self.temperature == 0:
+                yield Conflict(
+                    keys=(f"evaluation.{name}", "evaluation.temperature"),
+                    text=f"={value:g} is not used: evaluation.temperature=0 takes the likeliest token; use a "
+                    "temperature above 0, or leave it out",
+                )
 
 
 class ReferenceConfig(Section):

@@ -43,6 +43,13 @@ MAX_DIGITS = 100
 """More than any whole number of a recipe has; Python takes quadratic time for long ones, and refuses to print them."""
 
 
+QUOTES_HINT = "text with ': ' in it, or with one of {[*&!%@` at its beginning, belongs in quotes"
+
+
+class _Bound(yaml.MarkedYAMLError):
+    """Of this module's, not of YAML's rules."""
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with YAML 1.2's numbers, and with bounds on what a short text can unfold to."""
 
@@ -53,9 +60,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         self._depth += 1
         if self._depth > MAX_DEPTH + 1:
-            raise yaml.MarkedYAMLError(
-                problem=f"nested more than {MAX_DEPTH} deep", problem_mark=self.peek_event().start_mark
-            )
+            raise _Bound(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=self.peek_event().start_mark)
         try:
             return super().compose_node(parent, index)
         finally:
@@ -72,7 +77,7 @@ class _Loader(yaml.SafeLoader):
                     self.flatten_mapping(merged)
                     num_values += len(merged.value)
                 if num_values > MAX_VALUES:
-                    raise yaml.MarkedYAMLError(problem=_TOO_MANY, problem_mark=node.start_mark)
+                    raise _Bound(problem=_TOO_MANY, problem_mark=node.start_mark)
         super().flatten_mapping(node)
 
 
@@ -95,8 +100,9 @@ _Loader.yaml_implicit_resolvers = {
     ]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_INT = re.compile(r"^[-+]?(?:0b[01_]+|0[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))  # no 1:30, which was 90
+_INT = re.compile(r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$")
+"""Neither 1:30, which was 90, nor 010, which was 8."""
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
 
 
 class _ValueLoader(_Loader):
@@ -155,7 +161,8 @@ def parse_file(text: str, shown: str) -> Tree:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{shown}:{mark.line + 1}" if mark else shown
-        raise UserError(f"{place}: not valid YAML: {error.problem or error.context}") from error
+        hint = None if isinstance(error, _Bound) else QUOTES_HINT
+        raise UserError(f"{place}: not valid YAML: {error.problem or error.context}", hint=hint) from error
     except yaml.YAMLError as error:
         raise UserError(f"{shown}: not valid YAML: {str(error).splitlines()[0]}") from error
     except RecursionError as error:
@@ -205,6 +212,12 @@ def parse_value(text: str) -> Any:
 def dump(values: Mapping[str, Any]) -> str:
     """YAML in the order of the keys; `parse_file` reads the same values back."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text has characters alone, and no surrogates: YAML's `\\ud800`, or bytes of a command line that are not
+    UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def describe(value: Any) -> str:
@@ -272,6 +285,8 @@ def _value(loader: _Loader, node: yaml.Node, key: Key, shown: str, places: dict[
         raise UserError(
             f"{shown}:{node.start_mark.line + 1}: nested more than {MAX_DEPTH} deep; does it refer to itself?"
         )
+    if node.tag not in _TAGS:
+        raise UserError(f"{shown}:{node.start_mark.line + 1}: the tag {_short(node.tag)} has no meaning here")
     if isinstance(node, yaml.MappingNode):
         _refuse_duplicates(node, shown)
         loader.flatten_mapping(node)
@@ -290,14 +305,38 @@ def _value(loader: _Loader, node: yaml.Node, key: Key, shown: str, places: dict[
         for i, entry in enumerate(node.value):
             places[(*key, i)] = f"{shown}:{entry.start_mark.line + 1}"
         return [_value(loader, entry, (*key, i), shown, places) for i, entry in enumerate(node.value)]
+    assert isinstance(node, yaml.ScalarNode), "there are three kinds of nodes"
     return _scalar(loader, node, shown)
 
 
-def _scalar(loader: _Loader, node: yaml.Node, shown: str) -> Any:
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
+"""What a value can be; others, such as !!binary and those of another program, would be read as something else."""
+
+
+def _short(tag: str) -> str:
+    return tag.replace("tag:yaml.org,2002:", "!!")
+
+
+def _scalar(loader: _Loader, node: yaml.ScalarNode, shown: str) -> Any:
+    line = node.start_mark.line + 1
     try:
-        return loader.construct_object(node)
+        value = loader.construct_object(node)
     except (KeyError, AttributeError, TypeError) as error:  # of PyYAML, for `!!bool word` and the like
-        raise UserError(f"{shown}:{node.start_mark.line + 1}: {node.value!r:.80} is no {node.tag}") from error
+        raise UserError(f"{shown}:{line}: {node.value!r:.80} is no {_short(node.tag)}") from error
+    if isinstance(value, str) and not is_unicode(value):
+        raise UserError(f"{shown}:{line}: {describe(value)} holds half of a character (a surrogate)")
+    if isinstance(value, str) and " " in value and node.style is None and _is_cut(node):
+        raise UserError(
+            f"{shown}:{line}: YAML takes '#' after a blank for a comment, so the text ends with {value[-40:]!r}",
+            hint="put quotes around the whole text, or the comment on a line of its own",
+        )
+    return value
+
+
+def _is_cut(node: yaml.ScalarNode) -> bool:
+    """Whether a comment follows on the line where the text ends."""
+    end = node.end_mark
+    return end.buffer is not None and end.buffer[end.pointer :].partition("\n")[0].lstrip(" \t").startswith("#")
 
 
 def _refuse_duplicates(node: yaml.MappingNode, shown: str) -> None:

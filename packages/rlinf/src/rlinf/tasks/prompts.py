@@ -4,7 +4,7 @@ are too long."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rlinf.errors import UserError
@@ -19,6 +19,8 @@ _THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
 BATCH = 512
 """Prompts tokenized at once."""
+BATCH_CHARACTERS = 1 << 20
+"""And their characters, but for one that is longer alone: tokenizers take 200 times the memory of a text."""
 
 
 def template_of(template: str, field: str) -> Callable[[str], str]:
@@ -151,11 +153,24 @@ class PromptEncoder:
         return 0 if unknown is None else sum(unknown in token_ids for token_ids in self._encode_all(prompts))
 
     def _encode_all(self, prompts: Sequence[str]) -> Iterator[list[int]]:
-        for start in range(0, len(prompts), BATCH):
-            texts = [self.text(prompt) for prompt in prompts[start : start + BATCH]]
+        for texts in _batches(map(self.text, prompts)):
             for token_ids in self._tokenizer(texts, add_special_tokens=False)["input_ids"]:
                 has_first = token_ids[: len(self._first)] == self._first  # the text itself may hold them
                 yield token_ids if has_first else [*self._first, *token_ids]
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """The texts in their order, at most `BATCH` and about `BATCH_CHARACTERS` at once."""
+    batch: list[str] = []
+    num_characters = 0
+    for text in texts:
+        if batch and (len(batch) == BATCH or num_characters + len(text) > BATCH_CHARACTERS):
+            yield batch
+            batch, num_characters = [], 0
+        batch.append(text)
+        num_characters += len(text)
+    if batch:
+        yield batch
 
 
 def fit_prompts(

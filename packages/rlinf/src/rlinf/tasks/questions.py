@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from rlinf.tasks.row_files import BadRow, Row, listed, read_rows
 
 MAX_SHOWN = 5
 """Bad rows in one message."""
+MAX_CHARACTERS = 1 << 22
+"""Of a problem: a million tokens. Tokenizers take 200 times the memory of a text."""
 
 USUAL_NAMES = (
     ("prompt", "question", "problem", "query", "instruction", "input", "text"),
@@ -72,7 +75,7 @@ class Columns:
             likely = [name for word in usual for name in names if names[name] == word]
             likely += [name for name in names if any(word in names[name] for word in usual)]
             likely += list(names)[:1] if len(names) == 1 else []
-            flags.append(f"--{key} {names and (likely or ['COLUMN'])[0]}")
+            flags.append(f"--{key} {shlex.quote((likely or ['COLUMN'])[0])}")
             names = {name: folded for name, folded in names.items() if name not in likely[:1]}
         if not flags or len(values) < 2:
             return None
@@ -135,6 +138,10 @@ def text_of(values: Mapping[str, Any], name: str) -> str:
     text = str(value)
     if not text.strip():
         raise RowError(f"field {name!r} is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RowError(f"field {name!r} holds {text[error.start]!r}, which is half of a character") from None
     return text
 
 
@@ -151,6 +158,9 @@ def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) ->
         question = read(row.values)
     except RowError as error:
         return BadRow(number=row.number, place=row.place, what=str(error))
+    if len(question.text) > MAX_CHARACTERS:
+        what = f"the problem has {len(question.text):,} characters; at most {MAX_CHARACTERS:,} are read"
+        return BadRow(number=row.number, place=row.place, what=what)
     return Problem(
         prompt=to_prompt(question.text), answer=question.answer, place=row.place, number=row.number, row=row.values
     )

@@ -21,6 +21,8 @@ from typing import Any
 from rlinf.errors import UserError
 
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
+MAX_CELL = (1 << 31) - 1
+"""Characters of a cell of CSV, as many as Python's reader can be set to; tests of programs are long."""
 NEEDS_EXTRA = "install it with `pip install 'rlinf[data]'`"
 
 
@@ -114,7 +116,7 @@ def _lines(path: Path, encoding: str) -> Iterator[bytes]:
 
 def _json_row(line: bytes, number: int, place: str) -> Row | BadRow:
     try:
-        values = json.loads(line.decode("utf-8"))
+        values = json.loads(line.decode("utf-8"), object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         return BadRow(number=number, place=place, what=f"not UTF-8 text: {error.reason} at byte {error.start}")
     except (ValueError, RecursionError) as error:
@@ -125,11 +127,20 @@ def _json_row(line: bytes, number: int, place: str) -> Row | BadRow:
 
 def _array_rows(path: Path, encoding: str) -> Iterator[Row | BadRow]:
     try:
-        values = json.loads(path.read_text(encoding=encoding))
+        values = json.loads(path.read_text(encoding=encoding), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: begins like a JSON array and is none: {error}") from error
     for number, value in enumerate(values, start=1):
         yield _checked(value, number, f"{path}, row {number}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises: ValueError for a key that is there twice, of which json would take the last."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} appears twice")
+    return values
 
 
 def _checked(values: Any, number: int, place: str) -> Row | BadRow:
@@ -139,12 +150,16 @@ def _checked(values: Any, number: int, place: str) -> Row | BadRow:
 
 
 def _csv_rows(path: Path) -> Iterator[Row | BadRow]:
+    csv.field_size_limit(MAX_CELL)
+    with path.open("rb") as file:
+        encoding = _encoding(file.read(2))
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open(encoding=encoding, newline="") as file:
             reader = csv.reader(file, strict=True)
-            header = next(reader, None)
+            header = next((cells for cells in reader if cells), None)
             if header is None:
                 return
+            _check_header(path, header)
             number, first_line = 0, reader.line_num + 1
             for cells in reader:
                 place, first_line = f"{path}:{first_line}", reader.line_num + 1
@@ -157,7 +172,18 @@ def _csv_rows(path: Path) -> Iterator[Row | BadRow]:
                     what = f"has {len(cells)} cells, the header has {len(header)}"
                     yield BadRow(number=number, place=place, what=what)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: not readable as CSV in UTF-8: {error}") from error
+        raise UserError(f"{path}: not readable as CSV in {encoding.upper()[:6].rstrip('-')}: {error}") from error
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    """Raises: UserError for columns of one name, and for a file with another separator."""
+    if twice := [name for name in header if name and header.count(name) > 1]:
+        raise UserError(f"{path}: the header has the column {twice[0]!r} twice", hint="rename or remove one of them")
+    separator = next((other for other in (";", "\t") if len(header) == 1 and other in header[0]), None)
+    if separator is not None:
+        raise UserError(
+            f"{path}: its cells are separated by {separator!r}; CSV has a comma there", hint="save it with commas"
+        )
 
 
 # -- tables --------------------------------------------------------------------------------------------------------
