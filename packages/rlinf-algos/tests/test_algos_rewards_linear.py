@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from rlinf_algos.rewards.boxes import last_boxed
+from rlinf_algos.rewards.chinese import claim
 from rlinf_algos.rewards.choice import stated_letter
 from rlinf_algos.rewards.exact import exact_match
 from rlinf_algos.rewards.final_answer import final_answer, reference_answer
@@ -20,6 +21,8 @@ from rlinf_algos.rewards.tagged import think_answer_format
 RULES: dict[str, Callable[[str], object]] = {
     "final answer": final_answer,
     "final answer in words": lambda text: final_answer(text, in_words=True),
+    "final answer of several values": lambda text: final_answer(text, names=("x", "y")),
+    "claim in Chinese": claim,
     "reference": reference_answer,
     "box": last_boxed,
     "numeric": final_number,
@@ -43,7 +46,10 @@ UNITS = (
     "answer $x$ ", "Answer\n", "the answer is 5. ", "option B is ", "choose A ", "I choose ",
     "<think>", "</think>", "<answer>", "</answer>", "<answer></answer>", "</think><answer>", "<b>", "<", "&lt;",
     "答案是", "答案是5。", "选", "。", "\uff0c", "\uff15", "个", "\u0301\u0316", "\ud800", "\ufdfa", "\U0001d401",
-    "\u2212", "½", "1 apple ", "apples ", "It is 5. ", "Is it? ", "x = 1\n", "x=1, ", "Mr. ",
+    "\u2212", "½", "²", "三", "三种", "三分之", "星期", "是", "<sup>", "<sup>2</sup>", "x is ", "- x = 1\n",
+    "| x | 1 |\n", "all real numbers ", "between 1 and 2 ", "interval from 1 to 2 ", "half an hour ", "that ", ", as ",
+    ", leaving 5", "3 buses. ", "out of the 5 ",
+    "1 apple ", "apples ", "It is 5. ", "Is it? ", "x = 1\n", "x=1, ", "Mr. ",
 )  # fmt: skip
 SIZES = (5_000, 20_000)
 """Characters of the shorter and the longer text."""

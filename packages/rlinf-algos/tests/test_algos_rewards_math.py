@@ -19,6 +19,7 @@ needs_math_verify = pytest.mark.skipif(
     not module.importlib.util.find_spec("math_verify"), reason="needs rlinf-algos[math]"
 )
 HARD_PAIRS = Path(__file__).parent / "data" / "math_hard_pairs.tsv"
+CLASSES = Path(__file__).parent / "data" / "math_classes.tsv"
 PAIRS_BY_KIND = Path(__file__).parent / "data" / "hard_pairs.jsonl"
 """Written and judged by hand by somebody who had not seen the code; 14 kinds, 18 pairs each."""
 
@@ -339,17 +340,18 @@ def test_a_letter_may_be_stated_as_in_multiple_choice(reward, completion, outcom
 
 
 @needs_math_verify
-def test_hard_pairs(reward):
-    """Written before any checker was run on them; 97 % must agree."""
-    lines = HARD_PAIRS.read_text(encoding="utf-8").splitlines()
+@pytest.mark.parametrize(("path", "num_pairs", "max_missed"), [(HARD_PAIRS, 150, 0.03), (CLASSES, 350, 0.0)])
+def test_pairs_of_a_table(reward, path, num_pairs, max_missed):
+    """97 % of the hard pairs, written before any checker was run on them, and all of the classes worked on since."""
+    lines = path.read_text(encoding="utf-8").splitlines()
     pairs = [line.replace("\u23ce", "\n").split("\t") for line in lines if line and not line.startswith("#")]
     verdicts, references, completions = zip(*pairs, strict=True)
     outcomes = [result.outcome for result in reward.score_batch(completions, references)]
     missed = [
         pair for pair, outcome in zip(pairs, outcomes, strict=True) if (outcome == "right") != (pair[0] == "right")
     ]
-    assert len(verdicts) >= 150
-    assert len(missed) <= 0.03 * len(pairs), missed
+    assert len(verdicts) >= num_pairs
+    assert len(missed) <= max_missed * len(pairs), missed
 
 
 @needs_math_verify

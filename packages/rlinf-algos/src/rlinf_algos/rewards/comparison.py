@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from rlinf_algos.rewards.forms import choice_of, letters_of, spread
+from rlinf_algos.rewards.families import Family, family_of, same_family
+from rlinf_algos.rewards.forms import alternatives_of, choice_of, in_unit_vectors, letters_of, spread
 from rlinf_algos.rewards.plain_number import equal_numbers, rational
 from rlinf_algos.rewards.ranges import FLIPPED, Range, ranges, turned
 from rlinf_algos.rewards.structure import Answer, has_words, mentions, name_of, read
-from rlinf_algos.rewards.units import Unit
+from rlinf_algos.rewards.units import Unit, is_unit
+from rlinf_algos.rewards.wording import says
 
 Verdict = bool | None
 Question = tuple[Literal["equal", "near", "same zeros", "same sign"], str, str]
@@ -26,6 +28,8 @@ Question = tuple[Literal["equal", "near", "same zeros", "same sign"], str, str]
 _EQUAL = frozenset(("=", "\\approx"))
 _SYMMETRIC = frozenset((*FLIPPED, *_EQUAL, "\\ne", "\\equiv", "\\cong", "\\parallel", "\\perp"))
 """Operators of relations that can be read from right to left."""
+_STERLING = (("sterling", 1),)
+_MONEY = ((("dollar", 1),), (("euro", 1),), (("yuan", 1),), (("rupee", 1),), _STERLING)
 _DEGREE, _RADIAN = (("degree", 1),), (("radian", 1),)
 _IMPLIES = re.compile(r"\\(?:implies|iff|(?:Long|long)?(?:[Ll]eft)?[Rr]ightarrow)(?![a-z])|[\u21d2\u27f9\u21d4\u27fa]")
 _OPERATION = re.compile(r"\\(?:int|lim)(?![a-z])|\\frac\{d\}\{d[a-z]\}")
@@ -62,7 +66,14 @@ class Comparison:
             return False
         if self._are_letters:  # of several choices
             return letters_of(self._expected.text) == letters_of(self._found.text)
-        return self._same_choices() if any(self._choices) else self._same(self._expected, self._found)
+        if any(self._choices):
+            return self._same_choices()
+        family = family_of(self._expected)
+        found = family_of(self._found) or (family and same_family(family, self._found))
+        if found:
+            return self._same_families(family or same_family(found, self._expected), found)
+        verdict = self._same(self._expected, self._found)
+        return says(self._expected, self._found) if verdict is False else verdict
 
     # -- three-valued logic
 
@@ -109,11 +120,19 @@ class Comparison:
         content = self._same(choice.content, other) if expected else self._same(other, choice.content)
         return self._any((whole, content))
 
+    def _same_families(self, one: Family | None, other: Family) -> Verdict:
+        if one is None or (one.domain and other.domain and one.domain != other.domain):
+            return False
+        return self._same(one.with_parameter("t"), other.with_parameter("t"))
+
     def _same(self, one: Answer, other: Answer) -> Verdict:
         """Whether `other`, of what was found, means the same as `one`, of what is expected. The order matters: only an
         expected equation may be trusted."""
         if one.text == other.text:
             return True
+        one, other = alternatives_of(one) or one, alternatives_of(other) or other
+        if "formula" in (one.kind, other.kind) and {"tuple", "matrix"} & {one.kind, other.kind}:
+            one, other = in_unit_vectors(one) or one, in_unit_vectors(other) or other
         pair = {one.kind, other.kind}
         sets = ranges(one), ranges(other)
         if sets[0] and sets[1] and pair != {"tuple"} and not (pair == {"relation"} and _is_harder(one, other)):
@@ -189,6 +208,8 @@ class Comparison:
         if one.unit is not None and other.unit is not None:
             if {one.unit.bases, other.unit.bases} == {_DEGREE, _RADIAN}:
                 return self._same_angles(one, other)
+            if _is_rate(one.unit, other.unit):
+                return self._same(one.parts[0], other.parts[0])
             if one.unit.bases != other.unit.bases and not _are_one_currency(one, other):
                 return False
             if _are_one_currency(one, other):
@@ -204,6 +225,13 @@ class Comparison:
             return bare.kind == "formula" and self._same_formulas(quantity.marks[0], bare.text)
         if quantity.unit and quantity.unit.bases == _DEGREE and r"\pi" in bare.text and bare.kind == "formula":
             return self._same_angles(quantity, Answer("quantity", bare.text, (bare,), (), Unit(_RADIAN, Fraction(1))))
+        if quantity.unit and quantity.unit.factor == Fraction(1, 100) and quantity.unit.bases in _MONEY:
+            number, cents = rational(bare.text), rational(quantity.parts[0].text)  # 75 cents for 0.75
+            if number and cents and number.places:
+                return number.value in (cents.value, cents.value / 100)
+        if quantity.unit and quantity.unit.bases == _STERLING and re.fullmatch(r"[0-9.]+p", bare.text):
+            pence = Answer("quantity", bare.text, (read(bare.text[:-1]),), (), Unit(_STERLING, Fraction(1, 100)))
+            return self._same_quantities(quantity, pence)
         if bare.kind not in ("formula", "list", "tuple", "set"):
             return False
         return self._same(one.parts[0], other) if quantity is one else self._same(one, other.parts[0])
@@ -330,6 +358,15 @@ def _is_one_value(answer: Answer) -> bool:
     return (answer.kind == "list" and len(_named(answer) or ()) < 2) or (
         answer.kind == "set" and len(answer.parts) == 1
     )
+
+
+def _is_rate(one: Unit, other: Unit) -> bool:
+    """Whether one is money or a thing, the other that for each of something: yuan, and yuan a month."""
+    short, long = sorted((dict(one.bases), dict(other.bases)), key=len)
+    added = {base: power for base, power in long.items() if base not in short}
+    is_money_or_thing = len(short) == 1 and (tuple(short.items()) in _MONEY or not is_unit(next(iter(short))))
+    is_same = all(long.get(base) == power == 1 for base, power in short.items())
+    return is_money_or_thing and is_same and list(added.values()) == [-1]
 
 
 def _distinct(items: tuple[Answer, ...]) -> tuple[Answer, ...]:

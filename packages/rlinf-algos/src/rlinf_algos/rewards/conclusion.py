@@ -13,7 +13,10 @@ from itertools import pairwise, takewhile
 
 from rlinf_algos.rewards.units import NO_THINGS, SCALES, is_thing, is_unit
 
-_SENTENCE_END = re.compile(r"(?<![.])[.!?](?=\**(?:\s+(?!Or\b)[A-Z*($\\\u4e00-\u9fff]|\s*$))")
+_SENTENCE_END = re.compile(
+    r"(?<![.])[.!?](?=\**(?:\s+(?!Or\b)[A-Z*($\\\u4e00-\u9fff]|\s*$))"
+    r"|(?<=[a-z0-9$%)])(?<!\A[0-9])(?<!approx)(?<!vs)[.!?](?=\s+[0-9]+(?:\s[a-z]|\.?\Z))"
+)
 _CLAUSE_END = re.compile(_SENTENCE_END.pattern + r"|;(?=\s[a-z]{2})")
 _REASON = re.compile(
     r",?\s(?:because|since|so|which|instead of|rather than|while|whereas)\b"
@@ -31,6 +34,37 @@ _THEREFORE = re.compile(
     r"),?\s(?!that\b)",
     flags=re.IGNORECASE,
 )
+_LEAVING = re.compile(
+    r",\s(?:(?:leaving|giving|making)(?:\s(?:him|her|them|us|it|a|the|total|of|with)){0,4}|for a total of)"
+    r"\s(?=[\\$\u20ac\u00a3\u00a5-]{0,3}[0-9])"
+)
+_CHOSEN = re.compile(
+    r"(?<!not both )(?<!neither )\b((?:[A-J]|[IV]{1,3})(?:(?:, (?:and )?| and | & )(?:[A-J]|[IV]{1,3})\b){1,5})"
+    r"(?: only)? (?:are|hold|must be)(?: (?:both|all|the))?(?: (?:correct|true|right|valid|answers?))?\Z"
+)
+_ASIDE_AS = re.compile(r",\sas\s[^,.]{1,80},(?=\s[a-z])")
+_DEFINITE = frozenset(
+    ("the", "his", "her", "their", "its", "our", "my", "these", "those", "all", "both", "original", "initial", "other",
+     "than", "from", "among", "reach")
+)  # fmt: skip
+"""Words before a number that was there before: "15 of the 40 students"."""
+_NO_CLAIM = re.compile(
+    r"\b(?:mistakes?|misconception|tempting|trap|scratch)\b|\botherwise\b"
+    r"|\b(?:students|people|many|some|one|you|we)\s(?:(?:might|may|would|often|first|wrongly|mistakenly)\s)*"
+    r"(?:answer|say|think|thought|guess|believe)\b"
+    r"|\b(?:do|does|did)(?: not|n't) (?:work|satisfy|hold|fit|solve)|\bif\b[^.]*\bwere\b"
+    r"|\b(?:impossible|would be wrong)\b",
+    flags=re.IGNORECASE,
+)
+"""What makes a sentence no conclusion."""
+_NEGATED = re.compile(r"(?:\b(?:not|never|cannot|can't|neither|nor)|n't)\s+(?:be\s+)?\Z", flags=re.IGNORECASE)
+_APPROXIMATELY = re.compile(
+    r"\A(?:approximately|about|roughly|nearly|around|almost|close)\s(?:equal\s)?(?:to\s)?(?=[-\u2212\\$0-9])"
+)
+_THAT = re.compile(
+    r"\b(?:is|be|concludes?|conclusion|means?|implies|shows?|see|know|find|follows|deduce) that (?=\S)"
+    r"|\b(?:[Tt]his|which|[Tt]hat) (?:means|implies|shows) (?=[A-Z])"
+)
 _FILLER = re.compile(
     r"\A(?:(?:indeed|thus|therefore|then|simply|just|exactly|clearly|equal to|given by|hence|so|finally"
     r"|now|also|only|either|still|always|option|choice)\b[\s:,]*)+",
@@ -44,17 +78,22 @@ _FORMULA_NAMES = frozenset(
 _SHORT_WORDS = frozenset(
     ("of", "in", "to", "is", "it", "we", "so", "as", "at", "by", "on", "or", "if", "an", "he", "no", "up", "be", "us")
 )
+_WORDS_WITHOUT_VOWELS = frozenset(("why", "try", "dry", "sky", "fly", "cry", "shy", "spy", "nth", "mth", "kth", "hrs"))
 _FORMULA = re.compile(
     r"\$\$[^$]{1,2000}\$\$|(?<!\\)\$(?:[^$\n\\]|\\[^\n]){1,2000}?\$|\\\([^\n]{1,2000}?\\\)|\\\[[^\n]{1,2000}?\\\]"
 )
 _JOINT = re.compile(r"\s?(?:,|,?\s?\b(?:or|and)\b)\s?")
-_VERB = re.compile(r"\b(?:is|are|equals?|be|was|were|becomes?|remains?|gives?|get|costs?|pays?|paid)\b(?! not\b)[\s:]*")
+_VERB = re.compile(
+    r"\b(?:is|are|equals?|be|was|were|becomes?|remains?|gives?|get|costs?|pays?|paid"
+    r"|(?:simplifies|comes|amounts|evaluates|works out|adds up|reduces) to)\b(?! not\b)[\s:]*"
+)
 _PREDICATE = re.compile(
     r"\b(?:is|are|be|was|were|equals?|becomes?|has|have|falls? on|called|named|chooses?|wins?|get|must"
-    r"|(?:belongs?|goes|go) to)\b\s*"
+    r"|(?:belongs?|goes|go) to|represents?|describes?|(?:lies?|lands?) (?:in|on))\b\s*"
 )
 _WHOLE = re.compile(
-    r"\b(?:does|do) not exist\b|\bno (?:[a-z]+ )?solutions?\b|\binfinitely many\b|\binfinite(?: number of)? solutions\b"
+    r"\b(?:does|do) not exist\b|\bno (?:[a-z]+ )?solutions?\b|\binfinitely many\b(?: [a-z]+)?"
+    r"|\binfinite(?: number of)? solutions\b"
     r"|\bempty set\b|\bsolution set is empty\b",
     flags=re.IGNORECASE,
 )
@@ -64,6 +103,7 @@ _CUT = frozenset(
      "at", "to", "of", "before", "until", "while", "if", "during", "each", "per", "altogether",
      "up", "down", "above", "below", "along", "across", "into")
 )  # fmt: skip
+_IN_BRACKETS = re.compile(r"\((?=[^()]*[A-Za-z]{3})[^()]*\)[.!]?|\([^()]{1,200}[.!]\)")
 _UNIT_WORDS = frozenset(("square", "cubic", "sq", "cu", "per", "squared", "cubed"))
 _DISCARDED = re.compile(
     r"(?:\b[A-Za-z] ?= ?)?[^\s,;()]{1,40} \((?:rejected|extraneous|discarded|invalid|impossible)\),? (?:or|and) "
@@ -90,7 +130,7 @@ _QUANTITY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]?[-\u2212]?[0-9][0-9.,/]{0,30}[
 _NAMED = r"(?!The|It|This|That|These|Those|He|She|We|They|There|Its|Our|Both|All|No|An?\b)[A-Z][a-z]+"
 _NAMED_VALUE = re.compile(r"\b([b-hj-z]) (?:is|equals) (?=[-\u2212]?[0-9\\$(])")
 _IS_IT = re.compile(r"(?<=[)$]),? is (?:the )?(?:correct |right )?(?:one|answer|choice|option|correct|right)\Z")
-_ASIDE = re.compile(r";\s(?!so\b|thus\b|hence\b|therefore\b).*", flags=re.DOTALL)
+_ASIDE = re.compile(r";\s(?!it\b|so\b|thus\b|hence\b|therefore\b).*", flags=re.DOTALL)
 _FEW_WORDS = 7
 _MAX_LOOKS = 20
 
@@ -107,7 +147,7 @@ def statement(line: str) -> str:
 
 
 def without_filler(text: str) -> str:
-    return _FILLER.sub("", text, count=1).strip()
+    return _APPROXIMATELY.sub("", _FILLER.sub("", text, count=1).strip())
 
 
 def cleaned(text: str) -> str:
@@ -133,17 +173,26 @@ def words_of(text: str) -> Iterator[re.Match[str]]:
     formulas += [(found.start(), found.end()) for found in re.finditer(r"\\[A-Za-z]+\{[^{}]*\}", text)]
     for word in _WORD.finditer(text):
         name = word[0].lower()
-        is_product = len(name) == 2 and name not in _SHORT_WORDS and not is_unit(word[0])
+        is_product = _is_product(name) and not is_unit(word[0])
         is_word = name not in _FORMULA_NAMES and not is_product and not word[0].isupper()
         if is_word and not any(start <= word.start() < end for start, end in formulas):
             yield word
+
+
+def _is_product(name: str) -> bool:
+    """Whether letters are a product, such as `xy` or `zyx`, and no word."""
+    if len(name) == 2:
+        return name not in _SHORT_WORDS
+    is_without_vowels = re.search(r"[aeiou]", name) is None and name not in _WORDS_WITHOUT_VOWELS
+    return len(name) == 3 and len(set(name)) == 3 and (is_without_vowels or name == "abc")
 
 
 def is_formal(answer: str) -> bool:
     """Whether it begins like a number or a formula, or is a single letter."""
     text = answer.lstrip("$({[|-\u2212+ ")
     word = re.match(r"[A-Za-z]{2,}", text)
-    return bool(answer) and (word is None or word[0].lower() in _FORMULA_NAMES or _is_name(text))
+    is_product = word is not None and re.fullmatch(r"(?!by)[abcxyz]{2}|lwh|abc|[xyz]{3}", word[0])
+    return bool(answer) and (word is None or is_product or word[0].lower() in _FORMULA_NAMES or _is_name(text))
 
 
 def _is_name(text: str) -> bool:
@@ -199,7 +248,7 @@ def _without_description(text: str, word: re.Match[str], *, is_counted: bool) ->
 
 
 def conclusion(text: str, *, in_words: bool = False) -> str | None:
-    text = text.strip()
+    text = re.sub(r"(?:\n[^\n0-9=$\\]{1,200}){1,3}\Z", "", text.strip()) if r"\end{" in text else text.strip()
     display = re.search(r"(?:\$\$([^$]{1,2000})\$\$|\\\[((?:(?!\\\[)[\s\S]){1,2000})\\\])[.\s]{0,9}\Z", text)
     text = cleaned(display[1] or display[2]) if display else text
     rows = _ROWS.search(text)
@@ -215,13 +264,28 @@ def conclusion(text: str, *, in_words: bool = False) -> str | None:
     for line in reversed(lines):
         ends = _SENTENCE_END if in_words else _CLAUSE_END
         sentences = [one for one in _sentences(line, ends) if not _CLOSERS.match(one) and not one.endswith("?")]
+        sentences = [one for one in sentences if not _IN_BRACKETS.fullmatch(one)] or sentences
         for sentence in reversed(sentences[-_MAX_LOOKS:]):
-            answer = predicate(sentence) if in_words else _alone(sentence) or concluded(sentence)
+            if _NO_CLAIM.search(sentence) and not (in_words and "impossible" in sentence):
+                continue
+            answer = predicate(sentence) if in_words else _alone(sentence) or _chosen(sentence) or concluded(sentence)
             if answer:
                 return answer
         if in_words and sentences:
             return cleaned(line)
     return cleaned(lines[-1]) if len(lines) == 1 and len(text.split()) <= 4 else None
+
+
+def last_sentence(text: str) -> str:
+    """The last sentence of a text that holds a digit."""
+    line = next((line for line in reversed(text.split("\n")) if re.search(r"[0-9]", line)), "")
+    return next((one for one in reversed(_sentences(line, _CLAUSE_END)) if re.search(r"[0-9]", one)), "")
+
+
+def _chosen(sentence: str) -> str | None:
+    """The letters of statements or choices that are right: "A, C" of "A and C are both correct"."""
+    chosen = _CHOSEN.search(cleaned(sentence))
+    return re.sub(r",? and |, | & ", ", ", chosen[1]) if chosen else None
 
 
 def _system(lines: list[str]) -> str | None:
@@ -264,7 +328,11 @@ def _sentence(line: str) -> str:
 
 def _consequence(sentence: str) -> str:
     """What a sentence says after its last "so" or "therefore", without reasons and remarks."""
+    sentence = _ASIDE_AS.sub(",", sentence) if ", as " in sentence else sentence
     ends = [found.end() for found in _THEREFORE.finditer(sentence) if _is_outside(sentence, found.start())]
+    leaving = _LEAVING.search(sentence) if not ends else None
+    if leaving:
+        ends = [leaving.end()]
     sentence = cleaned(_sentence(sentence[ends[-1] :] if ends else sentence))
     sentence = _IS_IT.sub("", sentence) if " is " in sentence else sentence
     time = next((found for found in _BEFORE.finditer(sentence) if _holds_value(sentence[: found.start()])), None)
@@ -290,8 +358,11 @@ def concluded(sentence: str) -> str | None:
     """What a sentence says after its last verb, where that is a number or a formula; else the last one in it."""
     sentence = _NAMED_VALUE.sub(r"\1 = ", _consequence(sentence))
     for verb in reversed(list(_VERB.finditer(sentence))[-_MAX_LOOKS:]):
+        if _NEGATED.search(sentence, 0, verb.start()):
+            return None
         answer = measured(statement(sentence[verb.end() :]))
-        if (_holds_value(answer) or re.fullmatch(r"\(?[A-HJ-Z]\)?", answer)) and is_formal(answer):
+        is_value = _holds_value(answer) or re.fullmatch(r"\(?[A-HJ-Z]\)?|[a-z]{2,3}", answer)
+        if is_value and is_formal(answer):
             return answer
     return _last_of(sentence)
 
@@ -308,8 +379,9 @@ def _last_of(sentence: str) -> str | None:
         pieces += [(sentence[place : word.start()], False), (word[0], True)]
         place = word.end()
     pieces.append((sentence[place:], False))
-    last = next((i for i in reversed(range(0, len(pieces), 2)) if _holds_value(pieces[i][0].strip(" .,;:"))), None)
-    if last is None:
+    places = [i for i in reversed(range(0, len(pieces), 2)) if _holds_value(pieces[i][0].strip(" .,;:"))]
+    last = next((i for i in places if not _is_definite(pieces, i)), places[0] if places else None)
+    if last is None or (last and pieces[last - 1][0] in ("than", "not")) or pieces[max(last - 1, 0)][0] == "Not":
         return None
     first = i = last
     while i >= 2 and (pieces[i - 1][0] in ("or", "and", "except") or is_unit(pieces[i - 1][0])):
@@ -321,6 +393,8 @@ def _last_of(sentence: str) -> str | None:
         elif pieces[i][0].strip():
             break
     tail = "".join(piece for piece, _ in pieces[first:])
+    if last != places[0]:
+        tail = re.split(r"\s(?:out|left|from|among|of)\b", tail)[0]
     if first == last and last > 0:
         *_, value = _DERIVED.split(tail) if "," not in tail else [tail]
         tail = value if _holds_value(value.strip(" .,;:")) and "$" not in value.replace("\\$", "") else tail
@@ -333,9 +407,18 @@ def _last_of(sentence: str) -> str | None:
     )
 
 
+def _is_definite(pieces: list[tuple[str, bool]], i: int) -> bool:
+    """Whether the number at the beginning of a piece is one that was there before, as in "5 out of 20"."""
+    before = [word.lower() for word, _ in pieces[max(0, i - 3) : i : 2][::-1]]
+    is_direct = re.match(r"\s[\\$\u20ac\u00a3\u00a5]{0,2}[0-9]", pieces[i][0]) is not None
+    return is_direct and bool(before) and (before[0] in _DEFINITE or (before[0] == "of" and before[1:2] == ["out"]))
+
+
 def predicate(sentence: str) -> str | None:
     """What a sentence says in words: yes or no, or what follows its verb."""
     sentence = _consequence(_ASIDE.sub("", sentence))
+    clauses = [that.end() for that in _THAT.finditer(sentence) if not _NEGATED.search(sentence, 0, that.start())]
+    sentence = sentence[clauses[-1] :] if clauses else sentence
     formula = _ENDS_WITH_FORMULA.search(sentence)
     if formula:
         return formula[1]
@@ -347,15 +430,16 @@ def predicate(sentence: str) -> str | None:
         return reply[0]
     verbs = [verb for verb in _PREDICATE.finditer(sentence) if verb.end() < len(sentence)]
     if not verbs:
-        name = re.match(_NAMED + r"(?= [a-z]+)", sentence)
+        name = re.match(_NAMED + r"(?= (?!or\b|and\b|nor\b|did\b|didn|does\b|doesn|cannot\b|could)[a-z]+)", sentence)
         return (
             name[0]
-            if name and len(sentence.split()) < _FEW_WORDS
+            if name and (len(sentence.split()) < _FEW_WORDS or clauses)
             else re.sub(r"\A(?:the|this|our|its|an?) [a-z]+ (?=[a-z])", "", sentence, flags=re.IGNORECASE) or None
         )
     subject = sentence[: verbs[0].start()].strip()
     clause = re.split(r", (?:and|but|while)\b", sentence[verbs[-1].end() :])[0]
     if re.fullmatch(_NAMED, subject) and clause.startswith("the "):
         return subject
+    clause = re.split(r" (?:who|that|which) ", clause)[0]
     clause = re.sub(r"\A[a-z]+ (?:on|in|at|to) (?:an? |the )?(?=[A-Z])", "", without_filler(cleaned(clause)))
     return re.sub(r"\A(?:an?|the) (?=\w)|(?<=\w) (?:function|number|integer)\Z", "", clause) or None

@@ -21,15 +21,17 @@ Passes over the whole text look for single tokens; everything else reads at most
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rlinf_algos.rewards.assignments import assigned, listed
 from rlinf_algos.rewards.boxes import Box, boxes, unwrapped
 from rlinf_algos.rewards.conclusion import (
     cleaned,
     concluded,
     conclusion,
     is_formal,
+    last_sentence,
     predicate,
     statement,
     without_filler,
@@ -40,7 +42,7 @@ from rlinf_algos.rewards.plain_text import plain_text
 from rlinf_algos.rewards.units import is_unit
 
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s?\{\s?\}")
-_NAME = r"(?:[A-Za-z](?:_\{?[0-9A-Za-z]\}?)? ?=|\\[()\[\]]|[$\s])*"
+_NAME = r"(?:(?:[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?|\([a-z](?:, ?[a-z]){1,3}\)) ?=|\\[()\[\]]|[$\s])*"
 _BETWEEN_BOXES = re.compile(rf"(?:\\[\])]|[$\s])*(,?\s*\b(?:and|or)\b|\\text\{{ ?(?:and|or) ?\}}|[,;]){_NAME}")
 _OR_AFTER_BOX = re.compile(r"(?:\\[\])]|[$ ])*,? ?or\b ?(?:maybe|perhaps|possibly|even)? ?([^\n]{1,200})")
 _UNIT_AFTER_BOX = re.compile(
@@ -64,12 +66,15 @@ _EMPTY_WORDS = frozenset(
     ("correct", "right", "wrong", "incorrect", "reasonable", "in", "as", "below", "above", "shown", "helpful", "not")
 )
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(((?:(?!\\[()]).)*)\\\)", flags=re.DOTALL)
-_SENTENCE = re.compile(r"(?:The|It|This|That|Its) [a-z]")
+_SENTENCE = re.compile(r"(?:The|It|This|That|Its|that) [a-z]")
+_TEXT = re.compile(r"\\text(?:bf|rm|it)?\{([^{}]*)\}")
+_SEVERAL = re.compile(r",|\b(?:and|or)\b|&|\\pm")
 _NEXT_KEY = re.compile(r',\s?"\w{1,20}" ?:')
 _KEY = re.compile(r'"([A-Za-z](?:_?[0-9])?)" ?: ?')
 _WITHDRAWN = re.compile(
     r"^\W{0,9}(?:edit|correction|corrected|erratum|update)\b ?:|\b(?:(?:I|we) (?:misread|miscalculated|misunderstood"
     r"|miscounted|made an? (?:[a-z]+ )?(?:mistake|error|slip))"
+    r"|scratch that|never ?mind|I take that back|on second thoughts?"
     r"|that(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct)))\b",
     flags=re.IGNORECASE | re.MULTILINE,
 )
@@ -89,11 +94,12 @@ class _Statement:
     """Whether it is in numbers or formulas, not in words."""
 
 
-def final_answer(text: str, *, in_words: bool = False) -> str | None:
+def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()) -> str | None:
     r"""The answer of a solution by the rules above, stripped of white space; None where there is none.
 
     Args:
         in_words: the answer that is looked for is in words, such as "odd" or "no solution".
+        names: of the values that are looked for, where these are several; "-" for each without a name.
 
     Example: final_answer(r"so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"; final_answer("6 * 3 = 18\n#### 18") == "18".
     """
@@ -109,8 +115,12 @@ def final_answer(text: str, *, in_words: bool = False) -> str | None:
         last = _last_statement(text, in_words, found)
         answer = last and (_corrected(text[last.start :], in_words) or last.text)
         answer = answer or _concluded(text[-_TAIL:], in_words) or ""
-    if in_words and _SENTENCE.match(answer):
-        answer = predicate(answer) or answer
+        if names and not found and (":" in answer or not _SEVERAL.search(answer)):
+            answer = assigned(text, names) or listed(last_sentence(text[-_TAIL:]), len(names)) or answer
+    if in_words:
+        whole = _TEXT.fullmatch(answer)
+        answer = whole[1].strip() if whole else answer
+        answer = (predicate(answer.removeprefix("that ")) if _SENTENCE.match(answer) else None) or answer
     formula = _ONE_FORMULA.fullmatch(answer)
     answer = (formula[1] or formula[2] or "") if formula else answer
     if answer.startswith('{"'):

@@ -15,6 +15,7 @@ _LETTERS = re.compile(r"[A-J](?:(?:,|\\text\{and\}|)[A-J])*")
 
 
 BUILT = re.compile(r"\\\{\(?([A-Za-z](?:_[0-9])?)\)?(?:\\in ?\\mathbb\{R\})?[|:](.+)\\\}")
+_UNIT_TERM = re.compile(r"([-+]?)((?:\\frac\{[^{}]*\}\{[^{}]*\}|\\sqrt\{[^{}]*\}|\([^()]*\)|[0-9.]+)*)([ijk])")
 _SCALED_VECTOR = re.compile(r"([^(),]+?)(?:\\cdot|\\times)?(\([^()]+,[^()]+\))")
 _SCALED_AFTER = re.compile(r"(\\begin\{pmatrix\}.*\\end\{pmatrix\})(/|\\cdot|\\times)([^&=,]+)")
 _SCALED = re.compile(r"([^&=,]+?)(?:\\cdot|\\times)?(\\begin\{pmatrix\}.*\\end\{pmatrix\})")
@@ -103,6 +104,50 @@ def spread(answer: Answer) -> Answer:
         if unit is not None and not re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", answer.parts[0].text):
             return Answer("quantity", answer.text, answer.parts, (), unit)
     return answer
+
+
+def alternatives_of(answer: Answer) -> Answer | None:
+    r"""`x=2,y=3\\text{or}x=3,y=2` as a list of tuples; None for other answers."""
+    if answer.kind != "list" or r"\text{or}" not in answer.text:
+        return None
+    groups = [spread(read(piece)) for piece in answer.text.split(r"\text{or}")]
+    named = [_by_name(group) for group in groups]
+    names = sorted(named[0] or ())
+    if len(names) < 2 or any(group is None or sorted(group) != names for group in named):
+        return None
+    tuples = [read(f"({','.join(group[name] for name in names)})") for group in named if group]
+    return Answer("list", answer.text, tuple(tuples))
+
+
+def names_of(expected: str) -> tuple[str, ...]:
+    """The names of the values of a reference, "-" for a value without one; none where it is no list or tuple."""
+    answer = spread(read(expected))
+    is_tuple = answer.kind == "tuple" and answer.marks == ("()",)
+    if (answer.kind != "list" and not is_tuple) or r"\text{or}" in expected:
+        return ()
+    named = [part.kind == "relation" and part.marks == ("=",) and name_of(part.parts[0]) for part in answer.parts]
+    names = tuple(str(name or "-") for name in named)
+    is_plain = all(named) or not any(named)
+    return names if is_plain and len(names) > 1 and not any(" " in name for name in names) else ()
+
+
+def _by_name(group: Answer) -> dict[str, str] | None:
+    """The values of a list of assignments by their names."""
+    if group.kind != "list" or any(part.kind != "relation" or part.marks != ("=",) for part in group.parts):
+        return None
+    return {part.parts[0].text: part.parts[1].text for part in group.parts if name_of(part.parts[0])}
+
+
+def in_unit_vectors(answer: Answer) -> Answer | None:
+    """A sum of multiples of i, j and k as the tuple of its components; None for others."""
+    terms = _UNIT_TERM.findall(answer.text) if answer.kind == "formula" else []
+    if not terms or "".join(map("".join, terms)) != answer.text:
+        return None
+    components = {name: f"{sign if sign == '-' else ''}{factor or '1'}" for sign, factor, name in terms}
+    if len(components) < len(terms):
+        return None
+    names = "ijk" if "k" in components else "ij"
+    return Answer("tuple", answer.text, tuple(read(components.get(name, "0")) for name in names), ("()",))
 
 
 def _product(factor: str, cell: Answer) -> Answer:

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import OUTCOMES, RewardResult
+from rlinf_algos.rewards.chinese import is_in_chinese, says
 from rlinf_algos.rewards.comparison import Comparison, Question
 from rlinf_algos.rewards.final_answer import reference_answer
-from rlinf_algos.rewards.forms import choice_letter
+from rlinf_algos.rewards.forms import choice_letter, names_of
 from rlinf_algos.rewards.notation import normalized
 from rlinf_algos.rewards.process_pool import ProcessPool
 from rlinf_algos.rewards.registry import register_reward
@@ -29,6 +30,7 @@ MAX_CHARACTERS = 1000
 _WORDS = re.compile(r"\\text\{.*|\\emptyset ?", flags=re.DOTALL)
 _SENTENCE = re.compile(r"\s*[A-Z][a-z]+ (?:[a-z]+ ){1,9}(?:is|are|has|have)\b")
 _BARE_WORDS = re.compile(r"[A-Za-z' -]+")
+_DECIMAL_COMMA = re.compile(r"\A(\$?[-\u2212]?[0-9]{1,9}),([0-9]{1,2}|[0-9]{4,9}|(?<=\b0,)[0-9]{3})(?![0-9,])")
 _VERDICTS: dict[str, bool] = {"right": True, "wrong": False, "unparseable": False}
 _CHECKER = Path(__file__).with_name("math_equal.py")
 _READER = Path(__file__).with_name("answer_side.py")
@@ -102,15 +104,20 @@ class MathReward:
         """
         replies = self._read(completions, references)
         answers = [text if outcome == "read" else None for outcome, text in replies]
-        results: list[RewardResult | None] = []
+        results: list[RewardResult | None] = [None] * len(replies)
         to_compare: dict[tuple[str, str], list[int]] = {}
         for i, (answer, reference) in enumerate(zip(answers, references, strict=True)):
             expected = _expected(reference)
+            if answer is not None and _form(reference)[0] == "chinese":
+                results[i] = _result("right" if says(expected, answer) else "wrong", answer)
+                continue
             is_bare = answer is not None and _is_in_words(reference) and _BARE_WORDS.fullmatch(answer)
+            if answer is not None and "," in answer:
+                answer = _with_point(answer, expected)
             found = _found(rf"\text{{{answer}}}" if is_bare else answer)
             if replies[i][0] != "read":
                 found = _result(replies[i][0], None, replies[i][1])
-            results.append(found if isinstance(found, RewardResult) else None)
+            results[i] = found if isinstance(found, RewardResult) else None
             if not isinstance(found, RewardResult):
                 to_compare.setdefault((expected, found), []).append(i)
         for pair, (outcome, detail) in self._compared(list(to_compare)).items():
@@ -122,11 +129,8 @@ class MathReward:
     def _read(self, completions: Sequence[str], references: Sequence[str]) -> list[tuple[str, str | None]]:
         """("read", the answer of a completion or None) for each, or the outcome and detail of one that cannot be
         read."""
-        items = []
-        for completion, reference in zip(completions, references, strict=True):
-            in_words, is_choice = _is_in_words(reference), choice_letter(_expected(reference)) is not None
-            items.append((completion, "words" if in_words else "", "choice" if is_choice else ""))
-        return self._reader.run(items)
+        pairs = zip(completions, references, strict=True)
+        return self._reader.run([(completion, *_form(reference)) for completion, reference in pairs])
 
     def _compared(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
         """(outcome, detail) of each pair (expected, found), both normalised."""
@@ -178,6 +182,8 @@ def _shared() -> MathReward:
 
 @lru_cache(maxsize=4096)
 def _expected(reference: str) -> str:
+    if is_in_chinese(reference.strip()):
+        return reference.strip()
     answer = reference_answer(reference)
     normal = normalized(answer) if answer is not None and len(answer) <= MAX_CHARACTERS else ""
     if not normal:
@@ -188,9 +194,29 @@ def _expected(reference: str) -> str:
     return normal
 
 
+@lru_cache(maxsize=4096)
+def _form(reference: str) -> tuple[str, str]:
+    """The form of a reference, and the names of its values, as the reading process takes them."""
+    if is_in_chinese(reference.strip()):
+        return "chinese", ""
+    expected = _expected(reference)
+    if _is_in_words(reference):
+        return "words", ""
+    if choice_letter(expected) is not None:
+        return "choice", ""
+    names = names_of(expected)
+    return "values" if names else "", " ".join(names)
+
+
 def _is_in_words(reference: str) -> bool:
     """Whether a reference begins with a word, and is no whole sentence."""
     return _WORDS.fullmatch(_expected(reference)) is not None and not _SENTENCE.match(reference)
+
+
+def _with_point(answer: str, expected: str) -> str:
+    """`3,5` as `3.5` where the reference is a decimal: without a space it is no list there, nor are these thousands."""
+    is_decimal = re.fullmatch(r"-?[0-9]*\.[0-9]+.*", expected) is not None
+    return _DECIMAL_COMMA.sub(r"\1.\2", answer) if is_decimal else answer
 
 
 def _found(answer: str | None) -> RewardResult | str:

@@ -6,6 +6,7 @@ value: spacing, sizes of brackets, fonts of letters and numbers. Words stay, and
 """
 
 import re
+import unicodedata
 
 from rlinf_algos.rewards.arrays import without_arrays
 from rlinf_algos.rewards.units import NAMES, SCALES, is_unit
@@ -16,9 +17,7 @@ _UNICODE = str.maketrans(
         "\u2022": r" \cdot ", "\u00f7": "/", "\u2044": "/", "\u03c0": r" \pi ", "\u221e": r" \infty ",
         "\u2264": r" \le ", "\u2265": r" \ge ", "\u2260": r" \ne ", "\u2248": r" \approx ", "\u00b1": r" \pm ",
         "\u222a": r" \cup ", "\u2229": r" \cap ", "\u2208": r" \in ", "\u00b0": r"^\circ ", "\u2032": "'",
-        "\u2019": "'", "\u00b2": "^2", "\u00b3": "^3", "\u00bd": r" \frac{1}{2}", "\u00bc": r" \frac{1}{4}",
-        "\u00be": r" \frac{3}{4}", "\u2153": r" \frac{1}{3}", "\u2154": r" \frac{2}{3}",
-        "\u2155": r" \frac{1}{5}", "\u215b": r" \frac{1}{8}",
+        "\u2019": "'",
         "\u00a0": " ", "\u202f": r"\,", "\u2009": r"\,", "\u20ac": r"\text{euros}",
         "\u00a3": r"\text{sterling}", "\u221a": r"\sqrt ", "\u03b8": r"\theta ", "\u03b1": r"\alpha ",
         "\u03b2": r"\beta ", "\u03b3": r"\gamma ", "\u03b4": r"\delta ", "\u03bb": r"\lambda ", "\u03c9": r"\omega ",
@@ -28,6 +27,9 @@ _UNICODE = str.maketrans(
         "\u2216": r"\setminus ", "\u2202": r"\partial ",
     }
 )  # fmt: skip
+_SUPERSCRIPTS = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207b\u207f]{1,9}")
+_SMALL_FRACTION = re.compile("([\u00b2\u00b3\u00b9\u2070-\u2079]{1,9})[\u2044/]_?\\{?([0-9\u2080-\u2089]{1,9})\\}?")
+_FRACTIONS = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _SPACES = re.compile(
     r"(?<!\\)\\[!,;:> ]|\\middle\s*(?=[|:])|~|\\q?quad\b|\\left\s*\.|\\right\s*\.|\\left(?![a-z])|\\right(?![a-z])"
     r"|\\[bB]igg?[lrm]?(?![a-z])|\\(?:display|text)style\b|\\limits\b|(?<!\\)\\(?:\(|\)|\[|\])|\$"
@@ -58,12 +60,14 @@ _SHORT_WORDS = frozenset(
     {
     "and", "or", "not", "no", "yes", "if", "is", "are", "be", "to", "of", "in", "on", "at", "by", "for", "the", "an",
     "as", "it", "we", "so", "all", "any", "odd", "one", "two", "six", "ten", "men", "per", "but", "mod", "only",
-    "both", "none", "day", "min", "sec", "true", "dne", "sq", "cu", "set",
+    "both", "none", "day", "min", "sec", "true", "dne", "sq", "cu", "set", "nor",
     }
 )  # fmt: skip
 _CURRENCIES = {"\\$": "dollars", "USD": "dollars", "\u20ac": "euros", "EUR": "euros", "\u00a3": "sterling",
                "GBP": "sterling", "\\pounds": "sterling", "\u00a5": "yensign", "CNY": "yuan", "RMB": "yuan",
-               "\\yen": "yensign", "JPY": "yen", "\u20b9": "rupees", "INR": "rupees"}  # fmt: skip
+               "\\yen": "yensign", "JPY": "yen", "\u20b9": "rupees", "INR": "rupees", "CHF": "francs",
+               "\u20a9": "won", "KRW": "won"}  # fmt: skip
+_DOLLARS = re.compile(r"(?<![A-Za-z])(?:US|AU?|CA?|NZ|HK|S)\\\$(?=[0-9])")
 _AMOUNT = re.compile(
     f"({'|'.join(map(re.escape, _CURRENCIES))})" + r"\s*([0-9][0-9,.]*(?:\{,\}[0-9]{3})*|\\d?frac\{[0-9]+\}\{[0-9]+\})"
     r"(\s*(?:thousand|million|billion|trillion)\b)?"
@@ -71,6 +75,10 @@ _AMOUNT = re.compile(
 _LETTER_UNITS = frozenset(name for name in NAMES if len(name) == 1) - {"l"}
 _SPELLINGS = (
     (re.compile(r"\\[dtc]frac(?![a-z])"), r"\\frac"),
+    (re.compile(r"\\(?:text)?color\s*\{[A-Za-z]+\}|\\(?:tiny|small|[lL]arge|LARGE|[hH]uge|normalsize)(?![a-z])"), ""),
+    (re.compile(r"\\(?:math(?:bf|rm|it|sf)|textbf|pmb)\s*\{(?=\\(?!text|math))|\\(?:bf|rm|it)\s*\{(?=[-0-9\\])"), "{"),
+    (re.compile(r"\\(?:hat|vec|bar|mathbf)\s*\{?\s*\\?([ijk])(?:math)?(?![A-Za-z])\s*\}?"), r"\1"),
+    (re.compile(r"(?<=[0-9\s,~{}kM])\\Omega(?![a-z(])"), "ohm"),
     (re.compile(r"\\frac\s*([0-9A-Za-z])\s*([0-9A-Za-z])"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\frac\s*([0-9A-Za-z])\s*\{"), r"\\frac{\1}{"),
     (re.compile(r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z])"), r"\1{\2}"),
@@ -109,19 +117,44 @@ _SPELLINGS = (
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\\(?:ldots|cdots|dots)(?![a-z])"), "..."),
 )  # fmt: skip
+_POWER = r"(?:\^(?:\{-?[1-9]\}|-?[1-9]))"
+_POWERED = rf"[A-Za-z]{{1,4}}{_POWER}?(?:(?: |/| ?\\cdot ?)[A-Za-z]{{1,4}}{_POWER}?){{0,3}}"
+_UNITS_OF_POWERS = re.compile(
+    rf"(?<=[0-9\s}}])\\(?:text|mathrm)\s*\{{ ?({_POWERED}) ?\}}|(?<=[0-9}}]) ({_POWERED})(?=[\s.]*\Z)"
+)
+"""`m\\,s^{-2}`, in one font or none."""
+_FOR_ALL = re.compile(
+    r",?\s*(?:\b(?:for|where|with)\s+)?(?:\b(?:some|any|all|every|each|an)\s+)(integer|real number)s?\s+([a-z])\b"
+    r"|,?\s*(?:\b(?:for|where|with)\s+)?(?<![\\A-Za-z])([a-z])\s+(?:is|be)?\s*(?:an?|any|some)\s+(?:arbitrary\s+)?"
+    r"(?:integer|real(?: number)?)\b"
+)
 _WORDINGS = (
     (re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*\b(?:reals?|except)\b[^{}]*)\}"), r" \1 "),
-    (re.compile(r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*R\s*\}?|\\R(?:eals)?(?![A-Za-z])"), r"\\mathbb{R}"),
+    (re.compile(r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*([RZNQ])\s*\}?|\\([RZNQ])(?![A-Za-z])"), r"\\mathbb{\1\2}"),
+    (re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*\bintegers?\b[^{}]*)\}"), r" \1 "),
+    (_FOR_ALL, lambda words: rf", {words[2] or words[3]} \in \mathbb{{{'Z' if 'int' in words[0] else 'R'}}} "),
     (re.compile(r"\b(?:all|any|every)\s+(?:the\s+)?reals?(?:\s+(?:numbers?|values?))?(?:\s+x\b)?"), r"\\mathbb{R}"),
-    (re.compile(r"(?<=\\mathbb\{R\})(\W*)(?:except(?:\s+for)?|other\s+than|but|without)\b"), r"\1\\setminus "),
+    (
+        re.compile(
+            r"(?<=\\mathbb\{R\})(\W*)(?:except(?:\s+for)?|other\s+than|but|without|not\s+equal\s+to)\b(?:\s*[a-z]\s*=)?"
+        ),
+        r"\1\\setminus ",
+    ),
     (re.compile(r"\\(?:smallsetminus|backslash)(?![a-z])"), r"\\setminus "),
     (re.compile(r"\b(?:does|do)\s+not\s+exist\b|\bundefined\b"), "DNE"),
+    (re.compile(r"\b(?:does|do)\s+not\s+converge\b|\bnot\s+convergent\b"), "diverges"),
     (re.compile(r"(?<![0-9A-Za-z)\]}])(?<![0-9A-Za-z)\]}] )\+\s*(?=\\infty|inf|oo\b)"), " "),
     (re.compile(r"(?<=[0-9])(?:st|nd|rd|th)\b"), ""),
+    (re.compile(r"(?<=[a-z]) an? (?=(?:second|minute|hour|day|week|month|year|person|piece|head)\b)"), " per "),
     (re.compile(r"\binfinite(?:\s+number\s+of)?(?=\s+solutions)"), "infinitely many"),
     (re.compile(r"\\(?:text|mathrm)\s*\{\s*([A-Za-z]{1,4})/([A-Za-z]{1,4})\s*\}"), r"\\text{\1}/\\text{\2}"),
 )
 """Names of sets, words and signs with one spelling each."""
+_SCALED = re.compile(r"\A((?:\\?\$ ?)?[0-9]+\.[0-9]+)([MBKk])\b")
+_SCALE_LETTERS = {"K": "thousand", "M": "million", "B": "billion"}
+_GERMAN = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:\.[0-9]{3})+),([0-9]{2})(?![0-9.,])")
+_PAIRED = re.compile(r"\A([A-Za-z]), ?([A-Za-z]) ?= ?([^=,()]+),([^=,()]+)\Z")
+_NEXT_EQUATION = re.compile(r"(?:\\q?quad|\\\\)[\s,&$]*(?=[A-Za-z](?:_\{?[0-9a-z]\}?)?\s*=)")
 _NOTHING = re.compile(
     r"(?:\\text\{there\}\\text\{(?:is|are)\})?\\text\{no\}(?:\\text\{(?:real|integer|positive|such|valid)\})*"
     r"\\text\{(?:solution|root)s?\}(?:\\text\{exists?\})?|\\\{\\\}"
@@ -135,7 +168,10 @@ _SPELLED = re.compile(
     r"\s*\\text\{(" + "|".join(sorted(map(re.escape, _NUMBER_WORDS), key=len, reverse=True)) + r")\}(?!\s*[-0-9])"
 )
 _TEMPERATURE = re.compile(r"\\text\{degrees?\}\\text\{(celsius|fahrenheit)\}")
-_SOLUTIONS = re.compile(r"(?<=\\text\{many\})\\text\{solutions?\}|\A(?:\\text\{(?:the|an)\})+")
+_SOLUTIONS = re.compile(
+    r"(?<=\\text\{many\})(?:\\text\{(?:real|integer|such|different)\})?\\text\{(?:solution|pair|triple|value)s?\}"
+    r"|\A(?:\\text\{(?:the|an)\})+|(?<=.)\\text\{only\}\Z"
+)
 _DEGREES = re.compile(
     r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z]))\s*(?:(?:\\text\{)?([CF])\b\}?)?"
 )
@@ -144,7 +180,7 @@ _ARC_SECONDS = re.compile(r"(\\text\{ arcmin \})\s*([0-9.]+)\s*(?:''|\")")
 _ABOUT = re.compile(r"\s*\\text\{(?:about|approximately|roughly|around)\}")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _UNDERLINED = re.compile(r"\\underline\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-_BARE_SET = re.compile(r"\A\s*((?:[A-Za-z]\s*\\in\s*)?)\{([^{}]*[,|:][^{}]*)\}\s*\Z")
+_BARE_SET = re.compile(r"\A\s*((?:[A-Za-z]\s*(?:\\in|=)\s*)?)\{([^{}]*[,|:][^{}]*)\}\s*\Z")
 _OUTWARD = re.compile(r"(?<!\\)([\[\]])([^\[\]()]{1,60}[,;][^\[\]()]{1,60}?)([\[\]])")
 _MIXED = re.compile(
     r"([-+]?)([0-9]+)\s+(?:\\text\{and\}\s*)?(?:([0-9]+)\s*/\s*([0-9]+)|\\frac\{([0-9]+)\}\{([0-9]+)\})"
@@ -156,8 +192,12 @@ def normalized(answer: str) -> str:
 
     Example: normalized(r"$\dfrac12\text{ cm}$") == r"\frac{1}{2}\text{cm}"; normalized("1,234") == "1234".
     """
-    text = _currency(answer.strip()).translate(_UNICODE)
+    text = _currency(_SCALED.sub(lambda number: f"{number[1]} {_SCALE_LETTERS[number[2].upper()]}", answer.strip()))
+    text = text if text.isascii() else _with_scripts(text).translate(_UNICODE)
     text = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", "", text)
+    text = _GERMAN.sub(lambda number: f"{number[1].replace('.', '')}.{number[2]}", text) if "," in text else text
+    if "=" in text:
+        text = _PAIRED.sub(r"(\1,\2)=(\3,\4)", text if "\\begin" in text else _NEXT_EQUATION.sub(", ", text))
     if "[" in text or "]" in text:
         text = _OUTWARD.sub(_inward, re.sub(r"\\(?:left|right)\s*(?=[\[\]])", "", text))
     for _ in range(min(text.count("underline"), 3)):
@@ -170,6 +210,7 @@ def normalized(answer: str) -> str:
     text = re.sub(r"\A(?:=+>|[=:\s\u21d2\u2192\u2234]|\\(?:Rightarrow|implies|therefore)(?![a-z]))+", "", text)
     for pattern, spelling in _WORDINGS:
         text = pattern.sub(spelling, text)
+    text = _UNITS_OF_POWERS.sub(_product_of_units, text) if "^" in text else text
     text = _with_words(text)
     about = _ABOUT.match(text)
     text = text[about.end() :] if about else text
@@ -187,6 +228,19 @@ def normalized(answer: str) -> str:
     return r"\emptyset" if _NOTHING.fullmatch(text) else _SOLUTIONS.sub("", text)
 
 
+def _with_scripts(text: str) -> str:
+    """Superscripts as powers, and fractions of one character or of small figures as fractions."""
+    text = _SMALL_FRACTION.sub(lambda one: rf" \frac{{{_level(one[1])}}}{{{_level(one[2])}}}", text)
+    text = _FRACTIONS.sub(
+        lambda one: " \\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", one[0]).split("\u2044")), text
+    )
+    return _SUPERSCRIPTS.sub(lambda script: f"^{{{_level(script[0])}}}", text)
+
+
+def _level(script: str) -> str:
+    return unicodedata.normalize("NFKC", script).replace("\u2212", "-")
+
+
 def _inward(interval: re.Match[str]) -> str:
     """`]0,1[` as (0,1)."""
     return f"{'[' if interval[1] == '[' else '('}{interval[2]}{']' if interval[3] == ']' else ')'}"
@@ -197,7 +251,7 @@ def _currency(text: str) -> str:
     text = re.sub(
         r"\\(?:text|mathrm)\s*\{\s*(\\?[$\u20ac\u00a3\u00a5]|[A-Z]{3})\s*\}(?=\s*[0-9$\u20ac\u00a3\u00a5])",
         r"\1",
-        text.replace("US\\$", "\\$"),
+        _DOLLARS.sub(r"\$", text),
     )
     bare = len(re.findall(r"(?<!\\)\$", text))
     if bare % 2 == 1:
@@ -229,6 +283,17 @@ def _with_words(text: str) -> str:
     return "".join([*pieces, text[place:]])
 
 
+def _product_of_units(product: re.Match[str]) -> str:
+    """`m s^{-2}` as `\\text{m}\\cdot\\text{s}^{-2}`; other text as it is."""
+    pieces = re.findall(rf"( |/| ?\\cdot ?|)([A-Za-z]{{1,4}})({_POWER}?)", product[1] or product[2])
+    if not all(is_unit(unit) for _, unit, _ in pieces) or not any(power for _, _, power in pieces):
+        return product[0]
+    return "".join(
+        ("/" if joint == "/" else r"\cdot" if joint else "") + rf"\text{{{unit}}}" + power
+        for joint, unit, power in pieces
+    )
+
+
 def _in_font(match: re.Match[str]) -> str:
     content = re.sub(r"\s*\bpercent\b", "%", match[1].replace("~", " "))
     before = match.string[: match.start()].rstrip()
@@ -240,6 +305,8 @@ def _in_font(match: re.Match[str]) -> str:
 
 
 def _as_word(word: str, *, is_text: bool = False) -> str:
+    if re.fullmatch(r"[IVX]{2,4}", word):
+        return word
     if word in _FUNCTIONS and not (is_text and is_unit(word)):
         return rf"\{word} "
     return _CONSTANTS.get(word) or rf"\text{{{word if is_unit(word) and len(word) < 4 else word.lower()}}}"
@@ -325,17 +392,27 @@ def _compact(text: str) -> str:
     text = re.sub(r"([_^])([0-9])\s+(?=[0-9])", r"\1{\2}", text)
     text = re.sub(r"(?<=[0-9])\s+(?=[0-9])", "\0", text)  # 4 2 is not 42
     text = re.sub(r"\s+", "", text).replace("{}", "").replace("\0", " ")
-    whole = re.fullmatch(r"\{([^{}]*)\}", text)
-    return whole[1] if whole else text
+    for _ in range(min(text.count("{{"), 4)):
+        text = re.sub(r"\{\{([^{}]*)\}\}", r"{\1}", text)
+    while text.startswith("{") and text.endswith("}") and _closes_at_the_end(text):
+        text = text[1:-1]
+    return text
+
+
+def _closes_at_the_end(text: str) -> bool:
+    """Whether the bracket at the beginning is closed by the one at the end."""
+    depth = 0
+    for i, character in enumerate(text):
+        depth += (character in "({") - (character in ")}")
+        if depth == 0:
+            return i == len(text) - 1
+    return False
 
 
 def _without_brackets(text: str) -> str:
     """(a) is a, where the two belong together and hold no list."""
     while text.startswith("(") and text.endswith(")") and "," not in text and not re.fullmatch(r"\([A-Ja-e]\)", text):
-        depth = 0
-        for i, character in enumerate(text):
-            depth += (character == "(") - (character == ")")
-            if depth == 0 and i < len(text) - 1:
-                return text
+        if not _closes_at_the_end(text):
+            break
         text = text[1:-1]
     return text

@@ -24,10 +24,18 @@ _FRACTION = re.compile(rf"\b({'|'.join(_UNITS)})[- ]({'|'.join(_PARTS)})\b(?! of
 _AND_A_HALF = re.compile(rf"\b({'|'.join(_UNITS)}|[0-9]{{1,9}}) and (?:a|one) half\b", re.IGNORECASE)
 
 
+_PART_OF = re.compile(r"\b(half|a quarter of|three quarters of) an? ([a-z]{3,9})\b", re.IGNORECASE)
+_ONE_AND_A_HALF = re.compile(r"\ban? ([a-z]{3,9}) and a half\b", re.IGNORECASE)
+_PART_VALUES = {"half": "0.5", "a quarter of": "0.25", "three quarters of": "0.75"}
+
+
 def with_numbers(text: str) -> str:
     """The text with digits in place of numbers of several words."""
+    if "half a" in text or "quarter" in text:
+        text = _PART_OF.sub(lambda part: f"{_PART_VALUES[part[1].lower()]} {part[2]}s", text)
     if "ths" in text or "rds" in text or "quarters" in text or "halves" in text or " half" in text:
         text = _FRACTION.sub(lambda words: f"{_UNITS[words[1].lower()]}/{_PARTS[words[2].lower()]}", text)
+        text = _ONE_AND_A_HALF.sub(r"1.5 \1s", text)
         text = _AND_A_HALF.sub(lambda words: f"{_UNITS.get(words[1].lower(), words[1])}.5", text)
     if not ("ty-" in text or "ty " in text or "hundred" in text or "thousand" in text or "illion" in text):
         return text  # one of these is in every number of several words

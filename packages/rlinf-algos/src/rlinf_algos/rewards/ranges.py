@@ -13,7 +13,10 @@ from rlinf_algos.rewards.structure import Answer, name_of, read
 
 FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _INFINITY, _MINUS_INFINITY, _EVERYTHING = read(r"\infty"), read(r"-\infty"), r"\mathbb{R}"
-_WITHOUT = re.compile(r"(?:\\mathbb\{R\}|\(-\\infty,\\infty\))(?:\\setminus|\\backslash|-)(?:\\\{(.+)\\\}|([^{}]+))")
+_WITHOUT = re.compile(
+    r"(?:\\mathbb\{R\}|\(-\\infty,\\infty\))(?:\\setminus|\\backslash|-) ?"
+    r"(?:\\\{(.+)\\\}|((?:[^{}]|\\text\{(?:and|or|zero)\})+))"
+)
 _ABSOLUTE = re.compile(r"\|(?:([1-9][0-9]{0,9})(?:\\cdot)?)?([A-Za-z])(?:([-+])([^|A-Za-z]+))?\|")
 
 
@@ -31,7 +34,7 @@ def ranges(answer: Answer) -> tuple[Range, ...] | None:
     answer = spread(answer)
     without = _WITHOUT.fullmatch(answer.text)
     if without:
-        excluded = read(without[1] or without[2])
+        excluded = read(re.sub(r"(?<![A-Za-z])[A-Za-z]=|\\text\{zero\}", _excluded, without[1] or without[2]))
         return _around(excluded.parts if excluded.kind in ("list", "set") else (excluded,))
     if answer.kind == "tuple" and len(answer.parts) == 2:
         low, high = answer.parts
@@ -51,6 +54,10 @@ def ranges(answer: Answer) -> tuple[Range, ...] | None:
         excluded = answer.parts[1]
         return _around(excluded.parts if excluded.kind == "list" else (excluded,))
     return _of_absolute(answer) or _of_inequality(answer)
+
+
+def _excluded(match: re.Match[str]) -> str:
+    return "" if match[0].endswith("=") else "0"
 
 
 def turned(relation: Answer) -> Answer:

@@ -111,7 +111,7 @@ def _inherited(items: list[Answer]) -> Iterable[Answer]:
         if item.kind == "relation":
             name = item.parts[0] if item.marks == ("=",) and name_of(item.parts[0]) else None
             yield item
-        elif name is not None and item.kind in ("formula", "quantity"):
+        elif name is not None and item.kind in (("formula", "quantity") if name.kind == "formula" else ("tuple",)):
             yield Answer("relation", f"{name.text}={item.text}", (name, item), ("=",))
         else:
             yield item
@@ -209,6 +209,8 @@ def _compound(text: str) -> Answer | None:
     if len(parts) < 2 or re.sub(r"[0-9.,]|\\text\{[^{}]*\}", "", text):
         return None
     read_parts = [(rational(number), read_unit(unit)) for number, unit in parts]
+    if {("sterling", 1)} in [set(unit.bases) for _, unit in read_parts[1:] if unit] and "\\text{pound" in parts[0][1]:
+        read_parts[0] = (read_parts[0][0], Unit((("sterling", 1),), Fraction(1)))
     read_parts = [(number, _subunit(read_parts[0][1], unit)) for number, unit in read_parts]
     last = read_parts[-1][1]
     total, factors = 0, set()

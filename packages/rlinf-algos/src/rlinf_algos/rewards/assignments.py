@@ -1,0 +1,65 @@
+r"""The values of several unknowns, where a solution gives them one by one: "x = 6, and therefore y = 9 - x = 3".
+
+Looked for only where the reference has several values, whose number and names the callers know. The last value of each
+name counts; nothing is read from a text that goes on with an alternative, a condition or a rejection.
+"""
+
+import re
+from collections.abc import Sequence
+
+_LETTER = r"[A-Za-z](?:_\{?[0-9a-z]\}?)?"
+_IS = r"\s*(?:=|:|\bis\b|\bequals\b|\|)\s*"
+_END = re.compile(r"[,;|\n]|\\\\|\.(?=\s|\Z)|\\\]|\\end|\s(?:and|with|while|so|or|then|but|where)\b|\\(?:text|quad)")
+_OPERATOR = re.compile(r"[-+*/^0-9}=] ?\Z")
+_MARKUP = re.compile(
+    r"[$&*`]|\\[,;!]|\\(?:begin|end)\{[a-z*]+\}|^\s*(?:[-+\u2022]|[0-9]{1,2}[.)])\s", flags=re.MULTILINE
+)
+_VALUE = re.compile(r"\s*([-\u2212]?(?:[0-9][0-9./]*|\\d?frac\{[^{}]*\}\{[^{}]*\}))(?=\s|\Z)")
+_UNDECIDED = re.compile(
+    r"\b(?:or|if|not|wrong|incorrect|however|but|neither|never|fails?|otherwise|unless|suppose|guess|could|might|may"
+    r"|try)\b|n't|\?",
+    flags=re.IGNORECASE,
+)
+_NUMBER = re.compile(r"(?<![\w.^\\])[-\u2212]?[0-9]+(?:\.[0-9]+)?(?:/[0-9]+)?(?![\w^]|\.[0-9])")
+_NO_LIST = re.compile(r"\b(?:or|not|from|than|out of|between|to|by|of|if|when|plus|minus|times)\b|[=+*<>?]|n't")
+_TAIL = 1500
+"""Characters at the end of a text that are read."""
+
+
+def assigned(text: str, names: Sequence[str]) -> str | None:
+    """`x = 6, y = 3` for the names of the values; the tuple of the values, ordered by their names, where the reference
+    has none ("-"); None where the text does not give all of them.
+
+    Example: assigned("So x = 12 adults and y = 8 children.", ("x", "y")) == "x = 12, y = 8".
+    """
+    text = _MARKUP.sub("", text[-_TAIL:])
+    is_named = "-" not in names
+    pattern = "|".join(map(re.escape, names)) if is_named else _LETTER
+    values: dict[str, tuple[int, str]] = {}
+    for found in re.finditer(rf"(?<![A-Za-z\\_])({pattern}){_IS}", text):
+        value = None if _OPERATOR.search(text[: found.start()][-3:]) else _value(text[found.end() :][:200])
+        if value is not None and not re.search(rf"(?<![A-Za-z\\])(?:{pattern})(?![A-Za-z(])", value):
+            values[found[1]] = found.start(), value
+    if len(values) != len(names) or _UNDECIDED.search(text, min(start for start, _ in values.values())):
+        return None
+    if is_named:
+        return ", ".join(f"{name} = {values[name][1]}" for name in names)
+    return f"({', '.join(values[name][1] for name in sorted(values))})"
+
+
+def listed(sentence: str, num_values: int) -> str | None:
+    """The numbers of a sentence that holds this many and relates them in no other way: "12, 8" of "There are 12 hens
+    and 8 cows"."""
+    numbers = _NUMBER.findall(sentence.replace("$", ""))
+    is_list = len(numbers) == num_values and re.search(r",|\band\b", sentence) and not _NO_LIST.search(sentence)
+    return ", ".join(numbers) if is_list else None
+
+
+def _value(text: str) -> str | None:
+    """The value with which a text begins, the last side of `9 - x = 3`, without what it counts."""
+    end = _END.search(text)
+    *_, side = text[: end.start() if end else len(text)].split("=")
+    if re.search(r"(?<!\\)\b(?!sqrt|frac|pi|log|ln)[A-Za-z]{2,}", side):
+        value = _VALUE.match(side)
+        return value[1] if value else None
+    return side.strip(" .()") or None

@@ -1,0 +1,171 @@
+"""Chinese in the text of a solution: words that state an answer, units and numbers in English and digits; claims in
+words as they are.
+
+`in_english` leaves out what it has no word for. A reference in words that it has none for, such as "parallel", is
+compared in Chinese: `claim` is what the solution says at its end, `says` whether this is the reference.
+"""
+
+import re
+from itertools import pairwise
+
+from rlinf_algos.rewards.boxes import last_boxed
+
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {
+    0x3000: " ", 0x3002: ". ", 0xFF0E: ".", 0x3001: ", ", 0xFF0C: ", ", 0xFF1A: ": ", 0xFF1B: "; ", 0xFF1F: "? ",
+    0xFF01: "! ", 0xFFE5: "\u00a5", 0x201C: '"', 0x201D: '"', 0x2236: ":",
+}  # fmt: skip
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday", "Sunday")
+_DAYS = {
+    f"{week}{day}": f" {name} "
+    for week in ("星期", "周", "礼拜")
+    for day, name in zip("一二三四五六日天", _WEEKDAYS, strict=True)
+}
+_WORDS = {
+    "最终": " final ", "答案": " answer ", "正确选项": " correct option ", "选项": " option ", "不正确": " wrong ",
+    "正确": " correct ", "错误": " wrong ", "应选": " choose ", "选择": " choose ", "选": " choose ",
+    "而不是": ", not ", "而不选": ", not ", "而非": ", not ",
+    "不应选": " is not ", "不能选": " is not ", "不选": " is not ", "不是": " is not ",
+    "不等于": " is not ", "等于": " equals ",
+    "约为": " approximately ", "约等于": " approximately ", "约是": " approximately ", "大约": " approximately ",
+    "就是": " is ", "是": " is ",
+    "应为": " is ", "分别为": " are ", "分别是": " are ", "为": " is ", "或者": " or ", "或": " or ", "以及": " and ",
+    "和": " and ", "与": " and ", "并且": " and ", "且": " and ", "解得": " gives ", "可得": " gives ",
+    "得到": " gives ", "得": " gives ", "无实数解": " no solution ", "没有实数解": " no solution ",
+    "没有解": " no solution ", "无解": " no solution ", "空集": r" \emptyset ", "不存在": " does not exist ",
+    "无穷多": " infinitely many ", "无数": " infinitely many ", "全体实数": r" \mathbb{R} ",
+    "所有实数": r" \mathbb{R} ", "任意实数": r" \mathbb{R} ", "因为": " because ", "由于": " because ",
+    "所以": " so ", "一共": " so ", "总共": " so ", "共有": " so ", "因此": " so ",
+    "大于等于": r" \ge ", "小于等于": r" \le ", "大于": " > ", "小于": " < ",
+    "弧度": " radians ", "度": " degrees ", "美元": " dollars ", "欧元": " euros ", "英镑": " pounds sterling ",
+    "人民币": " yuan ", "美分": " cents ",
+    "元": " yuan ", "角": " jiao ", "平方千米": " square km ", "平方公里": " square km ",
+    "平方米": " square m ", "平方厘米": " square cm ", "平方分米": " square dm ", "平方毫米": " square mm ",
+    "立方米": " cubic m ", "立方厘米": " cubic cm ", "立方分米": " cubic dm ", "千米": " km ", "公里": " km ",
+    "分米": " dm ", "厘米": " cm ", "毫米": " mm ", "米": " m ", "小时": " hours ", "分钟": " minutes ",
+    "秒": " seconds ", "天": " days ", "星期": " weeks ", "周": " weeks ", **_DAYS, "年": " years ", "个月": " months ",
+    "千克": " kg ", "公斤": " kg ", "毫克": " mg ", "克": " g ", "吨": " tonnes ", "毫升": " ml ", "升": " liters ",
+    "答:": " answer: ", "答: ": " answer: ", "千米每小时": " km/h ", "公里每小时": " km/h ", "米每秒": " m/s ",
+    "万": " wan ", "亿": " yi ",
+}  # fmt: skip
+_AFTER_NUMBERS = frozenset("度米克天年元角万亿秒吨升周") | {"美元", "欧元", "星期"}
+"""Words that are units after a number or formula, and parts of other words elsewhere."""
+_WORD = re.compile("|".join(sorted(_WORDS, key=len, reverse=True)))
+_COUNTED = re.compile(r"(?<=[0-9})$])\s?[\u4e00-\u9fff]{1,12}")
+
+
+_DIGITS = {digit: i for i, digit in enumerate("零一二三四五六七八九")} | {"\u3007": 0, "两": 2}
+_PLACES = {"十": 10, "百": 100, "千": 1000}
+_NUMERAL = f"[{''.join(_DIGITS)}{''.join(_PLACES)}万亿]{{1,12}}"
+_NUMBER = re.compile(rf"(?<![第期周拜0-9])(?<![0-9] )(?![百千万亿])({_NUMERAL})(?:分之({_NUMERAL}))?")
+_CLASSIFIER = re.compile(
+    r"\s?(?:[种个只条辆本人天支棵张页岁米块双组件套名位头匹朵颗根把袋箱盒瓶杯斤吨升倍对排行列道架艘间座]"
+    r"|[所家份篇句圈步枚粒场局点面级男女克秒]"
+    r"|次(?![方函多项根曲])|角(?!形)|度|元(?![一二三])|千[米克]|厘米|毫米|公[里斤]|分[钟米]|小时|星期|周(?![一-日])|年)"
+)
+_COUNTS = re.compile(r"[有共剩下需要]\Z")
+_SENTENCE_END = re.compile(r"[;!?\n]|\.(?![0-9])")
+_STATED = re.compile(r"(?:答案|结论)(?:应该|应当|应)?(?:就?是|为|:)+|^[ *]?[ *]?答:", flags=re.MULTILINE)
+_COPULA = re.compile(r"(?:(?<![可但于还总])是|(?<![因认以])为|等于|属于|叫做?|:)")
+_LEADS = re.compile(r"\A(?:综上(?:所述|可知)?|所以|因此|因而|从而|于是|那么|由此可[知见]|可见|也就是|即|故|则|而|就)+")
+_NEGATIONS = frozenset("不非没未无否")
+_SAID_OF = frozenset("的了最先获赢得第")
+"""How a clause goes on after a name; other words may be another one's, as in "parallelogram"."""
+_ALTERNATIVES = re.compile(r"[或和与且及、,]|还是|可能|也许|不一定")
+_MAX_CLAIM = 200
+"""Characters of a sentence that states an answer in words."""
+
+
+def is_chinese(text: str) -> bool:
+    return _CHINESE.search(text) is not None
+
+
+def is_in_chinese(reference: str) -> bool:
+    """Whether a reference is in Chinese words alone, and in some that have no English one here."""
+    return re.fullmatch("[\u4e00-\u9fff\u3001,\uff0c\u3002]{1,40}", reference) is not None and is_chinese(
+        _WORD.sub("", with_digits(reference))
+    )
+
+
+def claim(text: str) -> str | None:
+    """The clause in which a solution states its answer in words: its last box, what follows "the answer is", or the
+    end of its last sentence that is no question."""
+    text = text.rpartition("</think>")[2].translate(WIDE)
+    boxed = last_boxed(text)
+    if boxed and is_chinese(boxed):
+        return re.sub(r"\\(?:text|mathrm|textbf)\{([^{}]*)\}", r"\1", boxed)[:_MAX_CLAIM]
+    stated = list(_STATED.finditer(text))
+    sentence = _SENTENCE_END.split(text[stated[-1].end() :][:_MAX_CLAIM].lstrip("*: \n"))[0] if stated else ""
+    if not sentence:
+        ends = [0, *(end.end() for end in _SENTENCE_END.finditer(text)), len(text)]
+        sentences = (text[start:end] for start, end in pairwise(ends))
+        sentence = next((one for one in list(sentences)[::-1] if is_chinese(one) and not one.endswith("?")), "")
+    clauses = [clause for clause in sentence[-_MAX_CLAIM:].split(",") if is_chinese(clause)]
+    return re.sub(r"[\s.!;*\"]", "", clauses[-1]) if clauses else None
+
+
+def says(reference: str, clause: str) -> bool:
+    """Whether a clause states the reference: as what something is, or as its first or last words."""
+    reference, clause = re.sub(r"[\s.,]", "", reference.translate(WIDE)), _LEADS.sub("", clause)
+    copulas = list(_COPULA.finditer(clause))
+    subject, tail = (clause[: copulas[-1].start()], clause[copulas[-1].end() :]) if copulas else ("", clause)
+    if _ALTERNATIVES.search(tail.replace(reference, "")) or subject[-1:] in _NEGATIONS:
+        return False
+    tail = re.sub(r"\A一?[个条种名位]|[的了]\Z", "", tail)
+    if copulas and subject == reference:
+        return True
+    rest = tail.removeprefix(reference) if tail.startswith(reference) else None
+    if rest is not None and (not rest or len(reference) == 1 or rest[0] in _SAID_OF):
+        return not any(word in _NEGATIONS for word in rest)
+    before = tail.removesuffix(reference)
+    return not copulas and before != tail and not any(word in _NEGATIONS for word in before)
+
+
+def with_digits(text: str) -> str:
+    """The text with digits in place of numbers in words, where something is counted: "三种" is "3种"."""
+    return _NUMBER.sub(_digits, text)
+
+
+def _digits(number: re.Match[str]) -> str:
+    value, part = _value(number[1]), _value(number[2]) if number[2] else None
+    if number[2]:
+        return number[0] if None in (value, part) or not value else f"{part}/{value}"
+    is_counted = _CLASSIFIER.match(number.string, number.end()) is not None
+    if number[1] == "一":
+        is_counted = (
+            is_counted and _COUNTS.search(number.string, max(0, number.start() - 1), number.start()) is not None
+        )
+    return str(value) if value is not None and (len(number[1]) > 1 or is_counted) else number[0]
+
+
+def _value(numeral: str) -> int | None:
+    """The number that a numeral is; None where it is none, as "三四"."""
+    total, section, digit, last = 0, 0, None, 10**12
+    for letter in numeral:
+        if letter in _DIGITS:
+            if digit:
+                return None
+            digit = _DIGITS[letter]
+        elif letter in _PLACES:
+            if (digit is None and section) or _PLACES[letter] >= last:
+                return None
+            section, digit, last = section + (1 if digit is None else digit) * _PLACES[letter], None, _PLACES[letter]
+        else:
+            section += digit or 0
+            if not section:
+                return None
+            total, section, digit, last = (total + section) * (10**4 if letter == "万" else 10**8), 0, None, 10**12
+    return total + section + (digit or 0)
+
+
+def in_english(text: str) -> str:
+    """The Chinese words that state answers in English; what is counted (`18 个苹果`) is left out."""
+    text = _WORD.sub(_english, with_digits(text))
+    text = re.sub(r"[^\S\n]+", " ", _CHINESE.sub(" ", _COUNTED.sub(" ", text)))
+    return re.sub(r" ([.,;:!?])", r"\1", text)
+
+
+def _english(word: re.Match[str]) -> str:
+    before = word.string[max(0, word.start() - 2) : word.start()].rstrip()
+    is_misread = word[0] in _AFTER_NUMBERS and not re.search(r"[0-9)}$/A-Za-z\u4e07\u4ebf]\Z", before)
+    return " " if is_misread else _WORDS[word[0]]

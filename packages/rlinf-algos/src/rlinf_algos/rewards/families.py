@@ -1,0 +1,75 @@
+r"""Answers with a free parameter: `\{2n : n\in\mathbb{Z}\}`, `x=\frac{\pi}{4}+k\pi, k\in\mathbb{Z}`, `(t, 2t-1)`.
+
+The name of the parameter says nothing: two families are compared after their parameters have the same name. Another
+parameter for the same family, such as `n+1` in place of `n`, is not recognised.
+"""
+
+import re
+from dataclasses import dataclass
+
+from rlinf_algos.rewards.structure import Answer, name_of, read
+
+_DOMAIN = re.compile(r"([A-Za-z])\\in ?\\mathbb\{([ZNQR])\}")
+_LETTER = re.compile(r"(?<![A-Za-z\\{])[a-z](?![a-z}])")
+_BUILT = re.compile(r"\\\{(.+?)[|:](.+)\\\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Example: `x=2k, k\\in\\mathbb{Z}` is Family(member `2k`, "k", "Z")."""
+
+    member: Answer
+    parameter: str
+    domain: str | None
+    """Z, N, Q or R; None where it is not stated."""
+
+    def with_parameter(self, name: str) -> Answer:
+        """The member with another name for the parameter."""
+        pattern = rf"(?<![A-Za-z\\]){self.parameter}(?![A-Za-z_])|(?<=\\pi )?(?<=\\pi){self.parameter}\b"
+        return read(re.sub(pattern, name, self.member.text))
+
+
+def family_of(answer: Answer) -> Family | None:
+    """The family that an answer states with the domain of its parameter; None for others."""
+    built = _BUILT.fullmatch(answer.text) if answer.kind == "set" else None
+    if built:
+        parts = [read(built[1]), *_parts(read(built[2]))]
+    elif answer.kind == "list":
+        parts = list(answer.parts)
+    else:
+        return None
+    domains = [domain for part in parts if (domain := _DOMAIN.fullmatch(part.text))]
+    if len(domains) != 1:
+        return None
+    rest = [part for part in parts if not _DOMAIN.fullmatch(part.text)]
+    if built and len(rest) == 2 and rest[1].kind == "relation" and rest[1].parts[0].text == rest[0].text:
+        rest = rest[1:]
+    member = _member(rest)
+    parameter, domain = domains[0].groups()
+    return Family(member, parameter, domain) if member and parameter in _letters(member) else None
+
+
+def same_family(family: Family, answer: Answer) -> Family | None:
+    """An answer that states no domain as a family, where it has one letter; None for others."""
+    member = _member(list(answer.parts) if answer.kind == "list" else [answer])
+    letters = _letters(member) if member else set()
+    return Family(member, letters.pop(), None) if member and len(letters) == 1 else None
+
+
+def _parts(answer: Answer) -> list[Answer]:
+    return list(answer.parts) if answer.kind == "list" else [answer]
+
+
+def _member(parts: list[Answer]) -> Answer | None:
+    """What is equal to a name, or stands alone: `2k` of `x=2k`, `(t,2t)` of `x=t,y=2t`."""
+    values = [
+        part.parts[1] if part.kind == "relation" and part.marks == ("=",) and name_of(part.parts[0]) else part
+        for part in parts
+    ]
+    if any(value.kind not in ("formula", "tuple", "matrix", "quantity") for value in values) or not values:
+        return None
+    return values[0] if len(values) == 1 else read(f"({','.join(value.text for value in values)})")
+
+
+def _letters(member: Answer) -> set[str]:
+    return set(_LETTER.findall(re.sub(r"\\(?:text|begin|end)\{[^{}]*\}|\\[A-Za-z]+ ?", " ", member.text))) - {"e", "i"}

@@ -1,0 +1,60 @@
+r"""Whether a claim in words says what a reference in words says: "right isosceles triangle with ..." and "isosceles
+right triangle", "the series is divergent" and "diverges", "Alice took it" and "Alice".
+
+Words are compared by their stems. The claim begins with the words of the reference, in any order, and goes on without
+an alternative, an addition or a negation.
+"""
+
+import re
+
+from rlinf_algos.rewards.structure import Answer
+
+_WORD = re.compile(r"\\text\{([^{}]*)\}")
+_BEGINNING = re.compile(r"(?:\\text\{[^{}]*\}|[\s,.-])*")
+_FILLERS = frozenset(
+    ("the", "a", "an", "it", "its", "is", "are", "be", "that", "this", "always", "strictly", "only", "exactly", "in",
+     "on", "function", "number", "numbers", "integer", "line", "lines", "will", "just", "both")
+)  # fmt: skip
+_OPEN = frozenset(
+    ("or", "and", "not", "nor", "but", "neither", "either", "unless", "if", "then", "never", "no", "nothing", "none",
+     "except", "maybe", "perhaps", "possibly", "when", "while", "than", "s", "lies", "lied", "loses", "lost", "fails",
+     "cannot", "does", "do", "did", "isn", "wasn", "innocent", "wrong", "otherwise", "sometimes")
+)  # fmt: skip
+"""Words after which a claim says something else."""
+_ORDERED = frozenset(("of", "to", "than", "before", "after", "from", "then", "over", "into"))
+_ENDINGS = ("ences", "ence", "ency", "ents", "ent", "ing", "es", "ed", "s", "e")
+_MIN_STEM = 5
+_MAX_WORDS = 6
+
+
+def says(reference: Answer, claim: Answer) -> bool:
+    """Whether a claim says what the reference does, both normalised. The reference holds nothing but words."""
+    expected, leading = _stems(reference.text, is_whole=True), _stems(claim.text)
+    if not expected or len(expected) > _MAX_WORDS:
+        return False
+    if _ORDERED.intersection(expected):
+        return leading == expected
+    if expected == ["neither"]:
+        return leading[:1] == expected
+    if expected[-1] == "many":
+        return leading == expected
+    is_open = _OPEN.intersection(_WORD.findall(claim.text)) - set(_WORD.findall(reference.text))
+    return not is_open and sorted(leading[: len(expected)]) == sorted(expected)
+
+
+def _stems(text: str, *, is_whole: bool = False) -> list[str]:
+    """The stems of the words with which a text begins, without fillers; none where it is to hold nothing else and
+    does."""
+    beginning = _BEGINNING.match(text)
+    assert beginning is not None, "it matches nothing, too"
+    if is_whole and beginning.end() < len(text):
+        return []
+    words = [word.lower() for word in _WORD.findall(beginning[0])]
+    return [_stem(word) for word in words if word not in _FILLERS] or [_stem(word) for word in words]
+
+
+def _stem(word: str) -> str:
+    for ending in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= _MIN_STEM:
+            return word[: -len(ending)]
+    return word
