@@ -224,7 +224,7 @@ def watched(tmp_path: Path, snapshot: Snapshot, expected_s: float | None, until:
         while not (tmp_path / until).exists():
             assert time.monotonic() < deadline, until
             time.sleep(0.05)
-        found = read_snapshot(tmp_path / "waits.json")
+        found = read_snapshot((tmp_path / "waits.json").read_bytes())
         assert found.processes == snapshot.processes
         (tmp_path / "waits.json").unlink()
         while not (tmp_path / "waits.json").exists():

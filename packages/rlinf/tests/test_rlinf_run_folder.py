@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from rlinf.errors import UserError
 from rlinf.run_folder import RunFolder, TraceEvent, read_events, read_rows
 from rlinf.run_folder.lock import FolderLock, check_empty, check_free
 from rlinf.run_folder.manifest import git_state
+from rlinf.run_folder.rows import append_rows, write_file
 from rlinf.run_folder.seal import damage
 from rlinf.run_folder.trace import TraceWriter
 
@@ -105,14 +107,17 @@ def test_a_row_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
-    folder = create(tmp_path / "run")
-    for name in ("metrics.jsonl", ".problem.json.partial"):
-        (folder.path / name).symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"No space left on device: '.*/run/metrics\.jsonl'"):
-        folder.metrics(0, {"a": 0.1}, time_s=2.5)
-    with pytest.raises(OSError, match=r"No space left on device: '.*/run/problem\.json'"):
-        folder.write("problem.json", "{}")
-    assert not list(folder.path.glob(".*.partial")), "what could not be written is gone"
+    append_rows(tmp_path / "metrics.jsonl", [{"a": 0.1}])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))  # no file may grow: stands for a disk without room
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*/metrics\.jsonl'"):
+            append_rows(tmp_path / "metrics.jsonl", [{"a": 0.1}])
+        with pytest.raises(OSError, match=r"File too large: '.*/problem\.json'"):
+            write_file(tmp_path / "problem.json", "{ }")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.glob(".*.partial")), "what could not be written is gone"
 
 
 def test_last_evaluation(tmp_path: Path) -> None:

@@ -172,6 +172,8 @@ def _log_tail(path: str) -> tuple[str, ...]:
     if not path:
         return ()
     try:
+        if not Path(path).is_file():  # a pipe would keep us waiting
+            return ()
         with Path(path).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()

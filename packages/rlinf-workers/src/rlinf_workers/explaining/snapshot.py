@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -110,9 +109,9 @@ def own_processes(waits: Iterable[Wait], workers: Mapping[str, ProcessRecord]) -
             )
 
 
-def read_snapshot(path: Path) -> Snapshot:
-    """Raises: FileNotFoundError; msgspec.DecodeError for a file that another version wrote."""
-    return msgspec.json.decode(path.read_bytes(), type=Snapshot)
+def read_snapshot(content: bytes) -> Snapshot:
+    """The snapshot in what `snapshot_json` made. Raises: msgspec.DecodeError for what another version made."""
+    return msgspec.json.decode(content, type=Snapshot)
 
 
 def snapshot_json(snapshot: Snapshot) -> bytes:

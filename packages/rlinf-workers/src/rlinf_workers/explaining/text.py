@@ -9,6 +9,7 @@ import msgspec
 from rlinf_workers.explaining.explanation import Explanation, Look
 from rlinf_workers.explaining.graph import SETTLED_S, Cause, Culprit, Node
 from rlinf_workers.explaining.stacks import Frame, Stacks, ThreadStack
+from rlinf_workers.printable import printable
 
 NUM_CULPRITS = 3
 TIMES_EXPECTED = 3.0
@@ -44,13 +45,6 @@ def explanation_text(explanation: Explanation, *, every: bool = False) -> str:
     """
     lines = [*_head(explanation), *graph_lines(explanation, every=every), *_stack_lines(explanation, every)]
     return "\n".join(printable(line) for line in lines)
-
-
-def printable(line: str) -> str:
-    """A line with its control characters escaped: logs, names and files must not steer a terminal."""
-    return "".join(
-        character if character.isprintable() or character == "\t" else ascii(character)[1:-1] for character in line
-    )
 
 
 def culprit_line(explanation: Explanation) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import time
 from dataclasses import replace
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rlinf.config.json_file import read_json
 from rlinf.errors import UserError
+from rlinf.run_folder.plain_files import create_plain, read_plain, read_plain_json
 
 if TYPE_CHECKING:
     from rlinf_workers.explaining.explanation import Seen
@@ -45,23 +46,28 @@ def run(args: argparse.Namespace) -> int:
     from rlinf_workers.explaining.processes import process_states
     from rlinf_workers.explaining.snapshot import DRIVER, read_snapshot
     from rlinf_workers.explaining.text import explanation_json, explanation_text
+    from rlinf_workers.printable import printable_lines
 
     folder: Path = args.run_folder
     manifest = _manifest(folder)
     check_owner(folder)
     try:
-        snapshot = _with_own_logs(read_snapshot(folder / WAITS), folder)
+        snapshot = _with_own_logs(read_snapshot(read_plain(folder / WAITS)), folder)
     except FileNotFoundError:
-        print(_ended(folder, manifest))
+        print(printable_lines(_ended(folder, manifest)))
         return 0
+    except UserError:
+        raise  # which is a ValueError, too
     except ValueError as error:
         raise UserError(
             f"{folder / WAITS} was written by another version of rlinf: {error}",
             hint="use the rlinf that the run was started with",
         ) from error
-    driver = next(one for one in snapshot.processes if one.name == DRIVER)
+    driver = next((one for one in snapshot.processes if one.name == DRIVER), None)
+    if driver is None:
+        raise UserError(f"{folder / WAITS} names no driver; was it edited?")
     if process_states([driver])[DRIVER].condition == "gone":
-        print(_ended(folder, manifest))
+        print(printable_lines(_ended(folder, manifest)))
         return 0
     silent_s = time.time() - snapshot.taken_s
     elsewhere = _seen_elsewhere(folder, snapshot) if silent_s <= STALE_S else []
@@ -101,20 +107,22 @@ def _seen_elsewhere(folder: Path, snapshot: Snapshot) -> list[Seen]:
     if platform.node() not in hosts or len(hosts) == 1:
         return []
     (folder / SEEN).unlink(missing_ok=True)
-    (folder / ASKED).touch()
+    os.close(create_plain(folder / ASKED))
     deadline = time.monotonic() + LOOK_S
     while not (folder / SEEN).exists():
         if time.monotonic() > deadline:
             return []
         time.sleep(0.1)
-    return msgspec.json.decode((folder / SEEN).read_bytes(), type=list[Seen])
+    return msgspec.json.decode(read_plain(folder / SEEN), type=list[Seen])
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest = read_json(folder / "manifest.json")
+        manifest = read_plain_json(folder / "manifest.json")
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} is not the folder of a run: it has no manifest.json") from None
+    except UserError:
+        raise  # which is a ValueError, too
     except ValueError as error:
         raise UserError(f"{folder / 'manifest.json'} is not JSON: {error}") from error
     if not isinstance(manifest, dict) or not manifest.get("sessions"):
@@ -126,7 +134,6 @@ def _ended(folder: Path, manifest: dict[str, Any]) -> str:
     """What ended a run that has no processes."""
     from rlinf.run_folder.folder import RESULT, resume_command
     from rlinf.run_folder.lock import check_free
-    from rlinf_workers.explaining.text import printable
 
     session = manifest["sessions"][-1]
     explanations = sorted(folder.glob("explain-*.txt"), key=lambda path: path.stat().st_mtime)
@@ -141,10 +148,9 @@ def _ended(folder: Path, manifest: dict[str, Any]) -> str:
             f"{session['started']}\ngo on with: {resume_command(folder)}{more}"
         )
     if "failure" in session:
-        failure = "\n".join(map(printable, str(session["failure"]).splitlines()))
         go_on = f"\ngo on with: {resume_command(folder)}"
-        return f"the run in {folder} ended {session['ended']}: {failure}{go_on}{more}"
+        return f"the run in {folder} ended {session['ended']}: {session['failure']}{go_on}{more}"
     if (folder / RESULT).is_file():
-        result = read_json(folder / RESULT)
+        result = read_plain_json(folder / RESULT)
         return f"the run in {folder} is finished after {result['num_steps']} steps, since {session['ended']}"
     return f"the run in {folder} ended {session['ended']}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlinf.cli.output_folder import cannot_write
 from rlinf.run_folder.export import BEST, DTYPES, NEWEST, export, find_checkpoint
+from rlinf_workers.printable import printable
 
 
 def add_parser(subparsers: Any) -> None:
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         made = export(find_checkpoint(args.path, args.checkpoint), args.output, args.dtype, merged=args.merged)
     except PermissionError as error:
         raise cannot_write(args.output, error) from error
-    score = "" if made.score is None else f", {made.score_name} {made.score:.3g}"
+    score = "" if made.score is None else f", {printable(made.score_name)} {made.score:.3g}"
     files = "1 file" if made.num_files == 1 else f"{made.num_files} files"
     print(f"{made.checkpoint}{score}\n{made.folder}: {made.num_bytes:,} bytes of weights in {files}")
     return 0

@@ -107,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, RunFailed, OSError, MemoryError, RecursionError) as error:
         if shows_traceback:
             raise
-        print(f"error: {_text(error)}", file=sys.stderr)
+        from rlinf_workers.printable import printable_lines
+
+        print(f"error: {printable_lines(_text(error))}", file=sys.stderr)
         return WRONG_INPUT if isinstance(error, UserError | RecursionError) else FAILED
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.cli.table import aligned
-from rlinf.config.json_file import read_json
 from rlinf.errors import UserError
+from rlinf.run_folder.plain_files import read_plain_json
 
 HINT = "a finished run writes it whole; was it edited?"
 
@@ -38,7 +38,9 @@ def _row(path: Path) -> tuple[str, ...]:
         what = "holds no result.json" if path.is_dir() else "is not a folder"
         raise UserError(f"{path} {what}", hint="give the folders of runs that have finished")
     try:
-        return _cells(path.name, read_json(file))
+        return _cells(path.name, read_plain_json(file))
+    except UserError:
+        raise  # which is a ValueError, too
     except ValueError as error:
         raise UserError(f"{file}: not JSON: {error}", hint=HINT) from error
     except (KeyError, TypeError, AttributeError) as error:

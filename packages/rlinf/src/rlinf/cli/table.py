@@ -7,6 +7,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from rlinf_workers.printable import printable
+
 WIDE = 110
 """Columns for text where no terminal says how many it has."""
 
@@ -24,6 +26,7 @@ def text_width() -> int:
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """The rows as lines whose columns begin below one another; the first is the header. Where the terminal is too
     narrow for that, each row is a block with a line for each column."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     width = terminal_width()

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 from rlinf.config.common import RunConfig
-from rlinf.config.json_file import read_json
 from rlinf.run_folder.folder import RESULT, resume_command
+from rlinf.run_folder.plain_files import read_plain_json
 
 
 def reasons_to_end(
@@ -29,7 +29,7 @@ def reasons_to_end(
 def how_to_go_on(run: RunConfig, path: Path) -> str | None:
     """What to tell about a run that has ended, by its result.json, and has nothing left to do; None: it has."""
     try:
-        result = read_json(path / RESULT)
+        result = read_plain_json(path / RESULT)
         step, score, training_s = result["num_steps"], result["after"], result["training_s"]
         name = str(result.get("score", "score"))
     except (OSError, ValueError, KeyError, TypeError):

@@ -10,6 +10,7 @@ that takes far too long.
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from pathlib import Path
 import msgspec
 
 from rlinf.run_folder.folder import ASKED, SEEN, WAITS
+from rlinf.run_folder.plain_files import create_plain, open_plain
+from rlinf.run_folder.rows import append_text
 from rlinf_workers import Executor
 from rlinf_workers.explaining.explanation import Explanation
 from rlinf_workers.explaining.snapshot import Snapshot, snapshot_json
@@ -59,7 +62,8 @@ class RunWatch:
 
     def __enter__(self) -> RunWatch:
         self._driver_log.parent.mkdir(parents=True, exist_ok=True)
-        self._log = self._driver_log.open("a")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        self._log = open(open_plain(self._driver_log, flags), "a", encoding="utf-8")
         faulthandler.register(signal.SIGUSR1, file=self._log, all_threads=True)
         self._executor.driver_log = str(self._driver_log)
         self._thread.start()
@@ -87,9 +91,8 @@ class RunWatch:
         snapshot = explanation.snapshot
         what = "step" if snapshot.phase == "train" else "evaluation"
         path = self._folder / f"explain-{what}-{snapshot.step}.txt"
-        with path.open("a", encoding="utf-8") as file:
-            between = "\n" if file.tell() else ""
-            file.write(f"{between}{explanation_text(explanation)}\n")
+        between = "\n" if path.exists() else ""
+        append_text(path, f"{between}{explanation_text(explanation)}\n")
         return path
 
     def _watch(self) -> None:
@@ -128,5 +131,6 @@ class RunWatch:
     def _write(self, name: str, data: bytes) -> None:
         """Under another name first, so that a reader finds it whole; not synced, since it is of this second only."""
         partial = self._folder / f".{name}.partial"
-        partial.write_bytes(data)
+        with open(create_plain(partial), "wb") as file:
+            file.write(data)
         partial.replace(self._folder / name)

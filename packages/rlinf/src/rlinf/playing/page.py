@@ -40,7 +40,7 @@ def render(
         html.header(title, line, badge=f"{len(episodes)} episodes"),
         _numbers(episodes),
         html.notes("Notes", notes),
-        html.section("Film", html.video(film, "film of the episodes") if film else "", note=_LEGEND),
+        html.section("Film", html.video(film.read_bytes(), "film of the episodes") if film else "", note=_LEGEND),
         html.section("By task", html.table(SUMMARY_COLUMNS, summary_rows(episodes), numeric=range(1, 6))),
         html.section(
             "Episodes",

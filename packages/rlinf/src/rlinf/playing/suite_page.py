@@ -37,7 +37,7 @@ def render(title: str, line: str, scores: Sequence[VariantScore], film: Path | N
         html.section("Success by variant", html.table(COLUMNS, shown, numeric=range(2, 8)), note=NOTE),
         html.section("What is other", html.facts(told)),
         _by_task(scores),
-        html.section("Film", html.video(film, "film of the variants") if film else ""),
+        html.section("Film", html.video(film.read_bytes(), "film of the variants") if film else ""),
     ]
     return html.document(title, body, footer="Written by rlinf eval --suite.")
 

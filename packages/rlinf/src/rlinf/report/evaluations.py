@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlinf.report import html
 from rlinf.report.axes import percent
 from rlinf.report.records import RunRecords
+from rlinf.run_folder.plain_files import read_plain
 
 BY_TASK = "success_at_end/"
 MAX_COLUMNS = 10
@@ -36,10 +37,10 @@ def films(records: RunRecords) -> str:
         step: file for step, file in records.films.items() if any(row["step"] == step for row in records.evaluations)
     }
     shown = dict.fromkeys([*list(found)[-1:], *list(found)[:1]])
-    parts = [
-        f'<p class="sub">After {step:,} training steps</p>{html.video(found[step], f"film after {step} steps")}<br>'
-        for step in shown
-    ]
+    parts = []
+    for step in shown:
+        film = html.video(read_plain(found[step], within=records.path), f"film after {step} steps")
+        parts.append(f'<p class="sub">After {step:,} training steps</p>{film}<br>')
     others = len(found) - len(shown)
     more = f" {others} more are in {next(iter(found.values())).parent.name}/." if others else ""
     return html.section("Films of evaluations", *parts, note=LEGEND + more if parts else "")

@@ -6,7 +6,6 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from rlinf_sched.describe import ranges
@@ -86,9 +85,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Seq
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def video(file: Path, label: str) -> str:
-    """A film, inside the page."""
-    data = base64.b64encode(file.read_bytes()).decode()
+def video(film: bytes, label: str) -> str:
+    """An MP4 film, inside the page."""
+    data = base64.b64encode(film).decode()
     return (
         f'<video controls autoplay muted loop playsinline aria-label="{escape(label)}" '
         f'src="data:video/mp4;base64,{data}"></video>'

@@ -13,6 +13,7 @@ import yaml
 from rlinf.errors import UserError
 from rlinf.run_folder import read_events, read_rows
 from rlinf.run_folder.folder import films_of
+from rlinf.run_folder.plain_files import read_plain
 
 OBJECTS = ("manifest", "plan", "plan_times", "flow", "result")
 """Files with one object, each a field of `RunRecords`."""
@@ -186,7 +187,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    try:
+        return read_plain(path).decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def _mapping(text: str, parse: Callable[[str], Any]) -> dict[str, Any]:

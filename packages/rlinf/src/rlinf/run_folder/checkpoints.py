@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
+from rlinf.run_folder.plain_files import not_plain, read_plain_json
 from rlinf.run_folder.rows import sync
 from rlinf.run_folder.seal import STATE, SUMS, damage, write_seal
 
@@ -68,6 +69,8 @@ def writing_whole(final: Path) -> Iterator[Path]:
     """Yields a folder to write into; when the block ends it is brought to the disk and is there under its name, which
     may be that of an empty folder. After an error nothing is there."""
     partial = _partial(final)
+    if partial.is_symlink():
+        raise not_plain(partial, "is a symbolic link")
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
@@ -84,7 +87,7 @@ def writing_whole(final: Path) -> Iterator[Path]:
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What `writing_sealed` was given."""
-    return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    return read_plain_json(checkpoint / STATE)
 
 
 def best_checkpoint(folder: Path) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from rlinf.run_folder.checkpoints import (
     read_state,
     writing_whole,
 )
+from rlinf.run_folder.plain_files import copy_plain
 from rlinf.run_folder.seal import damage, sealed_files
 
 CONFIG = "config.json"
@@ -103,7 +103,7 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: 
     with writing_whole(folder) as partial:
         if merged:
             write_merged(model, partial, dtype)
-        write = shutil.copyfile if dtype is None else _in_dtype(dtype)
+        write = copy_plain if dtype is None else _in_dtype(dtype)
         for file in sealed_files(checkpoint, f"{MODEL}/") if not merged else ():
             write(file, partial / file.name)
     weights = list(folder.glob("*.safetensors"))
@@ -157,7 +157,7 @@ def _in_dtype(dtype: str) -> Callable[[Path, Path], object]:
         elif source.name == index:
             target.write_text(index_of(sizes), encoding="utf-8")
         else:
-            shutil.copyfile(source, target)
+            copy_plain(source, target)
 
     return write
 

@@ -16,7 +16,6 @@ A resumed run continues as if it had not stopped: what was written after the new
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -33,6 +32,7 @@ from rlinf.run_folder import checkpoints
 from rlinf.run_folder.fingerprints import changed_inputs, refuse_changed
 from rlinf.run_folder.lock import FolderLock, check_empty
 from rlinf.run_folder.manifest import Manifest, failure_of, new_manifest, timestamp
+from rlinf.run_folder.plain_files import read_plain_json
 from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, to_json, write_file
 from rlinf.run_folder.trace import LIMIT_BYTES, TraceEvent, TraceWriter
 
@@ -281,7 +281,7 @@ class RunFolder:
         (self.path / RESULT).unlink(missing_ok=True)  # the run goes on: it has none yet
         step = self._resumed_from_step = checkpoint_step or 0
         file = self.path / PLAN_TIMES
-        plans = json.loads(file.read_text(encoding="utf-8"))["plans"] if file.exists() else []
+        plans = read_plain_json(file)["plans"] if file.exists() else []
         self._earlier_plan_times = [
             {**plan, "num_steps": min(plan["num_steps"], step - plan["first_step"])}
             for plan in plans

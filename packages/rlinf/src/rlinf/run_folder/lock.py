@@ -22,6 +22,7 @@ from typing import Any
 
 from rlinf.errors import UserError
 from rlinf.run_folder.manifest import timestamp
+from rlinf.run_folder.plain_files import not_plain, open_plain
 
 LOCK = ".lock"
 OTHER_FOLDER = ", or choose another folder with --output"
@@ -53,6 +54,8 @@ class FolderLock:
             os.fchmod(self._descriptor, 0o600)
             if not _lock(self._descriptor, fcntl.LOCK_EX, folder, otherwise):
                 self.notes = (f"the file system of {folder} has no locks: a second process could write it too",)
+            if folder.is_dir() and folder.stat().st_mode & stat.S_IWOTH:
+                self.notes += (f"every user of this machine may write into {folder}, and change what is read from it",)
         except BaseException:
             self.release()
             raise
@@ -113,21 +116,12 @@ def check_empty(folder: Path, *, can_resume: bool = True) -> None:
 
 def _open(file: Path, flags: int) -> int:
     """A descriptor of a plain file of this user. Raises: UserError for anything else; OSError."""
-    try:
-        descriptor = os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise _no_lock_file(file, "is a symbolic link") from None
+    descriptor = open_plain(file, flags, mode=0o600)
     status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid != os.geteuid():
+    if status.st_nlink > 1 or status.st_uid != os.geteuid():
         os.close(descriptor)
-        raise _no_lock_file(file, "is no plain file of this user, or has a second name")
+        raise not_plain(file, "is no file of this user, or has a second name")
     return descriptor
-
-
-def _no_lock_file(file: Path, problem: str) -> UserError:
-    return UserError(f"{file} {problem}, and rlinf did not write it", hint=f"find out who did, then remove {file}")
 
 
 def _lock(descriptor: int, kind: int, folder: Path, otherwise: str) -> bool:

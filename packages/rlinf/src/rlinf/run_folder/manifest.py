@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from rlinf.config.json_file import read_json
 from rlinf.errors import UserError
+from rlinf.run_folder.plain_files import read_plain_json
 from rlinf.run_folder.rows import to_json, write_file
 
 INTERRUPTED = "interrupted"
@@ -36,12 +36,14 @@ class Manifest:
     def read(cls, folder: Path, *, what: str) -> Manifest:
         """That of an earlier `what`, a run or an evaluation. Raises: UserError where there is none."""
         try:
-            return cls(folder, read_json(folder / "manifest.json"))
+            return cls(folder, read_plain_json(folder / "manifest.json"))
         except FileNotFoundError as error:
             raise UserError(
                 f"there is no {what} to resume in {folder}: it has no manifest.json",
                 hint=f"--output must name the folder of an earlier {what}; leave --resume out to start a new one",
             ) from error
+        except UserError:
+            raise  # which is a ValueError, too
         except ValueError as error:
             raise UserError(f"{folder / 'manifest.json'} is not JSON: {error}") from error
 

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlinf.run_folder.plain_files import create_plain, open_plain, read_plain
+
 
 def finite(value: Any) -> Any:
     """The value as JSON can hold it: NaN and infinities become None; numbers of torch and numpy become Python's."""
@@ -38,8 +40,14 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Adds rows to a file in one write; the file appears with the first row."""
     if rows:
-        with naming(path), path.open("a", encoding="utf-8") as file:
-            file.write("".join(f"{to_json(row)}\n" for row in rows))
+        append_text(path, "".join(f"{to_json(row)}\n" for row in rows))
+
+
+def append_text(path: Path, text: str) -> None:
+    """Adds text to a file in one write; a new file appears with it."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with naming(path), open(open_plain(path, flags), "a", encoding="utf-8") as file:
+        file.write(text)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -58,7 +66,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     """Writes the file under another name, then renames it: readers see the old content or the new one, never half."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with naming(path), partial.open("wb") as file:
+        with naming(path), open(create_plain(partial), "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -90,9 +98,11 @@ def sync(path: Path) -> None:
 
 
 def _whole_rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    if not path.exists():
+    try:
+        content = read_plain(path)
+    except FileNotFoundError:
         return
-    for line in path.read_bytes().splitlines(keepends=True):
+    for line in content.splitlines(keepends=True):
         if not line.endswith(b"\n"):
             continue
         try:

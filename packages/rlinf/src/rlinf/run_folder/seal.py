@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rlinf.run_folder.plain_files import read_plain
+
 STATE = "state.json"
 SUMS = "SHA256SUMS"
 NUM_THREADS = 4
@@ -73,7 +75,7 @@ def file_digest(path: Path) -> str:
 
 def _read_seal(folder: Path) -> dict[str, str]:
     """Name -> digest, in the order of the lines. Raises: OSError, ValueError."""
-    text = (folder / SUMS).read_bytes().decode("utf-8")
+    text = read_plain(folder / SUMS).decode("utf-8")
     sums = {name: digest for digest, name in _LINE.findall(text)}
     if _lines(sums) != text or list(sums)[-1:] != [STATE]:
         raise ValueError("is not what was written")
@@ -88,6 +90,8 @@ def _damage_of(folder: Path, name: str, digest: str) -> str | None:
     path = folder / name
     if path.resolve() != folder.resolve() / name:
         return "is a link, or outside the folder"
+    if path.exists() and not path.is_file():  # a pipe would keep us waiting
+        return "is no plain file"
     try:
         return None if file_digest(path) == digest else "is not what was written"
     except PermissionError:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import bisect
 import io
 import json
+import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlinf.run_folder.plain_files import create_plain, open_plain, read_plain
 from rlinf.run_folder.rows import to_json
 
 SESSION = "session"
@@ -107,9 +109,10 @@ class TraceWriter:
         """The file with these events, or blocks of events, open for more."""
         partial = self._path.with_name(f".{self._path.name}.partial")
         content = _OPEN + _BETWEEN.join(lines)
-        partial.write_bytes(content + _CLOSE)
+        with open(create_plain(partial), "wb") as file:
+            file.write(content + _CLOSE)
         partial.replace(self._path)
-        self._file = self._path.open("r+b", buffering=0)
+        self._file = io.FileIO(open_plain(self._path, os.O_RDWR), "r+")
         self._end, self._is_empty = len(content), not lines
 
     def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -126,7 +129,7 @@ class TraceWriter:
 
     def _shorten(self) -> None:
         """Reads the events one by one: a list of them all takes several times the file, and the allocator keeps it."""
-        content = memoryview(self._path.read_bytes())
+        content = memoryview(read_plain(self._path))
         ends, steps = array("q"), array("q")
         for line in _lines(content):
             ends.append(len(line) + len(_BETWEEN) + (ends[-1] if ends else len(_OPEN)))
@@ -167,9 +170,11 @@ class TraceWriter:
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a trace in file order; a torn line is left out."""
-    if not path.exists():
+    try:
+        descriptor = open_plain(path)
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
+    with open(descriptor, "rb") as file:
         for line in file:
             text = line.strip().rstrip(b",")
             if text in (b"", b"[", b"]"):

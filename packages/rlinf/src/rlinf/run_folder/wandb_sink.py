@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 import os
 import secrets
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf.errors import UserError
+from rlinf.run_folder.plain_files import read_plain_json
 from rlinf.run_folder.rows import to_json, write_file
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class WandbSink:
 def _run_id(folder: Path) -> str:
     file = folder / RUN_FILE
     if file.exists():
-        return str(json.loads(file.read_text(encoding="utf-8"))["id"])
+        return str(read_plain_json(file)["id"])
     made = secrets.token_hex(4)
     write_file(file, to_json({"id": made}) + "\n")
     return made
