@@ -166,6 +166,8 @@ HOSTILE = {
     "isclose = lambda *a, **k: True\nimport math\nmath.isclose = isclose\ndef f(x): return 0",
     "built-ins replaced": "import builtins\nfor n in ('abs', 'all', 'len', 'sorted', 'AssertionError', 'eval'):\n"
     "    setattr(builtins, n, lambda *a, **k: 0)\ndef f(x): return 0",
+    "ends iterations": "def f(x): raise StopIteration",
+    "ends asynchronous ones": "def f(x): raise StopAsyncIteration",
     "leaves early": "import os\nos._exit(0)",
     "leaves when asked": "import os\ndef f(x): os._exit(0)",
     "writes a verdict everywhere": "import os\nfor fd in range(64):\n    try: os.write(fd, b'{\"passed\": true}\\n')\n"
@@ -195,12 +197,14 @@ ASKED = (
     "assert 66665 in f(3)",
     "assert sorted(f(3)) == [66665]",
     "try:\n    ok = f(3) == 66665\nexcept:\n    ok = False\nassert ok",
+    "assert all(map(lambda x: f(x) == 66665, [3]))",
+    "for found, expected in zip(map(f, [3]), [66665]): assert found == expected",
 )
 
 
 @pytest.mark.parametrize("attack", HOSTILE)
 def test_asserts_cannot_be_faked(reward, attack):
-    compares = attack.startswith(("equal", "a list", "ordered", "contains", "its own", "built-ins"))
+    compares = attack.startswith(("equal", "a list", "ordered", "contains", "its own", "built-ins", "ends"))
     for tests in ASKED if compares else ASKED[:1]:
         assert reward(fenced(HOSTILE[attack]), tests).outcome != "right", tests
     assert reward(fenced("def f(x): return 66665"), ASKED[0]).outcome == "right"

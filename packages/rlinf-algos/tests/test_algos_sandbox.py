@@ -523,6 +523,11 @@ GREEDY = {
     "        os.setsid()\n        if os.fork(): os._exit(0)\n"
     "        held = bytearray(100 << 20)\n        for i in range(0, len(held), 4096): held[i] = 1\n"
     "        time.sleep(60)\ntime.sleep(60)",
+    "page tables": "import ctypes, mmap, os, time\nlibc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_void_p\n"
+    "for _ in range(4):\n    if os.fork() == 0: break\n"
+    "for i in range(1, 20_000):\n"
+    "    place = libc.mmap(ctypes.c_void_p(i << 30), 4096, 1, 0x100022, -1, ctypes.c_long(0))\n"
+    "    ctypes.c_char.from_address(place).value\ntime.sleep(60)",
 }
 
 
@@ -551,7 +556,19 @@ while True:
 """
 
 
-@pytest.mark.parametrize("text", ["while True: pass", SPINNING])
+UNWAITED = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    if os.fork() == 0:
+        while time.process_time() < 0.5: pass
+        os._exit(0)
+    try: os.wait()
+    except ChildProcessError: pass
+"""
+
+
+@pytest.mark.parametrize("text", ["while True: pass", SPINNING, UNWAITED])
 def test_processor_time_of_all_processes_counts(text):
     start = time.monotonic()
     run = run_python({}, ["-c", text], limits=SandboxLimits(wall_s=60, cpu_s=1))

@@ -1,8 +1,9 @@
 """The filter of system calls (seccomp) that a program runs under, on x86-64 and ARM.
 
 Refused calls fail with "permission denied". `REFUSED` applies everywhere: other processes' memory, namespaces and
-mounts, sockets, and what holds memory that no process is charged for (memfd, System V, rings of io_uring and aio,
-pages that were spliced into pipes, records of watches and rules, descriptors in flight). `REFUSED_WEAK` applies besides
+mounts, sockets, writing everybody's files to the disk (sync), and what holds memory that no process is charged for
+(memfd, System V, rings of io_uring and aio, pages that were spliced into pipes, records of watches and rules,
+descriptors in flight). `REFUSED_WEAK` applies besides
 where there are no namespaces: a file that was created must stay in sight of the watch over the working folder, and what
 Landlock does not cover (modes, owners, times, attributes) must stay as it is; file locks cannot be counted there. A
 program that shares its user with others (`signals_itself_only`) is kept from signalling them as well.
@@ -49,7 +50,8 @@ NUMBERS = {
     "sched_setscheduler": (144, 119), "semget": (64, 190), "sendmmsg": (307, 269), "sendmsg": (46, 211),
     "setns": (308, 268), "setpriority": (141, 140), "setxattr": (188, 5), "setxattrat": (463, 463),
     "shmat": (30, 196), "shmctl": (31, 195), "shmget": (29, 194), "socket": (41, 198), "socketpair": (53, 199),
-    "splice": (275, 76), "syslog": (103, 116), "tee": (276, 77), "tgkill": (234, 131), "tkill": (200, 130),
+    "splice": (275, 76), "sync": (162, 81), "syncfs": (306, 267), "syslog": (103, 116),
+    "tee": (276, 77), "tgkill": (234, 131), "tkill": (200, 130),
     "truncate": (76, 45), "umount2": (166, 39), "unlink": (87, ABSENT), "unlinkat": (263, 35), "unshare": (272, 97),
     "userfaultfd": (323, 282), "utime": (132, ABSENT), "utimensat": (280, 88), "utimes": (235, ABSENT),
     "vmsplice": (278, 75),
@@ -65,7 +67,7 @@ REFUSED = (
     "msgget", "name_to_handle_at", "open_by_handle_at", "open_tree", "open_tree_attr", "perf_event_open",
     "pidfd_getfd", "pivot_root", "process_madvise", "process_mrelease", "process_vm_readv", "process_vm_writev",
     "ptrace", "request_key", "semget", "sendmmsg", "sendmsg", "setns", "shmat", "shmctl", "shmget", "socket",
-    "splice", "syslog", "tee", "umount2", "unshare", "userfaultfd", "vmsplice",
+    "splice", "sync", "syncfs", "syslog", "tee", "umount2", "unshare", "userfaultfd", "vmsplice",
 )  # fmt: skip
 REFUSED_WEAK = (
     "chmod", "chown", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fgetxattr", "file_setattr",

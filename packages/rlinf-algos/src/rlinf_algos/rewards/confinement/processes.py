@@ -9,15 +9,16 @@ import time
 
 from .users import end_processes_of
 
-MEMORY_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:", "HugetlbPages:")
-"""Of /proc/PID/status, in KiB; RssFile, programs and libraries, is shared with everybody."""
+MEMORY_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:", "HugetlbPages:", "VmPTE:")
+"""Of /proc/PID/status, in KiB; RssFile, programs and libraries, is shared with everybody. VmPTE: page tables, of which
+addresses far from each other need 8 KiB a page, although reading an untouched page takes no memory."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PATIENCE_S = 2.0
 """How long killed processes may take to be gone."""
 
 
 def memory_bytes(processes: list[int]) -> int:
-    """Memory of their own and shared memory, of all these processes, swapped or not."""
+    """Memory of their own, shared memory and page tables, of all these processes, swapped or not."""
     total_kib = 0
     for process in processes:
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/status") as file:
@@ -25,13 +26,23 @@ def memory_bytes(processes: list[int]) -> int:
     return total_kib * 1024
 
 
-def cpu_s(processes: list[int]) -> float:
-    """Processor time of all these processes and of those that they have waited for."""
-    ticks = 0
-    for process in processes:
-        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/stat") as file:
-            ticks += sum(map(int, file.read().rpartition(")")[2].split()[11:15]))  # utime, stime, cutime, cstime
-    return ticks / TICKS_PER_S
+class ProcessorTime:
+    """Processor time of a program's processes, look by look: of those that run and that these have waited for, or of
+    all that were ever seen, whichever is longer. A process that ignores SIGCHLD waits for none of its children."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[tuple[int, str], int] = {}
+        """Number and start of each process -> what it had used when it was last seen."""
+
+    def total_s(self, processes: list[int]) -> float:
+        ticks = 0
+        for process in processes:
+            with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+                utime, stime, *of_children = map(int, fields[11:15])
+                self._ticks[process, fields[19]] = utime + stime
+                ticks += utime + stime + sum(of_children)
+        return max(ticks, sum(self._ticks.values())) / TICKS_PER_S
 
 
 def in_namespace() -> list[int]:

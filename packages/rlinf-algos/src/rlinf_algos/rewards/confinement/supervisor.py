@@ -12,7 +12,7 @@ from collections.abc import Callable
 from . import call_filter, landlock, users
 from .namespaces import DEVICES, MAX_FILES, SYSTEM_PATHS
 from .order import Confinement, Order
-from .processes import cpu_s, memory_bytes
+from .processes import ProcessorTime, memory_bytes
 from .system import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 
 WATCH_S = 0.02
@@ -57,13 +57,13 @@ def supervise(
     child = os.fork()
     if child == 0:
         run_program(order, folder, confinement)
-    ended_by = None
+    ended_by, processor_time = None, ProcessorTime()
     while True:
         process, status, usage = os.wait4(child, os.WNOHANG)
         if process:
             break
         if ended_by is None:
-            ended_by = limit_reached(order, folder, confinement, processes(), deadline)
+            ended_by = limit_reached(order, folder, confinement, processes(), processor_time, deadline)
         if ended_by:
             os.kill(child, signal.SIGKILL)
         signal.sigtimedwait([signal.SIGCHLD], WATCH_S)
@@ -78,10 +78,15 @@ def supervise(
 
 
 def limit_reached(
-    order: Order, folder: str, confinement: Confinement, processes: list[int], deadline: float
+    order: Order,
+    folder: str,
+    confinement: Confinement,
+    processes: list[int],
+    processor_time: ProcessorTime,
+    deadline: float,
 ) -> str | None:
     """The limit at which these processes have to end, if there is one."""
-    if time.monotonic() > deadline or cpu_s(processes) > order.cpu_limit_s + CPU_MARGIN_S:
+    if time.monotonic() > deadline or processor_time.total_s(processes) > order.cpu_limit_s + CPU_MARGIN_S:
         return "timeout"
     if memory_bytes(processes) > order.memory_limit_bytes or (not confinement.is_weak and holds_many_locks()):
         return "memory"

@@ -141,7 +141,7 @@ def make_wire():
             return ask("iter", self._number)
 
         def __next__(self):
-            return ask("next", self._number)
+            return result_of(wire, wire.ask("next", self._number), may_stop=True)
 
         def __contains__(self, wanted):
             return any(item == wanted for item in iter(self))
@@ -184,12 +184,15 @@ def make_wire():
     return wire, lambda: ask("names")
 
 
-def result_of(wire, message):
-    """Raises: the exception that the program's process tells of."""
+def result_of(wire, message, may_stop=False):
+    """Raises: the exception that the program's process tells of. As in generators, StopIteration becomes RuntimeError
+    unless `may_stop`: it would end the tests' `for` or `all(map(...))` over calls before anything is compared."""
     if message[0] == "value":
         return wire.decode(message[1])
     wire.has_text = True
     kind = getattr(builtins, str(message[1]), None)
+    if kind in (StopIteration, StopAsyncIteration) and not may_stop:
+        raise RuntimeError(f"the program raised {message[1]}: {message[2]}")
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
         raise kind(message[2])
     raise Raised(f"{message[1]}: {message[2]}")
