@@ -80,9 +80,19 @@ def test_the_public_command_line_is_this():
         ("xyz", "'xyz' is no command\nhint: commands: train, eval, play"),
         (
             "train sort-grpo actor.lr=1e-6",
-            "unknown argument 'actor.lr=1e-6'\nhint: an override is written --actor.lr 1e-6",
+            "unknown argument 'actor.lr=1e-6'\nhint: an override is written --actor.learning_rate 1e-6",
         ),
         ("train sort-grpo +a.b=c", "unknown argument '+a.b=c'\nhint: an override is written --a.b c"),
+        (
+            "train sort-grpo actor_rollout_ref.rollout.n=8",
+            "unknown argument 'actor_rollout_ref.rollout.n=8'\nhint: an override is written --algorithm.group_size 8",
+        ),
+        (
+            "train sort-grpo warm_start.max_steps=3",
+            "unknown argument 'warm_start.max_steps=3'\nhint: an override is written --warm_start.max_steps 3",
+        ),
+        ("train sort-grpo --num-generations 8", "--num-generations is not a key; did you mean --algorithm.group_size?"),
+        ("train pushcube-ppo --env.num-envs 8", "--env.num-envs is not a key; did you mean --env.num_envs?"),
         ("train sort-grpo --num_generations 8", "--num_generations is not a key; did you mean --algorithm.group_size?"),
         ("train sort-grpo --beta 0.1", "--beta is not a key; did you mean --algorithm.kl_coef?"),
         (

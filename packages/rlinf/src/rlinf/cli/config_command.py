@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
     show = actions.add_parser(
         "show",
         help="a recipe with every key, after overrides, as YAML",
-        description="A recipe with every key and its value, as YAML. Overrides go as in rlinf train: --actor.lr 1e-6.",
+        description="A recipe with every key and its value, as YAML. Overrides go as in rlinf train: --seed 1.",
     )
     show.add_argument("recipe", help="name of a shipped recipe, or path of a YAML file")
     show.set_defaults(run=print_recipe, takes_overrides=True)

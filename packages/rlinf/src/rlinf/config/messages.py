@@ -113,6 +113,7 @@ def _allowed(detail: Mapping[str, Any]) -> str:
 
 def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
     *parents, name = key
+    name = str(name).replace("-", "_")
     siblings = {dotted((*parents, field)): field for field in fields_at(model, tuple(parents), tree.values)}
     guesses = [dotted(known) for known in _all_keys(model, (), tree.values) if known[-1] == name]
     if not guesses:  # else it was the right name in the wrong section
@@ -135,7 +136,7 @@ def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
 def _foreign(key: Key, tree: Tree, model: Any) -> Iterator[str]:
     """Our keys for what another framework calls so; verl's names are dotted, and the last part says what is meant."""
     written = [place for place in tree.places if place[: len(key)] == key] or [key]
-    for name in dict.fromkeys(str(place[-1]) for place in written):
+    for name in dict.fromkeys(str(place[-1]).replace("-", "_") for place in written):
         ours = FOREIGN.get(name)
         if ours is not None and annotation_at(model, tuple(ours.split(".")), tree.values) is not None:
             yield ours
