@@ -339,6 +339,49 @@ def test_damaged_files_of_a_dataset_are_named(tmp_path: Path) -> None:
         open_demonstrations("lerobot", folder)
 
 
+@pytest.mark.parametrize(
+    ("cells", "text"),
+    [
+        ([[0.0], [None]], r"'action' of episode 0 has \[None\]; numbers are needed"),
+        ([[0.0], None], r"'action' of episode 0 has None; numbers are needed"),
+        (["a", "b"], "'action' of episode 0 has 'a'; numbers are needed"),
+        ([[0.0], [0.0, 1.0]], r"'action' of episode 0 has rows of the shapes \[1\], \[2\]; one is needed"),
+    ],
+)
+def test_cells_that_are_no_numbers_are_named(cells: list[Any], text: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    folder = write_split(tmp_path / "set", images=True)
+    rows = [row | {"action": cells[i > 0]} for i, row in enumerate(rows_of(0, images=True))]
+    write_table(folder / "data/chunk-000/episode_000000.parquet", rows)
+    with pytest.raises(EnvError, match=text):
+        open_demonstrations("lerobot", folder)[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ([{"task_index": 0, "task": None}], "task 0 is None, which is no sentence"),
+        ([{"task_index": 0, "task": " "}], "task 0 is ' ', which is no sentence"),
+        ([{"task_index": 0, "task": "a"}, {"task_index": 0, "task": "b"}], "task 0 is 'b', which is also 'a'"),
+    ],
+)
+def test_tasks_without_one_sentence_are_refused(lines: list[dict[str, Any]], text: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    folder = write_split(tmp_path / "set", images=True)
+    (folder / "meta/tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(EnvError, match=text):
+        open_demonstrations("lerobot", folder)[0]
+
+
+def test_a_sentence_may_hold_line_breaks_of_unicode(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    folder = write_split(tmp_path / "set", images=True)
+    lines = [{"task_index": i, "task": f"go\u2028on {i}"} for i in range(2)]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    (folder / "meta/tasks.jsonl").write_text(text, encoding="utf-8")
+    assert open_demonstrations("lerobot", folder)[0].task == "go\u2028on 0"
+
+
 def test_a_dataset_of_failures_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("imageio")

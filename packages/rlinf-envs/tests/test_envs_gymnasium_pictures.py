@@ -121,3 +121,24 @@ def test_numbers_of_an_integer_space_are_not_cut() -> None:
 def test_a_layout_that_is_none_is_refused() -> None:
     with pytest.raises(EnvError, match="picture_layout='rgb'; allowed: hwc, chw, state"):
         seen(box(0, 255, RGB.shape), RGB, "rgb")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "is_noted"),
+    [
+        (np.uint8, [0, 1, 1], True),
+        (np.float32, [0.0, 0.3, 0.9], True),
+        (np.uint8, [0, 0, 0], False),
+        (np.uint8, [0, 1, 2], False),
+    ],
+)
+def test_a_first_picture_that_is_all_but_black_is_noted(dtype: type, values: list[float], is_noted: bool) -> None:
+    space = box(0, 255, (6, 6, 3), dtype)
+    env = GymnasiumEnv(Shows(space, np.full((6, 6, 3), values, dtype)))
+    for seed in (0, 1):
+        env.reset(seed)
+        env.observe()
+    text = (
+        f"the brightest value of the observation is {max(values):g} at first, and its observation_space says that 255"
+    )
+    assert [note.startswith(text) for note in env.notes] == [True] * is_noted

@@ -132,6 +132,17 @@ def test_what_does_not_go_together_is_refused(trajectories, changes, says):
         warm_start(changes.pop("path", trajectories), **changes)
 
 
+@pytest.mark.parametrize(("name", "says"), [("actions", "row 1 of 'actions'"), ("obs", "row 1 of 'state'")])
+def test_numbers_that_are_not_finite_are_named_with_their_row(trajectories, name, says):
+    import h5py
+
+    with h5py.File(trajectories, "a") as file:
+        dataset: Any = file[f"traj_0/{name}"]
+        dataset[1, 1] = np.nan
+    with pytest.raises(UserError, match=rf"successful episode 0: {says} has a number that is not finite: \[0\.0, nan"):
+        warm_start(trajectories)
+
+
 @pytest.mark.parametrize("policy", ["openvla", "openvla_oft"])
 def test_a_gripper_that_counts_from_0_is_refused_where_its_sign_is_read(trajectories, policy):
     """Read by their signs, 0 and 1 would both be closed."""

@@ -91,7 +91,7 @@ class GymnasiumEnv:
     """One Gymnasium environment as a `rlinf_envs.vector.SingleEnv`."""
 
     notes: tuple[str, ...]
-    """What its first observation holds that the space does not declare."""
+    """What its first observation holds that is not what the space declares, or does not look like it."""
 
     def __init__(self, env: gymnasium.Env, *, picture_layout: str | None = None) -> None:
         _require_env(env)
@@ -137,6 +137,7 @@ class GymnasiumEnv:
             value = self._value(path)
             if picture is not None:
                 row[field] = picture.read(value)
+                self.notes += picture.notes(value) if self._is_first else ()
             elif field == "instruction":
                 row[field] = str(value)
             else:  # not in the dtype of the space, which would cut what it does not hold

@@ -70,6 +70,16 @@ class Picture:
             return array[..., None]
         return array if self.layout == "hwc" else array.transpose(1, 2, 0)
 
+    def notes(self, value: object) -> tuple[str, ...]:
+        """What a reader of the run must know of a first picture, which `read` has taken."""
+        highest = float(np.max(np.asarray(value)))
+        if self.high != 255 or not 0 < highest <= 1:
+            return ()
+        return (
+            f"the brightest value of {self.name} is {highest:g} at first, and its observation_space says that 255 is "
+            "white: policies see it as black. Return values from 0 to 255, or declare a Box from 0 to 1",
+        )
+
     def _as_uint8(self, array: np.ndarray) -> np.ndarray:
         lowest, highest = float(array.min()), float(array.max())
         declared = f"its observation_space says {self.space.dtype} between {self.low:g} and {self.high:g}"

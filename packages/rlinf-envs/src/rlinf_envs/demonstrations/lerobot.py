@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
@@ -83,8 +83,9 @@ class LeRobotDemonstrations(DemonstrationFiles):
         instructions = self._instructions(episode, rows)
         shown: Observation = {field: self._values(episode, rows, name) for name, field in self._fields.items()}
         shown["instruction"] = instructions
-        rewards = _numbers(rows["next.reward"]) if "next.reward" in rows else torch.zeros(episode.length)
-        actions = _numbers(self._column(episode, rows, self._action))
+        has_rewards = "next.reward" in rows
+        rewards = self._numbers(episode, rows, "next.reward") if has_rewards else torch.zeros(episode.length)
+        actions = self._numbers(episode, rows, self._action)
         return Demonstration(
             task="; ".join(dict.fromkeys(instructions)),
             seed=None,
@@ -100,20 +101,30 @@ class LeRobotDemonstrations(DemonstrationFiles):
     def _successful(self) -> list[_Episode]:
         if "next.success" not in self._features:
             return self._numbered
-        return [each for each in self._numbered if bool(_numbers(self._rows(each)["next.success"])[-1])]
+        ends = [self._numbers(each, self._rows(each), "next.success")[-1] for each in self._numbered]
+        return [each for each, end in zip(self._numbered, ends, strict=True) if bool(end)]
 
     @cached_property
     def _tasks(self) -> dict[int, str]:
         """By their number."""
+        tasks: dict[int, str] = {}
+        for index, sentence in self._listed_tasks():
+            if not isinstance(sentence, str) or not sentence.strip() or tasks.get(index, sentence) != sentence:
+                what = f"is also {tasks[index]!r}" if index in tasks else "is no sentence"
+                raise EnvError(f"{self._folder.path / self._tasks_file}: task {index} is {sentence!r}, which {what}")
+            tasks[index] = sentence
+        return tasks
+
+    def _listed_tasks(self) -> Iterable[tuple[int, Any]]:
         folder, name = self._folder, self._tasks_file
         if self._is_split:
             lines = folder.lines(name)
-            return {folder.entry(line, "task_index", name): folder.entry(line, "task", name) for line in lines}
+            return [(folder.entry(line, "task_index", name), folder.entry(line, "task", name)) for line in lines]
         columns = folder.table(folder.file(name, "the layout of LeRobot"))
         sentences = [column for column in columns if column != "task_index"]
         if len(sentences) != 1 or "task_index" not in columns:
             raise EnvError(f"{folder.path / name} has the columns {', '.join(columns)}; allowed: task_index and a text")
-        return {int(i): str(text) for i, text in zip(columns["task_index"], columns[sentences[0]], strict=True)}
+        return zip(map(int, columns["task_index"]), columns[sentences[0]], strict=True)
 
     @property
     def _tasks_file(self) -> str:
@@ -247,7 +258,17 @@ class LeRobotDemonstrations(DemonstrationFiles):
         if self._features[name]["dtype"] == "image":
             cells = self._column(episode, rows, name)
             return torch.from_numpy(np.stack([_imageio().imread(io.BytesIO(cell["bytes"])) for cell in cells]))
-        return _numbers(self._column(episode, rows, name)).float()
+        return self._numbers(episode, rows, name).float()
+
+    def _numbers(self, episode: _Episode, rows: Mapping[str, Any], name: str) -> Tensor:
+        """[T, ...] of a column of numbers. Raises: EnvError where it is none, or its rows have several shapes."""
+        cells = [np.asarray(cell) for cell in self._column(episode, rows, name)]
+        at = f"{episode.table}: {name!r} of episode {episode.index}"
+        if odd := [cell.tolist() for cell in cells if cell.dtype.kind not in "biuf"]:
+            raise EnvError(f"{at} has {odd[0]!r}; numbers are needed")
+        if len(shapes := sorted({cell.shape for cell in cells})) > 1:
+            raise EnvError(f"{at} has rows of the shapes {', '.join(map(str, map(list, shapes)))}; one is needed")
+        return torch.from_numpy(np.stack(cells))
 
     def _column(self, episode: _Episode, columns: Mapping[str, Any], name: str) -> Any:
         return self._folder.entry(columns, name, episode.table.relative_to(self._folder.path))
@@ -280,10 +301,6 @@ def _field(name: str) -> str | None:
     if name.startswith(_PICTURES):
         return "image." + name.removeprefix(_PICTURES)
     return {_STATE: "state", _ACTION: _ACTION}.get(name)
-
-
-def _numbers(cells: Sequence[Any]) -> Tensor:
-    return torch.from_numpy(np.stack([np.asarray(cell) for cell in cells]))
 
 
 def _frames(file: Path, first: int, number: int) -> np.ndarray:

@@ -74,7 +74,7 @@ class DatasetFolder:
     def lines(self, relative: str) -> list[dict[str, Any]]:
         """The objects of a file with one in each line."""
         file = self._own(relative)
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # a sentence may have other line breaks
         return [_parsed(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
     def _own(self, relative: str) -> Path:

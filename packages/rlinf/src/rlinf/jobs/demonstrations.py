@@ -181,9 +181,17 @@ class WarmStart:
                     f"{wanted.dtype} of shape {list(wanted.shape)}",
                     hint="choose options of the environment (env.options) that show what was recorded",
                 )
+            self._check_finite(at, name, shown.observations[name])
         self._check_actions(at, shown.actions, self._interface.actions)
+        self._check_finite(at, "actions", shown.actions)
         if self._needs.reads_gripper_sign:
             self._check_gripper(at, shown.actions)
+
+    @staticmethod
+    def _check_finite(at: str, name: str, values: Tensor | Sequence[str]) -> None:
+        if isinstance(values, Tensor) and not (finite := values.isfinite().flatten(1).all(dim=1)).all():
+            row = int((~finite).nonzero()[0])
+            raise UserError(f"{at}: row {row} of {name!r} has a number that is not finite: {values[row].tolist()}")
 
     @staticmethod
     def _check_actions(at: str, actions: Tensor, wanted: ActionSpec) -> None:
