@@ -16,6 +16,7 @@ _ARRAY = re.compile(
 _BRACKETED = re.compile(r"[\[(]\s*(\\begin\{pmatrix\}(?:(?!\\begin).)*\\end\{pmatrix\})\s*[\])]", flags=re.DOTALL)
 _ROWS = re.compile(r"\[\s*\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*\s*\]")
 _LINES = re.compile(r"\[([^\[\];]+,[^\[\];]+(?:;[^\[\];,]+,[^\[\];]+)+)\]")
+_SPACED_LINES = re.compile(r"\[ ?((?:-?[0-9][0-9./]* ?){1,9}(?:; ?(?:-?[0-9][0-9./]* ?){1,9})+)\]")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|in)(?![a-z])")
 
 
@@ -23,6 +24,7 @@ def without_arrays(text: str) -> str:
     """The text with a pmatrix or a list in place of each array; its brackets are without `\\left` and `\\right`."""
     text = _ROW_GAP.sub(r"\\\\", text)
     text = _BRACKETED.sub(r"\1", _ARRAY.sub(_array, text)) if "\\begin" in text else text
+    text = _SPACED_LINES.sub(lambda rows: f"[{re.sub(r'(?<=[0-9]) +(?=[-0-9])', ',', rows[1])}]", text)
     return _LINES.sub(_of_lines, _ROWS.sub(_nested, text))
 
 

@@ -17,7 +17,7 @@ _MARKUP = re.compile(
 _VALUE = re.compile(r"\s*([-\u2212]?(?:[0-9][0-9./]*|\\d?frac\{[^{}]*\}\{[^{}]*\}))(?=\s|\Z)")
 _UNDECIDED = re.compile(
     r"\b(?:or|if|not|wrong|incorrect|however|but|neither|never|fails?|otherwise|unless|suppose|guess|could|might|may"
-    r"|try)\b|n't|\?",
+    r"|maybe|perhaps|possibly|rejected|extraneous|discarded|try)\b|n't|\?",
     flags=re.IGNORECASE,
 )
 _NUMBER = re.compile(r"(?<![\w.^\\])[-\u2212]?[0-9]+(?:\.[0-9]+)?(?:/[0-9]+)?(?![\w^]|\.[0-9])")
@@ -40,7 +40,9 @@ def assigned(text: str, names: Sequence[str]) -> str | None:
         value = None if _OPERATOR.search(text[: found.start()][-3:]) else _value(text[found.end() :][:200])
         if value is not None and not re.search(rf"(?<![A-Za-z\\])(?:{pattern})(?![A-Za-z(])", value):
             values[found[1]] = found.start(), value
-    if len(values) != len(names) or _UNDECIDED.search(text, min(start for start, _ in values.values())):
+    first = min((start for start, _ in values.values()), default=0)
+    first = max(text.rfind(end, 0, first) for end in (". ", "! ", "\n"))
+    if len(values) != len(names) or _UNDECIDED.search(text, max(first, 0)):
         return None
     if is_named:
         return ", ".join(f"{name} = {values[name][1]}" for name in names)

@@ -57,10 +57,12 @@ _COUNTED = re.compile(r"(?<=[0-9})$])\s?[\u4e00-\u9fff]{1,12}")
 _DIGITS = {digit: i for i, digit in enumerate("零一二三四五六七八九")} | {"\u3007": 0, "两": 2}
 _PLACES = {"十": 10, "百": 100, "千": 1000}
 _NUMERAL = f"[{''.join(_DIGITS)}{''.join(_PLACES)}万亿]{{1,12}}"
-_NUMBER = re.compile(rf"(?<![第期周拜0-9])(?<![0-9] )(?![百千万亿])({_NUMERAL})(?:分之({_NUMERAL}))?")
+_NUMBER = re.compile(
+    rf"(?<![第期周拜0-9])(?<![0-9] )(?![百千万亿])(负?)({_NUMERAL}(?=千[米克])|{_NUMERAL})(?:分之({_NUMERAL}))?"
+)
 _CLASSIFIER = re.compile(
     r"\s?(?:[种个只条辆本人天支棵张页岁米块双组件套名位头匹朵颗根把袋箱盒瓶杯斤吨升倍对排行列道架艘间座]"
-    r"|[所家份篇句圈步枚粒场局点面级男女克秒]"
+    r"|[所家份篇句圈步枚粒场局级男女克秒]"
     r"|次(?![方函多项根曲])|角(?!形)|度|元(?![一二三])|千[米克]|厘米|毫米|公[里斤]|分[钟米]|小时|星期|周(?![一-日])|年)"
 )
 _COUNTS = re.compile(r"[有共剩下需要]\Z")
@@ -127,15 +129,16 @@ def with_digits(text: str) -> str:
 
 
 def _digits(number: re.Match[str]) -> str:
-    value, part = _value(number[1]), _value(number[2]) if number[2] else None
-    if number[2]:
-        return number[0] if None in (value, part) or not value else f"{part}/{value}"
+    sign, numeral, over = "-" if number[1] else "", number[2], number[3]
+    value, part = _value(numeral), _value(over) if over else None
+    if over:
+        return number[0] if None in (value, part) or not value else f"{sign}{part}/{value}"
     is_counted = _CLASSIFIER.match(number.string, number.end()) is not None
-    if number[1] == "一":
-        is_counted = (
-            is_counted and _COUNTS.search(number.string, max(0, number.start() - 1), number.start()) is not None
-        )
-    return str(value) if value is not None and (len(number[1]) > 1 or is_counted) else number[0]
+    if numeral == "一":
+        before = max(0, number.start() - 1)
+        is_counted = is_counted and _COUNTS.search(number.string, before, number.start()) is not None
+    is_number = value is not None and (len(numeral) > 1 or is_counted or sign)
+    return f"{sign}{value}" if is_number else number[0]
 
 
 def _value(numeral: str) -> int | None:

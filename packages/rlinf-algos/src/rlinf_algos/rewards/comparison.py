@@ -16,6 +16,7 @@ from typing import Literal
 
 from rlinf_algos.rewards.families import Family, family_of, same_family
 from rlinf_algos.rewards.forms import alternatives_of, choice_of, in_unit_vectors, letters_of, spread
+from rlinf_algos.rewards.letters import differ_in_letters
 from rlinf_algos.rewards.plain_number import equal_numbers, rational
 from rlinf_algos.rewards.ranges import FLIPPED, Range, ranges, turned
 from rlinf_algos.rewards.structure import Answer, has_words, mentions, name_of, read
@@ -96,6 +97,8 @@ class Comparison:
         return result
 
     def _ask(self, question: Question) -> Verdict:
+        if differ_in_letters(question[1], question[2]):
+            return False
         if question not in self._known:
             self.open.append(question)
             return None

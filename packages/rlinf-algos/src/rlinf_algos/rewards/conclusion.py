@@ -23,6 +23,7 @@ _REASON = re.compile(
     r"|,\s[a-z]{3,12}(?:ed|ing) (?:at|by|for|from|if|in|when)\b"
     r"|,\s(?:as|where|giving|when|making|leaving)\b"
     r"|,\s(?:or )?(?:approximately|about|roughly|i\.e\.)"
+    r"|[,;]\s[^\s,]{1,20}\s(?:does|do|is|are)(?: not|n't)\b"
     r"|[,;(]\s?(?:and |but )?not\b|\s(?:and|but) not\b|\s\((?!(?:mod|or)\b)(?=[A-Za-z]{3,})"
     r"|,\s(?:the|an?|its|his|her|their)\s(?![^.]*(?:\b(?:is|are|be|equals?|was|were|has|have|gets?|gives?)\b|=|\s[a-z]+s\s[$\\\u20ac\u00a3\u00a5]{0,2}[0-9]))"
 )
@@ -42,18 +43,24 @@ _CHOSEN = re.compile(
     r"(?<!not both )(?<!neither )\b((?:[A-J]|[IV]{1,3})(?:(?:, (?:and )?| and | & )(?:[A-J]|[IV]{1,3})\b){1,5})"
     r"(?: only)? (?:are|hold|must be)(?: (?:both|all|the))?(?: (?:correct|true|right|valid|answers?))?\Z"
 )
+_CONTRACTED = re.compile(r"\b([Ii]t|[Tt]hat|[Tt]here)'s\b")
 _ASIDE_AS = re.compile(r",\sas\s[^,.]{1,80},(?=\s[a-z])")
 _DEFINITE = frozenset(
     ("the", "his", "her", "their", "its", "our", "my", "these", "those", "all", "both", "original", "initial", "other",
      "than", "from", "among", "reach")
 )  # fmt: skip
 """Words before a number that was there before: "15 of the 40 students"."""
+_RESULTS = frozenset(
+    ("get", "obtain", "make", "be", "give", "have", "yield", "find", "become", "equal", "form", "total")
+)
+"""Verbs after "to" whose number is the result; that of others is a purpose, as in "4 hours to solve 5 problems"."""
 _NO_CLAIM = re.compile(
     r"\b(?:mistakes?|misconception|tempting|trap|scratch)\b|\botherwise\b"
     r"|\b(?:students|people|many|some|one|you|we)\s(?:(?:might|may|would|often|first|wrongly|mistakenly)\s)*"
     r"(?:answer|say|think|thought|guess|believe)\b"
     r"|\b(?:do|does|did)(?: not|n't) (?:work|satisfy|hold|fit|solve)|\bif\b[^.]*\bwere\b"
-    r"|\b(?:impossible|would be wrong)\b",
+    r"|\b(?:impossible|would be wrong|(?:could|might|may)(?: also)? be)\b|\A(?:maybe|perhaps|possibly)\b"
+    r"|\((?:rejected|extraneous|discarded|invalid|impossible)\)\W*\Z",
     flags=re.IGNORECASE,
 )
 """What makes a sentence no conclusion."""
@@ -89,7 +96,11 @@ _VERB = re.compile(
 )
 _PREDICATE = re.compile(
     r"\b(?:is|are|be|was|were|equals?|becomes?|has|have|falls? on|called|named|chooses?|wins?|get|must"
-    r"|(?:belongs?|goes|go) to|represents?|describes?|(?:lies?|lands?) (?:in|on))\b\s*"
+    r"|(?:belongs?|goes|go) to|represents?|describes?|(?:lies?|lands?) (?:in|on)|opens?|costs?)\b\s*"
+)
+_COMPARATIVE = re.compile(
+    r"(?:the )?((?:more|less|fewer|most|least|better|worse|best)(?: [a-z]+)?|[a-z]{2,}(?:er|est))"
+    r"(?= (?:than|deal|value|choice|option|one|buy|in|of)\b|[,.]|\Z)"
 )
 _WHOLE = re.compile(
     r"\b(?:does|do) not exist\b|\bno (?:[a-z]+ )?solutions?\b|\binfinitely many\b(?: [a-z]+)?"
@@ -127,10 +138,19 @@ _ROUNDED = re.compile(r"\$[^$=]*[^$= ][^$=]+\\approx([^$=]*)\$")
 """A clause of its own, whose subject is rounded."""
 _DERIVED = re.compile(r"(?<![<>!\\:=])=(?!=)")
 _QUANTITY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]?[-\u2212]?[0-9][0-9.,/]{0,30}[%\u00b0]? (?:[A-Za-z]{1,20} ){0,3}")
-_NAMED = r"(?!The|It|This|That|These|Those|He|She|We|They|There|Its|Our|Both|All|No|An?\b)[A-Z][a-z]+"
+_NAMED = r"(?!(?:The|It|This|That|These|Those|He|She|We|They|There|Its|Our|Both|All|No|An?)\b)[A-Z][a-z]+"
 _NAMED_VALUE = re.compile(r"\b([b-hj-z]) (?:is|equals) (?=[-\u2212]?[0-9\\$(])")
 _IS_IT = re.compile(r"(?<=[)$]),? is (?:the )?(?:correct |right )?(?:one|answer|choice|option|correct|right)\Z")
 _ASIDE = re.compile(r";\s(?!it\b|so\b|thus\b|hence\b|therefore\b).*", flags=re.DOTALL)
+_SAID_OF = frozenset(("is", "are", "was", "were", "works"))
+_NOT_SAID = re.compile(
+    r"\s(?:not|no|wrong|incorrect|too|less|more|greater|smaller|at|impossible|extraneous|rejected|invalid|[-\\$0-9])"
+)
+_OUT_OF = re.compile(r"(?<=[0-9A-Za-z])\s(?:out of|left (?:over )?from|more than the)\b")
+_MATH_BRACKETS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"))
+_OF_THE = re.compile(
+    r"\b(?:of|from|in|among|for|than) (?:the|his|her|their|its|these|those|all)(?: [a-z]+)? [\\$]{0,2}[0-9][^\s,]*"
+)
 _FEW_WORDS = 7
 _MAX_LOOKS = 20
 
@@ -153,6 +173,9 @@ def without_filler(text: str) -> str:
 def cleaned(text: str) -> str:
     """The text without the white space, emphasis and full stop around it."""
     text = text.strip()
+    for opening, closing in _MATH_BRACKETS:
+        if text.endswith(closing) and text.count(opening) < 1 + (opening == closing):
+            text = text.removesuffix(closing)
     for _ in range(_MAX_LOOKS):
         shorter = (
             text.strip(" \t\n*`" if "\u00b0" in text or "circ" in text else " \t\n*`\"'")
@@ -207,14 +230,14 @@ def measured(text: str) -> str:
     """
     if not is_formal(text):
         return text
-    end = 0
+    text, end = _OUT_OF.split(text)[0], 0
     for word in words_of(text):
         name = word[0].lower()
         if not re.search(r"[0-9A-Za-z$\\)\]}]", text[: word.start()]):
             return text
         if _is_measure(word, text) or (name in ("or", "and") and is_formal(text[word.end() :].strip())):
             end = word.end()
-        elif _MORE_THAN.match(text, word.start()):
+        elif (name in _SAID_OF and not _NOT_SAID.match(text, word.end())) or _MORE_THAN.match(text, word.start()):
             return text[: word.start()].strip()
         elif (name in NO_THINGS and name not in _CUT) or re.match(r"(?:to|of) [0-9$]", text[word.start() :]):
             return text
@@ -238,8 +261,10 @@ def _without_description(text: str, word: re.Match[str], *, is_counted: bool) ->
     for i in range(len(names)):
         if is_thing(names[: i + 1]):
             things = re.match(r"\W*".join(names[: i + 1]) + r"(?: per [a-z]+)?", rest, flags=re.IGNORECASE)
+            if things and re.match(r" (?:or|to) [^,.]{0,15}[0-9]", rest[things.end() :]):
+                return text
             return text[: word.start()] + (things[0] if things else "")
-    if word[0] not in _CUT and re.search(r"[0-9$\\=]", rest):
+    if word[0] not in _CUT and re.search(r"[0-9$\\=]", _OF_THE.sub("", rest)):
         return text
     return text[: word.start()].rstrip(" ,;:(-\u2013\u2014") or text
 
@@ -271,9 +296,10 @@ def conclusion(text: str, *, in_words: bool = False) -> str | None:
             answer = predicate(sentence) if in_words else _alone(sentence) or _chosen(sentence) or concluded(sentence)
             if answer:
                 return answer
-        if in_words and sentences:
+        if in_words and [one for one in sentences if not _NO_CLAIM.search(one)]:
             return cleaned(line)
-    return cleaned(lines[-1]) if len(lines) == 1 and len(text.split()) <= 4 else None
+    is_short = len(lines) == 1 and len(text.split()) <= 4 and not _NO_CLAIM.search(text)
+    return cleaned(lines[-1]) if is_short else None
 
 
 def last_sentence(text: str) -> str:
@@ -328,6 +354,7 @@ def _sentence(line: str) -> str:
 
 def _consequence(sentence: str) -> str:
     """What a sentence says after its last "so" or "therefore", without reasons and remarks."""
+    sentence = _CONTRACTED.sub(r"\1 is", sentence) if "'s" in sentence else sentence
     sentence = _ASIDE_AS.sub(",", sentence) if ", as " in sentence else sentence
     ends = [found.end() for found in _THEREFORE.finditer(sentence) if _is_outside(sentence, found.start())]
     leaving = _LEAVING.search(sentence) if not ends else None
@@ -381,10 +408,14 @@ def _last_of(sentence: str) -> str | None:
     pieces.append((sentence[place:], False))
     places = [i for i in reversed(range(0, len(pieces), 2)) if _holds_value(pieces[i][0].strip(" .,;:"))]
     last = next((i for i in places if not _is_definite(pieces, i)), places[0] if places else None)
-    if last is None or (last and pieces[last - 1][0] in ("than", "not")) or pieces[max(last - 1, 0)][0] == "Not":
+    if (
+        last is None
+        or (last and pieces[last - 1][0] in ("than", "not", "exceeds"))
+        or pieces[max(last - 1, 0)][0] == "Not"
+    ):
         return None
     first = i = last
-    while i >= 2 and (pieces[i - 1][0] in ("or", "and", "except") or is_unit(pieces[i - 1][0])):
+    while i >= 2 and (pieces[i - 1][0] in ("or", "and", "except") or _is_joining_unit(pieces[i - 1][0])):
         i -= 2
         if _holds_value(pieces[i][0].strip(" .,;:")):
             if is_unit(pieces[i + 1][0]) and pieces[i + 2][0].startswith(","):
@@ -394,7 +425,7 @@ def _last_of(sentence: str) -> str | None:
             break
     tail = "".join(piece for piece, _ in pieces[first:])
     if last != places[0]:
-        tail = re.split(r"\s(?:out|left|from|among|of)\b", tail)[0]
+        tail = re.split(r"\s(?:out|left|more|from|among|of|to)\b", tail)[0]
     if first == last and last > 0:
         *_, value = _DERIVED.split(tail) if "," not in tail else [tail]
         tail = value if _holds_value(value.strip(" .,;:")) and "$" not in value.replace("\\$", "") else tail
@@ -402,16 +433,27 @@ def _last_of(sentence: str) -> str | None:
     rounded = _ROUNDED.fullmatch(cleaned(tail)) if last > 0 and pieces[last][0].startswith(", ") else None
     tail = rounded[1] if rounded else tail
     return (
-        measured(cleaned(re.sub(r"\A(?:[a-zA-Z] (?![=<>]|\\[gln]e\b|\\in\b)|[\s.,;:=)\u2013\u2014!?]|- )+", "", tail)))
+        measured(
+            cleaned(re.sub(r"\A(?:[a-zA-Z] (?![-=<>+*/^]|\\[gln]e\b|\\in\b)|[\s.,;:=)\u2013\u2014!?]|- )+", "", tail))
+        )
         or None
     )
+
+
+def _is_joining_unit(word: str) -> bool:
+    return is_unit(word) and word != "in"
 
 
 def _is_definite(pieces: list[tuple[str, bool]], i: int) -> bool:
     """Whether the number at the beginning of a piece is one that was there before, as in "5 out of 20"."""
     before = [word.lower() for word, _ in pieces[max(0, i - 3) : i : 2][::-1]]
     is_direct = re.match(r"\s[\\$\u20ac\u00a3\u00a5]{0,2}[0-9]", pieces[i][0]) is not None
-    return is_direct and bool(before) and (before[0] in _DEFINITE or (before[0] == "of" and before[1:2] == ["out"]))
+    if not is_direct or not before:
+        return False
+    if before[0] == "her" and before[1:2] and before[1].endswith("s"):
+        return False  # it takes her 15 minutes
+    is_purpose = before[1:2] == ["to"] and before[0] not in _RESULTS
+    return before[0] in _DEFINITE or before[:2] == ["of", "out"] or is_purpose
 
 
 def predicate(sentence: str) -> str | None:
@@ -430,13 +472,20 @@ def predicate(sentence: str) -> str | None:
         return reply[0]
     verbs = [verb for verb in _PREDICATE.finditer(sentence) if verb.end() < len(sentence)]
     if not verbs:
-        name = re.match(_NAMED + r"(?= (?!or\b|and\b|nor\b|did\b|didn|does\b|doesn|cannot\b|could)[a-z]+)", sentence)
+        name = re.match(
+            _NAMED
+            + r"(?= (?!or\b|and\b|nor\b|(?:did|does|is|was) not|[a-z]+n't|cannot\b|could|lo[sz]t|loses|lie[sd])[a-z]+)",
+            sentence,
+        )
         return (
             name[0]
             if name and (len(sentence.split()) < _FEW_WORDS or clauses)
-            else re.sub(r"\A(?:the|this|our|its|an?) [a-z]+ (?=[a-z])", "", sentence, flags=re.IGNORECASE) or None
+            else re.sub(r"\A(?:the|this|our|its) [a-z]+ (?=[a-z])", "", sentence, flags=re.IGNORECASE) or None
         )
     subject = sentence[: verbs[0].start()].strip()
+    comparative = _COMPARATIVE.match(sentence, verbs[-1].end())
+    if comparative and len(verbs) == 1:
+        return f"{subject} is {comparative[1]}"  # the answer is who, or what they are
     clause = re.split(r", (?:and|but|while)\b", sentence[verbs[-1].end() :])[0]
     if re.fullmatch(_NAMED, subject) and clause.startswith("the "):
         return subject

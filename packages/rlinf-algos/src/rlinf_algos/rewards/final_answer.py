@@ -52,12 +52,15 @@ _UNIT_AFTER_BOX = re.compile(
 )
 _PLAIN = re.compile(r"-?[0-9][0-9.,/]*|-?\\d?frac\{[0-9]+\}\{[0-9]+\}")
 _PHRASE = re.compile(
-    r"\bans(?:wers?)?\b(?! (?:choices|options)\b)(?:[^\n.:=$\\]|\$[^$\n]{1,40}\$){0,60}?(?:\b(?:is|are)\b|:|=)"
+    r"\bans(?:wers?)?\b(?! (?:choices|options)\b)(?:[^\n.:=$\\]|\$[^$\n]{1,40}\$){0,60}?"
+    r"(?:\b(?:is|are)\b|:|=>?|->|\u2192)"
     r"|\bcorrect (?:option|choice|letter|statement)s?\b[^\n.:=]{0,40}?(?:\b(?:is|are)\b|:|=)"
-    r"|\b(?:choose|select)\b:?(?=[ (]{1,3}[A-Z]\b)|\b(?:option|choice)\b:?(?= \(?[A-J]\)?[.!]?$)"
+    r"|\b(?:choose|select)\b:?(?=[ (]{1,3}[A-Z]{1,4}\b)|\b(?:option|choice)\b:?(?= \(?[A-J]\)?[.!]?$)"
     r"|^[#*_ ]{0,20}(?:final )?answers?[*_ ]{0,20}$",
     flags=re.IGNORECASE | re.MULTILINE,
 )
+_QUESTION = re.compile(r"[^.!?\n]{1,80}\?")
+_LABEL = re.compile(r"\\text(?:bf)?\{ ?((?:[Tt]he |[Ff]inal )*[Aa]nswer(?: is)?:?) ?\}")
 _HEADING = re.compile(r"\s?(?:[0-9]+[.):]\s)?[A-Za-z]{3,}")
 _MARKUP = re.compile(r"[\s*:=]*(?:_(?=\s))?")
 _LINE_END = re.compile(r"[ *:=]*(?:\n|\Z)")
@@ -107,6 +110,7 @@ def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()
     if "<think>" in text:
         return None
     text = _EMPTY_BOX.sub("", plain_text(text))
+    text = _LABEL.sub(r"\1 ", text) if r"nswer" in text and r"\text" in text else text
     inner = _in_answer_tag(text)
     if inner is not None:
         answer = _stated(inner, in_words) or cleaned(inner[: MAX_LENGTH + 1])
@@ -229,6 +233,8 @@ def _markers(text: str) -> Iterator[_Statement]:
 
 def _phrases(text: str, found: list[Box], *, in_words: bool) -> Iterator[_Statement]:
     for phrase in list(_PHRASE.finditer(text))[-MAX_STATEMENTS:]:
+        if _QUESTION.match(text, phrase.end()):
+            continue
         if any(box.start < phrase.start() < box.end for box in found[-MAX_STATEMENTS:]):
             continue  # words of a boxed answer
         answer = _after(text, phrase.end())

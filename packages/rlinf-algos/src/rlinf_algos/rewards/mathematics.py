@@ -29,6 +29,7 @@ MAX_CHARACTERS = 1000
 """Most characters of an answer. A longer one is "unparseable": no reference is nearly as long."""
 _WORDS = re.compile(r"\\text\{.*|\\emptyset ?", flags=re.DOTALL)
 _SENTENCE = re.compile(r"\s*[A-Z][a-z]+ (?:[a-z]+ ){1,9}(?:is|are|has|have)\b")
+_SHORT_WORD = re.compile(r"(?!abc)(?=[a-z]?[a-z]?[aeiou])[a-z]{3}|[a-z]{3,}(?: [a-z]{3,})+")
 _BARE_WORDS = re.compile(r"[A-Za-z' -]+")
 _DECIMAL_COMMA = re.compile(r"\A(\$?[-\u2212]?[0-9]{1,9}),([0-9]{1,2}|[0-9]{4,9}|(?<=\b0,)[0-9]{3})(?![0-9,])")
 _VERDICTS: dict[str, bool] = {"right": True, "wrong": False, "unparseable": False}
@@ -185,6 +186,7 @@ def _expected(reference: str) -> str:
     if is_in_chinese(reference.strip()):
         return reference.strip()
     answer = reference_answer(reference)
+    answer = rf"\text{{{answer}}}" if answer and _SHORT_WORD.fullmatch(answer) else answer
     normal = normalized(answer) if answer is not None and len(answer) <= MAX_CHARACTERS else ""
     if not normal:
         raise RewardError(

@@ -7,6 +7,7 @@ value: spacing, sizes of brackets, fonts of letters and numbers. Words stay, and
 
 import re
 import unicodedata
+from functools import lru_cache
 
 from rlinf_algos.rewards.arrays import without_arrays
 from rlinf_algos.rewards.units import NAMES, SCALES, is_unit
@@ -117,6 +118,12 @@ _SPELLINGS = (
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\\(?:ldots|cdots|dots)(?![a-z])"), "..."),
 )  # fmt: skip
+_SPELLINGS_OF_TEXT = [
+    (pattern, spelling)
+    for pattern, spelling in _SPELLINGS
+    if not pattern.pattern.startswith(r"\\") or re.search(r"\|[<>]=", pattern.pattern)
+]
+"""Those for text without a backslash."""
 _POWER = r"(?:\^(?:\{-?[1-9]\}|-?[1-9]))"
 _POWERED = rf"[A-Za-z]{{1,4}}{_POWER}?(?:(?: |/| ?\\cdot ?)[A-Za-z]{{1,4}}{_POWER}?){{0,3}}"
 _UNITS_OF_POWERS = re.compile(
@@ -132,6 +139,7 @@ _WORDINGS = (
     (re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*\b(?:reals?|except)\b[^{}]*)\}"), r" \1 "),
     (re.compile(r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*([RZNQ])\s*\}?|\\([RZNQ])(?![A-Za-z])"), r"\\mathbb{\1\2}"),
     (re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*\bintegers?\b[^{}]*)\}"), r" \1 "),
+    (re.compile(r"(?:\\ |\s)*\(\s*([A-Za-z]\s*\\in\s*\\mathbb\{[ZNQR]\})\s*\)"), r", \1 "),
     (_FOR_ALL, lambda words: rf", {words[2] or words[3]} \in \mathbb{{{'Z' if 'int' in words[0] else 'R'}}} "),
     (re.compile(r"\b(?:all|any|every)\s+(?:the\s+)?reals?(?:\s+(?:numbers?|values?))?(?:\s+x\b)?"), r"\\mathbb{R}"),
     (
@@ -146,18 +154,25 @@ _WORDINGS = (
     (re.compile(r"(?<![0-9A-Za-z)\]}])(?<![0-9A-Za-z)\]}] )\+\s*(?=\\infty|inf|oo\b)"), " "),
     (re.compile(r"(?<=[0-9])(?:st|nd|rd|th)\b"), ""),
     (re.compile(r"(?<=[a-z]) an? (?=(?:second|minute|hour|day|week|month|year|person|piece|head)\b)"), " per "),
+    (re.compile(r"\A\s*([0-9]+)\s+to\s+([0-9]+)\s*\Z"), r"\1:\2"),
+    (re.compile(r"(?<=[0-9])\s*([AaPp])(?:\.\s?[Mm]\b\.?|M\b)"), lambda half: rf"\\text{{{half[1].lower()}m}}"),
+    (re.compile(r"\bpercentage points?\b"), "percent"),
+    (re.compile(r"(?<![A-Za-z\\])log_?([0-9]{1,2})\s*(?=\()"), r"\\log_{\1}"),
+    (re.compile(r"\A\s*(?:\{\})?[_^]?\{?([0-9]+)\}?\s*C\s*_?\{?([0-9]+)\}?\s*\Z"), r"\\binom{\1}{\2}"),
     (re.compile(r"\binfinite(?:\s+number\s+of)?(?=\s+solutions)"), "infinitely many"),
     (re.compile(r"\\(?:text|mathrm)\s*\{\s*([A-Za-z]{1,4})/([A-Za-z]{1,4})\s*\}"), r"\\text{\1}/\\text{\2}"),
 )
 """Names of sets, words and signs with one spelling each."""
+_PLAIN_NUMBER = re.compile(r"-?(?:[0-9]+\.)?[0-9]+")
 _SCALED = re.compile(r"\A((?:\\?\$ ?)?[0-9]+\.[0-9]+)([MBKk])\b")
 _SCALE_LETTERS = {"K": "thousand", "M": "million", "B": "billion"}
 _GERMAN = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:\.[0-9]{3})+),([0-9]{2})(?![0-9.,])")
 _PAIRED = re.compile(r"\A([A-Za-z]), ?([A-Za-z]) ?= ?([^=,()]+),([^=,()]+)\Z")
+_ELLIPSIS = re.compile(r"(?<![0-9A-Za-z,])((?:-?[0-9]{1,6},){1,9})\.\.\.,(-?[0-9]{1,6})(?![0-9,])")
 _NEXT_EQUATION = re.compile(r"(?:\\q?quad|\\\\)[\s,&$]*(?=[A-Za-z](?:_\{?[0-9a-z]\}?)?\s*=)")
 _NOTHING = re.compile(
     r"(?:\\text\{there\}\\text\{(?:is|are)\})?\\text\{no\}(?:\\text\{(?:real|integer|positive|such|valid)\})*"
-    r"\\text\{(?:solution|root)s?\}(?:\\text\{exists?\})?|\\\{\\\}"
+    r"\\text\{(?:solution|root)s?\}(?:\\text\{exists?\})?|\\text\{no\}\\text\{such\}(?:\\text\{[a-z]+\})?|\\\{\\\}"
     r"|(?:\\text\{the\})?\\text\{solution\}\\text\{set\}\\text\{is\}\\text\{empty\}"
     r"|(?:\\text\{the\})?\\text\{empty\}(?:\\text\{set\})?|\\emptyset ?"
 )
@@ -180,18 +195,21 @@ _ARC_SECONDS = re.compile(r"(\\text\{ arcmin \})\s*([0-9.]+)\s*(?:''|\")")
 _ABOUT = re.compile(r"\s*\\text\{(?:about|approximately|roughly|around)\}")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _UNDERLINED = re.compile(r"\\underline\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-_BARE_SET = re.compile(r"\A\s*((?:[A-Za-z]\s*(?:\\in|=)\s*)?)\{([^{}]*[,|:][^{}]*)\}\s*\Z")
+_BARE_SET = re.compile(r"\A\s*((?:[A-Za-z](?:\s*\\c[au]p\s*[A-Za-z])?\s*(?:\\in|=)\s*)?)\{([^{}]*[,|:][^{}]*)\}\s*\Z")
 _OUTWARD = re.compile(r"(?<!\\)([\[\]])([^\[\]()]{1,60}[,;][^\[\]()]{1,60}?)([\[\]])")
 _MIXED = re.compile(
     r"([-+]?)([0-9]+)\s+(?:\\text\{and\}\s*)?(?:([0-9]+)\s*/\s*([0-9]+)|\\frac\{([0-9]+)\}\{([0-9]+)\})"
 )
 
 
+@lru_cache(maxsize=8192)
 def normalized(answer: str) -> str:
     r"""The answer in one LaTeX notation.
 
     Example: normalized(r"$\dfrac12\text{ cm}$") == r"\frac{1}{2}\text{cm}"; normalized("1,234") == "1234".
     """
+    if _PLAIN_NUMBER.fullmatch(answer):
+        return answer
     text = _currency(_SCALED.sub(lambda number: f"{number[1]} {_SCALE_LETTERS[number[2].upper()]}", answer.strip()))
     text = text if text.isascii() else _with_scripts(text).translate(_UNICODE)
     text = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", "", text)
@@ -204,7 +222,7 @@ def normalized(answer: str) -> str:
         text = _UNDERLINED.sub(r"\1", text)
     text = _SPACES.sub(" ", re.sub(r"\\(?:boldsymbol|bm)\s*\{", "{", text))
     text = re.sub(r"\b(?:np|math|sp|sympy)\.(?=[a-z])", "", text)
-    for pattern, spelling in _SPELLINGS:
+    for pattern, spelling in _SPELLINGS if "\\" in text else _SPELLINGS_OF_TEXT:
         text = pattern.sub(spelling, text)
     text = _BARE_SET.sub(r"\1\\{\2\\}", without_arrays(text))
     text = re.sub(r"\A(?:=+>|[=:\s\u21d2\u2192\u2234]|\\(?:Rightarrow|implies|therefore)(?![a-z]))+", "", text)
@@ -225,6 +243,7 @@ def normalized(answer: str) -> str:
     text = _EXPONENT.sub(r"\1 \\times 10^{\2}", text)
     text = _with_latex_roots(text.replace("**", "^")).replace("*", r" \cdot ")
     text = _TEMPERATURE.sub(r"\\text{\1}", _without_brackets(_compact(text)))
+    text = _ELLIPSIS.sub(_written_out, text) if ",...," in text else text
     return r"\emptyset" if _NOTHING.fullmatch(text) else _SOLUTIONS.sub("", text)
 
 
@@ -239,6 +258,15 @@ def _with_scripts(text: str) -> str:
 
 def _level(script: str) -> str:
     return unicodedata.normalize("NFKC", script).replace("\u2212", "-")
+
+
+def _written_out(items: re.Match[str]) -> str:
+    """`1,2,...,5` as `1,2,3,4,5`, up to 60 items."""
+    first, *others = map(int, items[1].rstrip(",").split(","))
+    step, last = (others[0] - first if others else 1), int(items[2])
+    values = list(range(first, last + (1 if step > 0 else -1), step)) if step and (last - first) // step < 60 else []
+    is_regular = values[: len(others) + 1] == [first, *others] and values[-1:] == [last]
+    return ",".join(map(str, values)) if is_regular else items[0]
 
 
 def _inward(interval: re.Match[str]) -> str:
@@ -321,7 +349,7 @@ def _lettered(letters: str, before: str, after: str) -> str:
         return _as_word(letters, is_text=is_measured is not None)
     if letters == "sqrt" or letters == "percent":
         return letters if letters == "sqrt" else "%"
-    follows_value = re.search(r"[0-9)\]}%]\s*$|\\text\{[^{}]*\}\s*/?\s*$|[0-9]\s*/\s*$", before)
+    follows_value = re.search(r"[0-9)\]}%]\s*$|\\text\{[^{}]*\}\s*/?\s*$|[0-9]\s*/\s*$|\\pi\s*$", before)
     if len(letters) == 1:
         is_spaced = re.search(r"[0-9]\s+$|\\text\{[^{}]*\}\s*/\s*$|\\text\{(?:per|square|cubic|sq|cu)\}\s*$", before)
         if (

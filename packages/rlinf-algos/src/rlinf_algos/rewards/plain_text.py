@@ -31,13 +31,22 @@ _ENTITIES = re.compile(f"&({'|'.join(_CHARACTERS)});")
 _FENCE = re.compile(r"^```[\w+-]{0,20}$", flags=re.MULTILINE)
 _EMPHASIS = re.compile(r"(?<![0-9A-Za-z)\]}])\*\*|\*\*(?![0-9A-Za-z(\\-])|`|(?<!\w)__(?=\w)|(?<=\w)__(?!\w)")
 _COMPARED = re.compile(
-    r"\$\\mathbb\{R\}\$ (?:(?:that|which) are )?"
+    r"(?:\$\\mathbb\{R\}\$|\b(?:all|any|every) (?:numbers?|values?(?: of \$?x\$?)?)) (?:(?:that|which) are )?"
     r"(greater than or equal to|less than or equal to|at least|at most|greater than|less than) (?=[-$\\0-9])"
 )
 _BOUND = re.compile(
     r"\b(?:(?:all|any|every) ([a-z])|([b-hj-z])(?: is)?) "
     r"(greater than or equal to|less than or equal to|at least|at most|greater than|less than) (?=[-$\\0-9])"
 )
+_SECOND_BOUND = re.compile(
+    r"\b([a-z]) (\\[gl]e|[<>]) ([^\s,]{1,20}) (?:but|and)(?: is)? "
+    r"(at least|at most|greater than|less than) (?=[-$\\0-9])"
+)
+_PARAMETER = re.compile(
+    r",? (?:where|for|with) \$?([a-z])\$? (?:is|being) (?:an?|any) (?:arbitrary )?(integer|real number)\b"
+)
+_CALCULATED = re.compile(r"<<[^<>\n]{1,80}>>")
+_TOMBSTONE = re.compile(r"(?:\$?\\(?:blacksquare|square|qed)\$?|QED)[.\s]{0,9}\Z")
 _COMPARISONS = {"greater than or equal to": r"\ge", "at least": r"\ge", "less than or equal to": r"\le",
                 "at most": r"\le", "greater than": ">", "less than": "<"}  # fmt: skip
 _ROWS = re.compile(
@@ -53,7 +62,7 @@ _INTERVAL = re.compile(
     r"(?(strictly)| \(?inclusive(?:ly)?\)?)",
     flags=re.IGNORECASE,
 )
-_SYMBOLS = re.compile("[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]")
+_SYMBOLS = re.compile("[\u220e\u25a0\u25a1\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]")
 _REALS = re.compile(
     r"(?<!for )\b(?:all|any|every) (?:the )?((?:non-?)?(?:posi|nega)tive )?real(?: numbers?| values?|s\b)?"
     r"(?: \$?x\$?)?(?![a-z])",
@@ -83,6 +92,12 @@ def plain_text(text: str) -> str:
     text = _AGAIN.sub(r"\1\\overline{\2}", text) if "..." in text or "\u2026" in text or "dots" in text else text
     text = _STRUCK.sub(" ", text) if "~~" in text or "</" in text or r"\s" in text else text
     text = text.replace(" as well as ", " and ")
+    if " integer" in text or " real number" in text:
+        text = _PARAMETER.sub(
+            lambda words: rf", ${words[1]} \in \mathbb{{{words[2][0].upper().replace('I', 'Z')}}}$", text
+        )
+    text = _CALCULATED.sub("", text) if "<<" in text else text
+    text = _TOMBSTONE.sub("", text)
     text = _SCRIPTS.sub(lambda tag: f"{'^' if tag[1] == 'p' else '_'}{{{tag[2]}}}", text) if "<su" in text else text
     text = _ENTITIES.sub(lambda entity: _CHARACTERS[entity[1]], text)
     text = re.sub(r"\\(begin|end)\{(?:equation|displaymath|multline)\*?\}", _display, text)
@@ -90,10 +105,14 @@ def plain_text(text: str) -> str:
     text = _EMPHASIS.sub("", _SYMBOLS.sub("", _FENCE.sub("", _TAGS.sub(" ", text))))
     text = re.sub(r"\$\\mathbb\{R\}\$ \$(?=\\[gl]e|[<>\u2264\u2265])", "$x ", _REALS.sub(_reals, text))
     text = text.replace("$\\mathbb{R}$ that are ", "$\\mathbb{R}$ ").replace("$ not equal to ", "$ except ")
+    text = text.replace(r"\text{$\mathbb{R}$", r"$\mathbb{R}$\text{").replace(r"\text{}", "")
     if "nclusive" in text or "interval " in text or "strictly between" in text:
         text = _INTERVAL.sub(_interval, text)
     if "at least" in text or "at most" in text or " than " in text:
         text = _BOUND.sub(_bound, _COMPARED.sub(lambda words: f"x {_COMPARISONS[words[1]]} ", text))
+        text = _SECOND_BOUND.sub(
+            lambda words: f"{words[1]} {words[2]} {words[3]} and {words[1]} {_COMPARISONS[words[4]]} ", text
+        )
     text = _ROWS.sub(_matrix, text) if "matrix wi" in text or "matrix wh" in text else text
     text = with_numbers(text)
     if is_chinese(text):

@@ -9,8 +9,9 @@ import re
 
 from rlinf_algos.rewards.structure import Answer
 
-_WORD = re.compile(r"\\text\{([^{}]*)\}")
-_BEGINNING = re.compile(r"(?:\\text\{[^{}]*\}|[\s,.-])*")
+_WORD = re.compile(r"(?<=\\text\{)[^{}]*(?=\})|(?<![A-Za-z])[A-Z](?![A-Za-z])")
+_BEGINNING = re.compile(r"(?:\\text\{[^{}]*\}|[A-Z](?![A-Za-z])|[\s,.-])*")
+_POSSESSIVE = re.compile(_BEGINNING.pattern + "'")
 _FILLERS = frozenset(
     ("the", "a", "an", "it", "its", "is", "are", "be", "that", "this", "always", "strictly", "only", "exactly", "in",
      "on", "function", "number", "numbers", "integer", "line", "lines", "will", "just", "both")
@@ -39,7 +40,10 @@ def says(reference: Answer, claim: Answer) -> bool:
     if expected[-1] == "many":
         return leading == expected
     is_open = _OPEN.intersection(_WORD.findall(claim.text)) - set(_WORD.findall(reference.text))
-    return not is_open and sorted(leading[: len(expected)]) == sorted(expected)
+    if len(leading) == len(expected) and _POSSESSIVE.match(claim.text):
+        return False
+    parts = [leading, _stems(claim.text.partition(r"\text{is}")[2])]
+    return not is_open and any(sorted(part[: len(expected)]) == sorted(expected) for part in parts)
 
 
 def _stems(text: str, *, is_whole: bool = False) -> list[str]:
