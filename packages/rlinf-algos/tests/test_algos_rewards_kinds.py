@@ -5,6 +5,7 @@ import shutil
 import time
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -384,6 +385,24 @@ def test_a_reward_model_that_cannot_serve_says_so(folder, tmp_path, monkeypatch)
         (causal / name).write_bytes((folder / name).read_bytes())
     with pytest.raises(RewardError, match=r"lacks score.weight, which would be random"):
         RewardModel(causal)
+    padded_left, unusable = tmp_path / "xlnet", tmp_path / "t5"
+    sizes: Any = {"vocab_size": 100, "d_model": 32, "num_labels": 1}
+    torch.manual_seed(0)
+    xlnet = transformers.XLNetForSequenceClassification(
+        transformers.XLNetConfig(n_layer=2, n_head=4, d_inner=48, initializer_range=0.2, **sizes)
+    )
+    xlnet.save_pretrained(padded_left)
+    transformers.T5ForSequenceClassification(
+        transformers.T5Config(num_layers=1, num_heads=2, d_kv=8, d_ff=16, **sizes)
+    ).save_pretrained(unusable)
+    for target in (padded_left, unusable):
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (target / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(RewardError, match=r"scores rows of a batch otherwise .* set batch_size to 1"):
+        RewardModel(padded_left)
+    assert RewardModel(padded_left, batch_size=1)("4", "2+2?").outcome == "right"
+    with pytest.raises(RewardError, match="cannot score a text: "):
+        RewardModel(unusable)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RewardError, match=r"pip install 'rlinf-algos\[model\]'"):
         RewardModel(folder)

@@ -20,6 +20,9 @@ from rlinf_algos.errors import NonFiniteError, RewardError
 from rlinf_algos.ranges import check_range
 from rlinf_algos.rewards.base import RewardResult, judge_failure
 
+_ROUNDED, _ROUNDED_IN_16_BITS = 1e-3, 0.1
+"""Relative and absolute difference of scores that the order of sums may explain."""
+
 
 class RewardModel:
     """The model's score of a completion, as it is: any finite number.
@@ -41,7 +44,8 @@ class RewardModel:
             read.
 
     Raises:
-        RewardError: transformers is missing, the folder cannot be loaded, or the model has more than one output.
+        RewardError: transformers is missing, the folder cannot be loaded, the model has more than one output, cannot
+            score an example, or gives rows of a batch other scores than alone.
     """
 
     reads_prompts = True
@@ -85,6 +89,21 @@ class RewardModel:
         self._own_pad_id: int | None = model.config.get_text_config().pad_token_id
         self._device, self._batch_size = device, batch_size
         self._max_tokens = max_tokens or getattr(self._model.config, "max_position_embeddings", None)
+        self._try_out(folder)
+
+    def _try_out(self, folder: str | Path) -> None:
+        """Scores two rows together and alone. XLNet, for example, reads its score from the padding."""
+        try:
+            rows = [self._token_ids("2+2?", answer) for answer in ("4", "It is 4, for 2 + 2 = 4.")]
+            together, alone = self._forward(rows), torch.cat([self._forward([row]) for row in rows])
+        except Exception as e:
+            raise RewardError(f"the reward model in {folder} cannot score a text: {type(e).__name__}: {e}") from e
+        tolerance = _ROUNDED if self._model.dtype == torch.float32 else _ROUNDED_IN_16_BITS
+        if self._batch_size > 1 and not torch.allclose(together, alone, tolerance, tolerance, equal_nan=True):
+            raise RewardError(
+                f"the reward model in {folder} scores rows of a batch otherwise ({together.tolist()}) than alone "
+                f"({alone.tolist()}), since its architecture does not ignore padding; set batch_size to 1"
+            )
 
     def close(self) -> None:
         """Does nothing: only memory is held, and it goes with the object."""
