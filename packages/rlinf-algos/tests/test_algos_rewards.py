@@ -3,7 +3,9 @@
 from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -241,6 +243,15 @@ def test_a_custom_reward_that_raises_ends_the_call():
 def test_a_checker_that_returns_something_else_raises():
     with pytest.raises(RewardError, match=r"returned str '1.0'; return a number or a RewardResult"):
         score(lambda completion, reference: "1.0", "c", "r")  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "has_verdict"),
+    [(np.isclose(1.0, 1.0), 1.0, True), (np.float32(0.5), 0.5, False), (torch.tensor(0.5), 0.5, False)],
+)
+def test_numbers_and_truth_values_may_be_those_of_numpy_and_torch(value, expected, has_verdict):
+    result = score(lambda completion, reference: value, "c", "r")
+    assert (result.value, result.has_verdict) == (expected, has_verdict)
 
 
 def test_score_all_pairs_in_order():

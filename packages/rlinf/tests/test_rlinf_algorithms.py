@@ -23,6 +23,7 @@ def total(rewards): return rewards.sum()
 def wide(rewards): return rewards[..., None]
 def divided(rewards): return (rewards - rewards.mean()) / rewards.std()
 def beyond(rewards): return rewards[99]
+def interrupts(rewards): raise KeyboardInterrupt
 def leaves(rewards): raise SystemExit(3)
 def hangs(rewards):
     while True: time.sleep(0.01)
@@ -114,6 +115,12 @@ def test_one_that_hangs_is_named_with_its_place(own, monkeypatch):
     monkeypatch.setattr("rlinf.jobs.algorithms.TIME_LIMIT_S", 0.5)
     with pytest.raises(UserError, match=rf"algorithm.advantage={own}:hangs has not come back within 0.5 s; it is at"):
         try_algorithm(preset("grpo", advantage=f"{own}:hangs"))
+
+
+def test_an_interrupt_within_one_ends_the_command(own, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        try_algorithm(preset("grpo", advantage=f"{own}:interrupts"))
+    assert capsys.readouterr().err == "", "a thread would have printed its traceback"
 
 
 def test_one_whose_module_raises_is_named_with_its_place(tmp_path, monkeypatch):

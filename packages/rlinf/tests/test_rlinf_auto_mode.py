@@ -1,5 +1,6 @@
 """Mode auto without processes: what it measures, when it asks for a plan, and when it moves."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,15 +155,18 @@ def test_a_plan_that_pays_is_taken_and_one_that_does_not_is_not(monkeypatch):
     monkeypatch.setattr(AutoMode, "measure", lambda self, executor: type("Found", (), {"problem": problem}))
     base = {"restart_s": 5.0}
     assert auto.better(num_steps=1, **base) is None
-    assert "collocated stays" in auto.told[-1]
-    assert "and moving there 5 s" in auto.told[-1]
+    assert re.fullmatch(
+        r"auto: collocated stays, 0\.\d+ s a step; disaggregated takes 0\.\d+ s, and moving there 5 s", auto.told[-1]
+    )
     found = auto.better(num_steps=1000, **base)
     assert found is not None
     assert found.plans["grpo"].mode == "disaggregated"
+    assert re.match(r"auto: goes on with disaggregated: 0\.\d+ s a step instead of 0\.\d+", auto.told[-1])
     assert moves(auto.planned.plans["grpo"], found.plans["grpo"])
     assert auto.mode.plan == found.plans["grpo"]
     assert {"grpo", "evaluate"} <= set(found.plans)
     assert auto.better(num_steps=1000, **base) is None, "the best plan stays"
+    assert "takes" not in auto.told[-1], "there is no other to name"
 
 
 def test_a_placement_with_other_ranks_is_measured_and_left_if_it_disappoints():

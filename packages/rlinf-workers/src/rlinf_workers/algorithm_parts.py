@@ -23,7 +23,15 @@ from rlinf_algos.corrections import (
     truncated_importance_sampling,
 )
 from rlinf_algos.entropy import adapted_entropy_coef
-from rlinf_algos.parts import ADVANTAGES, CHOICES, POLICY_LOSSES, advantage_takes, policy_loss_takes
+from rlinf_algos.parts import (
+    ADVANTAGES,
+    BUILTIN_ADVANTAGES,
+    BUILTIN_POLICY_LOSSES,
+    CHOICES,
+    POLICY_LOSSES,
+    advantage_takes,
+    policy_loss_takes,
+)
 from rlinf_algos.policy_loss import PolicyLoss
 from rlinf_algos.value_loss import ValueLoss, clipped_value_loss, huber_value_loss
 from rlinf_comm.records import record
@@ -40,6 +48,7 @@ class AdvantagePart:
         self.takes = advantage_takes(algorithm.advantage)
         self._options = algorithm.options_of(self.takes)
         self._function = ADVANTAGES.get(algorithm.advantage)
+        self._is_custom = algorithm.advantage not in BUILTIN_ADVANTAGES
 
     def __call__(self, given: Mapping[str, Tensor], shape: torch.Size) -> tuple[Tensor, Tensor | None]:
         """Advantages of that shape, and the returns where the function knows them.
@@ -47,7 +56,10 @@ class AdvantagePart:
         Args:
             given: by the name of the argument, at least what the function takes.
         """
-        found: Any = self._function(*(given[name] for name in self.takes.inputs), **self._options)
+        inputs = [given[name] for name in self.takes.inputs]
+        if self._is_custom:  # it may compute in place, and the rewards are measured, too
+            inputs = [tensor.clone() for tensor in inputs]
+        found: Any = self._function(*inputs, **self._options)
         advantages, returns = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         if not isinstance(advantages, Tensor) or not isinstance(returns, Tensor | None):
             wrong = advantages if not isinstance(advantages, Tensor) else returns
@@ -83,6 +95,7 @@ class PolicyLossPart:
         self._takes = policy_loss_takes(algorithm.policy_loss)
         self._options = algorithm.options_of(self._takes)
         self._function = POLICY_LOSSES.get(algorithm.policy_loss)
+        self._is_custom = algorithm.policy_loss not in BUILTIN_POLICY_LOSSES
         has = {
             "actor/clip_fraction": True,
             "actor/corrected_fraction": algorithm.correction is not None,
@@ -113,7 +126,11 @@ class PolicyLossPart:
         if self._algorithm.policy_loss in CHOICES.names():
             assert choice is not None and choice.by_loss is not None, "tokens are chosen before the first gradient"
             more["chosen"] = choice.by_loss
-        loss = self._function(policy_logprobs, proximal_logprobs, advantages, mask, **more, **self._options)
+        inputs = [policy_logprobs, proximal_logprobs, advantages, mask]
+        if self._is_custom:  # it may compute in place, and the tensors are those of the next epoch, too
+            inputs = [tensor.clone() for tensor in inputs]
+            more = {name: tensor.clone() for name, tensor in more.items()}
+        loss = self._function(*inputs, **more, **self._options)
         if not isinstance(loss, PolicyLoss):
             raise TypeError(
                 f"policy loss {self._algorithm.policy_loss!r} gave a {type(loss).__name__}; return a PolicyLoss, as "

@@ -74,6 +74,8 @@ def as_result(value: object, name: str) -> RewardResult:
     """
     if isinstance(value, RewardResult):
         return value
+    if getattr(value, "ndim", None) == 0 and callable(item := getattr(value, "item", None)):
+        value = item()  # of numpy or torch, np.isclose(...) for example
     if not isinstance(value, numbers.Real):
         raise RewardError(f"{name}: returned {type(value).__name__} {value!r:.80}; return a number or a RewardResult")
     number = float(value)

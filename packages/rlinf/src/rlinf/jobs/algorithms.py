@@ -63,12 +63,12 @@ def try_algorithm(algorithm: Algorithm, *, num_parts: int = 0) -> None:
 
 def _watched(what: str, trial: Callable[[], None]) -> None:
     """Makes a trial in a thread, which is left behind where the function hangs."""
-    errors: list[UserError] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             trial()
-        except UserError as error:
+        except (UserError, KeyboardInterrupt) as error:  # raised below, in the thread that the command runs in
             errors.append(error)
 
     thread = threading.Thread(target=run, name="trial", daemon=True)

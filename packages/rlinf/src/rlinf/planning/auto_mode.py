@@ -150,15 +150,16 @@ class AutoMode:
         assert plan.prediction is not None, "the planner predicts"
         gain_s = (now_s - plan.prediction.step_s) * num_steps
         cost_s = restart_s if moves(self.plan, plan) else 0.0
+        other = plan.mode if plan.mode != self.plan.mode else f"another {plan.mode} plan"
         if gain_s <= cost_s:
             moving = f", and moving there {cost_s:.0f} s" if gain_s > 0 else ""
+            takes = f"; {other} takes {plan.prediction.step_s:.3g} s{moving}" if plan != self.plan else ""
             if not self._drifted:  # what drifts and changes nothing is for plan_times.json alone
-                self._tell(f"{stays}, {now_s:.3g} s a step; {plan.mode} takes {plan.prediction.step_s:.3g} s{moving}")
+                self._tell(f"{stays}, {now_s:.3g} s a step{takes}")
             return None
         drifts = "".join(f"; {stage} takes {factor:.2g} times what it did" for stage, factor in self._drifted.items())
         self._drifted = {}
-        how = f"in mode {plan.mode}" if plan.mode != self.plan.mode else f"{plan.mode} as before, in other pieces"
-        self._tell(f"auto: goes on {how}: the present plan takes {now_s:.3g} s a step{drifts}")
+        self._tell(f"auto: goes on with {other}: {plan.prediction.step_s:.3g} s a step instead of {now_s:.3g}{drifts}")
         if self._profiler.has_seen(plan):
             self._adopt(found)
         else:

@@ -149,6 +149,10 @@ def check_number(answer: str, name: str) -> None:
     """Raises: RowError where `rlinf_algos.rewards.final_number` finds none."""
     from rlinf_algos.rewards import final_number
 
+    if len(answer) > MAX_CHARACTERS:
+        raise RowError(
+            f"the {name} has {len(answer):,} characters; a number is looked for in at most {MAX_CHARACTERS:,}"
+        )
     if final_number(answer) is None:
         raise RowError(f"the {name} holds no number: {answer[-80:]!r}; it should end like `#### 42`")
 
