@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlinf_comm.codec import pack, unpack
 from rlinf_workers.addresses import ON_ONE_MACHINE, interface_of, own_address
+from rlinf_workers.gloo_guard import guard_gloo
 from rlinf_workers.launcher.base import Identity, RequestSender
 from rlinf_workers.spans import WaitTable
 
@@ -142,6 +143,7 @@ def connect(identity: Identity, waits: WaitTable, request: RequestSender) -> Ran
     ranks, alone = range(identity.num_ranks), RankGroup(0, 1)
     every = RankGroup(identity.rank, len(ranks), name="all ranks", members=ranks, waits=waits)
     if identity.num_ranks > 1 and not dist.is_initialized():
+        guard_gloo()
         with waits.waiting("collective", "all ranks", operation="meeting", ranks=tuple(ranks)):
             dist.init_process_group(
                 backends_of(identity),
@@ -169,6 +171,7 @@ def connect(identity: Identity, waits: WaitTable, request: RequestSender) -> Ran
 def connect_alone(identity: Identity) -> None:
     """A process group of this rank alone, for what cannot do without one."""
     _stay_on_this_machine()
+    guard_gloo()
     dist.init_process_group(backends_of(identity), store=dist.HashStore(), rank=0, world_size=1)
 
 

@@ -37,6 +37,9 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     errors = logging.FileHandler(Path(os.environ[FOLDER_VARIABLE]) / f"errors-{os.getpid()}", delay=True)
     errors.setLevel(logging.ERROR)
     logging.getLogger("sglang").addHandler(errors)
+    from rlinf_workers.gloo_guard import guard_gloo
+
+    guard_gloo()
     from sglang.srt.managers.scheduler import run_scheduler_process  # pyright: ignore[reportMissingImports]
 
     run_scheduler_process(*arguments, **keywords)
