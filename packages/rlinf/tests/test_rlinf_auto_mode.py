@@ -156,12 +156,12 @@ def test_a_plan_that_pays_is_taken_and_one_that_does_not_is_not(monkeypatch):
     base = {"restart_s": 5.0}
     assert auto.better(num_steps=1, **base) is None
     assert re.fullmatch(
-        r"auto: collocated stays, 0\.\d+ s a step; disaggregated takes 0\.\d+ s, and moving there 5 s", auto.told[-1]
+        r"auto: collocated stays, [\d.]+ s a step; disaggregated takes [\d.]+ s, and moving there 5 s", auto.told[-1]
     )
     found = auto.better(num_steps=1000, **base)
     assert found is not None
     assert found.plans["grpo"].mode == "disaggregated"
-    assert re.match(r"auto: goes on with disaggregated: 0\.\d+ s a step instead of 0\.\d+", auto.told[-1])
+    assert re.match(r"auto: goes on with disaggregated: [\d.]+ s a step instead of [\d.]+", auto.told[-1])
     assert moves(auto.planned.plans["grpo"], found.plans["grpo"])
     assert auto.mode.plan == found.plans["grpo"]
     assert {"grpo", "evaluate"} <= set(found.plans)
