@@ -52,6 +52,7 @@ def report(order: Order, **fields: object) -> None:
 
 def run_in_namespaces(order: Order, own_users: tuple[int, int] | None) -> str | None:
     """Runs the program, or returns why there are no namespaces for it."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -61,11 +62,23 @@ def run_in_namespaces(order: Order, own_users: tuple[int, int] | None) -> str | 
             become_supervisor(order, own_users, writer)
         finally:
             os._exit(1)
+    signal.signal(signal.SIGTERM, lambda *_: end_namespaces(child))
     os.close(writer)
     with open(reader, "rb") as file:
         answer = file.read()
     os.waitpid(child, 0)
     return None if answer == READY else answer.decode() or "the process that asked for them was killed"
+
+
+def end_namespaces(child: int) -> None:
+    """Ends this process when nothing is left in the namespaces. Their first process dies with its parent, `child`, and is
+    there to be waited for once all others in them are gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    os._exit(0)
 
 
 def become_supervisor(order: Order, own_users: tuple[int, int] | None, ready: int) -> None:
