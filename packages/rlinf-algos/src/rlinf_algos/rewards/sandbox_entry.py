@@ -71,8 +71,8 @@ def run_in_namespaces(order: Order, own_users: tuple[int, int] | None) -> str | 
 
 
 def end_namespaces(child: int) -> None:
-    """Ends this process when nothing is left in the namespaces. Their first process dies with its parent, `child`, and is
-    there to be waited for once all others in them are gone."""
+    """Ends this process when nothing is left in the namespaces. Their first process dies with its parent, `child`,
+    and is there to be waited for once all others in them are gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
