@@ -11,7 +11,8 @@ where user or root namespaces work (Linux, not switched off by the administrator
 | files to write | a working folder in memory | a working folder on disk; without Landlock what the user may write |
 | other processes | not seen | not signalled, traced or read; as one user without Landlock they can be read |
 | left-over processes | end with the run | end with the run |
-| deleting, renaming, changing modes | in the working folder | refused: the folder's size is watched |
+| deleting | in the working folder | has no effect: the folder's size is watched |
+| renaming, changing modes | in the working folder | refused |
 
 In both: wall and CPU time, memory of all processes together, number of processes, size of the output; an empty
 environment, no inherited file descriptors, nothing left in the working folder. A filter of system calls (x86-64 and

@@ -3,10 +3,13 @@
 Refused calls fail with "permission denied". `REFUSED` applies everywhere: other processes' memory, namespaces and
 mounts, sockets, writing everybody's files to the disk (sync), and what holds memory that no process is charged for
 (memfd, System V, rings of io_uring and aio, pages that were spliced into pipes, records of watches and rules,
-descriptors in flight). `REFUSED_WEAK` applies besides
-where there are no namespaces: a file that was created must stay in sight of the watch over the working folder, and what
-Landlock does not cover (modes, owners, times, attributes) must stay as it is; file locks cannot be counted there. A
-program that shares its user with others (`signals_itself_only`) is kept from signalling them as well.
+descriptors in flight).
+
+`REFUSED_WEAK` and `PRETENDED_WEAK` apply besides where there are no namespaces: a file that was created must stay in
+sight of the watch over the working folder, and what Landlock does not cover (modes, owners, times, attributes) must
+stay as it is; file locks cannot be counted there. So nothing is deleted, and the calls that would do so succeed, for
+`tempfile` and the like: a deleted file that is held open would be out of sight. A program that shares its user with
+others (`signals_itself_only`) is kept from signalling them as well.
 """
 
 from __future__ import annotations
@@ -73,9 +76,9 @@ REFUSED_WEAK = (
     "chmod", "chown", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fgetxattr", "file_setattr",
     "flistxattr", "fremovexattr", "fsetxattr", "futimesat", "getxattr", "getxattrat", "lchown", "lgetxattr", "link",
     "linkat", "listxattr", "listxattrat", "llistxattr", "lremovexattr", "lsetxattr", "removexattr", "removexattrat",
-    "rename", "renameat", "renameat2", "rmdir", "setxattr", "setxattrat", "truncate", "unlink", "unlinkat", "utime",
-    "utimensat", "utimes",
+    "rename", "renameat", "renameat2", "setxattr", "setxattrat", "truncate", "utime", "utimensat", "utimes",
 )  # fmt: skip
+PRETENDED_WEAK = ("rmdir", "unlink", "unlinkat")
 REFUSED_SIGNALS = ("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill")
 
 CLONE_NEW = 0x7E020000
@@ -105,7 +108,7 @@ def fail(number: int) -> Instruction:
     return (END, 0, 0, 0x00050000 | number)
 
 
-REFUSE, PRETEND_ABSENT = fail(errno.EACCES), fail(errno.ENOSYS)
+REFUSE, PRETEND_ABSENT, PRETEND_DONE = fail(errno.EACCES), fail(errno.ENOSYS), fail(0)
 
 
 def is_supported() -> bool:
@@ -161,6 +164,7 @@ def _conditions(*, is_weak: bool, own_number: int | None) -> dict[str, list[Inst
     }
     if is_weak:  # a file without a name would be out of the watch's sight
         rules |= {
+            **{name: [PRETEND_DONE] for name in PRETENDED_WEAK},
             "open": [*_refuse_bits(1, O_TMPFILE), ALLOW],
             "openat": [*_refuse_bits(2, O_TMPFILE), ALLOW],
             "openat2": [PRETEND_ABSENT],
