@@ -227,6 +227,17 @@ def test_more_strangers_than_are_borne_with_take_each_other_s_place(trainer, end
         stranger.close()
 
 
+def test_a_burst_of_strangers_leaves_room_for_a_peer():
+    """Before any of them is accepted: where there is no room the kernel lets a peer try again after a second."""
+    with open("/proc/sys/net/core/somaxconn") as limit:
+        num_calls = min(800, int(limit.read()) - 1)
+    listening = reception.Reception(("127.0.0.1", 0), b"key", lambda line: None, "a listener that is busy")
+    lines = [socket.create_connection(("127.0.0.1", listening.port), timeout=0.9) for _ in range(num_calls)]
+    for line in lines:
+        line.close()
+    listening.close()
+
+
 def test_a_flood_of_silent_strangers_drives_out_none_who_has_greeted(trainer, endpoint, monkeypatch):
     """Though he came before them, from the same address, as on one machine all do."""
     monkeypatch.setattr(reception, "PROOF_TIMEOUT_S", 10 * HANG_S)

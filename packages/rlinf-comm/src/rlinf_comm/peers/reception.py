@@ -38,9 +38,10 @@ _LOG = logging.getLogger(__name__)
 _MAX_UNPROVEN = 64
 """A peer proves itself within one round trip, so that these are strangers, or a whole cluster that starts at once."""
 
-_BACKLOG = 512
-"""Connections that the system keeps until they are accepted: where there is no room a peer would try again after a
-second. All who wait here are accepted within some tens of milliseconds."""
+_BACKLOG = 4096
+"""Connections that the system keeps until they are accepted, as many as Linux allows by default: where there is no room
+for a peer, behind a burst of strangers, it tries again after a second. All who wait here are accepted within a tenth of
+one."""
 
 _ACCEPTS_IN_A_ROW = 8
 """Connections that are accepted before those who are there are heard again."""
