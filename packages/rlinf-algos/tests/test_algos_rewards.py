@@ -126,8 +126,14 @@ def test_think_answer_format(completion, outcome, answer):
 
 
 def test_reward_result_refuses_what_is_no_reward():
-    with pytest.raises(RewardError, match="value=nan is not finite"):
-        RewardResult(value=float("nan"), outcome="right")
+    for value in (float("nan"), float("-inf"), 1e16):
+        with pytest.raises(
+            RewardError, match=r"is not finite or too large; a reward is a finite number between -1e\+15"
+        ):
+            RewardResult(value=value, outcome="right")
+    for value in (1e300, -(10**400), np.float32("inf")):
+        with pytest.raises(RewardError, match=r"returned -?(1e\+300|inf); a reward is a finite number between -1e\+15"):
+            score(lambda completion, reference: value, "c", "r")  # noqa: B023
     with pytest.raises(
         RewardError, match="outcome='correct'; use one of right, wrong, unparseable, timeout, memory, crashed"
     ):

@@ -1,5 +1,6 @@
 """Generation: the engine passes the suite, is independent of the batch, and the stage assembles what engines finish."""
 
+import math
 import random
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_algos.errors import NonFiniteError
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.base import Completions
@@ -362,3 +364,20 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution(uniform, seed):
     cumulative = np.cumsum(np.exp(logits[0].double().numpy()) / np.exp(logits[0].double().numpy()).sum())
     low = cumulative[token - 1] if token > 0 else 0.0
     assert low - 1e-6 <= uniform <= cumulative[token] + 1e-6
+
+
+def test_a_model_that_computes_no_numbers_is_named_and_not_sampled_from():
+    groups = OpenGroups(2)
+    groups.open([Prompt(index=7, token_ids=torch.tensor([1]), reference_answer="")])
+    part = Completions(
+        index=7,
+        members=(0, 1),
+        token_ids=torch.zeros(2, 3, dtype=torch.int64),
+        loss_mask=torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]),
+        logprobs=torch.tensor([[-1.0, -1.0, math.nan], [math.nan, 0.0, 0.0]]),
+        policy_version=0,
+        truncated=torch.zeros(2, dtype=torch.bool),
+    )
+    (group,) = groups.add([part])
+    with pytest.raises(NonFiniteError, match="completions of prompt 7 are not finite: the weights of the model"):
+        object.__new__(Rollout)._record(group)

@@ -35,3 +35,12 @@ def test_a_mean_without_weight_is_left_out():
     table.add("nothing", math.nan, 0.0)
     assert merge([table.drain()]) == {}
     assert table.drain() == {}
+
+
+@pytest.mark.parametrize("values", [(math.inf, -math.inf), (1e308, 1e308, 1e308), (math.nan, 1.0)])
+def test_numbers_without_a_mean_give_none_of_float64s_numbers(values):
+    table = MetricTable()
+    for value in values:
+        table.add("mean", value)
+        table.add("std", value, is_spread=True)
+    assert all(not math.isfinite(number) for number in merge([table.drain()]).values())

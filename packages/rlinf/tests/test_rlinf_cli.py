@@ -326,6 +326,26 @@ def test_changed_data_and_models_are_refused_when_a_run_is_resumed(
     assert rlinf(*again, "--accept-changed-inputs").code == rlinf(*again).code == 0
 
 
+def test_changed_code_of_a_custom_part_is_noted_when_a_run_is_resumed(
+    rlinf, monkeypatch: pytest.MonkeyPatch, gsm8k_inputs: Path
+):
+    monkeypatch.setattr(jobs, "run", lambda job, folder: "done")
+    monkeypatch.syspath_prepend(str(gsm8k_inputs))
+    file = gsm8k_inputs / "reward_of_a_test.py"
+    file.write_text("def score(completion, answer): return 0.5\n")
+    files = "--model.path model --task.train_files train.jsonl --task.eval_files test.jsonl --output run"
+    reward = "--reward.kind function --reward.path reward_of_a_test:score"
+    again = ["train", "--resume", "--output", "run"]
+    assert rlinf("train", "gsm8k-grpo", *files.split(), *reward.split()).code == 0
+    assert "has changed" not in rlinf(*again).out
+    file.write_text("def score(completion, answer): return 1.0\n")
+    note = "code of reward.path=reward_of_a_test:score has changed since the run began"
+    outcome = rlinf(*again)
+    assert outcome.code == 0 and f"note: {note}" in outcome.out
+    assert note in (gsm8k_inputs / "run" / "manifest.json").read_text()
+    assert note not in rlinf(*again).out, "said once"
+
+
 def test_resuming_a_finished_run_touches_nothing_and_says_how_to_train_on(
     rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

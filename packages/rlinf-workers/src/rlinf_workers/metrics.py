@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_comm.records import record
@@ -61,7 +61,7 @@ def merge(tables: Iterable[Mapping[str, Metric]]) -> dict[str, float]:
 
 def _mean(metric: Metric) -> float | None:
     weight = math.fsum(metric.weights)
-    return math.fsum(metric.terms) / weight if weight > 0 else None
+    return _sum(metric.terms) / weight if weight > 0 else None
 
 
 def _spread(metric: Metric) -> float | None:
@@ -69,5 +69,13 @@ def _spread(metric: Metric) -> float | None:
     count = len(metric.terms)
     if count < 2:
         return None
-    mean = math.fsum(metric.terms) / count
-    return math.sqrt(math.fsum((term - mean) ** 2 for term in metric.terms) / (count - 1))
+    mean = _sum(metric.terms) / count
+    return math.sqrt(_sum([(term - mean) * (term - mean) for term in metric.terms]) / (count - 1))
+
+
+def _sum(terms: Sequence[float]) -> float:
+    """Exact; NaN where infinities cancel each other or the sum is none of float64's numbers."""
+    try:
+        return math.fsum(terms)
+    except (ValueError, OverflowError):
+        return math.nan

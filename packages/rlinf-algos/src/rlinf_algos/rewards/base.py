@@ -16,6 +16,9 @@ Outcome = Literal["right", "wrong", "unparseable", "timeout", "memory", "crashed
 check came to no end: its time was up, its memory was used up, or it crashed, be it the program that is judged or the
 judge (`RewardResult.judge_failed`)."""
 
+MAX_VALUE = 1e15
+"""Of a reward, in size: sums of its square over a batch are numbers of float32."""
+ALLOWED = f"a reward is a finite number between -{MAX_VALUE:g} and {MAX_VALUE:g}"
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
@@ -36,7 +39,7 @@ class RewardResult:
     """
 
     value: float
-    """Finite; 1.0 for right and 0.0 otherwise in the rewards of this package that check an answer."""
+    """At most `MAX_VALUE` in size; in the rewards of this package that check an answer 1.0 for right, else 0.0."""
     outcome: Outcome
     answer: str | None = None
     """The answer as found in the completion; None where there was none."""
@@ -51,8 +54,8 @@ class RewardResult:
     """False: the value is a score, nothing judged the answer, and the outcome is a convention about the score."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.value):
-            raise RewardError(f"RewardResult.value={self.value} is not finite; a reward is a number")
+        if not abs(self.value) <= MAX_VALUE:  # also where it is not a number
+            raise RewardError(f"RewardResult.value={self.value} is not finite or too large; {ALLOWED}")
         if self.outcome not in OUTCOMES:
             raise RewardError(f"RewardResult.outcome={self.outcome!r}; use one of {', '.join(OUTCOMES)}")
 
@@ -78,9 +81,12 @@ def as_result(value: object, name: str) -> RewardResult:
         value = item()  # of numpy or torch, np.isclose(...) for example
     if not isinstance(value, numbers.Real):
         raise RewardError(f"{name}: returned {type(value).__name__} {value!r:.80}; return a number or a RewardResult")
-    number = float(value)
-    if not math.isfinite(number):
-        raise RewardError(f"{name}: returned {number}; a reward is a finite number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) <= MAX_VALUE:
+        raise RewardError(f"{name}: returned {number}; {ALLOWED}")
     return RewardResult(value=number, outcome="right" if number >= 1 else "wrong", has_verdict=isinstance(value, bool))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rlinf_algos.errors import NonFiniteError
 from rlinf_comm.records import record
 from rlinf_comm.weights import Layout
 from rlinf_workers.errors import WorkersError
@@ -105,6 +106,12 @@ class Rollout(ServingWorker):
         return num_items <= room and num_open + num_items <= max(num_items, -(-self.step.num_items // num_replicas))
 
     def _record(self, group: SampleGroup) -> None:
+        """Raises: NonFiniteError for a model whose weights are broken; it would answer something all the same."""
+        if not group.rollout_logprobs[group.loss_mask.bool()].isfinite().all():
+            raise NonFiniteError(
+                f"the log-probabilities of the completions of prompt {group.index} are not finite: the weights of the "
+                "model are broken, or training has broken them"
+            )
         size, tokens = len(group.loss_mask), float(group.loss_mask.sum())
         self.record("rollout/completion_tokens", tokens / size)
         self.record("rollout/entropy", -float(group.rollout_logprobs.sum()) / max(tokens, 1.0), weight=tokens)

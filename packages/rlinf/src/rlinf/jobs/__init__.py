@@ -26,6 +26,7 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
 
     Raises: UserError.
     """
+    from rlinf.run_folder.fingerprints import code_fingerprints
     from rlinf.run_folder.wandb_sink import check_wandb
 
     check_wandb(config.run.wandb)
@@ -44,6 +45,7 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
         job, folder = _job(config, machine, environments), Path("not-made-yet")
     _check_stop(job)
     job.environments = environments
+    job.inputs = {**job.inputs, **code_fingerprints(job.config.model_dump(mode="json"))}
     job.check_environments()
     make_plans(job, job.build(folder), folder)
     return job

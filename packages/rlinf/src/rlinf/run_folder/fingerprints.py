@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ BLOCK_BYTES, NUM_BLOCKS = 1 << 16, 64
 """Of a large file as many blocks go into its fingerprint, at equal distances from its first byte to its last. Training
 changes every tensor, so that a file of weights need not be read as a whole."""
 SMALL_FILES = {"config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"}
+CODE = "code of "
+"""Fingerprints of files with code begin so."""
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 
 
@@ -32,9 +37,36 @@ def path_fingerprint(path: Path) -> str:
     return _digest(path, files, lambda file: True)
 
 
+def code_fingerprints(config: Mapping[str, Any]) -> dict[str, str]:
+    """`code of KEY=module:NAME` -> digest of the module's file, of each part that a config names by its import path.
+
+    Args:
+        config: of a run whose parts have been imported; text that only looks like an import path names no module.
+    """
+    found: dict[str, str] = {}
+    for key, text in _texts(config, ""):
+        file = getattr(sys.modules.get(text.partition(":")[0]), "__file__", None)
+        if _IMPORT_PATH.fullmatch(text) and file is not None and Path(file).is_file():
+            found[f"{CODE}{key}={text}"] = path_fingerprint(Path(file))
+    return found
+
+
+def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, str):
+        yield key, node
+    entries = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in entries:
+        yield from _texts(value, f"{key}.{name}" if key else str(name))
+
+
 def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Names of the inputs that are not what they were."""
-    return [name for name in before if now.get(name) != before[name]]
+    """Names of the inputs that are not what they were; of code see `changed_code`."""
+    return [name for name in before if now.get(name) != before[name] and not name.startswith(CODE)]
+
+
+def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names of the parts whose code is not what it was: it may have been mended on purpose."""
+    return [name for name in before if now.get(name) != before[name] and name.startswith(CODE)]
 
 
 def refuse_changed(names: list[str], what: str, path: Path, hint: str) -> None:

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 from rlinf.errors import UserError
 from rlinf.run_folder import checkpoints
-from rlinf.run_folder.fingerprints import changed_inputs, refuse_changed
+from rlinf.run_folder.fingerprints import changed_code, changed_inputs, refuse_changed
 from rlinf.run_folder.lock import FolderLock, check_empty
 from rlinf.run_folder.manifest import Manifest, failure_of, new_manifest, timestamp
 from rlinf.run_folder.plain_files import read_plain_json
@@ -357,13 +357,15 @@ def _check_inputs(path: Path, manifest: Manifest, inputs: Mapping[str, str], *, 
     if "inputs" not in manifest.values:
         return ["the run began without fingerprints of its inputs: whether they have changed since is not known"]
     changed = changed_inputs(manifest.values["inputs"], inputs)
-    if changed and accept:
-        notes = [f"{name} has changed since the run began; accepted at {timestamp()}" for name in changed]
-        print("\n".join(f"note: {note}" for note in notes))
-        return notes
-    go_on = f"{resume_command(path)} --accept-changed-inputs"
-    refuse_changed(changed, "run", path, f"put back what it was, or go on with what is there now: {go_on}")
-    return []
+    if not accept:
+        go_on = f"{resume_command(path)} --accept-changed-inputs"
+        refuse_changed(changed, "run", path, f"put back what it was, or go on with what is there now: {go_on}")
+    notes = [f"{name} has changed since the run began; accepted at {timestamp()}" for name in changed]
+    code = changed_code(manifest.values["inputs"], inputs)
+    notes += [f"{name} has changed since the run began: what follows comes from the new one" for name in code]
+    for note in notes:
+        print(f"note: {note}")
+    return notes
 
 
 def resume_command(path: Path) -> str:
