@@ -160,9 +160,9 @@ def _show(findings: dict) -> None:
 
 
 def _cpu_s(reward: MathReward) -> float:
-    """CPU time so far of this process, the pool's keepers and their checking processes, dead ones included."""
+    """CPU time so far of this process, the keepers and processes that check and that read, dead ones included."""
     ticks = 0
-    for keeper in reward._pool.process_ids:
+    for keeper in (*reward._pool.process_ids, *reward._reader.process_ids):
         children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
         for pid, fields in ((keeper, (13, 14, 15, 16)), *((child, (13, 14)) for child in children)):
             stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

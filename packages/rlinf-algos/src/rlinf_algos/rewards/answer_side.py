@@ -23,7 +23,7 @@ def check(completion: str, form: str, names: str) -> list[str | None]:
     answer = final_answer(completion, in_words=form == "words", names=tuple(names.split()))
     letter = re.fullmatch(r"(?:\\[a-z]+\{)?\(?([A-Za-z])\)?\}?", answer) if is_choice and answer else None
     if letter:
-        return ["read", letter[1].upper()]
+        return ["read", letter[1]]
     if is_choice and (answer is None or choice_letter(normalized(answer[:MAX_CHARACTERS])) is None):
         answer = stated_letter(completion) or answer
     return ["read", answer]

@@ -14,6 +14,8 @@ _OPERATOR = re.compile(r"[-+*/^0-9}=] ?\Z")
 _MARKUP = re.compile(
     r"[$&*`]|\\[,;!]|\\(?:begin|end)\{[a-z*]+\}|^\s*(?:[-+\u2022]|[0-9]{1,2}[.)])\s", flags=re.MULTILINE
 )
+_LATER_NUMBER = re.compile(r"(?:\.\s|\n)[^=\n]{0,200}[0-9]")
+"""What the text is about after its last assignment."""
 _VALUE = re.compile(r"\s*([-\u2212]?(?:[0-9][0-9./]*|\\d?frac\{[^{}]*\}\{[^{}]*\}))(?=\s|\Z)")
 _UNDECIDED = re.compile(
     r"\b(?:or|if|not|wrong|incorrect|however|but|neither|never|fails?|otherwise|unless|suppose|guess|could|might|may"
@@ -40,6 +42,9 @@ def assigned(text: str, names: Sequence[str]) -> str | None:
         value = None if _OPERATOR.search(text[: found.start()][-3:]) else _value(text[found.end() :][:200])
         if value is not None and not re.search(rf"(?<![A-Za-z\\])(?:{pattern})(?![A-Za-z(])", value):
             values[found[1]] = found.start(), value
+    last = max((start for start, _ in values.values()), default=0)
+    if not is_named and _LATER_NUMBER.search(text, last):
+        return None
     first = min((start for start, _ in values.values()), default=0)
     first = max(text.rfind(end, 0, first) for end in (". ", "! ", "\n"))
     if len(values) != len(names) or _UNDECIDED.search(text, max(first, 0)):

@@ -35,7 +35,7 @@ _WORDS = {
     "没有解": " no solution ", "无解": " no solution ", "空集": r" \emptyset ", "不存在": " does not exist ",
     "无穷多": " infinitely many ", "无数": " infinitely many ", "全体实数": r" \mathbb{R} ",
     "所有实数": r" \mathbb{R} ", "任意实数": r" \mathbb{R} ", "因为": " because ", "由于": " because ",
-    "所以": " so ", "一共": " so ", "总共": " so ", "共有": " so ", "因此": " so ",
+    "此时": " when ", "所以": " so ", "一共": " so ", "总共": " so ", "共有": " so ", "因此": " so ",
     "大于等于": r" \ge ", "小于等于": r" \le ", "大于": " > ", "小于": " < ",
     "弧度": " radians ", "度": " degrees ", "美元": " dollars ", "欧元": " euros ", "英镑": " pounds sterling ",
     "人民币": " yuan ", "美分": " cents ",
@@ -73,7 +73,8 @@ _LEADS = re.compile(r"\A(?:综上(?:所述|可知)?|所以|因此|因而|从而|
 _NEGATIONS = frozenset("不非没未无否")
 _SAID_OF = frozenset("的了最先获赢得第")
 """How a clause goes on after a name; other words may be another one's, as in "parallelogram"."""
-_ALTERNATIVES = re.compile(r"[或和与且及、,]|还是|可能|也许|不一定")
+_ALTERNATIVES = re.compile(r"[或和与且及、,]|还是|可能(?!性)|也许|不一定")
+_UNDECIDED = re.compile(r"或|还是|可能(?!性)|也许|不一定")
 _MAX_CLAIM = 200
 """Characters of a sentence that states an answer in words."""
 
@@ -111,16 +112,20 @@ def says(reference: str, clause: str) -> bool:
     reference, clause = re.sub(r"[\s.,]", "", reference.translate(WIDE)), _LEADS.sub("", clause)
     copulas = list(_COPULA.finditer(clause))
     subject, tail = (clause[: copulas[-1].start()], clause[copulas[-1].end() :]) if copulas else ("", clause)
-    if _ALTERNATIVES.search(tail.replace(reference, "")) or subject[-1:] in _NEGATIONS:
+    if subject[-1:] in _NEGATIONS:
         return False
-    tail = re.sub(r"\A一?[个条种名位]|[的了]\Z", "", tail)
+    tail = re.sub(r"\A[A-Za-z0-9]{1,4}的|\A一?[个条种名位]|[的了]\Z", "", tail)
+    if not copulas and tail.endswith(reference) and tail != reference:
+        before = tail.removesuffix(reference)
+        return not any(word in _NEGATIONS for word in before) and not _UNDECIDED.search(before)
+    if _ALTERNATIVES.search(tail.replace(reference, "")):
+        return False
     if copulas and subject == reference:
         return True
     rest = tail.removeprefix(reference) if tail.startswith(reference) else None
     if rest is not None and (not rest or len(reference) == 1 or rest[0] in _SAID_OF):
         return not any(word in _NEGATIONS for word in rest)
-    before = tail.removesuffix(reference)
-    return not copulas and before != tail and not any(word in _NEGATIONS for word in before)
+    return False
 
 
 def with_digits(text: str) -> str:
@@ -163,7 +168,8 @@ def _value(numeral: str) -> int | None:
 
 def in_english(text: str) -> str:
     """The Chinese words that state answers in English; what is counted (`18 个苹果`) is left out."""
-    text = _WORD.sub(_english, with_digits(text))
+    text = re.sub(r"(?<=[0-9])小?时([0-9]{1,2})分(?!钟)", r"小时\1分钟", with_digits(text))
+    text = _WORD.sub(_english, re.sub(r"(?<=角)([0-9])分(?!钟)", r"\1 fen", text))
     text = re.sub(r"[^\S\n]+", " ", _CHINESE.sub(" ", _COUNTED.sub(" ", text)))
     return re.sub(r" ([.,;:!?])", r"\1", text)
 

@@ -48,10 +48,11 @@ class Comparison:
     """
 
     def __init__(self, expected: str, found: str, known: Mapping[Question, bool]) -> None:
-        if not _IMPLIES.search(expected):
+        if _IMPLIES.search(found) and not _IMPLIES.search(expected):
             found = _IMPLIES.split(found)[-1].strip(",. ") or found
         self._expected, self._found = spread(read(expected)), spread(read(found))
         self._found = self._found if self._expected.kind == "relation" else _result(self._found)
+        self._claim = read(found)
         self._choices = choice_of(expected), choice_of(found)
         is_list = [re.search(r",|\\text", text) is not None for text in (expected, found)]
         self._are_letters = is_list[0] != is_list[1] and None not in (letters_of(expected), letters_of(found))
@@ -74,7 +75,7 @@ class Comparison:
         if found:
             return self._same_families(family or same_family(found, self._expected), found)
         verdict = self._same(self._expected, self._found)
-        return says(self._expected, self._found) if verdict is False else verdict
+        return says(self._expected, self._claim) if verdict is False else verdict
 
     # -- three-valued logic
 
@@ -196,7 +197,7 @@ class Comparison:
         if "tuple" in (one.kind, other.kind):
             bracketed, bare = (one, other) if one.kind == "tuple" else (other, one)
             is_comparable = bare.kind == "list" and bracketed.marks == ("()",)
-            return self._in_order(one.parts, other.parts) if is_comparable else False
+            return self._in_order(_by_letter(one), _by_letter(other)) if is_comparable else False
         if (_named(one) is None) != (_named(other) is None) and len(_named(one) or _named(other) or ()) > 1:
             return self._in_order(one.parts, other.parts)  # x=5, y=2 is 5, 2; x=1, x=2 is 1, 2 in any order
         return self._matched(one.parts, other.parts)
@@ -370,6 +371,13 @@ def _is_rate(one: Unit, other: Unit) -> bool:
     is_money_or_thing = len(short) == 1 and (tuple(short.items()) in _MONEY or not is_unit(next(iter(short))))
     is_same = all(long.get(base) == power == 1 for base, power in short.items())
     return is_money_or_thing and is_same and list(added.values()) == [-1]
+
+
+def _by_letter(answer: Answer) -> tuple[Answer, ...]:
+    """The items of an answer; the values of x, y and z in this order."""
+    names = _named(answer) or set()
+    is_ordered = names <= set("xyz") and len(names) == len(answer.parts)
+    return tuple(sorted(answer.parts, key=lambda part: part.text[0])) if is_ordered else answer.parts
 
 
 def _distinct(items: tuple[Answer, ...]) -> tuple[Answer, ...]:

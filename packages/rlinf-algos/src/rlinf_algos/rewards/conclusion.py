@@ -24,6 +24,8 @@ _REASON = re.compile(
     r"|,\s(?:as|where|giving|when|making|leaving)\b"
     r"|,\s(?:or )?(?:approximately|about|roughly|i\.e\.)"
     r"|[,;]\s[^\s,]{1,20}\s(?:does|do|is|are)(?: not|n't)\b"
+    r"|\s\((?=[^()]{1,40}\s(?:rejected|extraneous|discarded|invalid)\b)"
+    r"|[,;]\s(?:and |but )?(?:the )?(?:[a-z]+ ){0,3}\S{1,20} (?:is|are) (?:rejected|extraneous|discarded|invalid)\b"
     r"|[,;(]\s?(?:and |but )?not\b|\s(?:and|but) not\b|\s\((?!(?:mod|or)\b)(?=[A-Za-z]{3,})"
     r"|,\s(?:the|an?|its|his|her|their)\s(?![^.]*(?:\b(?:is|are|be|equals?|was|were|has|have|gets?|gives?)\b|=|\s[a-z]+s\s[$\\\u20ac\u00a3\u00a5]{0,2}[0-9]))"
 )
@@ -31,7 +33,7 @@ _THEREFORE = re.compile(
     r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.|which (?:makes|gives|yields|leaves"
     r"|(?:means|implies)(?: that)?"
     r"|(?:is|equals|comes to)(?=:? [$\\\u20ac\u00a3\u00a5]{0,2}[0-9][^ ]{0,20}(?: [a-z]+)?\.?\Z))"
-    r"|that is(?=,)|in other words|equivalently|or in [a-z]{3,12} (?:notation|form)"
+    r"|but only|that is(?=,)|in other words|equivalently|or in [a-z]{3,12} (?:notation|form)"
     r"),?\s(?!that\b)",
     flags=re.IGNORECASE,
 )
@@ -39,17 +41,22 @@ _LEAVING = re.compile(
     r",\s(?:(?:leaving|giving|making)(?:\s(?:him|her|them|us|it|a|the|total|of|with)){0,4}|for a total of)"
     r"\s(?=[\\$\u20ac\u00a3\u00a5-]{0,3}[0-9])"
 )
+_IN_TOTAL = re.compile(r",\s(?=[\\$0-9][^,]{0,40}\s(?:in total|in all|altogether)[.!]?\Z)")
 _CHOSEN = re.compile(
     r"(?<!not both )(?<!neither )\b((?:[A-J]|[IV]{1,3})(?:(?:, (?:and )?| and | & )(?:[A-J]|[IV]{1,3})\b){1,5})"
     r"(?: only)? (?:are|hold|must be)(?: (?:both|all|the))?(?: (?:correct|true|right|valid|answers?))?\Z"
 )
 _CONTRACTED = re.compile(r"\b([Ii]t|[Tt]hat|[Tt]here)'s\b")
+_LEADING_REASON = re.compile(r"\A(?:since|because|as)\s[^,=]{1,80},\s(?=\S)", flags=re.IGNORECASE)
+_AT_A_POINT = re.compile(r"\s(?:(?:at|when|where|for)\s\$?[a-z]\$?\s?=|when divided by)\s?[^\s=]{1,20}\Z")
+_SUM = re.compile(r"[a-z]{3}\s*=\s*(\\?[$\u20ac\u00a3]?-?[0-9][^=$]*)\Z")
 _ASIDE_AS = re.compile(r",\sas\s[^,.]{1,80},(?=\s[a-z])")
 _DEFINITE = frozenset(
     ("the", "his", "her", "their", "its", "our", "my", "these", "those", "all", "both", "original", "initial", "other",
      "than", "from", "among", "reach")
 )  # fmt: skip
 """Words before a number that was there before: "15 of the 40 students"."""
+_DURING = frozenset(("over", "within", "after", "for", "during"))
 _RESULTS = frozenset(
     ("get", "obtain", "make", "be", "give", "have", "yield", "find", "become", "equal", "form", "total")
 )
@@ -103,7 +110,7 @@ _COMPARATIVE = re.compile(
     r"(?= (?:than|deal|value|choice|option|one|buy|in|of)\b|[,.]|\Z)"
 )
 _WHOLE = re.compile(
-    r"\b(?:does|do) not exist\b|\bno (?:[a-z]+ )?solutions?\b|\binfinitely many\b(?: [a-z]+)?"
+    r"\b(?:does|do) not exist\b|\bcannot be determined\b|\bno (?:[a-z]+ )?solutions?\b|\binfinitely many\b(?: [a-z]+)?"
     r"|\binfinite(?: number of)? solutions\b"
     r"|\bempty set\b|\bsolution set is empty\b",
     flags=re.IGNORECASE,
@@ -114,7 +121,11 @@ _CUT = frozenset(
      "at", "to", "of", "before", "until", "while", "if", "during", "each", "per", "altogether",
      "up", "down", "above", "below", "along", "across", "into")
 )  # fmt: skip
-_IN_BRACKETS = re.compile(r"\((?=[^()]*[A-Za-z]{3})[^()]*\)[.!]?|\([^()]{1,200}[.!]\)")
+_BESIDE = re.compile(
+    r"\((?=[^()]*[A-Za-z]{3})[^()]*\)[.!]?|\([^()]{1,200}[.!]\)|(?:About|Approximately|Roughly) .{1,60}"
+    r"|[^.]{1,60} (?:is|are) (?:rejected|extraneous|discarded|invalid)[.!]?"
+)
+"""A remark in brackets, a rounded value after the exact one, what is rejected."""
 _UNIT_WORDS = frozenset(("square", "cubic", "sq", "cu", "per", "squared", "cubed"))
 _DISCARDED = re.compile(
     r"(?:\b[A-Za-z] ?= ?)?[^\s,;()]{1,40} \((?:rejected|extraneous|discarded|invalid|impossible)\),? (?:or|and) "
@@ -146,7 +157,7 @@ _SAID_OF = frozenset(("is", "are", "was", "were", "works"))
 _NOT_SAID = re.compile(
     r"\s(?:not|no|wrong|incorrect|too|less|more|greater|smaller|at|impossible|extraneous|rejected|invalid|[-\\$0-9])"
 )
-_OUT_OF = re.compile(r"(?<=[0-9A-Za-z])\s(?:out of|left (?:over )?from|more than the)\b")
+_OUT_OF = re.compile(r"(?<=[0-9A-Za-z])\s(?:out of|left|more than the)\b")
 _MATH_BRACKETS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"))
 _OF_THE = re.compile(
     r"\b(?:of|from|in|among|for|than) (?:the|his|her|their|its|these|those|all)(?: [a-z]+)? [\\$]{0,2}[0-9][^\s,]*"
@@ -230,7 +241,8 @@ def measured(text: str) -> str:
     """
     if not is_formal(text):
         return text
-    text, end = _OUT_OF.split(text)[0], 0
+    cut, end = _OUT_OF.search(text), 0
+    text = text[: cut.start()] if cut and _is_outside(text, cut.start()) else text
     for word in words_of(text):
         name = word[0].lower()
         if not re.search(r"[0-9A-Za-z$\\)\]}]", text[: word.start()]):
@@ -289,7 +301,7 @@ def conclusion(text: str, *, in_words: bool = False) -> str | None:
     for line in reversed(lines):
         ends = _SENTENCE_END if in_words else _CLAUSE_END
         sentences = [one for one in _sentences(line, ends) if not _CLOSERS.match(one) and not one.endswith("?")]
-        sentences = [one for one in sentences if not _IN_BRACKETS.fullmatch(one)] or sentences
+        sentences = [one for one in sentences if not _BESIDE.fullmatch(one)] or sentences
         for sentence in reversed(sentences[-_MAX_LOOKS:]):
             if _NO_CLAIM.search(sentence) and not (in_words and "impossible" in sentence):
                 continue
@@ -355,9 +367,10 @@ def _sentence(line: str) -> str:
 def _consequence(sentence: str) -> str:
     """What a sentence says after its last "so" or "therefore", without reasons and remarks."""
     sentence = _CONTRACTED.sub(r"\1 is", sentence) if "'s" in sentence else sentence
+    sentence = _LEADING_REASON.sub("", sentence)
     sentence = _ASIDE_AS.sub(",", sentence) if ", as " in sentence else sentence
     ends = [found.end() for found in _THEREFORE.finditer(sentence) if _is_outside(sentence, found.start())]
-    leaving = _LEAVING.search(sentence) if not ends else None
+    leaving = (_LEAVING.search(sentence) or _IN_TOTAL.search(sentence)) if not ends else None
     if leaving:
         ends = [leaving.end()]
     sentence = cleaned(_sentence(sentence[ends[-1] :] if ends else sentence))
@@ -384,6 +397,11 @@ def _alone(sentence: str) -> str | None:
 def concluded(sentence: str) -> str | None:
     """What a sentence says after its last verb, where that is a number or a formula; else the last one in it."""
     sentence = _NAMED_VALUE.sub(r"\1 = ", _consequence(sentence))
+    point, total = _AT_A_POINT.search(sentence), _SUM.search(sentence)
+    if point and _holds_value(sentence[: point.start()]) and _is_outside(sentence, point.start()):
+        sentence = sentence[: point.start()]
+    elif total and next(words_of(sentence[: total.start() + 1]), None) and _is_outside(sentence, total.start()):
+        return measured(cleaned(total[1]))
     for verb in reversed(list(_VERB.finditer(sentence))[-_MAX_LOOKS:]):
         if _NEGATED.search(sentence, 0, verb.start()):
             return None
@@ -440,6 +458,10 @@ def _last_of(sentence: str) -> str | None:
     )
 
 
+def _is_time(pieces: list[tuple[str, bool]]) -> bool:
+    return bool(pieces) and re.fullmatch(r"(?:second|minute|hour|day|week|month|year)s?", pieces[0][0]) is not None
+
+
 def _is_joining_unit(word: str) -> bool:
     return is_unit(word) and word != "in"
 
@@ -452,8 +474,9 @@ def _is_definite(pieces: list[tuple[str, bool]], i: int) -> bool:
         return False
     if before[0] == "her" and before[1:2] and before[1].endswith("s"):
         return False  # it takes her 15 minutes
+    is_duration = before[0] in _DURING and re.match(r"\s[0-9.]+\s*\Z", pieces[i][0]) and _is_time(pieces[i + 1 : i + 2])
     is_purpose = before[1:2] == ["to"] and before[0] not in _RESULTS
-    return before[0] in _DEFINITE or before[:2] == ["of", "out"] or is_purpose
+    return before[0] in _DEFINITE or before[:2] == ["of", "out"] or is_purpose or bool(is_duration)
 
 
 def predicate(sentence: str) -> str | None:
@@ -472,6 +495,9 @@ def predicate(sentence: str) -> str | None:
         return reply[0]
     verbs = [verb for verb in _PREDICATE.finditer(sentence) if verb.end() < len(sentence)]
     if not verbs:
+        ending = re.search(r"\bthe [a-z]+ ([a-z]{4,}s)\Z", sentence)
+        if ending and len(sentence.split()) > len(ending[0].split()):
+            return ending[1]
         name = re.match(
             _NAMED
             + r"(?= (?!or\b|and\b|nor\b|(?:did|does|is|was) not|[a-z]+n't|cannot\b|could|lo[sz]t|loses|lie[sd])[a-z]+)",
@@ -480,9 +506,11 @@ def predicate(sentence: str) -> str | None:
         return (
             name[0]
             if name and (len(sentence.split()) < _FEW_WORDS or clauses)
-            else re.sub(r"\A(?:the|this|our|its) [a-z]+ (?=[a-z])", "", sentence, flags=re.IGNORECASE) or None
+            else re.sub(r"\A(?:the|this|our|its) [a-z]+ (?!of\b)(?=[a-z])", "", sentence, flags=re.IGNORECASE) or None
         )
     subject = sentence[: verbs[0].start()].strip()
+    if subject.lower() in ("both", "neither", "none"):
+        return subject
     comparative = _COMPARATIVE.match(sentence, verbs[-1].end())
     if comparative and len(verbs) == 1:
         return f"{subject} is {comparative[1]}"  # the answer is who, or what they are
@@ -490,5 +518,7 @@ def predicate(sentence: str) -> str | None:
     if re.fullmatch(_NAMED, subject) and clause.startswith("the "):
         return subject
     clause = re.split(r" (?:who|that|which) ", clause)[0]
-    clause = re.sub(r"\A[a-z]+ (?:on|in|at|to) (?:an? |the )?(?=[A-Z])", "", without_filler(cleaned(clause)))
+    clause = re.sub(
+        r"\A(?!not\b|never\b)[a-z]+ (?:on|in|at|to) (?:an? |the )?(?=[A-Z])", "", without_filler(cleaned(clause))
+    )
     return re.sub(r"\A(?:an?|the) (?=\w)|(?<=\w) (?:function|number|integer)\Z", "", clause) or None

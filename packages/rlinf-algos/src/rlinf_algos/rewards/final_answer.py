@@ -120,7 +120,8 @@ def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()
         answer = last and (_corrected(text[last.start :], in_words) or last.text)
         answer = answer or _concluded(text[-_TAIL:], in_words) or ""
         if names and not found and (":" in answer or not _SEVERAL.search(answer)):
-            answer = assigned(text, names) or listed(last_sentence(text[-_TAIL:]), len(names)) or answer
+            rest = text[last.start :] if last else text
+            answer = assigned(rest, names) or (not last and listed(last_sentence(text[-_TAIL:]), len(names))) or answer
     if in_words:
         whole = _TEXT.fullmatch(answer)
         answer = whole[1].strip() if whole else answer

@@ -113,6 +113,8 @@ class MathReward:
                 results[i] = _result("right" if says(expected, answer) else "wrong", answer)
                 continue
             is_bare = answer is not None and _is_in_words(reference) and _BARE_WORDS.fullmatch(answer)
+            if answer and len(answer) == 1 and expected.isupper():
+                answer = answer.upper()
             if answer is not None and "," in answer:
                 answer = _with_point(answer, expected)
             found = _found(rf"\text{{{answer}}}" if is_bare else answer)

@@ -169,7 +169,7 @@ _SCALE_LETTERS = {"K": "thousand", "M": "million", "B": "billion"}
 _GERMAN = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:\.[0-9]{3})+),([0-9]{2})(?![0-9.,])")
 _PAIRED = re.compile(r"\A([A-Za-z]), ?([A-Za-z]) ?= ?([^=,()]+),([^=,()]+)\Z")
 _ELLIPSIS = re.compile(r"(?<![0-9A-Za-z,])((?:-?[0-9]{1,6},){1,9})\.\.\.,(-?[0-9]{1,6})(?![0-9,])")
-_NEXT_EQUATION = re.compile(r"(?:\\q?quad|\\\\)[\s,&$]*(?=[A-Za-z](?:_\{?[0-9a-z]\}?)?\s*=)")
+_NEXT_EQUATION = re.compile(r"(?:\\q?quad|\\\\|(?<=[0-9]) (?=[abcnpqu-z]))[\s,&$]*(?=[A-Za-z](?:_\{?[0-9a-z]\}?)?\s*=)")
 _NOTHING = re.compile(
     r"(?:\\text\{there\}\\text\{(?:is|are)\})?\\text\{no\}(?:\\text\{(?:real|integer|positive|such|valid)\})*"
     r"\\text\{(?:solution|root)s?\}(?:\\text\{exists?\})?|\\text\{no\}\\text\{such\}(?:\\text\{[a-z]+\})?|\\\{\\\}"

@@ -35,7 +35,7 @@ _COMPARED = re.compile(
     r"(greater than or equal to|less than or equal to|at least|at most|greater than|less than) (?=[-$\\0-9])"
 )
 _BOUND = re.compile(
-    r"\b(?:(?:all|any|every) ([a-z])|([b-hj-z])(?: is)?) "
+    r"\b(?:(?:all|any|every) ([a-z])|([b-hj-z])(?: is| must be| has to be)?) "
     r"(greater than or equal to|less than or equal to|at least|at most|greater than|less than) (?=[-$\\0-9])"
 )
 _SECOND_BOUND = re.compile(
@@ -82,7 +82,7 @@ def plain_text(text: str) -> str:
         text = _HEADED.sub(r"\1: ", text).replace("\u3010", "(").replace("\u3011", ")")
         text = _SUBSCRIPTS.sub(lambda digits: "_{" + "".join(chr(ord(one) - 0x2050) for one in digits[0]) + "}", text)
         text = _SPACED.sub(lambda number: number[0].replace(" ", ""), text)
-    text = _RUPEES.sub("INR ", text) if "Rs" in text else text
+    text = _RUPEES.sub("INR ", text).replace("/-", "") if "Rs" in text else text
     text = _QUOTED.sub("", text) if "\n> " in text else text
     text = (
         _ANSWER_TAGS.sub(lambda tag: f"<{tag[1] or tag[2] or ''}answer>", text)

@@ -48,6 +48,7 @@ _TABLE = {
     "pence": "sterling 1/100 pence",
     "yuan": "yuan 1 yuan CNY RMB rmb",
     "jiao": "yuan 1/10 jiao",
+    "fen": "yuan 1/100 fen",
     "yen": "yen 1 yen JPY",
     "yensign": "yensign 1 yensign",
     "rupee": "rupee 1 rupee INR",

@@ -14,7 +14,7 @@ _BEGINNING = re.compile(r"(?:\\text\{[^{}]*\}|[A-Z](?![A-Za-z])|[\s,.-])*")
 _POSSESSIVE = re.compile(_BEGINNING.pattern + "'")
 _FILLERS = frozenset(
     ("the", "a", "an", "it", "its", "is", "are", "be", "that", "this", "always", "strictly", "only", "exactly", "in",
-     "on", "function", "number", "numbers", "integer", "line", "lines", "will", "just", "both")
+     "on", "function", "triangle", "series", "number", "numbers", "integer", "line", "lines", "will", "just", "both")
 )  # fmt: skip
 _OPEN = frozenset(
     ("or", "and", "not", "nor", "but", "neither", "either", "unless", "if", "then", "never", "no", "nothing", "none",
@@ -31,7 +31,7 @@ _MAX_WORDS = 6
 def says(reference: Answer, claim: Answer) -> bool:
     """Whether a claim says what the reference does, both normalised. The reference holds nothing but words."""
     expected, leading = _stems(reference.text, is_whole=True), _stems(claim.text)
-    if not expected or len(expected) > _MAX_WORDS:
+    if not expected or len(expected) > _MAX_WORDS or r"\text{" not in reference.text:
         return False
     if _ORDERED.intersection(expected):
         return leading == expected
