@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from listeners import nothing_exposed  # pyright: ignore[reportMissingImports]
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.testing.engines import tiny_mixture, tiny_model
 
@@ -55,9 +56,9 @@ def train(driver: str, recipe: str, output: Path, overrides: Mapping[str, object
     settings = {"mode": "collocated", "cluster.device": "cpu", "rollout.engine": "sglang", **elsewhere, **overrides}
     flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     command = [str(Path(driver).with_name("rlinf")), "train", recipe, "--output", str(output), *flags]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=TIMEOUT_S
-    )
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    with nothing_exposed(env):
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line)["metrics"] for line in (output / "metrics.jsonl").read_text().splitlines()]
 

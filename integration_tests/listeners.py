@@ -1,9 +1,10 @@
-"""Which addresses a run listens at, read from /proc while it is under way."""
+"""At which sockets a run can be called by others, read from /proc while it is under way."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import stat
 import threading
 import uuid
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ from pathlib import Path
 MARK = "RLINF_TEST_RUN"
 """Env var by which the processes of a run are told from all others."""
 PERIOD_S = 0.2
-_LISTEN = "0A"
+_TCP_LISTENS, _UDP_BOUND, _UNIX_LISTENS = "0A", "07", "00010000"
+CHECKED = "@rlinf-comm/"
+"""Begin of the names of abstract Unix sockets that ask the kernel for their caller's user."""
 
 
 class Listeners:
@@ -20,14 +23,15 @@ class Listeners:
 
     Attributes:
         num_loopback: sockets seen that listen at the loopback address.
-        exposed: `HOST:PORT of PROGRAM` for each that listens at another.
+        exposed: `HOST:PORT of PROGRAM` for each that listens at another, `NAME of PROGRAM` for Unix sockets that other
+            users can call.
     """
 
     def __init__(self, mark: str) -> None:
         self.num_loopback = 0
         self.exposed: set[str] = set()
         self._mark = f"{MARK}={mark}".encode()
-        self._known = {inode for inode, _, _ in _listening()}
+        self._known = {inode for inode, *_ in _listening()}
         """Those seen, and those of others that were there before."""
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -41,13 +45,13 @@ class Listeners:
     def look(self) -> None:
         """Takes in what listens now."""
         with self._lock:
-            new = {inode: (host, port) for inode, host, port in _listening() if inode not in self._known}
+            new = {inode: (name, is_open) for inode, name, is_open in _listening() if inode not in self._known}
             for inode, program in self._owners(set(new)).items() if new else ():
-                host, port = new[inode]
-                if host.is_loopback:
+                name, is_open = new[inode]
+                if is_open:
+                    self.exposed.add(f"{name} of {program}")
+                elif "/" not in name:
                     self.num_loopback += 1
-                else:
-                    self.exposed.add(f"{host}:{port} of {program}")
             self._known |= set(new)
 
     def _watch(self) -> None:
@@ -71,16 +75,33 @@ class Listeners:
         return owners
 
 
-def _listening() -> list[tuple[int, ipaddress.IPv4Address | ipaddress.IPv6Address, int]]:
-    """(inode, host, port) of each TCP socket of this machine that listens."""
+def _listening() -> list[tuple[int, str, bool]]:
+    """(inode, name, whether others reach it) of each socket of this machine that takes calls."""
     found = []
-    for table in Path("/proc/net").glob("tcp*"):
+    for table in (*Path("/proc/net").glob("tcp*"), *Path("/proc/net").glob("udp*")):
         for line in table.read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == _LISTEN:
+            if fields[3] == (_TCP_LISTENS if table.name.startswith("tcp") else _UDP_BOUND):
                 address, port = fields[1].split(":")
-                found.append((int(fields[9]), _host(address), int(port, 16)))
+                host = _host(address)
+                found.append((int(fields[9]), f"{host}:{int(port, 16)}", not host.is_loopback))
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split(maxsplit=7)
+        if fields[3] == _UNIX_LISTENS and len(fields) == 8:
+            found.append((int(fields[6]), fields[7], _is_open(fields[7])))
     return found
+
+
+def _is_open(name: str) -> bool:
+    """Whether other users can call a Unix socket."""
+    if name.startswith("@"):
+        return not name.startswith(CHECKED)
+    path = Path(name)
+    try:
+        folders = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.absolute().parents)
+        return folders and bool(path.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        return False  # it is gone
 
 
 def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -93,11 +114,11 @@ def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 @contextmanager
 def nothing_exposed(environment):
     """Around a run with these env vars, to which it adds one: fails where a process of the run listened at another
-    address than loopback. Unix sockets have no address. Gives what it sees."""
+    address than loopback, or at a Unix socket that other users can call. Gives what it sees."""
     environment[MARK] = uuid.uuid4().hex
     listeners = Listeners(environment[MARK])
     try:
         yield listeners
     finally:
         listeners.stop()
-    assert not listeners.exposed, f"reachable from other machines: {sorted(listeners.exposed)}"
+    assert not listeners.exposed, f"reachable by others: {sorted(listeners.exposed)}"

@@ -1,9 +1,12 @@
-"""Nobody on the network reaches a run on one machine. `train` of command_line.py asserts it of every run that it makes;
-here the check itself is tested, and a run with a Ray cluster of its own."""
+"""Nobody on the network and no other user reaches a run on one machine. `train` of command_line.py asserts it of every
+run that it makes; here the check itself is tested, and a run with a Ray cluster of its own."""
 
 import os
 import subprocess
 import sys
+import tempfile
+import uuid
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +14,12 @@ from command_line import TINY_SORT, train
 from listeners import nothing_exposed
 
 LISTEN = """
-import socket, sys
-server = socket.create_server((sys.argv[1], 0))
+import os, socket, sys
+os.umask(0)
+name = sys.argv[1].replace("@", chr(0))
+server = socket.socket(socket.AF_INET if name[0].isdigit() else socket.AF_UNIX)
+server.bind((name, 0) if name[0].isdigit() else name)
+server.listen()
 print(flush=True)
 sys.stdin.readline()
 """
@@ -36,7 +43,24 @@ def test_listeners_of_a_run_are_seen_and_those_of_others_are_not():
         processes.append(listening("0.0.0.0", env))
         listeners.look()
         (exposed,) = listeners.exposed
-        assert exposed.startswith("0.0.0.0:") and "server = socket.create_server" in exposed
+        assert exposed.startswith("0.0.0.0:") and "import os, socket" in exposed
+        listeners.exposed.clear()
+    for process in processes:
+        process.communicate("")
+
+
+def test_unix_sockets_that_other_users_can_call_are_seen():
+    env = dict(os.environ)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, nothing_exposed(env) as listeners:
+        names = [f"{folder}/closed", f"{folder}/open/socket", f"@{uuid.uuid4().hex}", f"@rlinf-comm/{uuid.uuid4().hex}"]
+        Path(folder, "open").mkdir()
+        processes = [listening(names[0], env)]
+        listeners.look()
+        assert (listeners.num_loopback, listeners.exposed) == (0, set()), "the folder is of mode 0700"
+        Path(folder).chmod(0o711)
+        processes += [listening(name, env) for name in names[1:]]
+        listeners.look()
+        assert {text.partition(" of ")[0] for text in listeners.exposed} == {names[1], names[2]}
         listeners.exposed.clear()
     for process in processes:
         process.communicate("")

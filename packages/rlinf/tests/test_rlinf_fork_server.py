@@ -15,12 +15,14 @@ from rlinf_workers.registry import ENGINES
 def test_nothing_is_forked_where_there_may_be_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
     monkeypatch.setattr(fork_server.forkserver, "ensure_running", lambda: started.append("server"))
+    monkeypatch.setattr(fork_server.multiprocessing.util, "abstract_sockets_supported", True)
     monkeypatch.setattr(fork_server.multiprocessing, "set_forkserver_preload", lambda modules: None)
     monkeypatch.setattr(fork_server, "NVIDIA_DEVICE", Path("/dev/null"))
     assert not fork_server.start(load_config("sort-grpo"))
     assert started == []
     assert fork_server.start(load_config("sort-grpo", parse_overrides(["--cluster.device=cpu"])))
     assert started == ["server"]
+    assert not fork_server.multiprocessing.util.abstract_sockets_supported, "every user could call such a socket"
 
 
 def test_every_preloaded_module_exists(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import multiprocessing.util
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def start(config: Config) -> bool:
     if config.cluster.device != "cpu" and (NVIDIA_DEVICE.exists() or AMD_DEVICE.exists()):
         return False
     with worker_variables(worker_environment(config.cluster)):  # libraries read them as they are imported
+        # Before Python 3.10.9 and 3.11.1 the server takes programs from every user of the machine (CVE-2022-42919).
+        multiprocessing.util.abstract_sockets_supported = False
         multiprocessing.set_forkserver_preload([FIRST, *modules(config)])
         forkserver.ensure_running()
     return True
