@@ -22,6 +22,7 @@ from rlinf_comm.peers.address import this_host
 from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.line import Line
 from rlinf_workers.addresses import ADDRESS_VARIABLE
+from rlinf_workers.compiled_code import keep_compiled_code_private
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.explaining.processes import is_running
 from rlinf_workers.launcher import agent_messages as messages
@@ -79,6 +80,7 @@ class Agent:
 
     def run(self) -> None:
         """Returns when the driver has hung up; nothing is left then."""
+        keep_compiled_code_private()
         arrival = messages.AgentArrival(self._settings.node, socket.gethostname(), this_host(), self._gpus)
         self._control = self._call_driver(arrival)
         try:

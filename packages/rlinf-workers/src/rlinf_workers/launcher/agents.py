@@ -28,6 +28,7 @@ from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.line import Line
 from rlinf_comm.peers.reception import Reception
 from rlinf_comm.peers.secret import FILE_VARIABLE, SECRET_VARIABLE, job_secret, key_for
+from rlinf_workers import compiled_code
 from rlinf_workers.addresses import ADDRESS_VARIABLE
 from rlinf_workers.errors import InterpreterRefused, WorkersError
 from rlinf_workers.launcher import agent_messages as messages
@@ -258,6 +259,7 @@ class AgentLauncher(ServingLauncher):
     def _settings_of(self, node: int) -> AgentSettings:
         """What the agent of that node is started with."""
         forwarded = {n: value for n, value in without_credentials(os.environ).items() if n.startswith(FORWARDED)}
+        forwarded.pop(compiled_code.VARIABLE, None)  # a folder of this machine
         self._arrival_of(node)  # from now on it may come
         return AgentSettings(
             node=node,

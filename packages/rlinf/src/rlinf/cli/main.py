@@ -158,6 +158,9 @@ def _reader_left() -> int:
 
 def entry_point() -> NoReturn:
     """The console script."""
+    from rlinf_workers.compiled_code import keep_compiled_code_private
+
+    keep_compiled_code_private()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, _interrupt)  # also where a shell started us with SIGINT ignored, as it does behind `&`
     sys.exit(main())
