@@ -68,6 +68,8 @@ def message(name: str, *arguments: str) -> str:
         ("job: reasonning", "mine.yaml:2: job='reasonning'; allowed: 'reasoning', 'embodied'"),
         ("rollout: 3", "mine.yaml:2: rollout=3; allowed: a section with the keys engine, engine_options"),
         ("name: a b", "mine.yaml:2: name='a b'; allowed: letters, digits"),
+        ("model:\n  dtype: {x}", "mine.yaml:3: model.dtype={'x': None}; allowed: 'float32'"),
+        ("rollout:\n  engine: {x}", "mine.yaml:3: rollout.engine={'x': None}; allowed: text; put it in quotes"),
         ("rollout:\n  stop: [no]", "mine.yaml:3: rollout.stop.0=false; allowed: text; put it in quotes"),
         ("seed: 8388608", "mine.yaml:2: seed=8388608; allowed: 8388607 or less"),
     ],

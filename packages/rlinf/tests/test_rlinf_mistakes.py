@@ -260,7 +260,15 @@ MISTAKES = [
         files={"train.jsonl": '{"question": "abca", "answer": "#### 1"}\n{"question": "a", "answer": "#### 2"}\n'},
         says="task.train_files: 1 of 2 prompts are longer than 2 tokens (up to 4), the first at",
     ),
-    Mistake(line=GSM8K, says="No such file or directory", gone="test.jsonl"),
+    Mistake(line=GSM8K, says="No such file or directory\nhint: check the path", gone="test.jsonl"),
+    Mistake(
+        line=GSM8K + " --model.path Qwen/Qwen2.5-0.5B-Instruct",
+        says="hint: nothing is fetched from the Hub: hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir ",
+    ),
+    Mistake(
+        line=GSM8K + " --task.train_files openai/gsm8k",
+        says="hint: nothing is fetched from the Hub: hf download openai/gsm8k --repo-type dataset --local-dir gsm8k,",
+    ),
     Mistake(
         line=GSM8K + " --task.answer_format gsm8kk", says="--task.answer_format='gsm8kk'; allowed: 'gsm8k' or 'exact'"
     ),

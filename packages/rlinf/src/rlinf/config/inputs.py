@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,19 @@ WEIGHT_FILES = ("model.safetensors", INDEX, "pytorch_model.bin", "pytorch_model.
 """A model folder of transformers holds one of these."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """And one of these; without any, transformers may make up an empty tokenizer instead of complaining."""
+
+
+def download_hint(path: Path, options: str = "") -> str | None:
+    """What to do about a path that is not there and looks like a name on the Hugging Face Hub; None: it does not.
+
+    Args:
+        options: of the download, "--repo-type dataset " for example.
+    """
+    name = os.path.relpath(path)
+    if path.parent.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
+        return None
+    folder = path.name
+    return f"nothing is fetched from the Hub: hf download {name} {options}--local-dir {folder}, and give the folder"
 
 
 def is_adapter(path: Path) -> bool:
@@ -36,10 +51,8 @@ def check_model_folder(path: Path, *, key: str = "model.path") -> None:
         )
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
-        raise UserError(
-            f"{key}={path}: {what}",
-            hint="give a folder that holds a Hugging Face model (config.json, weights, tokenizer)",
-        )
+        usual = "give a folder that holds a Hugging Face model (config.json, weights, tokenizer)"
+        raise UserError(f"{key}={path}: {what}", hint=download_hint(path) or usual)
     names = sorted(entry.name for entry in path.iterdir())
     for what, files in (("config.json", ("config.json",)), ("weights", WEIGHT_FILES), ("tokenizer", TOKENIZER_FILES)):
         if not any((path / name).is_file() for name in files):

@@ -97,8 +97,8 @@ def _single(key: Key, details: list[Any], tree: Tree, model: Any) -> str:
         names := list(fields_at(model, key, tree.values))
     ):
         allowed = [f"a section with the keys {', '.join(names)}"]
-    is_text_to_yaml = "string_type" not in kinds or not isinstance(first["input"], bool | int | float)
-    advice = "" if is_text_to_yaml else "; put it in quotes"  # `no`, `on`, `1.5`
+    is_text_to_yaml = "string_type" not in kinds or not isinstance(first["input"], bool | int | float | dict | list)
+    advice = "" if is_text_to_yaml else "; put it in quotes"  # `no`, `on`, `1.5`, `{question}`, `[INST]`
     return f"{_located(key, tree)}={describe(first['input'])}; allowed: {' or '.join(allowed)}{advice}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rlinf.config.common import ClusterConfig
 from rlinf.config.embodied import EmbodiedConfig, PolicyConfig
 from rlinf.config.evaluation import EvalConfig
-from rlinf.config.inputs import check_model_folder
+from rlinf.config.inputs import check_model_folder, download_hint
 from rlinf.config.playing import TrainedConfig
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, WeightedReward
@@ -106,4 +106,5 @@ def _check_file(path: Path, key: str, hint: str) -> None:
 def _check_data(paths: Iterable[Path]) -> None:
     for path in paths:
         if not path.exists():
-            raise UserError(f"{path}: No such file or directory", hint="check the path of the data file")
+            hint = download_hint(path, "--repo-type dataset ") or "check the path of the data file"
+            raise UserError(f"{path}: No such file or directory", hint=hint)
