@@ -209,10 +209,22 @@ def test_who_sees_pictures_alone_is_pointed_to_the_policy_for_them(tmp_path, mon
 def test_the_manifest_says_where_episodes_are_cut_before_their_own_limit():
     interface = probe(EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=1))
     (note,) = limit_notes(EnvConfig(kind="gymnasium", id="CartPole-v1", max_episode_steps=499), interface)
-    assert note.startswith("env.max_episode_steps=499 cuts episodes of CartPole-v1, which Gymnasium cuts after 500 act")
+    assert note.startswith("env.max_episode_steps=499 cuts episodes of CartPole-v1, whose own limit is 500 actions")
     assert limit_notes(EnvConfig(kind="gymnasium", id="CartPole-v1", max_episode_steps=500), interface) == ()
     other = replace(interface, registered_limit=None)
     assert limit_notes(EnvConfig(kind="import", id="a:B", max_episode_steps=5), other) == ()
+
+
+def test_the_limit_of_a_custom_environment_is_that_of_its_spec(tmp_path, monkeypatch):
+    (tmp_path / "limited.py").write_text(
+        "import gymnasium as gym\n"
+        "def registered(): return gym.make('CartPole-v1')\n"
+        "def wrapped(): return gym.wrappers.TimeLimit(gym.make('CartPole-v1').unwrapped, 300)\n"
+        "def bare(): return gym.make('CartPole-v1').unwrapped.__class__()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, limit in (("registered", 500), ("wrapped", 300), ("bare", None)):
+        assert probe(EnvSpec(kind="import", id=f"limited:{name}", num_envs=1)).registered_limit == limit
 
 
 def test_the_manifest_says_where_episodes_go_on_after_their_end():

@@ -104,6 +104,11 @@ class GymnasiumEnv:
         self._observation: Any = None
         self.notes, self._is_first = (), True
 
+    @property
+    def own_limit(self) -> int | None:
+        """Actions after which the environment cuts an episode by itself, as far as its spec says."""
+        return None if self._env.spec is None else self._env.spec.max_episode_steps
+
     def reset(self, seed: int) -> None:
         returned = self._env.reset(seed=seed)
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):

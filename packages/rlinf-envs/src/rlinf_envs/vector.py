@@ -125,6 +125,11 @@ class InProcessVector(Described, Watchable):
     def notes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(note for env in self._envs for note in env.notes))
 
+    @property
+    def own_limit(self) -> int | None:
+        """Actions after which the environments cut an episode by themselves; None: nothing says so."""
+        return getattr(self._envs[0], "own_limit", None)
+
     def reset(self, seeds: Sequence[int]) -> Observation:
         self._require_open()
         values = checked_seeds(seeds, self.num_envs)

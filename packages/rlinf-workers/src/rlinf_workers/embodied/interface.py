@@ -35,14 +35,14 @@ class EnvInterface:
     is_replayable: bool = False
     """Whether it can return to the middle of an episode."""
     registered_limit: int | None = None
-    """Actions after which Gymnasium's registration of the environment cuts an episode; None: it has none."""
+    """Actions after which the environment's registration or spec cuts an episode; None: nothing says so."""
 
 
 def interface_of(env: BatchedEnv, spec: EnvSpec | None = None) -> EnvInterface:
     """Takes one step of one row, which ends its episode.
 
     Args:
-        spec: what it was made of; None: `registered_limit` stays None.
+        spec: what it was made of; None: of no registered environment.
 
     Raises: EnvError for an observation that is not what the environment says, and an episode that goes on; whatever a
         custom environment raises.
@@ -58,13 +58,14 @@ def interface_of(env: BatchedEnv, spec: EnvSpec | None = None) -> EnvInterface:
     episodes = env.step(first[None]).episodes
     if len(episodes) != 1:
         raise EnvError("an episode does not end after max_episode_steps=1; rlinf_envs.testing.check_env finds out why")
+    is_registered = spec is not None and spec.kind == "gymnasium"  # and was made with another limit
     return EnvInterface(
         fields=fields,
         actions=actions,
         notes=tuple(env.notes),
         knows_success=episodes[0].success_once is not None,
         is_replayable=isinstance(env, Replayable),
-        registered_limit=registered_limit(spec.id) if spec is not None and spec.kind == "gymnasium" else None,
+        registered_limit=registered_limit(spec.id) if is_registered else getattr(env, "own_limit", None),
     )
 
 

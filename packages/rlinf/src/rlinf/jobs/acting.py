@@ -47,8 +47,8 @@ def limit_notes(env: EnvConfig, interface: EnvInterface) -> tuple[str, ...]:
     if limit is None or env.max_episode_steps >= limit:
         return ()
     return (
-        f"env.max_episode_steps={env.max_episode_steps} cuts episodes of {env.id}, which Gymnasium cuts after {limit} "
-        f"actions: returns are those of shorter episodes; --env.max_episode_steps {limit} has its own",
+        f"env.max_episode_steps={env.max_episode_steps} cuts episodes of {env.id}, whose own limit is {limit} actions: "
+        f"returns are those of shorter episodes; --env.max_episode_steps {limit} has its own",
     )
 
 
