@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,25 @@ def test_the_public_command_line_is_this():
         "rlinf env check": ["-h", "--help", "name"],
         "rlinf env remove": ["-h", "--help", "name"],
         "rlinf doctor": ["-h", "--help", "--json", "--output", "--cluster", "--links"],
+        "rlinf completion": ["-h", "--help"],
     }
+
+
+def test_bash_completes_commands_options_recipes_and_keys(rlinf):
+    script = rlinf("completion").out
+
+    def completed(*words: str) -> list[str]:
+        ask = f"{script}\nCOMP_WORDS=({' '.join(words)})\nCOMP_CWORD={len(words) - 1}\n_rlinf\necho ${{COMPREPLY[@]}}"
+        return subprocess.run(["bash", "-c", ask], capture_output=True, text=True).stdout.split()
+
+    assert completed("rlinf", "ex") == ["export", "explain"]
+    assert completed("rlinf", "train", "sort") == ["sort-grpo", "sort-grpo-megatron-sglang"]
+    assert completed("rlinf", "train", "x", "--algorithm.clip_") == ["--algorithm.clip_high", "--algorithm.clip_low"]
+    assert completed("rlinf", "train", "x", "--task.prompt_t") == ["--task.prompt_template"]
+    assert completed("rlinf", "train", "x", "--res") == ["--resume"]
+    assert completed("rlinf", "eval", "x", "--max_new") == ["--max_new_tokens"]
+    assert completed("rlinf", "doctor", "--c") == ["--cluster"]
+    assert completed("rlinf", "report", "x") == [], "files are bash's own"
 
 
 @pytest.mark.parametrize(

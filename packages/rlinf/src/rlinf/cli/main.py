@@ -13,11 +13,13 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 from rlinf import __version__
 from rlinf.cli import (
     check_command,
+    completion_command,
     config_command,
     doctor_command,
     env_command,
@@ -52,6 +54,7 @@ COMMANDS = (
     summary,
     env_command,
     doctor_command,
+    completion_command,
 )
 
 FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -119,11 +122,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check_command(known: Sequence[str]) -> None:
     """Raises: UserError for a first word that is no command."""
     word = next((argument for argument in known if not argument.startswith("-")), None)
-    names = [module.__name__.rpartition(".")[2].removesuffix("_command") for module in COMMANDS]
+    names = [command_name(module) for module in COMMANDS]
     if word is not None and word not in names:
         close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
         guess = f"; did you mean rlinf {close[0]}?" if close else ""
         raise UserError(f"{word!r} is no command{guess}", hint=f"commands: {', '.join(names)}")
+
+
+def command_name(module: ModuleType) -> str:
+    """train_command, or train -> `train`."""
+    return module.__name__.rpartition(".")[2].removesuffix("_command")
 
 
 def _unknown_hint(argument: str, command: str) -> str:

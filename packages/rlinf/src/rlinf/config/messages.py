@@ -115,7 +115,7 @@ def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
     *parents, name = key
     name = str(name).replace("-", "_")
     siblings = {dotted((*parents, field)): field for field in fields_at(model, tuple(parents), tree.values)}
-    guesses = [dotted(known) for known in _all_keys(model, (), tree.values) if known[-1] == name]
+    guesses = [dotted(known) for known in all_keys(model, (), tree.values) if known[-1] == name]
     if not guesses:  # else it was the right name in the wrong section
         guesses = [dotted((*parents, field)) for field in siblings.values() if _initials(field) == name]
     if not guesses:
@@ -181,8 +181,9 @@ def _located(key: Key, tree: Tree) -> str:
     return f"--{dotted(key)}" if place.startswith("--") else f"{place}: {dotted(key)}"
 
 
-def _all_keys(model: Any, key: Key, values: Any) -> Iterator[Key]:
+def all_keys(model: Any, key: Key, values: Any) -> Iterator[Key]:
+    """The keys of a section and of those below it; of a section with kinds, those of the kind that `values` choose."""
     for name in fields_at(model, key, values):
         yield (*key, name)
         if len(key) < 3:
-            yield from _all_keys(model, (*key, name), values)
+            yield from all_keys(model, (*key, name), values)
