@@ -5,7 +5,6 @@ Forked from one process without torch and without threads, a child is there in m
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
@@ -14,9 +13,7 @@ import threading
 import numpy as np
 
 from rlinf_comm import PeerLost, unpack
-from rlinf_comm.peers import Peer, PeerAddress, peer
-from rlinf_comm.peers.address import this_host
-from rlinf_comm.peers.relay import Relay
+from rlinf_comm.peers import Peer, PeerAddress
 
 HANG_S = 60.0
 PARENT = "parent"
@@ -37,15 +34,6 @@ def echo(name: str, parent: PeerAddress, transport: str) -> None:
                 me.send(PARENT, me.receive(PARENT, timeout_s=HANG_S))
         except PeerLost:
             return
-
-
-def echo_elsewhere(name: str, parent: PeerAddress, transport: str, dies_in: str) -> None:
-    """echo(), and says that it is on another host; SIGKILL as soon as that method of its relay is called."""
-    there = dataclasses.replace(this_host(), boot_id="there")
-    peer.this_host = lambda: there
-    if dies_in:
-        setattr(Relay, dies_in, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    echo(name, parent, transport)
 
 
 def halve(name: str, parent: PeerAddress, transport: str) -> None:

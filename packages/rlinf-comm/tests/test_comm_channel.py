@@ -189,13 +189,13 @@ def test_a_take_that_cannot_be_satisfied_says_so():
         except ChannelAborted as error:
             errors.append(error)
 
-    producer = threading.Thread(target=produce)
+    producer = threading.Thread(target=produce, daemon=True)
     producer.start()
     with pytest.raises(ChannelStalled, match=r"take of 5 items.*2 items are waiting.*raise capacity_items or"):
-        channel.take(max_items=5, min_items=5, timeout_s=20)
+        channel.take(max_items=5, min_items=5, timeout_s=60)
     assert len(channel.take(max_items=5, min_items=2)) == 2, "the items are still there"
     channel.abort("enough")
-    producer.join(20)
+    producer.join(60)
     assert len(errors) == 1
 
 
@@ -204,7 +204,7 @@ def test_waiting_consumers_with_different_keys_all_get_theirs():
     results: dict[int, list] = {}
 
     def consume(key):
-        results[key] = [item.value for _ in range(10) for item in channel.take(keys=[key], timeout_s=20)]
+        results[key] = [item.value for _ in range(10) for item in channel.take(keys=[key], timeout_s=60)]
 
     consumers = [threading.Thread(target=consume, args=(key,)) for key in range(6)]
     for consumer in consumers:
@@ -213,7 +213,7 @@ def test_waiting_consumers_with_different_keys_all_get_theirs():
         for key in reversed(range(6)):
             channel.put((key, index), key=key)
     for consumer in consumers:
-        consumer.join(20)
+        consumer.join(60)
     assert results == {key: [(key, index) for index in range(10)] for key in range(6)}
 
 
@@ -242,7 +242,7 @@ def test_waits_leave_the_interpreter_to_other_threads():
         counted += 1
     assert counted > 0
     channel.close()
-    waiting.join(20)
+    waiting.join(60)
     assert not waiting.is_alive()
 
 

@@ -1,4 +1,4 @@
-"""Text keys, shares of keys, sums of weights and futures."""
+"""Text keys, shares of keys, and sums of weights."""
 
 import threading
 
@@ -124,35 +124,3 @@ def test_exactly_the_weight_ends_a_take():
     for weight in (5.0, 0.0, 0.0, 1.0):
         channel.put(weight, weight=weight)
     assert values_of(channel.take(max_items=9, min_items=9, max_weight=5.0, timeout_s=0)) == [5.0, 0.0, 0.0]
-
-
-def test_futures_of_puts_and_takes():
-    channel = Channel.create("futures", capacity_items=2)
-    first = channel.take_future(max_items=2, min_items=2, timeout_s=60)
-    other = channel.take_future(keys=["b"], timeout_s=60)
-    assert not first.done() and not first.cancel()
-    puts = [channel.put_future(index, key="a") for index in range(8)]
-    assert values_of(first.result(60)) == [0, 1]
-    puts.append(channel.put_future("late", key="b"))
-    taken = []
-    while len(taken) < 6:
-        taken += values_of(channel.take(keys=["a"], timeout_s=60))
-    assert taken == [2, 3, 4, 5, 6, 7], "in the order of the calls"
-    assert values_of(other.result(60)) == ["late"]
-    assert [put.result(60) for put in puts] == [None] * 9
-    with pytest.raises(ChannelTimeout):
-        channel.take_future(timeout_s=0.01).result(60)
-    with pytest.raises(ValueError, match="weight=-1"):
-        channel.put_future(1, weight=-1.0).result(60)
-
-
-def test_a_put_that_fails_does_not_hold_up_the_next():
-    channel = Channel.create("failing", capacity_items=1)
-    channel.put(0)
-    failing = channel.put_future(1, timeout_s=0.01)
-    following = channel.put_future(2, timeout_s=60)
-    with pytest.raises(ChannelTimeout):
-        failing.result(60)
-    assert values_of(channel.take()) == [0]
-    following.result(60)
-    assert values_of(channel.take()) == [2]

@@ -203,6 +203,18 @@ def test_a_zombie_counts_as_dead(start_peer):
 # --- signals and forks ------------------------------------------------------------------------------------------------
 
 
+def test_a_process_may_end_while_a_thread_of_it_waits():
+    program = (
+        "import threading, time\n"
+        "from rlinf_comm import Channel\n"
+        "channel = Channel.create('waited for')\n"
+        "threading.Thread(target=channel.take, daemon=True).start()\n"
+        "time.sleep(0.05)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("role", ["wait_for_item", "wait_for_room"])
 def test_ctrl_c_ends_a_wait(role, start_peer):
     channel = Channel.create("interrupted", capacity_items=1)

@@ -1,6 +1,5 @@
 """Channel.create(checked=True): what was put is what is taken, for copies and for tensors by reference."""
 
-import asyncio
 import ctypes
 import pathlib
 
@@ -27,12 +26,6 @@ def test_values_cross_unchanged_also_for_who_opens_it(channel):
     (item,) = channel.take(timeout_s=HANG_S)
     assert_bitwise_equal(item.value, value)
     assert (item.key, item.weight, item.policy_version) == (3, 2.0, 7)
-
-    async def through() -> object:
-        await channel.aput(value)
-        return (await opened.atake())[0].value
-
-    assert_bitwise_equal(asyncio.run(through()), value)
 
 
 def test_what_cannot_cross_is_named_as_ever(channel):

@@ -1,6 +1,5 @@
 """Those who wait on a channel are told of a process that died without leaving it, and of no other."""
 
-import asyncio
 import contextlib
 import os
 import pathlib
@@ -28,10 +27,6 @@ def _take_all(channel: Channel, num_items: int) -> None:
         channel.take(timeout_s=HANG_S)
 
 
-def _atake(channel: Channel) -> object:
-    return asyncio.run(channel.atake(timeout_s=HANG_S))
-
-
 def _take_in_moments(channel: Channel) -> None:
     """Each is shorter than the time between two looks."""
     for _ in range(10_000):
@@ -43,7 +38,6 @@ WAITS: dict[str, Callable[[Channel], object]] = {
     "take": lambda channel: channel.take(timeout_s=HANG_S),
     "take_without_limit": lambda channel: channel.take(),
     "short_takes": _take_in_moments,
-    "atake": _atake,
 }
 
 
@@ -61,8 +55,7 @@ def test_a_waiting_take_is_told_of_a_dead_producer(nursery, wait):
     assert lost.value.pids == (pid,)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_waiting_put_is_told_of_a_dead_consumer(nursery, asynchronous):
+def test_a_waiting_put_is_told_of_a_dead_consumer(nursery):
     channel, reports = Channel.create("told", capacity_items=1), Channel.create("reports", lost_peers="tolerate")
     pid = nursery.start("wait_for_item", channel.address, reports.address)
     channel.put(0, timeout_s=HANG_S)
@@ -70,7 +63,7 @@ def test_a_waiting_put_is_told_of_a_dead_consumer(nursery, asynchronous):
     kill(pid)
     channel.put(2, timeout_s=HANG_S)  # need not wait
     with pytest.raises(PeerLost, match=rf"put of \d+ bytes.*process {pid} \(consumer\)"):
-        asyncio.run(channel.aput(3, timeout_s=HANG_S)) if asynchronous else channel.put(3, timeout_s=HANG_S)
+        channel.put(3, timeout_s=HANG_S)
 
 
 def test_what_need_not_wait_goes_on_after_a_loss(nursery):

@@ -26,7 +26,7 @@ if __name__ == "__main__":
             process = spawn.Process(target=engine, args=(directory, scale))
             process.start()
             me.wait_for("engine/0", timeout_s=60)
-            me.broadcast({"w": torch.ones(4, 6).T}, to=["engine/0"])
+            me.send("engine/0", {"w": torch.ones(4, 6).T})
             print(me.receive("engine/0", timeout_s=60), me.transport_to("engine/0").name, flush=True)
             os.kill(process.pid, signal.SIGKILL)
             try:

@@ -1,6 +1,5 @@
 """How peers of rlinf_comm.peers meet: who is let in, which transport is taken, and what a broken stream looks like."""
 
-import asyncio
 import dataclasses
 import os
 import pickle
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from rlinf_comm import (
-    BroadcastError,
     DecodeError,
     NoTransport,
     PeerLeft,
@@ -26,7 +24,6 @@ from rlinf_comm import (
 from rlinf_comm.peers import HostIdentity, Peer
 from rlinf_comm.peers.deadline import SLICE_S
 from rlinf_comm.peers.handshake import GREETING, MAGIC, VERSION
-from rlinf_comm.testing import assert_bitwise_equal
 
 HANG_S = 20.0
 
@@ -298,55 +295,7 @@ def test_a_torn_sequence_of_parts_is_an_error_and_the_next_link_works(pair):
         b.receive("a", timeout_s=HANG_S)
 
 
-# --- broadcast, asyncio, the end --------------------------------------------------------------------------------------
-
-
-def test_a_broadcast_names_those_it_did_not_reach(pair):
-    a, b = pair("tcp")
-    c = Peer.listen("c", transports=("tcp",))
-    a.connect(c.address, timeout_s=HANG_S)
-    c._end(farewell=False)
-    with pytest.raises(PeerLost):
-        [a.send("c", 0, timeout_s=HANG_S) for _ in range(100_000)]
-    with pytest.raises(
-        BroadcastError, match=r"2 of 3 peers were not reached: c: 'c' .*; nobody: .*no peer 'nobody'"
-    ) as caught:
-        a.broadcast("value", ["c", "b", "nobody"], timeout_s=0.5)
-    assert {name: type(error) for name, error in caught.value.failures.items()} == {
-        "c": PeerLost,
-        "nobody": PeerTimeout,
-    }
-    assert b.receive("a", timeout_s=HANG_S) == "value"
-
-
-def test_a_broadcast_does_not_wait_for_one_before_it_sends_to_the_next(pair):
-    a, _ = pair("shared", capacity_bytes=1 << 16)
-    with Peer.listen("c", transports=("shared",)) as c:
-        a.connect(c.address, timeout_s=HANG_S)
-        a.send("b", np.zeros(50_000, np.uint8), timeout_s=HANG_S)  # b is full now
-        with pytest.raises(
-            BroadcastError, match=r"1 of 2 peers .*'b' not done within timeout_s=0.3: 1 items"
-        ) as caught:
-            a.broadcast(np.ones(50_000, np.uint8), ["b", "c"], timeout_s=0.3)
-        assert list(caught.value.failures) == ["b"]
-        assert (c.receive("a", timeout_s=HANG_S) == 1).all()
-
-
-def test_a_broadcast_makes_a_tensor_contiguous_once(pair, monkeypatch):
-    from rlinf_comm import codec
-
-    a, b = pair("memory", "shared", "tcp")
-    value = {"w": np.arange(600.0).reshape(20, 30).T}
-    with Peer.listen("c", transports=("shared",)) as c, Peer.listen("d", transports=("tcp",)) as d:
-        for other in (c, d):
-            a.connect(other.address, timeout_s=HANG_S)
-        encoded, real = [], codec.encode
-        monkeypatch.setattr(codec, "encode", lambda value: encoded.append(value["w"].flags.c_contiguous) or real(value))
-        a.broadcast(value, ["b", "c", "d"], timeout_s=HANG_S)
-        assert encoded.count(False) == 1
-        assert b.receive("a", timeout_s=HANG_S) is value
-        assert_bitwise_equal(c.receive("a", timeout_s=HANG_S), value)
-        assert_bitwise_equal(d.receive("a", timeout_s=HANG_S), value)
+# --- new addresses, the end --------------------------------------------------------------------------------------
 
 
 def test_connecting_to_a_new_address_of_a_name_goes_there(pair):
@@ -356,29 +305,6 @@ def test_connecting_to_a_new_address_of_a_name_goes_there(pair):
         a.connect(new.address, timeout_s=HANG_S)
         a.send("b", 1, timeout_s=HANG_S)
         assert new.receive("a", timeout_s=HANG_S) == 1
-
-
-@pytest.mark.parametrize("transport", ["memory", "shared", "tcp"])
-def test_cancelled_receives_lose_nothing(pair, transport):
-    a, b = pair(transport)
-
-    async def run() -> list[int]:
-        received = []
-        sending = asyncio.gather(*(a.asend("b", 0, timeout_s=HANG_S) for _ in range(20)))
-        while len(received) < 20:
-            task = asyncio.ensure_future(b.areceive("a", timeout_s=HANG_S))
-            await asyncio.sleep(0.001 * (len(received) % 3))
-            task.cancel()
-            try:
-                received.append(await task)
-            except asyncio.CancelledError:
-                received.append(await b.areceive("a", timeout_s=HANG_S))
-        await sending
-        with pytest.raises(PeerTimeout):
-            await b.areceive("a", timeout_s=0.05)
-        return received
-
-    assert asyncio.run(run()) == [0] * 20
 
 
 def test_a_closed_peer_says_so(pair):

@@ -157,12 +157,12 @@ def test_a_sender_that_has_closed_does_not_wait_for_ever(nccl_pair, monkeypatch)
     wait_until(lambda: nccl.made and all(each.is_aborted for each in nccl.made))
 
 
-def test_a_broadcast_hands_over_device_memory_without_a_detour_over_the_host(nccl_pair, monkeypatch):
+def test_a_send_hands_over_device_memory_without_a_detour_over_the_host(nccl_pair, monkeypatch):
     a, b, _ = nccl_pair
     tensor, seen, as_tensor = torch.arange(12.0).view(3, 4).T, [], FakeAccelerator.as_tensor
     monkeypatch.setattr(
         FakeAccelerator, "as_tensor", lambda self, array: (seen.append(array), as_tensor(self, array))[1]
     )
-    a.broadcast({"w": tensor}, ["b"], timeout_s=HANG_S)
+    a.send("b", {"w": tensor}, timeout_s=HANG_S)
     assert_bitwise_equal(b.receive("a", timeout_s=HANG_S), {"w": tensor})
     assert len(seen) == 1 and seen[0] is tensor

@@ -1,6 +1,5 @@
 """rlinf_comm.SharedPool in one process: what crosses by reference, what it costs the pool, and what is refused."""
 
-import asyncio
 import enum
 import gc
 import os
@@ -212,27 +211,10 @@ def test_a_put_that_fails_leaves_no_hold(pool):
     with pytest.raises(ValueError, match="does not fit"):
         Channel.create("tiny", capacity_bytes=64).put([tensor] * 10)
 
-    async def cancel(value) -> None:
-        task = asyncio.create_task(full.aput(value))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel(tensor))
     assert pool.stats().num_holds == 1
     del tensor
     gc.collect()
     assert pool.stats().num_blocks == 0
-
-
-def test_async_puts_and_takes_hand_over_too(pool, channel):
-    async def there_and_back(tensor):
-        await channel.aput(tensor)
-        return (await channel.atake())[0].value
-
-    tensor = pool.empty(10)
-    assert is_same_memory(asyncio.run(there_and_back(tensor)), tensor)
 
 
 def test_items_lost_with_their_channel_give_back_their_memory(pool):

@@ -18,7 +18,6 @@ from rlinf_comm._C import __version__, has_cuda_kernels, num_cuda_devices
 from rlinf_comm.channel import Channel, ChannelAddress, ChannelStats, Item
 from rlinf_comm.codec import Encoded, decode, encode, pack, unpack
 from rlinf_comm.errors import (
-    BroadcastError,
     ChannelAborted,
     ChannelClosed,
     ChannelError,
@@ -73,7 +72,6 @@ __all__ = [
     "PoolStats",
     "PoolFull",
     "__version__",
-    "BroadcastError",
     "NoTransport",
     "NotTrusted",
     "PeerLeft",

@@ -9,8 +9,6 @@ errors.
 
     channel.put(value, key=3)                                 # blocks while the channel is full, in items or in bytes
     for value in channel: ...                                 # until every producer has called close()
-    await channel.aput(value); async for value in channel: ...
-    future = channel.take_future(max_items=8)                 # does not block; future.result() does
 """
 
 from __future__ import annotations
@@ -18,10 +16,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, NoReturn, Protocol
 
 from rlinf_comm import (
@@ -32,8 +28,6 @@ from rlinf_comm import (
 )
 from rlinf_comm._arrays import Refused
 from rlinf_comm._checked import sealed, unsealed
-from rlinf_comm._doorbell import FOR_ITEM, FOR_ROOM, Doorbell
-from rlinf_comm._futures import Futures
 from rlinf_comm._outcomes import outcome_error
 from rlinf_comm.errors import DecodeError, PeerLost
 from rlinf_comm.records import record
@@ -148,8 +142,6 @@ class Channel:
         self._address = address
         self._owner_pid = owner_pid
         self._is_checked = address.checked
-        self._doorbells = (Doorbell(native, FOR_ITEM), Doorbell(native, FOR_ROOM))
-        self._futures = Futures()
         self._raises_on_loss = raises_on_loss
         self._elsewhere: Elsewhere | None = None
         """Of an object that has a door (remote/door.py)."""
@@ -273,28 +265,6 @@ class Channel:
         if outcome:
             self._raise_not_put(outcome, value, key, timeout_s)
 
-    async def aput(
-        self,
-        value: Any,
-        *,
-        key: Key = 0,
-        weight: float = 1.0,
-        policy_version: int = -1,
-        timeout_s: float | None = None,
-    ) -> None:
-        """put() that lets other tasks run while the channel is full. The value must not change meanwhile."""
-        if not 0.0 <= weight < math.inf:
-            raise ValueError(self._about_weight(weight))
-        if self._is_checked:
-            value = sealed(value)
-        try:
-            pending = _C.PendingPut(self._native, codec.NATIVE, value, key, weight, policy_version, timeout_s)
-            outcome = await self._attempt(pending.attempt, FOR_ROOM, timeout_s)
-        except _NOT_PUT as error:
-            raise self._not_put(error, value) from None
-        if outcome:
-            self._raise_not_put(outcome, value, key, timeout_s)
-
     def take(
         self,
         *,
@@ -372,40 +342,6 @@ class Channel:
                 return taken
             look()
 
-    async def atake(
-        self,
-        *,
-        max_items: int = 1,
-        min_items: int = 1,
-        min_weight: float = 0.0,
-        max_weight: float | None = None,
-        keys: Sequence[Key] | None = None,
-        timeout_s: float | None = None,
-    ) -> list[Item]:
-        """take() that lets other tasks run while it waits. Cancelling it loses no item."""
-        max_items, min_items = self._check_request(max_items, min_items, min_weight, max_weight, keys)
-        pending = _C.PendingTake(
-            self._native, codec.NATIVE, Item, max_items, min_items, min_weight, max_weight, keys, timeout_s
-        )
-        try:
-            taken = await self._attempt(pending.attempt, FOR_ITEM, timeout_s)
-        except (DecodeError, PeerLost) as error:
-            raise type(error)(f"channel {self.name!r}, {error}") from error
-        if isinstance(taken, int):
-            self._raise_not_taken(taken, min_items, keys, timeout_s)
-        return self._unsealed(taken) if self._is_checked else taken
-
-    async def _attempt(self, attempt: Callable[[], Any], waiting: int, timeout_s: float | None) -> Any:
-        """What `attempt` returns once it is no longer pending."""
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            seen = self._doorbells[waiting].sequence()
-            outcome = attempt()
-            if outcome != _C.Outcome.PENDING:
-                return outcome
-            left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
-            await self._doorbells[waiting].wait(seen, left_s)
-
     def _unsealed(self, items: list[Item]) -> list[Item]:
         place = f"channel {self.name!r}, item"
         return [replace(item, value=unsealed(item.value, f"{place} {item.sequence}")) for item in items]
@@ -429,45 +365,9 @@ class Channel:
         max_items = max_items if max_items < _MAX_COUNT else _MAX_COUNT
         return max_items, min_items if min_items < max_items else max_items
 
-    def put_future(
-        self,
-        value: Any,
-        *,
-        key: Key = 0,
-        weight: float = 1.0,
-        policy_version: int = -1,
-        timeout_s: float | None = None,
-    ) -> Future[None]:
-        """put() for synchronous code that has something else to do: the future is done when the item is in the channel.
-
-        Items of one key go in in the order of the calls, and `timeout_s` counts from their turn. The value must not
-        change until the future is done. The future cannot be cancelled.
-        """
-        labels = {"key": key, "weight": weight, "policy_version": policy_version}
-        return self._futures.put(key, partial(self.aput, value, **labels, timeout_s=timeout_s))
-
-    def take_future(
-        self,
-        *,
-        max_items: int = 1,
-        min_items: int = 1,
-        min_weight: float = 0.0,
-        max_weight: float | None = None,
-        keys: Sequence[Key] | None = None,
-        timeout_s: float | None = None,
-    ) -> Future[list[Item]]:
-        """take() for synchronous code that has something else to do. The future cannot be cancelled: it gets its items
-        as soon as they are there."""
-        request = {"max_items": max_items, "min_items": min_items, "min_weight": min_weight, "max_weight": max_weight}
-        return self._futures.take(partial(self.atake, **request, keys=keys, timeout_s=timeout_s))
-
     def __iter__(self) -> Iterator[Any]:
         """Values one by one, until the channel is closed and empty."""
         while items := self.take():
-            yield items.pop().value
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        while items := await self.atake():
             yield items.pop().value
 
     def close(self) -> None:

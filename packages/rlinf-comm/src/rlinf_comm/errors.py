@@ -87,7 +87,7 @@ class PeerLeft(PeerLost):
 
 
 class PeerTimeout(CommError, TimeoutError):
-    """A send, receive, broadcast or connect between peers did not finish within its `timeout_s`."""
+    """A send, receive or connect between peers did not finish within its `timeout_s`."""
 
 
 class NotTrusted(CommError):
@@ -100,15 +100,6 @@ class PeerNameTaken(CommError, ValueError):
 
 class NoTransport(CommError):
     """No transport works between two peers; the text gives the reason of each."""
-
-
-class BroadcastError(CommError):
-    """A broadcast did not reach all; those that are not in `failures` have the value."""
-
-    def __init__(self, message: str, failures: dict[str, Exception]) -> None:
-        super().__init__(message)
-        self.failures = failures
-        """The error of each peer that was not reached, by its name."""
 
 
 class NcclError(CommError):

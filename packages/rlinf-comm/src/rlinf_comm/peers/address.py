@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from rlinf_comm import _C
 from rlinf_comm.records import record
 
-RELAY_PREFIX = "relay of "
-"""Starts the name under which a peer passes on broadcasts (relay.py)."""
-
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +77,6 @@ def check_arguments(name: str, host: str, capacity_bytes: int) -> None:
     """Raises ValueError for what a peer cannot be made of."""
     if not name:
         raise ValueError("name=''; a peer needs a name, say 'trainer/0'")
-    if name.startswith(RELAY_PREFIX):
-        raise ValueError(f"name={name!r}; names that start with {RELAY_PREFIX!r} are taken")
     if host in ("", "0.0.0.0", "::"):
         raise ValueError(f"peer {name!r}: host={host!r} is no address that others can call; give one of this host's")
     if capacity_bytes < 1 << 16:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +28,9 @@ class Arrival:
 class Inbox:
     """What one sender has sent, in its order, over all of its links."""
 
-    def __init__(self, forget: Callable[[PeerAddress], None]) -> None:
-        """`forget` is called with each sender that has ended."""
-        self._forget = forget
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._arrivals: deque[Arrival] = deque()
-        self._returned: deque[Any] = deque()
         self._loss: PeerLost | None = None
         """The loss of a process that ended when its links had nothing left to receive; the next receive raises it, and
         only that one."""
@@ -52,9 +48,9 @@ class Inbox:
 
     def is_empty(self) -> bool:
         with self._lock:
-            return not (self._arrivals or self._returned or self._loss)
+            return not (self._arrivals or self._loss)
 
-    def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
+    def receive(self, deadline: Deadline) -> Any:
         """The next value.
 
         Raises:
@@ -62,8 +58,6 @@ class Inbox:
             PeerLost, PeerLeft: once for each process that has ended, after all that it had sent.
         """
         with self._lock:
-            if self._returned:
-                return self._returned.popleft()
             loss, self._loss = self._loss, None
             if loss is not None:
                 raise loss
@@ -71,7 +65,7 @@ class Inbox:
                 raise NoLink
             arrival = self._arrivals[0]
         try:
-            return arrival.incoming.receive(deadline, is_cancelled)
+            return arrival.incoming.receive(deadline)
         except PeerLost as error:
             if not self._drop(arrival):
                 raise NoLink from None  # another thread has been told
@@ -83,19 +77,11 @@ class Inbox:
             self._drop(arrival)
             raise
 
-    def give_back(self, value: Any) -> None:
-        """Takes back the value of a receive that was cancelled when it already had one."""
-        with self._lock:
-            self._returned.appendleft(value)
-
     def _drop(self, arrival: Arrival) -> bool:
         with self._lock:
             if arrival not in self._arrivals:
                 return False
             self._arrivals.remove(arrival)
-            is_known = any(other.theirs.incarnation == arrival.theirs.incarnation for other in self._arrivals)
-        if not is_known:
-            self._forget(arrival.theirs)
         arrival.incoming.close(farewell=False)
         return True
 
@@ -107,7 +93,7 @@ class Inbox:
             if not arrival.incoming.is_spent():
                 continue
             try:
-                arrival.incoming.receive(Deadline(0.0), lambda: True)
+                arrival.incoming.receive(Deadline(0.0))
             except PeerTimeout:
                 continue  # another thread receives from it, and will be told
             except PeerLost as error:

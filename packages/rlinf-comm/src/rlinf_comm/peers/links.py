@@ -9,10 +9,6 @@ from typing import Any
 from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
 from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.meeting import Link
-from rlinf_comm.peers.transports import CudaIpcTransport, MemoryTransport, NcclTransport, SharedTransport
-
-_BY_REFERENCE = (MemoryTransport.name, SharedTransport.name, CudaIpcTransport.name, NcclTransport.name)
-"""These hand over the value as it is, tensors in a pool, or device memory."""
 
 
 class Links:
@@ -50,17 +46,12 @@ class Links:
                     self._links[name] = link
         return link
 
-    def send(self, to: str, value: Any, deadline: Deadline, plain: Callable[[], Any] | None = None) -> None:
-        """Sends over the link to that peer; a link that turns out to be lost is dropped.
-
-        `plain` gives an equal value that is cheaper to encode, for links that encode all of it.
-        """
+    def send(self, to: str, value: Any, deadline: Deadline) -> None:
+        """Sends over the link to that peer; a link that turns out to be lost is dropped."""
         if self._losses and (loss := self._losses.pop(to, None)) is not None:
             raise loss
         link = self.to(to, deadline)
         try:
-            if plain is not None and link.transport.name not in _BY_REFERENCE:
-                value = plain()
             link.outgoing.send(value, deadline)
         except PeerLost:
             self.drop(to, link)

@@ -3,7 +3,6 @@
     with Peer.join("10.0.0.1:29400", "trainer/0") as me:
         me.send("engine/0", {"w": tensor})
         reply = me.receive("engine/0", timeout_s=30)
-        me.broadcast(reply, to=["engine/0", "engine/1"])
         print(me.transport_to("engine/0"))
 
 Each ordered pair has a link of its own, made when the first value goes that way, over the fastest transport that
@@ -28,16 +27,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rlinf_comm import _C
 from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
 from rlinf_comm.peers import meeting
-from rlinf_comm.peers.address import RELAY_PREFIX, PeerAddress, check_arguments, this_host
-from rlinf_comm.peers.background import Background
-from rlinf_comm.peers.broadcast import Broadcaster
+from rlinf_comm.peers.address import PeerAddress, check_arguments, this_host
 from rlinf_comm.peers.deadline import DEFAULT_TIMEOUT_S, SLICE_S, Deadline
 from rlinf_comm.peers.directory import Directory, route_to
 from rlinf_comm.peers.inbox import Arrival, Inbox, NoLink
 from rlinf_comm.peers.line import Line, peer_key
 from rlinf_comm.peers.links import Links
 from rlinf_comm.peers.reception import Reception
-from rlinf_comm.peers.relay import Announced, Relay
 from rlinf_comm.peers.secret import require_secret_beyond
 from rlinf_comm.peers.transports import Transport, chosen_transports
 from rlinf_comm.peers.transports.base import ChosenTransport, Incoming, Unusable
@@ -85,13 +81,10 @@ class Peer:
         self._directory: Directory | None = None
         self._known: dict[str, PeerAddress] = {}
         self._links = Links(name, self._make_link)
-        self._relay = Relay(self._address, self._meet_at, capacity_bytes)
         self._inboxes: dict[str, Inbox] = {}
         self._changed = threading.Condition()
         """Guards the dictionaries; notified when a link comes in, and by close()."""
         self._read_ahead = ReadAhead()
-        self._background = Background()
-        self._broadcaster = Broadcaster(self._address, self._links, self._relay, self._background, self._find)
         self._is_open = True
         open_door(incarnation, self)
         self._reception.start()
@@ -237,23 +230,9 @@ class Peer:
         self._check_open()
         self._links.send(to, value, Deadline(timeout_s))
 
-    def broadcast(self, value: Any, to: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Sends one value to several peers at the same time, in order with the sends to each.
-
-        A large value goes to each other host once, and from there to the peers of that host (relay.py); one that dies
-        on the way keeps it from nobody else. Tensors that are not contiguous are made so once for all.
-
-        Raises:
-            BroadcastError: names those that it did not reach, and why; the others have it.
-        """
-        self._check_open()
-        self._broadcaster.send(value, list(dict.fromkeys(to)), Deadline(timeout_s))
-
     def _make_link(self, name: str, deadline: Deadline) -> meeting.Link:
-        return self._meet_at(self._address, self._await_address(name, deadline), deadline)
-
-    def _meet_at(self, mine: PeerAddress, theirs: PeerAddress, deadline: Deadline) -> meeting.Link:
-        return meeting.call(mine, theirs, self._transports, self._capacity_bytes, deadline)
+        theirs = self._await_address(name, deadline)
+        return meeting.call(self._address, theirs, self._transports, self._capacity_bytes, deadline)
 
     def _await_address(self, name: str, deadline: Deadline) -> PeerAddress:
         while (address := self._find(name)) is None:
@@ -275,16 +254,13 @@ class Peer:
             PeerTimeout: nothing came; says what is known of the peer.
             DecodeError: the value cannot be built here; later ones can be received.
         """
-        return self._receive(from_, Deadline(timeout_s))
-
-    def _receive(self, name: str, deadline: Deadline, is_cancelled: Any = bool) -> Any:
+        name, deadline = from_, Deadline(timeout_s)
         inbox = self._inbox(name)
         ended = inbox.ended
         while True:
             self._check_open()
             try:
-                value = inbox.receive(deadline, is_cancelled)
-                return self._relay.open(value) if type(value) is Announced else value
+                return inbox.receive(deadline)
             except NoLink:
                 pass  # wait for one
             with self._changed:
@@ -293,7 +269,7 @@ class Peer:
             if not inbox.is_empty():
                 continue
             self._look_at(name, ended, deadline)
-            if deadline.has_passed or is_cancelled():
+            if deadline.has_passed:
                 known = self._find(name)
                 state = (
                     "has ended, and no other has come" if known and known.incarnation == ended else "has sent nothing"
@@ -319,7 +295,7 @@ class Peer:
         inbox = self._inboxes.get(name)
         if inbox is None:
             with self._changed:
-                inbox = self._inboxes.setdefault(name, Inbox(self._relay.forget))
+                inbox = self._inboxes.setdefault(name, Inbox())
         return inbox
 
     # --- being called ---
@@ -335,8 +311,6 @@ class Peer:
 
     def _objection(self, caller: PeerAddress) -> str | None:
         """Why this caller is not to be met."""
-        if caller.name.startswith(RELAY_PREFIX):
-            return None
         before = self._address if caller.name == self.name else self._known.get(caller.name)
         is_me = before is self._address
         if (
@@ -353,33 +327,18 @@ class Peer:
         """Private: takes a link that comes in. Raises Unusable."""
         if transport not in (known.name for known in self._transports):
             raise Unusable(f"{self.name!r} does not allow it")
-        if theirs.name.startswith(RELAY_PREFIX):
-            self._relay.enter(incoming)
-            return
         self._read_ahead.add(incoming)
         with self._changed:
             if self._is_open:
                 self._known[theirs.name] = theirs
-                self._inboxes.setdefault(theirs.name, Inbox(self._relay.forget)).add(Arrival(theirs, incoming))
+                self._inboxes.setdefault(theirs.name, Inbox()).add(Arrival(theirs, incoming))
                 self._changed.notify_all()
                 inboxes = list(self._inboxes.values())
         if not self._is_open:
             incoming.close(farewell=True)
             return
-        for end in (*inboxes, self._links, self._relay):
+        for end in (*inboxes, self._links):
             end.sweep()
-
-    # --- asyncio ---
-
-    async def asend(self, to: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """send() in a thread. The value must not change meanwhile; cancelling does not stop it."""
-        await self._background.call(lambda _: self.send(to, value, timeout_s=timeout_s))
-
-    async def areceive(self, from_: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """receive() in a thread. Cancelling it loses no value."""
-        return await self._background.call(
-            lambda is_cancelled: self._receive(from_, Deadline(timeout_s), is_cancelled), self._inbox(from_).give_back
-        )
 
     # --- the end ---
 
@@ -405,6 +364,5 @@ class Peer:
         self._read_ahead.close()
         if farewell and self._directory is not None:
             self._directory.leave()
-        for end in (self._links, *inboxes, self._relay):  # the relay last: its end tells of theirs
+        for end in (self._links, *inboxes):
             end.close(farewell=farewell)
-        self._background.close()

@@ -49,7 +49,7 @@ class Wire:
 
     def hear(self, timeout_s: float = math.inf) -> tuple[bytes, list[memoryview]]:
         """The next message. Raises PeerLost, PeerLeft, PeerTimeout or TornStream."""
-        return self._incoming.receive_encoded(Deadline(timeout_s), lambda: False)
+        return self._incoming.receive_encoded(Deadline(timeout_s))
 
     @property
     def is_amid_a_message(self) -> bool:

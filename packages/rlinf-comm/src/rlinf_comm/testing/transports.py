@@ -256,22 +256,6 @@ def check_both_send_first(peers: PeersLike) -> None:
     assert np.array_equal(b.receive("a", timeout_s=HANG_S), array)
 
 
-def check_broadcast(peers: PeersLike) -> None:
-    """A broadcast reaches all it names, in order with the sends to each."""
-    a, b, c, d = peers.make("a", "b", "c", "d")
-    for step in range(5):
-        a.send("c", ("send", step), timeout_s=HANG_S)
-        a.broadcast(("broadcast", step), ["b", "c"], timeout_s=HANG_S)
-    for step in range(5):
-        assert b.receive("a", timeout_s=HANG_S) == ("broadcast", step)
-        assert c.receive("a", timeout_s=HANG_S) == ("send", step)
-        assert c.receive("a", timeout_s=HANG_S) == ("broadcast", step)
-    _assert_raises(PeerTimeout, lambda: d.receive("a", timeout_s=0.01), "'a'")
-
-
-# --- waits and ends ---------------------------------------------------------------------------------------------------
-
-
 def check_receive_timeout(peers: PeersLike) -> None:
     """A receive that waits in vain says for whom and how long; the next value arrives all the same."""
     a, b = peers.make("a", "b")
@@ -369,7 +353,6 @@ TRANSPORT_CHECKS: tuple[Callable[[PeersLike], None], ...] = (
     check_senders_apart,
     check_threads,
     check_both_send_first,
-    check_broadcast,
     check_receive_timeout,
     check_send_timeout,
     check_leave,

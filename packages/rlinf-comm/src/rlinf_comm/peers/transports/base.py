@@ -14,7 +14,6 @@ Further ones are further classes in the list of Peer(transports=...).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -123,12 +122,12 @@ class Outgoing(Protocol):
 class Incoming(Protocol):
     """The receiver's end. Safe for several threads."""
 
-    def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
+    def receive(self, deadline: Deadline) -> Any:
         """The next value in the order of sends; what was sent whole before the sender's end is still handed out.
 
         Raises:
             PeerLost, PeerLeft: the sender is gone, and nothing is left.
-            PeerTimeout: nothing within the deadline, or `is_cancelled`.
+            PeerTimeout: nothing within the deadline.
             DecodeError: this value cannot be built here; the next can.
             TornStream: the link is of no use any more.
         """

@@ -314,11 +314,9 @@ class _IpcIncoming(IncomingParcels[_Parcel]):
         self._opened: dict[ArenaHandle, DeviceMemory] = {}
         """The sender's arenas, open as long as the link."""
 
-    def _await_tensors(
-        self, parcel: _Parcel, deadline: Deadline, is_cancelled: Callable[[], bool]
-    ) -> list[torch.Tensor]:
+    def _await_tensors(self, parcel: _Parcel, deadline: Deadline) -> list[torch.Tensor]:
         stream = self._accelerator.current_stream()
-        self._await_lease(parcel.lease, stream, deadline, is_cancelled)
+        self._await_lease(parcel.lease, stream, deadline)
         self._parcel = None  # what cannot be opened now never can; the next value can be received
         try:
             if self._traffic.theirs.is_known_dead():  # do not touch what may be gone: a fault ends the context
@@ -329,7 +327,7 @@ class _IpcIncoming(IncomingParcels[_Parcel]):
         finally:
             self._reader.acknowledge(parcel.lease, stream=stream)
 
-    def _await_lease(self, lease: int, stream: Any, deadline: Deadline, is_cancelled: Callable[[], bool]) -> None:
+    def _await_lease(self, lease: int, stream: Any, deadline: Deadline) -> None:
         while True:
             try:
                 self._reader.receive(lease, stream=stream, timeout_s=deadline.slice_s)
@@ -337,7 +335,7 @@ class _IpcIncoming(IncomingParcels[_Parcel]):
             except ChannelTimeout:
                 if not self._is_open:
                     raise PeerLeft(f"the link from {self._traffic.theirs.name!r} was closed by this process") from None
-                if deadline.has_passed or is_cancelled():
+                if deadline.has_passed:
                     detail = "a value has come, and its tensors in device memory are not published"
                     raise self._traffic.timeout("receive from", deadline, detail) from None
 

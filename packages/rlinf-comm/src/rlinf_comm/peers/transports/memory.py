@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from rlinf_comm.errors import PeerLost
@@ -116,13 +115,13 @@ class _MemoryIncoming:
         self._pipe = pipe
         self._traffic = traffic
 
-    def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
+    def receive(self, deadline: Deadline) -> Any:
         pipe = self._pipe
         with pipe.changed:
             while not pipe.values:
                 if pipe.sender_end is not None:
                     raise _gone(self._traffic.theirs, pipe.sender_end)
-                if deadline.has_passed or is_cancelled():
+                if deadline.has_passed:
                     raise self._traffic.timeout("receive from", deadline, "it has sent nothing")
                 pipe.changed.wait(deadline.slice_s)
             value = pipe.values.popleft()

@@ -273,12 +273,10 @@ class _NcclIncoming(IncomingParcels[_Parcel]):
         self._tensors: list[torch.Tensor] | None = None
         """The tensors of the present parcel, once NCCL has been told to receive into them."""
 
-    def _await_tensors(
-        self, parcel: _Parcel, deadline: Deadline, is_cancelled: Callable[[], bool]
-    ) -> list[torch.Tensor]:
+    def _await_tensors(self, parcel: _Parcel, deadline: Deadline) -> list[torch.Tensor]:
         def check() -> None:
             self._check_end()
-            if deadline.has_passed or is_cancelled():
+            if deadline.has_passed:
                 detail = "a value has come, and not yet its tensors in device memory"
                 raise self._traffic.timeout("receive from", deadline, detail)
 
@@ -340,7 +338,7 @@ class _NcclIncoming(IncomingParcels[_Parcel]):
             raise kind(text)
         if self.host.is_spent():
             with contextlib.suppress(PeerLeft, PeerTimeout):  # after a farewell its thread goes on sending
-                self.host.receive(Deadline(0.0), lambda: True)
+                self.host.receive(Deadline(0.0))
 
     def _release(self) -> None:
         made = self._communicator

@@ -5,7 +5,7 @@ with a Place for each of its tensors in device memory; then the tensors, another
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -39,7 +39,7 @@ class IncomingParcels(Generic[SomeParcel]):
         self._lock = threading.Lock()
         self._is_open = True
 
-    def _await_tensors(self, parcel: SomeParcel, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Sequence[Any]:
+    def _await_tensors(self, parcel: SomeParcel, deadline: Deadline) -> Sequence[Any]:
         """Waits for them. Where this raises, the next receive goes on with the parcel, unless `_parcel` was emptied.
 
         Raises:
@@ -51,17 +51,17 @@ class IncomingParcels(Generic[SomeParcel]):
         """Lets go of what the link holds of the device; called once, after the host transport has been closed."""
         raise NotImplementedError
 
-    def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
+    def receive(self, deadline: Deadline) -> Any:
         with deadline.holding(self._lock) as held:
             if not held:
                 raise self._traffic.timeout("receive from", deadline, "another thread is receiving from it")
             if self._parcel is None:
-                value = self.host.receive(deadline, is_cancelled)
+                value = self.host.receive(deadline)
                 if not isinstance(value, self._kind):
                     return value
                 self._parcel = value
             parcel = self._parcel
-            tensors = self._await_tensors(parcel, deadline, is_cancelled)
+            tensors = self._await_tensors(parcel, deadline)
             self._parcel = None
             self._traffic.count()
             return put_back(parcel.value, tensors)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ import numpy as np
 
 from rlinf_comm import _C, codec
 from rlinf_comm._arrays import Refused
-from rlinf_comm._doorbell import FOR_ROOM
 from rlinf_comm.channel import Channel, ChannelAddress, Item
 from rlinf_comm.errors import ChannelTimeout, PeerLost
 from rlinf_comm.peers.address import PeerAddress
@@ -44,6 +42,9 @@ _MAX_PIECES = 32
 """The most pieces of tensors that go into one part as they are; if there are more, they are small and are joined."""
 
 _PROBE_TIMEOUT_S = 5.0
+
+_FOR_ROOM = 1
+"""What the native channel calls a wait for room (channel.h)."""
 
 
 class SharedTransport:
@@ -120,7 +121,7 @@ class _SharedOutgoing:
         except (Refused, UnicodeEncodeError, RecursionError) as error:
             raise codec.refusal(value, error) from None
         while True:
-            seen = self._channel._native.event_sequence(FOR_ROOM)
+            seen = self._channel._native.event_sequence(_FOR_ROOM)
             try:
                 outcome = put.attempt()
             except ValueError as error:
@@ -133,7 +134,7 @@ class _SharedOutgoing:
                 stats = self._channel.stats()
                 detail = f"{stats.num_items} items of {stats.num_bytes} bytes wait for the receiver"
                 raise self._traffic.timeout("send to", deadline, f"{detail} (capacity_bytes={self._capacity_bytes})")
-            self._channel._native.wait_for_event(FOR_ROOM, seen)
+            self._channel._native.wait_for_event(_FOR_ROOM, seen)
             self._lifeline.check(look_at_process=True)
 
     def check(self) -> None:
@@ -156,12 +157,12 @@ class _SharedIncoming:
         self._lock = threading.Lock()
         self._assembly: _Assembly | None = None
 
-    def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
+    def receive(self, deadline: Deadline) -> Any:
         with deadline.holding(self._lock) as held:
             if not held:
                 raise self._traffic.timeout("receive from", deadline, "another thread is receiving from it")
             while True:
-                item = self._take(deadline, is_cancelled)
+                item = self._take(deadline)
                 if item.key == _VALUE:
                     self._traffic.count()
                     return item.value
@@ -176,7 +177,7 @@ class _SharedIncoming:
                     self._traffic.count()
                     return codec.decode(assembly.buffers[0], assembly.buffers[1:])
 
-    def _take(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Item:
+    def _take(self, deadline: Deadline) -> Item:
         is_last = False
         while True:
             try:
@@ -185,7 +186,7 @@ class _SharedIncoming:
                 if is_last:
                     self._lifeline.check()
                 is_last = self._lifeline.has_ended()  # it may have sent something between the two looks
-                if not is_last and (deadline.has_passed or is_cancelled()):
+                if not is_last and deadline.has_passed:
                     raise self._traffic.timeout("receive from", deadline, self._progress()) from None
                 continue
             if items:

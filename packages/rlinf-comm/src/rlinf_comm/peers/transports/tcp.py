@@ -11,7 +11,6 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from rlinf_comm import codec
@@ -128,10 +127,10 @@ class TcpIncoming:
         self._last_receive_s = 0.0
         self._is_open = True
 
-    def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
-        return codec.decode(*self.receive_encoded(deadline, is_cancelled))
+    def receive(self, deadline: Deadline) -> Any:
+        return codec.decode(*self.receive_encoded(deadline))
 
-    def receive_encoded(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> tuple[bytes, list[memoryview]]:
+    def receive_encoded(self, deadline: Deadline) -> tuple[bytes, list[memoryview]]:
         """The header and the buffers of the next value."""
         self._last_receive_s = time.monotonic()
         with deadline.holding(self._lock) as held:
@@ -140,7 +139,7 @@ class TcpIncoming:
             while not self._reader.ready:
                 self._reader.pump_value()
                 if not self._reader.ready:
-                    self._wait(deadline, is_cancelled)
+                    self._wait(deadline)
             header, buffers = self._reader.take()
             self._traffic.count()
         self._last_receive_s = time.monotonic()
@@ -160,7 +159,7 @@ class TcpIncoming:
         """Whether some of the next value has come, or the stream has ended."""
         return bool(self._reader.ready or self.has_staged or self._reader.has_ended or self._readable.poll(0))
 
-    def _wait(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> None:
+    def _wait(self, deadline: Deadline) -> None:
         """Waits until something can be read; raises the reason why nothing will come."""
         reader, theirs = self._reader, self._traffic.theirs
         if reader.torn is not None:
@@ -177,7 +176,7 @@ class TcpIncoming:
         if theirs.is_known_dead():
             reader.pump_value()
             reader.has_ended = True  # a forked child of the peer may still hold the connection open
-        elif deadline.has_passed or is_cancelled():
+        elif deadline.has_passed:
             raise self._traffic.timeout("receive from", deadline, reader.progress)
 
     # --- for ReadAhead ---
