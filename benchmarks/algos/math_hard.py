@@ -1,8 +1,9 @@
 """How often the math reward and math-verify agree with a person about hard pairs, a row a kind:
 `python -m benchmarks.algos.math_hard`.
 
-The pairs were written and judged by hand by somebody who had not seen the code (`hard_pairs.jsonl` of the tests). Their
-kinds were worked on afterwards, so other pairs of these kinds are judged right less often. Both read the same texts.
+The pairs were written and judged by hand by somebody who had not seen the code (`hard_pairs.jsonl` of the tests), in sets
+of 252. Each set was worked on after it had been scored once, so other pairs of these kinds are judged right less often.
+Both read the same texts.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import json
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from benchmarks.algos.math_rewards import SIDES, plain_pair
 from benchmarks.harness import report
 
 from rlinf_algos.rewards.mathematics import MathReward
 
+SET = 252
 PAIRS = Path(__file__).parents[2] / "packages/rlinf-algos/tests/data/hard_pairs.jsonl"
 
 
@@ -34,9 +37,10 @@ def main() -> None:
         SIDES[0]: [result.outcome for result in results],
         SIDES[1]: [plain_pair(row["reference"], row["completion"]) for row in rows],
     }
-    findings = {side: _by_kind(rows, outcomes[side]) for side in SIDES}
-    for side, kinds in findings.items():
-        print(f"{side:<12} {kinds}")
+    findings = {side: _rates(rows, outcomes[side]) for side in SIDES}
+    for side, rates in findings.items():
+        rates["sets"] = [_rates(rows[i : i + SET], outcomes[side][i : i + SET]) for i in range(0, len(rows), SET)]
+        print(f"{side:<12} {rates}")
     report(
         "math-hard",
         settings={"num_pairs": len(rows), "num_right": sum(row["right"] for row in rows)},
@@ -47,7 +51,7 @@ def main() -> None:
     )
 
 
-def _by_kind(rows: list[dict], outcomes: list[str]) -> dict[str, dict[str, float] | float | int]:
+def _rates(rows: list[dict], outcomes: list[str]) -> dict[str, Any]:
     """The share that is judged as the person did, of each kind and of all, and the errors of both sorts."""
     agreed, total = Counter(), Counter(row["kind"] for row in rows)
     refused = accepted = 0

@@ -434,7 +434,8 @@ def _difference(relation: Answer) -> str:
 
 def _is_harder(one: Answer, other: Answer) -> bool:
     """Whether two inequalities are about different names."""
-    return {name_of(part) for part in one.parts} - {None} != {name_of(part) for part in other.parts} - {None}
+    names, others = ({name_of(part) for part in answer.parts} - {None} for answer in (one, other))
+    return _letters(one.text) != _letters(other.text) or (bool(names) and bool(others) and names != others)
 
 
 _INFINITE = frozenset((r"\infty", r"-\infty"))

@@ -49,6 +49,9 @@ _CHOSEN = re.compile(
 _CONTRACTED = re.compile(r"\b([Ii]t|[Tt]hat|[Tt]here)'s\b")
 _LEADING_REASON = re.compile(r"\A(?:since|because|as)\s[^,=]{1,80},\s(?=\S)", flags=re.IGNORECASE)
 _AT_A_POINT = re.compile(r"\s(?:(?:at|when|where|for)\s\$?[a-z]\$?\s?=|when divided by)\s?[^\s=]{1,20}\Z")
+_OF_VALUE = re.compile(r"\A(?:an?|the)(?: [a-z]+){1,3} of (?=[-$\\0-9])")
+_ALSO = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s\([0-9.,]+\s[A-Za-z]+\)\Z")
+"""The same quantity in another unit: "3 days (72 hours)"."""
 _SUM = re.compile(r"[a-z]{3}\s*=\s*(\\?[$\u20ac\u00a3]?-?[0-9][^=$]*)\Z")
 _ASIDE_AS = re.compile(r",\sas\s[^,.]{1,80},(?=\s[a-z])")
 _DEFINITE = frozenset(
@@ -241,6 +244,7 @@ def measured(text: str) -> str:
     """
     if not is_formal(text):
         return text
+    text = _ALSO.sub(r"\1", text) if text.endswith(")") else text
     cut, end = _OUT_OF.search(text), 0
     text = text[: cut.start()] if cut and _is_outside(text, cut.start()) else text
     for word in words_of(text):
@@ -405,7 +409,7 @@ def concluded(sentence: str) -> str | None:
     for verb in reversed(list(_VERB.finditer(sentence))[-_MAX_LOOKS:]):
         if _NEGATED.search(sentence, 0, verb.start()):
             return None
-        answer = measured(statement(sentence[verb.end() :]))
+        answer = measured(statement(_OF_VALUE.sub("", sentence[verb.end() :])))
         is_value = _holds_value(answer) or re.fullmatch(r"\(?[A-HJ-Z]\)?|[a-z]{2,3}", answer)
         if is_value and is_formal(answer):
             return answer
