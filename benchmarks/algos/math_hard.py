@@ -1,9 +1,9 @@
 """How often the math reward and math-verify agree with a person about hard pairs, a row a kind:
 `python -m benchmarks.algos.math_hard`.
 
-The pairs were written and judged by hand by somebody who had not seen the code (`hard_pairs.jsonl` of the tests), in sets
-of 252. Each set was worked on after it had been scored once, so other pairs of these kinds are judged right less often.
-Both read the same texts.
+The pairs were written and judged by hand by people who had not seen the code (`hard_pairs.jsonl` of the tests), in
+sets of 252. Each set was worked on after it had been scored once, so other pairs of these kinds are judged right less
+often. Both read the same texts.
 """
 
 from __future__ import annotations
