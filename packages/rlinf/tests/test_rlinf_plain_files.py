@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,16 @@ from rlinf.errors import UserError
 from rlinf.report import write_report
 from rlinf.run_folder import RunFolder, TraceEvent
 from rlinf.run_folder.folder import film_path
+from rlinf.run_folder.lock import check_owner
 from rlinf.run_folder.plain_files import copy_plain, open_plain, read_plain
 from rlinf.run_folder.rows import append_rows, write_file
 from rlinf.run_folder.trace import TraceWriter
 
 SECRET = "a secret of whoever reads the folder"
+ODD_RESULT = {
+    **{"score": 5, "before": 0.5, "after": 1.0, "score_is_share": True, "num_steps": "x", "training_s": 1.0},
+    "stage_seconds": {},
+}
 EVENT = TraceEvent(name="train", category="stage", lane="device cpu:0", start_ns=0, duration_ns=9)
 
 
@@ -126,6 +132,16 @@ def test_a_folder_that_everybody_may_write_into_is_noted(tmp_path: Path) -> None
         assert len([note for note in notes if note.startswith("every user of this machine may write")]) == count
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a link of another user")
+def test_another_users_link_to_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    check_owner(tmp_path / "link")
+    os.chown(tmp_path / "link", 65534, 65534, follow_symlinks=False)
+    with pytest.raises(UserError, match="is a link of the user with id 65534"):
+        check_owner(tmp_path / "link")
+
+
 def test_what_files_hold_does_not_steer_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clear = "\x1b[2J\x9b31m"
     result = {"score": clear, "before": 0.5, "after": 1.0, "score_is_share": True, "num_steps": 1, "training_s": 1.0}
@@ -139,3 +155,18 @@ def test_what_files_hold_does_not_steer_the_terminal(run: Path, capsys: pytest.C
     assert main(["explain", str(run)]) == 0
     told = "".join(capsys.readouterr())
     assert r"\x1b[2J\x9b31m" in told and "\x1b" not in told and "\x9b" not in told
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value", "code"),
+    [
+        ("explain", "manifest.json", {"sessions": ["odd"]}, 2),
+        ("explain", "manifest.json", {"sessions": [{"started": 1}]}, 2),
+        ("explain", "result.json", 7, 0),
+        ("explain", "result.json", {}, 0),
+        ("summary", "result.json", ODD_RESULT, 0),
+    ],
+)
+def test_values_of_other_kinds_are_no_traceback(run: Path, command: str, name: str, value: Any, code: int) -> None:
+    (run / name).write_text(json.dumps(value))
+    assert main([command, str(run)]) == code

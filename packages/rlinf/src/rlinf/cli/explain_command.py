@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,9 +126,14 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise  # which is a ValueError, too
     except ValueError as error:
         raise UserError(f"{folder / 'manifest.json'} is not JSON: {error}") from error
-    if not isinstance(manifest, dict) or not manifest.get("sessions"):
+    sessions = manifest.get("sessions") if isinstance(manifest, dict) else None
+    if not isinstance(sessions, list) or not sessions or not {"started", "ended"} <= set(_keys(sessions[-1])):
         raise UserError(f"{folder / 'manifest.json'} names no session of a run; was it edited?")
     return manifest
+
+
+def _keys(value: Any) -> Iterable[str]:
+    return value if isinstance(value, dict) else ()
 
 
 def _ended(folder: Path, manifest: dict[str, Any]) -> str:
@@ -152,5 +158,6 @@ def _ended(folder: Path, manifest: dict[str, Any]) -> str:
         return f"the run in {folder} ended {session['ended']}: {session['failure']}{go_on}{more}"
     if (folder / RESULT).is_file():
         result = read_plain_json(folder / RESULT)
-        return f"the run in {folder} is finished after {result['num_steps']} steps, since {session['ended']}"
+        num_steps = result.get("num_steps") if isinstance(result, dict) else "?"
+        return f"the run in {folder} is finished after {num_steps} steps, since {session['ended']}"
     return f"the run in {folder} ended {session['ended']}"

@@ -51,7 +51,7 @@ def _cells(name: str, result: dict[str, Any]) -> tuple[str, ...]:
     stages = sorted(result["stage_seconds"].items(), key=lambda item: -item[1])
     return (
         name,
-        result["score"],
+        str(result["score"]),
         _show(result["before"], result["score_is_share"]),
         _show(result["after"], result["score_is_share"]),
         str(result["num_steps"]),

@@ -86,8 +86,11 @@ def writing_whole(final: Path) -> Iterator[Path]:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What `writing_sealed` was given."""
-    return read_plain_json(checkpoint / STATE)
+    """What `writing_sealed` was given. Raises: UserError for a file that is no such thing."""
+    state = read_plain_json(checkpoint / STATE)
+    if not isinstance(state, dict):
+        raise UserError(f"{checkpoint / STATE} is not what a run writes; was it edited?")
+    return state
 
 
 def best_checkpoint(folder: Path) -> Path | None:

@@ -108,9 +108,10 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: 
             write(file, partial / file.name)
     weights = list(folder.glob("*.safetensors"))
     state = read_state(checkpoint)
+    score = state.get("own_score")
     return Exported(
         checkpoint=checkpoint,
-        score=state.get("own_score"),
+        score=score if isinstance(score, float) else None,
         score_name=str(state.get("score_name", "score")).replace("_", " "),
         folder=folder,
         num_bytes=sum(file.stat().st_size for file in weights),

@@ -85,11 +85,16 @@ def check_free(folder: Path) -> None:
 
 def check_owner(folder: Path) -> None:
     """Does nothing for a folder that does not exist. Raises: UserError where it belongs to another user, who could have
-    put links and lies into it."""
+    put links and lies into it, or where its name is another user's link, who could let it lead elsewhere."""
     try:
-        owner = folder.stat().st_uid
+        owner, linker = folder.stat().st_uid, folder.lstat().st_uid
     except (FileNotFoundError, NotADirectoryError):
         return
+    if folder.is_symlink() and linker not in (0, os.geteuid()):
+        raise UserError(
+            f"{folder} is a link of the user with id {linker}, who could let it lead elsewhere",
+            hint=f"name the folder itself: {folder.resolve()}",
+        )
     if owner != os.geteuid():
         raise UserError(
             f"{folder} belongs to the user with id {owner}, and this process runs as {os.geteuid()}",
