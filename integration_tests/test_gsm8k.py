@@ -148,3 +148,49 @@ def test_real_rows(tmp_path, model_folder):
         pytest.skip(f"no GSM8K files in {DATA}; set RLINF_TEST_DATA")
     train_file, eval_file, aime = files
     check(run(tmp_path, model_folder, train_file, eval_file, ("aime24", aime)), "aime24", 30)
+
+
+HOSTILE = (
+    *("<think>" * 500, "</think><answer>" * 300, "the answer is A " + " " * 50_000, "1,111" * 10_000, "```\n" * 10_000),
+    *("\\boxed{9^{9^{9^{9}}}}", "\\boxed{" + "x=(" * 240 + "1" + ")" * 240 + "}", "\\boxed{5" + "!" * 400 + "}"),
+    *("\\boxed{0=1=2=3=4=5}", "\x00\u0301\u202e" * 1000),
+)
+"""Tokens of a policy that wants the judges to fail."""
+
+
+def test_no_text_of_a_policy_ends_a_run(tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from rlinf.tasks.language import character_tokenizer
+
+    tokenizer = character_tokenizer("0123456789+=")
+    tokenizer.add_tokens(list(HOSTILE))
+    tokenizer.save_pretrained(tmp_path / "model")
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "model")
+    questions = [{"question": f"{i}+{i}=", "answer": f"#### {2 * i}"} for i in range(1, 9)]
+    kinds = ("math", "numeric", "format")
+    settings = SHORT | {
+        "model.path": tmp_path / "model",
+        "task.train_files": f"[{write_rows(tmp_path / 'train.jsonl', questions)}]",
+        "task.eval_files": f"[{write_rows(tmp_path / 'eval.jsonl', [{'question': '9+9=', 'answer': '#### 18'}])}]",
+        "task.num_held_out": 1,
+        "task.prompt_template": "{question}",
+        "rollout.max_prompt_tokens": 8,
+        "algorithm.kl_coef": 0,
+        "actor.num_shards": 1,
+        "mode": "collocated",
+        "reward.kind": "weighted",
+        **{f"reward.terms.{kind}.reward.kind": kind for kind in kinds},
+        **{f"reward.terms.{kind}.weight": 1.0 for kind in kinds},
+        "run.max_judge_failures": 0.0,
+    }
+    metrics = rows(train("gsm8k-grpo", tmp_path / "run", settings))
+    assert [step["reward/judge_failures"] for step in metrics] == [0.0, 0.0]
+    causes = {name for step in metrics for name, share in step.items() if share and name.startswith("reward/")}
+    assert causes >= {"reward/timeout", "reward/memory", "reward/unparseable"}

@@ -23,7 +23,10 @@ from typing import Any
 
 import torch
 from benchmarks.harness import report
-from transformers import AutoModelForCausalLM, Qwen2Config
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast, Qwen2Config
 
 from rlinf.tasks.language import character_tokenizer
 from rlinf_algos.rewards import exact_match, final_answer, multiple_choice, numeric_match, think_answer_format
@@ -31,7 +34,7 @@ from rlinf_algos.rewards.program import last_program
 
 PIECES = (
     *(" ", "\n", "\t \n", "\x00", "\u200b", "\u0301", "\ufdfa", "\U0001d401", "a", "a ", "the answer is "),
-    *("answer is A ", "Answer\n", "so it is "),
+    *("answer is A ", "Answer\n", "so it is ", "0=1=", "x=("),
     *("0", "9", "1,", "1,111", "1e5", "1/", "-", ".5", "9." , "x=1, ", "(A) ", "B or ", "\u7b54\u6848\u662f5\u3002"),
     *("{", "}", "{}", "(", "[", "$", "$$", "$1 ", "\\(", "\\[", "\\", "^{9", "2^", "!", "\\frac{", "\\frac{1}{2}"),
     *("\\sqrt{", "\\text{", "\\boxed{", "\\boxed{1}, ", "\\boxed{}", "\\begin{pmatrix}", "\\cup ", "\\int_0^{"),
@@ -47,6 +50,9 @@ SHORT = (
     "</answer>",
     "\\boxed{9^{9^{9^{9}}}}",
     "\\boxed{(10^7)!}",
+    "\\boxed{0=1=2=3=4=5}",
+    "\\boxed{" + "x=(" * 240 + "1" + ")" * 240 + "}",
+    "\\boxed{5" + "!" * 400 + "}",
 )
 """Pieces that stand once, so that there is an answer now and then."""
 PROGRAMS = (
@@ -68,7 +74,14 @@ PROGRAMS = (
     "import sys; sys.setrecursionlimit(10**9); exec('(' * 10**6)",
     "x = '\x00'",
     "class A:\n __eq__ = lambda *_: True\ndef f(x): return A()",
+    "def f(x): raise StopIteration",
+    "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n if os.fork() == 0:\n"
+    "  for _ in range(10**6): pass\n  os._exit(0)\n try: os.wait()\n except OSError: pass",
+    "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_void_p\nfor i in range(1, 60000):\n"
+    " place = libc.mmap(ctypes.c_void_p(i << 30), 4096, 1, 0x100022, -1, ctypes.c_long(0))\n"
+    " ctypes.c_char.from_address(place).value",
 )
+"""Of `code`: also a fork whose time nobody waits for, and page tables, which no process has resident."""
 ROWS = {
     "exact": ("exact", "4"),
     "multiple_choice": ("exact", "B"),
@@ -87,7 +100,9 @@ REWARDS: dict[str, list[str]] = {
         *("--reward.terms.answer.weight", "0.9", "--reward.terms.answer.reward.kind", "math"),
         *("--reward.terms.form.weight", "0.1", "--reward.terms.form.reward.kind", "format"),
     ],
+    "model": ["--reward.path", "judge", "--reward.batch_size", "8"],
 }
+"""Kind -> options; a path is below the folder of the run."""
 JUDGES: dict[str, Callable[[str], object]] = {
     "exact": lambda text: exact_match(text, "4"),
     "numeric": lambda text: numeric_match(text, "4"),
@@ -126,6 +141,7 @@ def _run(kind: str, num_completions: int, piece: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         _write_model(folder / "model", _programs() if kind == "code" else _pieces(piece))
+        _write_judge(folder / "judge")
         answer_format, answer = ROWS.get(kind, ("gsm8k", "#### 4"))
         for name, sign in (("train", "+"), ("test", "=")):
             rows = [{"question": f"{i} {sign} {i}", "answer": answer} for i in range(10)]
@@ -162,7 +178,8 @@ def _run(kind: str, num_completions: int, piece: int) -> dict[str, Any]:
         ]
         command += ["--run.num_steps", NUM_STEPS, "--run.evaluate_every", NUM_STEPS, "--actor.num_shards", 1]
         command += ["--algorithm.kl_coef", 0, "--output", folder / "run", *REWARDS[kind]]
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+        texts = [str(part) for part in command]
+        done = subprocess.run(texts, cwd=folder, capture_output=True, text=True, check=False)
         metrics = folder / "run" / "metrics.jsonl"
         steps = [json.loads(line)["metrics"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
         names = sorted({name for step in steps for name in step if name.startswith("reward/")})
@@ -218,6 +235,20 @@ def _write_model(folder: Path, pieces: Sequence[str]) -> None:
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _write_judge(folder: Path) -> None:
+    """A reward model of random weights that reads bytes."""
+    alphabet = sorted(ByteLevel.alphabet())
+    core = Tokenizer(BPE({byte: i for i, byte in enumerate(alphabet)}, []))
+    core.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=core).save_pretrained(folder)
+    config = Qwen2Config(
+        vocab_size=len(alphabet), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0,
+    )  # fmt: skip
+    config.num_labels = 1
+    AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,8 @@ def test_exact_match():
     ("completion", "outcome", "answer"),
     [
         ("<think>a\nb</think> <answer> 5 </answer>\n", "right", "5"),
-        ("<think></think><answer></answer>", "right", ""),
+        ("<think></think><answer>5</answer>", "right", "5"),
+        ("<think>a</think><answer> \n</answer>", "unparseable", None),
         ("<answer>5</answer>", "unparseable", None),
         ("<think>a</think><answer>5</answer> and more", "unparseable", None),
         ("<think>a</think> so <answer>5</answer>", "unparseable", None),

@@ -8,7 +8,8 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 @register_reward("think_answer_format")
 def think_answer_format(completion: str, reference: str) -> RewardResult:
-    """1.0 where each tag is there once, in order, with nothing but white space around the two parts.
+    """1.0 where each tag is there once, in order, with nothing but white space around the two parts, and the answer is
+    not blank; the thought may be, as where a template leaves it out.
 
     Says nothing about the answer being right; the reference is not used. A completion of another form is "unparseable".
     """
@@ -19,6 +20,6 @@ def think_answer_format(completion: str, reference: str) -> RewardResult:
             return RewardResult(value=0.0, outcome="unparseable", has_verdict=False)
         parts.append(before)
     before_thought, _, between, answer = parts
-    if before_thought.strip() or between.strip() or rest.strip():
+    if before_thought.strip() or between.strip() or rest.strip() or not answer.strip():
         return RewardResult(value=0.0, outcome="unparseable", has_verdict=False)
     return RewardResult(value=1.0, outcome="right", answer=answer.strip(), has_verdict=False)
