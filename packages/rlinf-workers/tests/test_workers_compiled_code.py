@@ -3,6 +3,8 @@
 import os
 import stat
 
+import pytest
+
 from rlinf_workers.compiled_code import VARIABLE, keep_compiled_code_private
 
 
@@ -19,9 +21,13 @@ def test_programs_that_torch_compiles_are_kept_where_nobody_else_writes(tmp_path
     assert os.environ[VARIABLE] == "/elsewhere"
 
 
-def test_without_a_home_it_is_a_fresh_temporary_folder(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+@pytest.mark.parametrize("cache", ["no folder", "another user's"])
+def test_without_a_cache_of_its_own_it_is_a_fresh_temporary_folder(tmp_path, monkeypatch, cache):
+    if cache == "no folder":
+        (tmp_path / cache).touch()
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.delenv(VARIABLE, raising=False)
     keep_compiled_code_private()

@@ -1,5 +1,6 @@
 """Which warm starts are taken from an earlier run, and which are not."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -104,6 +105,13 @@ def test_a_damaged_one_is_not_taken_and_an_old_one_goes(cache: Path):
         keep(warm_start(f"--seed={seed}"))
     assert len([path for path in cache.iterdir() if path.is_dir()]) == warm_starts.NUM_KEPT
     assert warm_start("--seed=0").find() is None and warm_start(f"--seed={seed}").find() is not None
+
+
+def test_one_of_another_user_is_not_taken(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where several users share a cache."""
+    keep(warm_start())
+    monkeypatch.setattr(os, "geteuid", lambda: cache.stat().st_uid + 1)
+    assert warm_start().find() is None and len(list(cache.glob("[!.]*"))) == 1
 
 
 def test_it_can_be_switched_off_and_leaves_unknown_code_alone():

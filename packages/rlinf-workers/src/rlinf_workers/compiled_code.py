@@ -23,7 +23,7 @@ def _own_folder() -> Path:
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlinf" / "torchinductor"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
+        if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
             return folder
     except (OSError, RuntimeError):  # a home that cannot be written, or none
         pass

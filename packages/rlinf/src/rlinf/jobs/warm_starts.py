@@ -69,8 +69,9 @@ class WarmStarts:
             self._path = cache_folder() / _key(config, num_ranks, device, environments)
 
     def find(self) -> tuple[Path, str] | None:
-        """The folder of the warm start, and what to say of it; None: there is none. A damaged one is deleted."""
-        if self.why_not is not None or not self._path.is_dir():
+        """The folder of the warm start, and what to say of it; None: there is none of this user. A damaged one is
+        deleted."""
+        if self.why_not is not None or not self._path.is_dir() or self._path.stat().st_uid != os.geteuid():
             return None
         problem = damage(self._path)
         if problem is not None:
