@@ -228,8 +228,10 @@ def is_formal(answer: str) -> bool:
     """Whether it begins like a number or a formula, or is a single letter."""
     text = answer.lstrip("$({[|-\u2212+ ")
     word = re.match(r"[A-Za-z]{2,}", text)
-    is_product = word is not None and re.fullmatch(r"(?!by)[abcxyz]{2}|lwh|abc|[xyz]{3}", word[0])
-    return bool(answer) and (word is None or is_product or word[0].lower() in _FORMULA_NAMES or _is_name(text))
+    if word is None or not answer:
+        return bool(answer)
+    is_product = re.fullmatch(r"(?!by)[abcxyz]{2}|lwh|abc|[xyz]{3}", word[0]) is not None
+    return is_product or word[0].lower() in _FORMULA_NAMES or _is_name(text)
 
 
 def _is_name(text: str) -> bool:
