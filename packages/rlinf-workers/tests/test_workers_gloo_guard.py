@@ -4,17 +4,25 @@ import os
 import resource
 import socket
 import struct
+import sys
 import threading
 import time
+from concurrent.futures import Future
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from rlinf_workers import gloo_guard
+from rlinf_workers.addresses import ON_ONE_MACHINE
+from rlinf_workers.collectives import connect, connect_alone
 from rlinf_workers.errors import WorkersError
+from rlinf_workers.generation.sglang import child
 from rlinf_workers.gloo_guard import Connection, guard_gloo, refuse_strangers, users_of_ends
+from rlinf_workers.launcher.base import Identity
+from rlinf_workers.spans import WaitTable
 
 NOBODY = 65534
 OWN = Connection(("127.0.0.1", 4000), ("127.0.0.1", 5000))
@@ -25,7 +33,8 @@ END = "0100007F:1388 0100007F:0FA0"
 @pytest.fixture(autouse=True)
 def guarded(monkeypatch):
     """The guard is taken off afterwards."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for variable, value in ON_ONE_MACHINE.items():
+        monkeypatch.setenv(variable, value)
     monkeypatch.setattr(dist.ProcessGroupGloo, "__init__", dist.ProcessGroupGloo.__init__)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     guard_gloo()
@@ -170,6 +179,33 @@ def test_ends_are_named_as_the_kernel_does(listens_at, called):
         taken, _ = server.accept()
         with taken:
             assert users_of_ends()[gloo_guard._connection(taken).other_end] == os.geteuid()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_whatever_connects_ranks_is_guarded(monkeypatch, tmp_path, num_ranks):
+    monkeypatch.setattr(dist.ProcessGroupGloo, "__init__", dist.ProcessGroupGloo.__init__.__wrapped__)
+    made = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: made.append(dist.ProcessGroupGloo.__init__))
+    identity = Identity(role="actor", rank=0, num_ranks=num_ranks, devices=("cpu:0",), rendezvous=f"{tmp_path}/meet")
+    if num_ranks == 1:
+        connect_alone(identity)
+    else:
+        connect(identity, WaitTable("actor/0"), lambda *_, **__: Future())
+    assert hasattr(made[0], "__wrapped__")
+
+
+def test_a_scheduler_process_of_sglang_is_guarded(monkeypatch, tmp_path):
+    monkeypatch.setattr(dist.ProcessGroupGloo, "__init__", dist.ProcessGroupGloo.__init__.__wrapped__)
+    made = []
+    scheduler = SimpleNamespace(run_scheduler_process=lambda: made.append(dist.ProcessGroupGloo.__init__))
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.scheduler", scheduler)
+    monkeypatch.setenv(child.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(child.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
+    monkeypatch.setattr(child.os, "getppid", lambda: 2)
+    monkeypatch.setattr(child.faulthandler, "register", lambda *_, **__: None)
+    monkeypatch.setattr(child.logging.getLogger("sglang"), "handlers", [])
+    child.run_scheduler()
+    assert hasattr(made[0], "__wrapped__")
 
 
 def test_the_guard_stays_one_and_lets_a_process_open_more_files():
