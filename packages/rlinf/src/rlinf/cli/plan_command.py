@@ -131,10 +131,12 @@ def _problem(
             f"{name!r} is no problem file, workload or recipe{f'; did you mean {close[0]}?' if close else ''}",
             hint=f"workloads: {', '.join(WORKLOADS)}\nrecipes: {', '.join(recipes)}",
         )
+    from rlinf.config.references import check_names
     from rlinf.planning.problems import problem_of_recipe
 
     given = parse_overrides(overrides)
     config = load_config(name, [*_unread_data(name, given), *given])
+    check_names(config)
     return problem_of_recipe(config, gpu=gpu or "H100", env_step_s=env_step_s), config
 
 

@@ -3,12 +3,12 @@ answered at once. What is behind them is checked later."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlinf.config.common import ClusterConfig
-from rlinf.config.embodied import EmbodiedConfig, PolicyConfig
+from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.inputs import check_model_folder, download_hint
 from rlinf.config.playing import TrainedConfig
@@ -23,18 +23,21 @@ from rlinf_algos.registry import Registry
 from rlinf_workers.registry import BACKENDS, ENGINES, LAUNCHERS, POLICIES, WEIGHT_LINKS
 
 
+def check_names(config: Config) -> None:
+    """Raises: UserError for a name that nothing is known by; import paths are not followed, which a plan needs not."""
+    for registry, name, at in _names(config):
+        _refused(registry.check, name, at)
+
+
 def check_references(config: Config) -> None:
     """Raises: UserError for a name that nothing is known by, and for a file or folder that is not there."""
-    _check_processes(config.cluster, config.environments)
-    _check_name(BACKENDS, config.actor.backend, f"actor.backend={config.actor.backend}")
+    for registry, name, at in _names(config):
+        _refused(registry.locate, name, at)
+    _check_environments(config.environments)
     if config.plan.profile is not None:
         _check_file(config.plan.profile, "plan.profile", "rlinf profile RECIPE writes such a file")
     if isinstance(config, EmbodiedConfig):
-        _check_policy(config.policy)
-        if config.env.kind == "import" and ":" in config.env.id and "env" not in config.environments:
-            _check_name(Registry("environment"), config.env.id, f"env.id={config.env.id!r}")
-        if config.warm_start is not None and config.warm_start.path is not None:
-            _check_file(config.warm_start.path, "warm_start.path", "check the path of the demonstrations")
+        _check_embodied(config)
     else:
         _check_reasoning(config)
 
@@ -42,7 +45,7 @@ def check_references(config: Config) -> None:
 def check_eval_references(config: EvalConfig) -> None:
     """As `check_references`, of an evaluation."""
     _check_processes(config.cluster, config.environments)
-    _check_name(ENGINES, config.engine, f"engine={config.engine}")
+    _refused(ENGINES.locate, config.engine, f"engine={config.engine}")
     if not config.model.exists():
         check_model_folder(config.model, key="model")
     _check_data(benchmark.file for benchmark in config.benchmarks.values())
@@ -51,11 +54,33 @@ def check_eval_references(config: EvalConfig) -> None:
 def check_trained_references(config: TrainedConfig) -> None:
     """As `check_references`, of what a trained policy acts with."""
     _check_processes(config.cluster, config.environments)
-    _check_policy(config.policy)
+    _refused(POLICIES.locate, config.policy.name, "policy.name")
+
+
+def _names(config: Config) -> Iterator[tuple[Registry[Any], str, str]]:
+    """What a run names, with the key as a message begins with it."""
+    yield from _cluster_names(config.cluster)
+    yield BACKENDS, config.actor.backend, f"actor.backend={config.actor.backend}"
+    if isinstance(config, EmbodiedConfig):
+        yield POLICIES, config.policy.name, "policy.name"
+    else:
+        yield ENGINES, config.rollout.engine, f"rollout.engine={config.rollout.engine}"
+
+
+def _cluster_names(cluster: ClusterConfig) -> Iterator[tuple[Registry[Any], str, str]]:
+    yield LAUNCHERS, cluster.launcher, "cluster.launcher"
+    if cluster.weight_link != "auto":
+        yield WEIGHT_LINKS, cluster.weight_link, "cluster.weight_link"
+
+
+def _check_embodied(config: EmbodiedConfig) -> None:
+    if config.env.kind == "import" and ":" in config.env.id and "env" not in config.environments:
+        _refused(Registry("environment").locate, config.env.id, f"env.id={config.env.id!r}")
+    if config.warm_start is not None and config.warm_start.path is not None:
+        _check_file(config.warm_start.path, "warm_start.path", "check the path of the demonstrations")
 
 
 def _check_reasoning(config: ReasoningConfig) -> None:
-    _check_name(ENGINES, config.rollout.engine, f"rollout.engine={config.rollout.engine}")
     for key, path in (("model.path", config.model.path), ("reference.path", config.reference.path)):
         if path is not None:
             check_model_folder(path, key=key)
@@ -72,13 +97,16 @@ def _check_reward(reward: RewardConfig, key: str) -> None:
         case ModelReward():
             check_model_folder(reward.path, key=f"{key}.path")
         case FunctionReward():
-            _check_name(Registry("reward"), reward.path, f"{key}.path={reward.path}")
+            _refused(Registry("reward").locate, reward.path, f"{key}.path={reward.path}")
 
 
 def _check_processes(cluster: ClusterConfig, environments: Mapping[str, str]) -> None:
-    _check_name(LAUNCHERS, cluster.launcher, "cluster.launcher")
-    if cluster.weight_link != "auto":
-        _check_name(WEIGHT_LINKS, cluster.weight_link, "cluster.weight_link")
+    for registry, name, at in _cluster_names(cluster):
+        _refused(registry.locate, name, at)
+    _check_environments(environments)
+
+
+def _check_environments(environments: Mapping[str, str]) -> None:
     for role, python in environments.items():
         try:
             python_of(python)
@@ -86,14 +114,10 @@ def _check_processes(cluster: ClusterConfig, environments: Mapping[str, str]) ->
             raise UserError(f"environments.{role}: {error.message}", hint=error.hint) from error
 
 
-def _check_policy(policy: PolicyConfig) -> None:
-    _check_name(POLICIES, policy.name, "policy.name")
-
-
-def _check_name(registry: Registry[Any], name: str, at: str) -> None:
-    """`at` is the key as a message begins with it."""
+def _refused(check: Callable[[str], None], name: str, at: str) -> None:
+    """What a registry says of a name, as an error that begins with the key."""
     try:
-        registry.locate(name)
+        check(name)
     except AlgosError as error:
         raise UserError(f"{at}: {error}") from error
 

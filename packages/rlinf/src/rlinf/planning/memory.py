@@ -116,12 +116,16 @@ def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | 
 
     Args:
         shape: the shape of the actor's model.
+
+    Raises: UserError for a teacher that is neither a folder nor a public model.
     """
     if not config.has_reference_worker or config.reference.path is None:
         return shape if config.has_reference_worker else None
     try:
         return named_shape(config.reference.path)
-    except ProfileError:
+    except ProfileError as error:
+        if not config.reference.path.exists():
+            raise UserError(f"reference.path: {error}") from error
         return None
 
 
