@@ -634,6 +634,18 @@ MISTAKES = [
         line="eval gsm8k=test.jsonl --model model --engine sglan",
         says="engine=sglan: no generation engine is called 'sglan'",
     ),
+    Mistake(
+        line="eval gsm8k=test.jsonl --model model --temperature 0 --min_p 0.1",
+        says="--min_p=0.1 is not used: temperature=0 takes the likeliest token",
+    ),
+    Mistake(
+        line="eval own=test.jsonl own=train.jsonl --model model --benchmarks.own.reward exact_match",
+        says="the benchmark 'own' is given twice",
+    ),
+    Mistake(
+        line="eval own=test.jsonl --model model --benchmarks.own.reward absent:reward",
+        says="benchmarks.own.reward=absent:reward: the reward 'absent:reward' cannot be imported: No module named 'a",
+    ),
     Mistake(line="eval gsm8k=test.jsonl", says="model is not set; give --model VALUE, or write it in a recipe"),
     Mistake(line="eval gsm9k=test.jsonl --model model", says="no benchmark is called 'gsm9k'; did you mean gsm8k?"),
     Mistake(

@@ -118,6 +118,10 @@ def _arguments(arguments: Sequence[str]) -> tuple[Path | None, list[Override]]:
                 hint=f"{setting}a benchmark is NAME=FILE, for example gsm8k=gsm8k_test.jsonl; "
                 "one YAML file with settings may stand beside",
             )
+        elif any(one.key[1] == name for one in overrides):
+            raise UserError(
+                f"the benchmark {name!r} is given twice", hint="a benchmark has one file; give the other another name"
+            )
         else:
             overrides.append(Override(key=("benchmarks", name, "file"), text=file))
     return settings, overrides

@@ -138,6 +138,13 @@ class EvalConfig(EngineConfig):
                 text=f"=0 makes the {self.samples_per_problem} samples of a problem all the same; use a temperature "
                 "above 0, for example 0.6, or one sample",
             )
+        for name, value in (("top_k", self.top_k), ("min_p", self.min_p)):
+            if value and self.temperature == 0:
+                yield Conflict(
+                    keys=(name, "temperature"),
+                    text=f"={value:g} is not used: temperature=0 takes the likeliest token; use a temperature above 0, "
+                    "or leave it out",
+                )
         if self.prompt_format == "plain":
             yield from chat_conflicts(self.system_prompt, self.chat_options, "")
         for name, benchmark in self.benchmarks.items():

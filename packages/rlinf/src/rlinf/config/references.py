@@ -46,6 +46,10 @@ def check_eval_references(config: EvalConfig) -> None:
     """As `check_references`, of an evaluation."""
     _check_processes(config.cluster, config.environments)
     _refused(ENGINES.locate, config.engine, f"engine={config.engine}")
+    for name, benchmark in config.benchmarks.items():
+        if benchmark.reward is not None and ":" in benchmark.reward:
+            at = f"benchmarks.{name}.reward={benchmark.reward}"
+            _refused(Registry("reward").locate, benchmark.reward, at)
     if not config.model.exists():
         check_model_folder(config.model, key="model")
     _check_data(benchmark.file for benchmark in config.benchmarks.values())

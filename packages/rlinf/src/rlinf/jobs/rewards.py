@@ -200,6 +200,10 @@ def try_own_reward(spec: RewardSpec, problem: Problem, what: str) -> TriedReward
 def _told(error: BaseException) -> str:
     """The message, and where in the user's code its cause was raised."""
     cause = error.__cause__ or error
-    frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if "rlinf_algos" not in frame.filename]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(cause.__traceback__)
+        if "rlinf_algos" not in frame.filename and "importlib" not in frame.filename
+    ]
     places = [f"\n  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames[-3:]]
     return f"{error}" + ("".join(places) if error.__cause__ is not None else "")
