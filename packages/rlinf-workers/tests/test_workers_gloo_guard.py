@@ -28,6 +28,7 @@ NOBODY = 65534
 OWN = Connection(("127.0.0.1", 4000), ("127.0.0.1", 5000))
 END = "0100007F:1388 0100007F:0FA0"
 """The other end of it, as the table has it on a machine with little-endian words."""
+OWN_END = "0100007F:0FA0 0100007F:1388"
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +142,7 @@ def test_another_user_who_takes_the_place_of_a_rank_is_refused_before_anything_i
     ("users", "whose"),
     [
         ({END: os.geteuid() + 1}, f"the user with id {os.geteuid() + 1}"),
-        ({}, "a process that has gone"),
+        ({OWN_END: os.geteuid()}, "a process that has gone"),
         ({END: os.geteuid()}, None),
     ],
 )
@@ -158,8 +159,14 @@ def test_connections_that_did_not_come_in_and_those_of_other_machines_are_not_ju
     refuse_strangers([OWN, Connection(("10.0.0.1", 4001), ("10.0.0.2", 5000))], {4001})
 
 
+def test_a_system_whose_table_lacks_our_own_sockets_is_not_refused(monkeypatch, caplog):
+    monkeypatch.setattr(gloo_guard, "users_of_ends", lambda: {})
+    refuse_strangers([OWN], {4000})
+    assert "whose processes are in a gloo group is not known" in caplog.text
+
+
 def test_a_line_that_the_table_lacked_is_looked_for_again(monkeypatch):
-    looks = iter([{}, {END: os.geteuid()}])
+    looks = iter([{OWN_END: os.geteuid()}, {END: os.geteuid()}])
     monkeypatch.setattr(gloo_guard, "users_of_ends", lambda: next(looks))
     refuse_strangers([OWN], {4000})
 

@@ -60,6 +60,11 @@ class Connection:
         return "" if self.remote is None else f"{_in_table(self.remote)} {_in_table(self.local)}"
 
     @property
+    def own_end(self) -> str:
+        """As `other_end`."""
+        return "" if self.remote is None else f"{_in_table(self.local)} {_in_table(self.remote)}"
+
+    @property
     def is_from_here(self) -> bool:
         return self.remote is None or ipaddress.ip_address(self.remote[0]).is_loopback
 
@@ -67,7 +72,7 @@ class Connection:
 def guard_gloo() -> None:
     """From now on every gloo group that this process makes, whoever asks for it, is one of this user's processes."""
     original: Callable[..., None] = dist.ProcessGroupGloo.__init__
-    if hasattr(original, "__wrapped__") or not Path(TABLES[0]).exists():
+    if hasattr(original, "__wrapped__") or not os.access(TABLES[0], os.R_OK):
         return
     _raise_limit()
 
@@ -104,6 +109,9 @@ def refuse_strangers(connections: Sequence[Connection], ports: Collection[int]) 
     for one in connections:
         user = users.get(one.other_end)  # None: it is another machine's, or gone
         if user is None and not (one.is_from_here and one.local[1] in ports):
+            continue
+        if user is None and one.own_end and one.own_end not in users:
+            _LOG.warning("whose processes are in a gloo group is not known: %s lacks this one's connections", TABLES[0])
             continue
         if user != os.geteuid():
             whose = "a process that has gone" if user is None else f"a process of the user with id {user}"
