@@ -40,6 +40,8 @@ _SYMBOLS = (
     ),
 )
 """What the parser reads as something else: a constant, nothing, or a class of sympy."""
+_FACTORS = re.compile(r"\)\s*(?=\()|(?<![A-Za-z_^.0-9])[0-9]+(?:\.[0-9]+)?\s*(?=\()")
+"""Before a factor in brackets. The parser takes `(2)(3)` and `2(3)` for mixed numbers, 5."""
 _POINTS = ("0.7390851332151607", "1.3247179572447461", "0.5671432904097838", "1.8392867552141612")
 """Values without a relation to each other, for the symbols of two formulas."""
 _DIGITS = 40
@@ -249,6 +251,7 @@ def _size(integer: int) -> float:
 @lru_cache(maxsize=1024)  # a group of completions has one reference, and often the same few answers
 def _parsed(latex: str) -> Any:
     """The formula in sympy, with i the imaginary unit; None where it cannot be read."""
+    latex = _FACTORS.sub(r"\g<0>\\cdot ", latex)
     for pattern, symbol in _SYMBOLS:
         latex = pattern.sub(symbol, latex)
     try:
