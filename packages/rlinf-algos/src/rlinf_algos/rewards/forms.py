@@ -15,7 +15,7 @@ _LETTERS = re.compile(r"[A-J](?:(?:,|\\text\{and\}|)[A-J])*")
 
 
 BUILT = re.compile(r"\\\{\(?([A-Za-z](?:_[0-9])?)\)?(?:\\in ?\\mathbb\{R\})?[|:](.+)\\\}")
-_UNIT_TERM = re.compile(r"([-+]?)((?:\\frac\{[^{}]*\}\{[^{}]*\}|\\sqrt\{[^{}]*\}|\([^()]*\)|[0-9.]+)*)([ijk])")
+_UNIT_TERM = re.compile(r"([-+]?)((?:\\frac\{[^{}]*\}\{[^{}]*\}|\\sqrt\{[^{}]*\}|\([^()]*\)|[0-9.])*)([ijk])")
 _SCALED_VECTOR = re.compile(r"([^(),]+?)(?:\\cdot|\\times)?(\([^()]+,[^()]+\))")
 _SCALED_AFTER = re.compile(r"(\\begin\{pmatrix\}.*\\end\{pmatrix\})(/|\\cdot|\\times)([^&=,]+)")
 _SCALED = re.compile(r"([^&=,]+?)(?:\\cdot|\\times)?(\\begin\{pmatrix\}.*\\end\{pmatrix\})")
