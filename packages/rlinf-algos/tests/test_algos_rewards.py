@@ -134,7 +134,7 @@ def test_reward_result_refuses_what_is_no_reward():
             RewardResult(value=value, outcome="right")
     for value in (1e300, -(10**400), np.float32("inf")):
         with pytest.raises(RewardError, match=r"returned -?(1e\+300|inf); a reward is a finite number between -1e\+15"):
-            score(lambda completion, reference: value, "c", "r")  # noqa: B023
+            score(lambda completion, reference: value, "c", "r")  # noqa: B023 # pyright: ignore[reportArgumentType]
     with pytest.raises(
         RewardError, match="outcome='correct'; use one of right, wrong, unparseable, timeout, memory, crashed"
     ):

@@ -58,14 +58,17 @@ def interface_of(env: BatchedEnv, spec: EnvSpec | None = None) -> EnvInterface:
     episodes = env.step(first[None]).episodes
     if len(episodes) != 1:
         raise EnvError("an episode does not end after max_episode_steps=1; rlinf_envs.testing.check_env finds out why")
-    is_registered = spec is not None and spec.kind == "gymnasium"  # and was made with another limit
+    if spec is not None and spec.kind == "gymnasium":  # the environment was made with another limit
+        own_limit = registered_limit(spec.id)
+    else:
+        own_limit = getattr(env, "own_limit", None)
     return EnvInterface(
         fields=fields,
         actions=actions,
         notes=tuple(env.notes),
         knows_success=episodes[0].success_once is not None,
         is_replayable=isinstance(env, Replayable),
-        registered_limit=registered_limit(spec.id) if is_registered else getattr(env, "own_limit", None),
+        registered_limit=own_limit,
     )
 
 
