@@ -14,14 +14,26 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from rlinf_algos.rewards.families import Family, family_of, same_family
-from rlinf_algos.rewards.forms import alternatives_of, choice_of, in_unit_vectors, letters_of, spread
+from rlinf_algos.rewards.families import Family, family_of, same_family, set_in_words, shifted
+from rlinf_algos.rewards.forms import (
+    Residue,
+    alternatives_of,
+    as_matrix,
+    bearing_of,
+    choice_of,
+    clock_of,
+    in_unit_vectors,
+    letters_of,
+    residue_of,
+    residues_of,
+    spread,
+)
 from rlinf_algos.rewards.letters import differ_in_letters
 from rlinf_algos.rewards.plain_number import equal_numbers, rational
-from rlinf_algos.rewards.ranges import FLIPPED, Range, ranges, turned
+from rlinf_algos.rewards.ranges import FLIPPED, Range, integers_of, ranges, turned
 from rlinf_algos.rewards.structure import Answer, has_words, mentions, name_of, read
 from rlinf_algos.rewards.units import Unit, is_unit
-from rlinf_algos.rewards.wording import says
+from rlinf_algos.rewards.wording import says, says_values
 
 Verdict = bool | None
 Question = tuple[Literal["equal", "near", "same zeros", "same sign"], str, str]
@@ -32,6 +44,7 @@ _SYMMETRIC = frozenset((*FLIPPED, *_EQUAL, "\\ne", "\\equiv", "\\cong", "\\paral
 _STERLING = (("sterling", 1),)
 _MONEY = ((("dollar", 1),), (("euro", 1),), (("yuan", 1),), (("rupee", 1),), _STERLING)
 _DEGREE, _RADIAN = (("degree", 1),), (("radian", 1),)
+_TEMPERATURES = {(("celsius", 1),), (("fahrenheit", 1),)}
 _IMPLIES = re.compile(r"\\(?:implies|iff|(?:Long|long)?(?:[Ll]eft)?[Rr]ightarrow)(?![a-z])|[\u21d2\u27f9\u21d4\u27fa]")
 _OPERATION = re.compile(r"\\(?:int|lim)(?![a-z])|\\frac\{d\}\{d[a-z]\}")
 """A left side that the right side works out."""
@@ -53,6 +66,8 @@ class Comparison:
         self._expected, self._found = spread(read(expected)), spread(read(found))
         self._found = self._found if self._expected.kind == "relation" else _result(self._found)
         self._claim = read(found)
+        self._expected = self._plain(self._expected, self._found)
+        self._found = self._plain(self._found, self._expected)
         self._choices = choice_of(expected), choice_of(found)
         is_list = [re.search(r",|\\text", text) is not None for text in (expected, found)]
         self._are_letters = is_list[0] != is_list[1] and None not in (letters_of(expected), letters_of(found))
@@ -61,6 +76,14 @@ class Comparison:
         self._known = known
         self.open: list[Question] = []
         """Questions without an answer, after `run`."""
+
+    @staticmethod
+    def _plain(one: Answer, other: Answer) -> Answer:
+        """A set in words or by a condition on integers, and a class of residues, in the form of the other answer."""
+        if other.kind in ("set", "list") and one.kind == "phrase":
+            return set_in_words(one.text) or one
+        one = integers_of(one) or one
+        return (residues_of(one) or one) if family_of(other) else one
 
     def run(self) -> Verdict:
         self.open = []
@@ -75,7 +98,9 @@ class Comparison:
         if found:
             return self._same_families(family or same_family(found, self._expected), found)
         verdict = self._same(self._expected, self._found)
-        return says(self._expected, self._claim) if verdict is False else verdict
+        if verdict is not False:
+            return verdict
+        return says(self._expected, self._claim) or says_values(self._expected, self._claim)
 
     # -- three-valued logic
 
@@ -127,7 +152,9 @@ class Comparison:
     def _same_families(self, one: Family | None, other: Family) -> Verdict:
         if one is None or (one.domain and other.domain and one.domain != other.domain):
             return False
-        return self._same(one.with_parameter("t"), other.with_parameter("t"))
+        if "Z" not in (one.domain, other.domain):
+            return self._same(one.with_parameter("t"), other.with_parameter("t"))
+        return self._any(self._same(one.with_parameter("t"), member) for member in shifted(other))
 
     def _same(self, one: Answer, other: Answer) -> Verdict:
         """Whether `other`, of what was found, means the same as `one`, of what is expected. The order matters: only an
@@ -136,7 +163,16 @@ class Comparison:
             return True
         one, other = alternatives_of(one) or one, alternatives_of(other) or other
         if "formula" in (one.kind, other.kind) and {"tuple", "matrix"} & {one.kind, other.kind}:
-            one, other = in_unit_vectors(one) or one, in_unit_vectors(other) or other
+            sizes = len(one.parts), len(other.parts)
+            one, other = in_unit_vectors(one, sizes[1]) or one, in_unit_vectors(other, sizes[0]) or other
+        if {one.kind, other.kind} == {"formula", "matrix"}:
+            one, other = as_matrix(one, other.marks) or one, as_matrix(other, one.marks) or other
+        verdict = _same_measures(one.text, other.text)
+        if verdict is not None:
+            return verdict
+        residues = residue_of(one), residue_of(other)
+        if any(residues):
+            return self._same_residues(one, other, *residues)
         pair = {one.kind, other.kind}
         sets = ranges(one), ranges(other)
         if sets[0] and sets[1] and pair != {"tuple"} and not (pair == {"relation"} and _is_harder(one, other)):
@@ -161,6 +197,20 @@ class Comparison:
             ones, others = (answer.parts if _is_one_value(answer) else (answer,) for answer in (one, other))
             return self._all(self._same(expected, found) for expected in ones for found in others)
         return self._same_formulas(one.text, other.text) if pair == {"formula"} else False
+
+    def _same_residues(self, one: Answer, other: Answer, expected: Residue | None, found: Residue | None) -> Verdict:
+        """Residues of one modulus that differ by a multiple of it; a number equals the residue as it is written."""
+        if expected is None or found is None:
+            residue, bare = expected or found, other if expected else one
+            assert residue is not None, "one of them is a residue"
+            return bare.kind == "formula" and self._same_formulas(residue.value, bare.text)
+        values = rational(expected.value), rational(found.value)
+        modulus = rational(expected.modulus)
+        if expected.modulus != found.modulus or (expected.name and found.name and expected.name != found.name):
+            return False
+        if values[0] is None or values[1] is None or modulus is None or not modulus.value:
+            return self._same_formulas(expected.value, found.value)
+        return ((values[0].value - values[1].value) / modulus.value).denominator == 1
 
     def _same_formulas(self, one: str, other: str) -> Verdict:
         if one == other:
@@ -210,6 +260,8 @@ class Comparison:
 
     def _same_quantities(self, one: Answer, other: Answer) -> Verdict:
         if one.unit is not None and other.unit is not None:
+            if _DEGREE in (one.unit.bases, other.unit.bases) and _TEMPERATURES & {one.unit.bases, other.unit.bases}:
+                return one.unit.factor == other.unit.factor and self._same(one.parts[0], other.parts[0])
             if {one.unit.bases, other.unit.bases} == {_DEGREE, _RADIAN}:
                 return self._same_angles(one, other)
             if _is_rate(one.unit, other.unit):
@@ -301,6 +353,16 @@ class Comparison:
         if one.brackets != other.brackets:
             return False
         return self._all((self._same(one.low, other.low), self._same(one.high, other.high)))
+
+
+def _same_measures(one: str, other: str) -> Verdict:
+    """Whether two times of a day or two directions are the same; None where they are none, or not sure."""
+    times = clock_of(one), clock_of(other)
+    if times[0] and times[1] and times[0][1] and times[1][1]:
+        return times[0][0] == times[1][0]
+    is_compass = one[:1] in "NS" or other[:1] in "NS"
+    bearings = (bearing_of(one), bearing_of(other)) if is_compass else (None, None)
+    return None if None in bearings else bearings[0] == bearings[1]
 
 
 def _result(answer: Answer) -> Answer:
@@ -410,7 +472,8 @@ def _chain(answer: Answer) -> _Chain | None:
         return _Chain(None, (answer,))
     if not _EQUAL.issuperset(answer.marks):
         return None
-    name, sides, marks = name_of(answer.parts[0]), answer.parts, ("=", *answer.marks)
+    first, sides, marks = answer.parts[0], answer.parts, ("=", *answer.marks)
+    name = first.text if first.kind == "phrase" and not first.parts else name_of(first)
     if name is not None and not any(mentions(side, name) for side in sides[1:]):
         sides, marks = sides[1:], ("=", *marks[2:])
     elif any(re.search(r"[A-Za-z]", re.sub(r"\\text\{[^{}]*\}|\\[A-Za-z]+", "", side.text)) for side in sides):

@@ -1,16 +1,25 @@
 r"""Answers with a free parameter: `\{2n : n\in\mathbb{Z}\}`, `x=\frac{\pi}{4}+k\pi, k\in\mathbb{Z}`, `(t, 2t-1)`.
 
-The name of the parameter says nothing: two families are compared after their parameters have the same name. Another
-parameter for the same family, such as `n+1` in place of `n`, is not recognised.
+The name of the parameter says nothing: two families are compared after their parameters have the same name. Over the
+integers, parameters that differ by a sign and by up to 2 give the same family: `2k+1` is `2k-1`.
 """
 
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlinf_algos.rewards.structure import Answer, name_of, read
 
 _DOMAIN = re.compile(r"([A-Za-z])\\in ?\\mathbb\{([ZNQR])\}")
 _LETTER = re.compile(r"(?<![A-Za-z\\{])[a-z](?![a-z}])")
+_ARTICLES = re.compile(r"\A(?:\\text\{(?:the|set|of|all|every)\})+")
+_IN_WORDS = re.compile(
+    r"\\text\{(?P<parity>odd|even)\}\\text\{(?:integer|number)s?\}|\\text\{multiples\}\\text\{of\}(?P<multiple>[1-9][0-9]{0,3})"
+    r"|\\text\{primes?\}(?:\\text\{numbers?\})?(?:\\text\{(?:that|which)\}\\text\{are\})?"
+    r"(?:\\text\{(?:below|under)\}|\\text\{(?:less|smaller)\}\\text\{than\})(?P<primes>[1-9][0-9]{0,2})"
+)
+_SHIFTS = (0, 1, -1, 2, -2)
 _BUILT = re.compile(r"\\\{(.+?)[|:](.+)\\\}")
 
 
@@ -47,6 +56,32 @@ def family_of(answer: Answer) -> Family | None:
     member = _member(rest)
     parameter, domain = domains[0].groups()
     return Family(member, parameter, domain) if member and parameter in _letters(member) else None
+
+
+def set_in_words(text: str) -> Answer | None:
+    r"""`\text{all}\text{odd}\text{integers}` as `\{2k+1|k\in\mathbb{Z}\}`, "the primes below 10" as these; None for
+    others."""
+    words = _IN_WORDS.fullmatch(_ARTICLES.sub("", text))
+    if words is None:
+        return None
+    if words["primes"]:
+        return read(rf"\{{{','.join(map(str, _primes_below(int(words['primes']))))}\}}")
+    parity, multiple = words["parity"], words["multiple"]
+    member = {"odd": "2k+1", "even": "2k"}[parity] if parity else f"{multiple}k"
+    return read(rf"\{{{member}|k\in\mathbb{{Z}}\}}")
+
+
+def _primes_below(end: int) -> list[int]:
+    return [n for n in range(2, end) if all(n % factor for factor in range(2, math.isqrt(n) + 1))]
+
+
+def shifted(family: Family) -> Iterator[Answer]:
+    """The members of a family over the integers t with t + c in place of t, and with c - t, for small c."""
+    yield family.with_parameter("t")
+    for shift in _SHIFTS:
+        for sign in "+-":
+            if (sign, shift) != ("+", 0):
+                yield family.with_parameter(f"({sign if sign == '-' else ''}t{shift:+d})")
 
 
 def same_family(family: Family, answer: Answer) -> Family | None:

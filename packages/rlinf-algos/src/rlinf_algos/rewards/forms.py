@@ -5,15 +5,20 @@ Example: `(C)12` is the choice C with the content 12; `(x,y)=(1,2)` is `x=1,y=2`
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from rlinf_algos.rewards.plain_number import rational
 from rlinf_algos.rewards.structure import Answer, name_of, read
 from rlinf_algos.rewards.units import read_unit
 
 _CHOICE = re.compile(r"\(([A-Ja-e])\)(?:[.:]|,(?!\())?(.*)|([A-Ja-e])\)[.:]?(.*)|([A-J])[.:](.+)", flags=re.DOTALL)
-_LETTERS = re.compile(r"[A-J](?:(?:,|\\text\{and\}|)[A-J])*")
+_LETTERS = re.compile(r"[A-J](?:,?(?:\\text\{and\})?[A-J])*")
+_IDENTITY = re.compile(r"(-|[^A-Za-z+,=]*?(?:\\(?:frac|sqrt|cdot|pi)[^A-Za-z+,=]*?)*)[IE](?:_([1-9]))?")
+_CLOCK = re.compile(r"([0-9]{1,2})(?::([0-9]{2}))?(?:\\text\{([ap])m\})?")
+_COMPASS = re.compile(r"([NS])_?\{?([0-9]{1,2}(?:\.[0-9]+)?)\}?\\text\{degrees\}([EW])")
 
 
+_RESIDUE = re.compile(r"([^,]+)\\pmod\{([^{}]+)\}")
 BUILT = re.compile(r"\\\{\(?([A-Za-z](?:_[0-9])?)\)?(?:\\in ?\\mathbb\{R\})?[|:](.+)\\\}")
 _UNIT_TERM = re.compile(r"([-+]?)((?:\\frac\{[^{}]*\}\{[^{}]*\}|\\sqrt\{[^{}]*\}|\([^()]*\)|[0-9.])*)([ijk])")
 _SCALED_VECTOR = re.compile(r"([^(),]+?)(?:\\cdot|\\times)?(\([^()]+,[^()]+\))")
@@ -29,6 +34,33 @@ class Choice:
     """Capitals in order."""
     content: Answer | None
     """What stands after the letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residue:
+    r"""Example: `x\equiv7\pmod{9}` is Residue(name="x", value="7", modulus="9")."""
+
+    name: str | None
+    value: str
+    modulus: str
+
+
+def residue_of(answer: Answer) -> Residue | None:
+    """The residue of an answer with a modulus; None for others. A number on the left side is no name."""
+    if not answer.text.endswith("}") or r"\pmod" not in answer.text:
+        return None
+    *left, last = answer.text.split(r"\equiv") if r"\equiv" in answer.text else answer.text.split("=")
+    match = _RESIDUE.fullmatch(last)
+    name = left[0].strip() if left else None
+    if match is None or (name and "," in name):
+        return None
+    return Residue(name if name and re.search(r"(?<![A-Za-z\\])[a-z]", name) else None, match[1].strip(), match[2])
+
+
+def residues_of(answer: Answer) -> Answer | None:
+    r"""`x\equiv7\pmod{9}` as `x=9k+7,k\in\mathbb{Z}`; None for other answers."""
+    residue = residue_of(answer)
+    return read(rf"x={residue.modulus}k+({residue.value}),k\in\mathbb{{Z}}") if residue else None
 
 
 def choice_of(text: str) -> Choice | None:
@@ -138,16 +170,55 @@ def _by_name(group: Answer) -> dict[str, str] | None:
     return {part.parts[0].text: part.parts[1].text for part in group.parts if name_of(part.parts[0])}
 
 
-def in_unit_vectors(answer: Answer) -> Answer | None:
-    """A sum of multiples of i, j and k as the tuple of its components; None for others."""
+def in_unit_vectors(answer: Answer, size: int) -> Answer | None:
+    """A sum of multiples of i, j and k as the tuple of its components, three of them where the size is three; None for
+    others."""
     terms = _UNIT_TERM.findall(answer.text) if answer.kind == "formula" else []
     if not terms or "".join(map("".join, terms)) != answer.text:
         return None
     components = {name: f"{sign if sign == '-' else ''}{factor or '1'}" for sign, factor, name in terms}
     if len(components) < len(terms):
         return None
-    names = "ijk" if "k" in components else "ij"
+    names = "ijk" if "k" in components or size == 3 else "ij"
     return Answer("tuple", answer.text, tuple(read(components.get(name, "0")) for name in names), ("()",))
+
+
+def as_matrix(answer: Answer, sizes: tuple[str, ...]) -> Answer | None:
+    r"""`3I_2` and `O` as the matrices that they are, for a matrix whose rows have these sizes; None for others."""
+    n = len(sizes)
+    if answer.text in ("0", "O"):
+        return Answer("matrix", answer.text, (read("0"),) * sum(map(int, sizes)), sizes)
+    identity = _IDENTITY.fullmatch(answer.text)
+    is_square = set(sizes) == {str(n)} and n > 1
+    if identity is None or not is_square or (identity[2] and int(identity[2]) != n):
+        return None
+    factor = read({"": "1", "-": "-1"}.get(identity[1], identity[1]))
+    cells = tuple(factor if i % (n + 1) == 0 else read("0") for i in range(n * n))
+    return Answer("matrix", answer.text, cells, sizes)
+
+
+def clock_of(text: str) -> tuple[int, bool] | None:
+    """Minutes since midnight, and whether the half of the day is sure; None for what is no time of a day."""
+    time = _CLOCK.fullmatch(text)
+    hour, minute = (int(time[1]), int(time[2] or 0)) if time else (24, 0)
+    if time is None or hour > 23 or minute > 59 or (time[3] and not 0 < hour <= 12) or not (time[2] or time[3]):
+        return None
+    if time[3]:
+        return hour % 12 * 60 + minute + (720 if time[3] == "p" else 0), True
+    return hour * 60 + minute, hour > 12 or time[1][0] == "0"
+
+
+def bearing_of(text: str) -> Fraction | None:
+    r"""Degrees from north, clockwise, of `N30\text{degrees}E` or `030\text{degrees}`; None for other answers."""
+    compass = _COMPASS.fullmatch(text)
+    if compass is None:
+        plain = re.fullmatch(r"([0-3][0-9]{2}(?:\.[0-9]+)?)(?:\\text\{degrees\})?", text)
+        return Fraction(plain[1]) if plain else None
+    angle = Fraction(compass[2])
+    if angle > 90:
+        return None
+    east = angle if compass[1] == "N" else 180 - angle
+    return east if compass[3] == "E" else 360 - east
 
 
 def _product(factor: str, cell: Answer) -> Answer:

@@ -25,11 +25,20 @@ _UNICODE = str.maketrans(
         "\u03bc": r"\mu ", "\u00b5": r"\mu ", "\u03c3": r"\sigma ", "\u03c6": r"\phi ", "\u03c4": r"\tau ",
         "\u0398": r"\Theta ", "\u03a9": r"\text{ohm}", "\u2126": r"\text{ohm}", "\u2205": r"\emptyset ",
         "\u211d": r"\mathbb{R}", "\u2220": r"\angle ", "\u00a2": r"\text{cents}", "\u221b": r"\sqrt[3]",
-        "\u2216": r"\setminus ", "\u2202": r"\partial ",
+        "\u2216": r"\setminus ", "\u2202": r"\partial ", "\u2a7d": r" \le ", "\u2a7e": r" \ge ", "\u2266": r" \le ",
+        "\u2267": r" \ge ", "\u2227": r" \land ", "\u2228": r" \lor ", "\u2124": r"\mathbb{Z}", "\u2115": r"\mathbb{N}",
+        "\u211a": r"\mathbb{Q}", "\u2103": r"^\circ C", "\u2109": r"^\circ F", "\u2033": "''",
     }
 )  # fmt: skip
 _SUPERSCRIPTS = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207b\u207f]{1,9}")
-_SMALL_FRACTION = re.compile("([\u00b2\u00b3\u00b9\u2070-\u2079]{1,9})[\u2044/]_?\\{?([0-9\u2080-\u2089]{1,9})\\}?")
+_SMALL_FRACTION = re.compile(
+    "(?:(?<![0-9A-Za-z)}\u00b2\u00b3\u00b9\u2070-\u2079])|(?=[\u00b2\u00b3\u00b9\u2070-\u2079]{1,9}(?:\u2044|/_|/[\u2080-\u2089])))"
+    "([\u00b2\u00b3\u00b9\u2070-\u2079]{1,9})[\u2044/]_?\\{?([0-9\u2080-\u2089]{1,9})\\}?"
+)
+_ROOT_SIGN = re.compile("([\u221a-\u221c])[ \u00a0]?([0-9]{1,40}(?:\\.[0-9]{1,40})?|\\([^()]{1,80}\\))")
+_ROOTS = {"\u221a": r"\sqrt", "\u221b": r"\sqrt[3]", "\u221c": r"\sqrt[4]"}
+_CIRCLED = re.compile(r"(?:[\u2460-\u2473](?:\\text\{ ?and ?\}|[,\s\u3001\u548c\u4e0e]|and)*){1,20}")
+"""Numbers of statements."""
 _FRACTIONS = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _SPACES = re.compile(
     r"(?<!\\)\\[!,;:> ]|\\middle\s*(?=[|:])|~|\\q?quad\b|\\left\s*\.|\\right\s*\.|\\left(?![a-z])|\\right(?![a-z])"
@@ -135,11 +144,15 @@ _FOR_ALL = re.compile(
     r"|,?\s*(?:\b(?:for|where|with)\s+)?(?<![\\A-Za-z])([a-z])\s+(?:is|be)?\s*(?:an?|any|some)\s+(?:arbitrary\s+)?"
     r"(?:integer|real(?: number)?)\b"
 )
+_COORDINATE = r"\s*[-+]?(?:[0-9]|\\(?:frac|sqrt))[^()|,]{0,40}"
+_GERMAN_POINT = re.compile(rf"(?:(?<![A-Za-z\\])[A-Z] ?)?\(({_COORDINATE}(?:\|{_COORDINATE}){{1,2}})\)")
 _WORDINGS = (
     (re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*\b(?:reals?|except)\b[^{}]*)\}"), r" \1 "),
     (re.compile(r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*([RZNQ])\s*\}?|\\([RZNQ])(?![A-Za-z])"), r"\\mathbb{\1\2}"),
     (re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*\bintegers?\b[^{}]*)\}"), r" \1 "),
     (re.compile(r"(?:\\ |\s)*\(\s*([A-Za-z]\s*\\in\s*\\mathbb\{[ZNQR]\})\s*\)"), r", \1 "),
+    (re.compile(r"(?:\\ |\s)*\(\s*([a-z]\s*\\ne\s*[^()]{1,30})\)\s*\Z"), r", \1 "),
+    (_GERMAN_POINT, lambda point: f"({point[1].replace('|', ',')})"),
     (_FOR_ALL, lambda words: rf", {words[2] or words[3]} \in \mathbb{{{'Z' if 'int' in words[0] else 'R'}}} "),
     (re.compile(r"\b(?:all|any|every)\s+(?:the\s+)?reals?(?:\s+(?:numbers?|values?))?(?:\s+x\b)?"), r"\\mathbb{R}"),
     (
@@ -155,7 +168,8 @@ _WORDINGS = (
     (re.compile(r"(?<=[0-9])(?:st|nd|rd|th)\b"), ""),
     (re.compile(r"(?<=[a-z]) an? (?=(?:second|minute|hour|day|week|month|year|person|piece|head)\b)"), " per "),
     (re.compile(r"\A\s*([0-9]+)\s+to\s+([0-9]+)\s*\Z"), r"\1:\2"),
-    (re.compile(r"(?<=[0-9])\s*([AaPp])(?:\.\s?[Mm]\b\.?|M\b)"), lambda half: rf"\\text{{{half[1].lower()}m}}"),
+    (re.compile(r"\\text\{\s*([AaPp])\.\s?[Mm]\.?\s*\}"), lambda half: rf"\text{{{half[1].lower()}m}}"),
+    (re.compile(r"(?<=[0-9])\s*([AaPp])(?:\.\s?[Mm]\b\.?|M\b)"), lambda half: rf"\text{{{half[1].lower()}m}}"),
     (re.compile(r"\bpercentage points?\b"), "percent"),
     (re.compile(r"(?<![A-Za-z\\])log_?([0-9]{1,2})\s*(?=\()"), r"\\log_{\1}"),
     (re.compile(r"\A\s*(?:\{\})?[_^]?\{?([0-9]+)\}?\s*C\s*_?\{?([0-9]+)\}?\s*\Z"), r"\\binom{\1}{\2}"),
@@ -166,6 +180,15 @@ _WORDINGS = (
 _PLAIN_NUMBER = re.compile(r"-?(?:[0-9]+\.)?[0-9]+")
 _SCALED = re.compile(r"\A((?:\\?\$ ?)?[0-9]+\.[0-9]+)([MBKk])\b")
 _SCALE_LETTERS = {"K": "thousand", "M": "million", "B": "billion"}
+_POINTED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:\.[0-9]{3}){2,9}(?![0-9.])")
+_RUPEES = re.compile(r"(?:\\(?:text|mathrm)\{\s*Rs\.?\s*\}|\bRs\.?|\bINR\b|\u20b9)\s*([0-9][0-9,]{0,40})")
+_INDIAN = re.compile(r"(?<![0-9.,])[0-9]{1,2}(?:,[0-9]{2}){1,9},0[0-9]{2}(?![0-9,])")
+_MODULUS = re.compile(
+    r"\\pmod ?([0-9A-Za-z])(?![0-9])|\\b?mod ?\{?([0-9]+|[a-z])\}?|\((?:\\text\{mod\}|\\b?mod ?)\{?([0-9]+|[a-z])\}?\)"
+    r"|\\text\{mod(?:ulo)?\}([0-9]+|[a-z])"
+)
+_MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
+_DAY_FIRST = re.compile(rf"(?:\\text\{{the\}})?([0-9]{{1,2}})(?:\\text\{{of\}})?\\text\{{({_MONTHS})\}},?([0-9]{{4}})?")
 _GERMAN = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:\.[0-9]{3})+),([0-9]{2})(?![0-9.,])")
 _PAIRED = re.compile(r"\A([A-Za-z]), ?([A-Za-z]) ?= ?([^=,()]+),([^=,()]+)\Z")
 _ELLIPSIS = re.compile(r"(?<![0-9A-Za-z,])((?:-?[0-9]{1,6},){1,9})\.\.\.,(-?[0-9]{1,6})(?![0-9,])")
@@ -177,7 +200,10 @@ _NOTHING = re.compile(
     r"|(?:\\text\{the\})?\\text\{empty\}(?:\\text\{set\})?|\\emptyset ?"
 )
 _NUMBER_WORDS = {"zero": "0", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
-                 "eight": "8", "nine": "9", "ten": "10", "eleven": "11", "twelve": "12", "twenty": "20",
+                 "eight": "8", "nine": "9", "ten": "10", "eleven": "11", "twelve": "12", "thirteen": "13",
+                 "fourteen": "14", "fifteen": "15", "sixteen": "16", "seventeen": "17", "eighteen": "18",
+                 "nineteen": "19", "twenty": "20", "thirty": "30", "forty": "40", "fifty": "50", "sixty": "60",
+                 "seventy": "70", "eighty": "80", "ninety": "90",
                  "one} \\text{half": r"\frac{1}{2}"}  # fmt: skip
 _SPELLED = re.compile(
     r"\s*\\text\{(" + "|".join(sorted(map(re.escape, _NUMBER_WORDS), key=len, reverse=True)) + r")\}(?!\s*[-0-9])"
@@ -185,7 +211,8 @@ _SPELLED = re.compile(
 _TEMPERATURE = re.compile(r"\\text\{degrees?\}\\text\{(celsius|fahrenheit)\}")
 _SOLUTIONS = re.compile(
     r"(?<=\\text\{many\})(?:\\text\{(?:real|integer|such|different)\})?\\text\{(?:solution|pair|triple|value)s?\}"
-    r"|\A(?:\\text\{(?:the|an)\})+|(?<=.)\\text\{only\}\Z"
+    r"|\A(?:\\text\{(?:the|an)\})+|(?<=.)\\text\{only\}\Z|\A\\text\{there\}\\text\{(?:is|are)\}(?=\\text\{infinitely\})"
+    r"|\A(?:\\text\{(?:the|it|system|equation|s)\}){1,3}\\text\{has\}(?=\\text\{infinitely\})"
 )
 _DEGREES = re.compile(
     r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z]))\s*(?:(?:\\text\{)?([CF])\b\}?)?"
@@ -199,6 +226,7 @@ _BARE_SET = re.compile(r"\A\s*((?:[A-Za-z](?:\s*\\c[au]p\s*[A-Za-z])?\s*(?:\\in|
 _OUTWARD = re.compile(r"(?<!\\)([\[\]])([^\[\]()]{1,60}[,;][^\[\]()]{1,60}?)([\[\]])")
 _MIXED = re.compile(
     r"([-+]?)([0-9]+)\s+(?:\\text\{and\}\s*)?(?:([0-9]+)\s*/\s*([0-9]+)|\\frac\{([0-9]+)\}\{([0-9]+)\})"
+    r"(?=\s*(?:\Z|\\text\{(?!and|or)))"
 )
 
 
@@ -210,9 +238,13 @@ def normalized(answer: str) -> str:
     """
     if _PLAIN_NUMBER.fullmatch(answer):
         return answer
-    text = _currency(_SCALED.sub(lambda number: f"{number[1]} {_SCALE_LETTERS[number[2].upper()]}", answer.strip()))
+    text = answer.strip()
+    text = re.sub(r"(?<=[0-9]),?\\!(?=[0-9]{3}(?![0-9]))", "", text) if r"\!" in text else text
+    text = _RUPEES.sub(lambda rupees: f"\u20b9{rupees[1].replace(',', '')}", text)
+    text = _currency(_SCALED.sub(lambda number: f"{number[1]} {_SCALE_LETTERS[number[2].upper()]}", text))
     text = text if text.isascii() else _with_scripts(text).translate(_UNICODE)
-    text = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", "", text)
+    text = re.sub(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))", "", text) if r"\," in text else text
+    text = _POINTED.sub(lambda number: number[0].replace(".", ""), text) if "." in text else text
     text = _GERMAN.sub(lambda number: f"{number[1].replace('.', '')}.{number[2]}", text) if "," in text else text
     if "=" in text:
         text = _PAIRED.sub(r"(\1,\2)=(\3,\4)", text if "\\begin" in text else _NEXT_EQUATION.sub(", ", text))
@@ -235,25 +267,38 @@ def normalized(answer: str) -> str:
     text = _degrees(text).strip().rstrip(".,;: ").strip()
     spelled = _SPELLED.match(text)
     text = _NUMBER_WORDS[spelled[1]] + text[spelled.end() :] if spelled else text
-    mixed = _MIXED.fullmatch(text)
+    mixed = _MIXED.match(text)
     if mixed:
-        text = f"{mixed[1]}{mixed[2]}\\frac{{{mixed[3] or mixed[5]}}}{{{mixed[4] or mixed[6]}}}"
+        fraction = f"\\frac{{{mixed[3] or mixed[5]}}}{{{mixed[4] or mixed[6]}}}"
+        text = f"{mixed[1]}{mixed[2]}{fraction}{text[mixed.end() :]}"
     text = _without_groups(text)
     text = re.sub(r"(?<=[0-9])\.(?=\s*[-+*/)}^])", "", text)
     text = _EXPONENT.sub(r"\1 \\times 10^{\2}", text)
     text = _with_latex_roots(text.replace("**", "^")).replace("*", r" \cdot ")
     text = _TEMPERATURE.sub(r"\\text{\1}", _without_brackets(_compact(text)))
     text = _ELLIPSIS.sub(_written_out, text) if ",...," in text else text
+    if "mod" in text:
+        text = _MODULUS.sub(lambda match: rf"\pmod{{{next(filter(None, match.groups()))}}}", text)
+    text = _DAY_FIRST.sub(_month_first, text)
     return r"\emptyset" if _NOTHING.fullmatch(text) else _SOLUTIONS.sub("", text)
 
 
 def _with_scripts(text: str) -> str:
     """Superscripts as powers, and fractions of one character or of small figures as fractions."""
+    if _CIRCLED.fullmatch(text):
+        return "".join(sorted(re.findall("[\u2460-\u2473]", text)))
+    text = _ROOT_SIGN.sub(lambda root: f"{_ROOTS[root[1]]}{{{root[2].removeprefix('(').removesuffix(')')}}}", text)
+    text = re.sub("(?<=[0-9])\u2218", r"^\\circ ", text)
     text = _SMALL_FRACTION.sub(lambda one: rf" \frac{{{_level(one[1])}}}{{{_level(one[2])}}}", text)
     text = _FRACTIONS.sub(
         lambda one: " \\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", one[0]).split("\u2044")), text
     )
     return _SUPERSCRIPTS.sub(lambda script: f"^{{{_level(script[0])}}}", text)
+
+
+def _month_first(date: re.Match[str]) -> str:
+    """`15 March 2023` as March 15, 2023."""
+    return rf"\text{{{date[2]}}}{date[1]}" + (f",{date[3]}" if date[3] else "")
 
 
 def _level(script: str) -> str:
@@ -333,7 +378,7 @@ def _in_font(match: re.Match[str]) -> str:
 
 
 def _as_word(word: str, *, is_text: bool = False) -> str:
-    if re.fullmatch(r"[IVX]{2,4}", word):
+    if re.fullmatch(r"[IVX]{2,4}", word) or (len(word) > 1 and re.fullmatch("A?B?C?D?E?", word)):
         return word
     if word in _FUNCTIONS and not (is_text and is_unit(word)):
         return rf"\{word} "
@@ -392,6 +437,7 @@ def _without_groups(text: str) -> str:
     """1,234 without its comma, where it is no list: in brackets only `{,}` is sure to be none."""
     if not re.search(r"[(\[]|\\\{", text):
         text = _COMMA_GROUPS.sub(lambda match: match[1] + re.sub(r"[{},]", "", match[2]), text)
+        text = _INDIAN.sub(lambda number: number[0].replace(",", ""), text)
     return text.replace("{,}", "")
 
 

@@ -2,6 +2,7 @@ r"""The exact value of an answer that is a plain number: integers, decimals, num
 base, fractions, mixed numbers, repeating decimals and percentages.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,6 +24,12 @@ _FRACTION = re.compile(
 )
 _REPEATING = re.compile(r"(?P<sign>[-+]?)(?P<whole>[0-9]*)\.(?P<digits>[0-9]*)\\overline\{?(?P<again>[0-9]+)\}?")
 _BASED = re.compile(r"(?P<sign>[-+]?)(?P<digits>[0-9][0-9A-F]*)_(?:\{(?P<braced>[0-9]{1,2})\}|(?P<bare>[0-9]))")
+
+_MULTIPLE = re.compile(
+    r"(?P<sign>-?)(?P<open>\\frac\{)?(?P<factor>[1-9][0-9]{0,8})?(?P<base>\\sqrt\{(?P<root>[0-9]{1,9})\}|\\pi|e) ?"
+    r"(?(open)\}\{(?P<under>[1-9][0-9]{0,8})\}|(?:/(?P<below>[1-9][0-9]{0,8}))?)"
+)
+_INFINITIES = {r"\infty": math.inf, r"-\infty": -math.inf}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,22 @@ def rational(normal: str) -> Number | None:
         if value is not None:
             return Number(value, is_percent=is_percent)
     return None
+
+
+def place_of(normal: str) -> float | None:
+    r"""About where a normalised number lies on the number line, also a multiple of a root, of e or of pi; None for
+    others."""
+    number = rational(normal)
+    if number:
+        return float(number.value)
+    if normal in _INFINITIES:
+        return _INFINITIES[normal]
+    multiple = _MULTIPLE.fullmatch(normal)
+    if multiple is None:
+        return None
+    base = math.sqrt(int(multiple["root"])) if multiple["root"] else {"e": math.e}.get(multiple["base"], math.pi)
+    value = int(multiple["factor"] or 1) * base / int(multiple["under"] or multiple["below"] or 1)
+    return -value if multiple["sign"] else value
 
 
 def equal_numbers(one: Number, other: Number) -> bool:

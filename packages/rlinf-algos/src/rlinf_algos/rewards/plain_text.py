@@ -45,6 +45,10 @@ _SECOND_BOUND = re.compile(
 _PARAMETER = re.compile(
     r",? (?:where|for|with) \$?([a-z])\$? (?:is|being) (?:an?|any) (?:arbitrary )?(integer|real number)\b"
 )
+_BELOW_ZERO = re.compile(
+    r"(?<![0-9.,-])([0-9]{1,9}(?:\.[0-9]{1,9})?\$?(?:\^\{?\\circ\}?|\\degree)?\$?[ ~]?(?:\\text\{ ?)?"
+    r"(?:degrees?|\u00b0 ?[CF]?|[CF]\b)?[$}]{0,2}(?: (?:Celsius|Fahrenheit))?) below zero\b"
+)
 _CALCULATED = re.compile(r"<<[^<>\n]{1,80}>>")
 _TOMBSTONE = re.compile(r"(?:\$?\\(?:blacksquare|square|qed)\$?|QED)[.\s]{0,9}\Z")
 _COMPARISONS = {"greater than or equal to": r"\ge", "at least": r"\ge", "less than or equal to": r"\le",
@@ -96,6 +100,8 @@ def plain_text(text: str) -> str:
         text = _PARAMETER.sub(
             lambda words: rf", ${words[1]} \in \mathbb{{{words[2][0].upper().replace('I', 'Z')}}}$", text
         )
+    text = _BELOW_ZERO.sub(r"-\1", text) if "below zero" in text else text
+    text = re.sub("\u96f6\u4e0b(?=[ $]{0,2}[0-9])", "-", text) if "\u96f6\u4e0b" in text else text
     text = _CALCULATED.sub("", text) if "<<" in text else text
     text = _TOMBSTONE.sub("", text)
     text = _SCRIPTS.sub(lambda tag: f"{'^' if tag[1] == 'p' else '_'}{{{tag[2]}}}", text) if "<su" in text else text

@@ -2,21 +2,24 @@ r"""The intervals that an answer describes, whatever its form: `x<2 \text{or} x>
 `\mathbb{R}\setminus\{0\}`, `x\in[0,1]`, `(-\infty,2)\cup(3,\infty)`.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from rlinf_algos.rewards.forms import spread
-from rlinf_algos.rewards.plain_number import rational
+from rlinf_algos.rewards.plain_number import place_of, rational
 from rlinf_algos.rewards.structure import Answer, name_of, read
 
 FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _INFINITY, _MINUS_INFINITY, _EVERYTHING = read(r"\infty"), read(r"-\infty"), r"\mathbb{R}"
 _WITHOUT = re.compile(
-    r"(?:\\mathbb\{R\}|\(-\\infty,\\infty\))(?:\\setminus|\\backslash|-) ?"
-    r"(?:\\\{(.+)\\\}|((?:[^{}]|\\text\{(?:and|or|zero)\})+))"
+    r"(\\mathbb\{R\}|[(\[][^()\[\]]+[)\]])(?:\\setminus|\\backslash|(?:(?<=R\})|(?<=\\infty\)))-) ?"
+    r"(?:\\\{(.+)\\\}|((?:\\frac\{[^{}]*\}\{[^{}]*\}|\\(?:text|sqrt)\{[^{}]*\}|[^{}])+))"
 )
+_DOMAIN = re.compile(r"[a-z]\\in ?\\mathbb\{([ZN])\}(\^(?:\\cdot|\\ast|\+|\{\+\}|\{\\ast ?\})|_\+|_\{\+\})?")
+_MAX_INTEGERS = 60
+_BUILT = re.compile(r"\\\{(.+?)[|:](.+)\\\}")
 _ABSOLUTE = re.compile(r"\|(?:([1-9][0-9]{0,9})(?:\\cdot)?)?([A-Za-z])(?:([-+])([^|A-Za-z]+))?\|")
 
 
@@ -34,8 +37,11 @@ def ranges(answer: Answer) -> tuple[Range, ...] | None:
     answer = spread(answer)
     without = _WITHOUT.fullmatch(answer.text)
     if without:
-        excluded = read(re.sub(r"(?<![A-Za-z])[A-Za-z]=|\\text\{zero\}", _excluded, without[1] or without[2]))
-        return _around(excluded.parts if excluded.kind in ("list", "set") else (excluded,))
+        whole = ranges(read(without[1]))
+        excluded = read(re.sub(r"(?<![A-Za-z])[A-Za-z]=|\\text\{zero\}", _excluded, without[2] or without[3]))
+        if excluded.kind in ("tuple", "union"):
+            return _without(whole, ranges(excluded))
+        return _without(whole, _points(excluded.parts if excluded.kind in ("list", "set") else (excluded,)))
     if answer.kind == "tuple" and len(answer.parts) == 2:
         low, high = answer.parts
         return (Range(low, high, answer.marks[0]),)
@@ -67,34 +73,120 @@ def turned(relation: Answer) -> Answer:
 
 
 def _around(values: Sequence[Answer]) -> tuple[Range, ...] | None:
-    """Everything but these values; more than one have to be plain numbers, which can be ordered."""
-    if len(values) > 1:
-        numbers = [rational(value.text) for value in values]
-        if any(number is None for number in numbers):
+    """Everything but these values."""
+    return _without((Range(_MINUS_INFINITY, _INFINITY, "()"),), _points(values))
+
+
+def _points(values: Sequence[Answer]) -> tuple[Range, ...]:
+    return tuple(Range(value, value, "[]") for value in values)
+
+
+def _without(whole: tuple[Range, ...] | None, excluded: tuple[Range, ...] | None) -> tuple[Range, ...] | None:
+    """What is left of intervals; None where their ends cannot be put in order."""
+    if not whole or not excluded:
+        return None
+    for cut in excluded:
+        pieces: list[Range] = []
+        for piece in whole:
+            below = _earlier(piece.high, piece.brackets[1], cut.low, ")" if cut.brackets[0] == "[" else "]")
+            above = _later(piece.low, piece.brackets[0], cut.high, "(" if cut.brackets[1] == "]" else "[")
+            if below is None or above is None:
+                return None
+            pieces += [Range(piece.low, below[0], piece.brackets[0] + below[1])]
+            pieces += [Range(above[0], piece.high, above[1] + piece.brackets[1])]
+        filled = [_is_filled(piece) for piece in pieces]
+        whole = tuple(piece for piece, is_filled in zip(pieces, filled, strict=True) if is_filled)
+    return whole or None
+
+
+def _earlier(one: Answer, bracket: str, other: Answer, other_bracket: str) -> tuple[Answer, str] | None:
+    """The lower one of two upper ends; None where it is not known."""
+    low, high = _place(one), _place(other)
+    if one.text == other.text or (low is not None and low == high):
+        return one, ")" if ")" in (bracket, other_bracket) else "]"
+    if high == math.inf or low == -math.inf:
+        return one, bracket
+    if low == math.inf or high == -math.inf:
+        return other, other_bracket
+    if low is None or high is None:
+        return None
+    return (one, bracket) if low < high else (other, other_bracket)
+
+
+def _later(one: Answer, bracket: str, other: Answer, other_bracket: str) -> tuple[Answer, str] | None:
+    """The higher one of two lower ends; None where it is not known."""
+    earlier = _earlier(one, bracket, other, other_bracket)
+    if one.text == other.text or (_place(one) is not None and _place(one) == _place(other)):
+        return one, "(" if "(" in (bracket, other_bracket) else "["
+    if earlier is None:
+        return None
+    return (other, other_bracket) if earlier[0] is one else (one, bracket)
+
+
+def _is_filled(piece: Range) -> bool:
+    """Whether it holds a number, as far as its ends are numbers."""
+    low, high = _place(piece.low), _place(piece.high)
+    if low is None or high is None:
+        return piece.low.text != piece.high.text or piece.brackets == "[]"
+    return low < high or (low == high and piece.brackets == "[]" and abs(low) != math.inf)
+
+
+def _place(end: Answer) -> float | None:
+    return place_of(end.text)
+
+
+def integers_of(answer: Answer) -> Answer | None:
+    r"""`\{x\in\mathbb{Z}|-2\le x\le2\}` and `1\le n\le3,n\in\mathbb{Z}` as the set of those integers; None for
+    others and where there are too many."""
+    if answer.kind not in ("set", "list") or r"\mathbb" not in answer.text:
+        return None
+    built = _BUILT.fullmatch(answer.text) if answer.kind == "set" else None
+    whole = read(f"{built[1]},{built[2]}" if _DOMAIN.fullmatch(built[1]) else built[2]) if built else answer
+    if whole.kind != "list":
+        return None
+    domains = [domain for part in whole.parts if (domain := _DOMAIN.fullmatch(part.text))]
+    conditions = tuple(part for part in whole.parts if not _DOMAIN.fullmatch(part.text))
+    if len(domains) != 1 or not conditions or any(part.kind != "relation" for part in conditions):
+        return None
+    intervals = ranges(conditions[0]) if len(conditions) == 1 else _of_all(conditions)
+    least = 1 if domains[0][2] else 0 if domains[0][1] == "N" else -math.inf
+    values: set[int] = set()
+    for interval in intervals or ():
+        low, high = _place(interval.low), _place(interval.high)
+        if low is None or high is None or high == math.inf or max(low, least) == -math.inf:
             return None
-        ordered = {number.value: value for number, value in zip(numbers, values, strict=True) if number}
-        values = [ordered[number] for number in sorted(ordered)]
-    bounds = [_MINUS_INFINITY, *values, _INFINITY]
-    return tuple(Range(low, high, "()") for low, high in pairwise(bounds))
+        is_open = interval.brackets[0] == "(" and low > -math.inf and low == math.ceil(low)
+        first = math.ceil(max(low + is_open, least))
+        last = math.floor(high) - (interval.brackets[1] == ")" and high == math.floor(high))
+        if last - first >= _MAX_INTEGERS:
+            return None
+        values.update(range(first, last + 1))
+    if not values:
+        return None
+    return Answer("set", answer.text, tuple(read(str(value)) for value in sorted(values)))
 
 
 def _of_all(parts: tuple[Answer, ...]) -> tuple[Range, ...] | None:
     """Inequalities of one name that all hold: exclusions, or a lower and an upper bound."""
-    if not all(part.kind == "relation" and len(part.parts) == 2 for part in parts):
+    if not all(part.kind == "relation" and len(part.parts) <= 3 for part in parts):
         return None
     parts = tuple(part for part in parts if part.marks != ("\\in",) or part.parts[1].text != _EVERYTHING)
     names = {name_of(side) for part in parts for side in part.parts} - {None}
     if len(names) != 1:
         return None
-    if parts and all(part.marks == ("\\ne",) for part in parts):
-        return _around([part.parts[1] for part in parts])
+    excluded = [part.parts[1] for part in parts if part.marks == ("\\ne",)]
+    if excluded:
+        bounds = tuple(part for part in parts if part.marks != ("\\ne",))
+        return _without(_of_all(bounds), _points(excluded)) if bounds else _around(excluded)
+    if len(parts) == 1:
+        return _of_absolute(parts[0]) or _of_inequality(parts[0])
     pieces = [_of_inequality(part) for part in parts]
     if len(pieces) != 2 or not pieces[0] or not pieces[1]:
         return None
     below, above = pieces[0][0], pieces[1][0]
     if below.low is not _MINUS_INFINITY:
         below, above = above, below
-    if below.low is not _MINUS_INFINITY or above.high is not _INFINITY:
+    if len(pieces[0] + pieces[1]) > 2 or below.low is not _MINUS_INFINITY or above.high is not _INFINITY:
         return None
     return (Range(above.low, below.high, above.brackets[0] + below.brackets[1]),)
 

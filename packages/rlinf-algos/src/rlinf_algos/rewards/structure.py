@@ -105,14 +105,15 @@ def _split(tokens: list[str], separators: frozenset[str]) -> list[str]:
 
 
 def _inherited(items: list[Answer]) -> Iterable[Answer]:
-    """`x=1,2` as `x=1, x=2`: a bare item takes the name of the one before it."""
-    name = None
+    """`x=1,2` as `x=1, x=2`, and so for `x\\ne1,2`: a bare item takes the name of the one before it."""
+    name, mark = None, "="
     for item in items:
         if item.kind == "relation":
-            name = item.parts[0] if item.marks == ("=",) and name_of(item.parts[0]) else None
+            mark = item.marks[0]
+            name = item.parts[0] if item.marks in (("=",), ("\\ne",)) and name_of(item.parts[0]) else None
             yield item
         elif name is not None and item.kind in (("formula", "quantity") if name.kind == "formula" else ("tuple",)):
-            yield Answer("relation", f"{name.text}={item.text}", (name, item), ("=",))
+            yield Answer("relation", f"{name.text}{mark}{item.text}", (name, item), (mark,))
         else:
             yield item
 
@@ -128,6 +129,8 @@ def _relation(text: str, tokens: list[str]) -> Answer | None:
             operators.append(token)
     if len(sides) == 1 and operators == ["\\approx"]:
         return read(sides[0])
+    if operators == [":"] and re.fullmatch(r"(?:\\text\{[^{}]*\})+", sides[0]):  # apple: 2
+        operators = ["="]
     if len(sides) != len(operators) + 1 or len(sides) < 2:
         return None if not operators else Answer("phrase", text, (), (text,))
     return Answer("relation", text, tuple(map(read, sides)), tuple(operators))

@@ -6,12 +6,15 @@ an alternative, an addition or a negation.
 """
 
 import re
+from fractions import Fraction
 
+from rlinf_algos.rewards.plain_number import rational
 from rlinf_algos.rewards.structure import Answer
 
 _WORD = re.compile(r"(?<=\\text\{)[^{}]*(?=\})|(?<![A-Za-z])[A-Z](?![A-Za-z])")
 _BEGINNING = re.compile(r"(?:\\text\{[^{}]*\}|[A-Z](?![A-Za-z])|[\s,.-])*")
 _POSSESSIVE = re.compile(_BEGINNING.pattern + "'")
+_WORDS_AND_NUMBERS = re.compile(r"\\text\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?(?:/[0-9]+)?)")
 _FILLERS = frozenset(
     ("the", "a", "an", "it", "its", "is", "are", "be", "that", "this", "always", "strictly", "only", "exactly", "in",
      "on", "function", "triangle", "series", "number", "numbers", "integer", "line", "lines", "will", "just", "both")
@@ -44,6 +47,28 @@ def says(reference: Answer, claim: Answer) -> bool:
         return False
     parts = [leading, _stems(claim.text.partition(r"\text{is}")[2])]
     return not is_open and any(sorted(part[: len(expected)]) == sorted(expected) for part in parts)
+
+
+def says_values(reference: Answer, claim: Answer) -> bool:
+    """Whether a claim names each thing of `apple:2,pear:3` once, and after each its value and no other number."""
+    values: dict[str, Fraction] = {}
+    for part in reference.parts if reference.kind == "list" else ():
+        number = rational(part.parts[-1].text) if part.kind == "relation" else None
+        if not number or part.marks != ("=",) or not re.fullmatch(r"\\text\{[a-z]+\}", part.parts[0].text):
+            return False
+        values[_stem(part.parts[0].text[len(r"\text{") : -1])] = number.value
+    named: list[tuple[str, Fraction | None]] = []
+    for word, digits in _WORDS_AND_NUMBERS.findall(claim.text):
+        if word in _OPEN and word != "and":
+            return False
+        if _stem(word) in values:
+            named.append((_stem(word), None))
+        elif digits:
+            number = rational(digits)
+            if not named or named[-1][1] is not None or number is None:
+                return False
+            named[-1] = (named[-1][0], number.value)
+    return len(values) > 1 and len(named) == len(values) and dict(named) == values
 
 
 def _stems(text: str, *, is_whole: bool = False) -> list[str]:
