@@ -49,6 +49,9 @@ UNITS = (
     "\u2212", "½", "²", "三", "三种", "三分之", "星期", "是", "<sup>", "<sup>2</sup>", "x is ", "- x = 1\n",
     "| x | 1 |\n", "all real numbers ", "between 1 and 2 ", "interval from 1 to 2 ", "half an hour ", "that ", ", as ",
     ", leaving 5", "3 buses. ", "out of the 5 ",
+    "Check: ", "to verify 1. ", "下午4点", "可以买8支,还剩2元", "1 3/4 ", "5 degrees below zero ",
+    "7 sacks for 2 cows ", "In 2 days, ", "has six x ", "A is 1 and a b is 2", "the 1st of May ", "π ≈ 3 ",
+    "1 hen or 2 cows ",
     "1 apple ", "apples ", "It is 5. ", "Is it? ", "x = 1\n", "x=1, ", "Mr. ",
 )  # fmt: skip
 SIZES = (5_000, 20_000)

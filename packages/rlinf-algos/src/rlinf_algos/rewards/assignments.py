@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 _LETTER = r"[A-Za-z](?:_\{?[0-9a-z]\}?)?"
 _IS = r"\s*(?:=|:|\bis\b|\bequals\b|\|)\s*"
+_HAS = r"(?: [a-z]+)? (?:costs?|weighs?|is|has|gets?|earns?|needs?) (?:exactly )?(?=[-\u2212$\\]{0,3}[0-9])"
 _END = re.compile(r"[,;|\n]|\\\\|\.(?=\s|\Z)|\\\]|\\end|\s(?:and|with|while|so|or|then|but|where)\b|\\(?:text|quad)")
 _OPERATOR = re.compile(r"[-+*/^0-9}=] ?\Z")
 _MARKUP = re.compile(
-    r"[$&*`]|\\[,;!]|\\(?:begin|end)\{[a-z*]+\}|^\s*(?:[-+\u2022]|[0-9]{1,2}[.)])\s", flags=re.MULTILINE
+    r"\\?[$&*`]|\\[,;!]|\\(?:begin|end)\{[a-z*]+\}|^\s*(?:[-+\u2022]|[0-9]{1,2}[.)])\s", flags=re.MULTILINE
 )
 _LATER_NUMBER = re.compile(r"(?:\.\s|\n)[^=\n]{0,200}[0-9]")
 """What the text is about after its last assignment."""
@@ -37,8 +38,9 @@ def assigned(text: str, names: Sequence[str]) -> str | None:
     text = _MARKUP.sub("", text[-_TAIL:])
     is_named = "-" not in names
     pattern = "|".join(map(re.escape, names)) if is_named else _LETTER
+    has = rf"|(?<=[A-Za-z]{{3}}){_HAS}" if is_named else ""
     values: dict[str, tuple[int, str]] = {}
-    for found in re.finditer(rf"(?<![A-Za-z\\_])({pattern}){_IS}", text):
+    for found in re.finditer(rf"(?<![A-Za-z\\_])({pattern})(?:{_IS}{has})", text):
         value = None if _OPERATOR.search(text[: found.start()][-3:]) else _value(text[found.end() :][:200])
         if value is not None and not re.search(rf"(?<![A-Za-z\\])(?:{pattern})(?![A-Za-z(])", value):
             values[found[1]] = found.start(), value
@@ -50,7 +52,8 @@ def assigned(text: str, names: Sequence[str]) -> str | None:
     if len(values) != len(names) or _UNDECIDED.search(text, max(first, 0)):
         return None
     if is_named:
-        return ", ".join(f"{name} = {values[name][1]}" for name in names)
+        sign = ":" if any(len(name) > 2 and name.isalpha() for name in names) else " ="
+        return ", ".join(f"{name}{sign} {values[name][1]}" for name in names)
     return f"({', '.join(values[name][1] for name in sorted(values))})"
 
 

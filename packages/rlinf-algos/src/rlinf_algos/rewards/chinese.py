@@ -35,7 +35,9 @@ _WORDS = {
     "没有解": " no solution ", "无解": " no solution ", "空集": r" \emptyset ", "不存在": " does not exist ",
     "无穷多": " infinitely many ", "无数": " infinitely many ", "全体实数": r" \mathbb{R} ",
     "所有实数": r" \mathbb{R} ", "任意实数": r" \mathbb{R} ", "因为": " because ", "由于": " because ",
-    "此时": " when ", "所以": " so ", "一共": " so ", "总共": " so ", "共有": " so ", "因此": " so ",
+    "此时": " when ", "可知": " so ", "可见": " so ", "求得": " so ", "算得": " so ", "占": " is ",
+    "检验": " verification ", "验证": " verification ", "验算": " verification ", "经检验": " ",
+    "所以": " so ", "一共": " so ", "总共": " so ", "共有": " so ", "因此": " so ",
     "大于等于": r" \ge ", "小于等于": r" \le ", "大于": " > ", "小于": " < ",
     "弧度": " radians ", "度": " degrees ", "美元": " dollars ", "欧元": " euros ", "英镑": " pounds sterling ",
     "人民币": " yuan ", "美分": " cents ",
@@ -51,6 +53,20 @@ _WORDS = {
 _AFTER_NUMBERS = frozenset("度米克天年元角万亿秒吨升周") | {"美元", "欧元", "星期"}
 """Words that are units after a number or formula, and parts of other words elsewhere."""
 _WORD = re.compile("|".join(sorted(_WORDS, key=len, reverse=True)))
+_MORNING = "凌晨|清晨|早上|早晨|上午|中午"
+_TIME = re.compile(
+    rf"(?:(?:{_MORNING})|(下午|傍晚|晚上|夜里))([0-9]{{1,2}}|[一二三四五六七八九十]{{1,2}})[点时]"
+    r"(?:整|钟|(半)|([0-9]{1,2})分?)?"
+    r"|()(?<![0-9A-Z])([0-9]{1,2})点(?:整|钟|(半)|([0-9]{1,2})分)"
+    r"|()(?<=[是为在于到])([0-9]{1,2})点()()(?![0-9])"
+)
+_OTHERS = "[^,\uff0c\u3002;\n]"
+_ASIDE = re.compile(
+    rf"((?:可以|最多|能|每[^,\uff0c\u3002;\n0-9]{{1,4}}[分得]){_OTHERS}{{1,12}})"
+    rf"[,\uff0c] ?(?:还|又)?(?:剩|余|多){_OTHERS}{{1,12}}"
+    rf"|[,\uff0c] ?比{_OTHERS}{{1,20}}"
+)
+"""What is left over, or how it compares."""
 _COUNTED = re.compile(r"(?<=[0-9})$])\s?[\u4e00-\u9fff]{1,12}")
 
 
@@ -168,10 +184,26 @@ def _value(numeral: str) -> int | None:
 
 def in_english(text: str) -> str:
     """The Chinese words that state answers in English; what is counted (`18 个苹果`) is left out."""
-    text = re.sub(r"(?<=[0-9])小?时([0-9]{1,2})分(?!钟)", r"小时\1分钟", with_digits(text))
+    text = re.sub("零下(?=[0-9])", "-", with_digits(_TIME.sub(_time, text)))
+    text = re.sub(r"(?<=[0-9])小?时([0-9]{1,2})分(?!钟)", r"小时\1分钟", text)
     text = _WORD.sub(_english, re.sub(r"(?<=角)([0-9])分(?!钟)", r"\1 fen", text))
     text = re.sub(r"[^\S\n]+", " ", _CHINESE.sub(" ", _COUNTED.sub(" ", text)))
     return re.sub(r" ([.,;:!?])", r"\1", text)
+
+
+def without_asides(text: str) -> str:
+    """The text without what clauses add that compare or name a remainder: "可以买8支" of "可以买8支,还剩2元"."""
+    return _ASIDE.sub(lambda aside: aside[1] or "", text) if is_chinese(text) else text
+
+
+def _time(words: re.Match[str]) -> str:
+    """`16:20` for "下午4点20分"."""
+    evening, hour, half, minute = next(words.groups()[i : i + 4] for i in (0, 4, 8) if words[i + 2] is not None)
+    hours = int(hour) if hour.isdecimal() else _value(hour)
+    if hours is None:
+        return words[0]
+    hours += 12 if evening and hours < 12 else 0
+    return f" {hours}:{int(minute or 0) if not half else 30:02d} "
 
 
 def _english(word: re.Match[str]) -> str:

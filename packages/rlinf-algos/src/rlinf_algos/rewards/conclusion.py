@@ -9,20 +9,25 @@ The callers cut texts to a few thousand characters.
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
+from rlinf_algos.rewards.sentences import (
+    CLAUSE_END,
+    SENTENCE_END,
+    claim_of,
+    claims_of,
+    is_outside,
+    leaves_open,
+    split,
+    without_verification,
+)
 from rlinf_algos.rewards.units import NO_THINGS, SCALES, is_thing, is_unit
 
-_SENTENCE_END = re.compile(
-    r"(?<![.])[.!?](?=\**(?:\s+(?!Or\b)[A-Z*($\\\u4e00-\u9fff]|\s*$))"
-    r"|(?<=[a-z0-9$%)])(?<!\A[0-9])(?<!approx)(?<!vs)[.!?](?=\s+[0-9]+(?:\s[a-z]|\.?\Z))"
-)
-_CLAUSE_END = re.compile(_SENTENCE_END.pattern + r"|;(?=\s[a-z]{2})")
 _REASON = re.compile(
     r",?\s(?:because|since|so|which|instead of|rather than|while|whereas)\b"
     r"|,\s[a-z]{3,12}(?:ed|ing) (?:at|by|for|from|if|in|when)\b"
-    r"|,\s(?:as|where|giving|when|making|leaving)\b"
-    r"|,\s(?:or )?(?:approximately|about|roughly|i\.e\.)"
+    r"|,\s(?:as|where|giving|when|making|leaving|each [a-z]+ing)\b"
+    r"|,\s(?:or )?(?:approximately|about|roughly|i\.e\.)|(?:(?<=[0-9}])|(?<=[0-9}]\$)),\sor \$?[0-9.]+ ?\\?%"
     r"|[,;]\s[^\s,]{1,20}\s(?:does|do|is|are)(?: not|n't)\b"
     r"|\s\((?=[^()]{1,40}\s(?:rejected|extraneous|discarded|invalid)\b)"
     r"|[,;]\s(?:and |but )?(?:the )?(?:[a-z]+ ){0,3}\S{1,20} (?:is|are) (?:rejected|extraneous|discarded|invalid)\b"
@@ -38,19 +43,25 @@ _THEREFORE = re.compile(
     flags=re.IGNORECASE,
 )
 _LEAVING = re.compile(
-    r",\s(?:(?:leaving|giving|making)(?:\s(?:him|her|them|us|it|a|the|total|of|with)){0,4}|for a total of)"
+    r",\s(?:(?:leaving|giving|making)"
+    r"(?:\s(?:him|her|them|us|it|a|the|total|of|with|profit|gain|loss|change|savings|balance)){0,4}|for a total of)"
     r"\s(?=[\\$\u20ac\u00a3\u00a5-]{0,3}[0-9])"
 )
 _IN_TOTAL = re.compile(r",\s(?=[\\$0-9][^,]{0,40}\s(?:in total|in all|altogether)[.!]?\Z)")
+_BEST = re.compile(
+    r"(?:\A|\s)((?:plan |option |store |company )?)([A-J])(?: is|'s) (?:the )?"
+    r"(?:better|best|cheaper|cheapest|correct|right)(?: [a-z]+)?(?: (?:by|for|for the|in) .{1,30})?\Z",
+    flags=re.IGNORECASE,
+)
 _CHOSEN = re.compile(
     r"(?<!not both )(?<!neither )\b((?:[A-J]|[IV]{1,3})(?:(?:, (?:and )?| and | & )(?:[A-J]|[IV]{1,3})\b){1,5})"
     r"(?: only)? (?:are|hold|must be)(?: (?:both|all|the))?(?: (?:correct|true|right|valid|answers?))?\Z"
 )
-_CONTRACTED = re.compile(r"\b([Ii]t|[Tt]hat|[Tt]here)'s\b")
+_CONTRACTED = re.compile(r"\b([A-Za-z]{2,5})(?:(?<=[Ii]t|at|re)'s|'(?:re|ll be))\b")
 _LEADING_REASON = re.compile(r"\A(?:since|because|as)\s[^,=]{1,80},\s(?=\S)", flags=re.IGNORECASE)
 _AT_A_POINT = re.compile(r"\s(?:(?:at|when|where|for)\s\$?[a-z]\$?\s?=|when divided by)\s?[^\s=]{1,20}\Z")
 _OF_VALUE = re.compile(r"\A(?:an?|the)(?: [a-z]+){1,3} of (?=[-$\\0-9])")
-_ALSO = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s\([0-9.,]+\s[A-Za-z]+\)\Z")
+_ALSO = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s\((?:[0-9.,]+\s[A-Za-z]+|\\?[$\u20ac\u00a3\u00a5][0-9.,]+)\)\Z")
 """The same quantity in another unit: "3 days (72 hours)"."""
 _SUM = re.compile(r"[a-z]{3}\s*=\s*(\\?[$\u20ac\u00a3]?-?[0-9][^=$]*)\Z")
 _ASIDE_AS = re.compile(r",\sas\s[^,.]{1,80},(?=\s[a-z])")
@@ -60,20 +71,24 @@ _DEFINITE = frozenset(
 )  # fmt: skip
 """Words before a number that was there before: "15 of the 40 students"."""
 _DURING = frozenset(("over", "within", "after", "for", "during"))
+_ADJUNCT_WORDS = frozenset(
+    ("for", "over", "in", "with", "from", "of", "after", "within", "during", "on", "at", "every", "among", "by", "to",
+     "and", "or", "plus", "minus", "times", "between")
+)  # fmt: skip
+_ADJUNCT = re.compile(r",?\s(?:for|over|in|with|from|after|within|during|on|at|every|among|across|until)\s")
+_NEW_QUANTITY = re.compile(
+    r"(?:\A|(?:(?:total|sum|profit|loss|average|amount|cost|price|distance|speed|salary|income) of|([^\s,;]+)) )"
+    r"\\?[$\u20ac\u00a3\u00a5]?[0-9][0-9.,/]*%?(?: [A-Za-z-]+){0,3}\Z"
+)
+_OTHER_QUANTITY = re.compile(r"[0-9][^\s]*\s[a-z]|[$\u20ac\u00a3\u00a5][0-9]")
+_RESULT = re.compile(
+    r"\b(?:to|total|totals|altogether|makes?|left|remain[a-z]*|equals?|is|are|was|were|has|have|had|costs?|pays?|gets?"
+    r"|[a-z]+ing|and|each for)\b|[=,;]"
+)
 _RESULTS = frozenset(
     ("get", "obtain", "make", "be", "give", "have", "yield", "find", "become", "equal", "form", "total")
 )
 """Verbs after "to" whose number is the result; that of others is a purpose, as in "4 hours to solve 5 problems"."""
-_NO_CLAIM = re.compile(
-    r"\b(?:mistakes?|misconception|tempting|trap|scratch)\b|\botherwise\b"
-    r"|\b(?:students|people|many|some|one|you|we)\s(?:(?:might|may|would|often|first|wrongly|mistakenly)\s)*"
-    r"(?:answer|say|think|thought|guess|believe)\b"
-    r"|\b(?:do|does|did)(?: not|n't) (?:work|satisfy|hold|fit|solve)|\bif\b[^.]*\bwere\b"
-    r"|\b(?:impossible|would be wrong|(?:could|might|may)(?: also)? be)\b|\A(?:maybe|perhaps|possibly)\b"
-    r"|\((?:rejected|extraneous|discarded|invalid|impossible)\)\W*\Z",
-    flags=re.IGNORECASE,
-)
-"""What makes a sentence no conclusion."""
 _NEGATED = re.compile(r"(?:\b(?:not|never|cannot|can't|neither|nor)|n't)\s+(?:be\s+)?\Z", flags=re.IGNORECASE)
 _APPROXIMATELY = re.compile(
     r"\A(?:approximately|about|roughly|nearly|around|almost|close)\s(?:equal\s)?(?:to\s)?(?=[-\u2212\\$0-9])"
@@ -124,24 +139,23 @@ _CUT = frozenset(
      "at", "to", "of", "before", "until", "while", "if", "during", "each", "per", "altogether",
      "up", "down", "above", "below", "along", "across", "into")
 )  # fmt: skip
-_BESIDE = re.compile(
-    r"\((?=[^()]*[A-Za-z]{3})[^()]*\)[.!]?|\([^()]{1,200}[.!]\)|(?:About|Approximately|Roughly) .{1,60}"
-    r"|[^.]{1,60} (?:is|are) (?:rejected|extraneous|discarded|invalid)[.!]?"
-)
-"""A remark in brackets, a rounded value after the exact one, what is rejected."""
 _UNIT_WORDS = frozenset(("square", "cubic", "sq", "cu", "per", "squared", "cubed"))
 _DISCARDED = re.compile(
     r"(?:\b[A-Za-z] ?= ?)?[^\s,;()]{1,40} \((?:rejected|extraneous|discarded|invalid|impossible)\),? (?:or|and) "
 )
-_REMARK = re.compile(r" \((?!(?:mod|or)\b)(?=[A-Za-z]{2,}[ ,)])[^()\n]{2,200}\)(?![A-Za-z0-9^_])")
+_REMARK = re.compile(
+    r" \((?!(?:mod|or)\b)(?=[A-Za-z]{2,}[ ,)]|[^()\n]{0,60}[a-z'\u2019]{3,} [a-z]{2,})"
+    r"[^()\n]{2,200}\)(?![A-Za-z0-9^_])"
+    r"|(?<=[a-z]{3}) \(\\?[$\u20ac\u00a3\u00a5][0-9.,]{1,12}\)(?= [a-z]|,)"
+)
 _REJECTED = re.compile(r"\A(?:not|neither) .{1,80}?,? (?:but|is|it is|it's) (?=\S)")
-_BEFORE = re.compile(r"\s(?:after|before)\s")
-_MORE_THAN = re.compile(r"(?:more|fewer|less)(?:(?: [a-z]+){0,2} than\b[^0-9$]*| [a-z]+)\Z")
-_CLOSERS = re.compile(
-    r"\A\W*(?:this (?:makes|is (?:correct|right|consistent|the)|confirms|matches|agrees)|check|verif|let me know|i hope"
-    r"|hope this|note that|if you|feel free|please|great|good)",
+_LEADING_ADJUNCT = re.compile(
+    r"\A(?:and |but |then |now,? )?(?:after|in|with|by|for|over|at|on|from|when|if|once|during|within|given|using"
+    r"|out of|rounding|adding|dividing|multiplying|subtracting|of)\s[^,]{1,80},\s(?=.*[a-z]{3}|.*=)",
     flags=re.IGNORECASE,
 )
+_BEFORE = re.compile(r"(?<!,)(?<!\band)\s(?:after|before)\s(?!.*\b(?:is|was|will be)\b)")
+_MORE_THAN = re.compile(r"(?:more|fewer|less)(?:(?: [a-z]+){0,2} than\b[^0-9$]*| [a-z]+)\Z")
 _ASSIGNMENT = re.compile(r"([A-Za-z](?:_\{?\w\}?)?) ?[=:] ?([^\n=:]{1,100})")
 _BULLET = re.compile(r"\A(?:[-+*\u2022]|\(?[0-9]{1,2}[.)]) ")
 _ROW = re.compile(r"[\[(|]((?: ?-?[0-9.]+(?:/[0-9]+)?){1,9}) ?[\])|]")
@@ -150,6 +164,7 @@ _ROWS = re.compile(
 )
 _ROUNDED = re.compile(r"\$[^$=]*[^$= ][^$=]+\\approx([^$=]*)\$")
 """A clause of its own, whose subject is rounded."""
+_DERIVATION = re.compile(r"[A-Za-z0-9)}] ?(?:\^|[-+*/] ?[A-Za-z0-9])[^=<>,$]{0,40}=(?!.*(?:=|,))")
 _DERIVED = re.compile(r"(?<![<>!\\:=])=(?!=)")
 _QUANTITY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]?[-\u2212]?[0-9][0-9.,/]{0,30}[%\u00b0]? (?:[A-Za-z]{1,20} ){0,3}")
 _NAMED = r"(?!(?:The|It|This|That|These|Those|He|She|We|They|There|Its|Our|Both|All|No|An?)\b)[A-Z][a-z]+"
@@ -166,7 +181,15 @@ _OF_THE = re.compile(
     r"\b(?:of|from|in|among|for|than) (?:the|his|her|their|its|these|those|all)(?: [a-z]+)? [\\$]{0,2}[0-9][^\s,]*"
 )
 _FEW_WORDS = 7
+_AMOUNT = r"\\?[$\u20ac\u00a3\u00a5]?[0-9][0-9.,]{0,12}"
 _MAX_LOOKS = 20
+_EXACT = re.compile(r"(?=[^\u2248]*[0-9])(?=[^\u2248]*[\u03c0\u221a/])[^\u2248A-Za-z=,$\\]{1,40}(?= ?\u2248 ?[0-9])")
+_EACH_THEIR = re.compile(
+    rf"[^,]{{1,60}}? (?:is|are|was|has|have|gets|costs|weighs|needs|earns) ({_AMOUNT})(?: [a-z]+){{0,2}}"
+    r",? (?:and|while) (?:(?:his|her|their|the other|an?) [a-z]+(?: [a-z]+)?|[A-Z][a-z]+)"
+    rf" (?:is|are|was|has|have|gets|costs|weighs|needs|earns) ({_AMOUNT})(?: [a-z]+){{0,2}}\Z"
+)
+"""Two clauses with a value each, for two people or things."""
 
 
 def statement(line: str) -> str:
@@ -248,7 +271,7 @@ def measured(text: str) -> str:
         return text
     text = _ALSO.sub(r"\1", text) if text.endswith(")") else text
     cut, end = _OUT_OF.search(text), 0
-    text = text[: cut.start()] if cut and _is_outside(text, cut.start()) else text
+    text = text[: cut.start()] if cut and is_outside(text, cut.start()) else text
     for word in words_of(text):
         name = word[0].lower()
         if not re.search(r"[0-9A-Za-z$\\)\]}]", text[: word.start()]):
@@ -291,7 +314,8 @@ def _without_description(text: str, word: re.Match[str], *, is_counted: bool) ->
 
 
 def conclusion(text: str, *, in_words: bool = False) -> str | None:
-    text = re.sub(r"(?:\n[^\n0-9=$\\]{1,200}){1,3}\Z", "", text.strip()) if r"\end{" in text else text.strip()
+    text = without_verification(text.strip())
+    text = re.sub(r"(?:\n[^\n0-9=$\\]{1,200}){1,3}\Z", "", text) if r"\end{" in text else text
     display = re.search(r"(?:\$\$([^$]{1,2000})\$\$|\\\[((?:(?!\\\[)[\s\S]){1,2000})\\\])[.\s]{0,9}\Z", text)
     text = cleaned(display[1] or display[2]) if display else text
     rows = _ROWS.search(text)
@@ -305,30 +329,35 @@ def conclusion(text: str, *, in_words: bool = False) -> str | None:
     if system:
         return system
     for line in reversed(lines):
-        ends = _SENTENCE_END if in_words else _CLAUSE_END
-        sentences = [one for one in _sentences(line, ends) if not _CLOSERS.match(one) and not one.endswith("?")]
-        sentences = [one for one in sentences if not _BESIDE.fullmatch(one)] or sentences
-        for sentence in reversed(sentences[-_MAX_LOOKS:]):
-            if _NO_CLAIM.search(sentence) and not (in_words and "impossible" in sentence):
-                continue
+        for sentence in split(line, SENTENCE_END)[:-4:-1]:
+            if leaves_open(sentence):
+                return None
+            if _holds_value(sentence):
+                break
+        claims = [one for one in claims_of(line, in_words=in_words) if not one.endswith("?")]
+        parts = [claim_of(one, in_words=in_words) for one in claims]
+        for sentence in reversed([part for part in parts if part][-_MAX_LOOKS:]):
             answer = predicate(sentence) if in_words else _alone(sentence) or _chosen(sentence) or concluded(sentence)
             if answer:
                 return answer
-        if in_words and [one for one in sentences if not _NO_CLAIM.search(one)]:
+        if in_words and any(parts):
             return cleaned(line)
-    is_short = len(lines) == 1 and len(text.split()) <= 4 and not _NO_CLAIM.search(text)
+    is_short = len(lines) == 1 and len(text.split()) <= 4 and claim_of(text, in_words=in_words) is not None
     return cleaned(lines[-1]) if is_short else None
 
 
 def last_sentence(text: str) -> str:
     """The last sentence of a text that holds a digit."""
     line = next((line for line in reversed(text.split("\n")) if re.search(r"[0-9]", line)), "")
-    return next((one for one in reversed(_sentences(line, _CLAUSE_END)) if re.search(r"[0-9]", one)), "")
+    return next((one for one in reversed(split(line, CLAUSE_END)) if re.search(r"[0-9]", one)), "")
 
 
 def _chosen(sentence: str) -> str | None:
     """The letters of statements or choices that are right: "A, C" of "A and C are both correct"."""
     chosen = _CHOSEN.search(cleaned(sentence))
+    best = _BEST.search(_consequence(sentence))
+    if best:
+        return best[2]
     return re.sub(r",? and |, | & ", ", ", chosen[1]) if chosen else None
 
 
@@ -350,21 +379,14 @@ def _system(lines: list[str]) -> str | None:
     return rf"\begin{{pmatrix}} {cells} \end{{pmatrix}}" if len(matrix) > 1 else None
 
 
-def _sentences(line: str, pattern: re.Pattern[str]) -> list[str]:
-    ends = [end.end() for end in pattern.finditer(line) if _is_outside(line, end.start())]
-    bounds = [0, *ends, len(line)]
-    pieces = [line[start:end] for start, end in pairwise(bounds)]
-    return [piece.strip() for piece in pieces if piece.strip()]
-
-
 def _sentence(line: str) -> str:
     """The line up to the end of its first sentence or to the reason that it gives."""
     if "(" in line:
         line = _DISCARDED.sub("", line)
-        line = _REMARK.sub(lambda remark: "" if _is_outside(line, remark.start()) else remark[0], line)
-    for pattern in (_SENTENCE_END, _REASON):
+        line = _REMARK.sub(lambda remark: "" if is_outside(line, remark.start()) else remark[0], line)
+    for pattern in (SENTENCE_END, _REASON):
         for end in pattern.finditer(line):
-            if end.start() > 0 and _is_outside(line, end.start()):
+            if end.start() > 0 and is_outside(line, end.start()):
                 line = line[: end.start()]
                 break
     return line
@@ -372,23 +394,20 @@ def _sentence(line: str) -> str:
 
 def _consequence(sentence: str) -> str:
     """What a sentence says after its last "so" or "therefore", without reasons and remarks."""
-    sentence = _CONTRACTED.sub(r"\1 is", sentence) if "'s" in sentence else sentence
+    sentence = _CONTRACTED.sub(r"\1 is", sentence) if "'" in sentence else sentence
     sentence = _LEADING_REASON.sub("", sentence)
     sentence = _ASIDE_AS.sub(",", sentence) if ", as " in sentence else sentence
-    ends = [found.end() for found in _THEREFORE.finditer(sentence) if _is_outside(sentence, found.start())]
+    ends = [found.end() for found in _THEREFORE.finditer(sentence) if is_outside(sentence, found.start())]
     leaving = (_LEAVING.search(sentence) or _IN_TOTAL.search(sentence)) if not ends else None
     if leaving:
         ends = [leaving.end()]
     sentence = cleaned(_sentence(sentence[ends[-1] :] if ends else sentence))
+    lead = _LEADING_ADJUNCT.match(sentence)
+    if lead and _holds_value(lead[0]) and _holds_value(sentence[lead.end() :]) and is_outside(sentence, lead.end()):
+        sentence = sentence[lead.end() :]
     sentence = _IS_IT.sub("", sentence) if " is " in sentence else sentence
     time = next((found for found in _BEFORE.finditer(sentence) if _holds_value(sentence[: found.start()])), None)
     return sentence[: time.start()] if time else sentence
-
-
-def _is_outside(line: str, place: int) -> bool:
-    """Whether a place of a line is in no formula."""
-    num_before = len(re.findall(r"(?<!\\)\$", line[:place]))
-    return num_before % 2 == 0 or len(re.findall(r"(?<!\\)\$", line)) % 2 == 1
 
 
 def _alone(sentence: str) -> str | None:
@@ -403,19 +422,55 @@ def _alone(sentence: str) -> str | None:
 def concluded(sentence: str) -> str | None:
     """What a sentence says after its last verb, where that is a number or a formula; else the last one in it."""
     sentence = _NAMED_VALUE.sub(r"\1 = ", _consequence(sentence))
+    both = _EACH_THEIR.match(sentence)
+    if both:
+        return f"{both[1]}, {both[2]}"
     point, total = _AT_A_POINT.search(sentence), _SUM.search(sentence)
-    if point and _holds_value(sentence[: point.start()]) and _is_outside(sentence, point.start()):
+    if point and _holds_value(sentence[: point.start()]) and is_outside(sentence, point.start()):
         sentence = sentence[: point.start()]
-    elif total and next(words_of(sentence[: total.start() + 1]), None) and _is_outside(sentence, total.start()):
+    elif total and next(words_of(sentence[: total.start() + 1]), None) and is_outside(sentence, total.start()):
         return measured(cleaned(total[1]))
     for verb in reversed(list(_VERB.finditer(sentence))[-_MAX_LOOKS:]):
         if _NEGATED.search(sentence, 0, verb.start()):
             return None
-        answer = measured(statement(_OF_VALUE.sub("", sentence[verb.end() :])))
+        rest = _without_adjunct(sentence[verb.end() :], is_predicate=True)
+        answer = _last_side(measured(statement(_OF_VALUE.sub("", rest))))
         is_value = _holds_value(answer) or re.fullmatch(r"\(?[A-HJ-Z]\)?|[a-z]{2,3}", answer)
         if is_value and is_formal(answer):
             return answer
-    return _last_of(sentence)
+    return _last_of(_without_adjunct(sentence))
+
+
+def _without_adjunct(sentence: str, *, is_predicate: bool = False) -> str:
+    """The sentence up to the first preposition after a new value, where no result follows: "he needs 7 sacks" of "he
+    needs 7 sacks for 20 cows"."""
+    for adjunct in list(_ADJUNCT.finditer(sentence))[:_MAX_LOOKS]:
+        quantity = _NEW_QUANTITY.search(sentence, max(0, adjunct.start() - 80), adjunct.start())
+        rest = sentence[adjunct.end() :]
+        if not quantity or not _OTHER_QUANTITY.search(rest) or not is_outside(sentence, adjunct.start()):
+            continue
+        before = (quantity[1] or "").lower()
+        is_subject = not before and not is_predicate and len(rest.split()) > 2
+        if not is_subject and before not in _ADJUNCT_WORDS and before not in _DEFINITE and not _RESULT.search(rest):
+            return sentence[: adjunct.start()]
+    return sentence
+
+
+def _last_side(answer: str) -> str:
+    """The result of a calculation, `30` of `2(10 + 5) = 2(15) = 30`, and the exact value of a rounded one."""
+    exact = _EXACT.match(answer)
+    answer = answer[: exact.end()] if exact else answer
+    sides = answer.strip("$").split("=")
+    if len(sides) < 2 or "," in answer or re.search(r"[<>!:]\Z|\\\Z", sides[0]) or answer.count("$") > 2:
+        return answer
+    if (
+        next(words_of("=".join(sides[:-1])), None)
+        or r"\begin" in answer
+        or any(re.search(r"[^A-Za-z ]\s[A-Za-z]\s?\Z", one) for one in sides)
+    ):
+        return answer
+    is_calculation = len(sides) > 2 or not re.search(r"[A-Za-z]", sides[0])
+    return sides[-1].strip() if is_calculation and _holds_value(sides[-1]) else answer
 
 
 def _holds_value(text: str) -> bool:
@@ -442,6 +497,8 @@ def _last_of(sentence: str) -> str | None:
     while i >= 2 and (pieces[i - 1][0] in ("or", "and", "except") or _is_joining_unit(pieces[i - 1][0])):
         i -= 2
         if _holds_value(pieces[i][0].strip(" .,;:")):
+            if _DERIVATION.search(pieces[i][0]):
+                break
             if is_unit(pieces[i + 1][0]) and pieces[i + 2][0].startswith(","):
                 break
             first = i
@@ -517,6 +574,14 @@ def predicate(sentence: str) -> str | None:
     subject = sentence[: verbs[0].start()].strip()
     if subject.lower() in ("both", "neither", "none"):
         return subject
+    best = _BEST.search(sentence)
+    noun = (
+        re.search(r"(?:plan|option|store|company|offer|deal)\b", sentence[best.end(2) :])
+        if best and not best[1]
+        else None
+    )
+    if best:
+        return f"{noun[0] + ' ' if noun else best[1]}{best[2]}"
     comparative = _COMPARATIVE.match(sentence, verbs[-1].end())
     if comparative and len(verbs) == 1:
         return f"{subject} is {comparative[1]}"  # the answer is who, or what they are

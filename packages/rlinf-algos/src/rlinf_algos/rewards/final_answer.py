@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from rlinf_algos.rewards.assignments import assigned, listed
 from rlinf_algos.rewards.boxes import Box, boxes, unwrapped
+from rlinf_algos.rewards.chinese import without_asides
 from rlinf_algos.rewards.conclusion import (
     cleaned,
     concluded,
@@ -37,7 +38,7 @@ from rlinf_algos.rewards.conclusion import (
     without_filler,
     words_of,
 )
-from rlinf_algos.rewards.number_words import with_lone_numbers
+from rlinf_algos.rewards.number_words import with_final_number, with_lone_numbers
 from rlinf_algos.rewards.plain_text import plain_text
 from rlinf_algos.rewards.units import is_unit
 
@@ -55,7 +56,7 @@ _PHRASE = re.compile(
     r"\bans(?:wers?)?\b(?! (?:choices|options)\b)(?:[^\n.:=$\\]|\$[^$\n]{1,40}\$){0,60}?"
     r"(?:\b(?:is|are)\b|:|=>?|->|\u2192)"
     r"|\bcorrect (?:option|choice|letter|statement)s?\b[^\n.:=]{0,40}?(?:\b(?:is|are)\b|:|=)"
-    r"|\b(?:choose|select)\b:?(?=[ (]{1,3}[A-Z]{1,4}\b)|\b(?:option|choice)\b:?(?= \(?[A-J]\)?[.!]?$)"
+    r"|\b(?:choose|select)\b:?(?=[ (]{0,3}[A-Z]{1,4}\b)|\b(?:option|choice)\b:?(?= \(?[A-J]\)?[.!]?$)"
     r"|^[#*_ ]{0,20}(?:final )?answers?[*_ ]{0,20}$",
     flags=re.IGNORECASE | re.MULTILINE,
 )
@@ -81,6 +82,9 @@ _WITHDRAWN = re.compile(
     r"|that(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct)))\b",
     flags=re.IGNORECASE | re.MULTILINE,
 )
+_ANGLE_NAME = re.compile(r"\bm ?(?:\u2220|\\angle\b) ?([A-Z]{1,3}) ?=")
+_OTHER_THINGS = re.compile(r"\A[0-9][0-9.,]{0,9} ([a-z]{3,20}) or [0-9][0-9.,]{0,9} ([a-z]{3,20})\Z")
+"""A hedge between two things, "12 hens or 8 cows"."""
 MAX_STATEMENTS = 20
 """Statements of a kind that are looked at, from the end."""
 MAX_LENGTH = 2000
@@ -109,6 +113,7 @@ def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
         return None
+    text = text if names else without_asides(text)
     text = _EMPTY_BOX.sub("", plain_text(text))
     text = _LABEL.sub(r"\1 ", text) if r"nswer" in text and r"\text" in text else text
     inner = _in_answer_tag(text)
@@ -119,9 +124,14 @@ def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()
         last = _last_statement(text, in_words, found)
         answer = last and (_corrected(text[last.start :], in_words) or last.text)
         answer = answer or _concluded(text[-_TAIL:], in_words) or ""
-        if names and not found and (":" in answer or not _SEVERAL.search(answer)):
+        is_by_thing = any(len(name) > 2 and name.isalpha() for name in names)
+        if names and not found and (is_by_thing or ":" in answer or not _SEVERAL.search(answer)):
             rest = text[last.start :] if last else text
             answer = assigned(rest, names) or (not last and listed(last_sentence(text[-_TAIL:]), len(names))) or answer
+    answer = _ANGLE_NAME.sub(r"\1 =", answer) if names else answer
+    things = _OTHER_THINGS.search(answer)
+    if things and things[1].rstrip("s") != things[2].rstrip("s"):
+        return None
     if in_words:
         whole = _TEXT.fullmatch(answer)
         answer = whole[1].strip() if whole else answer
@@ -158,6 +168,7 @@ def _in_answer_tag(text: str) -> str | None:
 
 def _concluded(text: str, in_words: bool) -> str | None:
     """The conclusion of a text; where it is in words and should not be, number words are read as digits."""
+    text = text if in_words else with_final_number(text)
     answer = conclusion(text, in_words=in_words)
     if in_words or (answer and is_formal(answer)):
         return answer

@@ -32,6 +32,8 @@ _SENTENCE = re.compile(r"\s*[A-Z][a-z]+ (?:[a-z]+ ){1,9}(?:is|are|has|have)\b")
 _SHORT_WORD = re.compile(r"(?!abc)(?=[a-z]?[a-z]?[aeiou])[a-z]{3}|[a-z]{3,}(?: [a-z]{3,})+")
 _BARE_WORDS = re.compile(r"[A-Za-z' -]+")
 _DECIMAL_COMMA = re.compile(r"\A(\$?[-\u2212]?[0-9]{1,9}),([0-9]{1,2}|[0-9]{4,9}|(?<=\b0,)[0-9]{3})(?![0-9,])")
+_THINGS = re.compile(r"[A-Za-z]{3,20}: ?[0-9.]{1,12}(?:, ?[A-Za-z]{3,20}: ?[0-9.]{1,12}){1,9}")
+"""Several values by what they are of: "apple: 2, pear: 3"."""
 _VERDICTS: dict[str, bool] = {"right": True, "wrong": False, "unparseable": False}
 _CHECKER = Path(__file__).with_name("math_equal.py")
 _READER = Path(__file__).with_name("answer_side.py")
@@ -204,6 +206,8 @@ def _form(reference: str) -> tuple[str, str]:
     if is_in_chinese(reference.strip()):
         return "chinese", ""
     expected = _expected(reference)
+    if _THINGS.fullmatch(reference.strip()):
+        return "values", " ".join(re.findall(r"[A-Za-z]+(?=:)", reference))
     if _is_in_words(reference):
         return "words", ""
     if choice_letter(expected) is not None:

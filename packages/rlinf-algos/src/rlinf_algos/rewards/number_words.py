@@ -18,9 +18,15 @@ _RUN = re.compile(
     rf"\b(?!hundred|thousand|million|billion)(?:{_NUMBER})(?:(?:-| and | )(?:{_NUMBER})){{1,12}}\b", re.IGNORECASE
 )
 _LONE = re.compile(rf"\b(?:{'|'.join([*list(_UNITS)[2:], *_TENS])})\b(?!-)", re.IGNORECASE)
+_COUNTED_AT_END = re.compile(
+    r"\b(?:has|have|had|is|are|was|were|gets?|leaves?|needs?|pays?|costs?|only|exactly|just|him|her|them) "
+    rf"({_LONE.pattern}) [a-z]+",
+    re.IGNORECASE,
+)
 _PARTS = {"halves": 2, "thirds": 3, "quarters": 4, "fourths": 4, "fifths": 5, "sixths": 6, "sevenths": 7, "eighths": 8,
           "ninths": 9, "tenths": 10}  # fmt: skip
 _FRACTION = re.compile(rf"\b({'|'.join(_UNITS)})[- ]({'|'.join(_PARTS)})\b(?! of\b)", re.IGNORECASE)
+_FRACTION_OF = re.compile(_FRACTION.pattern.removesuffix(r"(?! of\b)"), re.IGNORECASE)
 _AND_A_HALF = re.compile(rf"\b({'|'.join(_UNITS)}|[0-9]{{1,9}}) and (?:a|one) half\b", re.IGNORECASE)
 
 
@@ -29,8 +35,23 @@ _ONE_AND_A_HALF = re.compile(r"\ban? ([a-z]{3,9}) and a half\b", re.IGNORECASE)
 _PART_VALUES = {"half": "0.5", "a quarter of": "0.25", "three quarters of": "0.75"}
 
 
+_MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
+_DATE = re.compile(rf"\b(?:the )?([0-9]{{1,2}})(?:st|nd|rd|th) of ({_MONTHS})\b")
+_MIXED = re.compile(r"(?<![0-9,/^}] )(?<![\w.,/^}(\[])([0-9]{1,4}) ([0-9]{1,3})/([0-9]{1,3})(?![0-9/.^]| ?[=+*/])")
+_BELOW_ZERO = re.compile(r"\b([0-9][0-9.]{0,9} ?(?:degrees|\u00b0)(?: ?(?:Celsius|Fahrenheit|[CF]\b))?) below zero\b")
+_TIME_OF_DAY = re.compile(r"([0-9]:[0-9]{2}) (?:(in the morning)|(?:in the (?:afternoon|evening)|at night))\b")
+_SINGLE_PART = re.compile(
+    rf"\b(?:one|an?) ({'|'.join(part.removesuffix('s') for part in _PARTS if part != 'halves')})\b"
+)
+
+
 def with_numbers(text: str) -> str:
-    """The text with digits in place of numbers of several words."""
+    """The text with digits in place of numbers of several words, and with signs and fractions in place of words and
+    blanks: `1\\frac{3}{4}` of "1 3/4", -5 of "5 degrees below zero", "March 15" of "the 15th of March"."""
+    text = _DATE.sub(r"\2 \1", text) if " of " in text else text
+    text = _BELOW_ZERO.sub(lambda words: f"-{words[1]}", text) if "below zero" in text else text
+    text = _TIME_OF_DAY.sub(lambda words: f"{words[1]} {'AM' if words[2] else 'PM'}", text) if ":" in text else text
+    text = _MIXED.sub(_mixed, text) if "/" in text else text
     if "half a" in text or "quarter" in text:
         text = _PART_OF.sub(lambda part: f"{_PART_VALUES[part[1].lower()]} {part[2]}s", text)
     if "ths" in text or "rds" in text or "quarters" in text or "halves" in text or " half" in text:
@@ -44,7 +65,21 @@ def with_numbers(text: str) -> str:
 
 def with_lone_numbers(text: str) -> str:
     """The text with digits also in place of numbers of one word, without "one", which is often no number."""
+    text = _SINGLE_PART.sub(lambda words: f"1/{_PARTS[words[1].lower() + 's']}", text)
+    text = _FRACTION_OF.sub(lambda words: f"{_UNITS[words[1].lower()]}/{_PARTS[words[2].lower()]}", text)
     return _LONE.sub(lambda word: str(_UNITS.get(word[0].lower()) or _TENS[word[0].lower()]), text)
+
+
+def with_final_number(text: str) -> str:
+    """The text with digits in place of a number of one word in its last clause: "she has sixteen dollars left"."""
+    *_, last = [None, *_COUNTED_AT_END.finditer(text)]
+    if last is None or re.search(r"[0-9]|[.!?]\s", text[last.end() :]):
+        return text
+    return text[: last.start(1)] + with_lone_numbers(last[1]) + text[last.end(1) :]
+
+
+def _mixed(number: re.Match[str]) -> str:
+    return rf"{number[1]}\frac{{{number[2]}}}{{{number[3]}}}" if int(number[2]) < int(number[3]) else number[0]
 
 
 def _value(run: str) -> int | None:

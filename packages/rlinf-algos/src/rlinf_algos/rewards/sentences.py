@@ -1,0 +1,113 @@
+r"""The sentences at the end of a solution, and which of them conclude nothing.
+
+A sentence that verifies the answer, remarks, repeats the question or speaks of a mistake is passed over, so that the
+one before it counts. One that leaves the answer open ("it could be 8 or 9", "what is the number of pears?") ends the
+search: the solution has no conclusion.
+"""
+
+import re
+from itertools import pairwise
+
+SENTENCE_END = re.compile(
+    r"(?<![.])[.!?](?=\**(?:\s+(?!Or\b)[A-Z*($\\\u4e00-\u9fff]|\s*$))"
+    r"|(?<=[a-z0-9$%)])(?<!\A[0-9])(?<!approx)(?<!vs)[.!?](?=\s+[0-9]+(?:\s[a-z]|\.?\Z))"
+)
+CLAUSE_END = re.compile(SENTENCE_END.pattern + r"|;(?=\s[a-z]{2})")
+_CLOSERS = re.compile(
+    r"\A\W*(?:this (?:makes|is (?:correct|right|consistent|the)|confirms|matches|agrees)|check|verif|let me know|i hope"
+    r"|hope this|note that|if you|feel free|please|great|good"
+    r"|(?:substituting|plugging|putting|inserting) (?:it|this|that|them|these|the values?|[a-z] ?= ?[^ ]{1,12})?"
+    r" ?(?:back|into the original))",
+    flags=re.IGNORECASE,
+)
+_REMARK = re.compile(
+    r"\((?=[^()]*[A-Za-z]{3})[^()]*\)[.!]?|\([^()]{1,200}[.!]\)|(?:About|Approximately|Roughly) .{1,60}"
+    r"|[^.]{1,60} (?:is|are) (?:rejected|extraneous|discarded|invalid)[.!]?"
+)
+"""A remark in brackets, a rounded value after the exact one, what is rejected."""
+_NO_CLAIM = re.compile(
+    r"\b(?:mistakes?|misconception|tempting|trap|scratch)\b|\botherwise\b"
+    r"|\b(?:students|people|many|some|one|you|we)\s(?:(?:might|may|would|often|first|wrongly|mistakenly)\s)*"
+    r"(?:answer|say|think|thought|guess|believe)\b"
+    r"|\b(?:do|does|did)(?: not|n't) (?:work|satisfy|hold|fit|solve)|\bif\b[^.]*\bwere\b"
+    r"|\b(?:impossible|would be wrong|(?:could|might|may)(?: also)? be)\b|\A(?:maybe|perhaps|possibly)\b"
+    r"|\b(?:need|want|have|asks?|asked|going) (?:us )?to (?:find|determine|know|figure out)\b"
+    r"|\((?:rejected|extraneous|discarded|invalid|impossible)\)\W*\Z",
+    flags=re.IGNORECASE,
+)
+"""What makes a sentence no conclusion."""
+_OPEN = re.compile(
+    r"\banswer (?:could|might|may)(?: also| well)? be\b|\b(?:I am|I'm) not (?:\w+ )?(?:sure|certain)\b"
+    r"|\bI (?:do not|don't|can't|cannot) (?:know|tell|decide|say)\b|\b(?:either|any) of (?:the two|them|these|both)\b"
+    r"|\A\W*(?:alternatively|or),? (?:it|the \w+|this|that) (?:could|might|may)(?: also)? be\b"
+    r"|\bneed (?:more|further) information\b|\A\W*(?:maybe|perhaps|possibly)\b(?=.*[0-9])",
+    flags=re.IGNORECASE,
+)
+_OFFER = re.compile(
+    r"\b(?:would you|do you|does (?:this|that|it)|did (?:this|that)|can I|shall I|should I|any (?:other )?questions"
+    r"|need (?:any )?(?:more )?help|is there any|anything else|clear|make sense|right)\b",
+    flags=re.IGNORECASE,
+)
+_BUT = re.compile(r"(?:,|;|\s[-\u2013\u2014])\s?but\s")
+_VERIFIES = re.compile(
+    r"(?:(?<=\A)|(?<=[.!?;\n]\s)|(?<=[.!?;\n]))[ *#_(]{0,9}(?:"
+    r"(?:(?:let(?: me|'s| us)|we can|we|I will|I'll|i can|now,?|to|and) ){1,2}(?:also )?"
+    r"(?:double[- ]?check|check|verify|confirm)\b"
+    r"(?! (?:all|each|every|which|whether|if|how|the (?:options|choices|cases|candidates|possib)))"
+    r"|(?:check|verification|verify|checking|proof|double[- ]check)(?: the answer| our answer| this)?"
+    r" ?[*_]{0,3}(?::|\n|[*_]{2}))",
+    flags=re.IGNORECASE,
+)
+_CONCLUDES = re.compile(
+    r"\b(?:so|therefore|thus|hence|final(?:ly)?|answer|in conclusion|in summary)\b[^.\n]{0,120}[0-9$\\]", re.IGNORECASE
+)
+_FAILS = re.compile(
+    r"\b(?:not|wrong|incorrect|mistakes?|error|instead|actually|fails?|but|however|wait|oops|hmm)\b|n't\b"
+    r"|\u2260|\\ne\b|\\neq\b|\u2717|\u2718|\u274c",
+    flags=re.IGNORECASE,
+)
+
+
+def without_verification(text: str) -> str:
+    """The text up to where it checks its answer, unless it concludes something there or the check fails."""
+    start = next((one.start() for one in _VERIFIES.finditer(text) if re.search(r"[0-9$\\]", text[: one.start()])), None)
+    if start is None:
+        return text
+    check = text[start:]
+    holds = re.sub(
+        r"\b(?:so|thus|hence|therefore)\b[^.\n]{0,80}(?:=|equal|agree|match|check|correct|hold|true)", "", check
+    )
+    return text if _FAILS.search(check) or _CONCLUDES.search(holds) else text[:start].rstrip()
+
+
+def leaves_open(sentence: str) -> bool:
+    """Whether a sentence says that the answer may be another one, or asks for it."""
+    if sentence.endswith("?"):
+        return _OFFER.search(sentence) is None and len(sentence) > 1
+    return _OPEN.search(sentence) is not None
+
+
+def claims_of(line: str, *, in_words: bool) -> list[str]:
+    """The sentences of a line that are no closing words and no remarks."""
+    sentences = [one for one in split(line, SENTENCE_END if in_words else CLAUSE_END) if not _CLOSERS.match(one)]
+    return [one for one in sentences if not _REMARK.fullmatch(one)] or sentences
+
+
+def claim_of(sentence: str, *, in_words: bool) -> str | None:
+    """The part of a sentence that may conclude something; None where none does."""
+    if not _NO_CLAIM.search(sentence) or (in_words and "impossible" in sentence):
+        return sentence
+    *_, part = _BUT.split(sentence)
+    return None if part == sentence or _NO_CLAIM.search(part) else part
+
+
+def split(line: str, pattern: re.Pattern[str]) -> list[str]:
+    ends = [end.end() for end in pattern.finditer(line) if is_outside(line, end.start())]
+    pieces = [line[start:end] for start, end in pairwise([0, *ends, len(line)])]
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def is_outside(line: str, place: int) -> bool:
+    """Whether a place of a line is in no formula."""
+    num_before = len(re.findall(r"(?<!\\)\$", line[:place]))
+    return num_before % 2 == 0 or len(re.findall(r"(?<!\\)\$", line)) % 2 == 1
