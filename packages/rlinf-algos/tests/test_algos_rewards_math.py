@@ -15,6 +15,7 @@ from rlinf_algos.rewards.comparison import Comparison
 from rlinf_algos.rewards.letters import differ_in_letters
 from rlinf_algos.rewards.mathematics import MathReward
 from rlinf_algos.rewards.notation import normalized
+from rlinf_algos.rewards.verdict import MAX_CHARACTERS, expected_answer
 
 needs_math_verify = pytest.mark.skipif(
     not module.importlib.util.find_spec("math_verify"), reason="needs rlinf-algos[math]"
@@ -263,7 +264,7 @@ def test_formulas_are_left_to_math_verify():
 def test_an_unusable_reference_raises():
     for reference in ("", "  ", "9" * 2000):
         with pytest.raises(RewardError, match="holds no answer of at most 1000 characters; mend the dataset row"):
-            module._expected(reference)
+            expected_answer(reference)
 
 
 def test_a_missing_extra_is_named(monkeypatch):
@@ -525,11 +526,26 @@ KINDS = ("(1,2)", r"\{1,2\}", "x=5,y=2", r"\begin{pmatrix}1\\2\end{pmatrix}", r"
 @pytest.mark.parametrize("piece", PIECES)
 def test_reading_an_answer_takes_bounded_time(piece):
     """An answer of the greatest length, in CPU time that a search through all its parts could not keep."""
-    answer = piece * (module.MAX_CHARACTERS // len(piece))
+    answer = piece * (MAX_CHARACTERS // len(piece))
     start = time.process_time()
     for reference in (answer + "1", *KINDS):
         compared(reference, answer)
     assert time.process_time() - start < 4.0
+
+
+@needs_math_verify
+def test_the_caller_compares_no_answer_by_itself(reward, monkeypatch):
+    """What takes long does so under the clock of the reading process."""
+    monkeypatch.setattr(Comparison, "__init__", None)
+    assert [reward(rf"\boxed{{{answer}}}", "1, 2").outcome for answer in ("2, 1", "2, 3")] == ["right", "wrong"]
+
+
+@needs_math_verify
+def test_a_sentence_as_reference_is_read_as_a_completion_is(reward):
+    reference = "The correlation coefficient is 0.84."
+    completions = (reference, f"**{reference}**", "#### 0.84", "The correlation coefficient is 0.48.")
+    outcomes = [reward(completion, reference).outcome for completion in completions]
+    assert outcomes == ["right", "right", "right", "wrong"]
 
 
 @needs_math_verify

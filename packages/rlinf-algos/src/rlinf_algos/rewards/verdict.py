@@ -1,0 +1,148 @@
+r"""From a completion and a reference to what the answer is worth, or to what has to be known of formulas for that.
+
+The answer is looked for in the completion as `final_answer` says, the reference is taken whole; both are brought into
+one notation (`notation`), taken apart (`structure`) and compared part by part (`comparison`). Called where a clock runs
+(answer_side.py), since a completion decides how long all of this takes.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rlinf_algos.errors import RewardError
+from rlinf_algos.rewards.chinese import claim, is_in_chinese, says
+from rlinf_algos.rewards.choice import stated_letter
+from rlinf_algos.rewards.comparison import Comparison, Question
+from rlinf_algos.rewards.final_answer import final_answer, reference_answer
+from rlinf_algos.rewards.forms import choice_letter, names_of
+from rlinf_algos.rewards.notation import normalized
+
+MAX_CHARACTERS = 1000
+"""Most characters of an answer. A longer one is "unparseable": no reference is nearly as long."""
+_WORDS = re.compile(r"\\text\{.*|\\emptyset ?", flags=re.DOTALL)
+_SENTENCE = re.compile(r"\s*[A-Z][a-z]+ (?:[a-z]+ ){1,9}(?:is|are|has|have)\b")
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9])")
+_SHORT_WORD = re.compile(r"(?!abc)(?=[a-z]?[a-z]?[aeiou])[a-z]{3}|[a-z]{3,}(?: [a-z]{3,})+")
+_BARE_WORDS = re.compile(r"[A-Za-z' -]+")
+_DECIMAL_COMMA = re.compile(r"\A(\$?[-\u2212]?[0-9]{1,9}),([0-9]{1,2}|[0-9]{4,9}|(?<=\b0,)[0-9]{3})(?![0-9,])")
+_THINGS = re.compile(r"[A-Za-z]{3,20}: ?[0-9.]{1,12}(?:, ?[A-Za-z]{3,20}: ?[0-9.]{1,12}){1,9}")
+"""Several values by what they are of: "apple: 2, pear: 3"."""
+_LETTER = re.compile(r"(?:\\[a-z]+\{)?\(?([A-Za-z])\)?\}?")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of one completion without comparing formulas."""
+
+    outcome: str
+    """"open" where `questions` decide."""
+    answer: str | None = None
+    detail: str | None = None
+    found: str = ""
+    """The answer, normalised."""
+    questions: tuple[Question, ...] = ()
+
+
+def verdict_of(completion: str, reference: str) -> Verdict:
+    """Raises: RewardError for a reference without an answer."""
+    expected = expected_answer(reference)
+    form, names = _form(reference)
+    if form == "chinese":
+        answer = claim(completion)
+        is_right = answer is not None and says(expected, answer)
+        return Verdict("unparseable" if answer is None else "right" if is_right else "wrong", answer)
+    answer = _answer(completion, form, names)
+    if answer is None:
+        return Verdict("unparseable")
+    if len(answer) > MAX_CHARACTERS:
+        return Verdict(
+            "unparseable", detail=f"the answer has {len(answer)} characters; at most {MAX_CHARACTERS} are read"
+        )
+    try:
+        found = _normalized(answer, expected, is_in_words=form == "words")
+        outcome, questions = _compared(expected, found) if found else ("unparseable", ())
+    except RecursionError:
+        return Verdict("memory", answer, "nested too deeply")
+    return Verdict(outcome, answer, found=found, questions=questions)
+
+
+def decided(expected: str, found: str, known: Mapping[Question, bool]) -> bool:
+    """Whether the answers are the same, once all questions of a `Verdict` are answered."""
+    verdict = Comparison(expected, found, known=known).run()
+    assert verdict is not None, "the first run asks all that a later one could"
+    return verdict
+
+
+def _answer(completion: str, form: str, names: str) -> str | None:
+    is_choice = form == "choice"
+    answer = final_answer(completion, in_words=form == "words", names=tuple(names.split()))
+    letter = _LETTER.fullmatch(answer) if is_choice and answer else None
+    if letter:
+        return letter[1]
+    if is_choice and (answer is None or choice_letter(normalized(answer[:MAX_CHARACTERS])) is None):
+        answer = stated_letter(completion) or answer
+    return answer
+
+
+def _normalized(answer: str, expected: str, *, is_in_words: bool) -> str:
+    if len(answer) == 1 and expected.isupper():
+        answer = answer.upper()
+    if "," in answer:
+        answer = _with_point(answer, expected)
+    return normalized(rf"\text{{{answer}}}" if is_in_words and _BARE_WORDS.fullmatch(answer) else answer)
+
+
+@lru_cache(maxsize=4096)
+def _compared(expected: str, found: str) -> tuple[str, tuple[Question, ...]]:
+    """(outcome, questions) of normalised answers."""
+    comparison = Comparison(expected, found, known={})
+    is_same = comparison.run()
+    if is_same is None:
+        return "open", tuple(dict.fromkeys(comparison.open))
+    return "right" if is_same else "wrong", ()
+
+
+@lru_cache(maxsize=4096)
+def expected_answer(reference: str) -> str:
+    """The answer of a reference, normalised. Raises: RewardError where it has none."""
+    if is_in_chinese(reference.strip()):
+        return reference.strip()
+    answer = reference_answer(reference)
+    if answer and _SENTENCE.match(answer) and _NUMBER.search(answer):  # "The mean is 0.84."
+        answer = final_answer(answer) or answer
+    answer = rf"\text{{{answer}}}" if answer and _SHORT_WORD.fullmatch(answer) else answer
+    normal = normalized(answer) if answer is not None and len(answer) <= MAX_CHARACTERS else ""
+    if not normal:
+        raise RewardError(
+            f"math_answer: the reference {reference[-80:]!r} holds no answer of at most {MAX_CHARACTERS} characters; "
+            "mend the dataset row"
+        )
+    return normal
+
+
+@lru_cache(maxsize=4096)
+def _form(reference: str) -> tuple[str, str]:
+    """The form of a reference, and the names of its values, as `final_answer` takes them."""
+    if is_in_chinese(reference.strip()):
+        return "chinese", ""
+    expected = expected_answer(reference)
+    if _THINGS.fullmatch(reference.strip()):
+        return "values", " ".join(re.findall(r"[A-Za-z]+(?=:)", reference))
+    if _is_in_words(reference):
+        return "words", ""
+    if choice_letter(expected) is not None:
+        return "choice", ""
+    names = names_of(expected)
+    return "values" if names else "", " ".join(names)
+
+
+def _is_in_words(reference: str) -> bool:
+    """Whether a reference begins with a word, and is no whole sentence."""
+    return _WORDS.fullmatch(expected_answer(reference)) is not None and not _SENTENCE.match(reference)
+
+
+def _with_point(answer: str, expected: str) -> str:
+    """`3,5` as `3.5` where the reference is a decimal: without a space it is no list there, nor are these thousands."""
+    is_decimal = re.fullmatch(r"-?[0-9]*\.[0-9]+.*", expected) is not None
+    return _DECIMAL_COMMA.sub(r"\1.\2", answer) if is_decimal else answer
