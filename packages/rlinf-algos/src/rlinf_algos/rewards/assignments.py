@@ -58,11 +58,15 @@ def assigned(text: str, names: Sequence[str]) -> str | None:
 
 
 def listed(sentence: str, num_values: int) -> str | None:
-    """The numbers of a sentence that holds this many and relates them in no other way: "12, 8" of "There are 12 hens
-    and 8 cows"."""
+    """The numbers of a sentence that holds this many and relates them in no other way, with what they count: "12 hens,
+    8 cows" of "There are 12 hens and 8 cows"."""
     numbers = _NUMBER.findall(sentence.replace("$", ""))
     is_list = len(numbers) == num_values and re.search(r",|\band\b", sentence) and not _NO_LIST.search(sentence)
-    return ", ".join(numbers) if is_list else None
+    if not is_list:
+        return None
+    things = re.findall(rf"({_NUMBER.pattern}) ([a-z]{{3,20}})\b", sentence.replace("$", ""))
+    are_counts = len(things) == num_values and len({name for _, name in things}) == num_values
+    return ", ".join(map(" ".join, things) if are_counts else numbers)
 
 
 def _value(text: str) -> str | None:

@@ -36,6 +36,10 @@ _WORDS = {
     "无穷多": " infinitely many ", "无数": " infinitely many ", "全体实数": r" \mathbb{R} ",
     "所有实数": r" \mathbb{R} ", "任意实数": r" \mathbb{R} ", "因为": " because ", "由于": " because ",
     "此时": " when ", "可知": " so ", "可见": " so ", "求得": " so ", "算得": " so ", "占": " is ",
+    **dict.fromkeys(
+        ("正确的是", "正确的有", "正确的结论是", "正确的结论有", "正确结论的序号是", "正确命题的序号是"),
+        " answer is ",
+    ),
     "检验": " verification ", "验证": " verification ", "验算": " verification ", "经检验": " ",
     "所以": " so ", "一共": " so ", "总共": " so ", "共有": " so ", "因此": " so ",
     "大于等于": r" \ge ", "小于等于": r" \le ", "大于": " > ", "小于": " < ",
@@ -48,6 +52,7 @@ _WORDS = {
     "秒": " seconds ", "天": " days ", "星期": " weeks ", "周": " weeks ", **_DAYS, "年": " years ", "个月": " months ",
     "千克": " kg ", "公斤": " kg ", "毫克": " mg ", "克": " g ", "吨": " tonnes ", "毫升": " ml ", "升": " liters ",
     "答:": " answer: ", "答: ": " answer: ", "千米每小时": " km/h ", "公里每小时": " km/h ", "米每秒": " m/s ",
+    "千米/时": " km/h ", "千米/小时": " km/h ", "公里/小时": " km/h ", "米/秒": " m/s ", "米/分": " m/min ",
     "万": " wan ", "亿": " yi ",
 }  # fmt: skip
 _AFTER_NUMBERS = frozenset("度米克天年元角万亿秒吨升周") | {"美元", "欧元", "星期"}
@@ -58,6 +63,7 @@ _TIME = re.compile(
     rf"(?:(?:{_MORNING})|(下午|傍晚|晚上|夜里))([0-9]{{1,2}}|[一二三四五六七八九十]{{1,2}})[点时]"
     r"(?:整|钟|(半)|([0-9]{1,2})分?)?"
     r"|()(?<![0-9A-Z])([0-9]{1,2})点(?:整|钟|(半)|([0-9]{1,2})分)"
+    r"|()(?<![0-9])([0-9]{1,2})时()([0-9]{1,2})分(?=到|出发|开始|结束|上|下|起)"
     r"|()(?<=[是为在于到])([0-9]{1,2})点()()(?![0-9])"
 )
 _OTHERS = "[^,\uff0c\u3002;\n]"
@@ -184,7 +190,8 @@ def _value(numeral: str) -> int | None:
 
 def in_english(text: str) -> str:
     """The Chinese words that state answers in English; what is counted (`18 个苹果`) is left out."""
-    text = re.sub("零下(?=[0-9])", "-", with_digits(_TIME.sub(_time, text)))
+    text = re.sub(f"零下({_NUMERAL})", lambda words: f"-{_value(words[1])}", _TIME.sub(_time, text))
+    text = re.sub("零下(?=[0-9])", "-", with_digits(text))
     text = re.sub(r"(?<=[0-9])小?时([0-9]{1,2})分(?!钟)", r"小时\1分钟", text)
     text = _WORD.sub(_english, re.sub(r"(?<=角)([0-9])分(?!钟)", r"\1 fen", text))
     text = re.sub(r"[^\S\n]+", " ", _CHINESE.sub(" ", _COUNTED.sub(" ", text)))
@@ -198,7 +205,7 @@ def without_asides(text: str) -> str:
 
 def _time(words: re.Match[str]) -> str:
     """`16:20` for "下午4点20分"."""
-    evening, hour, half, minute = next(words.groups()[i : i + 4] for i in (0, 4, 8) if words[i + 2] is not None)
+    evening, hour, half, minute = next(words.groups()[i : i + 4] for i in (0, 4, 8, 12) if words[i + 2] is not None)
     hours = int(hour) if hour.isdecimal() else _value(hour)
     if hours is None:
         return words[0]

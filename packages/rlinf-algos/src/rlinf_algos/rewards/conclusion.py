@@ -26,6 +26,9 @@ from rlinf_algos.rewards.units import NO_THINGS, SCALES, is_thing, is_unit
 _REASON = re.compile(
     r",?\s(?:because|since|so|which|instead of|rather than|while|whereas)\b"
     r"|,\s[a-z]{3,12}(?:ed|ing) (?:at|by|for|from|if|in|when)\b"
+    r"|,\s(?:saving|paying|using|spending|having|taking|starting|assuming|including|rounding|counting|ignoring)\s"
+    r"|,\s[0-9.]+ (?:[a-z]+ )?(?:more|fewer|less) than\b"
+    r"|(?<=[0-9$}]),\swith\s(?!.*\btotal)"
     r"|,\s(?:as|where|giving|when|making|leaving|each [a-z]+ing)\b"
     r"|,\s(?:or )?(?:approximately|about|roughly|i\.e\.)|(?:(?<=[0-9}])|(?<=[0-9}]\$)),\sor \$?[0-9.]+ ?\\?%"
     r"|[,;]\s[^\s,]{1,20}\s(?:does|do|is|are)(?: not|n't)\b"
@@ -120,7 +123,7 @@ _VERB = re.compile(
     r"|(?:simplifies|comes|amounts|evaluates|works out|adds up|reduces) to)\b(?! not\b)[\s:]*"
 )
 _PREDICATE = re.compile(
-    r"\b(?:is|are|be|was|were|equals?|becomes?|has|have|falls? on|called|named|chooses?|wins?|get|must"
+    r"\b(?:is|are|be|was|were|equals?|becomes?|has|have|falls? on|called|named|chooses?|wins?|get|must|takes place on"
     r"|(?:belongs?|goes|go) to|represents?|describes?|(?:lies?|lands?) (?:in|on)|opens?|costs?)\b\s*"
 )
 _COMPARATIVE = re.compile(
@@ -154,8 +157,23 @@ _LEADING_ADJUNCT = re.compile(
     r"|out of|rounding|adding|dividing|multiplying|subtracting|of)\s[^,]{1,80},\s(?=.*[a-z]{3}|.*=)",
     flags=re.IGNORECASE,
 )
-_BEFORE = re.compile(r"(?<!,)(?<!\band)\s(?:after|before)\s(?!.*\b(?:is|was|will be)\b)")
-_MORE_THAN = re.compile(r"(?:more|fewer|less)(?:(?: [a-z]+){0,2} than\b[^0-9$]*| [a-z]+)\Z")
+_OR_IN_UNITS = re.compile(
+    r"(?<=[0-9] )(seconds|minutes|hours|days|weeks|months|years|cents|cm|mm|feet|inches|meters|grams|ml), or [0-9.]+ "
+    r"(seconds?|minutes?|hours?|days?|weeks?|months?|years?|dollars?|m|cm|km|feet|foot|yards?|kg|liters?)\b"
+)
+"""The same quantity in larger units: "160 minutes, or 2 hours and 40 minutes"."""
+_BEFORE = re.compile(
+    r"(?:(?<!,)(?<!\band)\s(?:after|before)\s|,\s(?:after|before)\s(?=[a-z]+ing\b))(?!.*\b(?:is|was|will be)\b)"
+)
+_MORE_THAN = re.compile(r"(?:more|fewer|less)(?:(?: [a-z]+){0,6} than\b[^0-9$]*| [a-z]+|)\Z")
+_WAYS_TO = re.compile(r"(?<=ways) (?:to|of|in which)\b.*", flags=re.DOTALL)
+_SHARE_OF = re.compile(
+    r"\b(?:half|an? (?:third|quarter|fifth|tenth)|[0-9.]+ ?\\?%) of \\?\$?[0-9][^\s,]*(?: [a-z]+)?, "
+    r"(?:or|namely|i\.e\.),? (?=[\\$0-9])"
+)
+"""A share whose value follows: "half of 80, or 40"."""
+_IS_SHARE_OF = re.compile(r"(\S+(?: [a-z]+)?) is (?:half|twice|double|a third|one third|a quarter)(?: of)? ")
+_IN_WAYS = re.compile(r"\bin (?=[$0-9][^,]{0,60} ways?\b)")
 _ASSIGNMENT = re.compile(r"([A-Za-z](?:_\{?\w\}?)?) ?[=:] ?([^\n=:]{1,100})")
 _BULLET = re.compile(r"\A(?:[-+*\u2022]|\(?[0-9]{1,2}[.)]) ")
 _ROW = re.compile(r"[\[(|]((?: ?-?[0-9.]+(?:/[0-9]+)?){1,9}) ?[\])|]")
@@ -184,6 +202,7 @@ _FEW_WORDS = 7
 _AMOUNT = r"\\?[$\u20ac\u00a3\u00a5]?[0-9][0-9.,]{0,12}"
 _MAX_LOOKS = 20
 _EXACT = re.compile(r"(?=[^\u2248]*[0-9])(?=[^\u2248]*[\u03c0\u221a/])[^\u2248A-Za-z=,$\\]{1,40}(?= ?\u2248 ?[0-9])")
+_ROUNDED_UNITS = re.compile(r"\A(\$[^$]{1,200}\\approx[^$]{1,60}\$) [a-z]{1,15}\Z")
 _EACH_THEIR = re.compile(
     rf"[^,]{{1,60}}? (?:is|are|was|has|have|gets|costs|weighs|needs|earns) ({_AMOUNT})(?: [a-z]+){{0,2}}"
     r",? (?:and|while) (?:(?:his|her|their|the other|an?) [a-z]+(?: [a-z]+)?|[A-Z][a-z]+)"
@@ -269,6 +288,7 @@ def measured(text: str) -> str:
     """
     if not is_formal(text):
         return text
+    text = _WAYS_TO.sub("", text) if " ways " in text else text
     text = _ALSO.sub(r"\1", text) if text.endswith(")") else text
     cut, end = _OUT_OF.search(text), 0
     text = text[: cut.start()] if cut and is_outside(text, cut.start()) else text
@@ -384,6 +404,9 @@ def _sentence(line: str) -> str:
     if "(" in line:
         line = _DISCARDED.sub("", line)
         line = _REMARK.sub(lambda remark: "" if is_outside(line, remark.start()) else remark[0], line)
+    same = _OR_IN_UNITS.search(line)
+    if same and same[1].rstrip("s") != same[2].rstrip("s"):
+        line = line[: same.end(1)]
     for pattern in (SENTENCE_END, _REASON):
         for end in pattern.finditer(line):
             if end.start() > 0 and is_outside(line, end.start()):
@@ -397,14 +420,18 @@ def _consequence(sentence: str) -> str:
     sentence = _CONTRACTED.sub(r"\1 is", sentence) if "'" in sentence else sentence
     sentence = _LEADING_REASON.sub("", sentence)
     sentence = _ASIDE_AS.sub(",", sentence) if ", as " in sentence else sentence
+    ways = _IN_WAYS.search(sentence) if " way" in sentence else None
+    sentence = sentence[ways.end() :] if ways else sentence
     ends = [found.end() for found in _THEREFORE.finditer(sentence) if is_outside(sentence, found.start())]
     leaving = (_LEAVING.search(sentence) or _IN_TOTAL.search(sentence)) if not ends else None
     if leaving:
         ends = [leaving.end()]
-    sentence = cleaned(_sentence(sentence[ends[-1] :] if ends else sentence))
+    sentence = sentence[ends[-1] :] if ends else sentence
     lead = _LEADING_ADJUNCT.match(sentence)
     if lead and _holds_value(lead[0]) and _holds_value(sentence[lead.end() :]) and is_outside(sentence, lead.end()):
         sentence = sentence[lead.end() :]
+    share = _SHARE_OF.search(sentence) if " of " in sentence else None
+    sentence = cleaned(_sentence(sentence[share.end() :] if share else sentence))
     sentence = _IS_IT.sub("", sentence) if " is " in sentence else sentence
     time = next((found for found in _BEFORE.finditer(sentence) if _holds_value(sentence[: found.start()])), None)
     return sentence[: time.start()] if time else sentence
@@ -422,6 +449,9 @@ def _alone(sentence: str) -> str | None:
 def concluded(sentence: str) -> str | None:
     """What a sentence says after its last verb, where that is a number or a formula; else the last one in it."""
     sentence = _NAMED_VALUE.sub(r"\1 = ", _consequence(sentence))
+    share = _IS_SHARE_OF.match(sentence)
+    if share and _holds_value(share[1]) and is_formal(share[1]):
+        return measured(share[1])
     both = _EACH_THEIR.match(sentence)
     if both:
         return f"{both[1]}, {both[2]}"
@@ -458,6 +488,7 @@ def _without_adjunct(sentence: str, *, is_predicate: bool = False) -> str:
 
 def _last_side(answer: str) -> str:
     """The result of a calculation, `30` of `2(10 + 5) = 2(15) = 30`, and the exact value of a rounded one."""
+    answer = _ROUNDED_UNITS.sub(r"\1", answer) if "approx" in answer else answer
     exact = _EXACT.match(answer)
     answer = answer[: exact.end()] if exact else answer
     sides = answer.strip("$").split("=")
@@ -590,6 +621,6 @@ def predicate(sentence: str) -> str | None:
         return subject
     clause = re.split(r" (?:who|that|which) ", clause)[0]
     clause = re.sub(
-        r"\A(?!not\b|never\b)[a-z]+ (?:on|in|at|to) (?:an? |the )?(?=[A-Z])", "", without_filler(cleaned(clause))
+        r"\A(?:(?!not\b|never\b)[a-z]+ )?(?:on|in|at|to) (?:an? |the )?(?=[A-Z])", "", without_filler(cleaned(clause))
     )
     return re.sub(r"\A(?:an?|the) (?=\w)|(?<=\w) (?:function|number|integer)\Z", "", clause) or None

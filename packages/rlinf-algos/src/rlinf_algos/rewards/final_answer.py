@@ -56,7 +56,7 @@ _PHRASE = re.compile(
     r"\bans(?:wers?)?\b(?! (?:choices|options)\b)(?:[^\n.:=$\\]|\$[^$\n]{1,40}\$){0,60}?"
     r"(?:\b(?:is|are)\b|:|=>?|->|\u2192)"
     r"|\bcorrect (?:option|choice|letter|statement)s?\b[^\n.:=]{0,40}?(?:\b(?:is|are)\b|:|=)"
-    r"|\b(?:choose|select)\b:?(?=[ (]{0,3}[A-Z]{1,4}\b)|\b(?:option|choice)\b:?(?= \(?[A-J]\)?[.!]?$)"
+    r"|\b(?:choose|select)\b:?(?=[ (]{0,3}(?-i:[A-Z]{1,4})\b)|\b(?:option|choice)\b:?(?= \(?[A-J]\)?[.!]?$)"
     r"|^[#*_ ]{0,20}(?:final )?answers?[*_ ]{0,20}$",
     flags=re.IGNORECASE | re.MULTILINE,
 )
@@ -128,7 +128,7 @@ def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()
         if names and not found and (is_by_thing or ":" in answer or not _SEVERAL.search(answer)):
             rest = text[last.start :] if last else text
             answer = assigned(rest, names) or (not last and listed(last_sentence(text[-_TAIL:]), len(names))) or answer
-    answer = _ANGLE_NAME.sub(r"\1 =", answer) if names else answer
+    answer = _ANGLE_NAME.sub(r"\1 =", answer).replace(" and then ", " and ") if names else answer
     things = _OTHER_THINGS.search(answer)
     if things and things[1].rstrip("s") != things[2].rstrip("s"):
         return None
@@ -168,6 +168,7 @@ def _in_answer_tag(text: str) -> str | None:
 
 def _concluded(text: str, in_words: bool) -> str | None:
     """The conclusion of a text; where it is in words and should not be, number words are read as digits."""
+    text = text[_withdrawal_end(text) :].lstrip(".!,:; ")
     text = text if in_words else with_final_number(text)
     answer = conclusion(text, in_words=in_words)
     if in_words or (answer and is_formal(answer)):
@@ -178,12 +179,16 @@ def _concluded(text: str, in_words: bool) -> str | None:
 
 def _corrected(text: str, in_words: bool) -> str | None:
     """What a correction after the last statement says; None where nothing is corrected."""
-    *_, last = [0, *(withdrawal.end() for withdrawal in _WITHDRAWN.finditer(text))]
+    last = _withdrawal_end(text)
     if not last:
         return None
     rest = text[last:].lstrip(".!,:; ")
     answer = _stated(rest, in_words) or conclusion(rest[-_TAIL:], in_words=in_words)
     return answer if answer and (in_words or is_formal(answer)) else None
+
+
+def _withdrawal_end(text: str) -> int:
+    return max((withdrawal.end() for withdrawal in _WITHDRAWN.finditer(text)), default=0)
 
 
 def _stated(text: str, in_words: bool, *, with_markers: bool = True) -> str | None:

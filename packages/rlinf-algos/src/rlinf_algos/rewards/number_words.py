@@ -38,6 +38,10 @@ _PART_VALUES = {"half": "0.5", "a quarter of": "0.25", "three quarters of": "0.7
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 _DATE = re.compile(rf"\b(?:the )?([0-9]{{1,2}})(?:st|nd|rd|th) of ({_MONTHS})\b")
 _MIXED = re.compile(r"(?<![0-9,/^}] )(?<![\w.,/^}(\[])([0-9]{1,4}) ([0-9]{1,3})/([0-9]{1,3})(?![0-9/.^]| ?[=+*/])")
+_NEGATIVE = re.compile(
+    rf"\b(is|was|are|be|equals|to|at|of|gives|get) (?:minus|negative) ([0-9]+|{'|'.join(_UNITS)})\b", re.IGNORECASE
+)
+_CHANCE = re.compile(r"\b(?:an? )?([0-9]{1,9}) (?:in|out of) ([0-9]{1,9}) (?=chance)")
 _BELOW_ZERO = re.compile(r"\b([0-9][0-9.]{0,9} ?(?:degrees|\u00b0)(?: ?(?:Celsius|Fahrenheit|[CF]\b))?) below zero\b")
 _TIME_OF_DAY = re.compile(r"([0-9]:[0-9]{2}) (?:(in the morning)|(?:in the (?:afternoon|evening)|at night))\b")
 _SINGLE_PART = re.compile(
@@ -51,6 +55,9 @@ def with_numbers(text: str) -> str:
     text = _DATE.sub(r"\2 \1", text) if " of " in text else text
     text = _BELOW_ZERO.sub(lambda words: f"-{words[1]}", text) if "below zero" in text else text
     text = _TIME_OF_DAY.sub(lambda words: f"{words[1]} {'AM' if words[2] else 'PM'}", text) if ":" in text else text
+    if "minus " in text or "negative " in text:
+        text = _NEGATIVE.sub(lambda words: f"{words[1]} -{_UNITS.get(words[2].lower(), words[2])}", text)
+    text = _CHANCE.sub(r"\1/\2 ", text) if " chance" in text else text
     text = _MIXED.sub(_mixed, text) if "/" in text else text
     if "half a" in text or "quarter" in text:
         text = _PART_OF.sub(lambda part: f"{_PART_VALUES[part[1].lower()]} {part[2]}s", text)
@@ -75,7 +82,7 @@ def with_final_number(text: str) -> str:
     *_, last = [None, *_COUNTED_AT_END.finditer(text)]
     if last is None or re.search(r"[0-9]|[.!?]\s", text[last.end() :]):
         return text
-    return text[: last.start(1)] + with_lone_numbers(last[1]) + text[last.end(1) :]
+    return text[: last.start(1)] + with_lone_numbers(text[last.start(1) :])
 
 
 def _mixed(number: re.Match[str]) -> str:

@@ -40,6 +40,12 @@ _OPEN = re.compile(
     r"\banswer (?:could|might|may)(?: also| well)? be\b|\b(?:I am|I'm) not (?:\w+ )?(?:sure|certain)\b"
     r"|\bI (?:do not|don't|can't|cannot) (?:know|tell|decide|say)\b|\b(?:either|any) of (?:the two|them|these|both)\b"
     r"|\A\W*(?:alternatively|or),? (?:it|the \w+|this|that) (?:could|might|may)(?: also)? be\b"
+    r"|\A\W*first,? (?:we|let|there|note|I)\b|\A\W*so far\b|\bit depends\b"
+    r"|\bdepend(?:s|ing) on (?:how|whether|if|what)\b"
+    r"|\b(?:I'd|I would) (?:guess|estimate)\b|\bmy (?:best )?guess\b"
+    r"|\A\W*(?:(?:let's|let us) (?:assume|suppose|say|try)|suppose|assume)\b|:\Z"
+    r"|\A\W*(?:next|then|now),? (?:we|I|let us|let's) (?:need|have to|must|subtract|add|multiply|divide|calculate"
+    r"|compute|find|determine)\b[^0-9=]*\Z"
     r"|\bneed (?:more|further) information\b|\A\W*(?:maybe|perhaps|possibly)\b(?=.*[0-9])",
     flags=re.IGNORECASE,
 )
@@ -51,13 +57,16 @@ _OFFER = re.compile(
 _BUT = re.compile(r"(?:,|;|\s[-\u2013\u2014])\s?but\s")
 _VERIFIES = re.compile(
     r"(?:(?<=\A)|(?<=[.!?;\n]\s)|(?<=[.!?;\n]))[ *#_(]{0,9}(?:"
-    r"(?:(?:let(?: me|'s| us)|we can|we|I will|I'll|i can|now,?|to|and) ){1,2}(?:also )?"
+    r"(?:(?:let(?: me|'s| us)|we can|you can|we|I will|I'll|i can|now,?|to|and) ){1,2}(?:also )?"
     r"(?:double[- ]?check|check|verify|confirm)\b"
     r"(?! (?:all|each|every|which|whether|if|how|the (?:options|choices|cases|candidates|possib)))"
+    r"|as a (?:quick |sanity |final )?check\b"
     r"|(?:check|verification|verify|checking|proof|double[- ]check)(?: the answer| our answer| this)?"
     r" ?[*_]{0,3}(?::|\n|[*_]{2}))",
     flags=re.IGNORECASE,
 )
+_NOTE = re.compile(r"(?:(?<=\n)|(?<=[.!] ))[*_(]{0,3}(?:note|remark|n\.b\.|comment)[*_]{0,3}[.:]", flags=re.IGNORECASE)
+_CORRECTS = re.compile(r"\b(?:wrong|incorrect|mistakes?|error|actually|instead|answer)\b", flags=re.IGNORECASE)
 _CONCLUDES = re.compile(
     r"\b(?:so|therefore|thus|hence|final(?:ly)?|answer|in conclusion|in summary)\b[^.\n]{0,120}[0-9$\\]", re.IGNORECASE
 )
@@ -69,7 +78,11 @@ _FAILS = re.compile(
 
 
 def without_verification(text: str) -> str:
-    """The text up to where it checks its answer, unless it concludes something there or the check fails."""
+    """The text up to where it checks its answer, unless it concludes something there or the check fails; also up to a
+    note."""
+    note = next((one.start() for one in _NOTE.finditer(text) if re.search(r"[0-9$\\]", text[: one.start()])), None)
+    if note is not None and not _CORRECTS.search(text, note):
+        text = text[:note].rstrip()
     start = next((one.start() for one in _VERIFIES.finditer(text) if re.search(r"[0-9$\\]", text[: one.start()])), None)
     if start is None:
         return text
