@@ -27,19 +27,12 @@ from dataclasses import dataclass
 from rlinf_algos.rewards.assignments import assigned, listed
 from rlinf_algos.rewards.boxes import Box, boxes, unwrapped
 from rlinf_algos.rewards.chinese import without_asides
-from rlinf_algos.rewards.conclusion import (
-    cleaned,
-    concluded,
-    conclusion,
-    is_formal,
-    last_sentence,
-    predicate,
-    statement,
-    without_filler,
-    words_of,
-)
+from rlinf_algos.rewards.clauses import statement
+from rlinf_algos.rewards.conclusion import concluded, conclusion, last_sentence
 from rlinf_algos.rewards.number_words import with_final_number, with_lone_numbers
 from rlinf_algos.rewards.plain_text import plain_text
+from rlinf_algos.rewards.predicates import predicate
+from rlinf_algos.rewards.quantities import cleaned, is_formal, without_filler, words_of
 from rlinf_algos.rewards.units import is_unit
 
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s?\{\s?\}")
