@@ -24,6 +24,7 @@ from rlinf_algos.rewards.forms import (
     clock_of,
     in_unit_vectors,
     letters_of,
+    ratio_of,
     residue_of,
     residues_of,
     spread,
@@ -32,7 +33,7 @@ from rlinf_algos.rewards.letters import differ_in_letters
 from rlinf_algos.rewards.plain_number import equal_numbers, rational
 from rlinf_algos.rewards.ranges import FLIPPED, Range, integers_of, ranges, turned
 from rlinf_algos.rewards.structure import Answer, has_words, mentions, name_of, read
-from rlinf_algos.rewards.units import Unit, is_unit
+from rlinf_algos.rewards.units import Unit, is_unit, read_unit
 from rlinf_algos.rewards.wording import says, says_values
 
 Verdict = bool | None
@@ -46,6 +47,10 @@ _MONEY = ((("dollar", 1),), (("euro", 1),), (("yuan", 1),), (("rupee", 1),), _ST
 _DEGREE, _RADIAN = (("degree", 1),), (("radian", 1),)
 _TEMPERATURES = {(("celsius", 1),), (("fahrenheit", 1),)}
 _IMPLIES = re.compile(r"\\(?:implies|iff|(?:Long|long)?(?:[Ll]eft)?[Rr]ightarrow)(?![a-z])|[\u21d2\u27f9\u21d4\u27fa]")
+_JOINED_UNIT = re.compile(r"(.*[0-9}])([A-Za-z])")
+_WORD = re.compile(r"\\text\{[^{}]*\}")
+_CONSTANTS = frozenset("cAKk")
+"""Names of an arbitrary constant that others call C."""
 _OPERATION = re.compile(r"\\(?:int|lim)(?![a-z])|\\frac\{d\}\{d[a-z]\}")
 """A left side that the right side works out."""
 _MAX_MATCHED = 12
@@ -63,6 +68,8 @@ class Comparison:
     def __init__(self, expected: str, found: str, known: Mapping[Question, bool]) -> None:
         if _IMPLIES.search(found) and not _IMPLIES.search(expected):
             found = _IMPLIES.split(found)[-1].strip(",. ") or found
+        found = _with_constant(expected, found)
+        found = found if r"\text" in expected else found.removeprefix(r"\text{quadrant}")
         self._expected, self._found = spread(read(expected)), spread(read(found))
         self._found = self._found if self._expected.kind == "relation" else _result(self._found)
         self._claim = read(found)
@@ -83,7 +90,8 @@ class Comparison:
         if other.kind in ("set", "list") and one.kind == "phrase":
             return set_in_words(one.text) or one
         one = integers_of(one) or one
-        return (residues_of(one) or one) if family_of(other) else one
+        residues = residues_of(one)
+        return residues if residues and family_of(other) else one
 
     def run(self) -> Verdict:
         self.open = []
@@ -167,7 +175,8 @@ class Comparison:
             one, other = in_unit_vectors(one, sizes[1]) or one, in_unit_vectors(other, sizes[0]) or other
         if {one.kind, other.kind} == {"formula", "matrix"}:
             one, other = as_matrix(one, other.marks) or one, as_matrix(other, one.marks) or other
-        verdict = _same_measures(one.text, other.text)
+        is_measure = ":" in one.text + other.text or r"\text" in one.text + other.text
+        verdict = _same_measures(one.text, other.text) if is_measure else None
         if verdict is not None:
             return verdict
         residues = residue_of(one), residue_of(other)
@@ -229,6 +238,12 @@ class Comparison:
 
     def _matched(self, ones: tuple[Answer, ...], others: tuple[Answer, ...]) -> Verdict:
         """Each is one of the others, and the other way round."""
+        if len(ones) == len(others) and _are_numbers(ones) and _are_numbers(others):
+            values, other_values = (
+                [number.value for item in items if (number := rational(item.text))] for items in (ones, others)
+            )
+            if all(value in other_values for value in values) and sorted(values) != sorted(other_values):
+                return False  # 3, 3, 5 is not 3, 5, 5
         ones, others = _distinct(ones), _distinct(others)
         if len(ones) != len(others) and not (_are_numbers(ones) and _are_numbers(others)):
             return False
@@ -248,6 +263,9 @@ class Comparison:
             bracketed, bare = (one, other) if one.kind == "tuple" else (other, one)
             is_comparable = bare.kind == "list" and bracketed.marks == ("()",)
             return self._in_order(_by_letter(one), _by_letter(other)) if is_comparable else False
+        names, numbered = _named(one), {"_" in part.parts[0].text for part in one.parts + other.parts if part.parts}
+        if names and names == _named(other) and len(names) == 1 and len(numbered) == 2:  # x=1,2 and x_1=1, x_2=2
+            one, other = (Answer("list", a.text, tuple(part.parts[-1] for part in a.parts)) for a in (one, other))
         if (_named(one) is None) != (_named(other) is None) and len(_named(one) or _named(other) or ()) > 1:
             return self._in_order(one.parts, other.parts)  # x=5, y=2 is 5, 2; x=1, x=2 is 1, 2 in any order
         return self._matched(one.parts, other.parts)
@@ -288,6 +306,10 @@ class Comparison:
         if quantity.unit and quantity.unit.bases == _STERLING and re.fullmatch(r"[0-9.]+p", bare.text):
             pence = Answer("quantity", bare.text, (read(bare.text[:-1]),), (), Unit(_STERLING, Fraction(1, 100)))
             return self._same_quantities(quantity, pence)
+        joined = _JOINED_UNIT.fullmatch(bare.text) if bare.kind == "formula" else None
+        if joined and quantity.unit and read_unit(rf"\text{{{joined[2]}}}") == quantity.unit:
+            bare = read(joined[1])
+            return self._same(one.parts[0], bare) if quantity is one else self._same(bare, other.parts[0])
         if bare.kind not in ("formula", "list", "tuple", "set"):
             return False
         return self._same(one.parts[0], other) if quantity is one else self._same(one, other.parts[0])
@@ -356,10 +378,15 @@ class Comparison:
 
 
 def _same_measures(one: str, other: str) -> Verdict:
-    """Whether two times of a day or two directions are the same; None where they are none, or not sure."""
+    """Whether two times of a day, ratios or directions are the same; None where they are none, or not sure."""
     times = clock_of(one), clock_of(other)
     if times[0] and times[1] and times[0][1] and times[1][1]:
         return times[0][0] == times[1][0]
+    if times[0] and times[1] and "m}" in one + other:  # 11:00 for 11:00 am
+        return times[0][0] % 720 == times[1][0] % 720
+    ratios = ratio_of(one), ratio_of(other)
+    if ratios[0] and ratios[1] and (ratios[0][1] or ratios[1][1]):
+        return ratios[0][0] == ratios[1][0]
     is_compass = one[:1] in "NS" or other[:1] in "NS"
     bearings = (bearing_of(one), bearing_of(other)) if is_compass else (None, None)
     return None if None in bearings else bearings[0] == bearings[1]
@@ -390,6 +417,17 @@ def _result(answer: Answer) -> Answer:
     has_letters = re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|\\begin", answer.parts[0].text)
     is_value = last.kind in ("matrix", "set", "tuple") or (rational(value.text) is not None and value.text != "0")
     return last if has_letters and is_value else answer
+
+
+def _with_constant(expected: str, found: str) -> str:
+    """What is found with C in place of another name of an arbitrary constant, where C is all that it lacks."""
+    if "C" in found or not re.search(r"[-+=]C(?![A-Za-z])|C(?:_[0-9])?[a-z\\]", expected) or choice_of(expected):
+        return found
+    letters, others = _letters(_WORD.sub("", expected)), _letters(_WORD.sub("", found))
+    name = "".join(others - letters)
+    if letters - others != {"C"} or name not in _CONSTANTS:
+        return found
+    return re.sub(rf"(?<![A-Za-z\\{{]){name}(?![A-Za-z}}])", "C", found)
 
 
 def _letters(formula: str) -> set[str]:
@@ -480,8 +518,19 @@ def _chain(answer: Answer) -> _Chain | None:
         return None
     else:
         name = None
+    pairs = zip(sides, sides[1:], marks[1:], strict=False)
+    marks = (marks[0], *("\\approx" if _is_rounded(*pair) else pair[2] for pair in pairs))
     exact = tuple(side for mark, side in zip(marks, sides, strict=True) if mark == "=")
     return _Chain(name, exact, tuple(side for mark, side in zip(marks, sides, strict=True) if mark != "="))
+
+
+def _is_rounded(exact: Answer, side: Answer, mark: str) -> bool:
+    r"""Whether a decimal after an equals sign is a rounded fraction: `\frac{2}{3}=0.667`."""
+    numbers = rational(exact.text), rational(side.text)
+    if mark != "=" or not numbers[0] or not numbers[1] or numbers[0].places is not None or not numbers[1].places:
+        return False
+    places, difference = numbers[1].places, abs(numbers[0].value - numbers[1].value)
+    return places > 1 and 0 < difference * 10**places <= Fraction(1, 2)
 
 
 def _are_mixed(one: _Chain, other: _Chain) -> bool:

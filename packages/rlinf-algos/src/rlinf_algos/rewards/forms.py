@@ -14,6 +14,7 @@ from rlinf_algos.rewards.units import read_unit
 _CHOICE = re.compile(r"\(([A-Ja-e])\)(?:[.:]|,(?!\())?(.*)|([A-Ja-e])\)[.:]?(.*)|([A-J])[.:](.+)", flags=re.DOTALL)
 _LETTERS = re.compile(r"[A-J](?:,?(?:\\text\{and\})?[A-J])*")
 _IDENTITY = re.compile(r"(-|[^A-Za-z+,=]*?(?:\\(?:frac|sqrt|cdot|pi)[^A-Za-z+,=]*?)*)[IE](?:_([1-9]))?")
+_RATIO = re.compile(r"([0-9]{1,9})(:|/|\\text\{to\})([0-9]{1,9})|\\frac\{([0-9]{1,9})\}\{([0-9]{1,9})\}")
 _CLOCK = re.compile(r"([0-9]{1,2})(?::([0-9]{2}))?(?:\\text\{([ap])m\})?")
 _COMPASS = re.compile(r"([NS])_?\{?([0-9]{1,2}(?:\.[0-9]+)?)\}?\\text\{degrees\}([EW])")
 
@@ -195,6 +196,18 @@ def as_matrix(answer: Answer, sizes: tuple[str, ...]) -> Answer | None:
     factor = read({"": "1", "-": "-1"}.get(identity[1], identity[1]))
     cells = tuple(factor if i % (n + 1) == 0 else read("0") for i in range(n * n))
     return Answer("matrix", answer.text, cells, sizes)
+
+
+def ratio_of(text: str) -> tuple[Fraction, bool] | None:
+    r"""The value of `3:4` or of a fraction of integers, and whether it is written as a ratio that is no time of a day;
+    None for others."""
+    ratio = _RATIO.fullmatch(text)
+    if ratio is None:
+        return None
+    top, colon, bottom = (ratio[1], ratio[2], ratio[3]) if ratio[1] else (ratio[4], "", ratio[5])
+    if not int(bottom) or (colon == ":" and clock_of(text)):
+        return None
+    return Fraction(int(top), int(bottom)), bool(colon)
 
 
 def clock_of(text: str) -> tuple[int, bool] | None:

@@ -54,6 +54,8 @@ _CERTAIN_BITS = 20
 _MIN_BITS = 4096
 """Bits in which numbers agree that are taken for equal without a proof."""
 _MAX_BITS = 1 << 18
+_GAMMA_BITS = 512
+"""The same for values of the gamma function, which has them at no integers but those of a point; more take seconds."""
 _WITHOUT_VALUE = (sympy.Integral, sympy.Derivative, sympy.Limit)
 """What is compared in 20 digits: an exact value may take an hour."""
 _NOT_REAL = 1e-9
@@ -204,6 +206,8 @@ def _is_zero(number: Any) -> bool:
 
 def _separation_bits(number: Any) -> int:
     """Bits after which a number is known to be zero, if it is."""
+    if number.has(sympy.factorial, sympy.gamma, sympy.binomial):
+        return _GAMMA_BITS
     degree = math.prod(power.exp.q for power in number.atoms(sympy.Pow) if power.exp.is_Rational)
     bounds = _bounds(number)
     if bounds is None:

@@ -82,6 +82,13 @@ _AMOUNT = re.compile(
     f"({'|'.join(map(re.escape, _CURRENCIES))})" + r"\s*([0-9][0-9,.]*(?:\{,\}[0-9]{3})*|\\d?frac\{[0-9]+\}\{[0-9]+\})"
     r"(\s*(?:thousand|million|billion|trillion)\b)?"
 )
+
+
+def _time(time: re.Match[str]) -> str:
+    return rf"{time[1]}\text{{{time[2].lower()}m}}"
+
+
+_MONEY_SIGNS = re.compile(r"[$\u20ac\u00a3\u00a5\u20b9\u20a9]|[A-Z]{3}|\\pounds|\\yen")
 _LETTER_UNITS = frozenset(name for name in NAMES if len(name) == 1) - {"l"}
 _SPELLINGS = (
     (re.compile(r"\\[dtc]frac(?![a-z])"), r"\\frac"),
@@ -113,8 +120,16 @@ _SPELLINGS = (
     (re.compile(r"(?<=[)\]}])\s*U\s*(?=[(\[{])"), r" \\cup "),
     (
         re.compile(
-            r"(?<![A-Za-z\\])\{?(?:\\(?:mathrm|text)\s*\{\s*C\s*\}|C)\}?_\{?([0-9]+)\}?\^\{?([0-9]+)\}?"
+            r"(?<![A-Za-z\\])\{?(?:\\(?:mathrm|text)\s*\{\s*C\s*\}|C)\}?"
+            r"_(?:\{([0-9a-z+-]{1,9})\}|([0-9a-z]))\^(?:\{([0-9a-z+-]{1,9})\}|([0-9a-z]))"
         ),
+        r"\\binom{\1\2}{\3\4}",
+    ),
+    (re.compile(r"\\log\s*_\s*(?:e|\{\s*e\s*\})(?![A-Za-z])"), r"\\ln "),
+    (re.compile(r"\\(?:vec|overrightarrow)\s*(?:\{\s*([A-Za-z]{1,2})\s*\}|([A-Za-z])(?![A-Za-z]))"), r"\1\2"),
+    (re.compile(r"\\text\{\s*([0-9]{1,2}(?::[0-9]{2})?)\s*([AaPp])\.?\s?[Mm]\.?\s*\}"), _time),
+    (
+        re.compile(r"\{\s*([0-9A-Za-z+-]{1,9})\s*\\choose\s*([0-9A-Za-z+-]{1,9})\s*\}"),
         r"\\binom{\1}{\2}",
     ),
     (re.compile(r"\A([0-9]{1,3}(?: [0-9]{3})+)\Z"), lambda match: match[1].replace(" ", "")),
@@ -214,6 +229,13 @@ _SOLUTIONS = re.compile(
     r"|\A(?:\\text\{(?:the|an)\})+|(?<=.)\\text\{only\}\Z|\A\\text\{there\}\\text\{(?:is|are)\}(?=\\text\{infinitely\})"
     r"|\A(?:\\text\{(?:the|it|system|equation|s)\}){1,3}\\text\{has\}(?=\\text\{infinitely\})"
 )
+_BESIDE_VALUES = re.compile(
+    r"\A\\text\{(?:only|all)\}(?=[A-Za-z](?:=|[<>]|\\[gl]e))"
+    r"|,?\\text\{(?:for|where)\}(?:\\text\{(?:some|any|an|arbitrary|real)\})*\\text\{constant\}[A-Za-z]\Z"
+    r"|,?\\text\{where\}[A-Za-z]\\text\{is\}(?:a|\\text\{an\}|\\text\{any\})?(?:\\text\{(?:arbitrary|real)\})*"
+    r"\\text\{constant\}\Z"
+)
+"""Words beside a value that say no more than it."""
 _DEGREES = re.compile(
     r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z]))\s*(?:(?:\\text\{)?([CF])\b\}?)?"
 )
@@ -240,11 +262,12 @@ def normalized(answer: str) -> str:
         return answer
     text = answer.strip()
     text = re.sub(r"(?<=[0-9]),?\\!(?=[0-9]{3}(?![0-9]))", "", text) if r"\!" in text else text
-    text = _RUPEES.sub(lambda rupees: f"\u20b9{rupees[1].replace(',', '')}", text)
+    if "R" in text or "\u20b9" in text:
+        text = _RUPEES.sub(lambda rupees: f"\u20b9{rupees[1].replace(',', '')}", text)
     text = _currency(_SCALED.sub(lambda number: f"{number[1]} {_SCALE_LETTERS[number[2].upper()]}", text))
     text = text if text.isascii() else _with_scripts(text).translate(_UNICODE)
     text = re.sub(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))", "", text) if r"\," in text else text
-    text = _POINTED.sub(lambda number: number[0].replace(".", ""), text) if "." in text else text
+    text = _POINTED.sub(lambda number: number[0].replace(".", ""), text) if text.count(".") > 1 else text
     text = _GERMAN.sub(lambda number: f"{number[1].replace('.', '')}.{number[2]}", text) if "," in text else text
     if "=" in text:
         text = _PAIRED.sub(r"(\1,\2)=(\3,\4)", text if "\\begin" in text else _NEXT_EQUATION.sub(", ", text))
@@ -252,8 +275,8 @@ def normalized(answer: str) -> str:
         text = _OUTWARD.sub(_inward, re.sub(r"\\(?:left|right)\s*(?=[\[\]])", "", text))
     for _ in range(min(text.count("underline"), 3)):
         text = _UNDERLINED.sub(r"\1", text)
-    text = _SPACES.sub(" ", re.sub(r"\\(?:boldsymbol|bm)\s*\{", "{", text))
-    text = re.sub(r"\b(?:np|math|sp|sympy)\.(?=[a-z])", "", text)
+    text = _SPACES.sub(" ", re.sub(r"\\(?:boldsymbol|bm)\s*\{", "{", text)) if re.search(r"[\\$~]", text) else text
+    text = re.sub(r"\b(?:np|math|sp|sympy)\.(?=[a-z])", "", text) if "." in text else text
     for pattern, spelling in _SPELLINGS if "\\" in text else _SPELLINGS_OF_TEXT:
         text = pattern.sub(spelling, text)
     text = _BARE_SET.sub(r"\1\\{\2\\}", without_arrays(text))
@@ -272,14 +295,15 @@ def normalized(answer: str) -> str:
         fraction = f"\\frac{{{mixed[3] or mixed[5]}}}{{{mixed[4] or mixed[6]}}}"
         text = f"{mixed[1]}{mixed[2]}{fraction}{text[mixed.end() :]}"
     text = _without_groups(text)
-    text = re.sub(r"(?<=[0-9])\.(?=\s*[-+*/)}^])", "", text)
+    text = re.sub(r"(?<=[0-9])\.(?=\s*[-+*/)}^])", "", text) if "." in text else text
     text = _EXPONENT.sub(r"\1 \\times 10^{\2}", text)
     text = _with_latex_roots(text.replace("**", "^")).replace("*", r" \cdot ")
     text = _TEMPERATURE.sub(r"\\text{\1}", _without_brackets(_compact(text)))
     text = _ELLIPSIS.sub(_written_out, text) if ",...," in text else text
     if "mod" in text:
         text = _MODULUS.sub(lambda match: rf"\pmod{{{next(filter(None, match.groups()))}}}", text)
-    text = _DAY_FIRST.sub(_month_first, text)
+    if r"\text" in text:
+        text = _BESIDE_VALUES.sub("", _DAY_FIRST.sub(_month_first, text))
     return r"\emptyset" if _NOTHING.fullmatch(text) else _SOLUTIONS.sub("", text)
 
 
@@ -321,6 +345,8 @@ def _inward(interval: re.Match[str]) -> str:
 
 def _currency(text: str) -> str:
     """`\\$5` as 5 dollars; a single `$` is one too, two are the borders of a formula."""
+    if not _MONEY_SIGNS.search(text):
+        return text
     text = re.sub(
         r"\\(?:text|mathrm)\s*\{\s*(\\?[$\u20ac\u00a3\u00a5]|[A-Z]{3})\s*\}(?=\s*[0-9$\u20ac\u00a3\u00a5])",
         r"\1",
@@ -343,8 +369,9 @@ def _amount(match: re.Match[str]) -> str:
 
 def _with_words(text: str) -> str:
     """Every word in its own `\\text{...}`, in small letters unless it is a unit; single letters bare."""
-    text = _SUBSCRIPT.sub(lambda match: f"_{{{re.sub(r'[ ~]', '', match[1] or match[2] or '')}}}", text)
-    text = re.sub(r"_\{?([a-z]{3,7})\}?(?![a-zA-Z])", lambda match: f"_{{{_BASES.get(match[1], match[1])}}}", text)
+    if "_" in text:
+        text = _SUBSCRIPT.sub(lambda match: f"_{{{re.sub(r'[ ~]', '', match[1] or match[2] or '')}}}", text)
+        text = re.sub(r"_\{?([a-z]{3,7})\}?(?![a-zA-Z])", lambda match: f"_{{{_BASES.get(match[1], match[1])}}}", text)
     text = _OLD_FONT.sub(r"\\text{\1}", text)
     text = _FONT.sub(_in_font, text)
     pieces: list[str] = []
@@ -437,7 +464,7 @@ def _without_groups(text: str) -> str:
     """1,234 without its comma, where it is no list: in brackets only `{,}` is sure to be none."""
     if not re.search(r"[(\[]|\\\{", text):
         text = _COMMA_GROUPS.sub(lambda match: match[1] + re.sub(r"[{},]", "", match[2]), text)
-        text = _INDIAN.sub(lambda number: number[0].replace(",", ""), text)
+        text = _INDIAN.sub(lambda number: number[0].replace(",", ""), text) if ",0" in text else text
     return text.replace("{,}", "")
 
 
@@ -455,17 +482,25 @@ def _with_latex_roots(text: str) -> str:
                 break
         else:
             break
-    return re.sub(r"(?<![\\A-Za-z])sqrt", r"\\sqrt", text)
+    return re.sub(r"(?<![\\A-Za-z])sqrt", r"\\sqrt", text) if "sqrt" in text else text
+
+
+_COMPACTED = (
+    (re.compile(r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}"), r"\1\2"),
+    (re.compile(r"\\sqrt\s*(\[[^\[\]]{1,9}\])?\s*([0-9A-Za-z])"), r"\\sqrt\1{\2}"),
+    (re.compile(r"(\\[A-Za-z]+)\s+(?=[A-Za-z])"), "\\1\0"),  # a command ends at the space before a letter
+    (re.compile(r"([_^])([0-9])\s+(?=[0-9])"), r"\1{\2}"),
+    (re.compile(r"(?<=[0-9])\s+(?=[0-9])"), "\0"),  # 4 2 is not 42
+    (re.compile(r"\s+"), ""),
+)
+"""White space and braces that LaTeX does not need."""
 
 
 def _compact(text: str) -> str:
     """The text without the white space and braces that LaTeX does not need: `x_{1}, y ^ 2` is `x_1,y^2`."""
-    text = re.sub(r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}", r"\1\2", text)
-    text = re.sub(r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}", text)
-    text = re.sub(r"(\\[A-Za-z]+)\s+(?=[A-Za-z])", "\\1\0", text)  # a command ends at the space before a letter
-    text = re.sub(r"([_^])([0-9])\s+(?=[0-9])", r"\1{\2}", text)
-    text = re.sub(r"(?<=[0-9])\s+(?=[0-9])", "\0", text)  # 4 2 is not 42
-    text = re.sub(r"\s+", "", text).replace("{}", "").replace("\0", " ")
+    for pattern, spelling in _COMPACTED:
+        text = pattern.sub(spelling, text)
+    text = text.replace("{}", "").replace("\0", " ")
     for _ in range(min(text.count("{{"), 4)):
         text = re.sub(r"\{\{([^{}]*)\}\}", r"{\1}", text)
     while text.startswith("{") and text.endswith("}") and _closes_at_the_end(text):

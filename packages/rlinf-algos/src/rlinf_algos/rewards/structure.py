@@ -23,10 +23,12 @@ _OPERATORS = frozenset(
 )  # fmt: skip
 _JOINTS = frozenset((",", ";", "\\text{or}", "\\text{and}", "\\lor", "\\vee", "\\land", "\\wedge"))
 _NAME = re.compile(
-    r"[A-Z]{2,3}|\\(?:angle|triangle) ?[A-Z]{1,3}"
+    r"[A-Z]{2,3}|\\frac\{d[A-Za-z]\}\{d[a-z]\}|\\(?:angle|triangle) ?[A-Z]{1,3}"
     r"|(?:\\[A-Za-z]+ ?|[A-Za-z])'*(?:_(?:[0-9A-Za-z]|\{[^{}]*\}))?'*(?:\^\{-1\})?(?:\([A-Za-z0-9](?:,[A-Za-z])*\))?"
 )
 _NO_NAMES = frozenset(("e", "i", r"\pi", r"\infty", r"\emptyset"))
+_PLAIN_SIGNS = re.compile(r"[A-Za-z](?:_[0-9])?=(?:[^A-Za-z\\]|\\[A-Za-z]+|[ei](?![A-Za-z]))*\Z")
+"""`x=1\\pm\\sqrt{2}`: a name and its values."""
 _WORD = re.compile(r"\\text\{([^{}]*)\}")
 MAX_ITEMS = 60
 """Most items of a list; no answer has more."""
@@ -133,6 +135,8 @@ def _relation(text: str, tokens: list[str]) -> Answer | None:
         operators = ["="]
     if len(sides) != len(operators) + 1 or len(sides) < 2:
         return None if not operators else Answer("phrase", text, (), (text,))
+    if tokens.count("\\pm") == 1 and operators == ["="] and not _PLAIN_SIGNS.match(text):
+        return Answer("list", text, tuple(read(text.replace("\\pm", sign)) for sign in "+-"))
     return Answer("relation", text, tuple(map(read, sides)), tuple(operators))
 
 
