@@ -87,7 +87,7 @@ class Comparison:
     @staticmethod
     def _plain(one: Answer, other: Answer) -> Answer:
         """A set in words or by a condition on integers, and a class of residues, in the form of the other answer."""
-        if other.kind in ("set", "list") and one.kind == "phrase":
+        if one.kind == "phrase" and (other.kind in ("set", "list") or other.text == r"\mathbb{Z}"):
             return set_in_words(one.text) or one
         one = integers_of(one) or one
         residues = residues_of(one)
@@ -99,6 +99,8 @@ class Comparison:
             return False
         if self._are_letters:  # of several choices
             return letters_of(self._expected.text) == letters_of(self._found.text)
+        if r"\begin{cases}" in self._claim.text and _unnamed(self._expected.text) == _unnamed(self._claim.text):
+            return True
         if any(self._choices):
             return self._same_choices()
         family = family_of(self._expected)
@@ -390,6 +392,11 @@ def _same_measures(one: str, other: str) -> Verdict:
     is_compass = one[:1] in "NS" or other[:1] in "NS"
     bearings = (bearing_of(one), bearing_of(other)) if is_compass else (None, None)
     return None if None in bearings else bearings[0] == bearings[1]
+
+
+def _unnamed(text: str) -> str:
+    """A text without the name of the function at its beginning."""
+    return re.sub(r"\A[A-Za-z](?:\([a-z]\))?=", "", text)
 
 
 def _result(answer: Answer) -> Answer:

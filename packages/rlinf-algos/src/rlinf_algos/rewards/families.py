@@ -16,6 +16,7 @@ _LETTER = re.compile(r"(?<![A-Za-z\\{])[a-z](?![a-z}])")
 _ARTICLES = re.compile(r"\A(?:\\text\{(?:the|set|of|all|every)\})+")
 _IN_WORDS = re.compile(
     r"\\text\{(?P<parity>odd|even)\}\\text\{(?:integer|number)s?\}|\\text\{multiples\}\\text\{of\}(?P<multiple>[1-9][0-9]{0,3})"
+    r"|(?P<every>\\text\{integers\})|(?:\\text\{positive\})?\\text\{(?:divisors|factors)\}\\text\{of\}(?P<divided>[1-9][0-9]{0,3})"
     r"|\\text\{primes?\}(?:\\text\{numbers?\})?(?:\\text\{(?:that|which)\}\\text\{are\})?"
     r"(?:\\text\{(?:below|under)\}|\\text\{(?:less|smaller)\}\\text\{than\})(?P<primes>[1-9][0-9]{0,2})"
 )
@@ -64,6 +65,11 @@ def set_in_words(text: str) -> Answer | None:
     words = _IN_WORDS.fullmatch(_ARTICLES.sub("", text))
     if words is None:
         return None
+    if words["divided"]:
+        n = int(words["divided"])
+        return read(rf"\{{{','.join(str(k) for k in range(1, n + 1) if n % k == 0)}\}}")
+    if words["every"]:
+        return read(r"\mathbb{Z}")
     if words["primes"]:
         return read(rf"\{{{','.join(map(str, _primes_below(int(words['primes']))))}\}}")
     parity, multiple = words["parity"], words["multiple"]

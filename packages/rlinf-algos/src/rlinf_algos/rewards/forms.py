@@ -96,7 +96,7 @@ def spread(answer: Answer) -> Answer:
     if answer.kind == "formula" and answer.text.endswith(")"):
         vector = _SCALED_VECTOR.fullmatch(answer.text)
         factor = rational(vector[1]) if vector else None
-        if vector and factor:
+        if vector and (factor or vector[1] == "-"):
             cells = tuple(_product(vector[1], cell) for cell in read(vector[2]).parts)
             return Answer("tuple", answer.text, cells, ("()",))
     scaled = _SCALED.fullmatch(answer.text) or _SCALED_AFTER.fullmatch(answer.text)
@@ -125,6 +125,10 @@ def spread(answer: Answer) -> Answer:
             pairs = zip(names.parts, values.parts, strict=True)
             items = tuple(Answer("relation", f"{x.text}={y.text}", (x, y), ("=",)) for x, y in pairs)
             return Answer("list", answer.text, items)
+    if answer.kind == "union" and all(
+        part.kind == "set" and "|" not in part.text and ":" not in part.text for part in answer.parts
+    ):
+        return Answer("set", answer.text, tuple(item for part in answer.parts for item in part.parts))
     if answer.kind == "list":
         items = (
             part if part.kind == "relation" and part.parts[0].kind == "tuple" else spread(part) for part in answer.parts

@@ -80,7 +80,7 @@ _CURRENCIES = {"\\$": "dollars", "USD": "dollars", "\u20ac": "euros", "EUR": "eu
 _DOLLARS = re.compile(r"(?<![A-Za-z])(?:US|AU?|CA?|NZ|HK|S)\\\$(?=[0-9])")
 _AMOUNT = re.compile(
     f"({'|'.join(map(re.escape, _CURRENCIES))})" + r"\s*([0-9][0-9,.]*(?:\{,\}[0-9]{3})*|\\d?frac\{[0-9]+\}\{[0-9]+\})"
-    r"(\s*(?:thousand|million|billion|trillion)\b)?"
+    r"(\s*(?:\\text\{\s*(?:thousand|million|billion|trillion)\s*\}|(?:thousand|million|billion|trillion)\b))?"
 )
 
 
@@ -125,6 +125,7 @@ _SPELLINGS = (
         ),
         r"\\binom{\1\2}{\3\4}",
     ),
+    (re.compile(r"\\lg(?![A-Za-z])"), r"\\log_{10}"),
     (re.compile(r"\\log\s*_\s*(?:e|\{\s*e\s*\})(?![A-Za-z])"), r"\\ln "),
     (re.compile(r"\\(?:vec|overrightarrow)\s*(?:\{\s*([A-Za-z]{1,2})\s*\}|([A-Za-z])(?![A-Za-z]))"), r"\1\2"),
     (re.compile(r"\\text\{\s*([0-9]{1,2}(?::[0-9]{2})?)\s*([AaPp])\.?\s?[Mm]\.?\s*\}"), _time),
@@ -230,12 +231,20 @@ _SOLUTIONS = re.compile(
     r"|\A(?:\\text\{(?:the|it|system|equation|s)\}){1,3}\\text\{has\}(?=\\text\{infinitely\})"
 )
 _BESIDE_VALUES = re.compile(
-    r"\A\\text\{(?:only|all)\}(?=[A-Za-z](?:=|[<>]|\\[gl]e))"
+    r"\A\\mathbb\{R\}(?=[a-z](?:[<>]|\\[gl]e))|\A\\text\{(?:only|all)\}(?=[A-Za-z](?:=|[<>]|\\[gl]e))"
     r"|,?\\text\{(?:for|where)\}(?:\\text\{(?:some|any|an|arbitrary|real)\})*\\text\{constant\}[A-Za-z]\Z"
     r"|,?\\text\{where\}[A-Za-z]\\text\{is\}(?:a|\\text\{an\}|\\text\{any\})?(?:\\text\{(?:arbitrary|real)\})*"
     r"\\text\{constant\}\Z"
 )
 """Words beside a value that say no more than it."""
+_MINUS = re.compile(r"\A\\text\{(?:negative|minus)\}(?=[0-9\\])")
+_COMPARED = re.compile(
+    r"\A(?:\\text\{all\}|\\mathbb\{R\})(?:\\text\{(?:real|numbers?|values?)\})*\\text\{(greater|less)\}\\text\{than\}"
+    r"(\\text\{or\}\\text\{equal\}\\text\{to\})?(?=[-0-9\\])"
+)
+_DIAGONAL = re.compile(r"\\text\{diag\}\(([^()]{1,80})\)")
+_CONDITION = re.compile(r",?&(?:\\text\{(?:if|for|when)\})?")
+"""What leads to the condition of a case."""
 _DEGREES = re.compile(
     r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z]))\s*(?:(?:\\text\{)?([CF])\b\}?)?"
 )
@@ -302,8 +311,12 @@ def normalized(answer: str) -> str:
     text = _ELLIPSIS.sub(_written_out, text) if ",...," in text else text
     if "mod" in text:
         text = _MODULUS.sub(lambda match: rf"\pmod{{{next(filter(None, match.groups()))}}}", text)
-    if r"\text" in text:
+    if r"\text" in text or r"\mathbb{R}" in text:
         text = _BESIDE_VALUES.sub("", _DAY_FIRST.sub(_month_first, text))
+        text = _COMPARED.sub(_compared, _MINUS.sub("-", text))
+        text = _DIAGONAL.sub(_diagonal, text) if r"\text{diag}" in text else text
+    if r"\begin{cases}" in text:
+        text = _CONDITION.sub("&", text)
     return r"\emptyset" if _NOTHING.fullmatch(text) else _SOLUTIONS.sub("", text)
 
 
@@ -318,6 +331,18 @@ def _with_scripts(text: str) -> str:
         lambda one: " \\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", one[0]).split("\u2044")), text
     )
     return _SUPERSCRIPTS.sub(lambda script: f"^{{{_level(script[0])}}}", text)
+
+
+def _compared(words: re.Match[str]) -> str:
+    """`x>` for "all numbers greater than"."""
+    sign = ">" if words[1] == "greater" else "<"
+    return f"x{sign}" if not words[2] else rf"x\{'g' if sign == '>' else 'l'}e"
+
+
+def _diagonal(matrix: re.Match[str]) -> str:
+    cells = matrix[1].split(",")
+    rows = ("&".join(cell if i == j else "0" for j in range(len(cells))) for i, cell in enumerate(cells))
+    return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}" if len(cells) < 6 else matrix[0]
 
 
 def _month_first(date: re.Match[str]) -> str:

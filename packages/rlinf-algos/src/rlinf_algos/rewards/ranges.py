@@ -49,9 +49,11 @@ def ranges(answer: Answer) -> tuple[Range, ...] | None:
         return (Range(_MINUS_INFINITY, _INFINITY, "()"),)
     if answer.kind == "union" or (answer.kind == "list" and re.search(r"\\text\{or\}|\\lor|\\vee", answer.text)):
         pieces = [ranges(part) for part in answer.parts]
+        if any(pieces):
+            pieces = [piece or _single(part) for piece, part in zip(pieces, answer.parts, strict=True)]
         return None if None in pieces else tuple(piece for group in pieces if group for piece in group)
     if answer.kind == "list":
-        return _of_all(answer.parts)
+        return _of_all(answer.parts, is_joined=re.search(r"\\text|\\land|\\wedge", answer.text) is not None)
     if answer.kind != "relation":
         return None
     if answer.marks == ("\\in",) and name_of(answer.parts[0]):
@@ -60,6 +62,15 @@ def ranges(answer: Answer) -> tuple[Range, ...] | None:
         excluded = answer.parts[1]
         return _around(excluded.parts if excluded.kind == "list" else (excluded,))
     return _of_absolute(answer) or _of_inequality(answer)
+
+
+def _single(answer: Answer) -> tuple[Range, ...] | None:
+    r"""The points of `\{1,2\}` or `x=1`."""
+    if answer.kind == "relation" and answer.marks == ("=",) and name_of(answer.parts[0]):
+        answer = answer.parts[1]
+        return _points((answer,)) if answer.kind == "formula" else None
+    is_plain = answer.kind == "set" and all(part.kind == "formula" for part in answer.parts)
+    return _points(answer.parts) if is_plain else None
 
 
 def _excluded(match: re.Match[str]) -> str:
@@ -166,8 +177,9 @@ def integers_of(answer: Answer) -> Answer | None:
     return Answer("set", answer.text, tuple(read(str(value)) for value in sorted(values)))
 
 
-def _of_all(parts: tuple[Answer, ...]) -> tuple[Range, ...] | None:
-    """Inequalities of one name that all hold: exclusions, or a lower and an upper bound."""
+def _of_all(parts: tuple[Answer, ...], *, is_joined: bool = True) -> tuple[Range, ...] | None:
+    """Inequalities of one name that all hold: exclusions, or a lower and an upper bound; where no number satisfies both
+    and nothing says "and", those of which one holds."""
     if not all(part.kind == "relation" and len(part.parts) <= 3 for part in parts):
         return None
     parts = tuple(part for part in parts if part.marks != ("\\in",) or part.parts[1].text != _EVERYTHING)
@@ -188,11 +200,16 @@ def _of_all(parts: tuple[Answer, ...]) -> tuple[Range, ...] | None:
         below, above = above, below
     if len(pieces[0] + pieces[1]) > 2 or below.low is not _MINUS_INFINITY or above.high is not _INFINITY:
         return None
+    low, high = _place(above.low), _place(below.high)
+    if not is_joined and low is not None and high is not None and high < low:
+        return below, above
     return (Range(above.low, below.high, above.brackets[0] + below.brackets[1]),)
 
 
 def _of_absolute(relation: Answer) -> tuple[Range, ...] | None:
-    """`|x-1|<3` as (-2,4), `|x|>3` as the two intervals outside."""
+    """`|x-1|<3` as (-2,4), `|x|>3` as the two intervals outside, `1<|x|<2` as those between."""
+    if len(relation.parts) == 3 and re.fullmatch(r"\|[A-Za-z]\|", relation.parts[1].text):
+        return _between(relation)
     if len(relation.parts) != 2 or relation.marks[0] not in FLIPPED:
         return None
     if relation.parts[1].text.startswith("|"):
@@ -208,6 +225,21 @@ def _of_absolute(relation: Answer) -> tuple[Range, ...] | None:
         return (Range(low, high, "()" if is_strict else "[]"),)
     ends = ")(" if is_strict else "]["
     return Range(_MINUS_INFINITY, low, "(" + ends[0]), Range(high, _INFINITY, ends[1] + ")")
+
+
+def _between(relation: Answer) -> tuple[Range, ...] | None:
+    if relation.marks[0] in (">", "\\ge"):
+        relation = turned(relation)
+    low, high = relation.parts[0], relation.parts[2]
+    places = _place(low), _place(high)
+    if not set(relation.marks) <= {"<", "\\le"} or places[0] is None or places[1] is None or places[0] < 0:
+        return None
+    minus_low, minus_high = (
+        read("0" if place == 0 else f"-{end.text}") for end, place in zip((low, high), places, strict=True)
+    )
+    left, right = ("(" if mark == "<" else "[" for mark in relation.marks)
+    closing = {"(": ")", "[": "]"}
+    return Range(minus_high, minus_low, right + closing[left]), Range(low, high, left + closing[right])
 
 
 def _evaluated(text: str, factor: str | None) -> Answer:

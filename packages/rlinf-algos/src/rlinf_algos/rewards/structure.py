@@ -151,6 +151,8 @@ def _bracketed(text: str, tokens: list[str]) -> Answer | None:
     inner = _split(tokens[1:-1], frozenset((",", ";")))
     if tokens[0] == "\\{":
         items = tuple(read(item) for item in inner if item)
+        if len(items) == 1 and items[0].kind == "list" and "\\pm" in tokens:
+            items = items[0].parts
         return Answer("set", text, items if items else ()) if tokens[-1] == "\\}" else None
     if len(inner) == 1:
         return None if tokens[0] != "(" or tokens[-1] != ")" else read(inner[0])
