@@ -24,7 +24,7 @@ _REASON = re.compile(
     r"|,\s(?:the|an?|its|his|her|their)\s(?![^.]*(?:\b(?:is|are|be|equals?|was|were|has|have|gets?|gives?)\b|=|\s[a-z]+s\s[$\\\u20ac\u00a3\u00a5]{0,2}[0-9]))"
 )
 _THEREFORE = re.compile(
-    r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.|which (?:makes|gives|yields|leaves"
+    r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.(?! [0-9.]+ ?\\?% of)|which (?:makes|gives|yields|leaves"
     r"|(?:means|implies)(?: that)?"
     r"|(?:is|equals|comes to)(?=:? [$\\\u20ac\u00a3\u00a5]{0,2}[0-9][^ ]{0,20}(?: [a-z]+)?\.?\Z))"
     r"|but only|that is(?=,)|in other words|equivalently|or in [a-z]{3,12} (?:notation|form)"
@@ -49,7 +49,9 @@ _ADJUNCT_WORDS = frozenset(
     ("for", "over", "in", "with", "from", "of", "after", "within", "during", "on", "at", "every", "among", "by", "to",
      "and", "or", "plus", "minus", "times", "between")
 )  # fmt: skip
-_ADJUNCT = re.compile(r",?\s(?:for|over|in|with|from|after|within|during|on|at|every|among|across|until)\s")
+_ADJUNCT = re.compile(
+    r",?\s(?:for|over|in|with|from|after|within|during|on|at|every|among|across|until)\s|(?<=s)\sof\s(?=[0-9])"
+)
 _NEW_QUANTITY = re.compile(
     r"(?:\A|(?:(?:total|sum|profit|loss|average|amount|cost|price|distance|speed|salary|income) of|([^\s,;]+)) )"
     r"\\?[$\u20ac\u00a3\u00a5]?[0-9][0-9.,/]*%?(?: [A-Za-z-]+){0,3}\Z"
@@ -81,12 +83,18 @@ _OR_IN_UNITS = re.compile(
 _BEFORE = re.compile(
     r"(?:(?<!,)(?<!\band)\s(?:after|before)\s|,\s(?:after|before)\s(?=[a-z]+ing\b))(?!.*\b(?:is|was|will be)\b)"
 )
+_PROPERTY = re.compile(
+    r"[^,0-9$]{1,40} (?:is|are) (?:invertible|positive|negative|prime|even|odd|possible|correct|right|true|convergent"
+    r"|divergent|continuous|unique|solvable|acute|obtuse|parallel|perpendicular|similar|congruent)\W*\Z"
+)
+"""What follows from the value that the sentence states before: "det A = -2, so A is invertible"."""
 _SHARE_OF = re.compile(
     r"\b(?:half|an? (?:third|quarter|fifth|tenth)|[0-9.]+ ?\\?%) of \\?\$?[0-9][^\s,]*(?: [a-z]+)?, "
     r"(?:or|namely|i\.e\.),? (?=[\\$0-9])"
 )
 """A share whose value follows: "half of 80, or 40"."""
-_IN_WAYS = re.compile(r"\bin (?=[$0-9][^,]{0,60} ways?\b)")
+_IN_WAYS = re.compile(r"\bin (?=[$0-9][^,]{0,60} ways?\b)|\b(?:enough|sufficient) for (?=[0-9])")
+_BY_FROM_TO = re.compile(r"(?<= by )(\S{1,20}?),? from \S{1,20} to \S{1,20}\Z")
 _QUANTITY = re.compile(r"\\?[$\u20ac\u00a3\u00a5]?[-\u2212]?[0-9][0-9.,/]{0,30}[%\u00b0]? (?:[A-Za-z]{1,20} ){0,3}")
 _IS_IT = re.compile(r"(?<=[)$]),? is (?:the )?(?:correct |right )?(?:one|answer|choice|option|correct|right)\Z")
 
@@ -118,14 +126,16 @@ def up_to_reason(line: str) -> str:
     return line
 
 
-def main_clause(sentence: str) -> str:
+def main_clause(sentence: str, *, in_words: bool = False) -> str:
     """What a sentence says after its last "so" or "therefore", without reasons and remarks."""
     sentence = _CONTRACTED.sub(r"\1 is", sentence) if "'" in sentence else sentence
     sentence = _LEADING_REASON.sub("", sentence)
     sentence = _ASIDE_AS.sub(",", sentence) if ", as " in sentence else sentence
-    ways = _IN_WAYS.search(sentence) if " way" in sentence else None
+    ways = _IN_WAYS.search(sentence) if " way" in sentence or " for " in sentence else None
     sentence = sentence[ways.end() :] if ways else sentence
     ends = [found.end() for found in _THEREFORE.finditer(sentence) if is_outside(sentence, found.start())]
+    if ends and _PROPERTY.match(sentence, ends[-1]) and holds_value(sentence[: ends[-1]]) and not in_words:
+        ends.pop()
     leaving = (_LEAVING.search(sentence) or _IN_TOTAL.search(sentence)) if not ends else None
     if leaving:
         ends = [leaving.end()]
@@ -133,6 +143,7 @@ def main_clause(sentence: str) -> str:
     lead = _LEADING_ADJUNCT.match(sentence)
     if lead and holds_value(lead[0]) and holds_value(sentence[lead.end() :]) and is_outside(sentence, lead.end()):
         sentence = sentence[lead.end() :]
+    sentence = _BY_FROM_TO.sub(r"\1", sentence.rstrip(".")) if " by " in sentence else sentence
     share = _SHARE_OF.search(sentence) if " of " in sentence else None
     sentence = cleaned(up_to_reason(sentence[share.end() :] if share else sentence))
     sentence = _IS_IT.sub("", sentence) if " is " in sentence else sentence

@@ -31,7 +31,7 @@ _CHOSEN = re.compile(
     r"(?: only)? (?:are|hold|must be)(?: (?:both|all|the))?(?: (?:correct|true|right|valid|answers?))?\Z"
 )
 _AT_A_POINT = re.compile(r"\s(?:(?:at|when|where|for)\s\$?[a-z]\$?\s?=|when divided by)\s?[^\s=]{1,20}\Z")
-_OF_VALUE = re.compile(r"\A(?:an?|the)(?: [a-z]+){1,3} of (?=[-$\\0-9])")
+_OF_VALUE = re.compile(r"\A(?:an?|the)(?: [a-z]+){1,3} of (?=[-$\\0-9])|\Aan? (?=[0-9])")
 _SUM = re.compile(r"[a-z]{3}\s*=\s*(\\?[$\u20ac\u00a3]?-?[0-9][^=$]*)\Z")
 _DURING = frozenset(("over", "within", "after", "for", "during"))
 _RESULTS = frozenset(
@@ -55,8 +55,8 @@ _DERIVATION = re.compile(r"[A-Za-z0-9)}] ?(?:\^|[-+*/] ?[A-Za-z0-9])[^=<>,$]{0,4
 _DERIVED = re.compile(r"(?<![<>!\\:=])=(?!=)")
 _NAMED_VALUE = re.compile(r"\b([b-hj-z]) (?:is|equals) (?=[-\u2212]?[0-9\\$(])")
 _AMOUNT = r"\\?[$\u20ac\u00a3\u00a5]?[0-9][0-9.,]{0,12}"
-_EXACT = re.compile(r"(?=[^\u2248]*[0-9])(?=[^\u2248]*[\u03c0\u221a/])[^\u2248A-Za-z=,$\\]{1,40}(?= ?\u2248 ?[0-9])")
-_ROUNDED_UNITS = re.compile(r"\A(\$[^$]{1,200}\\approx[^$]{1,60}\$) [a-z]{1,15}\Z")
+_ROUNDED_UNITS = re.compile(r"\A(.{1,200}(?:\\approx|\u2248)[^a-z]{1,60}?\$?) [a-z]{1,15}(?: [a-z]{1,15})?\Z")
+_TWO_EQUATIONS = re.compile(r"\A\$?([^=$,]{1,80})=[^=$,]{1,80}\$? and \$?([^=$,]{1,40})=([^=$,]{1,80})\$?\Z")
 _EACH_THEIR = re.compile(
     rf"[^,]{{1,60}}? (?:is|are|was|has|have|gets|costs|weighs|needs|earns) ({_AMOUNT})(?: [a-z]+){{0,2}}"
     r",? (?:and|while) (?:(?:his|her|their|the other|an?) [a-z]+(?: [a-z]+)?|[A-Z][a-z]+)"
@@ -91,7 +91,7 @@ def conclusion(text: str, *, in_words: bool = False) -> str | None:
         for sentence in reversed([part for part in parts if part][-MAX_LOOKS:]):
             answer = predicate(sentence) if in_words else _alone(sentence) or _chosen(sentence) or concluded(sentence)
             if answer:
-                return answer
+                return answer if in_words else _last_equation(answer)
         if in_words and any(parts):
             return cleaned(line)
     is_short = len(lines) == 1 and len(text.split()) <= 4 and claim_of(text, in_words=in_words) is not None
@@ -165,11 +165,17 @@ def concluded(sentence: str) -> str | None:
     return _last_of(without_adjunct(sentence))
 
 
+def _last_equation(answer: str) -> str:
+    """`x = 7` of `2x = 14` and `x = 7`; both equations where they assign values to two names."""
+    both = _TWO_EQUATIONS.match(answer)
+    is_system = both is None or all(re.fullmatch(r"\s*[A-Za-z](?:_\{?\w\}?)?\s*", side) for side in both.group(1, 2))
+    is_same_function = both is not None and both[1].strip()[:2] == both[2].strip()[:2]
+    return answer if both is None or is_system or is_same_function else f"{both[2].strip()} = {both[3].strip()}"
+
+
 def _last_side(answer: str) -> str:
-    """The result of a calculation, `30` of `2(10 + 5) = 2(15) = 30`, and the exact value of a rounded one."""
-    answer = _ROUNDED_UNITS.sub(r"\1", answer) if "approx" in answer else answer
-    exact = _EXACT.match(answer)
-    answer = answer[: exact.end()] if exact else answer
+    """The result of a calculation, `30` of `2(10 + 5) = 2(15) = 30`, and a rounded value without its unit."""
+    answer = _ROUNDED_UNITS.sub(r"\1", answer) if "approx" in answer or "\u2248" in answer else answer
     sides = answer.strip("$").split("=")
     if len(sides) < 2 or "," in answer or re.search(r"[<>!:]\Z|\\\Z", sides[0]) or answer.count("$") > 2:
         return answer

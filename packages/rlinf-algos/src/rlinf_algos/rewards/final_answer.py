@@ -78,6 +78,11 @@ _WITHDRAWN = re.compile(
 _ANGLE_NAME = re.compile(r"\bm ?(?:\u2220|\\angle\b) ?([A-Z]{1,3}) ?=")
 _OTHER_THINGS = re.compile(r"\A[0-9][0-9.,]{0,9} ([a-z]{3,20}) or [0-9][0-9.,]{0,9} ([a-z]{3,20})\Z")
 """A hedge between two things, "12 hens or 8 cows"."""
+_ALSO_POSSIBLE = re.compile(
+    r"\b(?:it|answer|this|that|result) (?:could|might|may)(?: also| well| equally)+ be [-$\\]{0,3}[0-9]"
+    r"|[0-9]\$? (?:is|would be) (?:also|equally) (?:possible|plausible)"
+)
+_OPINION = re.compile(r"\b(?:thinks?|says|said|claims?|claimed|believes?|guess(?:es)?)(?: that)?(?: the)? \Z")
 MAX_STATEMENTS = 20
 """Statements of a kind that are looked at, from the end."""
 MAX_LENGTH = 2000
@@ -115,6 +120,8 @@ def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()
     else:
         found = boxes(text)
         last = _last_statement(text, in_words, found)
+        if last and _ALSO_POSSIBLE.search(text, last.start, last.start + MAX_LENGTH):
+            return None
         answer = last and (_corrected(text[last.start :], in_words) or last.text)
         answer = answer or _concluded(text[-_TAIL:], in_words) or ""
         is_by_thing = any(len(name) > 2 and name.isalpha() for name in names)
@@ -243,7 +250,7 @@ def _markers(text: str) -> Iterator[_Statement]:
 
 def _phrases(text: str, found: list[Box], *, in_words: bool) -> Iterator[_Statement]:
     for phrase in list(_PHRASE.finditer(text))[-MAX_STATEMENTS:]:
-        if _QUESTION.match(text, phrase.end()):
+        if _QUESTION.match(text, phrase.end()) or _OPINION.search(text[max(0, phrase.start() - 30) : phrase.start()]):
             continue
         if any(box.start < phrase.start() < box.end for box in found[-MAX_STATEMENTS:]):
             continue  # words of a boxed answer

@@ -23,6 +23,8 @@ _COUNTED_AT_END = re.compile(
     rf"({_LONE.pattern}) [a-z]+",
     re.IGNORECASE,
 )
+_LAST_CLAUSE = 300
+"""Characters of the last clause that are read."""
 _PARTS = {"halves": 2, "thirds": 3, "quarters": 4, "fourths": 4, "fifths": 5, "sixths": 6, "sevenths": 7, "eighths": 8,
           "ninths": 9, "tenths": 10}  # fmt: skip
 _FRACTION = re.compile(rf"\b({'|'.join(_UNITS)})[- ]({'|'.join(_PARTS)})\b(?! of\b)", re.IGNORECASE)
@@ -41,7 +43,8 @@ _MIXED = re.compile(r"(?<![0-9,/^}] )(?<![\w.,/^}(\[])([0-9]{1,4}) ([0-9]{1,3})/
 _NEGATIVE = re.compile(
     rf"\b(is|was|are|be|equals|to|at|of|gives|get) (?:minus|negative) ([0-9]+|{'|'.join(_UNITS)})\b", re.IGNORECASE
 )
-_CHANCE = re.compile(r"\b(?:an? )?([0-9]{1,9}) (?:in|out of) ([0-9]{1,9}) (?=chance)")
+_DOLLARS_AND = re.compile(rf"\b({_LONE.pattern}) dollars? and ([a-z0-9-]+) cents\b", re.IGNORECASE)
+_CHANCE = re.compile(rf"\b(?:an? )?([0-9]{{1,9}}|one) (?:in|out of) ([0-9]{{1,9}}|{_LONE.pattern}) (?=chance)")
 _BELOW_ZERO = re.compile(r"\b([0-9][0-9.]{0,9} ?(?:degrees|\u00b0)(?: ?(?:Celsius|Fahrenheit|[CF]\b))?) below zero\b")
 _TIME_OF_DAY = re.compile(r"([0-9]:[0-9]{2}) (?:(in the morning)|(?:in the (?:afternoon|evening)|at night))\b")
 _SINGLE_PART = re.compile(
@@ -57,7 +60,10 @@ def with_numbers(text: str) -> str:
     text = _TIME_OF_DAY.sub(lambda words: f"{words[1]} {'AM' if words[2] else 'PM'}", text) if ":" in text else text
     if "minus " in text or "negative " in text:
         text = _NEGATIVE.sub(lambda words: f"{words[1]} -{_UNITS.get(words[2].lower(), words[2])}", text)
-    text = _CHANCE.sub(r"\1/\2 ", text) if " chance" in text else text
+    if " cents" in text:
+        text = _DOLLARS_AND.sub(_dollars_and_cents, text)
+    if " chance" in text:
+        text = _CHANCE.sub(lambda words: f"{words[1].replace('one', '1')}/{with_lone_numbers(words[2])} ", text)
     text = _MIXED.sub(_mixed, text) if "/" in text else text
     if "half a" in text or "quarter" in text:
         text = _PART_OF.sub(lambda part: f"{_PART_VALUES[part[1].lower()]} {part[2]}s", text)
@@ -79,10 +85,15 @@ def with_lone_numbers(text: str) -> str:
 
 def with_final_number(text: str) -> str:
     """The text with digits in place of a number of one word in its last clause: "she has sixteen dollars left"."""
-    *_, last = [None, *_COUNTED_AT_END.finditer(text)]
+    *_, last = [None, *_COUNTED_AT_END.finditer(text, max(0, len(text) - _LAST_CLAUSE))]
     if last is None or re.search(r"[0-9]|[.!?]\s", text[last.end() :]):
         return text
     return text[: last.start(1)] + with_lone_numbers(text[last.start(1) :])
+
+
+def _dollars_and_cents(words: re.Match[str]) -> str:
+    cents = _value(words[2]) if "-" in words[2] else with_lone_numbers(words[2])
+    return f"{with_lone_numbers(words[1])} dollars and {cents} cents"
 
 
 def _mixed(number: re.Match[str]) -> str:

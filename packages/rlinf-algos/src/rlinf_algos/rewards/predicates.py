@@ -37,7 +37,7 @@ _FEW_WORDS = 7
 
 def predicate(sentence: str) -> str | None:
     """What a sentence says in words: yes or no, or what follows its verb."""
-    sentence = main_clause(_ASIDE.sub("", sentence))
+    sentence = main_clause(_ASIDE.sub("", sentence), in_words=True)
     clauses = [that.end() for that in _THAT.finditer(sentence) if not NEGATED.search(sentence, 0, that.start())]
     sentence = sentence[clauses[-1] :] if clauses else sentence
     formula = _ENDS_WITH_FORMULA.search(sentence)

@@ -34,7 +34,7 @@ CUT = frozenset(
      "up", "down", "above", "below", "along", "across", "into")
 )  # fmt: skip
 _UNIT_WORDS = frozenset(("square", "cubic", "sq", "cu", "per", "squared", "cubed"))
-_MORE_THAN = re.compile(r"(?:more|fewer|less)(?:(?: [a-z]+){0,6} than\b[^0-9$]*| [a-z]+|)\Z")
+_MORE_THAN = re.compile(r"(?:more|fewer|less)(?:(?: [a-z]+){0,6} than\b[^0-9$]*| [a-z]+(?: to [a-z]+)?|)\Z")
 _WAYS_TO = re.compile(r"(?<=ways) (?:to|of|in which)\b.*", flags=re.DOTALL)
 _SAID_OF = frozenset(("is", "are", "was", "were", "works"))
 _NOT_SAID = re.compile(
@@ -150,6 +150,9 @@ def _without_description(text: str, word: re.Match[str], *, is_counted: bool) ->
             things = re.match(r"\W*".join(names[: i + 1]) + r"(?: per [a-z]+)?", rest, flags=re.IGNORECASE)
             if things and re.match(r" (?:or|to) [^,.]{0,15}[0-9]", rest[things.end() :]):
                 return text
+            more = re.match(r",? and (?=[\\$0-9])", rest[things.end() :]) if things else None
+            if things and more:
+                return f"{text[: word.start()]}{things[0]} and {measured(rest[things.end() + more.end() :])}"
             return text[: word.start()] + (things[0] if things else "")
     if word[0] not in CUT and re.search(r"[0-9$\\=]", _OF_THE.sub("", rest)):
         return text

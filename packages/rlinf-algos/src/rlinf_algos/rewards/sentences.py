@@ -29,7 +29,8 @@ _NO_CLAIM = re.compile(
     r"\b(?:mistakes?|misconception|tempting|trap|scratch)\b|\botherwise\b"
     r"|\b(?:students|people|many|some|one|you|we)\s(?:(?:might|may|would|often|first|wrongly|mistakenly)\s)*"
     r"(?:answer|say|think|thought|guess|believe)\b"
-    r"|\b(?:do|does|did)(?: not|n't) (?:work|satisfy|hold|fit|solve)|\bif\b[^.]*\bwere\b"
+    r"|\b(?:do|does|did)(?: not|n't) (?:work|satisfy|hold|fit|solve)|\bif\b[^.]*\bwere\b|\b(?:rule|ruled) out\b"
+    r"|\b(?:he|she|[a-z]+) (?:thinks|says|claims|believes|guesses)\b"
     r"|\b(?:impossible|would be wrong|(?:could|might|may)(?: also)? be)\b|\A(?:maybe|perhaps|possibly)\b"
     r"|\b(?:need|want|have|asks?|asked|going) (?:us )?to (?:find|determine|know|figure out)\b"
     r"|\((?:rejected|extraneous|discarded|invalid|impossible)\)\W*\Z",
@@ -51,7 +52,7 @@ _OPEN = re.compile(
 )
 _OFFER = re.compile(
     r"\b(?:would you|do you|does (?:this|that|it)|did (?:this|that)|can I|shall I|should I|any (?:other )?questions"
-    r"|need (?:any )?(?:more )?help|is there any|anything else|clear|make sense|right)\b",
+    r"|need (?:any )?(?:more )?help|is there any|anything else|make sense)\b|\A\W*right\b",
     flags=re.IGNORECASE,
 )
 _BUT = re.compile(r"(?:,|;|\s[-\u2013\u2014])\s?but\s")
@@ -66,6 +67,7 @@ _VERIFIES = re.compile(
     flags=re.IGNORECASE,
 )
 _NOTE = re.compile(r"(?:(?<=\n)|(?<=[.!] ))[*_(]{0,3}(?:note|remark|n\.b\.|comment)[*_]{0,3}[.:]", flags=re.IGNORECASE)
+_EXPLANATION = re.compile(r"(?<=\n)[*_#( ]{0,4}(?:explanation|reason|justification)[*_]{0,3}:", flags=re.IGNORECASE)
 _CORRECTS = re.compile(r"\b(?:wrong|incorrect|mistakes?|error|actually|instead|answer)\b", flags=re.IGNORECASE)
 _CONCLUDES = re.compile(
     r"\b(?:so|therefore|thus|hence|final(?:ly)?|answer|in conclusion|in summary)\b[^.\n]{0,120}[0-9$\\]", re.IGNORECASE
@@ -81,6 +83,13 @@ def without_verification(text: str) -> str:
     """The text up to where it checks its answer, unless it concludes something there or the check fails; also up to a
     note."""
     note = next((one.start() for one in _NOTE.finditer(text) if re.search(r"[0-9$\\]", text[: one.start()])), None)
+    explanation = _EXPLANATION.search(text)
+    if (
+        note is None
+        and explanation
+        and _CONCLUDES.search(text[max(0, explanation.start() - 200) : explanation.start()])
+    ):
+        note = explanation.start()
     if note is not None and not _CORRECTS.search(text, note):
         text = text[:note].rstrip()
     start = next((one.start() for one in _VERIFIES.finditer(text) if re.search(r"[0-9$\\]", text[: one.start()])), None)

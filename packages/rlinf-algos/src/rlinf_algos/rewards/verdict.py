@@ -26,6 +26,9 @@ _NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9])")
 _SHORT_WORD = re.compile(r"(?!abc)(?=[a-z]?[a-z]?[aeiou])[a-z]{3}|[a-z]{3,}(?: [a-z]{3,})+")
 _BARE_WORDS = re.compile(r"[A-Za-z' -]+")
 _DECIMAL_COMMA = re.compile(r"\A(\$?[-\u2212]?[0-9]{1,9}),([0-9]{1,2}|[0-9]{4,9}|(?<=\b0,)[0-9]{3})(?![0-9,])")
+_NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?")
+_RATE = re.compile(r"\A([-\\$]{0,3}[0-9][0-9.,/]{0,30}(?: [a-z]{1,20})?) per [a-z]{1,20}\Z")
+"""A rate whose reference is a number alone: "7 eggs per day"."""
 _THINGS = re.compile(r"[A-Za-z]{3,20}: ?[0-9.]{1,12}(?:, ?[A-Za-z]{3,20}: ?[0-9.]{1,12}){1,9}")
 """Several values by what they are of: "apple: 2, pear: 3"."""
 _LETTER = re.compile(r"(?:\\[a-z]+\{)?\(?([A-Za-z])\)?\}?")
@@ -90,6 +93,8 @@ def _normalized(answer: str, expected: str, *, is_in_words: bool) -> str:
         answer = answer.upper()
     if "," in answer:
         answer = _with_point(answer, expected)
+    if " per " in answer and _NUMBER.fullmatch(expected):
+        answer = _RATE.sub(r"\1", answer)
     return normalized(rf"\text{{{answer}}}" if is_in_words and _BARE_WORDS.fullmatch(answer) else answer)
 
 
