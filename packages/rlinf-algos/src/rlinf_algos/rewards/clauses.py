@@ -26,7 +26,7 @@ _REASON = re.compile(
 _THEREFORE = re.compile(
     r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.(?! [0-9.]+ ?\\?% of)|which (?:makes|gives|yields|leaves"
     r"|(?:means|implies)(?: that)?"
-    r"|(?:is|equals|comes to)(?=:? [$\\\u20ac\u00a3\u00a5]{0,2}[0-9][^ ]{0,20}(?: [a-z]+)?\.?\Z))"
+    r"|(?:is|equals|comes to)(?=:? [$\\\u20ac\u00a3\u00a5]{0,2}[0-9][^ ]{0,20}(?: (?!of\b)[a-z]+){0,3}\.?\Z))"
     r"|but only|that is(?=,)|in other words|equivalently|or in [a-z]{3,12} (?:notation|form)"
     r"),?\s(?!that\b)",
     flags=re.IGNORECASE,
@@ -85,7 +85,7 @@ _BEFORE = re.compile(
 )
 _PROPERTY = re.compile(
     r"[^,0-9$]{1,40} (?:is|are) (?:invertible|positive|negative|prime|even|odd|possible|correct|right|true|convergent"
-    r"|divergent|continuous|unique|solvable|acute|obtuse|parallel|perpendicular|similar|congruent)\W*\Z"
+    r"|divergent|continuous|right-angled|equilateral|isosceles|unique|solvable|acute|obtuse|parallel|perpendicular|similar|congruent)\W*\Z"
 )
 """What follows from the value that the sentence states before: "det A = -2, so A is invertible"."""
 _SHARE_OF = re.compile(

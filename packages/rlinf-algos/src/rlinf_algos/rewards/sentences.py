@@ -33,6 +33,7 @@ _NO_CLAIM = re.compile(
     r"|\b(?:he|she|[a-z]+) (?:thinks|says|claims|believes|guesses)\b"
     r"|\b(?:impossible|would be wrong|(?:could|might|may)(?: also)? be)\b|\A(?:maybe|perhaps|possibly)\b"
     r"|\b(?:need|want|have|asks?|asked|going) (?:us )?to (?:find|determine|know|figure out)\b"
+    r"(?!.*(?:=|\bis [-$\\]{0,2}[0-9]))"
     r"|\((?:rejected|extraneous|discarded|invalid|impossible)\)\W*\Z",
     flags=re.IGNORECASE,
 )
@@ -47,7 +48,8 @@ _OPEN = re.compile(
     r"|\A\W*(?:(?:let's|let us) (?:assume|suppose|say|try)|suppose|assume)\b|:\Z"
     r"|\A\W*(?:next|then|now),? (?:we|I|let us|let's) (?:need|have to|must|subtract|add|multiply|divide|calculate"
     r"|compute|find|determine)\b[^0-9=]*\Z"
-    r"|\bneed (?:more|further) information\b|\A\W*(?:maybe|perhaps|possibly)\b(?=.*[0-9])",
+    r"|\bneed (?:more|further) information\b|\A\W*(?:(?:wait|hmm),? )?(?:maybe|perhaps|possibly)\b(?=.*[0-9])"
+    r"|\A\W*(?:(?:so|now|next|then),? )?(?:we|I) (?:need|want|have) to (?:find|determine|know|figure out)\b[^0-9=]*\Z",
     flags=re.IGNORECASE,
 )
 _OFFER = re.compile(
