@@ -34,7 +34,7 @@ from rlinf_algos.rewards.plain_number import equal_numbers, rational
 from rlinf_algos.rewards.ranges import FLIPPED, Range, integers_of, ranges, turned
 from rlinf_algos.rewards.structure import Answer, has_words, mentions, name_of, read
 from rlinf_algos.rewards.units import Unit, is_unit, read_unit
-from rlinf_algos.rewards.wording import says, says_values
+from rlinf_algos.rewards.wording import says, says_number, says_values
 
 Verdict = bool | None
 Question = tuple[Literal["equal", "near", "same zeros", "same sign"], str, str]
@@ -110,7 +110,11 @@ class Comparison:
         verdict = self._same(self._expected, self._found)
         if verdict is not False:
             return verdict
-        return says(self._expected, self._claim) or says_values(self._expected, self._claim)
+        return (
+            says(self._expected, self._claim)
+            or says_values(self._expected, self._claim)
+            or says_number(self._expected, self._claim)
+        )
 
     # -- three-valued logic
 
@@ -214,7 +218,9 @@ class Comparison:
         if expected is None or found is None:
             residue, bare = expected or found, other if expected else one
             assert residue is not None, "one of them is a residue"
-            return bare.kind == "formula" and self._same_formulas(residue.value, bare.text)
+            value, modulus = rational(residue.value), rational(residue.modulus)
+            is_reduced = not value or not modulus or 0 <= value.value < modulus.value
+            return is_reduced and bare.kind == "formula" and self._same_formulas(residue.value, bare.text)
         values = rational(expected.value), rational(found.value)
         modulus = rational(expected.modulus)
         if expected.modulus != found.modulus or (expected.name and found.name and expected.name != found.name):

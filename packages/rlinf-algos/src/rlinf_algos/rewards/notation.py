@@ -185,6 +185,7 @@ _WORDINGS = (
     (re.compile(r"(?<=[a-z]) an? (?=(?:second|minute|hour|day|week|month|year|person|piece|head)\b)"), " per "),
     (re.compile(r"\A\s*([0-9]+)\s+to\s+([0-9]+)\s*\Z"), r"\1:\2"),
     (re.compile(r"\\text\{\s*([AaPp])\.\s?[Mm]\.?\s*\}"), lambda half: rf"\text{{{half[1].lower()}m}}"),
+    (re.compile(r"(?<=:[0-9]{2})\s*([ap])m\b"), r"\\text{\1m}"),
     (re.compile(r"(?<=[0-9])\s*([AaPp])(?:\.\s?[Mm]\b\.?|M\b)"), lambda half: rf"\text{{{half[1].lower()}m}}"),
     (re.compile(r"\bpercentage points?\b"), "percent"),
     (re.compile(r"(?<![A-Za-z\\])log_?([0-9]{1,2})\s*(?=\()"), r"\\log_{\1}"),

@@ -10,11 +10,17 @@ from fractions import Fraction
 
 from rlinf_algos.rewards.plain_number import rational
 from rlinf_algos.rewards.structure import Answer
+from rlinf_algos.rewards.units import NO_THINGS, SCALES
 
 _WORD = re.compile(r"(?<=\\text\{)[^{}]*(?=\})|(?<![A-Za-z])[A-Z](?![A-Za-z])")
 _BEGINNING = re.compile(r"(?:\\text\{[^{}]*\}|[A-Z](?![A-Za-z])|[\s,.-])*")
 _POSSESSIVE = re.compile(_BEGINNING.pattern + "'")
 _WORDS_AND_NUMBERS = re.compile(r"\\text\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?(?:/[0-9]+)?)")
+_WITH_NUMBER = re.compile(
+    r"(?:\\text\{[^{}]*\}){0,10}\\text\{(?:is|are|was|were|makes|has|have|costs|needs|takes|gets|earns|pays|equals)\}"
+    r"(-?[0-9]+(?:\.[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})(?:\\text\{[^{}]*\}){0,8}"
+)
+_HARMLESS = frozenset(("is", "are", "was", "in", "for", "with", "of", "to", "at", "exactly"))
 _FILLERS = frozenset(
     ("the", "a", "an", "it", "its", "is", "are", "be", "that", "this", "always", "strictly", "only", "exactly", "in",
      "on", "function", "triangle", "series", "number", "numbers", "integer", "line", "lines", "will", "just", "both")
@@ -69,6 +75,19 @@ def says_values(reference: Answer, claim: Answer) -> bool:
                 return False
             named[-1] = (named[-1][0], number.value)
     return len(values) > 1 and len(named) == len(values) and dict(named) == values
+
+
+def says_number(reference: Answer, claim: Answer) -> bool:
+    """Whether a claim in words, such as "there are 5 ways" or "Janet makes 18 dollars a day", has this number after its
+    verb and no other."""
+    number = rational(reference.text)
+    sentence = _WITH_NUMBER.fullmatch(claim.text) if number else None
+    if not number or sentence is None or len(claim.text) > 300:
+        return False
+    words = set(_WORD.findall(claim.text))
+    value = rational(sentence[1])
+    is_open = words & (_OPEN | (NO_THINGS - _HARMLESS) | SCALES.keys())
+    return not is_open and value is not None and value.value == number.value
 
 
 def _stems(text: str, *, is_whole: bool = False) -> list[str]:
