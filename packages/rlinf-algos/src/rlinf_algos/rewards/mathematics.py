@@ -109,8 +109,7 @@ class MathReward:
     def _read(self, completions: Sequence[str], references: Sequence[str]) -> list[Verdict]:
         replies = self._reader.run(list(zip(completions, references, strict=True)))
         return [
-            Verdict(**json.loads(text or "")) if outcome == "read" else Verdict(outcome, detail=text)
-            for outcome, text in replies
+            _verdict(text or "") if outcome == "read" else Verdict(outcome, detail=text) for outcome, text in replies
         ]
 
     def _compared(
@@ -123,6 +122,11 @@ class MathReward:
         return {pair: _outcome(pair, questions[pair], reply) for pair, reply in replies}
 
 
+def _verdict(text: str) -> Verdict:
+    fields = json.loads(text)
+    return Verdict(**{**fields, "questions": tuple(map(tuple, fields["questions"]))})
+
+
 def _outcome(
     pair: tuple[str, str], questions: Sequence[Question], reply: tuple[str, str | None]
 ) -> tuple[str, str | None]:
@@ -130,7 +134,7 @@ def _outcome(
     answers = reply[0].split(",")
     if any(answer not in _VERDICTS for answer in answers):
         return reply
-    is_right = decided(*pair, dict(zip(map(tuple, questions), map(_VERDICTS.__getitem__, answers), strict=True)))
+    is_right = decided(*pair, dict(zip(questions, map(_VERDICTS.__getitem__, answers), strict=True)))
     if not is_right and "unparseable" in answers:
         return "unparseable", None
     return "right" if is_right else "wrong", None
