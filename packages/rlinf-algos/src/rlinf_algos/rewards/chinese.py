@@ -40,6 +40,7 @@ _WORDS = {
         ("正确的是", "正确的有", "正确的结论是", "正确的结论有", "正确结论的序号是", "正确命题的序号是"),
         " answer is ",
     ),
+    "更正": " correction ",
     "检验": " verification ", "验证": " verification ", "验算": " verification ", "经检验": " ",
     "所以": " so ", "一共": " so ", "总共": " so ", "共有": " so ", "因此": " so ",
     "大于等于": r" \ge ", "小于等于": r" \le ", "大于": " > ", "小于": " < ",
@@ -73,6 +74,8 @@ _ASIDE = re.compile(
     rf"|[,\uff0c] ?比{_OTHERS}{{1,20}}"
 )
 """What is left over, or how it compares."""
+_REMAINDER = re.compile("(原[来有][^.;\n]{1,60}?)还剩")
+_UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9])\( ([a-z/]{1,12}) \)")
 _COUNTED = re.compile(r"(?<=[0-9})$])\s?[\u4e00-\u9fff]{1,12}")
 
 
@@ -82,6 +85,11 @@ _NUMERAL = f"[{''.join(_DIGITS)}{''.join(_PLACES)}万亿]{{1,12}}"
 _NUMBER = re.compile(
     rf"(?<![第期周拜0-9])(?<![0-9] )(?![百千万亿])(负?)({_NUMERAL}(?=千[米克])|{_NUMERAL})(?:分之({_NUMERAL}))?"
 )
+_HALVES = re.compile(
+    rf"(?<![0-9.])([0-9]{{1,9}}|{_NUMERAL})(?:(个)半(?=小时|月|星期|钟头)|(小时|天|年|周|斤)半(?![0-9径]))"
+    "|(?<![个点时天年周多一大0-9])半(?=个?(?:小时|钟头))个?"
+)
+"""Halves after a number, "七个半小时"."""
 _CLASSIFIER = re.compile(
     r"\s?(?:[种个只条辆本人天支棵张页岁米块双组件套名位头匹朵颗根把袋箱盒瓶杯斤吨升倍对排行列道架艘间座]"
     r"|[所家份篇句圈步枚粒场局级男女克秒]"
@@ -191,9 +199,12 @@ def _value(numeral: str) -> int | None:
 def in_english(text: str) -> str:
     """The Chinese words that state answers in English; what is counted (`18 个苹果`) is left out."""
     text = re.sub(f"零下({_NUMERAL})", lambda words: f"-{_value(words[1])}", _TIME.sub(_time, text))
+    text = _REMAINDER.sub(r"\1所以剩", text) if "还剩" in text else text
+    text = _HALVES.sub(_halves, text) if "半" in text else text
     text = re.sub("零下(?=[0-9])", "-", with_digits(text))
     text = re.sub(r"(?<=[0-9])小?时([0-9]{1,2})分(?!钟)", r"小时\1分钟", text)
     text = _WORD.sub(_english, re.sub(r"(?<=角)([0-9])分(?!钟)", r"\1 fen", text))
+    text = _UNIT_IN_BRACKETS.sub(r" \1", text)
     text = re.sub(r"[^\S\n]+", " ", _CHINESE.sub(" ", _COUNTED.sub(" ", text)))
     return re.sub(r" ([.,;:!?])", r"\1", text)
 
@@ -201,6 +212,14 @@ def in_english(text: str) -> str:
 def without_asides(text: str) -> str:
     """The text without what clauses add that compare or name a remainder: "可以买8支" of "可以买8支,还剩2元"."""
     return _ASIDE.sub(lambda aside: aside[1] or "", text) if is_chinese(text) else text
+
+
+def _halves(words: re.Match[str]) -> str:
+    """`7.5小时` for "七个半小时", `0.5小时` for "半小时"."""
+    if not words[1]:
+        return "0.5"
+    number = int(words[1]) if words[1].isdecimal() else _value(words[1])
+    return words[0] if number is None else f"{number}.5{words[2] or words[3]}".replace("个", "")
 
 
 def _time(words: re.Match[str]) -> str:

@@ -9,8 +9,11 @@ import re
 from rlinf_algos.rewards.quantities import CUT, MAX_LOOKS, cleaned, holds_value, without_filler, words_of
 from rlinf_algos.rewards.sentences import SENTENCE_END, is_outside
 
+_LOSS = r"(?=[^.]{0,40}\b(?:loss|debt|deficit) of)"
+"""A negative amount in other words: "-$200, i.e. a loss of $200"."""
 _REASON = re.compile(
-    r",?\s(?:because|since|so|which|instead of|rather than|while|whereas)\b"
+    rf",?\s(?:that is, {_LOSS}|because|since|so|which|instead of|rather than|while"
+    r"|whereas)\b"
     r"|,\s[a-z]{3,12}(?:ed|ing) (?:at|by|for|from|if|in|when)\b"
     r"|,\s(?:saving|paying|using|spending|having|taking|starting|assuming|including|rounding|counting|ignoring)\s"
     r"|,\s[0-9.]+ (?:[a-z]+ )?(?:more|fewer|less) than\b"
@@ -24,10 +27,13 @@ _REASON = re.compile(
     r"|,\s(?:the|an?|its|his|her|their)\s(?![^.]*(?:\b(?:is|are|be|equals?|was|were|has|have|gets?|gives?)\b|=|\s[a-z]+s\s[$\\\u20ac\u00a3\u00a5]{0,2}[0-9]))"
 )
 _THEREFORE = re.compile(
-    r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.(?! [0-9.]+ ?\\?% of)|which (?:makes|gives|yields|leaves"
+    r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.(?! [0-9.]+ ?\\?% of|,? [^.]{0,40}\b(?:loss|debt|deficit) of)"
+    r"|which (?:makes|gives|yields|leaves"
     r"|(?:means|implies)(?: that)?"
+    r"|(?:is|equals)(?= [0-9][-0-9+*/ .\u00d7]{0,40}= ?[0-9])"
     r"|(?:is|equals|comes to)(?=:? [$\\\u20ac\u00a3\u00a5]{0,2}[0-9][^ ]{0,20}(?: (?!of\b)[a-z]+){0,3}\.?\Z))"
-    r"|but only|that is(?=,)|in other words|equivalently|or in [a-z]{3,12} (?:notation|form)"
+    r"|but only|that is(?=,)(?!, [^.]{0,40}\b(?:loss|debt|deficit) of)"
+    r"|in other words|equivalently|or in [a-z]{3,12} (?:notation|form)"
     r"),?\s(?!that\b)",
     flags=re.IGNORECASE,
 )
@@ -38,7 +44,9 @@ _LEAVING = re.compile(
 )
 _IN_TOTAL = re.compile(r",\s(?=[\\$0-9][^,]{0,40}\s(?:in total|in all|altogether)[.!]?\Z)")
 _CONTRACTED = re.compile(r"\b([A-Za-z]{2,5})(?:(?<=[Ii]t|at|re)'s|'(?:re|ll be))\b")
-_LEADING_REASON = re.compile(r"\A(?:since|because|as)\s[^,=]{1,80},\s(?=\S)", flags=re.IGNORECASE)
+_LEADING_REASON = re.compile(
+    r"\A(?:since|because|as)\s(?:[^,=]{1,80},\s(?=\S)|[^,]{1,80},\s(?=\$?[a-z] ?= ?[^,=]{1,30}\Z))", flags=re.IGNORECASE
+)
 _ASIDE_AS = re.compile(r",\sas\s[^,.]{1,80},(?=\s[a-z])")
 DEFINITE = frozenset(
     ("the", "his", "her", "their", "its", "our", "my", "these", "those", "all", "both", "original", "initial", "other",

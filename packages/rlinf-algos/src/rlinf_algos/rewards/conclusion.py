@@ -57,6 +57,16 @@ _NAMED_VALUE = re.compile(r"\b([b-hj-z]) (?:is|equals) (?=[-\u2212]?[0-9\\$(])")
 _AMOUNT = r"\\?[$\u20ac\u00a3\u00a5]?[0-9][0-9.,]{0,12}"
 _ROUNDED_UNITS = re.compile(r"\A(.{1,200}(?:\\approx|\u2248)[^a-z]{1,60}?\$?) [a-z]{1,15}(?: [a-z]{1,15})?\Z")
 _TWO_EQUATIONS = re.compile(r"\A\$?([^=$,]{1,80})=[^=$,]{1,80}\$? and \$?([^=$,]{1,40})=([^=$,]{1,80})\$?\Z")
+_COORDINATES = re.compile(
+    r"\b([xy])\$?-coordinate (?:is |of )?\$?([-\u2212]?[0-9][0-9./]{0,12})\$? and (?:the |an? |its )?"
+    r"\$?([xy])\$?-coordinate (?:is |of )?\$?([-\u2212]?[0-9][0-9./]{0,12}?)\$?\Z"
+)
+_MEETS = re.compile(r"\b(?:meet|intersect|cross|touch)(?:es|s)?\b")
+_AT_ORIGIN = re.compile(r"\b(at |and )the origin\b")
+_AND_AT = re.compile(r" and at (?:the point )?\(")
+_FOR_INDICES = re.compile(
+    r",? for (?:all |every |any |each )?(?:integers? )?\$?n ?(?:\\geq?|\u2265|>|\\in)\b[^=]{1,30}\Z"
+)
 _EACH_THEIR = re.compile(
     rf"[^,]{{1,60}}? (?:is|are|was|has|have|gets|costs|weighs|needs|earns) ({_AMOUNT})(?: [a-z]+){{0,2}}"
     r",? (?:and|while) (?:(?:his|her|their|the other|an?) [a-z]+(?: [a-z]+)?|[A-Z][a-z]+)"
@@ -143,6 +153,13 @@ def _alone(sentence: str) -> str | None:
 def concluded(sentence: str) -> str | None:
     """What a sentence says after its last verb, where that is a number or a formula; else the last one in it."""
     sentence = _NAMED_VALUE.sub(r"\1 = ", main_clause(sentence))
+    point = _coordinates(sentence) if "-coordinate" in sentence else None
+    if point:
+        return point
+    if "the origin" in sentence and _MEETS.search(sentence):
+        sentence = _AND_AT.sub(" and (", _AT_ORIGIN.sub(r"\1(0, 0)", sentence))
+    if "_n" in sentence:
+        sentence = _FOR_INDICES.sub("", sentence)
     share = _IS_SHARE_OF.match(sentence)
     if share and holds_value(share[1]) and is_formal(share[1]):
         return measured(share[1])
@@ -163,6 +180,15 @@ def concluded(sentence: str) -> str | None:
         if is_value and is_formal(answer):
             return answer
     return _last_of(without_adjunct(sentence))
+
+
+def _coordinates(sentence: str) -> str | None:
+    """`(-2, 5)` of "x-coordinate -2 and y-coordinate 5"."""
+    both = _COORDINATES.search(sentence)
+    if both is None or both[1] == both[3]:
+        return None
+    first, second = both.group(2, 4) if both[1] == "x" else both.group(4, 2)
+    return f"({first}, {second})"
 
 
 def _last_equation(answer: str) -> str:
@@ -227,7 +253,13 @@ def _last_of(sentence: str) -> str | None:
     tail = rounded[1] if rounded else tail
     return (
         measured(
-            cleaned(re.sub(r"\A(?:[a-zA-Z] (?![-=<>+*/^]|\\[gln]e\b|\\in\b)|[\s.,;:=)\u2013\u2014!?]|- )+", "", tail))
+            cleaned(
+                re.sub(
+                    r"\A(?:[a-zA-Z] (?![-=<>+*/^\u2264\u2265\u2208]|\\[gln]e\b|\\in\b)|[\s.,;:=)\u2013\u2014!?]|- )+",
+                    "",
+                    tail,
+                )
+            )
         )
         or None
     )

@@ -68,13 +68,26 @@ _TEXT = re.compile(r"\\text(?:bf|rm|it)?\{([^{}]*)\}")
 _SEVERAL = re.compile(r",|\b(?:and|or)\b|&|\\pm")
 _NEXT_KEY = re.compile(r',\s?"\w{1,20}" ?:')
 _KEY = re.compile(r'"([A-Za-z](?:_?[0-9])?)" ?: ?')
+_SHORT_VALUE = r"[-$\\]{0,3}[0-9][^\s,]{0,15}(?: [a-z]{1,12})?"
 _WITHDRAWN = re.compile(
-    r"^\W{0,9}(?:edit|correction|corrected|erratum|update)\b ?:|\b(?:(?:I|we) (?:misread|miscalculated|misunderstood"
+    r"(?:^|(?<=[.!?] ))\W{0,9}(?:edit|correction|corrected|erratum|update)\b ?:"
+    r"|(?:^|(?<=[.!?] ))\W{0,9}(?:wait|actually|hold on|oops|hmm)\b"
+    r"(?=[^\n]{0,200}\b(?:is|are|should be|it's|so|gives)\b[^\n]{0,30}[0-9])"
+    r"(?![^\n]{0,300}\b(?:check\w*|correct|right|still|same|confirm\w*|yes|fine|match\w*|verif\w*)\b)"
+    rf"|\b(?:it|answer|result|total|value|this|that|we|I)(?:'s| is| was| do| did| does)?(?: not|n't)"
+    rf"(?: be| get| have| equal)? {_SHORT_VALUE}(?: but (?:rather )?|, ?(?:but|it's|it is|it should be|rather) )"
+    r"(?=[-$\\]{0,3}[0-9])|\b(?:it|answer|result) should (?:actually |instead |really )?be (?=[-$\\]{0,3}[0-9])"
+    r"|\b(?:(?<!if )(?:I|we) (?:misread|miscalculated|misunderstood|forgot|overlooked"
     r"|miscounted|made an? (?:[a-z]+ )?(?:mistake|error|slip))"
     r"|scratch that|never ?mind|I take that back|on second thoughts?"
     r"|that(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct)))\b",
     flags=re.IGNORECASE | re.MULTILINE,
 )
+_FOR_NATURALS = re.compile(
+    r"\A(\$?[a-zA-Z]_\{?n\}? ?=.{1,200}?\$?)(?:\\[ ,;]|\\q?quad|[\s,$])*"
+    r"\(\s?\$?n ?\\in ?\\math(?:bf|bb) ?\{? ?N ?\}?(?:[\^_]\{?[*+]\}?)?\$?\s?\)\$?\Z"
+)
+"""The term of a sequence with the domain of its index, `a_n=2n\\ (n\\in\\mathbb{N}^*)`."""
 _ANGLE_NAME = re.compile(r"\bm ?(?:\u2220|\\angle\b) ?([A-Z]{1,3}) ?=")
 _OTHER_THINGS = re.compile(r"\A[0-9][0-9.,]{0,9} ([a-z]{3,20}) or [0-9][0-9.,]{0,9} ([a-z]{3,20})\Z")
 """A hedge between two things, "12 hens or 8 cows"."""
@@ -125,7 +138,7 @@ def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()
         answer = last and (_corrected(text[last.start :], in_words) or last.text)
         answer = answer or _concluded(text[-_TAIL:], in_words) or ""
         is_by_thing = any(len(name) > 2 and name.isalpha() for name in names)
-        if names and not found and (is_by_thing or ":" in answer or not _SEVERAL.search(answer)):
+        if names and not found and (is_by_thing or ":" in answer or " is " in answer or not _SEVERAL.search(answer)):
             rest = text[last.start :] if last else text
             answer = assigned(rest, names) or (not last and listed(last_sentence(text[-_TAIL:]), len(names))) or answer
     answer = _ANGLE_NAME.sub(r"\1 =", answer).replace(" and then ", " and ") if names else answer
@@ -136,6 +149,7 @@ def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()
         whole = _TEXT.fullmatch(answer)
         answer = whole[1].strip() if whole else answer
         answer = (predicate(answer.removeprefix("that ")) if _SENTENCE.match(answer) else None) or answer
+    answer = _FOR_NATURALS.sub(r"\1", answer) if r"\in" in answer else answer
     formula = _ONE_FORMULA.fullmatch(answer)
     answer = (formula[1] or formula[2] or "") if formula else answer
     if answer.startswith('{"'):

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from rlinf_algos.rewards.sentences import is_outside
 from rlinf_algos.rewards.units import NO_THINGS, SCALES, is_thing, is_unit
 
-_ALSO = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s\((?:[0-9.,]+\s[A-Za-z]+|\\?[$\u20ac\u00a3\u00a5][0-9.,]+)\)\Z")
+_ALSO = re.compile(
+    r"(?<=[0-9]\s)([A-Za-z]+)\s\((?:[0-9.,]+\s[A-Za-z]+|\\?[$\u20ac\u00a3\u00a5][0-9.,]+)\)"
+    r"(?: in total| in all| altogether)?\Z"
+)
 """The same quantity in another unit: "3 days (72 hours)"."""
 _APPROXIMATELY = re.compile(
     r"\A(?:approximately|about|roughly|nearly|around|almost|close)\s(?:equal\s)?(?:to\s)?(?=[-\u2212\\$0-9])"
@@ -115,7 +118,7 @@ def measured(text: str) -> str:
     if not is_formal(text):
         return text
     text = _WAYS_TO.sub("", text) if " ways " in text else text
-    text = _ALSO.sub(r"\1", text) if text.endswith(")") else text
+    text = _ALSO.sub(r"\1", text) if ")" in text[-14:] else text
     cut, end = _OUT_OF.search(text), 0
     text = text[: cut.start()] if cut and is_outside(text, cut.start()) else text
     for word in words_of(text):

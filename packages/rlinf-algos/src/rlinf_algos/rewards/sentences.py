@@ -42,6 +42,7 @@ _OPEN = re.compile(
     r"\banswer (?:could|might|may)(?: also| well)? be\b|\b(?:I am|I'm) not (?:\w+ )?(?:sure|certain)\b"
     r"|\bI (?:do not|don't|can't|cannot) (?:know|tell|decide|say)\b|\b(?:either|any) of (?:the two|them|these|both)\b"
     r"|\A\W*(?:alternatively|or),? (?:it|the \w+|this|that) (?:could|might|may)(?: also)? be\b"
+    r"|\A\W*let(?:'s| us) (?:denote|call|name|consider)\b"
     r"|\A\W*first,? (?:we|let|there|note|I)\b|\A\W*so far\b|\bit depends\b"
     r"|\bdepend(?:s|ing) on (?:how|whether|if|what)\b"
     r"|\b(?:I'd|I would) (?:guess|estimate)\b|\bmy (?:best )?guess\b"
@@ -69,7 +70,13 @@ _VERIFIES = re.compile(
     flags=re.IGNORECASE,
 )
 _NOTE = re.compile(r"(?:(?<=\n)|(?<=[.!] ))[*_(]{0,3}(?:note|remark|n\.b\.|comment)[*_]{0,3}[.:]", flags=re.IGNORECASE)
-_EXPLANATION = re.compile(r"(?<=\n)[*_#( ]{0,4}(?:explanation|reason|justification)[*_]{0,3}:", flags=re.IGNORECASE)
+_EXPLANATION = re.compile(
+    r"(?:(?<=\n)|(?<=[.] ))[*_#( ]{0,4}(?:explanation|reason|reasoning|justification|here(?:'s| is) (?:why|how))"
+    r"[*_]{0,3}:",
+    flags=re.IGNORECASE,
+)
+_ANSWER_FIRST = re.compile(r"[*_# ]{0,4}[-$\\\u2212]{0,3}[0-9][^\n=]{0,40}\n?", flags=re.IGNORECASE)
+"""A text that begins with its answer alone, "42 seats"."""
 _CORRECTS = re.compile(r"\b(?:wrong|incorrect|mistakes?|error|actually|instead|answer)\b", flags=re.IGNORECASE)
 _CONCLUDES = re.compile(
     r"\b(?:so|therefore|thus|hence|final(?:ly)?|answer|in conclusion|in summary)\b[^.\n]{0,120}[0-9$\\]", re.IGNORECASE
@@ -89,7 +96,10 @@ def without_verification(text: str) -> str:
     if (
         note is None
         and explanation
-        and _CONCLUDES.search(text[max(0, explanation.start() - 200) : explanation.start()])
+        and (
+            _CONCLUDES.search(text[max(0, explanation.start() - 200) : explanation.start()])
+            or _ANSWER_FIRST.fullmatch(text[: explanation.start()].strip())
+        )
     ):
         note = explanation.start()
     if note is not None and not _CORRECTS.search(text, note):

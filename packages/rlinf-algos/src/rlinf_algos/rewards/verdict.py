@@ -27,6 +27,13 @@ _SHORT_WORD = re.compile(r"(?!abc)(?=[a-z]?[a-z]?[aeiou])[a-z]{3}|[a-z]{3,}(?: [
 _BARE_WORDS = re.compile(r"[A-Za-z' -]+")
 _DECIMAL_COMMA = re.compile(r"\A(\$?[-\u2212]?[0-9]{1,9}),([0-9]{1,2}|[0-9]{4,9}|(?<=\b0,)[0-9]{3})(?![0-9,])")
 _NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?")
+_REMAINING = re.compile(
+    r"(?:\bleav(?:es|ing)|\bleft with|\bonly|\bby elimination,?(?: it is| the answer (?:is|must be))?)"
+    r"(?: us with)?(?: only)?(?: (?:option|choice|answer))? \(?([A-J])\)?(?: (?:remains|is left|is possible))?\Z"
+    r"|(?<!or )(?<!and )(?<![,\w'] )(?<!\w)\(?([A-J])\)? is the only (?:one|option|choice|answer) (?:left|remaining)\Z",
+    flags=re.IGNORECASE,
+)
+_LAST_SENTENCE = 200
 _RATE = re.compile(r"\A([-\\$]{0,3}[0-9][0-9.,/]{0,30}(?: [a-z]{1,20})?) per [a-z]{1,20}\Z")
 """A rate whose reference is a number alone: "7 eggs per day"."""
 _THINGS = re.compile(r"[A-Za-z]{3,20}: ?[0-9.]{1,12}(?:, ?[A-Za-z]{3,20}: ?[0-9.]{1,12}){1,9}")
@@ -84,8 +91,15 @@ def _answer(completion: str, form: str, names: str) -> str | None:
     if letter:
         return letter[1]
     if is_choice and (answer is None or choice_letter(normalized(answer[:MAX_CHARACTERS])) is None):
-        answer = stated_letter(completion) or answer
+        answer = stated_letter(completion) or _remaining_letter(completion) or answer
     return answer
+
+
+def _remaining_letter(completion: str) -> str | None:
+    """The letter that the last sentence names as the only one left: "That leaves A."."""
+    end = completion.replace("*", "").rstrip(" .!\n")[-_LAST_SENTENCE:]
+    remaining = _REMAINING.search(end)
+    return remaining[1] or remaining[2] if remaining else None
 
 
 def _normalized(answer: str, expected: str, *, is_in_words: bool) -> str:
