@@ -77,6 +77,8 @@ _WITHDRAWN = re.compile(
     rf"|\b(?:it|answer|result|total|value|this|that|we|I)(?:'s| is| was| do| did| does)?(?: not|n't)"
     rf"(?: be| get| have| equal)? {_SHORT_VALUE}(?: but (?:rather )?|, ?(?:but|it's|it is|it should be|rather) )"
     r"(?=[-$\\]{0,3}[0-9])|\b(?:it|answer|result) should (?:actually |instead |really )?be (?=[-$\\]{0,3}[0-9])"
+    r"|(?<=[}$]) is (?:wrong|incorrect|not (?:correct|right))\b"
+    r"|\bI meant (?=[-$\\]{0,3}[0-9])"
     r"|\b(?:(?<!if )(?:I|we) (?:misread|miscalculated|misunderstood|forgot|overlooked"
     r"|miscounted|made an? (?:[a-z]+ )?(?:mistake|error|slip))"
     r"|scratch that|never ?mind|I take that back|on second thoughts?"

@@ -27,11 +27,12 @@ _SHORT_WORD = re.compile(r"(?!abc)(?=[a-z]?[a-z]?[aeiou])[a-z]{3}|[a-z]{3,}(?: [
 _BARE_WORDS = re.compile(r"[A-Za-z' -]+")
 _DECIMAL_COMMA = re.compile(r"\A(\$?[-\u2212]?[0-9]{1,9}),([0-9]{1,2}|[0-9]{4,9}|(?<=\b0,)[0-9]{3})(?![0-9,])")
 _NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?")
+_PEOPLE = re.compile(r"[A-Z][a-z]{2,19} [0-9.]{1,12}(?:(?:,| and|, and) [A-Z][a-z]{2,19} [0-9.]{1,12}){1,9}")
+"""Several values by whose they are, without a sign: "Tom 14, Ann 9"."""
 _REMAINING = re.compile(
-    r"(?:\bleav(?:es|ing)|\bleft with|\bonly|\bby elimination,?(?: it is| the answer (?:is|must be))?)"
+    r"(?:\b[Ll]eav(?:es|ing)|\b[Ll]eft with|\b[Oo]nly|\b[Bb]y elimination,?(?: it is| the answer (?:is|must be))?)"
     r"(?: us with)?(?: only)?(?: (?:option|choice|answer))? \(?([A-J])\)?(?: (?:remains|is left|is possible))?\Z"
-    r"|(?<!or )(?<!and )(?<![,\w'] )(?<!\w)\(?([A-J])\)? is the only (?:one|option|choice|answer) (?:left|remaining)\Z",
-    flags=re.IGNORECASE,
+    r"|(?<!or )(?<!and )(?<![A-J], )(?<!\w)\(?([A-J])\)? is the only (?:one|option|choice|answer) (?:left|remaining)\Z",
 )
 _LAST_SENTENCE = 200
 _RATE = re.compile(r"\A([-\\$]{0,3}[0-9][0-9.,/]{0,30}(?: [a-z]{1,20})?) per [a-z]{1,20}\Z")
@@ -56,6 +57,14 @@ class Verdict:
 
 def verdict_of(completion: str, reference: str) -> Verdict:
     """Raises: RewardError for a reference without an answer."""
+    verdict = _verdict_of(completion, reference)
+    if verdict.outcome == "wrong" and _PEOPLE.fullmatch(reference.strip()):
+        by_name = _verdict_of(completion, re.sub(r"(?<=[a-z]) (?=[0-9])", ": ", reference))
+        return by_name if by_name.outcome == "right" else verdict
+    return verdict
+
+
+def _verdict_of(completion: str, reference: str) -> Verdict:
     expected = expected_answer(reference)
     form, names = _form(reference)
     if form == "chinese":
