@@ -31,10 +31,11 @@ from rlinf_algos.rewards.forms import (
 )
 from rlinf_algos.rewards.letters import differ_in_letters
 from rlinf_algos.rewards.plain_number import equal_numbers, rational
-from rlinf_algos.rewards.ranges import FLIPPED, Range, integers_of, ranges, turned
+from rlinf_algos.rewards.ranges import FLIPPED, Range, integers_of, ranges, roster_of, turned
+from rlinf_algos.rewards.restated import in_feet, people, restated
 from rlinf_algos.rewards.structure import Answer, has_words, mentions, name_of, read
 from rlinf_algos.rewards.units import Unit, is_unit, read_unit
-from rlinf_algos.rewards.wording import says, says_number, says_values
+from rlinf_algos.rewards.wording import says, says_number, says_values, turns
 
 Verdict = bool | None
 Question = tuple[Literal["equal", "near", "same zeros", "same sign"], str, str]
@@ -68,15 +69,19 @@ class Comparison:
     def __init__(self, expected: str, found: str, known: Mapping[Question, bool]) -> None:
         if _IMPLIES.search(found) and not _IMPLIES.search(expected):
             found = _IMPLIES.split(found)[-1].strip(",. ") or found
-        found = _with_constant(expected, found)
+        found = restated(expected, _with_constant(expected, found))
+        expected = in_feet(expected, found)
         found = found if r"\text" in expected else found.removeprefix(r"\text{quadrant}")
         self._expected, self._found = spread(read(expected)), spread(read(found))
         self._found = self._found if self._expected.kind == "relation" else _result(self._found)
+        if self._expected.kind in ("set", "list"):
+            self._found = roster_of(read(found)) or self._found
         self._claim = read(found)
         self._expected = self._plain(self._expected, self._found)
         self._found = self._plain(self._found, self._expected)
         self._choices = choice_of(expected), choice_of(found)
         is_list = [re.search(r",|\\text", text) is not None for text in (expected, found)]
+        self._people = people(expected), people(found)
         self._are_letters = is_list[0] != is_list[1] and None not in (letters_of(expected), letters_of(found))
         self._are_letters = self._are_letters or ("(" in found and None not in map(letters_of, (expected, found)))
         self._is_undecided = r"\text{or}" in found and len(letters_of(expected) or "") > 1
@@ -95,8 +100,12 @@ class Comparison:
 
     def run(self) -> Verdict:
         self.open = []
-        if self._is_undecided:
+        if self._is_undecided or r"\text{is}\text{not}" in self._claim.text.partition("=")[0]:
             return False
+        expected, found = self._people
+        if expected and found:
+            pairs = [(read(value), read(found[name])) for name, value in expected.items() if name in found]
+            return len(pairs) == len(expected) == len(found) and self._all(self._same(*pair) for pair in pairs)
         if self._are_letters:  # of several choices
             return letters_of(self._expected.text) == letters_of(self._found.text)
         if r"\begin{cases}" in self._claim.text and _unnamed(self._expected.text) == _unnamed(self._claim.text):
@@ -111,7 +120,8 @@ class Comparison:
         if verdict is not False:
             return verdict
         return (
-            says(self._expected, self._claim)
+            turns(self._expected.text, self._claim.text)
+            or says(self._expected, self._claim)
             or says_values(self._expected, self._claim)
             or says_number(self._expected, self._claim)
         )
@@ -372,8 +382,14 @@ class Comparison:
         verdict = self._any(verdicts)
         if not found.rounded or verdict is False:
             return verdict
-        near = [self._ask(("near", found.exact[0].text, rounded.text)) for rounded in found.rounded]
+        near = [self._is_near(found.exact[0].text, rounded.text) for rounded in found.rounded]
         return self._all((verdict, *near))
+
+    def _is_near(self, exact: str, rounded: str) -> Verdict:
+        number, percentage = rational(exact), rational(rounded)
+        if number and percentage and percentage.is_percent and not number.is_percent:
+            return abs(number.value - percentage.value / 100) <= abs(number.value) / 100
+        return self._ask(("near", exact, rounded))
 
     def _same_ranges(self, ones: tuple[Range, ...], others: tuple[Range, ...]) -> Verdict:
         verdicts = [[self._same_range(one, other) for other in others] for one in ones]

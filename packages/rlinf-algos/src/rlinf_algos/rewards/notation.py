@@ -166,8 +166,12 @@ _WORDINGS = (
     (re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*\b(?:reals?|except)\b[^{}]*)\}"), r" \1 "),
     (re.compile(r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*([RZNQ])\s*\}?|\\([RZNQ])(?![A-Za-z])"), r"\\mathbb{\1\2}"),
     (re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*\bintegers?\b[^{}]*)\}"), r" \1 "),
-    (re.compile(r"(?:\\ |\s)*\(\s*([A-Za-z]\s*\\in\s*\\mathbb\{[ZNQR]\})\s*\)"), r", \1 "),
+    (
+        re.compile(r"(?:\\ |\s)*\(\s*([A-Za-z]\s*\\in\s*\\mathbb\{[ZNQR]\}(?:[\^_]\{?\s*(?:[*+]|\\ast)\s*\}?)?)\s*\)"),
+        r", \1 ",
+    ),
     (re.compile(r"(?:\\ |\s)*\(\s*([a-z]\s*\\ne\s*[^()]{1,30})\)\s*\Z"), r", \1 "),
+    (re.compile(r",\s*([a-z])\s+(?:is\s+)?(?:any\s+)?real\s*\Z"), r", \1 \\in \\mathbb{R}"),
     (_GERMAN_POINT, lambda point: f"({point[1].replace('|', ',')})"),
     (_FOR_ALL, lambda words: rf", {words[2] or words[3]} \in \mathbb{{{'Z' if 'int' in words[0] else 'R'}}} "),
     (re.compile(r"\b(?:all|any|every)\s+(?:the\s+)?reals?(?:\s+(?:numbers?|values?))?(?:\s+x\b)?"), r"\\mathbb{R}"),
@@ -453,7 +457,7 @@ def _lettered(letters: str, before: str, after: str) -> str:
         if (
             letters in _LETTER_UNITS
             and is_spaced
-            and re.match(r"\s*(?:$|/|\\text|[.,]?\s*\Z|\^|\s[0-9.]{1,4}\s?[a-z])", after)
+            and re.match(r"\s*(?:$|/|\\text|\)$|(?<=\s)\([0-9.]|[.,]?\s*\Z|\^|\s[0-9.]{1,4}\s?[a-z])", after)
         ):
             return rf"\text{{{letters}}}"
         is_index = after[:1].isdigit() and letters not in "eE" and not before.endswith(("_", "^"))

@@ -26,7 +26,17 @@ _TAGS = re.compile(
     flags=re.IGNORECASE,
 )
 _SCRIPTS = re.compile(r"<su([pb])>([^<>\n]{1,20})</su\1>")
-_CHARACTERS = {"nbsp": " ", "lt": "<", "gt": ">", "amp": "&", "minus": "-", "times": "\u00d7", "pi": "\u03c0"}
+_HTML_FRACTION = re.compile(
+    r"<sup>([0-9A-Za-z]{1,9})</sup>(?:&frasl;|[/\u2044])<sub>([0-9A-Za-z]{1,9})</sub>", flags=re.IGNORECASE
+)
+_CHARACTERS = {"nbsp": " ", "lt": "<", "gt": ">", "amp": "&", "minus": "-", "times": "\u00d7", "pi": "\u03c0",
+               "frasl": "\u2044", "radic": "\u221a", "le": "\u2264", "ge": "\u2265", "ne": "\u2260", "deg": "\u00b0",
+               "infin": "\u221e", "middot": "\u00b7", "sdot": "\u22c5", "divide": "\u00f7", "plusmn": "\u00b1",
+               "asymp": "\u2248", "cup": "\u222a", "cap": "\u2229", "isin": "\u2208", "theta": "\u03b8",
+               "alpha": "\u03b1",
+               "beta": "\u03b2", "sup2": "\u00b2", "sup3": "\u00b3", "frac12": "\u00bd", "frac14": "\u00bc",
+               "frac34": "\u00be", "ndash": "\u2013", "euro": "\u20ac", "pound": "\u00a3",
+               "empty": "\u2205"}  # fmt: skip
 _ENTITIES = re.compile(f"&({'|'.join(_CHARACTERS)});")
 _FENCE = re.compile(r"^```[\w+-]{0,20}$", flags=re.MULTILINE)
 _EMPHASIS = re.compile(r"(?<![0-9A-Za-z)\]}])\*\*|\*\*(?![0-9A-Za-z(\\-])|`|(?<!\w)__(?=\w)|(?<=\w)__(?!\w)")
@@ -104,6 +114,7 @@ def plain_text(text: str) -> str:
     text = re.sub("\u96f6\u4e0b(?=[ $]{0,2}[0-9])", "-", text) if "\u96f6\u4e0b" in text else text
     text = _CALCULATED.sub("", text) if "<<" in text else text
     text = _TOMBSTONE.sub("", text)
+    text = _HTML_FRACTION.sub(r" \\frac{\1}{\2}", text) if "</s" in text else text
     text = _SCRIPTS.sub(lambda tag: f"{'^' if tag[1] == 'p' else '_'}{{{tag[2]}}}", text) if "<su" in text else text
     text = _ENTITIES.sub(lambda entity: _CHARACTERS[entity[1]], text)
     text = re.sub(r"\\(begin|end)\{(?:equation|displaymath|multline)\*?\}", _display, text)

@@ -61,7 +61,17 @@ def ranges(answer: Answer) -> tuple[Range, ...] | None:
     if answer.marks == ("\\ne",) and name_of(answer.parts[0]):
         excluded = answer.parts[1]
         return _around(excluded.parts if excluded.kind == "list" else (excluded,))
-    return _of_absolute(answer) or _of_inequality(answer)
+    return _of_absolute(_of_square(answer)) or _of_inequality(answer)
+
+
+def _of_square(relation: Answer) -> Answer:
+    r"""`|x|\le2` for `x^2\le4`; other relations as they are."""
+    squared = re.fullmatch(r"([A-Za-z])\^2(<|>|\\[lg]e) ?([1-9][0-9]{0,9})", relation.text)
+    if squared is None:
+        return relation
+    root = math.isqrt(int(squared[3]))
+    bound = str(root) if root * root == int(squared[3]) else rf"\sqrt{{{squared[3]}}}"
+    return read(rf"|{squared[1]}|{squared[2]}{bound}")
 
 
 def _single(answer: Answer) -> tuple[Range, ...] | None:
@@ -175,6 +185,26 @@ def integers_of(answer: Answer) -> Answer | None:
     if not values:
         return None
     return Answer("set", answer.text, tuple(read(str(value)) for value in sorted(values)))
+
+
+def roster_of(answer: Answer) -> Answer | None:
+    r"""`\{2n:1\le n\le4\}` and `\{x:x^2=4\}` as the sets of their members; None for others."""
+    built = _BUILT.fullmatch(answer.text) if answer.kind == "set" else None
+    squared = built and re.fullmatch(r"([a-z])\^2=([0-9]{1,9})", built[2])
+    if built and squared and built[1] in (squared[1], rf"{squared[1]}\in{_EVERYTHING}"):
+        root = math.isqrt(int(squared[2]))
+        value = str(root) if root * root == int(squared[2]) else rf"\sqrt{{{squared[2]}}}"
+        return read(rf"\{{-{value},{value}\}}") if root else read(r"\{0\}")
+    member = built and re.fullmatch(r"([1-9][0-9]{0,3})?([kmn])(\^2)?([-+][0-9]{1,4})?", built[1])
+    if not built or not member or not re.search(rf"(?<![a-z]){member[2]}(?![a-z])", built[2]):
+        return None
+    condition = built[2] if r"\mathbb" in built[2] else rf"{built[2]},{member[2]}\in\mathbb{{Z}}"
+    values = integers_of(read(condition))
+    if values is None:
+        return None
+    numbers = (int(part.text) for part in values.parts)
+    members = (int(member[1] or 1) * (n * n if member[3] else n) + int(member[4] or 0) for n in numbers)
+    return read(rf"\{{{','.join(map(str, sorted(set(members))))}\}}")
 
 
 def _of_all(parts: tuple[Answer, ...], *, is_joined: bool = True) -> tuple[Range, ...] | None:

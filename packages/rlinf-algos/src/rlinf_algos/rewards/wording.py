@@ -34,6 +34,27 @@ _OPEN = frozenset(
 _ORDERED = frozenset(("of", "to", "than", "before", "after", "from", "then", "over", "into"))
 _ENDINGS = ("ences", "ence", "ency", "ents", "ent", "ing", "es", "ed", "s", "e")
 _MIN_STEM = 5
+_ARTICLE = re.compile(r"\A[Aa](?=\\text\{(?!is\}|are\}|was\}|and\}|or\}|has\}|then\}))")
+"""A letter that is an article, and no name as in "Plan A"."""
+_ANY_WORD = re.compile(r"\\text\{([^{}]*)\}|([A-Za-z]+|[^\s])")
+_COMPARATIVES = {
+    word: (measure, sign)
+    for measure, more, less in (
+        ("size", "greater larger bigger higher", "less smaller lower"),
+        ("length", "taller longer", "shorter"),
+        ("age", "older", "younger"),
+        ("weight", "heavier", "lighter"),
+        ("speed", "faster", "slower"),
+        ("time", "after later", "before earlier"),
+        ("heat", "hotter warmer", "colder cooler"),
+        ("width", "wider", "narrower"),
+        ("height", "above", "below"),
+        ("side", "right", "left"),
+    )
+    for sign, words in ((1, more), (-1, less))
+    for word in words.split()
+}
+"""What a comparative compares, and whether its subject has more of it."""
 _MAX_WORDS = 6
 
 
@@ -93,12 +114,35 @@ def says_number(reference: Answer, claim: Answer) -> bool:
 def _stems(text: str, *, is_whole: bool = False) -> list[str]:
     """The stems of the words with which a text begins, without fillers; none where it is to hold nothing else and
     does."""
+    text = _ARTICLE.sub("", text)
     beginning = _BEGINNING.match(text)
     assert beginning is not None, "it matches nothing, too"
     if is_whole and beginning.end() < len(text):
         return []
-    words = [word.lower() for word in _WORD.findall(beginning[0])]
+    words = [word if len(word) == 1 and word.isupper() else word.lower() for word in _WORD.findall(beginning[0])]
     return [_stem(word) for word in words if word not in _FILLERS] or [_stem(word) for word in words]
+
+
+def turns(reference: str, claim: str) -> bool:
+    """Whether two normalised comparisons say the same: "Tom is taller than Ann" and "Ann is shorter than Tom"."""
+    one, other = _comparison_of(reference), _comparison_of(claim)
+    return one is not None and one == other
+
+
+def _comparison_of(text: str) -> tuple[str, str, str, str] | None:
+    """(what is compared, verb, the larger, the smaller) of "Tom is taller than Ann"; None for others."""
+    words = [(a or b).lower() for a, b in _ANY_WORD.findall(text)] if len(text) < 400 else []
+    words = [word for word in words if word not in ("the", "to", "on", "an", "of", "than")]
+    places = [i for i, word in enumerate(words) if word in _COMPARATIVES]
+    if len(places) != 1:
+        return None
+    place = places[0]
+    measure, sign = _COMPARATIVES[words[place]]
+    before, after = words[:place], words[place + 1 :]
+    if len(before) < 2 or not after or not before[-1].endswith(("s", "d", "are", "were")):
+        return None
+    first, last = "".join(before[:-1]), "".join(after)
+    return (measure, before[-1], first, last) if sign > 0 else (measure, before[-1], last, first)
 
 
 def _stem(word: str) -> str:

@@ -1,0 +1,114 @@
+r"""What is found, in the form of what is expected: without the domain behind a formula, a rate's "per day" or the words
+around a value, and with a quantity that is said twice as a list of the two.
+
+Every step looks at normalised answers and drops nothing that may change the value.
+"""
+
+import re
+
+from rlinf_algos.rewards.plain_number import rational
+from rlinf_algos.rewards.units import read_unit
+
+_SIGN = r"(?:<|>|\\(?:[lg]e|ne|in) ?)"
+_HOLDS = rf"(?:[^<>,()\\=]{{1,12}}(?:<|\\le ?))?([a-z]){_SIGN}[^<>=,a-zA-Z]{{0,20}}(?:\\mathbb\{{[ZNQR]\}}[^,]{{0,8}})?"
+_DOMAIN = re.compile(rf"(?:,|,?(?:\\text\{{(?:for|where|with)\}}))\(?{_HOLDS}\)?\Z|\({_HOLDS}\)\Z")
+_ANY_SIGN = re.compile(_SIGN)
+_UNITS = r"(?:\\text\{[^{}]*\}){1,2}"
+_AGAIN = re.compile(rf"((-?[0-9.]+)({_UNITS}))\((-?[0-9.]+)({_UNITS})\)")
+_IN_OTHER_UNIT = re.compile(r",?\(?\\text\{or\}(?:\\text\{in\}\\text\{(?:radians|degrees)\},?)?(?=.)")
+_LOSS = re.compile(
+    r"-([0-9.]+)\\text\{dollars\},?i\.e\.,?(?:a|\\text\{(?:he|she|it|they|made|an?)\})*\\text\{loss\}\\text\{of\}"
+    r"([0-9.]+)\\text\{dollars\}"
+)
+_FEET = re.compile(r"([0-9]{1,3})(?:'|\\text\{(?:ft|feet|foot)\})([0-9]{1,2}(?:\.[0-9]+)?)(?:''|\")?")
+_WAYS = re.compile(r"\A(-?[0-9.]+\\text\{ways\})\\text\{(?:to|of)\}(?:\\text\{(?!or\}|not\}|if\})[a-z]+\}){1,8}\Z")
+_SOLUTION = re.compile(
+    r"\A(?:\\text\{(?:the|only|solution|answer|value|result)\}){1,3}\\text\{is\}(?=-?[0-9]|[A-Za-z]=|\\[fs])"
+)
+_RATE = re.compile(r"\A(-?[0-9.]+\\text\{([a-z]{3,20})\})\\text\{(?:per|each|every)\}\\text\{[a-z]+\}\Z")
+_INFINITE = re.compile(r"(?:\\text\{(?:the|limit|integral|sum|it|value|is)\}){0,4}\\text\{infinite\}")
+_NUMBER = re.compile(r"-?[0-9.]+")
+_PERSON = re.compile(
+    r"-?(?:\\text\{([a-z]+)\}|([A-Z][a-z]+))(?:[:=]|\\text\{(?:is|has|gets)\})?"
+    r"(-?[0-9.]+)(\\text\{[a-z]+\})?(?:,|\Z|\\text\{and\})(?:\\text\{and\})?"
+)
+
+
+def restated(expected: str, found: str) -> str:
+    """Example: restated("2n+1", r"2n+1,n\\ge1") == "2n+1"."""
+    found = _without_domain(expected, found)
+    if r"\text" not in found and "'" not in found:
+        return found
+    found = re.sub(r"(?<=[0-9])\\min ?(?=[0-9])", r"\\text{min}", found)
+    found = in_feet(found, expected)
+    if "(" not in expected:
+        found = _said_once(found)
+        found = _of_both_units(expected, found)
+    loss = _LOSS.fullmatch(found)
+    if loss and loss[1] == loss[2]:
+        found = rf"-{loss[1]}\text{{dollars}}"
+    if expected == r"\infty" and _INFINITE.fullmatch(found):
+        return expected
+    rate = _RATE.match(found)
+    if rate and (_NUMBER.fullmatch(expected) or expected.endswith(rf"\text{{{rate[2]}}}")):
+        found = rate[1] if r"\text{per}" not in expected else found
+    return _SOLUTION.sub("", _WAYS.sub(r"\1", found))
+
+
+def _said_once(found: str) -> str:
+    """4500 g of "4500 g (4.5 kg)", where the two are equal."""
+    again = _AGAIN.fullmatch(found)
+    if again is None:
+        return found
+    values, units = (rational(again[2]), rational(again[4])), (read_unit(again[3]), read_unit(again[5]))
+    if not values[0] or not values[1] or not units[0] or not units[1] or units[0].bases != units[1].bases:
+        return found
+    is_same = values[0].value * units[0].factor == values[1].value * units[1].factor
+    return again[1] if is_same else found
+
+
+def people(text: str) -> dict[str, str] | None:
+    """The values by name of "Tom 14, Ann 9"; None for others."""
+    items = list(_PERSON.finditer(text)) if len(text) < 300 else []
+    values = {(item[1] or item[2]).lower(): item[3] + (item[4] or "") for item in items}
+    is_whole = "".join(item[0] for item in items) == text
+    return values if is_whole and len(items) == len(values) > 1 else None
+
+
+def in_feet(text: str, other: str) -> str:
+    """`5'3"` in feet and inches, in minutes and seconds where the other answer is in these."""
+    height = _FEET.fullmatch(text) if "'" in text or r"\text{f" in text else None
+    if height is None:
+        return text
+    large, small = ("minutes", "seconds") if r"\text{min" in other and "'" in text else ("feet", "inches")
+    return rf"{height[1]}\text{{{large}}}{height[2]}\text{{{small}}}"
+
+
+def _of_both_units(expected: str, found: str) -> str:
+    r"""An angle in degrees and in radians as a list: `60\text{degrees},\theta=\frac{\pi}{3}`."""
+    other = _IN_OTHER_UNIT.search(found)
+    is_both = other is not None and r"\pi" in found and r"\text{degrees}" in found and r"\text{or}" not in expected
+    if not is_both or other is None:
+        return found
+    rest = found[other.end() :]
+    return f"{found[: other.start()]},{rest.removesuffix(')') if '(' in other[0] else rest}"
+
+
+def _without_domain(expected: str, found: str) -> str:
+    """A formula, or a named one, without conditions on its letters behind it."""
+    if _ANY_SIGN.search(expected) or not _ANY_SIGN.search(found):
+        return found
+    for _ in range(2):
+        domain = _DOMAIN.search(found, max(0, len(found) - 80))
+        if domain is None:
+            break
+        formula = found[: domain.start()]
+        value, letter = formula.rpartition("=")[2], domain[1] or domain[2]
+        is_formula = formula.count("=") < 2 and not re.search(_SIGN + r"|\\\{|\\text|,", formula)
+        if not is_formula or not re.search(rf"(?<![A-Za-z\\]){letter}(?![a-z])", re.sub(r"\\[a-z]+ ?", " ", value)):
+            break
+        is_curve = "=" in formula and not re.match(r"[A-Za-z](?:_\{?[a-z]\}?|\([a-z]\))?=", formula)
+        if is_curve or re.fullmatch(r"-?[A-Za-z]", value):
+            break
+        found = formula
+    return found
