@@ -96,7 +96,7 @@ def _of_both_units(expected: str, found: str) -> str:
 
 def _without_domain(expected: str, found: str) -> str:
     """A formula, or a named one, without conditions on its letters behind it."""
-    if _ANY_SIGN.search(expected) or not _ANY_SIGN.search(found):
+    if _ANY_SIGN.search(expected) or r"\pmod" in expected or not _ANY_SIGN.search(found):
         return found
     for _ in range(2):
         domain = _DOMAIN.search(found, max(0, len(found) - 80))
