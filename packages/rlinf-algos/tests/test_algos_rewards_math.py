@@ -384,15 +384,15 @@ def test_formulas_with_other_letters_are_not_parsed(one, other, is_known):
 
 @needs_math_verify
 def test_hard_pairs_by_kind(reward):
-    """At least 69 of the 72 pairs of each kind, and no wrong answer is right."""
+    """At least 122 of the 126 pairs of each kind, and no wrong answer is right."""
     rows = [json.loads(line) for line in PAIRS_BY_KIND.read_text(encoding="utf-8").splitlines()]
     results = reward.score_batch([row["completion"] for row in rows], [row["reference"] for row in rows])
     agreed = Counter(
         row["kind"] for row, result in zip(rows, results, strict=True) if (result.outcome == "right") == row["right"]
     )
-    assert len(rows) == 1008
+    assert len(rows) == 1764
     assert len(agreed) == 14
-    assert min(agreed.values()) >= 69, agreed
+    assert min(agreed.values()) >= 122, agreed
     assert not [row for row, result in zip(rows, results, strict=True) if result.value and not row["right"]]
 
 

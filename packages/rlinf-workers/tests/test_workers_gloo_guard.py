@@ -192,6 +192,7 @@ def test_ends_are_named_as_the_kernel_does(listens_at, called):
 def test_whatever_connects_ranks_is_guarded(monkeypatch, tmp_path, num_ranks):
     monkeypatch.setattr(dist.ProcessGroupGloo, "__init__", dist.ProcessGroupGloo.__init__.__wrapped__)
     made = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)  # whatever an earlier test left
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: made.append(dist.ProcessGroupGloo.__init__))
     identity = Identity(role="actor", rank=0, num_ranks=num_ranks, devices=("cpu:0",), rendezvous=f"{tmp_path}/meet")
     if num_ranks == 1:

@@ -33,7 +33,7 @@ _THEREFORE = re.compile(
     r"|(?:is|equals)(?= [0-9][-0-9+*/ .\u00d7]{0,40}= ?[0-9])"
     r"|(?:is|equals|comes to)(?=:? [$\\\u20ac\u00a3\u00a5]{0,2}[0-9][^ ]{0,20}(?: (?!of\b)[a-z]+){0,3}\.?\Z))"
     r"|but only|that is(?=,)(?!, [^.]{0,40}\b(?:loss|debt|deficit) of)"
-    r"|in other words|equivalently|or,? in (?:radians|degrees|[a-z]{3,12} (?:notation|form))"
+    r"|in other words|equivalently|or,? in [a-z]{3,12} (?:notation|form)"
     r"),?\s(?!that\b)",
     flags=re.IGNORECASE,
 )
