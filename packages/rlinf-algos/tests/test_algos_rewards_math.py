@@ -541,6 +541,11 @@ def test_the_caller_compares_no_answer_by_itself(reward, monkeypatch):
 
 
 @needs_math_verify
+def test_the_words_of_the_reference_are_right_whatever_they_say(reward):
+    assert reward(r"\boxed{S(n) is not true for any n <= n0}", "S(n) is not true for any n <= n0").outcome == "right"
+
+
+@needs_math_verify
 def test_a_sentence_as_reference_is_read_as_a_completion_is(reward):
     reference = "The correlation coefficient is 0.84."
     completions = (reference, f"**{reference}**", "#### 0.84", "The correlation coefficient is 0.48.")
