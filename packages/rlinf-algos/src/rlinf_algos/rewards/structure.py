@@ -131,7 +131,7 @@ def _relation(text: str, tokens: list[str]) -> Answer | None:
             operators.append(token)
     if len(sides) == 1 and operators == ["\\approx"]:
         return read(sides[0])
-    if operators == [":"] and re.fullmatch(r"(?:\\text\{[^{}]*\})+", sides[0]):  # apple: 2
+    if operators == [":"] and sides and re.fullmatch(r"(?:\\text\{[^{}]*\})+", sides[0]):  # apple: 2
         operators = ["="]
     if len(sides) != len(operators) + 1 or len(sides) < 2:
         return None if not operators else Answer("phrase", text, (), (text,))
