@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from comm_casts import cast_by_torch
 from comm_properties import holds_for
 from hypothesis import strategies as st
 
@@ -47,9 +48,8 @@ def reference_run(copies, sources, destinations):
         for one_from, one_to in zip(src_at.tolist(), dst_at.tolist(), strict=True):
             element = src[one_from : one_from + SIZES[copy.src_dtype]]
             if copy.src_dtype != copy.dst_dtype:
-                pair = torch.from_numpy(element.copy()).view(getattr(torch, copy.src_dtype)).repeat(4)
-                cast = pair[::2].to(getattr(torch, copy.dst_dtype))
-                element = cast[:1].view(torch.uint8).numpy()
+                value = torch.from_numpy(element.copy()).view(getattr(torch, copy.src_dtype))
+                element = cast_by_torch(value, getattr(torch, copy.dst_dtype)).view(torch.uint8).numpy()
             dst[one_to : one_to + SIZES[copy.dst_dtype]] = element
 
 
