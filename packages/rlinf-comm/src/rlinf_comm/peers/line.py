@@ -217,9 +217,12 @@ def _socket_timeout_s(deadline: Deadline) -> float | None:
 class Lifeline:
     """The line of a link, once values go another way: tells when the other side ends."""
 
-    def __init__(self, line: Line, theirs: PeerAddress) -> None:
+    def __init__(self, line: Line, theirs: PeerAddress, *, carries_values: bool = False) -> None:
+        """`carries_values`: the other side sends values on it, too. Whoever checks then knows that it is not its turn,
+        so that whatever is there is the beginning of its farewell, which stays for the reader of values."""
         self._socket = line.socket
         self._socket.setblocking(False)
+        self._carries_values = carries_values
         self._theirs = theirs
         self._lock = threading.Lock()
         self._poll = select.poll()
@@ -241,12 +244,12 @@ class Lifeline:
 
     def _read_end(self) -> tuple[type[PeerLost], str] | None:
         try:
-            said = self._socket.recv(1)
+            byte = self._socket.recv(1, socket.MSG_PEEK if self._carries_values else 0)
         except BlockingIOError:
             return None
         except OSError as error:
             return lost(self._theirs, f"the connection broke ({error.strerror})")
-        if said == FAREWELL:
+        if byte == FAREWELL or (byte and self._carries_values):
             return left(self._theirs)
         return lost(self._theirs, "its connection ended without a farewell")
 

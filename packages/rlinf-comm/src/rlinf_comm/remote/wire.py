@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import math
-import socket
 
 from rlinf_comm.codec import Encoded
-from rlinf_comm.errors import PeerLost
 from rlinf_comm.peers.address import PeerAddress
 from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.line import Lifeline, Line, left, lost
+from rlinf_comm.peers.line import Lifeline, Line, left
 from rlinf_comm.peers.transports.base import Traffic
 from rlinf_comm.peers.transports.tcp import TcpIncoming, TcpOutgoing
 
 _NO_READ_AHEAD = 0
 """A wire is read by who waits for a message, and by nobody else."""
-
-
-class _SharedLifeline(Lifeline):
-    """The end of a line on which the other side sends values too: out of turn it sends nothing but its farewell."""
-
-    def _read_end(self) -> tuple[type[PeerLost], str] | None:
-        try:
-            farewell = self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            return lost(self._theirs, f"the connection broke ({error.strerror})")
-        return left(self._theirs) if farewell else lost(self._theirs, "its connection ended without a farewell")
 
 
 class Wire:
@@ -36,7 +21,7 @@ class Wire:
     def __init__(self, line: Line, theirs: PeerAddress) -> None:
         """Owns the line; `theirs` is at its other end."""
         self._theirs = theirs
-        self._lifeline = _SharedLifeline(line, theirs)
+        self._lifeline = Lifeline(line, theirs, carries_values=True)
         traffic = Traffic("TCP", theirs)
         self._outgoing = TcpOutgoing(line.socket, self._lifeline, traffic)
         self._incoming = TcpIncoming(line.socket, _NO_READ_AHEAD, traffic)
