@@ -40,10 +40,10 @@ def assigned(text: str, names: Sequence[str]) -> str | None:
     pattern = "|".join(map(re.escape, names)) if is_named else _LETTER
     has = rf"|(?<=[A-Za-z]{{3}}){_HAS}" if is_named else ""
     values: dict[str, tuple[int, str]] = {}
-    for found in re.finditer(rf"(?<![A-Za-z\\_])({pattern})(?:{_IS}{has})", text):
-        value = None if _OPERATOR.search(text[: found.start()][-3:]) else _value(text[found.end() :][:200])
+    for match in re.finditer(rf"(?<![A-Za-z\\_])({pattern})(?:{_IS}{has})", text):
+        value = None if _OPERATOR.search(text[: match.start()][-3:]) else _value(text[match.end() :][:200])
         if value is not None and not re.search(rf"(?<![A-Za-z\\])(?:{pattern})(?![A-Za-z(])", value):
-            values[found[1]] = found.start(), value
+            values[match[1]] = match.start(), value
     last = max((start for start, _ in values.values()), default=0)
     if not is_named and _LATER_NUMBER.search(text, last):
         return None

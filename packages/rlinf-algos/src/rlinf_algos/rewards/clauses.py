@@ -7,12 +7,12 @@ reasons, remarks and what is added to the answer in other words.
 import re
 
 from rlinf_algos.rewards.quantities import CUT, MAX_LOOKS, cleaned, holds_value, without_filler, words_of
-from rlinf_algos.rewards.sentences import SENTENCE_END, is_outside
+from rlinf_algos.rewards.sentences import REJECTED, SENTENCE_END, is_outside
 
-_LOSS = r"(?=[^.]{0,40}\b(?:loss|debt|deficit) of)"
+_LOSS = r"[^.]{0,40}\b(?:loss|debt|deficit) of"
 """A negative amount in other words: "-$200, i.e. a loss of $200"."""
 _REASON = re.compile(
-    rf",?\s(?:that is, {_LOSS}|because|since|so|which|instead of|rather than|while"
+    rf",?\s(?:that is, (?={_LOSS})|because|since|so|which|instead of|rather than|while"
     r"|whereas)\b"
     r"|,\s[a-z]{3,12}(?:ed|ing) (?:at|by|for|from|if|in|when)\b"
     r"|,\s(?:saving|paying|using|spending|having|taking|starting|assuming|including|rounding|counting|ignoring)\s"
@@ -21,18 +21,18 @@ _REASON = re.compile(
     r"|,\s(?:as|where|giving|when|making|leaving|each [a-z]+ing)\b"
     r"|,\s(?:or )?(?:approximately|about|roughly|i\.e\.)|(?:(?<=[0-9}])|(?<=[0-9}]\$)),\sor \$?[0-9.]+ ?\\?%"
     r"|[,;]\s[^\s,]{1,20}\s(?:does|do|is|are)(?: not|n't)\b"
-    r"|\s\((?=[^()]{1,40}\s(?:rejected|extraneous|discarded|invalid)\b)"
-    r"|[,;]\s(?:and |but )?(?:the )?(?:[a-z]+ ){0,3}\S{1,20} (?:is|are) (?:rejected|extraneous|discarded|invalid)\b"
+    rf"|\s\((?=[^()]{{1,40}}\s(?:{REJECTED})\b)"
+    rf"|[,;]\s(?:and |but )?(?:the )?(?:[a-z]+ ){{0,3}}\S{{1,20}} (?:is|are) (?:{REJECTED})\b"
     r"|[,;(]\s?(?:and |but )?not\b|\s(?:and|but) not\b|\s\((?!(?:mod|or)\b)(?=[A-Za-z]{3,})"
     r"|,\s(?:the|an?|its|his|her|their)\s(?![^.]*(?:\b(?:is|are|be|equals?|was|were|has|have|gets?|gives?)\b|=|\s[a-z]+s\s[$\\\u20ac\u00a3\u00a5]{0,2}[0-9]))"
 )
 _THEREFORE = re.compile(
-    r"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.(?! [0-9.]+ ?\\?% of|,? [^.]{0,40}\b(?:loss|debt|deficit) of)"
+    rf"(?:\A|[,;]?\s)(?:so|thus|hence|therefore|i\.e\.(?! [0-9.]+ ?\\?% of|,? {_LOSS})"
     r"|which (?:makes|gives|yields|leaves"
     r"|(?:means|implies)(?: that)?"
     r"|(?:is|equals)(?= [0-9][-0-9+*/ .\u00d7]{0,40}= ?[0-9])"
     r"|(?:is|equals|comes to)(?=:? [$\\\u20ac\u00a3\u00a5]{0,2}[0-9][^ ]{0,20}(?: (?!of\b)[a-z]+){0,3}\.?\Z))"
-    r"|but only|that is(?=,)(?!, [^.]{0,40}\b(?:loss|debt|deficit) of)"
+    rf"|but only|that is(?=,)(?!, {_LOSS})"
     r"|in other words|equivalently|or,? in [a-z]{3,12} (?:notation|form)"
     r"),?\s(?!that\b)",
     flags=re.IGNORECASE,
@@ -69,9 +69,7 @@ _RESULT = re.compile(
     r"\b(?:to|total|totals|altogether|makes?|left|remain[a-z]*|equals?|is|are|was|were|has|have|had|costs?|pays?|gets?"
     r"|[a-z]+ing|and|each for)\b|[=,;]"
 )
-_DISCARDED = re.compile(
-    r"(?:\b[A-Za-z] ?= ?)?[^\s,;()]{1,40} \((?:rejected|extraneous|discarded|invalid|impossible)\),? (?:or|and) "
-)
+_DISCARDED = re.compile(rf"(?:\b[A-Za-z] ?= ?)?[^\s,;()]{{1,40}} \((?:{REJECTED}|impossible)\),? (?:or|and) ")
 _REMARK = re.compile(
     r" \((?!(?:mod|or)\b)(?=[A-Za-z]{2,}[ ,)]|[^()\n]{0,60}[a-z'\u2019]{3,} [a-z]{2,})"
     r"[^()\n]{2,200}\)(?![A-Za-z0-9^_])"
@@ -141,7 +139,7 @@ def main_clause(sentence: str, *, in_words: bool = False) -> str:
     sentence = _ASIDE_AS.sub(",", sentence) if ", as " in sentence else sentence
     ways = _IN_WAYS.search(sentence) if " way" in sentence or " for " in sentence else None
     sentence = sentence[ways.end() :] if ways else sentence
-    ends = [found.end() for found in _THEREFORE.finditer(sentence) if is_outside(sentence, found.start())]
+    ends = [match.end() for match in _THEREFORE.finditer(sentence) if is_outside(sentence, match.start())]
     if ends and _PROPERTY.match(sentence, ends[-1]) and holds_value(sentence[: ends[-1]]) and not in_words:
         ends.pop()
     leaving = (_LEAVING.search(sentence) or _IN_TOTAL.search(sentence)) if not ends else None
@@ -155,7 +153,7 @@ def main_clause(sentence: str, *, in_words: bool = False) -> str:
     share = _SHARE_OF.search(sentence) if " of " in sentence else None
     sentence = cleaned(up_to_reason(sentence[share.end() :] if share else sentence))
     sentence = _IS_IT.sub("", sentence) if " is " in sentence else sentence
-    time = next((found for found in _BEFORE.finditer(sentence) if holds_value(sentence[: found.start()])), None)
+    time = next((match for match in _BEFORE.finditer(sentence) if holds_value(sentence[: match.start()])), None)
     return sentence[: time.start()] if time else sentence
 
 

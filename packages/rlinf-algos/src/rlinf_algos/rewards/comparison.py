@@ -62,29 +62,29 @@ class Comparison:
     """Compares one pair of answers.
 
     Args:
-        expected, found: normalised.
+        expected, answer: normalised.
         known: answers to questions.
     """
 
-    def __init__(self, expected: str, found: str, known: Mapping[Question, bool]) -> None:
-        if _IMPLIES.search(found) and not _IMPLIES.search(expected):
-            found = _IMPLIES.split(found)[-1].strip(",. ") or found
-        found = restated(expected, _with_constant(expected, found))
-        expected = in_feet(expected, found)
-        found = found if r"\text" in expected else found.removeprefix(r"\text{quadrant}")
-        self._expected, self._found = spread(read(expected)), spread(read(found))
+    def __init__(self, expected: str, answer: str, known: Mapping[Question, bool]) -> None:
+        if _IMPLIES.search(answer) and not _IMPLIES.search(expected):
+            answer = _IMPLIES.split(answer)[-1].strip(",. ") or answer
+        answer = restated(expected, _with_constant(expected, answer))
+        expected = in_feet(expected, answer)
+        answer = answer if r"\text" in expected else answer.removeprefix(r"\text{quadrant}")
+        self._expected, self._found = spread(read(expected)), spread(read(answer))
         self._found = self._found if self._expected.kind == "relation" else _result(self._found)
         if self._expected.kind in ("set", "list"):
-            self._found = roster_of(read(found)) or self._found
-        self._claim = read(found)
+            self._found = roster_of(read(answer)) or self._found
+        self._claim = read(answer)
         self._expected = self._plain(self._expected, self._found)
         self._found = self._plain(self._found, self._expected)
-        self._choices = choice_of(expected), choice_of(found)
-        is_list = [re.search(r",|\\text", text) is not None for text in (expected, found)]
-        self._people = people(expected), people(found)
-        self._are_letters = is_list[0] != is_list[1] and None not in (letters_of(expected), letters_of(found))
-        self._are_letters = self._are_letters or ("(" in found and None not in map(letters_of, (expected, found)))
-        self._is_undecided = r"\text{or}" in found and len(letters_of(expected) or "") > 1
+        self._choices = choice_of(expected), choice_of(answer)
+        is_list = [re.search(r",|\\text", text) is not None for text in (expected, answer)]
+        self._people = people(expected), people(answer)
+        self._are_letters = is_list[0] != is_list[1] and None not in (letters_of(expected), letters_of(answer))
+        self._are_letters = self._are_letters or ("(" in answer and None not in map(letters_of, (expected, answer)))
+        self._is_undecided = r"\text{or}" in answer and len(letters_of(expected) or "") > 1
         self._known = known
         self.open: list[Question] = []
         """Questions without an answer, after `run`."""
@@ -102,10 +102,10 @@ class Comparison:
         self.open = []
         if self._is_undecided or r"\text{is}\text{not}" in self._claim.text.partition("=")[0]:
             return False
-        expected, found = self._people
-        if expected and found:
-            pairs = [(read(value), read(found[name])) for name, value in expected.items() if name in found]
-            return len(pairs) == len(expected) == len(found) and self._all(self._same(*pair) for pair in pairs)
+        expected, values = self._people
+        if expected and values:
+            pairs = [(read(value), read(values[name])) for name, value in expected.items() if name in values]
+            return len(pairs) == len(expected) == len(values) and self._all(self._same(*pair) for pair in pairs)
         if self._are_letters:  # of several choices
             return letters_of(self._expected.text) == letters_of(self._found.text)
         if r"\begin{cases}" in self._claim.text and _unnamed(self._expected.text) == _unnamed(self._claim.text):
@@ -113,9 +113,9 @@ class Comparison:
         if any(self._choices):
             return self._same_choices()
         family = family_of(self._expected)
-        found = family_of(self._found) or (family and same_family(family, self._found))
-        if found:
-            return self._same_families(family or same_family(found, self._expected), found)
+        other_family = family_of(self._found) or (family and same_family(family, self._found))
+        if other_family:
+            return self._same_families(family or same_family(other_family, self._expected), other_family)
         verdict = self._same(self._expected, self._found)
         if verdict is not False:
             return verdict
@@ -448,15 +448,15 @@ def _result(answer: Answer) -> Answer:
     return last if has_letters and is_value else answer
 
 
-def _with_constant(expected: str, found: str) -> str:
-    """What is found with C in place of another name of an arbitrary constant, where C is all that it lacks."""
-    if "C" in found or not re.search(r"[-+=]C(?![A-Za-z])|C(?:_[0-9])?[a-z\\]", expected) or choice_of(expected):
-        return found
-    letters, others = _letters(_WORD.sub("", expected)), _letters(_WORD.sub("", found))
+def _with_constant(expected: str, answer: str) -> str:
+    """The answer with C in place of another name of an arbitrary constant, where C is all that it lacks."""
+    if "C" in answer or not re.search(r"[-+=]C(?![A-Za-z])|C(?:_[0-9])?[a-z\\]", expected) or choice_of(expected):
+        return answer
+    letters, others = _letters(_WORD.sub("", expected)), _letters(_WORD.sub("", answer))
     name = "".join(others - letters)
     if letters - others != {"C"} or name not in _CONSTANTS:
-        return found
-    return re.sub(rf"(?<![A-Za-z\\{{]){name}(?![A-Za-z}}])", "C", found)
+        return answer
+    return re.sub(rf"(?<![A-Za-z\\{{]){name}(?![A-Za-z}}])", "C", answer)
 
 
 def _letters(formula: str) -> set[str]:

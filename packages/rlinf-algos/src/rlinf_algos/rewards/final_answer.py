@@ -133,14 +133,14 @@ def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()
     if inner is not None:
         answer = _stated(inner, in_words) or cleaned(inner[: MAX_LENGTH + 1])
     else:
-        found = boxes(text)
-        last = _last_statement(text, in_words, found)
+        boxed = boxes(text)
+        last = _last_statement(text, in_words, boxed)
         if last and _ALSO_POSSIBLE.search(text, last.start, last.start + MAX_LENGTH):
             return None
         answer = last and (_corrected(text[last.start :], in_words) or last.text)
         answer = answer or _concluded(text[-_TAIL:], in_words) or ""
         is_by_thing = any(len(name) > 2 and name.isalpha() for name in names)
-        if names and not found and (is_by_thing or ":" in answer or " is " in answer or not _SEVERAL.search(answer)):
+        if names and not boxed and (is_by_thing or ":" in answer or " is " in answer or not _SEVERAL.search(answer)):
             rest = text[last.start :] if last else text
             answer = assigned(rest, names) or (not last and listed(last_sentence(text[-_TAIL:]), len(names))) or answer
     answer = _ANGLE_NAME.sub(r"\1 =", answer).replace(" and then ", " and ") if names else answer
@@ -212,10 +212,10 @@ def _stated(text: str, in_words: bool, *, with_markers: bool = True) -> str | No
     return last.text if last else None
 
 
-def _last_statement(text: str, in_words: bool, found: list[Box], *, with_markers: bool = True) -> _Statement | None:
+def _last_statement(text: str, in_words: bool, boxed: list[Box], *, with_markers: bool = True) -> _Statement | None:
     statements = [
-        *_boxed(text, found),
-        *_phrases(text, found, in_words=in_words),
+        *_boxed(text, boxed),
+        *_phrases(text, boxed, in_words=in_words),
         *(_markers(text) if with_markers else ()),
     ]
     statements.sort(key=lambda statement: statement.start)
@@ -226,9 +226,9 @@ def _last_statement(text: str, in_words: bool, found: list[Box], *, with_markers
 # -- boxes and markers -----------------------------------------------------------------------------------------------
 
 
-def _boxed(text: str, found: list[Box] | None = None, *, with_others: bool = True) -> Iterator[_Statement]:
+def _boxed(text: str, boxed: list[Box] | None = None, *, with_others: bool = True) -> Iterator[_Statement]:
     """The last box, with those that are joined to it, and what an "or" after it adds."""
-    last_ones = (boxes(text) if found is None else found)[-MAX_STATEMENTS:]
+    last_ones = (boxes(text) if boxed is None else boxed)[-MAX_STATEMENTS:]
     if not last_ones:
         return
     last = last_ones[-1]
@@ -264,11 +264,11 @@ def _markers(text: str) -> Iterator[_Statement]:
 # -- phrases ---------------------------------------------------------------------------------------------------------
 
 
-def _phrases(text: str, found: list[Box], *, in_words: bool) -> Iterator[_Statement]:
+def _phrases(text: str, boxed: list[Box], *, in_words: bool) -> Iterator[_Statement]:
     for phrase in list(_PHRASE.finditer(text))[-MAX_STATEMENTS:]:
         if _QUESTION.match(text, phrase.end()) or _OPINION.search(text[max(0, phrase.start() - 30) : phrase.start()]):
             continue
-        if any(box.start < phrase.start() < box.end for box in found[-MAX_STATEMENTS:]):
+        if any(box.start < phrase.start() < box.end for box in boxed[-MAX_STATEMENTS:]):
             continue  # words of a boxed answer
         answer = _after(text, phrase.end())
         if phrase[0].endswith(":") and not in_words and not is_formal(answer):

@@ -78,7 +78,7 @@ def cleaned(text: str) -> str:
 def words_of(text: str) -> Iterator[re.Match[str]]:
     """The plain words of a text: not those of formulas, nor names of functions, nor products such as `xy`."""
     formulas = [(formula.start(), formula.end()) for formula in _FORMULA.finditer(text)]
-    formulas += [(found.start(), found.end()) for found in re.finditer(r"\\[A-Za-z]+\{[^{}]*\}", text)]
+    formulas += [(match.start(), match.end()) for match in re.finditer(r"\\[A-Za-z]+\{[^{}]*\}", text)]
     for word in _WORD.finditer(text):
         name = word[0].lower()
         is_product = _is_product(name) and not is_unit(word[0])

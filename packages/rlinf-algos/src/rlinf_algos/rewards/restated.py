@@ -34,37 +34,37 @@ _PERSON = re.compile(
 )
 
 
-def restated(expected: str, found: str) -> str:
+def restated(expected: str, answer: str) -> str:
     """Example: restated("2n+1", r"2n+1,n\\ge1") == "2n+1"."""
-    found = _without_domain(expected, found)
-    if r"\text" not in found and "'" not in found:
-        return found
-    found = re.sub(r"(?<=[0-9])\\min ?(?=[0-9])", r"\\text{min}", found)
-    found = in_feet(found, expected)
+    answer = _without_domain(expected, answer)
+    if r"\text" not in answer and "'" not in answer:
+        return answer
+    answer = re.sub(r"(?<=[0-9])\\min ?(?=[0-9])", r"\\text{min}", answer)
+    answer = in_feet(answer, expected)
     if "(" not in expected:
-        found = _said_once(found)
-        found = _of_both_units(expected, found)
-    loss = _LOSS.fullmatch(found)
+        answer = _said_once(answer)
+        answer = _of_both_units(expected, answer)
+    loss = _LOSS.fullmatch(answer)
     if loss and loss[1] == loss[2]:
-        found = rf"-{loss[1]}\text{{dollars}}"
-    if expected == r"\infty" and _INFINITE.fullmatch(found):
+        answer = rf"-{loss[1]}\text{{dollars}}"
+    if expected == r"\infty" and _INFINITE.fullmatch(answer):
         return expected
-    rate = _RATE.match(found)
+    rate = _RATE.match(answer)
     if rate and (_NUMBER.fullmatch(expected) or expected.endswith(rf"\text{{{rate[2]}}}")):
-        found = rate[1] if r"\text{per}" not in expected else found
-    return _SOLUTION.sub("", _WAYS.sub(r"\1", found))
+        answer = rate[1] if r"\text{per}" not in expected else answer
+    return _SOLUTION.sub("", _WAYS.sub(r"\1", answer))
 
 
-def _said_once(found: str) -> str:
+def _said_once(answer: str) -> str:
     """4500 g of "4500 g (4.5 kg)", where the two are equal."""
-    again = _AGAIN.fullmatch(found)
+    again = _AGAIN.fullmatch(answer)
     if again is None:
-        return found
+        return answer
     values, units = (rational(again[2]), rational(again[4])), (read_unit(again[3]), read_unit(again[5]))
     if not values[0] or not values[1] or not units[0] or not units[1] or units[0].bases != units[1].bases:
-        return found
+        return answer
     is_same = values[0].value * units[0].factor == values[1].value * units[1].factor
-    return again[1] if is_same else found
+    return again[1] if is_same else answer
 
 
 def people(text: str) -> dict[str, str] | None:
@@ -84,25 +84,25 @@ def in_feet(text: str, other: str) -> str:
     return rf"{height[1]}\text{{{large}}}{height[2]}\text{{{small}}}"
 
 
-def _of_both_units(expected: str, found: str) -> str:
+def _of_both_units(expected: str, answer: str) -> str:
     r"""An angle in degrees and in radians as a list: `60\text{degrees},\theta=\frac{\pi}{3}`."""
-    other = _IN_OTHER_UNIT.search(found)
-    is_both = other is not None and r"\pi" in found and r"\text{degrees}" in found and r"\text{or}" not in expected
+    other = _IN_OTHER_UNIT.search(answer)
+    is_both = other is not None and r"\pi" in answer and r"\text{degrees}" in answer and r"\text{or}" not in expected
     if not is_both or other is None:
-        return found
-    rest = found[other.end() :]
-    return f"{found[: other.start()]},{rest.removesuffix(')') if '(' in other[0] else rest}"
+        return answer
+    rest = answer[other.end() :]
+    return f"{answer[: other.start()]},{rest.removesuffix(')') if '(' in other[0] else rest}"
 
 
-def _without_domain(expected: str, found: str) -> str:
+def _without_domain(expected: str, answer: str) -> str:
     """A formula, or a named one, without conditions on its letters behind it."""
-    if _ANY_SIGN.search(expected) or r"\pmod" in expected or not _ANY_SIGN.search(found):
-        return found
+    if _ANY_SIGN.search(expected) or r"\pmod" in expected or not _ANY_SIGN.search(answer):
+        return answer
     for _ in range(2):
-        domain = _DOMAIN.search(found, max(0, len(found) - 80))
+        domain = _DOMAIN.search(answer, max(0, len(answer) - 80))
         if domain is None:
             break
-        formula = found[: domain.start()]
+        formula = answer[: domain.start()]
         value, letter = formula.rpartition("=")[2], domain[1] or domain[2]
         is_formula = formula.count("=") < 2 and not re.search(_SIGN + r"|\\\{|\\text|,", formula)
         if not is_formula or not re.search(rf"(?<![A-Za-z\\]){letter}(?![a-z])", re.sub(r"\\[a-z]+ ?", " ", value)):
@@ -110,5 +110,5 @@ def _without_domain(expected: str, found: str) -> str:
         is_curve = "=" in formula and not re.match(r"[A-Za-z](?:_\{?[a-z]\}?|\([a-z]\))?=", formula)
         if is_curve or re.fullmatch(r"-?[A-Za-z]", value):
             break
-        found = formula
-    return found
+        answer = formula
+    return answer

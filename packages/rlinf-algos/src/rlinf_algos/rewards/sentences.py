@@ -12,6 +12,7 @@ SENTENCE_END = re.compile(
     r"(?<![.])[.!?](?=\**(?:\s+(?!Or\b)[A-Z*($\\\u4e00-\u9fff]|\s*$))"
     r"|(?<=[a-z0-9$%)])(?<!\A[0-9])(?<!approx)(?<!vs)[.!?](?=\s+[0-9]+(?:\s[a-z]|\.?\Z))"
 )
+REJECTED = "rejected|extraneous|discarded|invalid"
 CLAUSE_END = re.compile(SENTENCE_END.pattern + r"|;(?=\s[a-z]{2})")
 _CLOSERS = re.compile(
     r"\A\W*(?:this (?:makes|is (?:correct|right|consistent|the)|confirms|matches|agrees)|check|verif|let me know|i hope"
@@ -22,7 +23,7 @@ _CLOSERS = re.compile(
 )
 _REMARK = re.compile(
     r"\((?=[^()]*[A-Za-z]{3})[^()]*\)[.!]?|\([^()]{1,200}[.!]\)|(?:About|Approximately|Roughly) .{1,60}"
-    r"|[^.]{1,60} (?:is|are) (?:rejected|extraneous|discarded|invalid)[.!]?"
+    rf"|[^.]{{1,60}} (?:is|are) (?:{REJECTED})[.!]?"
 )
 """A remark in brackets, a rounded value after the exact one, what is rejected."""
 _NO_CLAIM = re.compile(
@@ -34,7 +35,7 @@ _NO_CLAIM = re.compile(
     r"|\b(?:impossible|would be wrong|(?:could|might|may)(?: also)? be)\b|\A(?:maybe|perhaps|possibly)\b"
     r"|\b(?:need|want|have|asks?|asked|going) (?:us )?to (?:find|determine|know|figure out)\b"
     r"(?!.*(?:=|\bis [-$\\]{0,2}[0-9]))"
-    r"|\((?:rejected|extraneous|discarded|invalid|impossible)\)\W*\Z",
+    rf"|\((?:{REJECTED}|impossible)\)\W*\Z",
     flags=re.IGNORECASE,
 )
 """What makes a sentence no conclusion."""
@@ -91,7 +92,7 @@ _FAILS = re.compile(
 def without_verification(text: str) -> str:
     """The text up to where it checks its answer, unless it concludes something there or the check fails; also up to a
     note."""
-    note = next((one.start() for one in _NOTE.finditer(text) if re.search(r"[0-9$\\]", text[: one.start()])), None)
+    note = _first_after_value(_NOTE, text)
     explanation = _EXPLANATION.search(text)
     if (
         note is None
@@ -104,7 +105,7 @@ def without_verification(text: str) -> str:
         note = explanation.start()
     if note is not None and not _CORRECTS.search(text, note):
         text = text[:note].rstrip()
-    start = next((one.start() for one in _VERIFIES.finditer(text) if re.search(r"[0-9$\\]", text[: one.start()])), None)
+    start = _first_after_value(_VERIFIES, text)
     if start is None:
         return text
     check = text[start:]
@@ -112,6 +113,12 @@ def without_verification(text: str) -> str:
         r"\b(?:so|thus|hence|therefore)\b[^.\n]{0,80}(?:=|equal|agree|match|check|correct|hold|true)", "", check
     )
     return text if _FAILS.search(check) or _CONCLUDES.search(holds) else text[:start].rstrip()
+
+
+def _first_after_value(pattern: re.Pattern[str], text: str) -> int | None:
+    """Where the pattern first matches after a number or a formula."""
+    value = re.search(r"[0-9$\\]", text)
+    return next((match.start() for match in pattern.finditer(text) if value and value.end() <= match.start()), None)
 
 
 def leaves_open(sentence: str) -> bool:
