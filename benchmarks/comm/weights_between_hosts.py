@@ -35,7 +35,7 @@ from rlinf_comm.peers.address import this_host
 from rlinf_comm.weights import BufferSpec, Layout, plan
 from rlinf_comm.weights.layouts import TransformerShape, merged
 from rlinf_workers.links.base import Settle, WeightPort
-from rlinf_workers.registry import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_LINKS
 
 SPAWN = get_context("spawn")
 TIMEOUT_S = 600.0

@@ -16,7 +16,7 @@ from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.lora import LoraSettings, add_adapter, policy_targets
 from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
-from rlinf_workers.registry import POLICIES
+from rlinf_workers.plugins import POLICIES
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.links import parts_of

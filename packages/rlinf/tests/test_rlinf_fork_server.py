@@ -9,7 +9,7 @@ import pytest
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.processes import fork_server
-from rlinf_workers.registry import ENGINES
+from rlinf_workers.plugins import ENGINES
 
 
 def test_nothing_is_forked_where_there_may_be_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

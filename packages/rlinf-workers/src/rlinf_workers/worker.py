@@ -17,7 +17,7 @@ from rlinf_comm.records import record
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.errors import FlowDefinitionError
 from rlinf_workers.links.base import WeightPort, WeightReceiver
-from rlinf_workers.registry import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_LINKS
 
 if TYPE_CHECKING:
     from rlinf_workers.collectives import RankGroup

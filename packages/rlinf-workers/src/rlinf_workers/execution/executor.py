@@ -131,7 +131,7 @@ class Executor:
         log_folder: `<log_folder>/<role>/<rank>.log` for each worker; a temporary folder by default.
         environment: variables for every worker, for example the number of threads.
         pythons: worker group -> path of the interpreter that its workers run under; the others have the driver's.
-        weight_link: what carries weights (registry.WEIGHT_LINKS, or an import path); auto: by where the ends are.
+        weight_link: what carries weights (plugins.WEIGHT_LINKS, or an import path); auto: by where the ends are.
         weight_link_options: further arguments of its constructor.
         attest_weights: whether servers prove that they hold what was published.
     """

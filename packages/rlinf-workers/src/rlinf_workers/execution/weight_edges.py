@@ -12,14 +12,14 @@ from rlinf_workers.errors import FlowDefinitionError, LinkRefused, RemoteError
 from rlinf_workers.execution.groups import Groups
 from rlinf_workers.links.base import WeightLink, WeightPort
 from rlinf_workers.links.choose import choose
-from rlinf_workers.registry import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_LINKS
 
 
 class WeightEdges:
     """Opens a link for each edge as it is first synced.
 
     Args:
-        link: what carries weights (registry.WEIGHT_LINKS, or an import path); auto: by where the ends are.
+        link: what carries weights (plugins.WEIGHT_LINKS, or an import path); auto: by where the ends are.
         link_options: further arguments of its constructor.
         attests: whether servers prove that they hold what was published.
         note: told what did not work as it should have, and what was done instead.

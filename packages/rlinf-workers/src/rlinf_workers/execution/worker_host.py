@@ -27,7 +27,7 @@ from rlinf_workers.explaining.snapshot import ProcessRecord
 from rlinf_workers.launcher.base import Identity, RequestSender, Wait
 from rlinf_workers.links.base import Settle, WeightPort, WeightReceiver, WeightSender
 from rlinf_workers.metrics import MetricTable
-from rlinf_workers.registry import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_LINKS
 from rlinf_workers.spans import LEASE, Span, WaitTable, now_ns
 from rlinf_workers.worker import StepContext, Worker
 

@@ -30,7 +30,7 @@ from rlinf_comm.errors import LayoutError, WeightMismatchError
 from rlinf_comm.records import record
 from rlinf_comm.weights import BufferSpec, specs_of
 from rlinf_workers.links.base import Check, WeightPort, WeightReceiver
-from rlinf_workers.registry import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_LINKS
 
 COMMAND_S = 60.0
 """A command is sent before the engine is told to enter, so it is there at once."""

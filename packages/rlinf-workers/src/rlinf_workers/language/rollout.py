@@ -20,7 +20,7 @@ from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import fit_width
 from rlinf_workers.records.language import Prompt, SampleGroup
-from rlinf_workers.registry import ENGINES
+from rlinf_workers.plugins import ENGINES
 from rlinf_workers.serving import ServingWorker
 from rlinf_workers.spans import now_ns
 
@@ -38,7 +38,7 @@ class RolloutSettings:
     max_batch_sequences: int | None = None
     """Completions sampled at once, at most; None: as many as the engine has memory for."""
     engine: str = "huggingface"
-    """A name of `registry.ENGINES`, or an import path."""
+    """A name of `plugins.ENGINES`, or an import path."""
     engine_options: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Further arguments of the engine's constructor."""
 

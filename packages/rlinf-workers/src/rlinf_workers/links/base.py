@@ -38,7 +38,7 @@ class WeightPort:
     """Among the ranks of its side, as the plan counts them."""
     reshard: ReshardPlan
     link: str
-    """A name of `registry.WEIGHT_LINKS`, or an import path."""
+    """A name of `plugins.WEIGHT_LINKS`, or an import path."""
     address: Any
     """The link's own."""
     attests: bool = True

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from rlinf_comm.records import record
 from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.registry import POLICIES
+from rlinf_workers.plugins import POLICIES
 from rlinf_workers.training.base import Evaluation
 
 record(FieldSpec)

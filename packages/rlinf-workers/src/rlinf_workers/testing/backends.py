@@ -25,7 +25,7 @@ from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.weight_files import WeightFiles
-from rlinf_workers.registry import BACKENDS
+from rlinf_workers.plugins import BACKENDS
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.links import parts_of
 from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, Trainable, TrainingBackend

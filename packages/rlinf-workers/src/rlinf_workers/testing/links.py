@@ -32,7 +32,7 @@ from rlinf_workers.errors import RemoteError
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.links.base import Settle, WeightLink, WeightPort, WeightSender
-from rlinf_workers.registry import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_LINKS
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.worker import Worker
 

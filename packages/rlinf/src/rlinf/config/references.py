@@ -20,7 +20,7 @@ from rlinf.environments import python_of
 from rlinf.errors import UserError
 from rlinf_algos.errors import AlgosError
 from rlinf_algos.registry import Registry
-from rlinf_workers.registry import BACKENDS, ENGINES, LAUNCHERS, POLICIES, WEIGHT_LINKS
+from rlinf_workers.plugins import BACKENDS, ENGINES, LAUNCHERS, POLICIES, WEIGHT_LINKS
 
 
 def check_names(config: Config) -> None:

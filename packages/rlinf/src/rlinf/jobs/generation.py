@@ -26,7 +26,7 @@ from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS
 from rlinf_workers.launcher.interpreter import Interpreter
 from rlinf_workers.records.language import Prompt
-from rlinf_workers.registry import ENGINES
+from rlinf_workers.plugins import ENGINES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from rlinf.config.common import OptimizerConfig, TrainerConfig
 from rlinf.doors import named_class
 from rlinf.errors import UserError
 from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
-from rlinf_workers.registry import BACKEND_CHECKS, BACKENDS, POLICIES
+from rlinf_workers.plugins import BACKEND_CHECKS, BACKENDS, POLICIES
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 

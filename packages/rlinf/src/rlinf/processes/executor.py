@@ -18,7 +18,7 @@ from rlinf_comm.peers.transports.base import TornStream
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import Executor, RemoteError, WorkerLost, WorkersError
 from rlinf_workers.errors import ClusterRefused, NodeLost, ProcessLost, StepTimeout
-from rlinf_workers.registry import LAUNCHERS, WEIGHT_LINKS
+from rlinf_workers.plugins import LAUNCHERS, WEIGHT_LINKS
 
 NONE: Mapping[str, str] = MappingProxyType({})
 

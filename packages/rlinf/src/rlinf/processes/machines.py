@@ -8,7 +8,7 @@ from rlinf.machine import Gpu, Machine, this_machine
 from rlinf_algos.errors import AlgosError
 from rlinf_workers.errors import ClusterRefused
 from rlinf_workers.launcher.base import Node
-from rlinf_workers.registry import LAUNCHERS
+from rlinf_workers.plugins import LAUNCHERS
 
 
 def knows_nodes(launcher: str) -> bool:
