@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_workers.generation.inside import Inside, enter
+from rlinf_workers.engines.inside import Inside, enter
 
 LOADER = f"{__name__}.run"
 FAULT_FILE = "RLINF_TEST_FAULT_FILE"

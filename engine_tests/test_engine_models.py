@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.generation.sglang.engine import SGLangEngine
+from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.sglang.engine import SGLangEngine
 from rlinf_workers.models.language_model import build_model
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import prompts_of, sample

@@ -14,8 +14,8 @@ import torch
 import zmq.asyncio  # pyright: ignore[reportMissingImports]
 
 from listeners import nothing_exposed  # pyright: ignore[reportMissingImports]
+from rlinf_workers.engines.sglang import engine as engine_module
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.generation.sglang import engine as engine_module
 from rlinf_workers.testing import engines
 
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ def test_names_and_values_that_sglang_does_not_take_are_its_users(model):
 WORKER = """
     import sys, torch
     from dataclasses import replace
-    from rlinf_workers.generation.sglang.engine import SGLangEngine
+    from rlinf_workers.engines.sglang.engine import SGLangEngine
     from rlinf_workers.models.language_model import ModelSettings
     from rlinf_workers.testing import engines
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from rlinf_comm.weights import Layout, plan, specs_of
-from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.generation.sglang import engine as engine_module
+from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.sglang import engine as engine_module
 from rlinf_workers.links.base import Check, Settle, WeightPort
 from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.models.language_model import build_model

@@ -17,7 +17,7 @@ from rlinf_workers.models.packed import PackedBatch, pack_without_padding
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.records.language import Prompt, SampleGroup
-from rlinf_workers.training.base import (
+from rlinf_workers.trainers.base import (
     BackendSettings,
     Evaluation,
     OptimizerSettings,
@@ -175,12 +175,12 @@ def warm_up(case: Case, device: torch.device) -> None:
     """Imports, and what the first products allocate for good."""
     if case.backend == "megatron":
         if device.type == "cpu":
-            from rlinf_workers.training.megatron import shim
+            from rlinf_workers.trainers.megatron import shim
 
             shim.apply()
-        import rlinf_workers.training.megatron.model
-        import rlinf_workers.training.megatron.optimizer
-        import rlinf_workers.training.megatron.parallel  # noqa: F401
+        import rlinf_workers.trainers.megatron.model
+        import rlinf_workers.trainers.megatron.optimizer
+        import rlinf_workers.trainers.megatron.parallel  # noqa: F401
     if case.lora_rank:
         import peft  # noqa: F401
     few = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}

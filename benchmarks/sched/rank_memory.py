@@ -90,8 +90,8 @@ class Measured(Worker):
         return backend, work
 
     def _generate(self, case: Case, model: ModelSettings) -> tuple[object, Callable[[], None]]:
-        from rlinf_workers.generation.huggingface import HuggingFaceEngine
-        from rlinf_workers.generation.sampling import SamplingSettings
+        from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+        from rlinf_workers.engines.sampling import SamplingSettings
         from rlinf_workers.records.language import Prompt
 
         _, size, prompt_tokens, limit = SIZES[case.size]
@@ -112,7 +112,7 @@ class Measured(Worker):
 
 def _EngineWithoutTokenizer(model: ModelSettings, device: torch.device, *, max_prompt_tokens: int) -> Any:  # noqa: N802
     """An engine whose completions never end."""
-    from rlinf_workers.generation.huggingface import HuggingFaceEngine
+    from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
     from rlinf_workers.models.language_model import LoadedModel, build_model
 
     loaded = LoadedModel(model=build_model(model, torch.device("cpu")), tokenizer=None, stop_ids=(-1,), pad_id=0)

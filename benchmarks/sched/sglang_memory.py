@@ -2,7 +2,7 @@
 
     SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1 python benchmarks/sched/sglang_memory.py [CASE ...] [--recount]
 
-Runs with the Python of an environment that has SGLang. Each case is an engine of `rlinf_workers.generation.sglang` with
+Runs with the Python of an environment that has SGLang. Each case is an engine of `rlinf_workers.engines.sglang` with
 random weights and the server arguments that `rlinf train` would give it, in a process of its own. SGLang's own report
 is the number of tokens of its KV pool. Measured is what that process and the engine's hold at most while a step's
 completions are sampled to their longest: anonymous and shared memory, each page in equal parts with whoever maps it
@@ -35,7 +35,7 @@ from rlinf_sched.derive import Lengths
 from rlinf_sched.derive.memory import JobShape, generator_memory
 from rlinf_sched.derive.memory.sglang import kv_tokens, settled_arguments
 from rlinf_sched.derive.shapes import ModelShape
-from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import Prompt
 
@@ -174,7 +174,7 @@ def counted(case: Case) -> dict[str, Any]:
 
 def measured(case: Case, folder: Path) -> dict[str, Any]:
     """What SGLang reports, and what the processes held."""
-    from rlinf_workers.generation.sglang.engine import SGLangEngine
+    from rlinf_workers.engines.sglang.engine import SGLangEngine
 
     AutoModelForCausalLM.from_config(config_of(case), dtype=torch.float32).save_pretrained(folder)
     character_tokenizer("0123456789").save_pretrained(folder)

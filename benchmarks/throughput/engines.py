@@ -25,10 +25,10 @@ from benchmarks.harness import compare, interleave, report
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext
-from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.generation.sglang.arguments import server_arguments
-from rlinf_workers.generation.sglang.loader import LOADER
-from rlinf_workers.generation.sglang.requests import request_parameters
+from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.sglang.arguments import server_arguments
+from rlinf_workers.engines.sglang.loader import LOADER
+from rlinf_workers.engines.sglang.requests import request_parameters
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import Prompt

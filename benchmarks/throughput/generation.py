@@ -30,9 +30,9 @@ from benchmarks.harness import compare, interleave, report
 from rlinf_sched.derive.lengths import Lengths
 from rlinf_sched.derive.memory import JobShape, generator_memory
 from rlinf_sched.derive.shapes import ModelShape
-from rlinf_workers.generation.base import Completions
-from rlinf_workers.generation.huggingface import HuggingFaceEngine
-from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.engines.base import Completions
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.testing.architectures import write_tokenizer

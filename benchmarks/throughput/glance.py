@@ -12,7 +12,7 @@ from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
 from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.policies.pictures import chosen_cameras
-from rlinf_workers.training.base import Evaluation
+from rlinf_workers.trainers.base import Evaluation
 
 
 class Glance(Policy):

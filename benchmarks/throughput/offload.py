@@ -28,8 +28,8 @@ from rlinf_workers.launcher.base import Identity
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings
-from rlinf_workers.training.worker import TrainingWorker
+from rlinf_workers.trainers.base import BackendSettings, Evaluation, OptimizerSettings
+from rlinf_workers.trainers.worker import TrainingWorker
 
 GPU = torch.device("cuda", 0)
 NUM_ROUNDS = 4

@@ -26,8 +26,8 @@ import torch
 from benchmarks.harness import compare, interleave, report
 from benchmarks.throughput.planted import SIGMA, PlantedEngine
 
-from rlinf_workers.generation.base import Completions
-from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.engines.base import Completions
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.testing.architectures import write_tokenizer

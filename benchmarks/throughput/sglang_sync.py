@@ -29,8 +29,8 @@ from safetensors.torch import save_file
 
 from harness import Step, compare, interleave, report
 from rlinf_comm.weights import Layout, plan, specs_of
-from rlinf_workers.generation.processes import EngineProcesses
-from rlinf_workers.generation.sglang.loader import LOADER
+from rlinf_workers.engines.processes import EngineProcesses
+from rlinf_workers.engines.sglang.loader import LOADER
 from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.models.language_model import ModelSettings

@@ -46,14 +46,14 @@ from rlinf_algos.rewards.base import RewardResult
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext
-from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.language.actor import Actor, ActorSettings
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.spans import Span
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 REPOSITORY = Path(__file__).parents[2]
 NUM_SAMPLES = trl_task.NUM_PROMPTS * trl_task.GROUP_SIZE

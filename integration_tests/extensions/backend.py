@@ -5,8 +5,8 @@ Each steps its part of the parameters and sends it to the others; forward and ba
 
 import torch
 
-from rlinf_workers.training.checkpoint import host_copy, optimizer_tensors
-from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.checkpoint import host_copy, optimizer_tensors
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 
 class SplitOptimizer(ReplicatedBackend):

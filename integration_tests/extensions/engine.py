@@ -7,8 +7,8 @@ It samples with the Hugging Face engine. Another one starts its own processes in
 import random
 from dataclasses import replace
 
-from rlinf_workers.generation.base import Completions
-from rlinf_workers.generation.huggingface import HuggingFaceEngine
+from rlinf_workers.engines.base import Completions
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 
 
 class OutOfOrder(HuggingFaceEngine):

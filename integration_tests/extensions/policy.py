@@ -5,7 +5,7 @@ from torch import nn
 
 from rlinf_workers.policies.base import Answer, Needs, Policy, PolicyError
 from rlinf_workers.policies.heads.choose import head_for
-from rlinf_workers.training.base import Evaluation
+from rlinf_workers.trainers.base import Evaluation
 
 CHUNK_SIZE = 2
 

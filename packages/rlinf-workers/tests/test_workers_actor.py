@@ -20,7 +20,7 @@ from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.language.actor import Actor, ActorSettings
 from rlinf_workers.metrics import merge
 from rlinf_workers.records.language import ExampleBatch, Prompt, SampleGroup, ScoredGroup
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
 

@@ -20,8 +20,8 @@ from rlinf_workers.testing.backends import (
     trial_worker,
     update,
 )
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
-from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 
 def test_it_conforms(tmp_path):
@@ -164,7 +164,7 @@ def test_a_number_of_shards_that_ranks_do_not_divide_is_refused():
 
 
 def test_settings_make_a_backend_by_name_or_import_path():
-    for name in ("replicated", "rlinf_workers.training.replicated.backend:ReplicatedBackend"):
+    for name in ("replicated", "rlinf_workers.trainers.replicated.backend:ReplicatedBackend"):
         made = BackendSettings(name=name, num_shards=2).make(Chooser(), trial_worker(), ORDINARY)
         assert isinstance(made, ReplicatedBackend)
         assert list(made.shards) == [0, 1]

@@ -18,8 +18,8 @@ from rlinf_workers.models.weight_writer import index_of, write_tensors
 from rlinf_workers.testing.architectures import ARCHITECTURES, SIZES, tiny_architecture
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.training.checkpoint import CheckpointFiles, writers
-from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.checkpoint import CheckpointFiles, writers
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 
 def test_a_file_is_that_of_the_safetensors_library(tmp_path):

@@ -21,7 +21,7 @@ from rlinf_workers.policies.actor_critic import ActorCritic
 from rlinf_workers.policies.base import PolicySettings, make_policy
 from rlinf_workers.policies.cnn import CnnActorCritic
 from rlinf_workers.records.embodied import GroupObservation, Trajectory
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 POLICY = PolicySettings(
     name="actor_critic",

@@ -15,10 +15,10 @@ from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.testing.backends import BATCH, Chooser, check_backend, check_ranks, trial_worker
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.testing.launchers import launched, start
-from rlinf_workers.training.base import OptimizerSettings
-from rlinf_workers.training.checkpoint import CheckpointFiles
-from rlinf_workers.training.fsdp2.backend import FSDP2Backend, fsdp2
-from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.trainers.checkpoint import CheckpointFiles
+from rlinf_workers.trainers.fsdp2.backend import FSDP2Backend, fsdp2
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 from rlinf_workers.worker import Worker
 
 SETTINGS = OptimizerSettings(learning_rate=1e-2, epsilon=1e-3, weight_decay=0.1, max_grad_norm=1e9)

@@ -13,9 +13,9 @@ from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.architectures import ARCHITECTURES, tiny_architecture
 from rlinf_workers.testing.launchers import launched, start
-from rlinf_workers.training.base import OptimizerSettings
-from rlinf_workers.training.checkpoint import CheckpointFiles
-from rlinf_workers.training.fsdp2.backend import fsdp2
+from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.trainers.checkpoint import CheckpointFiles
+from rlinf_workers.trainers.fsdp2.backend import fsdp2
 from rlinf_workers.worker import Worker
 
 SETTINGS = OptimizerSettings(learning_rate=1e-2)

@@ -16,9 +16,9 @@ from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.links import parts_of
-from rlinf_workers.training.base import OptimizerSettings
-from rlinf_workers.training.fsdp2.backend import fsdp2
-from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.trainers.fsdp2.backend import fsdp2
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 from rlinf_workers.worker import Worker
 
 SETTINGS = OptimizerSettings(learning_rate=1e-3, epsilon=1e-4, weight_decay=0.1, max_grad_norm=1.0)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from rlinf_algos.errors import NonFiniteError
 from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_workers.engines.base import Completions
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.generation.base import Completions
-from rlinf_workers.generation.huggingface import HuggingFaceEngine
-from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
 from rlinf_workers.language.rollout import OpenGroups, Rollout, RolloutSettings
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.testing.architectures import tiny_architecture

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import Gemma2Config, Lfm2Config, Qwen2Config, Qwen3MoeConfig
 
-from rlinf_workers.generation import graphs
-from rlinf_workers.generation.graphs import FixedDecoder, NotCapturableError, bucket, why_not
-from rlinf_workers.generation.huggingface import HuggingFaceEngine
-from rlinf_workers.generation.sampling import SamplingSettings, sample_by_blocks, sample_tokens
+from rlinf_workers.engines import graphs
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines.huggingface.graphs import FixedDecoder, NotCapturableError, bucket, why_not
+from rlinf_workers.engines.sampling import SamplingSettings, sample_by_blocks, sample_tokens
 from rlinf_workers.models.language_model import build_model
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import ENGINE_CHECKS, prompts_of, sample

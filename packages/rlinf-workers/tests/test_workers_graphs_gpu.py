@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlinf_workers.generation import graphs
-from rlinf_workers.generation.huggingface import HuggingFaceEngine
-from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.engines import graphs
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import prompts_of, sample
 

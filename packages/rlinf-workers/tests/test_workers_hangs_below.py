@@ -16,8 +16,8 @@ from rlinf_algos.rewards.process_pool import ProcessPool, awaited_processes
 from rlinf_envs import EnvSpec
 from rlinf_workers import Executor, Flow, Reader, Worker, Writer
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.explaining.text import explanation_text
-from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.records.embodied import Action, GroupObservation

@@ -19,7 +19,7 @@ from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import pack_groups
 from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.testing.backends import ORDINARY, Chooser, trial_worker
-from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
 

@@ -15,7 +15,7 @@ from rlinf_workers.policies.actor_critic import ActorCritic
 from rlinf_workers.policies.base import PolicySettings, make_policy
 from rlinf_workers.records.embodied import Trajectory
 from rlinf_workers.testing.policies import check_policy
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 T, N, K, D = 3, 2, 3, 2
 FIELDS = {"state": FieldSpec(shape=(4,), dtype="float32")}

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import execute, plan
-from rlinf_workers.generation.huggingface import HuggingFaceEngine
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
 from rlinf_workers.models.sequences import SequenceBatch
@@ -21,10 +21,10 @@ from rlinf_workers.testing.backends import MakeBackend, trial_worker
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.links import parts_of
-from rlinf_workers.training.base import OptimizerSettings
-from rlinf_workers.training.checkpoint import CheckpointFiles
-from rlinf_workers.training.fsdp2.backend import fsdp2
-from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.trainers.checkpoint import CheckpointFiles
+from rlinf_workers.trainers.fsdp2.backend import fsdp2
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 from rlinf_workers.worker import Worker
 
 TARGETS = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")

@@ -29,9 +29,9 @@ from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.language_backends import LanguageSubject, ValueSubject
 from rlinf_workers.testing.launchers import launched, start
-from rlinf_workers.training.megatron.door import check, megatron
-from rlinf_workers.training.megatron.storages import Storages
-from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.megatron.door import check, megatron
+from rlinf_workers.trainers.megatron.storages import Storages
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 pytest.importorskip("megatron.core")  # tools/environment.sh installs it
 NUM_STEPS = 5
@@ -192,7 +192,7 @@ def test_what_is_away_is_saved_loaded_and_taken_over(per_replica, options, ranks
 SHIMMED = """
 import sys, torch
 from rlinf_workers.models.language_model import ModelSettings, build_model
-from rlinf_workers.training.megatron import shim
+from rlinf_workers.trainers.megatron import shim
 shim.apply()
 model = build_model(ModelSettings(folder=sys.argv[1], has_weights=True), torch.device("cpu"))
 frequencies = model.model.rotary_emb.inv_freq

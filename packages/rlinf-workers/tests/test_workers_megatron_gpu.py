@@ -13,7 +13,7 @@ from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.backends import NUM_ROWS, update
 from rlinf_workers.testing.language_backends import TEMPERATURE, LanguageSubject
-from rlinf_workers.training.base import OptimizerSettings
+from rlinf_workers.trainers.base import OptimizerSettings
 from rlinf_workers.worker import Worker
 
 pytestmark = [
@@ -55,7 +55,7 @@ def model(request, tmp_path_factory):
 
 
 def made(kind, worker, **options):
-    from rlinf_workers.training.megatron.door import megatron
+    from rlinf_workers.trainers.megatron.door import megatron
 
     backend: Any = megatron(kind, worker, optimizer=ADAMW, num_shards=1, **options)
     assert all(weight.device.type == "cpu" for weight in backend.weights().values()), "what is made waits on the host"
@@ -66,9 +66,9 @@ def made(kind, worker, **options):
 @pytest.fixture(autouse=True)
 def without_shim():
     yield
-    assert "rlinf_workers.training.megatron.shim" not in sys.modules
+    assert "rlinf_workers.trainers.megatron.shim" not in sys.modules
     if "megatron.core" in sys.modules:
-        from rlinf_workers.training.megatron import parallel
+        from rlinf_workers.trainers.megatron import parallel
 
         parallel.disconnect()
 
@@ -149,7 +149,7 @@ def test_it_leaves_the_device_and_comes_back(options, model, worker):
 def test_bfloat16_is_near(model, worker):
     subject, kind = OnGPU(), TokenModel(model, TEMPERATURE)
     exact = made(kind, worker).forward(subject.batch).logprobs
-    from rlinf_workers.training.megatron import parallel
+    from rlinf_workers.trainers.megatron import parallel
 
     parallel.disconnect()
     found = made(kind, worker, compute_dtype="bfloat16").forward(subject.batch).logprobs
@@ -161,7 +161,7 @@ def test_layers_are_computed_again(model, worker):
     subject, kind = OnGPU(), TokenModel(model, TEMPERATURE)
     expected = made(kind, worker)
     update(expected, subject)
-    from rlinf_workers.training.megatron import parallel
+    from rlinf_workers.trainers.megatron import parallel
 
     parallel.disconnect()
     found = made(kind, worker, recompute=True)

@@ -33,7 +33,7 @@ from rlinf_workers.policies.openvla_oft.policy import OpenVLAOFT
 from rlinf_workers.records.embodied import GroupObservation, Trajectory, text_tensor
 from rlinf_workers.testing.policies import check_policy, random_fields
 from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 PICTURE = FieldSpec(shape=(21, 21, 3), dtype="uint8")
 FIELDS = {

@@ -11,9 +11,9 @@ from workers_own_processes import TP, TwoProcesses
 
 from rlinf_comm.errors import LayoutError, WeightMismatchError
 from rlinf_comm.weights import Layout, plan, specs_of
+from rlinf_workers.engines.inside import Held
+from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.generation.inside import Held
-from rlinf_workers.generation.serving_layout import serving_layout
 from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.models.language_model import build_model

@@ -81,8 +81,8 @@ from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.training.base import OptimizerSettings
-from rlinf_workers.training.fsdp2.backend import fsdp2
+from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.trainers.fsdp2.backend import fsdp2
 from rlinf_workers.worker import Worker
 
 def now(what):

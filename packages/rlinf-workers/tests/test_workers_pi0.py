@@ -25,7 +25,7 @@ from rlinf_workers.policies.pi0.statistics import normalizers
 from rlinf_workers.records.embodied import GroupObservation, text_tensor
 from rlinf_workers.testing.policies import check_policy, random_fields
 from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 pytest.importorskip("transformers", minversion="5.17")
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlinf_workers.language.reference import Reference
-from rlinf_workers.training.base import BackendSettings
+from rlinf_workers.trainers.base import BackendSettings
 
 
 def tensors(folder):

@@ -14,7 +14,7 @@ from rlinf_workers.models.sequences import pack_groups
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.testing.architectures import tiny_architecture
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 NUM_TOKENS, COEF = 5, 0.5
 

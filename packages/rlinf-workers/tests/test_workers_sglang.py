@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_workers.errors import WorkersError
-from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.generation.sglang.arguments import OWNED, bound_cores, check_names, server_arguments, suspects
-from rlinf_workers.generation.sglang.child import last_error
-from rlinf_workers.generation.sglang.requests import (
+from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.sglang.arguments import OWNED, bound_cores, check_names, server_arguments, suspects
+from rlinf_workers.engines.sglang.child import last_error
+from rlinf_workers.engines.sglang.requests import (
     answer_of,
     completions_of,
     cut_at,
     request_parameters,
     sampling_seed,
 )
-from rlinf_workers.generation.sglang.room import Room
-from rlinf_workers.generation.sglang.server import with_hint
+from rlinf_workers.engines.sglang.room import Room
+from rlinf_workers.engines.sglang.server import with_hint
+from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import Prompt
 
@@ -165,7 +165,7 @@ def test_completions_that_came_together_are_rows_of_one_record():
     ],
 )
 def test_an_offload_on_cpu_slots_pauses_what_is_under_way_and_asks_for_no_memory(gives_back, is_busy, calls):
-    from rlinf_workers.generation.sglang.engine import SGLangEngine
+    from rlinf_workers.engines.sglang.engine import SGLangEngine
 
     asked = []
 
@@ -230,7 +230,7 @@ def test_errors_of_sglang_come_with_what_to_do_here():
 
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="this environment has SGLang")
 def test_an_environment_without_sglang_is_named_before_anything_starts(tmp_path):
-    from rlinf_workers.generation.sglang.engine import SGLangEngine
+    from rlinf_workers.engines.sglang.engine import SGLangEngine
 
     model = ModelSettings(folder=str(tmp_path), has_weights=True)
     with pytest.raises(WorkersError, match="not installed in the Python environment of the rollout"):

@@ -11,11 +11,11 @@ from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_sched.derive import Lengths
 from rlinf_sched.derive.memory import JobShape, generator_memory
 from rlinf_sched.derive.shapes import ModelShape
+from rlinf_workers.engines import slots
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines.huggingface.slots import Slots
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.generation import slots
-from rlinf_workers.generation.huggingface import HuggingFaceEngine
-from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.generation.slots import Slots
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import ENGINE_CHECKS, LOGPROB_BOUND, prompts_of, sample
 

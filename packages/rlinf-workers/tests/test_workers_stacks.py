@@ -11,7 +11,7 @@ Thread 0x00007f2b [heartbeat] (most recent call first):
 Current thread 0x00007f2c (most recent call first):
   File "{TORCH}/distributed/distributed_c10d.py", line 3003 in all_gather_into_tensor
   File "{TORCH}/distributed/c10d_logger.py", line 81 in wrapper
-  File "/src/rlinf_workers/training/fsdp2/backend.py", line 90 in forward
+  File "/src/rlinf_workers/trainers/fsdp2/backend.py", line 90 in forward
 """
 
 

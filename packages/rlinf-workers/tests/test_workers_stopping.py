@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from rlinf_workers.generation.stopping import StopStrings
+from rlinf_workers.engines.stopping import StopStrings
 
 
 def byte_tokenizer():

@@ -20,7 +20,7 @@ from rlinf_workers.models.packed import PackedBatch
 from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 from rlinf_workers.worker import StepContext, Worker
 
 NUM_TOKENS, LIMIT = 6, 24

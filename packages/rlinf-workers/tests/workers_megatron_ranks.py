@@ -14,12 +14,12 @@ from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
-from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.plugins import BACKENDS
+from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.testing.backends import check_backend
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.training.base import OptimizerSettings
-from rlinf_workers.training.checkpoint import CheckpointFiles
+from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.trainers.checkpoint import CheckpointFiles
 from rlinf_workers.worker import Worker
 
 VOCAB, TEMPERATURE, NUM_SHARDS = 14, 0.8, 2
@@ -226,7 +226,7 @@ def _same(one, other) -> bool:
 
 def across_put_aside(*arguments, **named):
     """TP2; memory is put aside on a CPU, too."""
-    from rlinf_workers.training.megatron.door import megatron
+    from rlinf_workers.trainers.megatron.door import megatron
 
     backend: Any = megatron(*arguments, **named, tensor_parallel=2)
     if named["optimizer"] is not None:
@@ -235,14 +235,14 @@ def across_put_aside(*arguments, **named):
 
 
 def pipeline(*arguments, **named):
-    from rlinf_workers.training.megatron.door import megatron
+    from rlinf_workers.trainers.megatron.door import megatron
 
     return megatron(*arguments, **named, pipeline_parallel=2)
 
 
 def sharing_put_aside(*arguments, **named):
     """DP2 with the distributed optimizer, whose parameters are views of buffers."""
-    from rlinf_workers.training.megatron.door import megatron
+    from rlinf_workers.trainers.megatron.door import megatron
 
     backend: Any = megatron(*arguments, **named, distributed_optimizer=True)
     if named["optimizer"] is not None:
@@ -256,8 +256,8 @@ class Ranks(Worker):
     def study(
         self, model: ModelSettings, folder: str, per_replica: int, num_steps: int, options: dict, critic: str | None
     ) -> dict:
-        from rlinf_workers.training.megatron import parallel
-        from rlinf_workers.training.megatron.door import megatron
+        from rlinf_workers.trainers.megatron import parallel
+        from rlinf_workers.trainers.megatron.door import megatron
 
         worker = self.cut(per_replica)
         found = study(megatron, worker, model, folder, num_steps=num_steps, critic=critic, **options)
@@ -265,23 +265,23 @@ class Ranks(Worker):
         return found
 
     def go_on(self, model: ModelSettings, before: str, after: str, number: int, per_replica: int, options: dict):
-        from rlinf_workers.training.megatron import parallel
-        from rlinf_workers.training.megatron.door import megatron
+        from rlinf_workers.trainers.megatron import parallel
+        from rlinf_workers.trainers.megatron.door import megatron
 
         found = go_on(megatron, self.cut(per_replica), model, before, after, number, **options)
         parallel.disconnect()
         return found
 
     def use_while_away(self, model: ModelSettings, folder: str, per_replica: int, options: dict) -> dict[str, bool]:
-        from rlinf_workers.training.megatron import parallel
-        from rlinf_workers.training.megatron.door import megatron
+        from rlinf_workers.trainers.megatron import parallel
+        from rlinf_workers.trainers.megatron.door import megatron
 
         found = use_while_away(megatron, self.cut(per_replica), model, folder, **options)
         parallel.disconnect()
         return found
 
     def conform(self, make: str, folder: str, per_replica: int, subject: str) -> None:
-        from rlinf_workers.training.megatron import parallel
+        from rlinf_workers.trainers.megatron import parallel
 
         check_backend(BACKENDS.get(make), folder, self.cut(per_replica), subject=BACKENDS.get(subject)())
         parallel.disconnect()

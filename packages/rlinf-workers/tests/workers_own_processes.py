@@ -12,9 +12,9 @@ import torch
 
 from rlinf_comm.weights import Layout, execute, plan, specs_of
 from rlinf_comm.weights.layouts import TransformerShape, merged
-from rlinf_workers.generation.huggingface import HuggingFaceEngine
-from rlinf_workers.generation.inside import Inside, enter
-from rlinf_workers.generation.processes import EngineProcesses
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines.inside import Inside, enter
+from rlinf_workers.engines.processes import EngineProcesses
 
 TP = 2
 
@@ -124,7 +124,7 @@ class TwoProcesses(HuggingFaceEngine):
     @functools.cached_property
     def own_processes(self):
         context = get_context("forkserver")
-        context.set_forkserver_preload(["rlinf_workers.generation.huggingface", "rlinf_workers.links.shared"])
+        context.set_forkserver_preload(["rlinf_workers.engines.huggingface.engine", "rlinf_workers.links.shared"])
         self.tickets, self.children = [], []
         for rank, tensors in enumerate(self.parameters):
             mine, theirs = context.Pipe()

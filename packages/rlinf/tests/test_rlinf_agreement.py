@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlinf.jobs.agreement import ROUTING, SUSPECTS, Arithmetic, arithmetic_of, judge, judge_step
-from rlinf_workers.generation.huggingface import HuggingFaceEngine
-from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.language.logprob_gap import LogprobGap, gap_sums
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import TokenModel

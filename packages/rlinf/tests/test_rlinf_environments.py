@@ -21,7 +21,7 @@ from rlinf.environments import catalog, create, examine, folder, own_packages, p
 from rlinf.environments.catalog import KINDS, LISTS, Kind, read_list
 from rlinf.environments.python_build import ask
 from rlinf.errors import RunFailed, UserError
-from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS
+from rlinf_workers.engines.sglang.arguments import KNOWN_VERSIONS
 
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 TINY = Kind(name="tiny", purpose="tests", modules=("tiny", "rlinf.errors"), packages=("tiny",))

@@ -18,9 +18,9 @@ from rlinf_workers.models.weight_writer import index_of, write_tensors
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.training.base import Trainable
-from rlinf_workers.training.checkpoint import CheckpointFiles
-from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.base import Trainable
+from rlinf_workers.trainers.checkpoint import CheckpointFiles
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 
 def save(run: Path, step: int, kind: Trainable, score: float | None = None) -> Path:

@@ -31,7 +31,7 @@ def test_every_preloaded_module_exists(tmp_path: Path) -> None:
     own = load_config("sort-grpo", parse_overrides([f"--model.path={tmp_path}", "--model.architecture=null"]))
     for engine in ENGINES.names():
         other = load_config("sort-grpo", parse_overrides([f"--rollout.engine={engine}"]))
-        (module,) = [name for name in fork_server.modules(other) if name.startswith("rlinf_workers.generation.")]
+        (module,) = [name for name in fork_server.modules(other) if name.startswith("rlinf_workers.engines.")]
         assert importlib.util.find_spec(module) is not None, module
     other = load_config("sort-grpo", parse_overrides(["--rollout.engine=rlinf_workers.testing.engines:Own"]))
     assert "rlinf_workers.testing.engines" in fork_server.modules(other)

@@ -24,9 +24,9 @@ from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.testing.architectures import ARCHITECTURES, tiny_architecture
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.training.base import OptimizerSettings
-from rlinf_workers.training.checkpoint import CheckpointFiles
-from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.trainers.checkpoint import CheckpointFiles
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 LENGTHS = Lengths(mean_tokens=2, limit_tokens=2, prompt_tokens=2, group_size=2)
 

@@ -181,8 +181,8 @@ def test_what_megatrons_layers_keep_is_what_autograd_records(
     from rlinf_workers.models.language_model import ModelSettings
     from rlinf_workers.models.trainable import TokenModel
     from rlinf_workers.testing.backends import trial_worker
-    from rlinf_workers.training.base import BackendSettings, OptimizerSettings
-    from rlinf_workers.training.megatron.parallel import disconnect
+    from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
+    from rlinf_workers.trainers.megatron.parallel import disconnect
 
     shape = write_config(tmp_path, kind, **{"max_position_embeddings": 64, **more})
     options = {"compute_dtype": dtype}

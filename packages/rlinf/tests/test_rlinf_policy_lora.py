@@ -11,7 +11,7 @@ from rlinf.jobs.lora import policy_digest, policy_lora
 from rlinf.jobs.training import check_recompute
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import PolicySettings
-from rlinf_workers.training.base import BackendSettings
+from rlinf_workers.trainers.base import BackendSettings
 
 pytest.importorskip("transformers", minversion="5.17")
 pytest.importorskip("peft")

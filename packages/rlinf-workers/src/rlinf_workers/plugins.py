@@ -18,8 +18,8 @@ from rlinf_algos.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What is known of a plug-in without importing it. A kind of plug-in adds methods with defaults, a plug-in overrides
-    those that it answers differently."""
+    """What is known of a plug-in without importing it. A kind of plug-in adds methods with defaults; a plug-in
+    overrides those that it answers differently."""
 
     name: str
     """What recipes call it."""
@@ -77,22 +77,22 @@ SPEC = f"{__name__}:Spec"
 BACKENDS: Plugins[Spec] = Plugins(
     "training backend",
     {
-        "replicated": "rlinf_workers.training.replicated.backend:ReplicatedBackend",
-        "fsdp2": "rlinf_workers.training.fsdp2.backend:fsdp2",
-        "megatron": "rlinf_workers.training.megatron.door:megatron",
+        "replicated": "rlinf_workers.trainers.replicated.backend:ReplicatedBackend",
+        "fsdp2": "rlinf_workers.trainers.fsdp2.backend:fsdp2",
+        "megatron": "rlinf_workers.trainers.megatron.door:megatron",
     },
     base=SPEC,
 )
 BACKEND_CHECKS: Registry[Any] = Registry(
-    "check of a training backend", {"megatron": "rlinf_workers.training.megatron.door:check"}
+    "check of a training backend", {"megatron": "rlinf_workers.trainers.megatron.door:check"}
 )
 """What looks at a recipe's options, beside the constructor's signature, before any process starts: called with them and
 the model's config.json. Not every backend has one."""
 ENGINES: Plugins[Spec] = Plugins(
     "generation engine",
     {
-        "huggingface": "rlinf_workers.generation.huggingface:HuggingFaceEngine",
-        "sglang": "rlinf_workers.generation.sglang.engine:SGLangEngine",
+        "huggingface": "rlinf_workers.engines.huggingface.engine:HuggingFaceEngine",
+        "sglang": "rlinf_workers.engines.sglang.engine:SGLangEngine",
     },
     base=SPEC,
 )

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from rlinf_workers.generation.base import GenerationEngine, ServesElsewhere
+from rlinf_workers.engines.base import GenerationEngine, ServesElsewhere
 from rlinf_workers.links.base import WeightPort, WeightReceiver
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
 from rlinf_workers.worker import Worker

@@ -36,8 +36,8 @@ from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.records.embodied import DemonstratedBatch, Trajectory
 from rlinf_workers.token_choice import Choice, TokenChooser, TokenValues
-from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
-from rlinf_workers.training.warm_start import WarmStartedWorker
+from rlinf_workers.trainers.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
+from rlinf_workers.trainers.warm_start import WarmStartedWorker
 
 ADAM_EPSILON = 1e-5
 """As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""

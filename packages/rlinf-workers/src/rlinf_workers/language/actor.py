@@ -4,7 +4,7 @@ scored groups -> advantages and micro-batches (learning_groups.py) -> policy los
 gradient -> one AdamW step
 
 Which advantage, which loss and how many steps is the algorithm's (rlinf_algos.algorithm); who holds the model is the
-backend's business (training/base.py).
+backend's business (trainers/base.py).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
 from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.models.trainable import CompletionBatch, TokenModel, ValueModel
 from rlinf_workers.records.language import ComparedGroup, ExampleBatch, SampleGroup, ScoredGroup
-from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
-from rlinf_workers.training.warm_start import WarmStartedWorker
+from rlinf_workers.trainers.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
+from rlinf_workers.trainers.warm_start import WarmStartedWorker
 
 CHECK_OPTIMIZER = OptimizerSettings(learning_rate=3e-4)
 """Of the step that a check takes: every weight moves by about so much, more than rounding in bfloat16 hides."""

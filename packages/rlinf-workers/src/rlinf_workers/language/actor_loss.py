@@ -17,7 +17,7 @@ from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart
 from rlinf_workers.language.learning_groups import MicroBatch, Tokens, kl_estimate
 from rlinf_workers.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token
 from rlinf_workers.token_choice import TokenChooser, TokenValues
-from rlinf_workers.training.base import Evaluation, TrainingBackend
+from rlinf_workers.trainers.base import Evaluation, TrainingBackend
 
 TOTALS = ("divisor", "loss", "tokens", "trained tokens")
 """Sums over an update that every algorithm has."""

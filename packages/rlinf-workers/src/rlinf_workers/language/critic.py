@@ -12,7 +12,7 @@ from rlinf_algos.algorithm import Algorithm
 from rlinf_workers.algorithm_parts import value_loss
 from rlinf_workers.language.learning_groups import Tokens
 from rlinf_workers.models.trainable import CompletionBatch
-from rlinf_workers.training.base import Evaluation, TrainingBackend
+from rlinf_workers.trainers.base import Evaluation, TrainingBackend
 
 NUM_STATISTICS = 5
 

@@ -29,7 +29,7 @@ from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch, LogitNorms
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.token_choice import Choice
-from rlinf_workers.training.base import TrainingBackend
+from rlinf_workers.trainers.base import TrainingBackend
 from rlinf_workers.worker import Worker
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_workers.generation.graphs import why_not
-from rlinf_workers.generation.huggingface import HuggingFaceEngine
-from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines.huggingface.graphs import why_not
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import LoadedModel
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
 from rlinf_workers.models.sequences import completion_logits, pack_groups
@@ -244,8 +244,8 @@ def _engine(model: Any, **options: Any) -> float:
 
 def _graphs(model: Any) -> float:
     """The steps that a GPU captures, computed one by one."""
-    from rlinf_workers.generation.graphs import FixedDecoder
-    from rlinf_workers.generation.sampling import prompt_noise
+    from rlinf_workers.engines.huggingface.graphs import FixedDecoder
+    from rlinf_workers.engines.sampling import prompt_noise
 
     if (reason := why_not(model)) is not None:
         raise NotOffered(reason)

@@ -16,9 +16,9 @@ from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch, TokenModel
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.records.language import SampleGroup
-from rlinf_workers.training.base import BackendSettings
-from rlinf_workers.training.checkpoint import CheckpointFiles
-from rlinf_workers.training.worker import TrainingWorker
+from rlinf_workers.trainers.base import BackendSettings
+from rlinf_workers.trainers.checkpoint import CheckpointFiles
+from rlinf_workers.trainers.worker import TrainingWorker
 
 
 class Reference(TrainingWorker):

@@ -12,15 +12,15 @@ from torch import Tensor
 from rlinf_algos.errors import NonFiniteError
 from rlinf_comm.records import record
 from rlinf_comm.weights import Layout
+from rlinf_workers.engines.base import Completions, Forgets, GenerationEngine
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.execution.stage_calls import WHOLE_BATCH
-from rlinf_workers.generation.base import Completions, Forgets, GenerationEngine
-from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import fit_width
-from rlinf_workers.records.language import Prompt, SampleGroup
 from rlinf_workers.plugins import ENGINES
+from rlinf_workers.records.language import Prompt, SampleGroup
 from rlinf_workers.serving import ServingWorker
 from rlinf_workers.spans import now_ns
 

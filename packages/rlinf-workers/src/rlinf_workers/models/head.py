@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlinf_algos.head import head_logprobs, head_logprobs_and_entropy
 from rlinf_algos.logprobs import logit_norms
 from rlinf_sched.derive.memory import MAX_LOGITS_BYTES
-from rlinf_workers.training.base import Evaluation
+from rlinf_workers.trainers.base import Evaluation
 
 PLAIN_HEADS = frozenset({"gemma", "gemma2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 """Architectures (`model_type`) whose logits are a linear layer of the last states, capped at most."""

@@ -23,8 +23,8 @@ from rlinf_comm.records import record
 from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.models.language_model import ADAPTER_CONFIG, ModelSettings, is_adapter, load_tokenizer
 from rlinf_workers.models.placement import tensors_of
-from rlinf_workers.training.base import Evaluation, Trainable
-from rlinf_workers.training.served import LowRank, Served
+from rlinf_workers.trainers.base import Evaluation, Trainable
+from rlinf_workers.trainers.served import LowRank, Served
 
 if TYPE_CHECKING:
     from peft import LoraConfig

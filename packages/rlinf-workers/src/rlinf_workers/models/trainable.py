@@ -30,7 +30,7 @@ from rlinf_workers.models.weight_names import (
     under_file_names,
 )
 from rlinf_workers.records.language import ExampleBatch
-from rlinf_workers.training.base import Evaluation, Trainable
+from rlinf_workers.trainers.base import Evaluation, Trainable
 
 CompletionBatch = SequenceBatch | PackedBatch
 """Completions behind their prompts, padded or not; both have `completion_ids` and `loss_mask`, [B, T]."""

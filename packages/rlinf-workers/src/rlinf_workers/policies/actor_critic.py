@@ -14,7 +14,7 @@ from rlinf_workers.policies.base import Answer, Fields, Needs
 from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.policies.layers import POLICY_GAIN, VALUE_GAIN, in_own_dtype, tanh_tower
 from rlinf_workers.policies.state_statistics import StatePolicy, check_state
-from rlinf_workers.training.base import Evaluation
+from rlinf_workers.trainers.base import Evaluation
 
 
 class ActorCritic(StatePolicy):

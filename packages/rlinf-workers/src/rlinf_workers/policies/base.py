@@ -24,7 +24,7 @@ from rlinf_comm.records import record
 from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.plugins import POLICIES
-from rlinf_workers.training.base import Evaluation
+from rlinf_workers.trainers.base import Evaluation
 
 record(FieldSpec)
 record(ActionSpec)

@@ -22,7 +22,7 @@ from rlinf_workers.policies.layers import POLICY_GAIN, VALUE_GAIN, in_own_dtype,
 from rlinf_workers.policies.options import options_of
 from rlinf_workers.policies.pictures import chosen_cameras
 from rlinf_workers.policies.state_statistics import StatePolicy, check_state
-from rlinf_workers.training.base import Evaluation
+from rlinf_workers.trainers.base import Evaluation
 
 MIN_SIDE = 36
 """Pixels: with fewer the last layer of the encoder has nothing to look at."""

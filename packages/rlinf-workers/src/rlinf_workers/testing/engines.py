@@ -21,8 +21,8 @@ from typing import Any, Literal
 import torch
 
 from rlinf_comm.weights import Layout, ReshardPlan, execute, plan, specs_of
-from rlinf_workers.generation.base import Completions, GenerationEngine, ServesElsewhere
-from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.engines.base import Completions, GenerationEngine, ServesElsewhere
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids

@@ -21,7 +21,7 @@ from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.backends import NUM_ROWS, Subject
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.training.base import Evaluation, OptimizerSettings, Trainable
+from rlinf_workers.trainers.base import Evaluation, OptimizerSettings, Trainable
 
 TEMPERATURE, WIDTH, LENGTH = 0.7, 5, 6
 

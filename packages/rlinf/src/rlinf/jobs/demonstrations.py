@@ -27,7 +27,7 @@ from rlinf_workers.embodied.environment import TRAIN_SEED_BIT
 from rlinf_workers.embodied.interface import EnvInterface
 from rlinf_workers.policies.base import Needs
 from rlinf_workers.records.embodied import DemonstratedBatch, text_tensor
-from rlinf_workers.training.base import OptimizerSettings
+from rlinf_workers.trainers.base import OptimizerSettings
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session

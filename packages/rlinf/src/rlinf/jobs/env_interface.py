@@ -17,8 +17,8 @@ from rlinf_envs.protocol import PICTURE
 from rlinf_workers import LocalLauncher, RemoteError, WorkerLost
 from rlinf_workers.embodied.interface import EnvInterface, EnvProbe, interface_of, one_step
 from rlinf_workers.launcher.base import Identity, WorkerSpec
-from rlinf_workers.policies.base import Needs, Policy, PolicyError, PolicySettings
 from rlinf_workers.plugins import POLICIES
+from rlinf_workers.policies.base import Needs, Policy, PolicyError, PolicySettings
 
 
 def probe(spec: EnvSpec, python: str | None = None) -> EnvInterface:

@@ -22,11 +22,11 @@ from rlinf.tasks.prompts import PromptEncoder, is_chat
 from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.memory.sglang import settled_arguments
 from rlinf_sched.derive.shapes import ModelShape
-from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS
+from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.sglang.arguments import KNOWN_VERSIONS
 from rlinf_workers.launcher.interpreter import Interpreter
-from rlinf_workers.records.language import Prompt
 from rlinf_workers.plugins import ENGINES
+from rlinf_workers.records.language import Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,7 +74,7 @@ from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.routers import has_balanced_routers
 from rlinf_workers.records.language import ExampleBatch, ScoredGroup
-from rlinf_workers.training.base import OptimizerSettings
+from rlinf_workers.trainers.base import OptimizerSettings
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session
@@ -95,7 +95,7 @@ REFERENCES = "reference_models"
 """Folder of a run with the references that followed the policy, by the step after which they did."""
 MEGATRON_ON_CPU = (
     "megatron-core runs on CPUs: what it asks of CUDA is replaced in the actor's processes "
-    "(rlinf_workers.training.megatron.shim)"
+    "(rlinf_workers.trainers.megatron.shim)"
 )
 
 

@@ -11,9 +11,9 @@ import torch
 from rlinf.config.common import OptimizerConfig, TrainerConfig
 from rlinf.doors import named_class
 from rlinf.errors import UserError
-from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
 from rlinf_workers.plugins import BACKEND_CHECKS, BACKENDS, POLICIES
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
+from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 
 def backend_settings(actor: TrainerConfig, num_shards: int, model: Mapping[str, Any] | None = None) -> BackendSettings:
@@ -38,7 +38,7 @@ def check_recompute(backend: BackendSettings, policy: PolicySettings) -> None:
     """Raises: UserError for a robot policy that has no layers whose halves `fsdp2` could compute again."""
     if backend.name != "fsdp2" or not backend.options.get("recompute"):
         return
-    from rlinf_workers.training.fsdp2.sharding import recompute_feed_forward
+    from rlinf_workers.trainers.fsdp2.sharding import recompute_feed_forward
 
     has_backbone = bool(POLICIES.get(policy.name).backbone)
     try:

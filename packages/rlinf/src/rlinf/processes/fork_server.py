@@ -54,7 +54,7 @@ def modules(config: Config) -> list[str]:
     family = config.model.architecture.family if config.model.architecture else _family(config.model.path)
     model = [f"transformers.models.{family}.modeling_{family}"] if family else []
     name, colon, _ = config.rollout.engine.partition(":")
-    engine = [name if colon else f"rlinf_workers.generation.{name}"] if "rollout" not in config.environments else []
+    engine = [name if colon else f"rlinf_workers.engines.{name}"] if "rollout" not in config.environments else []
     return [*roles, *engine, *model, "transformers.tokenization_utils_tokenizers"]
 
 

@@ -2,8 +2,8 @@
 
 A row holds the longest sequence. The cache has a row for each sequence under way, as far as a share of the free memory
 goes, and stays between turns until the engine is offloaded. What is free is known when prompts come; it is counted
-here as if nothing but the engine's own weights lay on the device. `rlinf_workers.generation.slots` takes its sizes from
-here.
+here as if nothing but the engine's own weights lay on the device. `rlinf_workers.engines.huggingface.slots` takes its
+sizes from here.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def kv_tokens(model: ModelShape, job: JobShape) -> int:
 
 def settled_arguments(model: ModelShape, job: JobShape) -> dict[str, Any]:
     """The server arguments of a recipe, on CPU slots with the tokens of the pool where it names none. All other
-    defaults are the engine's (`rlinf_workers.generation.sglang.arguments`)."""
+    defaults are the engine's (`rlinf_workers.engines.sglang.arguments`)."""
     sizes = {} if job.on_gpu else {"max_total_tokens": kv_tokens(model, job)}
     return {**sizes, **job.engine_options}
 

@@ -33,7 +33,7 @@ from rlinf_workers.policies.openvla.base import (
 )
 from rlinf_workers.policies.options import options_of
 from rlinf_workers.policies.pictures import chosen_cameras
-from rlinf_workers.training.base import Evaluation
+from rlinf_workers.trainers.base import Evaluation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,7 +48,7 @@ from rlinf_workers.policies.openvla_oft.heads import (
 )
 from rlinf_workers.policies.openvla_oft.options import OftOptions
 from rlinf_workers.policies.openvla_oft.scaling import Scaling
-from rlinf_workers.training.base import Evaluation
+from rlinf_workers.trainers.base import Evaluation
 
 END = 2
 """Ends a sequence, in Llama's vocabulary and among the bytes of a model without a tokenizer."""

@@ -48,7 +48,7 @@ from rlinf_workers.policies.pi0.openpi_files import checked_config, is_openpi
 from rlinf_workers.policies.pi0.options import Pi0Options, check_checkpoint, check_sizes, check_spaces
 from rlinf_workers.policies.pi0.processor import Prompts, make_prompts, prepare_pictures
 from rlinf_workers.policies.pi0.statistics import normalizers
-from rlinf_workers.training.base import Evaluation
+from rlinf_workers.trainers.base import Evaluation
 
 NOISE_HEAD_WIDTHS = (128, 64)
 """Of the network that learns Flow-Noise's deviations, as in the authors' code."""

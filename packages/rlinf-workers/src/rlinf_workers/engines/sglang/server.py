@@ -20,8 +20,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlinf_workers.engines.sglang.child import FOLDER_VARIABLE, MEETING_VARIABLE, last_error, run_scheduler
 from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
-from rlinf_workers.generation.sglang.child import FOLDER_VARIABLE, MEETING_VARIABLE, last_error, run_scheduler
 from rlinf_workers.leftovers import SweptFolder
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ def with_hint(reason: str) -> str:
 
 
 async def _start(arguments: Mapping[str, Any], folder: SweptFolder) -> Any:
-    from rlinf_workers.generation.sglang import srt
+    from rlinf_workers.engines.sglang import srt
 
     managers: list[Any] = []
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from rlinf_comm.weights.layouts import TransformerShape
 from rlinf_workers.models.trainable import TokenModel, ValueModel
-from rlinf_workers.training.base import NOT_ASKED, Evaluation
-from rlinf_workers.training.megatron.answers import Asked, answers_of_states, values_of_states
+from rlinf_workers.trainers.base import NOT_ASKED, Evaluation
+from rlinf_workers.trainers.megatron.answers import Asked, answers_of_states, values_of_states
 
 
 class Head(Protocol):

@@ -15,9 +15,9 @@ from torch import Tensor
 from rlinf_comm import codec, errors
 from rlinf_comm.errors import WeightMismatchError
 from rlinf_comm.weights import Layout
+from rlinf_workers.engines.inside import Answer, Attested, Command, Registration
+from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import LinkRefused, WorkersError
-from rlinf_workers.generation.inside import Answer, Attested, Command, Registration
-from rlinf_workers.generation.serving_layout import serving_layout
 from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.links.base import Check, WeightPort
 from rlinf_workers.models.language_model import ModelSettings

@@ -25,11 +25,11 @@ from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.models.weight_files import WeightFiles, region
 from rlinf_workers.models.weight_names import CONVERTS
 from rlinf_workers.records.language import ExampleBatch
-from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, shards_of
-from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
-from rlinf_workers.training.megatron.answers import Asked, rows_of
-from rlinf_workers.training.megatron.files import gathered, leaving_out, owned, stacked
-from rlinf_workers.training.megatron.storages import Storages
+from rlinf_workers.trainers.base import Evaluation, LossOf, OptimizerSettings, shards_of
+from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
+from rlinf_workers.trainers.megatron.answers import Asked, rows_of
+from rlinf_workers.trainers.megatron.files import gathered, leaving_out, owned, stacked
+from rlinf_workers.trainers.megatron.storages import Storages
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ Finish = Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Any]]]
 
 
 class MegatronBackend:
-    """See training/base.py for what the methods promise."""
+    """See trainers/base.py for what the methods promise."""
 
     num_steps = 0
     _is_updating = False
@@ -56,14 +56,14 @@ class MegatronBackend:
         options: MegatronOptions,
     ) -> None:
         if worker.device.type == "cpu":
-            from rlinf_workers.training.megatron import shim
+            from rlinf_workers.trainers.megatron import shim
 
             shim.apply()
         from transformers import AutoConfig
 
-        from rlinf_workers.training.megatron.heads import head_of
-        from rlinf_workers.training.megatron.model import layout_of, make_model
-        from rlinf_workers.training.megatron.parallel import connect
+        from rlinf_workers.trainers.megatron.heads import head_of
+        from rlinf_workers.trainers.megatron.model import layout_of, make_model
+        from rlinf_workers.trainers.megatron.parallel import connect
 
         self.kind, self._settings = model, model.settings
         self._worker, self._options = worker, options
@@ -97,7 +97,7 @@ class MegatronBackend:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
         from megatron.core.transformer.module import Float16Module
 
-        from rlinf_workers.training.megatron.optimizer import Masters, make_optimizer
+        from rlinf_workers.trainers.megatron.optimizer import Masters, make_optimizer
 
         config = self._model.config
         if config.bf16:
@@ -189,7 +189,7 @@ class MegatronBackend:
         return self._worker.replicas.sum_(rows.sum(0))
 
     def restart(self, optimizer: OptimizerSettings) -> None:
-        from rlinf_workers.training.megatron.optimizer import settle
+        from rlinf_workers.trainers.megatron.optimizer import settle
 
         self._schedule = optimizer
         settle(self._optimizer, optimizer)
@@ -358,7 +358,7 @@ class MegatronBackend:
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """By the names in transformers' model, as other backends have them."""
-        from rlinf_workers.training.megatron.optimizer import MOMENTS
+        from rlinf_workers.trainers.megatron.optimizer import MOMENTS
 
         state: dict[str, Tensor] = {}
         for field in MOMENTS if self.num_steps else ():
@@ -369,7 +369,7 @@ class MegatronBackend:
 
     def load_optimizer(self, folder: str) -> None:
         """Reads of the moments what this rank keeps."""
-        from rlinf_workers.training.megatron.optimizer import MOMENTS
+        from rlinf_workers.trainers.megatron.optimizer import MOMENTS
 
         self.restart(self._schedule)
         self.num_steps = num_steps_in(folder)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.weights import Layout, specs_of
-from rlinf_workers.generation.base import Completions
-from rlinf_workers.generation.masks import whole_masks
-from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
-from rlinf_workers.generation.stopping import StopStrings
+from rlinf_workers.engines.base import Completions
+from rlinf_workers.engines.huggingface.masks import whole_masks
+from rlinf_workers.engines.sampling import SamplingSettings, prompt_noise, sample_tokens
+from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.language_model import LoadedModel, ModelSettings, load_model
 from rlinf_workers.models.sequences import pad_left
@@ -29,8 +29,8 @@ from rlinf_workers.records.language import Prompt
 from rlinf_workers.serving import ServedModule
 
 if TYPE_CHECKING:
-    from rlinf_workers.generation.graphs import FixedDecoder
-    from rlinf_workers.generation.slots import Slots
+    from rlinf_workers.engines.huggingface.graphs import FixedDecoder
+    from rlinf_workers.engines.huggingface.slots import Slots
 
 MIN_ROWS = 8
 MAX_BATCH_SEQUENCES = 512
@@ -158,7 +158,7 @@ class HuggingFaceEngine(ServedModule):
         ]
 
     def _make_decoder(self, *, captures: bool = True) -> FixedDecoder | None:
-        from rlinf_workers.generation.graphs import FixedDecoder, why_not
+        from rlinf_workers.engines.huggingface.graphs import FixedDecoder, why_not
 
         if (reason := why_not(self._model)) is not None:
             print(f"generation: decoding without CUDA graphs, because {reason}", flush=True)
@@ -168,8 +168,8 @@ class HuggingFaceEngine(ServedModule):
         )
 
     def _make_slots(self, max_rows: int | None, cache_share: float | None) -> Slots:
-        from rlinf_workers.generation.graphs import why_not
-        from rlinf_workers.generation.slots import Slots
+        from rlinf_workers.engines.huggingface.graphs import why_not
+        from rlinf_workers.engines.huggingface.slots import Slots
 
         if (reason := why_not(self._model)) is not None:
             raise ValueError(f"engine_options.refill=true: rows cannot be refilled, because {reason}; leave it out")

@@ -31,8 +31,8 @@ from rlinf_comm.weights import Layout
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.weight_names import StoredWeights, plain_weights
 from rlinf_workers.plugins import BACKENDS
-from rlinf_workers.training.checkpoint import MODEL
-from rlinf_workers.training.served import Served
+from rlinf_workers.trainers.checkpoint import MODEL
+from rlinf_workers.trainers.served import Served
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from rlinf_workers.generation.inside import enter
+from rlinf_workers.engines.inside import enter
 
 
 def run(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:

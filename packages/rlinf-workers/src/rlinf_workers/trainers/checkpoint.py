@@ -24,7 +24,7 @@ from rlinf_workers.models.weight_writer import index_of, write_tensors
 from rlinf_workers.worker import Worker
 
 if TYPE_CHECKING:
-    from rlinf_workers.training.base import Trainable, TrainingBackend
+    from rlinf_workers.trainers.base import Trainable, TrainingBackend
 
 MODEL, OPTIMIZER = "model", "optimizer"
 """With these the names of the files begin."""

@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from rlinf_comm.weights import Layout
-from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.links.base import WeightPort, WeightReceiver
 from rlinf_workers.records.language import Prompt
 

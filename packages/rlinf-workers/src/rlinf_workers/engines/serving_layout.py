@@ -9,7 +9,7 @@ from pathlib import Path
 from rlinf_comm.errors import LayoutError
 from rlinf_comm.weights import Layout, RankLayout
 from rlinf_comm.weights.layouts import TransformerShape, huggingface, merged
-from rlinf_workers.generation.inside import Held, check_held
+from rlinf_workers.engines.inside import Held, check_held
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.weight_names import CONVERTS

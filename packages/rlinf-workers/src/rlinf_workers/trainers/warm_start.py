@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlinf_workers.training.base import OptimizerSettings
-from rlinf_workers.training.worker import TrainingWorker
+from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.trainers.worker import TrainingWorker
 
 
 class WarmStartedWorker(TrainingWorker):

@@ -29,7 +29,7 @@ from rlinf_workers.models.parts import KeptParts
 from rlinf_workers.models.placement import HOST, HostPlaces, copy_alike, move_moments, tensors_of
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.models.weight_names import StoredWeights
-from rlinf_workers.training.base import (
+from rlinf_workers.trainers.base import (
     Evaluation,
     LossOf,
     OptimizerSettings,
@@ -38,9 +38,9 @@ from rlinf_workers.training.base import (
     shards_of,
     trains_adapters,
 )
-from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, optimizer_tensors, parameter_of, writers
-from rlinf_workers.training.fsdp2.rounds import Pass, Rounds
-from rlinf_workers.training.fsdp2.sharding import (
+from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, optimizer_tensors, parameter_of, writers
+from rlinf_workers.trainers.fsdp2.rounds import Pass, Rounds
+from rlinf_workers.trainers.fsdp2.sharding import (
     fill,
     gathered,
     give_memory,
@@ -54,8 +54,8 @@ from rlinf_workers.training.fsdp2.sharding import (
     whole,
     whole_model,
 )
-from rlinf_workers.training.replicated.backend import ReplicatedBackend
-from rlinf_workers.training.served import LowRank, Served
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.served import LowRank, Served
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class _InDtype(Trainable):
 
 
 class FSDP2Backend:
-    """A model that is trained, see training/base.py for what the methods promise."""
+    """A model that is trained, see trainers/base.py for what the methods promise."""
 
     _optimizer: torch.optim.AdamW
     num_steps = 0

@@ -13,8 +13,8 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import Tensor, nn
 
 from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_workers.training.base import OptimizerSettings
-from rlinf_workers.training.megatron.storages import Storages
+from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.trainers.megatron.storages import Storages
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf_workers.generation.base import Completions
-from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.engines.base import Completions
+from rlinf_workers.engines.sampling import SamplingSettings
 
 STOP_STRING = "a stop string"
 """What SGLang would say that it matched; it leaves stop strings to us."""

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.weights import Layout
-from rlinf_workers.errors import SettingsRefused, WorkersError
-from rlinf_workers.generation.base import Completions
-from rlinf_workers.generation.processes import EngineProcesses
-from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.generation.sglang.arguments import (
+from rlinf_workers.engines.base import Completions
+from rlinf_workers.engines.processes import EngineProcesses
+from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.sglang.arguments import (
     KNOWN_VERSIONS,
     Argument,
     bound_cores,
@@ -32,11 +31,12 @@ from rlinf_workers.generation.sglang.arguments import (
     server_arguments,
     suspects,
 )
-from rlinf_workers.generation.sglang.loader import LOADER
-from rlinf_workers.generation.sglang.requests import Answer, answer_of, completions_of, cut_at, request_parameters
-from rlinf_workers.generation.sglang.room import Room
-from rlinf_workers.generation.sglang.server import EngineServer
-from rlinf_workers.generation.stopping import StopStrings
+from rlinf_workers.engines.sglang.loader import LOADER
+from rlinf_workers.engines.sglang.requests import Answer, answer_of, completions_of, cut_at, request_parameters
+from rlinf_workers.engines.sglang.room import Room
+from rlinf_workers.engines.sglang.server import EngineServer
+from rlinf_workers.engines.stopping import StopStrings
+from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.links.base import WeightPort, WeightReceiver
 from rlinf_workers.models.language_model import (
@@ -255,7 +255,7 @@ class SGLangEngine:
         return output
 
     async def _enter(self, address: str) -> None:
-        from rlinf_workers.generation.sglang import srt
+        from rlinf_workers.engines.sglang import srt
 
         manager = self._server.manager
         tensors = [
@@ -285,7 +285,7 @@ class SGLangEngine:
             await self._continue()
 
     async def _release(self, *, pauses: bool) -> None:
-        from rlinf_workers.generation.sglang import srt
+        from rlinf_workers.engines.sglang import srt
 
         if pauses:
             await self._pause()
@@ -293,7 +293,7 @@ class SGLangEngine:
         await self._server.manager.release_memory_occupation(srt.ReleaseMemoryOccupationReqInput())
 
     async def _resume(self, *, continues: bool) -> None:
-        from rlinf_workers.generation.sglang import srt
+        from rlinf_workers.engines.sglang import srt
 
         await self._server.manager.resume_memory_occupation(srt.ResumeMemoryOccupationReqInput())
         if continues:
@@ -302,12 +302,12 @@ class SGLangEngine:
     async def _pause(self) -> None:
         """What runs goes back to where requests wait, without its part of the KV cache. A paused scheduler takes a
         whole core, so nothing is paused where nothing is under way."""
-        from rlinf_workers.generation.sglang import srt
+        from rlinf_workers.engines.sglang import srt
 
         await self._server.manager.pause_generation(srt.PauseGenerationReqInput(mode="retract"))
 
     async def _continue(self) -> None:
-        from rlinf_workers.generation.sglang import srt
+        from rlinf_workers.engines.sglang import srt
 
         await self._server.manager.continue_generation(srt.ContinueGenerationReqInput())
 
@@ -367,7 +367,7 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
         if len(devices) > 1:
             cores = sorted(os.sched_getaffinity(0))
             os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", bound_cores(devices, cores))
-    from rlinf_workers.generation.sglang import srt
+    from rlinf_workers.engines.sglang import srt
 
     return list(srt.ServerArgs.__struct_fields__)
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.models.trainable import TokenModel, ValueModel
-from rlinf_workers.training.base import OptimizerSettings, Trainable, TrainingBackend
-from rlinf_workers.training.fsdp2.backend import fsdp2
+from rlinf_workers.trainers.base import OptimizerSettings, Trainable, TrainingBackend
+from rlinf_workers.trainers.fsdp2.backend import fsdp2
 from rlinf_workers.worker import Worker
 
 MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
@@ -54,7 +54,7 @@ def megatron(
             "tokens are or what they are worth; use replicated or fsdp2"
         )
     _check_installed()
-    from rlinf_workers.training.megatron.backend import MegatronBackend
+    from rlinf_workers.trainers.megatron.backend import MegatronBackend
 
     return MegatronBackend(model, worker, optimizer=optimizer, num_shards=num_shards, options=options)
 

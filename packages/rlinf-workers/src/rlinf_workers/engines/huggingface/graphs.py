@@ -27,10 +27,10 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, Cache, DynamicCache
 
+from rlinf_workers.engines.huggingface.masks import StepPlaces, step_masks
+from rlinf_workers.engines.sampling import SamplingSettings, sample_by_blocks
+from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.generation.masks import StepPlaces, step_masks
-from rlinf_workers.generation.sampling import SamplingSettings, sample_by_blocks
-from rlinf_workers.generation.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
 
 CHECK_EVERY = 16

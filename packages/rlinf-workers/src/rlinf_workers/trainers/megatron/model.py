@@ -20,9 +20,9 @@ from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts import TransformerShape, megatron
 from rlinf_comm.weights.layouts.assembly import rounded_up
 from rlinf_sched.derive.megatron import WHERE, MegatronOptions
-from rlinf_workers.training.megatron.answers import Asked
-from rlinf_workers.training.megatron.attention import CausalAttention
-from rlinf_workers.training.megatron.heads import Head
+from rlinf_workers.trainers.megatron.answers import Asked
+from rlinf_workers.trainers.megatron.attention import CausalAttention
+from rlinf_workers.trainers.megatron.heads import Head
 
 VOCAB_MULTIPLE = 8
 """Rows of the embedding on each rank are a multiple of it, which tensor cores want of bfloat16."""

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from rlinf_comm.weights import Layout
-from rlinf_workers.training.base import TrainingBackend
-from rlinf_workers.training.checkpoint import CheckpointFiles
+from rlinf_workers.trainers.base import TrainingBackend
+from rlinf_workers.trainers.checkpoint import CheckpointFiles
 from rlinf_workers.worker import Worker
 
 MODEL_FOLDER = "model"

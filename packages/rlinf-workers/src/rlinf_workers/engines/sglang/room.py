@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.records.language import Prompt
 
 FIRST_GUESS = 0.5

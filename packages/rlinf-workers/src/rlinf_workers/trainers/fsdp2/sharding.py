@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
-from rlinf_workers.training.checkpoint import host_copy
+from rlinf_workers.trainers.checkpoint import host_copy
 
 T = TypeVar("T")
 
