@@ -142,7 +142,7 @@ def _cut(run: Run, victim: str) -> None:
     listed = subprocess.run(["ss", "-Htnp", "state", "established"], capture_output=True, text=True, check=False)
     mine = [line.split() for line in listed.stdout.splitlines() if f"pid={pid}," in line]
     if not mine:
-        raise Skipped("it has no TCP connections: add --cluster.weight_link streams or --cluster.launcher ray")
+        raise Skipped("it has no TCP connections: add --cluster.weight_sync streams or --cluster.launcher ray")
     for _, _, near, far, *_ in mine:
         subprocess.run(["ss", "-K", "src", near, "dst", far], capture_output=True, check=False)
     still = subprocess.run(["ss", "-Htnp", "state", "established"], capture_output=True, text=True, check=False)

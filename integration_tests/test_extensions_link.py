@@ -17,8 +17,8 @@ PUSH = SHORT_PUSH | {
     "env.max_episode_steps": 5,
 }
 OWN = {
-    "cluster.weight_link": "integration_tests.extensions.link:SocketLink",
-    "cluster.weight_link_options": "{host: localhost}",
+    "cluster.weight_sync": "integration_tests.extensions.link:SocketLink",
+    "cluster.weight_sync_options": "{host: localhost}",
 }
 
 

@@ -46,7 +46,7 @@ def context(step: int) -> StepContext:
     return StepContext(step=step, phase="train", seed=0, num_items=len(NUMBERS))
 
 
-def execute(tmp_path, mode, weight_link="auto", **choices):
+def execute(tmp_path, mode, weight_sync="auto", **choices):
     flow = toy_flow()
     plan = plan_for_mode(flow.graph(), CLUSTER, mode, **choices)
     with Executor(
@@ -54,7 +54,7 @@ def execute(tmp_path, mode, weight_link="auto", **choices):
         launcher=LocalLauncher(),
         log_folder=tmp_path,
         environment={"OMP_NUM_THREADS": "1"},
-        weight_link=weight_link,
+        weight_sync=weight_sync,
     ) as executor:
         executor.start(flow, plan)
         executor.sync_weights()
@@ -72,7 +72,7 @@ def execute(tmp_path, mode, weight_link="auto", **choices):
         ("collocated", {"granularity": {"scale": 3, "shift": 2, "learn": 4}}),
         ("disaggregated", {"granularity": {"scale": 5}}),
         ("hybrid", {"num_ranks": {"learn": 2}}),
-        ("collocated", {"num_ranks": {"learn": 2, "scale": 2}, "weight_link": "streams"}),
+        ("collocated", {"num_ranks": {"learn": 2, "scale": 2}, "weight_sync": "streams"}),
         (
             "collocated",
             {

@@ -261,8 +261,8 @@ def served_flow(method: Callable[..., None]) -> Flow:
 
 
 @pytest.mark.slow
-def test_a_silent_weight_link(tmp_path):
-    with running(tmp_path, served_flow(Server.serve), weight_link=f"{HERE}:SilentLink") as executor:
+def test_a_silent_weight_sync(tmp_path):
+    with running(tmp_path, served_flow(Server.serve), weight_sync=f"{HERE}:SilentLink") as executor:
         found = explained(executor, "trainer/0 sends weights to server")
     wait = found.nodes["server/0 server"].wait
     assert wait is not None and wait.target == "weights trainer -> server version 0"

@@ -64,7 +64,7 @@ def process_id(executor: Executor, worker: str) -> int:
 )
 def test_a_run_is_made_again_with_a_new_worker(tmp_path, victim, mode, choices, link):
     flow = held_flow(file := tmp_path / "hold")
-    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path, weight_link=link) as executor:
+    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path, weight_sync=link) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, mode, **choices))
         executor.sync_weights()
         expected = reference_run([number.value for number in NUMBERS], 3)

@@ -77,7 +77,7 @@ def run(tmp_path, mode, environment, notes=None, **options):
         cluster=cluster,
         log_folder=tmp_path / "logs",
         environment={"OMP_NUM_THREADS": "1", FOLDER: str(tmp_path), **environment},
-        weight_link=f"{__name__}:LateLink",
+        weight_sync=f"{__name__}:LateLink",
         **options,
     ) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), cluster, mode))

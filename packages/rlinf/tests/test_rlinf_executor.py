@@ -122,15 +122,15 @@ def test_workers_get_the_credentials_that_the_config_names(monkeypatch: pytest.M
         ({"launcher": "nowhere:Launcher"}, "cluster.launcher: the launcher 'nowhere:Launcher' cannot be imported"),
         ({"launcher_options": {"colour": 1}}, "cluster.launcher_options: local got an unexpected keyword argument"),
         ({"launcher_options": {"forks": True}}, "cluster.launcher_options: local is given 'forks' by the run"),
-        ({"weight_link": "share"}, "cluster.weight_link: no weight link is called 'share'; did you mean 'shared'?"),
-        ({"weight_link_options": {"port": 1}}, "cluster.weight_link_options: auto takes none"),
+        ({"weight_sync": "share"}, "cluster.weight_sync: no weight link is called 'share'; did you mean 'shared'?"),
+        ({"weight_sync_options": {"port": 1}}, "cluster.weight_sync_options: auto takes none"),
         (
             {"launcher": f"{__name__}:Recording", "launcher_options": {"color": 1}},
             f"cluster.launcher_options.color=1: {__name__}:Recording wants it to be a valid string",
         ),
         (
-            {"weight_link": "shared", "weight_link_options": {"port": 1}},
-            "cluster.weight_link_options: shared got an unexpected keyword argument 'port'",
+            {"weight_sync": "shared", "weight_sync_options": {"port": 1}},
+            "cluster.weight_sync_options: shared got an unexpected keyword argument 'port'",
         ),
     ],
 )

@@ -503,15 +503,15 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     check(max(rollout, actor), offload=True)
     with pytest.raises(UserError, match=r"a device needs about .* and fake \(device 0\) has"):
         check(max(rollout, actor) - 1, offload=True)
-    through_host = config_of("--warm_start=null", "--cluster.weight_link=shared")
+    through_host = config_of("--warm_start=null", "--cluster.weight_sync=shared")
     check(max(rollout, actor) - mailbox, offload=True, config=through_host)
-    by_streams = config_of("--warm_start=null", "--cluster.weight_link=streams")
+    by_streams = config_of("--warm_start=null", "--cluster.weight_sync=streams")
     copied = max(rollout, actor) - mailbox + 4 * shape.num_parameters  # as the actor has it, in float32
     check(copied, offload=True, config=by_streams)
     with pytest.raises(UserError):
         check(copied - 1, offload=True, config=by_streams)
-    option = "--cluster.weight_link_options.device_memory=false"
-    over_host = config_of("--warm_start=null", "--cluster.weight_link=streams", option)
+    option = "--cluster.weight_sync_options.device_memory=false"
+    over_host = config_of("--warm_start=null", "--cluster.weight_sync=streams", option)
     check(max(rollout, actor) - mailbox, offload=True, config=over_host)
     together = actor + memory["rollout"].state
     check(together, offload=False)

@@ -398,12 +398,12 @@ MISTAKES = [
         says="cluster.launcher: no launcher is called 'locale'; did you mean 'local'?",
     ),
     Mistake(
-        line="train sort-grpo --cluster.device cpu --cluster.weight_link device",
-        says="cluster.weight_link=device: weights go through the memory of GPUs, and the devices are CPU slots",
+        line="train sort-grpo --cluster.device cpu --cluster.weight_sync device",
+        says="cluster.weight_sync=device: weights go through the memory of GPUs, and the devices are CPU slots",
     ),
     Mistake(
-        line="train pushcube-ppo --cluster.weight_link share",
-        says="cluster.weight_link: no weight link is called 'share'; did you mean 'shared'?",
+        line="train pushcube-ppo --cluster.weight_sync share",
+        says="cluster.weight_sync: no weight link is called 'share'; did you mean 'shared'?",
     ),
     # -- policies
     Mistake(

@@ -35,7 +35,7 @@ class SettingsRefused(WorkersError, ValueError):
 
 
 class LinkRefused(WorkersError):
-    """A weight link cannot work between these ranks; says why. `cluster.weight_link: auto` takes the next best then."""
+    """A weight link cannot work between these ranks; says why. `cluster.weight_sync: auto` takes the next best then."""
 
 
 class RemoteError(WorkersError):

@@ -23,7 +23,7 @@ _MODEL, _DEVICES = (
 )
 _PORTS = "an engine speaks to its own processes alone, through sockets that it names itself"
 _REQUESTS = "prompts come as token ids, and completions go back as token ids"
-_WEIGHTS = "weights come from the trainer (cluster.weight_link)"
+_WEIGHTS = "weights come from the trainer (cluster.weight_sync)"
 
 OWNED: Mapping[str, str] = {
     **dict.fromkeys(("model_path", "tokenizer_path", "revision", "dtype", "json_model_override_args"), _MODEL),

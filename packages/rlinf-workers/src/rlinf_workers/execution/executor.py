@@ -131,8 +131,8 @@ class Executor:
         log_folder: `<log_folder>/<role>/<rank>.log` for each worker; a temporary folder by default.
         environment: variables for every worker, for example the number of threads.
         pythons: worker group -> path of the interpreter that its workers run under; the others have the driver's.
-        weight_link: what carries weights (plugins.WEIGHT_LINKS, or an import path); auto: by where the ends are.
-        weight_link_options: further arguments of its constructor.
+        weight_sync: what carries weights (plugins.WEIGHT_LINKS, or an import path); auto: by where the ends are.
+        weight_sync_options: further arguments of its constructor.
         attest_weights: whether servers prove that they hold what was published.
     """
 
@@ -144,8 +144,8 @@ class Executor:
         log_folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
         pythons: Mapping[str, str] | None = None,
-        weight_link: str = "auto",
-        weight_link_options: Mapping[str, Any] | None = None,
+        weight_sync: str = "auto",
+        weight_sync_options: Mapping[str, Any] | None = None,
         attest_weights: bool = True,
     ) -> None:
         self._cluster = cluster
@@ -161,8 +161,8 @@ class Executor:
         )
         self._weights = WeightEdges(
             self._groups,
-            link=weight_link,
-            link_options=weight_link_options or {},
+            link=weight_sync,
+            link_options=weight_sync_options or {},
             attests=attest_weights,
             note=lambda text: self.notes.append(text),
         )

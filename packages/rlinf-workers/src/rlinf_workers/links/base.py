@@ -88,7 +88,7 @@ class WeightLink(Protocol):
     """The driver's part of one edge, which lives as long as the executor.
 
     Constructed as `cls(edge, reshard, **options)`: `edge` is its name, for messages, and `options` are what the recipe
-    says under `cluster.weight_link_options`. In the workers only the two functions are called, each once for a rank,
+    says under `cluster.weight_sync_options`. In the workers only the two functions are called, each once for a rank,
     those of the senders first. Either raises rlinf_workers.errors.LinkRefused where the link cannot work.
     """
 

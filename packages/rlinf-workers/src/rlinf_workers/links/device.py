@@ -72,7 +72,7 @@ class DeviceSender:
         except IpcError as error:
             raise IpcError(
                 f"weights {self._edge}, version {policy_version}: {error}; make room on the device, or set "
-                "cluster.weight_link: shared, which keeps versions in host memory"
+                "cluster.weight_sync: shared, which keeps versions in host memory"
             ) from error
 
 

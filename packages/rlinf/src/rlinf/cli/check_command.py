@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
             f"{args.recipe} is a recipe of job={config.job}, whose policy acts and trains in one library",
             hint="rlinf check is for job=reasoning, where an engine samples",
         )
+    for note in config.notes:
+        print(f"note: {note}")
     check_address_space()
     from rlinf.config.references import check_references
 

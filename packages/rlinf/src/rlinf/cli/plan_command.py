@@ -143,7 +143,7 @@ def _problem(
 def _notes(config: Config, env_step_s: float | None) -> tuple[str, ...]:
     from rlinf.planning.problems import notes_of_recipe
 
-    return notes_of_recipe(config, env_step_s=env_step_s)
+    return (*config.notes, *notes_of_recipe(config, env_step_s=env_step_s))
 
 
 def _loads(config: Config, explanation: Explanation) -> list[Load]:

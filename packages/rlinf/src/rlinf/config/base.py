@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
@@ -37,6 +37,19 @@ class Section(BaseModel):
     """A part of a config: unknown keys are errors, values are not coerced, nothing changes after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+
+    _notes: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user must know of how this config is written: keys under an old name."""
+        return self._notes
+
+    def with_notes(self, notes: Sequence[str]) -> Self:
+        """A copy with these notes."""
+        copy = self.model_copy()
+        copy._notes = tuple(notes)  # pyright: ignore[reportPrivateUsage]
+        return copy
 
     def conflicts(self) -> Iterator[Conflict]:
         """Values of this section that cannot go together; all of them. Asked once every single value is right."""

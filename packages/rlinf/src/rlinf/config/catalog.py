@@ -6,6 +6,7 @@ import difflib
 import importlib.resources
 from pathlib import Path
 
+from rlinf.config.renamed import renamed_tree
 from rlinf.config.yaml_source import Tree, merge, parse_file, read_file
 from rlinf.errors import UserError
 
@@ -68,6 +69,7 @@ def _read(name: str, folder: Path, named_by: str, above: tuple[str, ...]) -> Tre
         tree = read_file(path, named_by=named_by, hint=f"shipped recipes: {', '.join(shipped)}")
     if identity in above:
         raise UserError(f"{named_by}recipes extend one another in a circle: {' -> '.join([*above, identity])}")
+    tree = renamed_tree(tree)
     if "extends" not in tree.values:
         return tree
     base = tree.values.pop("extends")

@@ -121,14 +121,14 @@ class ClusterConfig(Section):
     launcher_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Keyword arguments of the launcher's constructor."
     )
-    weight_link: str = Field(
+    weight_sync: str = Field(
         default="auto",
         min_length=1,
         description="What carries weights from those who train to those who serve them: auto, by where both are; "
         "device, through GPU memory of one machine; shared, through host memory of one machine; streams, between "
         "processes of any machines; per_node, to each machine once; or package.module:Class.",
     )
-    weight_link_options: dict[str, bool | int | float | str] = Field(
+    weight_sync_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Keyword arguments of the weight link's constructor."
     )
     attest_weights: bool = Field(

@@ -51,10 +51,10 @@ def check_cluster(cluster: ClusterConfig, machine: Machine) -> int:
     Raises: UserError that names what the machine has and the override that would fit.
     """
     kind = device_kind(cluster, machine)
-    if cluster.weight_link == "device" and kind == "cpu":
+    if cluster.weight_sync == "device" and kind == "cpu":
         raise UserError(
-            "cluster.weight_link=device: weights go through the memory of GPUs, and the devices are CPU slots",
-            hint="use --cluster.weight_link auto",
+            "cluster.weight_sync=device: weights go through the memory of GPUs, and the devices are CPU slots",
+            hint="use --cluster.weight_sync auto",
         )
     available = len(machine.gpus) if kind == "cuda" else machine.num_cpus
     if cluster.num_devices == "auto":

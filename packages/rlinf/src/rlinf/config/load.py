@@ -16,6 +16,7 @@ from rlinf.config.evaluation import EvalConfig
 from rlinf.config.messages import explain
 from rlinf.config.overrides import Override, apply_overrides
 from rlinf.config.playing import FROM_RUN, ROLES, TrainedConfig
+from rlinf.config.renamed import renamed_tree
 from rlinf.config.schema import Config
 from rlinf.config.suites import RESUMABLE as SUITE_RESUMABLE
 from rlinf.config.suites import SuiteEvalConfig
@@ -50,7 +51,7 @@ def load_eval(file: Path | None, overrides: Sequence[Override]) -> EvalConfig:
 
     Raises: as `load_config`.
     """
-    tree = Tree(values={}) if file is None else read_file(file)
+    tree = Tree(values={}) if file is None else renamed_tree(read_file(file))
     return _validated_as(EvalConfig, apply_overrides(tree, overrides, EvalConfig))
 
 
@@ -82,7 +83,7 @@ def load_suite_eval(checkpoint: Path, suite: str, overrides: Sequence[Override])
     run, asked = _trained(checkpoint.parent.parent), read_suite(suite)
     places = dict(run.places) | {("suite", *key): place for key, place in asked.places.items()}
     values = {**run.values, "checkpoint": str(checkpoint), "suite": asked.values}
-    tree = Tree(values=values, places=places)
+    tree = Tree(values=values, places=places, notes=(*run.notes, *asked.notes))
     return _validated_as(SuiteEvalConfig, apply_overrides(tree, overrides, SuiteEvalConfig))
 
 
@@ -98,7 +99,7 @@ def _trained(folder: Path) -> Tree:
         raise UserError(
             f"{file} is not there, which says what the policy acted in", hint="copy the whole folder of the run"
         )
-    stored = read_file(file)
+    stored = renamed_tree(read_file(file))
     if stored.values.get("job") != "embodied":
         raise UserError(
             f"{folder} is a run of job={stored.values.get('job')}; only a robot's policy acts in an environment",
@@ -106,7 +107,7 @@ def _trained(folder: Path) -> Tree:
         )
     kept = {key: stored.values[key] for key in FROM_RUN if key in stored.values}
     kept["environments"] = {role: python for role, python in kept.get("environments", {}).items() if role in ROLES}
-    return Tree(values=kept, places=stored.places)
+    return Tree(values=kept, places=stored.places, notes=stored.notes)
 
 
 def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> Config:
@@ -131,9 +132,10 @@ def _validated_as(kind: Any, tree: Tree) -> Any:
     """`kind` is a section, or a union of sections that one key tells apart."""
     try:
         # JSON mode: lists count as tuples and text as paths, and nothing else is converted.
-        return TypeAdapter(kind).validate_json(json.dumps(tree.values, default=str))
+        config = TypeAdapter(kind).validate_json(json.dumps(tree.values, default=str))
     except ValidationError as error:
         raise UserError(_listed("the config has {} mistakes", explain(error, tree, kind))) from error
+    return config.with_notes(tree.notes)
 
 
 def _resumed(kind: Any, folder: Path, overrides: Sequence[Override], what: str, allowed: Sequence[str]) -> Any:
@@ -144,7 +146,7 @@ def _resumed(kind: Any, folder: Path, overrides: Sequence[Override], what: str, 
         raise UserError(
             f"--output={folder}: nothing to resume, {missing}", hint=f"give the folder of an earlier {what}"
         )
-    stored = read_file(file)
+    stored = renamed_tree(read_file(file))
     before, after = _validated_as(kind, stored), _validated_as(kind, apply_overrides(stored, overrides, kind))
     changed = _differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
     refused = [

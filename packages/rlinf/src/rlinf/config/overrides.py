@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any
 
 from rlinf.config.annotations import annotation_at, is_list, is_list_of_text, is_text, leaves
+from rlinf.config.renamed import renamed_overrides
 from rlinf.config.yaml_source import KINDS, Tree, describe, forget, is_unicode, parse_value, start_afresh
 from rlinf.errors import UserError
 
@@ -153,9 +154,10 @@ def apply_overrides(tree: Tree, overrides: Sequence[Override], model: Any) -> Tr
     Args:
         model: the section that the tree is to be, or a union of them; its types decide how texts are read.
 
-    Raises: UserError, see `Override.value`.
+    Raises: UserError, see `Override.value`; and where a key is set under its old and its new name.
     """
     values, places = copy.deepcopy(tree.values), dict(tree.places)
+    overrides, notes = renamed_overrides(overrides)
     for override in sorted(overrides, key=lambda override: override.key not in KINDS):
         *parents, name = override.key
         value = override.value(annotation_at(model, override.key, values))
@@ -171,4 +173,4 @@ def apply_overrides(tree: Tree, overrides: Sequence[Override], model: Any) -> Tr
         forget(places, override.key)
         section[name] = value
         places[override.key] = override.flag
-    return Tree(values=values, places=places)
+    return Tree(values=values, places=places, notes=(*tree.notes, *notes))

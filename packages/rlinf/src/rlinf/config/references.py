@@ -73,8 +73,8 @@ def _names(config: Config) -> Iterator[tuple[Registry[Any], str, str]]:
 
 def _cluster_names(cluster: ClusterConfig) -> Iterator[tuple[Registry[Any], str, str]]:
     yield LAUNCHERS, cluster.launcher, "cluster.launcher"
-    if cluster.weight_link != "auto":
-        yield WEIGHT_LINKS, cluster.weight_link, "cluster.weight_link"
+    if cluster.weight_sync != "auto":
+        yield WEIGHT_LINKS, cluster.weight_sync, "cluster.weight_sync"
 
 
 def _check_embodied(config: EmbodiedConfig) -> None:

@@ -37,8 +37,9 @@ def show_recipe(recipe: str, overrides: Sequence[Override]) -> str:
                 _put(tree.values, key, value)
     for key in open_keys:
         _put(values, key, None)
+    notes = "".join(f"# note: {note}\n" for note in tree.notes)
     first_line = f"# to be given: {', '.join(map(dotted, open_keys))}\n" if open_keys else ""
-    return first_line + dump(values)
+    return first_line + notes + dump(values)
 
 
 def _gaps(error: BaseException | None, values: dict[str, Any]) -> Iterator[tuple[Key, Any]]:

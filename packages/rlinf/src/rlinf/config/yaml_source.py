@@ -146,6 +146,8 @@ class Tree:
     """What pydantic will see."""
     places: dict[Key, str] = field(default_factory=dict)
     """Key -> `file:line`, or `--a.b` for an override."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the config must know of how it is written."""
 
 
 def parse_file(text: str, shown: str) -> Tree:
@@ -239,7 +241,7 @@ def merge(base: Tree, over: Tree) -> Tree:
     for section, key in KINDS:
         start_afresh(values, places, (section, key), over.values.get(section))
     _merge_into(values, over.values, places, ())
-    return Tree(values=values, places={**places, **over.places})
+    return Tree(values=values, places={**places, **over.places}, notes=(*base.notes, *over.notes))
 
 
 def start_afresh(values: dict[str, Any], places: dict[Key, str], kind: tuple[str, str], new: Any) -> None:

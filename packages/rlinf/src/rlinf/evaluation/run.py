@@ -251,7 +251,9 @@ def prepare(config: EvalConfig) -> EvalRun:
             f"model={config.model} holds an adapter, and engine={config.engine} may take whole models alone",
             hint="rlinf export RUN --merged --output FOLDER, then --model FOLDER",
         )
+    written = config.notes
     config, notes = asked_as_in_run(config, model)
+    notes = [*written, *notes]
     with as_in_workers(config.cluster):
         benchmarks = prepare_benchmarks(config, model)
     num_tokens = benchmarks.max_prompt_tokens + config.max_new_tokens

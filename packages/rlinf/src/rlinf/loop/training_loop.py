@@ -212,7 +212,7 @@ class TrainingLoop:
     def _begin_plan(self, planned: RunPlans) -> None:
         plan = self._auto.plan
         self._folder.write("plan.json", plan.to_json())
-        for note in (*self._job.notes, *planned.notes):
+        for note in (*self._config.notes, *self._job.notes, *planned.notes):
             self._session.note(note)
         self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
         for line in self._job.memory_lines(plan):

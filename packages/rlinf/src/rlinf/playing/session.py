@@ -76,6 +76,7 @@ class PolicySession:
         self.spec = env_spec(config.env)
         self.interface = probe(self.spec, self._pythons.get("env"))
         self.notes = (
+            *config.notes,
             *self.interface.notes,
             *termination_notes(config.env),
             *limit_notes(config.env, self.interface),

@@ -32,11 +32,11 @@ def check_doors(config: ClusterConfig) -> None:
         )
     options = config.launcher_options
     named_class(LAUNCHERS, config.launcher, options, at="cluster.launcher", **_settings(config, 1.0, False))
-    if config.weight_link != "auto":
-        options = config.weight_link_options
-        named_class(WEIGHT_LINKS, config.weight_link, options, at="cluster.weight_link", edge="", reshard=None)
-    elif config.weight_link_options:
-        raise UserError("cluster.weight_link_options: auto takes none", hint="name a link with cluster.weight_link")
+    if config.weight_sync != "auto":
+        options = config.weight_sync_options
+        named_class(WEIGHT_LINKS, config.weight_sync, options, at="cluster.weight_sync", edge="", reshard=None)
+    elif config.weight_sync_options:
+        raise UserError("cluster.weight_sync_options: auto takes none", hint="name a link with cluster.weight_sync")
 
 
 def make_executor(
@@ -73,8 +73,8 @@ def make_executor(
         log_folder=log_folder,
         environment=worker_environment(config),
         pythons=pythons,
-        weight_link=config.weight_link,
-        weight_link_options=config.weight_link_options,
+        weight_sync=config.weight_sync,
+        weight_sync_options=config.weight_sync_options,
         attest_weights=config.attest_weights,
     )
     executor.notes.extend(getattr(launcher, "notes", ()))

@@ -1,0 +1,104 @@
+"""Keys of recipes that have a new name; the old one is still accepted for one version.
+
+A recipe, a config in a run folder and an override are renamed when they are read, so nothing else knows an old name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rlinf.config.yaml_source import Key, Tree
+from rlinf.errors import UserError
+
+if TYPE_CHECKING:
+    from rlinf.config.overrides import Override
+
+RENAMED = {
+    "cluster.weight_link": "cluster.weight_sync",
+    "cluster.weight_link_options": "cluster.weight_sync_options",
+}
+"""Old dotted key -> new one; the key of a section renames all keys below it."""
+
+
+def renamed_tree(tree: Tree) -> Tree:
+    """The tree under the new names, with a note for each old one.
+
+    Raises: UserError where both names of a key are set.
+    """
+    for old, new in RENAMED.items():
+        key, target = tuple(old.split(".")), tuple(new.split("."))
+        if not _has(tree.values, key):
+            continue
+        place = tree.places.get(key)
+        if _has(tree.values, target):
+            raise _both(f"{place}: {old}" if place else old, new)
+        tree = Tree(
+            values=_put(_without(tree.values, key), target, _value(tree.values, key)),
+            places={_moved(written, key, target): at for written, at in tree.places.items()},
+            notes=(*tree.notes, _note(f"{place}: {old}" if place else old, new)),
+        )
+    return tree
+
+
+def renamed_overrides(overrides: Sequence[Override]) -> tuple[list[Override], tuple[str, ...]]:
+    """The overrides under the new names, and a note for each old one.
+
+    Raises: UserError where a key is overridden under both names.
+    """
+    result: list[Override] = []
+    notes: list[str] = []
+    written = {override.key for override in overrides}
+    for override in overrides:
+        key: Key = override.key
+        for old, new in RENAMED.items():
+            key = _moved(key, tuple(old.split(".")), tuple(new.split(".")))
+        if key != override.key:
+            new_name = "--" + ".".join(map(str, key))
+            if key in written:
+                raise _both(override.flag, new_name)
+            notes.append(_note(override.flag, new_name))
+        result.append(replace(override, key=tuple(map(str, key))))
+    return result, tuple(dict.fromkeys(notes))
+
+
+def _note(old: str, new: str) -> str:
+    return f"{old} is now called {new}; the old name is accepted in this version alone"
+
+
+def _both(old: str, new: str) -> UserError:
+    return UserError(f"{old} is the old name of {new}, and both are set", hint=f"keep {new}")
+
+
+def _moved(key: Key, old: Key, new: Key) -> Key:
+    return (*new, *key[len(old) :]) if key[: len(old)] == old else key
+
+
+def _has(values: Any, key: Key) -> bool:
+    return not key or (isinstance(values, Mapping) and key[0] in values and _has(values[key[0]], key[1:]))
+
+
+def _value(values: Any, key: Key) -> Any:
+    return values if not key else _value(values[key[0]], key[1:])
+
+
+def _without(values: Mapping[str, Any], key: Key) -> dict[str, Any]:
+    """A copy without that key, and without the sections that held nothing else."""
+    first, *rest = key
+    copy = dict(values)
+    below = _without(copy[str(first)], tuple(rest)) if rest else {}
+    if below:
+        copy[str(first)] = below
+    else:
+        del copy[str(first)]
+    return copy
+
+
+def _put(values: Mapping[str, Any], key: Key, value: Any) -> dict[str, Any]:
+    """A copy with a value at that key."""
+    first, *rest = key
+    below = values.get(str(first))
+    copy = dict(values)
+    copy[str(first)] = _put(below if isinstance(below, Mapping) else {}, tuple(rest), value) if rest else value
+    return copy
