@@ -34,7 +34,7 @@ class Fault:
     line: str = ""
     """For `broken_loader`; empty: the loader does what it should."""
     is_on_the_way: bool = False
-    """A bit flips in the link's memory, after the trainer left it there and before SGLang reads it."""
+    """A bit flips in the weight sync's memory, after the trainer left it there and before SGLang reads it."""
     tensors: frozenset[str] = frozenset()
     """What an error about it has to name, these and no others. Those of a bit on the way, and its ranks, are known when
     it has flipped."""

@@ -12,11 +12,11 @@ import torch
 from rlinf_comm.weights import Layout, plan, specs_of
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.sglang import engine as engine_module
-from rlinf_workers.links.base import Check, Settle, WeightPort
-from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.models.language_model import build_model
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.testing.architectures import tiny_architecture
+from rlinf_workers.weight_sync.base import Check, Settle, WeightPort
+from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 EDGE = "actor -> rollout"
 LOGPROB_BOUND = 1e-5
@@ -51,7 +51,7 @@ class Agreement:
 
 
 class TrainedEngine:
-    """Weights that change at random in this process, and go to SGLang by the link of shared memory.
+    """Weights that change at random in this process, and go to SGLang by the sync of shared memory.
 
     Args:
         name: an architecture of `tiny_architecture`.
@@ -73,14 +73,14 @@ class TrainedEngine:
         specs = specs_of(self.weights)
         self.layout = self.engine.layout().with_dtypes_of(specs)
         reshard = plan(Layout.replicated(specs, 1), self.layout)
-        self.link = SharedWeightLink(EDGE, reshard)
+        self.sync = SharedWeightSync(EDGE, reshard)
 
         def port(side: Any, rank: int) -> WeightPort:
             return WeightPort(
-                edge=EDGE, side=side, rank=rank, reshard=reshard, link="shared", address=self.link.address
+                edge=EDGE, side=side, rank=rank, reshard=reshard, weight_sync="shared", address=self.sync.address
             )
 
-        self.sender = SharedWeightLink.open_sender(port("send", 0))
+        self.sender = SharedWeightSync.open_sender(port("send", 0))
         self.receiver = self.engine.open_receiver([port("receive", rank) for rank in range(tp)])
         self.version = 0
         self._settle: Settle | None = None
@@ -95,7 +95,7 @@ class TrainedEngine:
         self._settle = self.sender.publish(self.weights, self.version)
 
     def settle(self) -> None:
-        """What is published is in the link's memory from now on, if SGLang has not taken it yet."""
+        """What is published is in the sync's memory from now on, if SGLang has not taken it yet."""
         if self._settle is not None:
             self._settle()
 

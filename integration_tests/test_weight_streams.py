@@ -1,4 +1,4 @@
-"""Which link carries the weights changes no number of a run."""
+"""Which sync carries the weights changes no number of a run."""
 
 import pytest
 
@@ -16,7 +16,7 @@ TWO_RANKS = SHORT_SORT | {
 @pytest.mark.slow
 def test_streams_give_the_numbers_of_shared_memory(tmp_path):
     shared, streams = (
-        train("sort-grpo", tmp_path / link, TWO_RANKS | {"cluster.weight_sync": link}) for link in ("shared", "streams")
+        train("sort-grpo", tmp_path / sync, TWO_RANKS | {"cluster.weight_sync": sync}) for sync in ("shared", "streams")
     )
     assert rows(streams) == rows(shared)
     assert weights(streams) == weights(shared)

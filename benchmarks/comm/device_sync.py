@@ -2,7 +2,7 @@
 
 A trainer holds Qwen2.5-0.5B's tensors whole, in bfloat16 or as float32 masters, and an engine serves them merged as
 SGLang and vLLM do, in bfloat16: 988 MB. Sides of a round: a flat copy of as many bytes from device memory to device
-memory in the engine's process; the device link without digests and attested; and the link through host memory.
+memory in the engine's process; the device sync without digests and attested; and the one through host memory.
 `critical` is what generation waits for, publishing and taking; `all` has the check of what is served too.
 """
 
@@ -33,8 +33,8 @@ from rlinf_comm.weights.device import (
 )
 from rlinf_comm.weights.device.memory import read_handle
 from rlinf_comm.weights.layouts import merged
-from rlinf_workers.links.base import WeightPort
-from rlinf_workers.links.shared import SharedWeightLink
+from rlinf_workers.weight_sync.base import WeightPort
+from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 TIMEOUT_S = 60.0
 ENGINE = merged(DENSE, tp=1)
@@ -103,7 +103,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def port(side: Any, plan: Any, address: Any) -> WeightPort:
-    return WeightPort(edge="sync", side=side, rank=0, reshard=plan, link="shared", address=address)
+    return WeightPort(edge="sync", side=side, rank=0, reshard=plan, weight_sync="shared", address=address)
 
 
 class Engine:
@@ -112,7 +112,7 @@ class Engine:
     def __init__(self, plan: bytes, device_address: Any, host_address: Any) -> None:
         reshard = unpack(plan)
         self.end = Receiver(WeightStore.open(device_address), reshard, 0, CudaDevice())
-        self.host = SharedWeightLink.open_receiver(port("receive", reshard, host_address))
+        self.host = SharedWeightSync.open_receiver(port("receive", reshard, host_address))
         self.own = {name: torch.zeros_like(tensor) for name, tensor in contents(ENGINE).items()}
         self.flat = [torch.empty(reshard.num_bytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
 
@@ -160,10 +160,10 @@ class Sync:
     def __init__(self, trainer: Layout) -> None:
         self.plan = reshard_plan(trainer, ENGINE)
         self._store = create_device_store(self.plan, name="sync")
-        self._link = SharedWeightLink("sync", self.plan)
+        self._link = SharedWeightSync("sync", self.plan)
         self.device = CudaDevice()
         self.end = Sender(self._store, self.plan, 0, self.device)
-        self.host = SharedWeightLink.open_sender(port("send", self.plan, self._link.address))
+        self.host = SharedWeightSync.open_sender(port("send", self.plan, self._link.address))
         self.tensors = contents(trainer)
         spawn = get_context("spawn")
         self._pipe, there = spawn.Pipe()

@@ -34,8 +34,8 @@ from rlinf_comm.peers import peer
 from rlinf_comm.peers.address import this_host
 from rlinf_comm.weights import BufferSpec, Layout, plan
 from rlinf_comm.weights.layouts import TransformerShape, merged
-from rlinf_workers.links.base import Settle, WeightPort
-from rlinf_workers.plugins import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_SYNCS
+from rlinf_workers.weight_sync.base import Settle, WeightPort
 
 SPAWN = get_context("spawn")
 TIMEOUT_S = 600.0
@@ -64,7 +64,7 @@ def train(pipe: Connection) -> None:
     torch.set_num_threads(1)
     port: WeightPort = codec.unpack(pipe.recv_bytes())
     tensors = _tensors(port.reshard.src_buffers[port.rank])
-    sender, sent_bytes = WEIGHT_LINKS.get(port.link).open_sender(port), [0]
+    sender, sent_bytes = WEIGHT_SYNCS.get(port.weight_sync).open_sender(port), [0]
     for way in sender._ways:
         way._sender.publish = _counted(way._sender.publish, sent_bytes)
     pipe.send("ready")
@@ -97,7 +97,7 @@ def serve(pipe: Connection) -> None:
     peer.this_host = lambda: there
     port: WeightPort = codec.unpack(pipe.recv_bytes())
     tensors = _tensors(port.reshard.dst_buffers[port.rank])
-    receiver = WEIGHT_LINKS.get(port.link).open_receiver(port)
+    receiver = WEIGHT_SYNCS.get(port.weight_sync).open_receiver(port)
     pipe.send("ready")
     while (version := pipe.recv()) is not None:
         check = receiver.receive(tensors, version, TIMEOUT_S)
@@ -108,14 +108,16 @@ def serve(pipe: Connection) -> None:
 
 
 class Edge:
-    """A link with its ranks."""
+    """A weight sync with its ranks."""
 
     def __init__(self, way: str, shape: TransformerShape) -> None:
         self.reshard = plan(*layouts(shape))
         nodes = {"nodes": [1] * NUM_ENGINES} if way == "per_node" else {}
-        self._link = WEIGHT_LINKS.get(way)("edge", self.reshard, deltas=False, **nodes)
+        self._sync = WEIGHT_SYNCS.get(way)("edge", self.reshard, deltas=False, **nodes)
         self.crossing_bytes: list[int] = []
-        port = WeightPort(edge="edge", side="send", rank=0, reshard=self.reshard, link=way, address=self._link.address)
+        port = WeightPort(
+            edge="edge", side="send", rank=0, reshard=self.reshard, weight_sync=way, address=self._sync.address
+        )
         self._trainers = [self._start(train, replace(port, rank=rank)) for rank in range(NUM_TRAINERS)]
         engines = [replace(port, side="receive", rank=rank) for rank in range(NUM_ENGINES)]
         self._engines = [self._start(serve, of_rank) for of_rank in engines]

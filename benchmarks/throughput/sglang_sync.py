@@ -5,7 +5,7 @@
 Qwen2-1.5B's sizes in bfloat16 with random weights and fewer layers, on CPU slots; needs SGLang in the environment. The
 trainer is this process and holds whole weights. In each round it changes them, and then each side sends them:
 
-    rlinf              link `shared`: lent, filled in place in SGLang's process, checked there
+    rlinf              sync `shared`: lent, filled in place in SGLang's process, checked there
     flattened_bucket   update_weights_from_tensor with FlattenedTensorBucket, pickled through shared memory; unchecked
     from_disk          update_weights_from_disk alone, the files are there already; unchecked
     saved_and_from_disk   the same with the writing of the files
@@ -31,9 +31,9 @@ from harness import Step, compare, interleave, report
 from rlinf_comm.weights import Layout, plan, specs_of
 from rlinf_workers.engines.processes import EngineProcesses
 from rlinf_workers.engines.sglang.loader import LOADER
-from rlinf_workers.links.base import WeightPort
-from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.weight_sync.base import WeightPort
+from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 EDGE = "actor -> rollout"
 NUM_WARMUP = 2  # the first rounds touch memory for the first time, on all sides
@@ -118,12 +118,14 @@ class Sync:
             for name, spec in layout.specs.items()
         }
         reshard = plan(Layout.replicated(specs_of(self.weights), 1), layout)
-        self.link = SharedWeightLink(EDGE, reshard)
+        self.sync = SharedWeightSync(EDGE, reshard)
 
         def port(side: Any) -> WeightPort:
-            return WeightPort(edge=EDGE, side=side, rank=0, reshard=reshard, link="shared", address=self.link.address)
+            return WeightPort(
+                edge=EDGE, side=side, rank=0, reshard=reshard, weight_sync="shared", address=self.sync.address
+            )
 
-        self.sender = SharedWeightLink.open_sender(port("send"))
+        self.sender = SharedWeightSync.open_sender(port("send"))
         self.receiver = processes.open_receiver([port("receive")])
         self.fill_s: list[float] = []
         self.check_s: list[float] = []

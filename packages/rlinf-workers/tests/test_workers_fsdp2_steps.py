@@ -15,7 +15,7 @@ from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.launchers import launched, start
-from rlinf_workers.testing.links import parts_of
+from rlinf_workers.testing.weight_sync import parts_of
 from rlinf_workers.trainers.base import OptimizerSettings
 from rlinf_workers.trainers.fsdp2.backend import fsdp2
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend

@@ -23,9 +23,9 @@ from rlinf_workers import Executor, Flow, Reader, StepContext, StepTimeout, Work
 from rlinf_workers.errors import WorkerLost
 from rlinf_workers.execution import executor as executor_module
 from rlinf_workers.explaining.text import explanation_text
-from rlinf_workers.links.base import WeightPort
-from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.testing.toy_flow import Number
+from rlinf_workers.weight_sync.base import WeightPort
+from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 HERE = Path(__file__).stem
 """As the processes of workers import it."""
@@ -241,12 +241,12 @@ class Server(Worker):
         return {"weight": self._weight}
 
 
-class SilentLink(SharedWeightLink):
+class SilentSync(SharedWeightSync):
     """What was published never comes."""
 
     @staticmethod
     def open_receiver(port: WeightPort) -> Any:
-        return SilentLink.Receiver()
+        return SilentSync.Receiver()
 
     class Receiver:
         def receive(self, tensors, policy_version, timeout_s=60.0):
@@ -262,7 +262,7 @@ def served_flow(method: Callable[..., None]) -> Flow:
 
 @pytest.mark.slow
 def test_a_silent_weight_sync(tmp_path):
-    with running(tmp_path, served_flow(Server.serve), weight_sync=f"{HERE}:SilentLink") as executor:
+    with running(tmp_path, served_flow(Server.serve), weight_sync=f"{HERE}:SilentSync") as executor:
         found = explained(executor, "trainer/0 sends weights to server")
     wait = found.nodes["server/0 server"].wait
     assert wait is not None and wait.target == "weights trainer -> server version 0"

@@ -20,7 +20,7 @@ from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.backends import MakeBackend, trial_worker
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.testing.launchers import launched, start
-from rlinf_workers.testing.links import parts_of
+from rlinf_workers.testing.weight_sync import parts_of
 from rlinf_workers.trainers.base import OptimizerSettings
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
 from rlinf_workers.trainers.fsdp2.backend import fsdp2

@@ -14,12 +14,12 @@ from rlinf_comm.weights import Layout, plan, specs_of
 from rlinf_workers.engines.inside import Held
 from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.links.base import WeightPort
-from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.models.language_model import build_model
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import check_offload, check_weights
-from rlinf_workers.testing.links import parts_of
+from rlinf_workers.testing.weight_sync import parts_of
+from rlinf_workers.weight_sync.base import WeightPort
+from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 NUM_FLIPS = 1000
 EDGE = "actor -> rollout"
@@ -35,8 +35,8 @@ class Sync:
         self.engine = TwoProcesses(settings, torch.device("cpu"), max_prompt_tokens=8, **options)
         specs = specs_of(self.weights)
         self.reshard = plan(Layout.replicated(specs, 1), self.engine.layout().with_dtypes_of(specs))
-        self.link = SharedWeightLink(EDGE, self.reshard)
-        self.sender = SharedWeightLink.open_sender(self.port("send", 0))
+        self.sync = SharedWeightSync(EDGE, self.reshard)
+        self.sender = SharedWeightSync.open_sender(self.port("send", 0))
         self.receiver = self.engine.open_receiver([self.port("receive", rank) for rank in range(TP)])
 
     def port(self, side, rank):
@@ -45,8 +45,8 @@ class Sync:
             side=side,
             rank=rank,
             reshard=self.reshard,
-            link="shared",
-            address=self.link.address,
+            weight_sync="shared",
+            address=self.sync.address,
             attests=self.attests,
         )
 

@@ -20,12 +20,12 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, StepContext, Worker
 from rlinf_workers.launcher.local import LocalLauncher
-from rlinf_workers.links import per_node
-from rlinf_workers.links.base import WeightPort
-from rlinf_workers.links.per_node import PerNodeWeightLink
 from rlinf_workers.testing.launchers import NOTICE_S, START_S, launched, start
-from rlinf_workers.testing.links import ROWS, SPECS
 from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
+from rlinf_workers.testing.weight_sync import ROWS, SPECS
+from rlinf_workers.weight_sync.base import WeightPort
+from rlinf_workers.weight_sync.per_node import sync as per_node
+from rlinf_workers.weight_sync.per_node.sync import PerNodeWeightSync
 
 NUM_RANKS = 3
 EACH = Layout.replicated(SPECS, NUM_RANKS)
@@ -37,7 +37,7 @@ class Elsewhere(Worker):
     def open(self, port: WeightPort) -> int:
         there = replace(this_host(), boot_id="there")
         peer.this_host = lambda: there
-        self._receiver = PerNodeWeightLink.open_receiver(port)
+        self._receiver = PerNodeWeightSync.open_receiver(port)
         self._held = {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in SPECS.items()}
         return os.getpid()
 
@@ -72,12 +72,12 @@ def counted(sender, found):
 
 def test_each_byte_crosses_once_and_deaths_are_noticed(tmp_path):
     reshard = plan(ROWS, EACH)
-    link = PerNodeWeightLink("edge", reshard, nodes=[1] * NUM_RANKS)
-    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, link="per_node", address=link.address)
+    sync = PerNodeWeightSync("edge", reshard, nodes=[1] * NUM_RANKS)
+    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, weight_sync="per_node", address=sync.address)
     reports: list[Any] = []
     with launched(LocalLauncher) as launcher:
         ranks = start(launcher, tmp_path, Elsewhere, num_ranks=NUM_RANKS).handles
-        senders = [PerNodeWeightLink.open_sender(replace(port, rank=rank)) for rank in range(2)]
+        senders = [PerNodeWeightSync.open_sender(replace(port, rank=rank)) for rank in range(2)]
         opening = [handle.call("open", replace(port, side="receive", rank=rank)) for rank, handle in enumerate(ranks)]
         pids = [opened.result(START_S) for opened in opening]
         for sender in senders:
@@ -110,11 +110,13 @@ def test_each_byte_crosses_once_and_deaths_are_noticed(tmp_path):
 def test_a_node_that_no_trainer_comes_to_says_what_it_waited_for():
     """Also its other ranks, which were not told yet where the memory is."""
     reshard = plan(ROWS, Layout.replicated(SPECS, 2))
-    link = PerNodeWeightLink("edge", reshard)
-    port = WeightPort(edge="edge", side="receive", rank=1, reshard=reshard, link="per_node", address=link.address)
+    sync = PerNodeWeightSync("edge", reshard)
+    port = WeightPort(
+        edge="edge", side="receive", rank=1, reshard=reshard, weight_sync="per_node", address=sync.address
+    )
     tensors = {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in SPECS.items()}
     for rank, text in ((1, "version 3: the first rank of this node has not said"), (0, "version 3 has not come")):
-        receiver = PerNodeWeightLink.open_receiver(replace(port, rank=rank))
+        receiver = PerNodeWeightSync.open_receiver(replace(port, rank=rank))
         with pytest.raises(WeightTimeout, match=text):
             receiver.receive(tensors, 3, 0.2)
 
@@ -122,15 +124,17 @@ def test_a_node_that_no_trainer_comes_to_says_what_it_waited_for():
 def test_what_a_node_keeps_goes_with_its_receiver(monkeypatch):
     monkeypatch.setattr(per_node, "LOOK_S", 0.1)
     reshard = plan(ROWS, Layout.replicated(SPECS, 1))
-    link = PerNodeWeightLink("kept", reshard)
-    port = WeightPort(edge="kept", side="receive", rank=0, reshard=reshard, link="per_node", address=link.address)
-    receiver = PerNodeWeightLink.open_receiver(port)
+    sync = PerNodeWeightSync("kept", reshard)
+    port = WeightPort(
+        edge="kept", side="receive", rank=0, reshard=reshard, weight_sync="per_node", address=sync.address
+    )
+    receiver = PerNodeWeightSync.open_receiver(port)
     (keeping,) = (thread for thread in threading.enumerate() if thread.name == "weights kept")
     del receiver
     gc.collect()
     keeping.join(START_S)
     assert not keeping.is_alive()
-    PerNodeWeightLink.open_receiver(port)  # its name is free
+    PerNodeWeightSync.open_receiver(port)  # its name is free
 
 
 def test_a_run_takes_it_for_several_ranks_of_another_node(tmp_path, monkeypatch):
@@ -148,5 +152,5 @@ def test_a_run_takes_it_for_several_ranks_of_another_node(tmp_path, monkeypatch)
             context = StepContext(step=step, phase="train", seed=0, num_items=len(numbers))
             run = executor.run(flow, context=context, feeds={"numbers": numbers}, timeout_s=600)
             assert run.metrics["learn/weight"] == expected[step]
-        (link,) = executor._weights.links.values()
-        assert isinstance(link, PerNodeWeightLink) and list(link.address[1]) == [0, 0]
+        (sync,) = executor._weights.weight_syncs.values()
+        assert isinstance(sync, PerNodeWeightSync) and list(sync.address[1]) == [0, 0]

@@ -19,9 +19,9 @@ from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.launchers import launched, start
-from rlinf_workers.testing.links import parts_of
 from rlinf_workers.testing.policies import random_fields
 from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
+from rlinf_workers.testing.weight_sync import parts_of
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
 from rlinf_workers.worker import Worker

@@ -55,16 +55,16 @@ def process_id(executor: Executor, worker: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("victim", "mode", "choices", "link"),
+    ("victim", "mode", "choices", "sync"),
     [
         ("scale/1", "collocated", {"num_ranks": {"scale": 2}}, "auto"),
         ("scale/0", "disaggregated", {}, "streams"),
         ("shift/0", "disaggregated", {"granularity": {"scale": 2, "shift": 1, "learn": 10}}, "auto"),
     ],
 )
-def test_a_run_is_made_again_with_a_new_worker(tmp_path, victim, mode, choices, link):
+def test_a_run_is_made_again_with_a_new_worker(tmp_path, victim, mode, choices, sync):
     flow = held_flow(file := tmp_path / "hold")
-    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path, weight_sync=link) as executor:
+    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path, weight_sync=sync) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, mode, **choices))
         executor.sync_weights()
         expected = reference_run([number.value for number in NUMBERS], 3)

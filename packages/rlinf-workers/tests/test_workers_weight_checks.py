@@ -10,8 +10,8 @@ import torch
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, Reader, RemoteError, StepContext, Writer
-from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.testing.toy_flow import Learn, Number, Scale, Shift, reference_run
+from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 NUMBERS = [Number(index=i, value=float(i)) for i in range(4)]
 FOLDER, FLIPS = "TEST_CHECKS_FOLDER", "TEST_CHECKS_FLIPS"
@@ -43,10 +43,10 @@ class LateReceiver:
         return late
 
 
-class LateLink(SharedWeightLink):
+class LateSync(SharedWeightSync):
     @staticmethod
     def open_receiver(port):
-        return LateReceiver(SharedWeightLink.open_receiver(port))
+        return LateReceiver(SharedWeightSync.open_receiver(port))
 
 
 class Marking(Scale):
@@ -77,7 +77,7 @@ def run(tmp_path, mode, environment, notes=None, **options):
         cluster=cluster,
         log_folder=tmp_path / "logs",
         environment={"OMP_NUM_THREADS": "1", FOLDER: str(tmp_path), **environment},
-        weight_sync=f"{__name__}:LateLink",
+        weight_sync=f"{__name__}:LateSync",
         **options,
     ) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), cluster, mode))

@@ -124,7 +124,9 @@ class TwoProcesses(HuggingFaceEngine):
     @functools.cached_property
     def own_processes(self):
         context = get_context("forkserver")
-        context.set_forkserver_preload(["rlinf_workers.engines.huggingface.engine", "rlinf_workers.links.shared"])
+        context.set_forkserver_preload(
+            ["rlinf_workers.engines.huggingface.engine", "rlinf_workers.weight_sync.shared.sync"]
+        )
         self.tickets, self.children = [], []
         for rank, tensors in enumerate(self.parameters):
             mine, theirs = context.Pipe()

@@ -67,7 +67,7 @@ MISTYPED = {
     "train sort-grpo --rollout.engine absent:E": "the generation engine 'absent:E' cannot be imported: No module named",
     "train sort-grpo --actor.backend fsdp": "actor.backend=fsdp: no training backend is called 'fsdp'",
     "train sort-grpo --cluster.launcher slurm": "cluster.launcher: no launcher is called 'slurm'",
-    "train sort-grpo --cluster.weight_sync nccl": "cluster.weight_sync: no weight link is called 'nccl'",
+    "train sort-grpo --cluster.weight_sync nccl": "cluster.weight_sync: no weight sync is called 'nccl'",
     "train sort-grpo --environments.rollout absent": "environments.rollout: there is no environment 'absent'",
     "train sort-grpo --plan.profile absent.json": "/absent.json: No such file or directory",
     "train sort-grpo --algorithm.kl_coef 0.1 --reference.path absent": "/absent: does not exist",

@@ -1,4 +1,4 @@
-"""What a config names, the launcher and the weight link: found, made with its options, or a message with the key."""
+"""What a config names, the launcher and the weight sync: found, made with its options, or a message with the key."""
 
 import os
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_workers_get_the_credentials_that_the_config_names(monkeypatch: pytest.M
         ({"launcher": "nowhere:Launcher"}, "cluster.launcher: the launcher 'nowhere:Launcher' cannot be imported"),
         ({"launcher_options": {"colour": 1}}, "cluster.launcher_options: local got an unexpected keyword argument"),
         ({"launcher_options": {"forks": True}}, "cluster.launcher_options: local is given 'forks' by the run"),
-        ({"weight_sync": "share"}, "cluster.weight_sync: no weight link is called 'share'; did you mean 'shared'?"),
+        ({"weight_sync": "share"}, "cluster.weight_sync: no weight sync is called 'share'; did you mean 'shared'?"),
         ({"weight_sync_options": {"port": 1}}, "cluster.weight_sync_options: auto takes none"),
         (
             {"launcher": f"{__name__}:Recording", "launcher_options": {"color": 1}},

@@ -403,7 +403,7 @@ MISTAKES = [
     ),
     Mistake(
         line="train pushcube-ppo --cluster.weight_sync share",
-        says="cluster.weight_sync: no weight link is called 'share'; did you mean 'shared'?",
+        says="cluster.weight_sync: no weight sync is called 'share'; did you mean 'shared'?",
     ),
     # -- policies
     Mistake(

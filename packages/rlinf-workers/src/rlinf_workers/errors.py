@@ -34,8 +34,8 @@ class SettingsRefused(WorkersError, ValueError):
     and what to do, and is all that the user is shown."""
 
 
-class LinkRefused(WorkersError):
-    """A weight link cannot work between these ranks; says why. `cluster.weight_sync: auto` takes the next best then."""
+class WeightSyncRefused(WorkersError):
+    """A weight sync cannot work between these ranks; says why. `cluster.weight_sync: auto` takes the next best then."""
 
 
 class RemoteError(WorkersError):

@@ -116,13 +116,13 @@ LAUNCHERS: Plugins[Spec] = Plugins(
     },
     base=SPEC,
 )
-WEIGHT_LINKS: Plugins[Spec] = Plugins(
-    "weight link",
+WEIGHT_SYNCS: Plugins[Spec] = Plugins(
+    "weight sync",
     {
-        "device": "rlinf_workers.links.device:DeviceWeightLink",
-        "per_node": "rlinf_workers.links.per_node:PerNodeWeightLink",
-        "shared": "rlinf_workers.links.shared:SharedWeightLink",
-        "streams": "rlinf_workers.links.streams:StreamsWeightLink",
+        "device": "rlinf_workers.weight_sync.device.sync:DeviceWeightSync",
+        "per_node": "rlinf_workers.weight_sync.per_node.sync:PerNodeWeightSync",
+        "shared": "rlinf_workers.weight_sync.shared.sync:SharedWeightSync",
+        "streams": "rlinf_workers.weight_sync.streams.sync:StreamsWeightSync",
     },
     base=SPEC,
 )

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_workers.engines.base import GenerationEngine, ServesElsewhere
-from rlinf_workers.links.base import WeightPort, WeightReceiver
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
+from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 from rlinf_workers.worker import Worker
 
 

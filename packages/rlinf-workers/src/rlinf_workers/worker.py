@@ -16,8 +16,8 @@ from torch import Tensor
 from rlinf_comm.records import record
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.errors import FlowDefinitionError
-from rlinf_workers.links.base import WeightPort, WeightReceiver
-from rlinf_workers.plugins import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_SYNCS
+from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 
 if TYPE_CHECKING:
     from rlinf_workers.collectives import RankGroup
@@ -147,7 +147,7 @@ class Worker:
             raise FlowDefinitionError(
                 f"{type(self).__name__}: layout() speaks of {len(ports)} ends for each rank, and a worker has one"
             )
-        return WEIGHT_LINKS.get(ports[0].link).open_receiver(ports[0])
+        return WEIGHT_SYNCS.get(ports[0].weight_sync).open_receiver(ports[0])
 
     @property
     def checks_first(self) -> bool:

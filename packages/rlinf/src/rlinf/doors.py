@@ -1,4 +1,4 @@
-"""What a recipe names (a backend, an engine, a policy, a launcher, a link), looked up before any process starts."""
+"""What a recipe names (a backend, an engine, a launcher, ...), looked up before any process starts."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rlinf_comm.weights import Layout
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.links.base import WeightPort, WeightReceiver
 from rlinf_workers.records.language import Prompt
+from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +140,7 @@ class ServesElsewhere(Protocol):
         Returns: what fills all of them. Its `receive` is given no tensors; the check that it returns is made before a
             prompt is submitted.
 
-        Raises: LinkRefused, as WeightLink.open_receiver.
+        Raises: WeightSyncRefused, as WeightSync.open_receiver.
         """
         ...
 

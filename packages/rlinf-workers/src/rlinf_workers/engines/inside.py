@@ -7,7 +7,7 @@ The engine only has to call `enter(ticket, model, ...)` in each of its processes
 there, while the engine stands still; whatever only reads is done in a thread as soon as it is asked. Each answer has
 the number of the call that it belongs to.
 
-The weights come by the run's weight link, whichever that is: the process opens the receiving end itself and fills the
+The weights come by the run's weight sync, whichever that is: the process opens the receiving end itself and fills the
 engine's own parameters, so no tensor is gathered, copied whole or pickled.
 """
 
@@ -29,8 +29,8 @@ from rlinf_comm import codec
 from rlinf_comm.errors import LayoutError, WeightMismatchError
 from rlinf_comm.records import record
 from rlinf_comm.weights import BufferSpec, specs_of
-from rlinf_workers.links.base import Check, WeightPort, WeightReceiver
-from rlinf_workers.plugins import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_SYNCS
+from rlinf_workers.weight_sync.base import Check, WeightPort, WeightReceiver
 
 COMMAND_S = 60.0
 """A command is sent before the engine is told to enter, so it is there at once."""
@@ -110,7 +110,7 @@ class _Filled:
     addresses: dict[str, int]
     """Parameter -> where it lay."""
     check: Check | None
-    """None: the link has checked them itself."""
+    """None: the weight sync has checked them itself."""
 
 
 @dataclass
@@ -184,7 +184,7 @@ class Inside:
     def open(self, port: WeightPort) -> None:
         """Opens this process's end of an edge. Raises: LayoutError for parameters that the plan does not fill."""
         check_held(self.describe(), port.reshard.dst_buffers[port.rank])
-        self._receivers[port.edge] = WEIGHT_LINKS.get(port.link).open_receiver(port)
+        self._receivers[port.edge] = WEIGHT_SYNCS.get(port.weight_sync).open_receiver(port)
 
     def fill(self, edge: str, policy_version: int, timeout_s: float) -> None:
         """Writes a version into the engine's own parameters."""

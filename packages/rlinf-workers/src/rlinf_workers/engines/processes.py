@@ -17,10 +17,10 @@ from rlinf_comm.errors import WeightMismatchError
 from rlinf_comm.weights import Layout
 from rlinf_workers.engines.inside import Answer, Attested, Command, Registration
 from rlinf_workers.engines.serving_layout import serving_layout
-from rlinf_workers.errors import LinkRefused, WorkersError
+from rlinf_workers.errors import WeightSyncRefused, WorkersError
 from rlinf_workers.leftovers import SweptFolder
-from rlinf_workers.links.base import Check, WeightPort
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.weight_sync.base import Check, WeightPort
 
 ANSWER_S = 60.0
 """An engine has entered all its processes when `enter` returns, so answers are on their way; a check reads all that is
@@ -167,8 +167,8 @@ def _raise_first(processes: Sequence[_Process], answers: Sequence[Answer]) -> No
         return
     first = failed[0][1]
     text = "; ".join(f"{process.name}: {answer.text}" for process, answer in failed)
-    if first.error_type == LinkRefused.__name__:
-        raise LinkRefused(text)
+    if first.error_type == WeightSyncRefused.__name__:
+        raise WeightSyncRefused(text)
     known = getattr(errors, first.error_type, None)
     if known is not None and issubclass(known, WeightMismatchError):
         raise known(text, tensors=tuple(sorted({name for _, answer in failed for name in answer.tensors})))

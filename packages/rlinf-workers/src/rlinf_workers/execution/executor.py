@@ -131,7 +131,7 @@ class Executor:
         log_folder: `<log_folder>/<role>/<rank>.log` for each worker; a temporary folder by default.
         environment: variables for every worker, for example the number of threads.
         pythons: worker group -> path of the interpreter that its workers run under; the others have the driver's.
-        weight_sync: what carries weights (plugins.WEIGHT_LINKS, or an import path); auto: by where the ends are.
+        weight_sync: what carries weights (plugins.WEIGHT_SYNCS, or an import path); auto: by where the ends are.
         weight_sync_options: further arguments of its constructor.
         attest_weights: whether servers prove that they hold what was published.
     """
@@ -161,8 +161,8 @@ class Executor:
         )
         self._weights = WeightEdges(
             self._groups,
-            link=weight_sync,
-            link_options=weight_sync_options or {},
+            weight_sync=weight_sync,
+            options=weight_sync_options or {},
             attests=attest_weights,
             note=lambda text: self.notes.append(text),
         )
@@ -481,8 +481,8 @@ class Executor:
         process of its own (ProcessLost) or a connection (PeerLost, TornStream of rlinf_comm).
 
         Stages that are under way end, since their channels do. Workers that were lost, or have not ended their stages
-        in time, are replaced, and with them the other ranks of a group that makes collectives. Channels and weight
-        links are new, so that nothing of the failed run reaches a later one; `sync_weights` comes before the next.
+        in time, are replaced, and with them the other ranks of a group that makes collectives. Channels and
+        weight syncs are new, so that nothing of the failed run reaches a later one; call `sync_weights` before it.
 
         Args:
             settle_s: seconds to wait for the stages under way.

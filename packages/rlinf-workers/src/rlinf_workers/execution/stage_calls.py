@@ -182,7 +182,7 @@ class PlannedFlow:
 
     def _are_renewed(self, worker: str, versions: Mapping[WeightEdge, int]) -> bool:
         """Whether all weights that a group receives are published anew in every run, and no other stage of the group
-        asks for those that it has: a link may keep them no longer than until they are received."""
+        asks for those that it has: a weight sync may keep them no longer than until they are received."""
         sources = {edge.source for edge in versions if edge.target == worker}
         is_alone = sum(stage.worker == worker for stage in self.graph.stages) == 1
         return is_alone and bool(sources) and sources <= {stage.worker for stage in self.graph.stages if stage.trains}

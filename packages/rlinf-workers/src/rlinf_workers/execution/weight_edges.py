@@ -1,4 +1,4 @@
-"""The weight edges of the open flows: the link of each, and which version was published on it last."""
+"""The weight edges of the open flows: the weight sync of each, and which version was published on it last."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Literal
 from rlinf_comm.weights import Layout, ReshardPlan
 from rlinf_comm.weights import plan as reshard_plan
 from rlinf_sched.flow_graph import WeightEdge
-from rlinf_workers.errors import FlowDefinitionError, LinkRefused, RemoteError
+from rlinf_workers.errors import FlowDefinitionError, RemoteError, WeightSyncRefused
 from rlinf_workers.execution.groups import Groups
-from rlinf_workers.links.base import WeightLink, WeightPort
-from rlinf_workers.links.choose import choose
-from rlinf_workers.plugins import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_SYNCS
+from rlinf_workers.weight_sync.base import WeightPort, WeightSync
+from rlinf_workers.weight_sync.choose import choose
 
 
 class WeightEdges:
-    """Opens a link for each edge as it is first synced.
+    """Opens a weight sync for each edge as it is first synced.
 
     Args:
-        link: what carries weights (plugins.WEIGHT_LINKS, or an import path); auto: by where the ends are.
-        link_options: further arguments of its constructor.
+        weight_sync: what carries weights (plugins.WEIGHT_SYNCS, or an import path); auto: by where the ends are.
+        options: further arguments of its constructor.
         attests: whether servers prove that they hold what was published.
         note: told what did not work as it should have, and what was done instead.
     """
@@ -29,14 +29,14 @@ class WeightEdges:
         self,
         groups: Groups,
         *,
-        link: str,
-        link_options: Mapping[str, Any],
+        weight_sync: str,
+        options: Mapping[str, Any],
         attests: bool,
         note: Callable[[str], None],
     ) -> None:
         self._groups, self._note = groups, note
-        self._link, self._link_options, self._attests = link, dict(link_options), attests
-        self.links: dict[WeightEdge, WeightLink] = {}
+        self._weight_sync, self._options, self._attests = weight_sync, dict(options), attests
+        self.weight_syncs: dict[WeightEdge, WeightSync] = {}
         self.versions: dict[WeightEdge, int] = {}
         """The version that was published last."""
         self.num_bytes: dict[WeightEdge, int] = {}
@@ -45,7 +45,7 @@ class WeightEdges:
     def sync(self, edges: Iterable[WeightEdge]) -> None:
         """Publishes the trainers' present weights."""
         for edge in edges:
-            if edge not in self.links:
+            if edge not in self.weight_syncs:
                 self._connect(edge)
             self.versions[edge] = self._groups[edge.source].call("publish_weights", edge.name)[0]
 
@@ -54,8 +54,8 @@ class WeightEdges:
         self.versions |= {edge: version for edge in self.versions if edge.name in names}
 
     def forget(self) -> None:
-        """Links are made anew, and nothing counts as published."""
-        self.links.clear()
+        """Weight syncs are made anew, and nothing counts as published."""
+        self.weight_syncs.clear()
         self.versions.clear()
 
     def _connect(self, edge: WeightEdge) -> None:
@@ -67,20 +67,20 @@ class WeightEdges:
         each = reshard.num_dst_ranks // num_ranks
         targets = [self._groups.node(edge.target, rank) for rank in range(num_ranks) for _ in range(each)]
         on_gpus = self._groups.is_on_gpus(edge.source) and self._groups.is_on_gpus(edge.target)
-        links = choose(self._link, self._link_options, self._groups.nodes(edge.source), targets, on_gpus=on_gpus)
+        choices = choose(self._weight_sync, self._options, self._groups.nodes(edge.source), targets, on_gpus=on_gpus)
         if not self._attests:
             self._note(f"weights {edge.name} are not attested: nobody checks that what is served was published")
-        for number, (link, options) in enumerate(links):
+        for number, (kind, options) in enumerate(choices):
             try:
-                self._open(edge, reshard, link, options)
+                self._open(edge, reshard, kind, options)
                 return
             except RemoteError as error:
-                if error.error_type != LinkRefused.__name__ or number + 1 == len(links):
+                if error.error_type != WeightSyncRefused.__name__ or number + 1 == len(choices):
                     raise
-                self._note(f"weights {edge.name} go by {links[number + 1][0]} and not by {link}: {error}")
+                self._note(f"weights {edge.name} go by {choices[number + 1][0]} and not by {kind}: {error}")
 
-    def _open(self, edge: WeightEdge, reshard: ReshardPlan, link: str, options: Mapping[str, Any]) -> None:
-        opened = self.links[edge] = WEIGHT_LINKS.get(link)(edge.name, reshard, **options)
+    def _open(self, edge: WeightEdge, reshard: ReshardPlan, kind: str, options: Mapping[str, Any]) -> None:
+        opened = self.weight_syncs[edge] = WEIGHT_SYNCS.get(kind)(edge.name, reshard, **options)
         sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
         for side, name in sides.items():
             handles = self._groups[name].handles
@@ -91,7 +91,7 @@ class WeightEdges:
                     side=side,
                     rank=rank,
                     reshard=reshard,
-                    link=link,
+                    weight_sync=kind,
                     address=opened.address,
                     attests=self._attests,
                 )

@@ -25,10 +25,10 @@ from rlinf_workers.explaining.explanation import look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import ProcessRecord
 from rlinf_workers.launcher.base import Identity, RequestSender, Wait
-from rlinf_workers.links.base import Settle, WeightPort, WeightReceiver, WeightSender
 from rlinf_workers.metrics import MetricTable
-from rlinf_workers.plugins import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.spans import LEASE, Span, WaitTable, now_ns
+from rlinf_workers.weight_sync.base import Settle, WeightPort, WeightReceiver, WeightSender
 from rlinf_workers.worker import StepContext, Worker
 
 W = TypeVar("W", bound=Worker)
@@ -218,7 +218,7 @@ class WorkerHost:
             self.before_change()
             self._settles.pop(port.edge, None)
             self._senders.pop(port.edge, None)
-            self._senders[port.edge] = WEIGHT_LINKS.get(port.link).open_sender(port)
+            self._senders[port.edge] = WEIGHT_SYNCS.get(port.weight_sync).open_sender(port)
         else:
             wait(self._checks.values())
             self._checks.pop(port.edge, None)
@@ -289,7 +289,7 @@ class WorkerHost:
 
 
 def _checked() -> Future[object]:
-    """The check of a link that has checked already."""
+    """The check of a weight sync that has checked already."""
     done: Future[object] = Future()
     done.set_result(None)
     return done

@@ -1,1 +1,1 @@
-"""What tests of flows, backends, engines, policies, launchers and links have in common."""
+"""What tests of flows, backends, engines, policies, launchers and weight syncs have in common."""

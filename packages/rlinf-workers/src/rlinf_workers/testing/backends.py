@@ -27,7 +27,7 @@ from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.plugins import BACKENDS
 from rlinf_workers.testing.launchers import launched, start
-from rlinf_workers.testing.links import parts_of
+from rlinf_workers.testing.weight_sync import parts_of
 from rlinf_workers.trainers.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, Trainable, TrainingBackend
 from rlinf_workers.trainers.checkpoint import MODEL, OPTIMIZER, CheckpointFiles
 from rlinf_workers.worker import Worker

@@ -23,11 +23,11 @@ import torch
 from rlinf_comm.weights import Layout, ReshardPlan, execute, plan, specs_of
 from rlinf_workers.engines.base import Completions, GenerationEngine, ServesElsewhere
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.links.base import WeightPort
-from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.testing.architectures import write_tokenizer
+from rlinf_workers.weight_sync.base import WeightPort
+from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 MakeEngine = Callable[..., GenerationEngine]
 
@@ -329,14 +329,19 @@ def _send_other_weights(engine: GenerationEngine, reference: Any) -> None:
 def _send_elsewhere(
     engine: ServesElsewhere, weights: dict[str, torch.Tensor], reshard: ReshardPlan, version: int
 ) -> None:
-    link = SharedWeightLink("reference -> engine", reshard)
+    sync = SharedWeightSync("reference -> engine", reshard)
 
     def port(side: Literal["send", "receive"], rank: int) -> WeightPort:
         return WeightPort(
-            edge="reference -> engine", side=side, rank=rank, reshard=reshard, link="shared", address=link.address
+            edge="reference -> engine",
+            side=side,
+            rank=rank,
+            reshard=reshard,
+            weight_sync="shared",
+            address=sync.address,
         )
 
-    sender = SharedWeightLink.open_sender(port("send", 0))
+    sender = SharedWeightSync.open_sender(port("send", 0))
     receiver = engine.open_receiver([port("receive", rank) for rank in range(reshard.num_dst_ranks)])
     sender.publish(weights, version)
     if (check := receiver.receive({}, version)) is not None:

@@ -129,7 +129,7 @@ class ClusterConfig(Section):
         "processes of any machines; per_node, to each machine once; or package.module:Class.",
     )
     weight_sync_options: dict[str, bool | int | float | str] = Field(
-        default={}, description="Keyword arguments of the weight link's constructor."
+        default={}, description="Keyword arguments of the weight sync's constructor."
     )
     attest_weights: bool = Field(
         default=True,

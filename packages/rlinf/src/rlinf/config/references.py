@@ -20,7 +20,7 @@ from rlinf.environments import python_of
 from rlinf.errors import UserError
 from rlinf_algos.errors import AlgosError
 from rlinf_algos.registry import Registry
-from rlinf_workers.plugins import BACKENDS, ENGINES, LAUNCHERS, POLICIES, WEIGHT_LINKS
+from rlinf_workers.plugins import BACKENDS, ENGINES, LAUNCHERS, POLICIES, WEIGHT_SYNCS
 
 
 def check_names(config: Config) -> None:
@@ -74,7 +74,7 @@ def _names(config: Config) -> Iterator[tuple[Registry[Any], str, str]]:
 def _cluster_names(cluster: ClusterConfig) -> Iterator[tuple[Registry[Any], str, str]]:
     yield LAUNCHERS, cluster.launcher, "cluster.launcher"
     if cluster.weight_sync != "auto":
-        yield WEIGHT_LINKS, cluster.weight_sync, "cluster.weight_sync"
+        yield WEIGHT_SYNCS, cluster.weight_sync, "cluster.weight_sync"
 
 
 def _check_embodied(config: EmbodiedConfig) -> None:

@@ -264,13 +264,13 @@ def mailbox_bytes(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluste
     """What a rank of the actor keeps on its GPU of a published version until the servers have taken it: its share of
     what is served or, between machines, of what it trains. 0 where weights go another way than through device memory.
     """
-    link, num_ranks = config.cluster.weight_sync, plan.stage("actor").num_ranks
+    sync, num_ranks = config.cluster.weight_sync, plan.stage("actor").num_ranks
     nodes = {cluster.devices[index].node for stage in plan.stages for index in stage.devices}
-    if link == "auto":
-        link = "streams" if nodes - {0} else "device"  # the driver makes what others see of a device's memory
-    if link == "streams" and config.cluster.weight_sync_options.get("device_memory", True):
+    if sync == "auto":
+        sync = "streams" if nodes - {0} else "device"  # the driver makes what others see of a device's memory
+    if sync == "streams" and config.cluster.weight_sync_options.get("device_memory", True):
         return DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks
-    if link == "device":
+    if sync == "device":
         return DTYPE_BYTES[config.served_dtype] * shape.num_parameters // num_ranks
     return 0
 

@@ -1,4 +1,4 @@
-"""The executor of a run or an evaluation, with the launcher and the weight link that the config names."""
+"""The executor of a run or an evaluation, with the launcher and the weight sync that the config names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlinf_comm.peers.transports.base import TornStream
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import Executor, RemoteError, WorkerLost, WorkersError
 from rlinf_workers.errors import ClusterRefused, NodeLost, ProcessLost, StepTimeout
-from rlinf_workers.plugins import LAUNCHERS, WEIGHT_LINKS
+from rlinf_workers.plugins import LAUNCHERS, WEIGHT_SYNCS
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def check_doors(config: ClusterConfig) -> None:
-    """Raises: UserError for a launcher or a weight link that is not there, or options that it does not take, and for an
+    """Raises: UserError for a launcher or a weight sync that is not there, or options that it does not take, and for an
     env var that is not set."""
     if unset := [name for name in config.pass_env_vars if name not in os.environ]:
         raise UserError(
@@ -34,9 +34,9 @@ def check_doors(config: ClusterConfig) -> None:
     named_class(LAUNCHERS, config.launcher, options, at="cluster.launcher", **_settings(config, 1.0, False))
     if config.weight_sync != "auto":
         options = config.weight_sync_options
-        named_class(WEIGHT_LINKS, config.weight_sync, options, at="cluster.weight_sync", edge="", reshard=None)
+        named_class(WEIGHT_SYNCS, config.weight_sync, options, at="cluster.weight_sync", edge="", reshard=None)
     elif config.weight_sync_options:
-        raise UserError("cluster.weight_sync_options: auto takes none", hint="name a link with cluster.weight_sync")
+        raise UserError("cluster.weight_sync_options: auto takes none", hint="name one with cluster.weight_sync")
 
 
 def make_executor(

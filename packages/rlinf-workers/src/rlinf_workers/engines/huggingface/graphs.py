@@ -333,7 +333,9 @@ class FixedDecoder:
         stream.wait_stream(torch.cuda.current_stream(self._device))
         refused = None
         with torch.cuda.stream(stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # links copy in other threads
+            graph.capture_begin(
+                pool=self._pool, capture_error_mode="thread_local"
+            )  # weight syncs copy in other threads
             try:
                 self._run(step)
             except RuntimeError as error:

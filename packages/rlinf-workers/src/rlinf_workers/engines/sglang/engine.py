@@ -38,7 +38,6 @@ from rlinf_workers.engines.sglang.server import EngineServer
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.leftovers import SweptFolder
-from rlinf_workers.links.base import WeightPort, WeightReceiver
 from rlinf_workers.models.language_model import (
     ModelSettings,
     build_model,
@@ -48,6 +47,7 @@ from rlinf_workers.models.language_model import (
     stop_token_ids,
 )
 from rlinf_workers.records.language import Prompt
+from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 
 STOP_INTERVAL = 8
 """Tokens between two looks for a stop string: each is a message from the scheduler, and at most so many tokens are

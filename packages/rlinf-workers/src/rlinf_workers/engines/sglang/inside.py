@@ -1,7 +1,7 @@
 """What SGLang calls in each of its scheduler processes (server argument `custom_weight_loader`, read in 0.5.23).
 
 A custom weight loader gets the model and named tensors. Here it gets one empty tensor, whose name is the ticket that
-`EngineProcesses` has made; weights come through the weight link and commands through a socket. What goes wrong is
+`EngineProcesses` has made; weights come through the weight sync and commands through a socket. What goes wrong is
 answered there: an exception here would end the engine's process.
 """
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from rlinf_comm import weights
 from rlinf_comm.weights import ReshardPlan, WeightStore, WeightStoreAddress
-from rlinf_workers.links.base import Check, Settle, WeightPort
-from rlinf_workers.links.host_memory import HostCopies
+from rlinf_workers.weight_sync.base import Check, Settle, WeightPort
+from rlinf_workers.weight_sync.host_memory import HostCopies
 
 
-class SharedWeightLink:
+class SharedWeightSync:
     """A store of one machine, made by the driver."""
 
     def __init__(self, edge: str, reshard: ReshardPlan) -> None:

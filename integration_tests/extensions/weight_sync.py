@@ -1,4 +1,4 @@
-"""A weight link of one's own: through a TCP socket of the driver, which keeps the last two versions of each rank."""
+"""A weight sync of one's own: through a TCP socket of the driver, which keeps the last two versions of each rank."""
 
 import hashlib
 import socket
@@ -11,7 +11,7 @@ from rlinf_comm.errors import WeightMismatchError, WeightTimeout
 from rlinf_comm.weights import ReshardExecutor
 
 
-class SocketLink:
+class SocketSync:
     def __init__(self, edge, reshard, *, host="127.0.0.1"):
         listener = socket.create_server((host, 0))  # the store by itself listens at every address
         self.address = listener.getsockname()

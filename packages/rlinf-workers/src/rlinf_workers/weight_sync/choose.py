@@ -1,4 +1,4 @@
-"""Which link an edge takes, from where its two ends are."""
+"""Which weight sync an edge takes, from where its two ends are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_workers.addresses import DRIVERS_NODE, own_address
 def choose(
     wanted: str, options: Mapping[str, Any], sources: Collection[int], targets: Sequence[int], *, on_gpus: bool
 ) -> list[tuple[str, dict[str, Any]]]:
-    """[(a name of `plugins.WEIGHT_LINKS`, its options)]: what the recipe wants or, for `auto`, what is tried in turn
+    """[(a name of `plugins.WEIGHT_SYNCS`, its options)]: what the recipe wants or, for `auto`, what is tried in turn
     until one is not refused. On the driver's machine, whose process makes them, device memory where all ranks are on
     GPUs, and shared memory. On others and between several streams, whose directory is at the address of this machine:
     to each node once where several ranks of one take weights in host memory.

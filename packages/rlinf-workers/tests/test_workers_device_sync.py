@@ -1,4 +1,4 @@
-"""The device link keeps a weight link's promises, over host memory that stands for a device's and really crosses."""
+"""The device sync keeps a weight sync's promises, over host memory that stands for a device's and really crosses."""
 
 import ctypes
 import re
@@ -14,14 +14,14 @@ from rlinf_comm.weights.device.memory import read_handle
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, StepContext
-from rlinf_workers.errors import LinkRefused
-from rlinf_workers.links.base import WeightPort
-from rlinf_workers.links.device import DeviceWeightLink
-from rlinf_workers.testing.links import CHECKS, WHOLE, check_a_flipped_byte, check_a_missing_version
+from rlinf_workers.errors import WeightSyncRefused
 from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
+from rlinf_workers.testing.weight_sync import CHECKS, WHOLE, check_a_flipped_byte, check_a_missing_version
+from rlinf_workers.weight_sync.base import WeightPort
+from rlinf_workers.weight_sync.device.sync import DeviceWeightSync
 
 
-class OnDevice(DeviceWeightLink):
+class OnDevice(DeviceWeightSync):
     """All tensors are on the device."""
 
     @staticmethod
@@ -29,7 +29,7 @@ class OnDevice(DeviceWeightLink):
         return HostDevice()
 
 
-class FromHost(DeviceWeightLink):
+class FromHost(DeviceWeightSync):
     """All tensors are on the host, on both sides."""
 
     @staticmethod
@@ -65,8 +65,8 @@ def test_device_memory_refuses_a_flipped_byte():
 
 def test_a_device_without_room_says_what_to_do():
     reshard = plan(WHOLE, WHOLE)
-    link = OnDevice("edge", reshard)
-    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, link="device", address=link.address)
+    sync = OnDevice("edge", reshard)
+    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, weight_sync="device", address=sync.address)
     sender = OnDevice.open_sender(port)
     driver: Any = HostDevice().driver
     driver.refuses.add("create_mapping")
@@ -84,16 +84,16 @@ NUMBERS = [Number(index=i, value=float(i)) for i in range(4)]
 
 def test_without_a_gpu_the_link_says_so():
     reshard = plan(WHOLE, WHOLE)
-    link = DeviceWeightLink("edge", reshard)
-    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, link="device", address=link.address)
-    with pytest.raises(LinkRefused, match=r"edge, sender 0: .*CUDA"):
-        DeviceWeightLink.open_sender(port)
+    sync = DeviceWeightSync("edge", reshard)
+    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, weight_sync="device", address=sync.address)
+    with pytest.raises(WeightSyncRefused, match=r"edge, sender 0: .*CUDA"):
+        DeviceWeightSync.open_sender(port)
 
 
 def test_auto_takes_the_next_link_and_notes_why(tmp_path, monkeypatch):
     refused = f"{__name__}:Unreadable"
-    links = [(refused, {}), ("shared", {})]
-    monkeypatch.setattr("rlinf_workers.execution.weight_edges.choose", lambda *_, **__: links)
+    syncs = [(refused, {}), ("shared", {})]
+    monkeypatch.setattr("rlinf_workers.execution.weight_edges.choose", lambda *_, **__: syncs)
     flow, cluster = toy_flow(), Cluster.cpu_slots(2)
     environment = {"OMP_NUM_THREADS": "1"}
     with Executor(cluster=cluster, log_folder=tmp_path, environment=environment) as executor:

@@ -1,4 +1,4 @@
-"""The shipped weight link keeps its promises, and edges choose theirs by where their ends are."""
+"""The shipped weight sync keeps its promises, and edges choose theirs by where their ends are."""
 
 import ctypes
 import threading
@@ -13,32 +13,38 @@ from rlinf_comm.errors import LayoutError, WeightTimeout
 from rlinf_comm.testing.host_device import HostDevice
 from rlinf_comm.weights import plan
 from rlinf_workers.addresses import own_address
-from rlinf_workers.links.base import WeightPort
-from rlinf_workers.links.choose import choose
-from rlinf_workers.links.per_node import PerNodeWeightLink
-from rlinf_workers.links.shared import SharedWeightLink
-from rlinf_workers.links.streams import StreamsWeightLink
-from rlinf_workers.testing.links import CHECKS, WHOLE, check_a_flipped_byte, check_a_missing_version, check_versions
+from rlinf_workers.testing.weight_sync import (
+    CHECKS,
+    WHOLE,
+    check_a_flipped_byte,
+    check_a_missing_version,
+    check_versions,
+)
+from rlinf_workers.weight_sync.base import WeightPort
+from rlinf_workers.weight_sync.choose import choose
+from rlinf_workers.weight_sync.per_node.sync import PerNodeWeightSync
+from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
+from rlinf_workers.weight_sync.streams.sync import StreamsWeightSync
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_shared_memory_conforms(check):
-    check(SharedWeightLink)
+    check(SharedWeightSync)
 
 
 def test_shared_memory_refuses_a_flipped_byte():
-    def flip(link):
-        ctypes.c_uint8.from_address(link._store.slots_pointer).value ^= 1
+    def flip(sync):
+        ctypes.c_uint8.from_address(sync._store.slots_pointer).value ^= 1
 
-    check_a_flipped_byte(SharedWeightLink, flip)
+    check_a_flipped_byte(SharedWeightSync, flip)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_streams_conform(check):
-    check(StreamsWeightLink)
+    check(StreamsWeightSync)
 
 
-class OnDevice(StreamsWeightLink):
+class OnDevice(StreamsWeightSync):
     """All tensors are on a device."""
 
     @staticmethod
@@ -51,31 +57,31 @@ def test_streams_between_devices_conform():
 
 
 def test_streams_without_deltas_conform():
-    check_a_missing_version(StreamsWeightLink, deltas=False)
+    check_a_missing_version(StreamsWeightSync, deltas=False)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_once_for_each_node_conforms(check):
-    check(PerNodeWeightLink)
+    check(PerNodeWeightSync)
 
 
 def test_a_node_for_each_rank_conforms():
     check_versions(OfTwoNodes)
 
 
-class OfTwoNodes(PerNodeWeightLink):
+class OfTwoNodes(PerNodeWeightSync):
     """The serving ranks, one or two, are on as many nodes."""
 
     def __init__(self, edge, reshard):
         super().__init__(edge, reshard, nodes=[4, 2][: reshard.num_dst_ranks])
 
 
-class FlippingLink(StreamsWeightLink):
+class FlippingSync(StreamsWeightSync):
     """Its receiver finds a flipped bit in the first version's bytes."""
 
     @classmethod
     def open_receiver(cls, port):
-        opened = StreamsWeightLink.open_receiver(port)
+        opened = StreamsWeightSync.open_receiver(port)
         _flip_once(opened)
         return opened
 
@@ -95,25 +101,25 @@ def _flip_once(stream: Any) -> None:
 
 
 def test_streams_refuse_a_flipped_byte():
-    check_a_flipped_byte(FlippingLink, lambda link: None)
+    check_a_flipped_byte(FlippingSync, lambda sync: None)
 
 
-class FlippingOnItsWay(PerNodeWeightLink):
+class FlippingOnItsWay(PerNodeWeightSync):
     """A bit flips before the first version's bytes are in the memory of the node."""
 
     @staticmethod
     def open_receiver(port):
-        opened: Any = PerNodeWeightLink.open_receiver(port)
+        opened: Any = PerNodeWeightSync.open_receiver(port)
         _flip_once(opened._keeper._stream)
         return opened
 
 
-class FlippingInANode(PerNodeWeightLink):
+class FlippingInANode(PerNodeWeightSync):
     """A bit flips in the memory of the node, after the ranks have been told what is there."""
 
     @staticmethod
     def open_receiver(port):
-        opened: Any = PerNodeWeightLink.open_receiver(port)
+        opened: Any = PerNodeWeightSync.open_receiver(port)
         copy, is_flipped = opened._receiver._copy, []
 
         def flipped(*arguments):
@@ -126,28 +132,28 @@ class FlippingInANode(PerNodeWeightLink):
         return opened
 
 
-@pytest.mark.parametrize("link", [FlippingOnItsWay, FlippingInANode])
-def test_once_for_each_node_refuses_a_flipped_byte_on_both_ways(link):
-    check_a_flipped_byte(link, lambda link: None)
+@pytest.mark.parametrize("sync", [FlippingOnItsWay, FlippingInANode])
+def test_once_for_each_node_refuses_a_flipped_byte_on_both_ways(sync):
+    check_a_flipped_byte(sync, lambda sync: None)
 
 
 @pytest.fixture
 def sender():
     """A sender whose receiver never comes."""
     reshard = plan(WHOLE, WHOLE)
-    link = StreamsWeightLink("edge", reshard)
-    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, link="streams", address=link.address)
-    sender = StreamsWeightLink.open_sender(port)
+    sync = StreamsWeightSync("edge", reshard)
+    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, weight_sync="streams", address=sync.address)
+    sender = StreamsWeightSync.open_sender(port)
     yield sender
     sender._peer.close()
-    link._peer.close()
+    sync._peer.close()
 
 
 TENSORS = {"a": torch.ones(5, 4), "b": torch.arange(6)}
 
 
 def test_a_sender_of_streams_keeps_two_versions_and_then_says_who_is_late(sender, monkeypatch):
-    monkeypatch.setattr("rlinf_workers.links.streams.ROOM_S", 0.05)
+    monkeypatch.setattr("rlinf_workers.weight_sync.streams.sync.ROOM_S", 0.05)
     sender.publish(TENSORS, 0)
     sender.publish(TENSORS, 1)
     with pytest.raises(WeightTimeout, match=r"edge, receive 0 has not taken the last 2 versions .* version 2 needs"):
@@ -165,7 +171,7 @@ def test_no_third_version_is_copied_before_there_is_room(sender, monkeypatch):
     def publish(version):
         sender.publish({**TENSORS, "a": torch.ones(5, 4).as_subclass(Watched)}, version)
 
-    monkeypatch.setattr("rlinf_workers.links.streams.ROOM_S", 0.05)
+    monkeypatch.setattr("rlinf_workers.weight_sync.streams.sync.ROOM_S", 0.05)
     for version in range(2):
         publish(version)
     assert len(copies) == 2
@@ -185,7 +191,7 @@ def test_what_keeps_a_version_from_going_is_raised_by_the_next(sender):
 
 
 def test_who_waits_for_room_is_told_what_failed(sender, monkeypatch):
-    monkeypatch.setattr("rlinf_workers.links.streams.ROOM_S", 10.0)
+    monkeypatch.setattr("rlinf_workers.weight_sync.streams.sync.ROOM_S", 10.0)
     is_full = threading.Event()
 
     def fails(*_):
@@ -214,4 +220,4 @@ def test_auto_chooses_by_where_the_ends_are():
     assert choose("per_node", {"deltas": False}, [0], [0], on_gpus=True) == [
         ("per_node", {"nodes": [0], "deltas": False})
     ]
-    assert choose("mine:Link", {"pace": 2}, [0], [1], on_gpus=True) == [("mine:Link", {"pace": 2})]
+    assert choose("mine:Sync", {"pace": 2}, [0], [1], on_gpus=True) == [("mine:Sync", {"pace": 2})]

@@ -20,11 +20,11 @@ from rlinf_comm.weights.device import (
     DeviceWeightSender,
     create_device_store,
 )
-from rlinf_workers.errors import LinkRefused
-from rlinf_workers.links.base import Check, WeightPort
+from rlinf_workers.errors import WeightSyncRefused
+from rlinf_workers.weight_sync.base import Check, WeightPort
 
 
-class DeviceWeightLink:
+class DeviceWeightSync:
     """The shared memory of one machine in which ranks say where on their devices the weights are."""
 
     def __init__(self, edge: str, reshard: ReshardPlan) -> None:
@@ -47,7 +47,7 @@ class DeviceWeightLink:
             sender = DeviceWeightSender(WeightStore.open(port.address), port.reshard, port.rank, device)
             return DeviceSender(port.edge, sender)
         except (DeviceUnavailable, IpcError) as error:
-            raise LinkRefused(f"{port.edge}, sender {port.rank}: {error}") from error
+            raise WeightSyncRefused(f"{port.edge}, sender {port.rank}: {error}") from error
 
     @classmethod
     def open_receiver(cls, port: WeightPort) -> DeviceReceiver:
@@ -57,7 +57,7 @@ class DeviceWeightLink:
             store = WeightStore.open(port.address)
             return DeviceReceiver(DeviceWeightReceiver(store, port.reshard, port.rank, device, attests=port.attests))
         except (DeviceUnavailable, IpcError) as error:
-            raise LinkRefused(f"{port.edge}, receiver {port.rank}: {error}") from error
+            raise WeightSyncRefused(f"{port.edge}, receiver {port.rank}: {error}") from error
 
 
 class DeviceSender:

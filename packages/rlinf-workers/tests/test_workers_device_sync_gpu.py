@@ -1,11 +1,11 @@
-"""The device link on a GPU, between two processes; their tensors are on the host, and meet in device memory."""
+"""The device sync on a GPU, between two processes; their tensors are on the host, and meet in device memory."""
 
 import pytest
 import torch
 
 from rlinf_comm import _C
-from rlinf_workers.links.device import DeviceWeightLink
-from rlinf_workers.testing.links import CHECKS
+from rlinf_workers.testing.weight_sync import CHECKS
+from rlinf_workers.weight_sync.device.sync import DeviceWeightSync
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,4 +15,4 @@ pytestmark = [
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_device_memory_conforms(check):
-    check(DeviceWeightLink)
+    check(DeviceWeightSync)

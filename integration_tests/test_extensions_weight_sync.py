@@ -1,11 +1,11 @@
-"""A weight link of one's own, named by its import path in a recipe."""
+"""A weight sync of one's own, named by its import path in a recipe."""
 
 from pathlib import Path
 
 import pytest
 
 from command_line import SHORT_PUSH, rows, train, weights
-from rlinf_workers.testing.links import CHECKS, check_a_flipped_byte
+from rlinf_workers.testing.weight_sync import CHECKS, check_a_flipped_byte
 
 PUSH = SHORT_PUSH | {
     "mode": "collocated",
@@ -17,7 +17,7 @@ PUSH = SHORT_PUSH | {
     "env.max_episode_steps": 5,
 }
 OWN = {
-    "cluster.weight_sync": "integration_tests.extensions.link:SocketLink",
+    "cluster.weight_sync": "integration_tests.extensions.weight_sync:SocketSync",
     "cluster.weight_sync_options": "{host: localhost}",
 }
 
@@ -43,24 +43,24 @@ def test_the_numbers_are_those_of_the_shipped_link(tmp_path, pushed_by_own):
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_link_of_the_docs_conforms(check):
-    from integration_tests.extensions.link import SocketLink
+    from integration_tests.extensions.weight_sync import SocketSync
 
-    check(SocketLink)
+    check(SocketSync)
 
 
 @pytest.mark.slow
 def test_the_link_of_the_docs_refuses_a_flipped_byte():
-    from integration_tests.extensions.link import SocketLink
+    from integration_tests.extensions.weight_sync import SocketSync
 
-    def flip(link):
-        content = bytearray(link._store.get("1 of 0"))
+    def flip(sync):
+        content = bytearray(sync._store.get("1 of 0"))
         content[-1] ^= 1
-        link._store.set("1 of 0", bytes(content))
+        sync._store.set("1 of 0", bytes(content))
 
-    check_a_flipped_byte(SocketLink, flip)
+    check_a_flipped_byte(SocketSync, flip)
 
 
 def test_the_docs_show_it_as_it_is():
     root = Path(__file__).parent.parent
     page = (root / "docs/doors/link.md").read_text()
-    assert (root / "integration_tests/extensions/link.py").read_text() in page
+    assert (root / "integration_tests/extensions/weight_sync.py").read_text() in page

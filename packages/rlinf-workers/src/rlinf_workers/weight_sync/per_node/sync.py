@@ -19,9 +19,9 @@ from torch import Tensor
 from rlinf_comm import weights
 from rlinf_comm.errors import PeerTimeout, WeightTimeout
 from rlinf_comm.weights import ReshardPlan, WeightStore, WeightStoreAddress, crossing_plan, spread_plan
-from rlinf_workers.links.base import Check, WeightPort
-from rlinf_workers.links.shared import SharedReceiver
-from rlinf_workers.links.streams import StreamsReceiver, StreamsSender, StreamsWeightLink, join, name_of
+from rlinf_workers.weight_sync.base import Check, WeightPort
+from rlinf_workers.weight_sync.shared.sync import SharedReceiver
+from rlinf_workers.weight_sync.streams.sync import StreamsReceiver, StreamsSender, StreamsWeightSync, join, name_of
 
 LOOK_S = 60.0
 """A node that has not got a version within this time asks anew."""
@@ -29,12 +29,12 @@ RETRY_S = 5.0
 """After a failure that no rank of the process has been told, for the other ranks of the node."""
 
 
-class PerNodeWeightLink:
+class PerNodeWeightSync:
     """The directory in which trainers and nodes find each other.
 
     Args:
         nodes: that of each serving rank; empty: all are on one.
-        host: as of StreamsWeightLink, and so is `deltas`.
+        host: as of StreamsWeightSync, and so is `deltas`.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class PerNodeWeightLink:
         host: str = "127.0.0.1",
         deltas: bool = True,
     ) -> None:
-        self._streams = StreamsWeightLink(edge, reshard, host=host, deltas=deltas, device_memory=False)
+        self._streams = StreamsWeightSync(edge, reshard, host=host, deltas=deltas, device_memory=False)
         self.address = (self._streams.address, list(nodes) or [0] * reshard.num_dst_ranks)
 
     @staticmethod
     def open_sender(port: WeightPort) -> StreamsSender:
-        return StreamsWeightLink.open_sender(_crossing(port, port.rank))
+        return StreamsWeightSync.open_sender(_crossing(port, port.rank))
 
     @staticmethod
     def open_receiver(port: WeightPort) -> NodeReceiver:
@@ -74,7 +74,7 @@ class NodeReceiver:
         crossing = _crossing(port, number)
         if self._rank == 0:
             mates = [_mate(port.edge, rank) for rank in ranks[1:]]
-            self._keeper = _Keeper(StreamsWeightLink.open_receiver(crossing), port.edge, self._spread, mates)
+            self._keeper = _Keeper(StreamsWeightSync.open_receiver(crossing), port.edge, self._spread, mates)
             weakref.finalize(self, self._keeper.end)
             self._open(self._keeper.store)
         else:
@@ -142,7 +142,7 @@ class _Keeper:
         )
 
     def end(self) -> None:
-        """The link has been opened anew, or is not needed any more: what is kept goes within `LOOK_S`."""
+        """The weight sync has been opened anew, or is not needed any more: what is kept goes within `LOOK_S`."""
         self._has_ended = True
 
     def _keep(self) -> None:

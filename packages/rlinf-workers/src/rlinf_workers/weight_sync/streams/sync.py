@@ -24,8 +24,8 @@ from rlinf_comm.peers import Peer
 from rlinf_comm.peers.secret import SECRET_VARIABLE, is_loopback, job_secret
 from rlinf_comm.weights import LentTensors, ReshardPlan, WeightStreamReceiver, WeightStreamSender
 from rlinf_comm.weights.device import CudaDevice, Device
-from rlinf_workers.links.base import Settle, WeightPort
-from rlinf_workers.links.host_memory import HostCopies
+from rlinf_workers.weight_sync.base import Settle, WeightPort
+from rlinf_workers.weight_sync.host_memory import HostCopies
 
 NUM_KEPT = 2
 """Versions that a trainer's rank keeps for a serving one: the one that it may be taking, and the next."""
@@ -34,7 +34,7 @@ MEETING_S = 3600.0
 JOIN_S = ROOM_S = 60.0
 
 
-class StreamsWeightLink:
+class StreamsWeightSync:
     """The directory in which the ranks of an edge find each other.
 
     Args:

@@ -1,4 +1,4 @@
-"""Weights of a device as links see them: in host memory."""
+"""Weights of a device as weight syncs see them: in host memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class HostCopies:
         self._copies: dict[str, Tensor] = {}
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a link fills in the tensors' place."""
+        """What a weight sync fills in the tensors' place."""
         return {name: self._host_tensor(name, tensor) for name, tensor in tensors.items()}
 
     def place(self, tensors: Mapping[str, Tensor]) -> None:

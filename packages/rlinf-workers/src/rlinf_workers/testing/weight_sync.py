@@ -1,11 +1,11 @@
-"""What a weight link has to do, as functions that raise AssertionError. Each takes the class and its options:
+"""What a weight sync has to do, as functions that raise AssertionError. Each takes the class and its options:
 
     @pytest.mark.parametrize("check", CHECKS)
-    def test_my_link_conforms(check):
-        check(MyLink)
+    def test_my_sync_conforms(check):
+        check(MySync)
 
     def test_it_refuses_a_flipped_byte():
-        check_a_flipped_byte(MyLink, flip)
+        check_a_flipped_byte(MySync, flip)
 
 The class stands at the top of a module: senders are in this process, receivers in a worker's, and both get their ports
 through the codec.
@@ -31,12 +31,12 @@ from rlinf_comm.weights import Layout, TensorSpec, execute, plan, specs_of
 from rlinf_workers.errors import RemoteError
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.local import LocalLauncher
-from rlinf_workers.links.base import Settle, WeightLink, WeightPort, WeightSender
-from rlinf_workers.plugins import WEIGHT_LINKS
+from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.testing.launchers import launched, start
+from rlinf_workers.weight_sync.base import Settle, WeightPort, WeightSender, WeightSync
 from rlinf_workers.worker import Worker
 
-MakeLink = Callable[..., WeightLink]
+MakeWeightSync = Callable[..., WeightSync]
 
 SPECS = {"a": TensorSpec((5, 4), "float32"), "b": TensorSpec((6,), "int64")}
 WHOLE, EACH = Layout.replicated(SPECS, 1), Layout.replicated(SPECS, 2)
@@ -47,7 +47,7 @@ START_S = 300.0
 SHORT_S = 0.3
 
 
-def check_versions(make: MakeLink, **options: Any) -> None:
+def check_versions(make: MakeWeightSync, **options: Any) -> None:
     """Each version arrives as it was when it was published, in the server's own tensors: shards become whole tensors,
     whole tensors shards, and shards others; the server's dtype is its own. A publication waits for nobody who has taken
     the versions before."""
@@ -58,7 +58,7 @@ def check_versions(make: MakeLink, **options: Any) -> None:
                 edge.check_arrives(version)
 
 
-def check_a_missing_version(make: MakeLink, **options: Any) -> None:
+def check_a_missing_version(make: MakeWeightSync, **options: Any) -> None:
     """A receiver waits as long as it was told to, says what it waited for, and can be asked again."""
     with _edge(make, ROWS, WHOLE, options) as edge:
         edge.publish(1)
@@ -72,7 +72,7 @@ def check_a_missing_version(make: MakeLink, **options: Any) -> None:
         edge.check_arrives(7)
 
 
-def check_lasting_tensors(make: MakeLink, **options: Any) -> None:
+def check_lasting_tensors(make: MakeWeightSync, **options: Any) -> None:
     """A trainer whose tensors stay and change: each version arrives as it was, whether the server comes before they
     change or after."""
     with _edge(make, ROWS, COLUMNS, options) as edge:
@@ -91,15 +91,15 @@ def check_lasting_tensors(make: MakeLink, **options: Any) -> None:
 CHECKS: tuple[Callable[..., None], ...] = (check_versions, check_lasting_tensors, check_a_missing_version)
 
 
-def check_a_flipped_byte(make: MakeLink, flip: Callable[[Any], None], **options: Any) -> None:
+def check_a_flipped_byte(make: MakeWeightSync, flip: Callable[[Any], None], **options: Any) -> None:
     """What is not as it was published is refused, and the next version is taken.
 
     Args:
-        flip: given the driver's link when version 1 of a whole tensor is out, changes a byte of it on the way.
+        flip: given the driver's sync when version 1 of a whole tensor is out, changes a byte of it on the way.
     """
     with _edge(make, WHOLE, WHOLE, options) as edge:
         edge.publish(1)
-        flip(edge.link)
+        flip(edge.sync)
         edge.refusal(1, WeightMismatchError, START_S)
         edge.publish(2)
         edge.check_arrives(2)
@@ -119,7 +119,7 @@ class Server(Worker):
     """All serving ranks of an edge."""
 
     def open(self, ports: list[WeightPort], layout: Layout) -> None:
-        self._receivers = [WEIGHT_LINKS.get(port.link).open_receiver(port) for port in ports]
+        self._receivers = [WEIGHT_SYNCS.get(port.weight_sync).open_receiver(port) for port in ports]
         self._held = parts_of(_whole(0), layout)
 
     def receive(self, version: int, timeout_s: float) -> list[dict[str, Tensor]]:
@@ -133,9 +133,9 @@ class Server(Worker):
 
 @dataclass
 class _Edge:
-    """A link, its senders here, and its receivers in another process."""
+    """A sync, its senders here, and its receivers in another process."""
 
-    link: WeightLink
+    sync: WeightSync
     source: Layout
     target: Layout
     senders: list[WeightSender]
@@ -185,13 +185,13 @@ class _Edge:
 
 
 @contextmanager
-def _edge(make: MakeLink, source: Layout, target: Layout, options: Mapping[str, Any]) -> Iterator[_Edge]:
+def _edge(make: MakeWeightSync, source: Layout, target: Layout, options: Mapping[str, Any]) -> Iterator[_Edge]:
     reshard = plan(source, target)
-    link, path = make("edge", reshard, **options), path_of(make)
+    sync, path = make("edge", reshard, **options), path_of(make)
 
     def ports(side: Literal["send", "receive"], num_ranks: int) -> list[WeightPort]:
         return [
-            WeightPort(edge="edge", side=side, rank=rank, reshard=reshard, link=path, address=link.address)
+            WeightPort(edge="edge", side=side, rank=rank, reshard=reshard, weight_sync=path, address=sync.address)
             for rank in range(num_ranks)
         ]
 
@@ -199,8 +199,8 @@ def _edge(make: MakeLink, source: Layout, target: Layout, options: Mapping[str, 
         server = start(launcher, Path(folder), Server)
         server.call("open", ports("receive", target.num_ranks), target)
         crossed = codec.unpack(codec.pack(ports("send", source.num_ranks)))
-        senders = [WEIGHT_LINKS.get(path).open_sender(port) for port in crossed]
-        yield _Edge(link, source, target, senders, server)
+        senders = [WEIGHT_SYNCS.get(path).open_sender(port) for port in crossed]
+        yield _Edge(sync, source, target, senders, server)
 
 
 def _whole(version: int) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
-"""What every weight link offers: the weights of a policy version, from the ranks that train to those that serve.
+"""What every weight sync offers: the weights of a policy version, from the ranks that train to those that serve.
 
-    driver      link = MyLink("actor -> rollout", reshard); WeightPort(..., address=link.address) to each rank
-    a trainer   sender = MyLink.open_sender(port);     settle = sender.publish(weights, 7)
+    driver      sync = MySync("actor -> rollout", reshard); WeightPort(..., address=sync.address) to each rank
+    a trainer   sender = MySync.open_sender(port);     settle = sender.publish(weights, 7)
                 settle()    before the weights change
-    a server    receiver = MyLink.open_receiver(port); check = receiver.receive(weights, 7)     in place
+    a server    receiver = MySync.open_receiver(port); check = receiver.receive(weights, 7)     in place
                 check()     before anything that was made with them leaves
 
 The reshard plan, which both ends know, says which box of which tensor goes from which rank to which.
@@ -37,12 +37,12 @@ class WeightPort:
     rank: int
     """Among the ranks of its side, as the plan counts them."""
     reshard: ReshardPlan
-    link: str
-    """A name of `plugins.WEIGHT_LINKS`, or an import path."""
+    weight_sync: str
+    """A name of `plugins.WEIGHT_SYNCS`, or an import path."""
     address: Any
-    """The link's own."""
+    """Its own."""
     attests: bool = True
-    """Whether a receiver proves that it holds what was published; a link that always does need not look."""
+    """Whether a receiver proves that it holds what was published; a weight sync that always does need not look."""
 
 
 class WeightSender(Protocol):
@@ -84,12 +84,12 @@ class WeightReceiver(Protocol):
         """
 
 
-class WeightLink(Protocol):
+class WeightSync(Protocol):
     """The driver's part of one edge, which lives as long as the executor.
 
     Constructed as `cls(edge, reshard, **options)`: `edge` is its name, for messages, and `options` are what the recipe
     says under `cluster.weight_sync_options`. In the workers only the two functions are called, each once for a rank,
-    those of the senders first. Either raises rlinf_workers.errors.LinkRefused where the link cannot work.
+    those of the senders first. Either raises rlinf_workers.errors.WeightSyncRefused where it cannot work.
     """
 
     @property
