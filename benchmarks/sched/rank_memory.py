@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from rank_cases import SIZES, Case, backend_of, batch, cases, count, make_folder, update, warm_up
 
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.testing.launchers import launched, start

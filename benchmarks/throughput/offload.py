@@ -24,7 +24,7 @@ from torch import Tensor
 from rlinf.config.reasoning import ArchitectureConfig
 from rlinf.tasks.language import write_model_folder
 from rlinf_workers.execution.worker_host import WorkerHost
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launchers.base import Identity
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel

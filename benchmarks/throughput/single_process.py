@@ -14,7 +14,7 @@ import torch
 from rlinf_workers import Flow, StepContext
 from rlinf_workers.embodied.environment import Environment
 from rlinf_workers.execution.worker_host import WorkerHost
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launchers.base import Identity
 from rlinf_workers.metrics import merge
 from rlinf_workers.records.embodied import GroupObservation
 

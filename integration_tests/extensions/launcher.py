@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerHandle, WorkerSpec
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.base import ServiceHandler, Wait, WorkerHandle, WorkerSpec
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 
 
 class CountingHandle:

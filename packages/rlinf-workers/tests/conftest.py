@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlinf_workers.execution.worker_host import WorkerHost
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launchers.base import Identity
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.worker import Phase, StepContext

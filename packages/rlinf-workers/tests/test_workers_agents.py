@@ -17,10 +17,10 @@ from rlinf_comm.peers.address import this_host
 from rlinf_comm.testing.listeners import Called, disturb, nothing_grows
 from rlinf_workers import WorkerLost, WorkersError
 from rlinf_workers.errors import InterpreterRefused
-from rlinf_workers.launcher import agent_messages as messages
-from rlinf_workers.launcher import agents
-from rlinf_workers.launcher.agents import AgentHandle
-from rlinf_workers.launcher.base import Identity, WorkerSpec
+from rlinf_workers.launchers import agent_messages as messages
+from rlinf_workers.launchers import agents
+from rlinf_workers.launchers.agents import AgentHandle
+from rlinf_workers.launchers.base import Identity, WorkerSpec
 from rlinf_workers.testing.launchers import (
     CHECKS,
     NOTICE_S,

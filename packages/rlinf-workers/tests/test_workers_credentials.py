@@ -6,9 +6,9 @@ import sys
 import pytest
 from workers_agents import ProcessAgents
 
-from rlinf_workers.launcher.base import Identity, WorkerSpec
-from rlinf_workers.launcher.credentials import is_credential, worker_variables
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.base import Identity, WorkerSpec
+from rlinf_workers.launchers.credentials import is_credential, worker_variables
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.testing.launchers import START_S, launched
 from rlinf_workers.testing.toy_flow import Fault
 

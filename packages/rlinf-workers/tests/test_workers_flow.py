@@ -6,7 +6,7 @@ import pytest
 
 from rlinf_workers import Flow, FlowDefinitionError, Worker
 from rlinf_workers.execution.worker_host import WorkerHost
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launchers.base import Identity
 from rlinf_workers.testing.toy_flow import Learn, Scale, toy_flow
 
 

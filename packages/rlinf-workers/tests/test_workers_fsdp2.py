@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.models.weight_files import WeightFiles

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.architectures import ARCHITECTURES, tiny_architecture

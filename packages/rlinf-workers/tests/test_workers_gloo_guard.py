@@ -21,7 +21,7 @@ from rlinf_workers.collectives import connect, connect_alone
 from rlinf_workers.engines.sglang import child
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.gloo_guard import Connection, guard_gloo, refuse_strangers, users_of_ends
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launchers.base import Identity
 from rlinf_workers.spans import WaitTable
 
 NOBODY = 65534

@@ -8,8 +8,8 @@ import pytest
 
 import rlinf_workers
 from rlinf_workers.errors import InterpreterRefused
-from rlinf_workers.launcher import interpreter
-from rlinf_workers.launcher.hello import Hello, disagreement
+from rlinf_workers.launchers import interpreter
+from rlinf_workers.launchers.hello import Hello, disagreement
 from rlinf_workers.protocol import PROTOCOL
 from rlinf_workers.testing.environments import second_environment
 

@@ -11,9 +11,9 @@ import pytest
 
 from rlinf_workers import FlowDefinitionError, LocalLauncher, RemoteError, WorkerLost
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.launcher.child import cores_of_slots
-from rlinf_workers.launcher.messages import Returned
-from rlinf_workers.launcher.served import ServedWorker
+from rlinf_workers.launchers.child import cores_of_slots
+from rlinf_workers.launchers.messages import Returned
+from rlinf_workers.launchers.served import ServedWorker
 from rlinf_workers.testing.environments import second_environment
 from rlinf_workers.testing.launchers import CHECKS, assert_gone, check_a_killed_driver, launched, start
 from rlinf_workers.testing.toy_flow import Fault

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import execute, plan
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel

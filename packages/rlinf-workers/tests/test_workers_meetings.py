@@ -10,8 +10,8 @@ from rlinf_workers import addresses
 from rlinf_workers.addresses import ADDRESS_VARIABLE, LOOPBACK, interface_of, own_address
 from rlinf_workers.execution.meetings import Meetings
 from rlinf_workers.group import WorkerGroup
-from rlinf_workers.launcher.base import Identity, WorkerSpec
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.base import Identity, WorkerSpec
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.testing.launchers import START_S, launched
 from rlinf_workers.testing.toy_flow import Fault
 

@@ -23,7 +23,7 @@ from workers_megatron_ranks import (
 from rlinf_algos.registry import path_of
 from rlinf_comm.weights import Layout, execute, layouts, plan, specs_of
 from rlinf_comm.weights.layouts import TransformerShape
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.testing.backends import Chooser, trial_worker

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlinf_workers.execution.worker_host import WorkerHost
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launchers.base import Identity
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.backends import NUM_ROWS, update

@@ -78,7 +78,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from rlinf_workers.execution.worker_host import WorkerHost
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launchers.base import Identity
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.trainers.base import OptimizerSettings

@@ -19,7 +19,7 @@ from rlinf_comm.weights import Layout, plan
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, StepContext, Worker
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.testing.launchers import NOTICE_S, START_S, launched, start
 from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
 from rlinf_workers.testing.weight_sync import ROWS, SPECS

@@ -13,7 +13,7 @@ from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.embodied.actor import EmbodiedActorSettings, _Shown
 from rlinf_workers.errors import WeightFilesError
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.lora import LoraSettings, add_adapter, policy_targets
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy

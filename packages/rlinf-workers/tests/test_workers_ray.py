@@ -9,7 +9,7 @@ from workers_ray import ADDRESS, joined
 
 from rlinf_sched.cluster import Cluster, Device
 from rlinf_workers.errors import ClusterRefused
-from rlinf_workers.launcher.base import Identity, WorkerSpec
+from rlinf_workers.launchers.base import Identity, WorkerSpec
 from rlinf_workers.testing.launchers import CHECKS, START_S, assert_gone, launched
 from rlinf_workers.testing.toy_flow import Fault
 
@@ -100,7 +100,7 @@ def test_too_little_is_refused_with_what_there_is():
 
 
 def test_the_drivers_node_is_the_first(two_nodes):
-    from rlinf_workers.launcher.ray import RayLauncher
+    from rlinf_workers.launchers.ray.launcher import RayLauncher
 
     found = RayLauncher.nodes(address=two_nodes.address)
     assert [node.id for node in found] == [two_nodes.head_node.node_id, two_nodes.list_all_nodes()[1].node_id]

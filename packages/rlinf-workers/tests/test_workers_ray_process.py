@@ -11,8 +11,8 @@ from rlinf_workers.errors import ClusterRefused, NodeLost, WorkersError
 
 pytest.importorskip("ray", reason="pip install 'rlinf-workers[ray]'")
 
-from rlinf_workers.launcher.ray import RayLauncher
-from rlinf_workers.launcher.ray_process import RayProcess
+from rlinf_workers.launchers.ray.launcher import RayLauncher
+from rlinf_workers.launchers.ray.process import RayProcess
 
 WAIT_S = 60.0
 

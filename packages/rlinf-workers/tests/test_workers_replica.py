@@ -10,7 +10,7 @@ from rlinf_workers import WorkersError
 from rlinf_workers.execution.ports import Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.stage_calls import Port
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launchers.base import Identity
 
 SECOND = Identity(role="actor", rank=3, num_ranks=4, num_ranks_per_replica=2)
 FIRST = Identity(role="actor", rank=2, num_ranks=4, num_ranks_per_replica=2)

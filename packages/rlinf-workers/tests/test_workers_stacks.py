@@ -7,7 +7,7 @@ from rlinf_workers.explaining.stacks import Frame, Stacks, ThreadStack, backend_
 TORCH = "/env/lib/python3.11/site-packages/torch"
 DUMP = f"""worker actor/0, process 41, devices cpu:0
 Thread 0x00007f2b [heartbeat] (most recent call first):
-  File "/src/rlinf_workers/launcher/child.py", line 145 in _beat
+  File "/src/rlinf_workers/launchers/child.py", line 145 in _beat
 Current thread 0x00007f2c (most recent call first):
   File "{TORCH}/distributed/distributed_c10d.py", line 3003 in all_gather_into_tensor
   File "{TORCH}/distributed/c10d_logger.py", line 81 in wrapper

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlinf_workers.execution.stage_runner import StageRunner
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launchers.base import Identity
 from rlinf_workers.spans import WaitTable
 
 

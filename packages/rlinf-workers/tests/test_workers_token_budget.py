@@ -15,7 +15,7 @@ from rlinf_workers.balance import balanced
 from rlinf_workers.language.actor import Actor, ActorSettings
 from rlinf_workers.language.reference import Reference
 from rlinf_workers.language.token_budget import bins_within, filled_up, num_tokens_of, split
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.packed import PackedBatch
 from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.testing.launchers import launched, start

@@ -6,7 +6,7 @@ import pytest
 
 from rlinf_workers.explaining.graph import WaitGraph, wait_graph
 from rlinf_workers.explaining.snapshot import ChannelState, ProcessRecord, Snapshot, StageState
-from rlinf_workers.launcher.base import OwnProcess, Wait
+from rlinf_workers.launchers.base import OwnProcess, Wait
 
 NOW_S = 1000.0
 ROLLOUT = StageState(name="rollout", worker="rollout", reads=("prompts",), writes=("samples",), unfinished=(0, 1))

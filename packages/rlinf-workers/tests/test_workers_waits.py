@@ -4,7 +4,7 @@ import os
 import threading
 
 from rlinf_workers.explaining.processes import started_ticks
-from rlinf_workers.launcher.base import OwnProcess
+from rlinf_workers.launchers.base import OwnProcess
 from rlinf_workers.spans import WaitTable
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import torch
 
 from rlinf_workers.execution.worker_host import WorkerHost
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launchers.base import Identity
 from rlinf_workers.worker import Worker
 
 

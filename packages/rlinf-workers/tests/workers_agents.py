@@ -7,8 +7,8 @@ import sys
 
 import msgspec
 
-from rlinf_workers.launcher.agent import Agent, AgentSettings
-from rlinf_workers.launcher.agents import AgentLauncher
+from rlinf_workers.launchers.agent import Agent, AgentSettings
+from rlinf_workers.launchers.agents import AgentLauncher
 
 GPUS = (["0", "1"], ["5", "7"])
 """Of each node, as its own tools name them."""

@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlinf_workers.launcher.ray import RayLauncher
+    from rlinf_workers.launchers.ray.launcher import RayLauncher
 
 ADDRESS = "RLINF_TEST_RAY_ADDRESS"
 
 
 def joined(**options) -> RayLauncher:
     """A launcher on the nodes of the cluster that the test has started."""
-    from rlinf_workers.launcher.ray import RayLauncher
+    from rlinf_workers.launchers.ray.launcher import RayLauncher
 
     return RayLauncher(address=os.environ[ADDRESS], **options)

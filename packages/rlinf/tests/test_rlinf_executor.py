@@ -16,7 +16,7 @@ from rlinf_algos.registry import Registry
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import WorkerLost
 from rlinf_workers.errors import ClusterRefused, NodeLost, RemoteError
-from rlinf_workers.launcher.base import Node
+from rlinf_workers.launchers.base import Node
 
 MADE: list[dict[str, object]] = []
 

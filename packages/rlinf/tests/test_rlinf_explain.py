@@ -24,7 +24,7 @@ from rlinf_workers.explaining.explanation import Explanation, Seen, explain, loo
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot, StageState, read_snapshot, snapshot_json
 from rlinf_workers.explaining.text import graph_lines
-from rlinf_workers.launcher.base import Wait
+from rlinf_workers.launchers.base import Wait
 
 LIMIT_S = 120.0
 

@@ -27,7 +27,7 @@ from rlinf_sched.derive.sglang import OWNED, SGLangOptions
 from rlinf_sched.derive.training import DENSE_UTILISATION
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.engines.sglang.arguments import KNOWN_VERSIONS, ON_CPU, ON_GPU
-from rlinf_workers.launcher.interpreter import Interpreter
+from rlinf_workers.launchers.interpreter import Interpreter
 
 SGLANG = ["--warm_start=null", "--rollout.engine=sglang", "--mode=collocated"]
 MODEL = find_model("Qwen2.5-7B")

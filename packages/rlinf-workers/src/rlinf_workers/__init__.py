@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlinf_workers.execution.ports import Reader, Writer
     from rlinf_workers.flow import Flow
     from rlinf_workers.group import WorkerGroup
-    from rlinf_workers.launcher.local import LocalLauncher
+    from rlinf_workers.launchers.local.launcher import LocalLauncher
     from rlinf_workers.worker import StepContext, Worker
 
 __version__ = "0.1.0"
@@ -50,7 +50,7 @@ _MODULES = {
     "group": ("WorkerGroup",),
     "execution.ports": ("Reader", "Writer"),
     "execution.executor": ("Executor", "FlowRun"),
-    "launcher.local": ("LocalLauncher",),
+    "launchers.local.launcher": ("LocalLauncher",),
     "errors": (
         "WorkersError",
         "FlowDefinitionError",

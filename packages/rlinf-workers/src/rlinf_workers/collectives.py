@@ -17,7 +17,7 @@ from torch import Tensor
 from rlinf_comm.codec import pack, unpack
 from rlinf_workers.addresses import ON_ONE_MACHINE, interface_of, own_address
 from rlinf_workers.gloo_guard import guard_gloo
-from rlinf_workers.launcher.base import Identity, RequestSender
+from rlinf_workers.launchers.base import Identity, RequestSender
 from rlinf_workers.spans import WaitTable
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from rlinf_workers.launcher.base import Launcher, WorkerHandle
+from rlinf_workers.launchers.base import Launcher, WorkerHandle
 
 T = TypeVar("T")
 

@@ -111,8 +111,8 @@ POLICIES: Plugins[Spec] = Plugins(
 LAUNCHERS: Plugins[Spec] = Plugins(
     "launcher",
     {
-        "local": "rlinf_workers.launcher.local:LocalLauncher",
-        "ray": "rlinf_workers.launcher.ray:RayLauncher",
+        "local": "rlinf_workers.launchers.local.launcher:LocalLauncher",
+        "ray": "rlinf_workers.launchers.ray.launcher:RayLauncher",
     },
     base=SPEC,
 )

@@ -2,5 +2,5 @@
 torch."""
 
 PROTOCOL = 4
-"""Raised by whoever changes a control message (launcher/messages.py), or what the driver calls of a WorkerHost and what
-it means."""
+"""Raised by whoever changes a control message (launchers/messages.py), or what the driver calls of a WorkerHost and
+what it means."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlinf_comm.records import record
 from rlinf_workers.explaining.processes import started_ticks
-from rlinf_workers.launcher.base import OwnProcess, Wait, WaitKind
+from rlinf_workers.launchers.base import OwnProcess, Wait, WaitKind
 
 _CLOCK = "RLINF_CLOCK"
 """Environment variable: the boot of a machine and its Unix time at zero of the clock that counts from there."""

@@ -22,7 +22,7 @@ from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 if TYPE_CHECKING:
     from rlinf_workers.collectives import RankGroup
     from rlinf_workers.execution.worker_host import WorkerHost
-    from rlinf_workers.launcher.base import Identity
+    from rlinf_workers.launchers.base import Identity
 
 Phase = Literal["train", "evaluate"]
 

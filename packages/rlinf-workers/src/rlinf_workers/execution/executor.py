@@ -57,8 +57,8 @@ from rlinf_workers.explaining.snapshot import (
 from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup
-from rlinf_workers.launcher.base import Launcher
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.base import Launcher
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.metrics import merge
 from rlinf_workers.spans import Span

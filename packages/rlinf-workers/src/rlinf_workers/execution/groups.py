@@ -18,7 +18,7 @@ from rlinf_workers.execution.worker_host import Condition
 from rlinf_workers.explaining.snapshot import ProcessRecord
 from rlinf_workers.flow import WorkerDefinition
 from rlinf_workers.group import WorkerGroup, gather
-from rlinf_workers.launcher.base import Identity, Launcher, WorkerHandle, WorkerSpec, role_and_rank
+from rlinf_workers.launchers.base import Identity, Launcher, WorkerHandle, WorkerSpec, role_and_rank
 from rlinf_workers.worker import StepContext
 
 T = TypeVar("T")

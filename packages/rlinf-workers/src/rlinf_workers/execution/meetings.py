@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from rlinf_workers.launcher.base import role_and_rank
+from rlinf_workers.launchers.base import role_and_rank
 
 Endpoint = tuple[str, int]
 """Address and port."""

@@ -17,7 +17,7 @@ from rlinf_comm.errors import ChannelTimeout
 from rlinf_comm.remote import RemoteChannel
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.item_channels import FarChannel
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launchers.base import Identity
 
 PUT = "put"
 WAITS = "waits"

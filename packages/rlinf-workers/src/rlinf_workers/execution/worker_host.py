@@ -24,7 +24,7 @@ from rlinf_workers.execution.stage_runner import StageRunner
 from rlinf_workers.explaining.explanation import look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import ProcessRecord
-from rlinf_workers.launcher.base import Identity, RequestSender, Wait
+from rlinf_workers.launchers.base import Identity, RequestSender, Wait
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.spans import LEASE, Span, WaitTable, now_ns

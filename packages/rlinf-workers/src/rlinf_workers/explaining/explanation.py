@@ -12,7 +12,7 @@ from rlinf_workers.explaining.graph import Culprit, Halted, Node, WaitGraph, wai
 from rlinf_workers.explaining.processes import ProcessState, process_states
 from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot, workers_of
 from rlinf_workers.explaining.stacks import Stacks, backend_collective, stacks_of
-from rlinf_workers.launcher.base import Wait, role_and_rank
+from rlinf_workers.launchers.base import Wait, role_and_rank
 
 LOG_LINES = 5
 TAIL_BYTES = 16 << 10

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Literal
 
 from rlinf_workers.explaining.snapshot import DRIVER, Snapshot, own_process_name, workers_of
-from rlinf_workers.launcher.base import Wait
+from rlinf_workers.launchers.base import Wait
 
 SETTLED_S = 3.0
 """Ranks tell their waits once a second, each at its own moment, so two short waits may never have been at once, and who

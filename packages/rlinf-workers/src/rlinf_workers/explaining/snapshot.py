@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rlinf_workers.launcher.base import OwnProcess, Wait
+from rlinf_workers.launchers.base import OwnProcess, Wait
 
 DRIVER = "driver"
 """Name of the driver's process."""

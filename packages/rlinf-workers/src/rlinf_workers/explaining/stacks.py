@@ -1,5 +1,5 @@
 """Where the threads of a process are: by py-spy where that program is, else by faulthandler, which writes to the
-process's log when it gets SIGUSR1 (launcher/child.py)."""
+process's log when it gets SIGUSR1 (launchers/child.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PY_SPY_LIMIT_S = 10.0
 DUMP_LIMIT_S = 3.0
 """For a process to write its stacks. Its interpreter need not be free for that; one that the kernel holds is late."""
 _SERVES = ("_receive", "_beat")
-"""Functions of launcher/child.py whose threads serve the driver, whatever else happens."""
+"""Functions of launchers/child.py whose threads serve the driver, whatever else happens."""
 _WAITS = (("_serve_lane", "child.py"), ("_worker", "thread.py"))
 """Functions, and the ends of their files, that take the next call or task: a thread that is in none waits there."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(fsdp/|(distributed_c10d|c10d_logger|_functional_collectives)\.py$)")

@@ -20,7 +20,7 @@ NUM_INNER, NUM_OUTER = 6, 4
 STARTS = (
     ("run_stage", "execution/worker_host.py"),
     ("call", "execution/worker_host.py"),
-    ("_run", "launcher/child.py"),
+    ("_run", "launchers/child.py"),
     ("run", "/threading.py"),
     ("_bootstrap_inner", "/threading.py"),
 )

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from rlinf_algos.registry import path_of
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.execution.worker_host import WorkerHost
-from rlinf_workers.launcher.base import Identity
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.base import Identity
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.plugins import BACKENDS
 from rlinf_workers.testing.launchers import launched, start

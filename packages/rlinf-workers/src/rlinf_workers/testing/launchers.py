@@ -24,7 +24,7 @@ from rlinf_algos.registry import path_of
 from rlinf_workers import protocol
 from rlinf_workers.errors import RemoteError, WorkerLost, WorkersError
 from rlinf_workers.group import WorkerGroup
-from rlinf_workers.launcher.base import Identity, Launcher, WorkerSpec
+from rlinf_workers.launchers.base import Identity, Launcher, WorkerSpec
 from rlinf_workers.plugins import LAUNCHERS
 from rlinf_workers.testing.environments import second_environment
 from rlinf_workers.testing.toy_flow import Fault, Refusing, Scale

@@ -30,7 +30,7 @@ from rlinf_comm.errors import WeightMismatchError, WeightTimeout
 from rlinf_comm.weights import Layout, TensorSpec, execute, plan, specs_of
 from rlinf_workers.errors import RemoteError
 from rlinf_workers.group import WorkerGroup
-from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.weight_sync.base import Settle, WeightPort, WeightSender, WeightSync

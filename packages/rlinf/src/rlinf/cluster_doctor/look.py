@@ -17,9 +17,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlinf.cluster_doctor import probe
 from rlinf.cluster_doctor.reports import ClusterReport, NodeReport, WayReport
 from rlinf.doctor import OWN_PACKAGES
-from rlinf_workers.launcher.base import Node
-from rlinf_workers.launcher.ray import find_nodes, member_of
-from rlinf_workers.launcher.ray_member import last_line
+from rlinf_workers.launchers.base import Node
+from rlinf_workers.launchers.ray.launcher import find_nodes, member_of
+from rlinf_workers.launchers.ray.member import last_line
 
 PACKAGES = (*OWN_PACKAGES, "torch", "ray", "numpy", "transformers", "msgspec")
 START_TIMEOUT_S = 60.0

@@ -15,7 +15,7 @@ from rlinf.environments.own_packages import own_digests
 from rlinf.environments.python_build import minor_of
 from rlinf.errors import UserError
 from rlinf.finding import Finding
-from rlinf_workers.launcher.interpreter import clean_environment
+from rlinf_workers.launchers.interpreter import clean_environment
 
 PROBE = Path(__file__).parent / "probe.py"
 PROBE_TIMEOUT_S = 600
@@ -141,8 +141,8 @@ def _own(environment: Environment, probed: Probed) -> Finding:
 def _protocols(environment: Environment) -> Finding:
     """Whether a run from here could start its workers there."""
     from rlinf_workers.errors import InterpreterRefused
-    from rlinf_workers.launcher.hello import own_protocols
-    from rlinf_workers.launcher.interpreter import examine as ask_for_protocols
+    from rlinf_workers.launchers.hello import own_protocols
+    from rlinf_workers.launchers.interpreter import examine as ask_for_protocols
 
     try:
         ask_for_protocols(environment.python)

@@ -43,7 +43,7 @@ from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext, WorkersError
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
-from rlinf_workers.launcher.interpreter import Interpreter
+from rlinf_workers.launchers.interpreter import Interpreter
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import ScoredGroup
 

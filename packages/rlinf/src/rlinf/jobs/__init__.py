@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rlinf.jobs.base import Job
     from rlinf.machine import Machine
     from rlinf.run_folder import RunFolder
-    from rlinf_workers.launcher.interpreter import Interpreter
+    from rlinf_workers.launchers.interpreter import Interpreter
     from rlinf_workers.profiling import Measured
 
 __all__ = ["prepare", "run", "measure"]

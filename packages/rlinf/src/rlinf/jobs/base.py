@@ -12,7 +12,7 @@ from rlinf.config.schema import Config
 from rlinf.machine import Machine
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.launcher.interpreter import Interpreter
+from rlinf_workers.launchers.interpreter import Interpreter
 
 if TYPE_CHECKING:
     from rlinf.jobs.agreement import Agreement

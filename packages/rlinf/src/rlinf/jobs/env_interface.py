@@ -16,7 +16,7 @@ from rlinf_envs import EnvError, EnvSpec, make_env
 from rlinf_envs.protocol import PICTURE
 from rlinf_workers import LocalLauncher, RemoteError, WorkerLost
 from rlinf_workers.embodied.interface import EnvInterface, EnvProbe, interface_of, one_step
-from rlinf_workers.launcher.base import Identity, WorkerSpec
+from rlinf_workers.launchers.base import Identity, WorkerSpec
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies.base import Needs, Policy, PolicyError, PolicySettings
 

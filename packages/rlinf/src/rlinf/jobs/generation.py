@@ -24,7 +24,7 @@ from rlinf_sched.derive.memory.sglang import settled_arguments
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.sglang.arguments import KNOWN_VERSIONS
-from rlinf_workers.launcher.interpreter import Interpreter
+from rlinf_workers.launchers.interpreter import Interpreter
 from rlinf_workers.plugins import ENGINES
 from rlinf_workers.records.language import Prompt
 

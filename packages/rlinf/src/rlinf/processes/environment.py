@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rlinf.config.common import ClusterConfig
 from rlinf.errors import UserError
-from rlinf_workers.launcher.credentials import credentials, worker_variables
+from rlinf_workers.launchers.credentials import credentials, worker_variables
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 from rlinf.environments import python_of
 from rlinf.errors import UserError
 from rlinf_workers.errors import InterpreterRefused
-from rlinf_workers.launcher.interpreter import Interpreter, examine
+from rlinf_workers.launchers.interpreter import Interpreter, examine
 
 SHOWN = ("torch", "transformers")
 """Packages with a line of their own in the manifest, as the driver's have."""

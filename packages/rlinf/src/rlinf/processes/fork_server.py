@@ -18,7 +18,7 @@ from rlinf.config.schema import Config
 from rlinf.machine import NVIDIA_DEVICE
 from rlinf.processes.environment import worker_environment
 from rlinf.processes.machines import knows_nodes
-from rlinf_workers.launcher.credentials import worker_variables
+from rlinf_workers.launchers.credentials import worker_variables
 
 AMD_DEVICE = Path("/dev/kfd")
 FIRST = "rlinf.processes.fork_server_child"

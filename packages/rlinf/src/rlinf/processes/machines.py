@@ -7,7 +7,7 @@ from rlinf.errors import UserError
 from rlinf.machine import Gpu, Machine, this_machine
 from rlinf_algos.errors import AlgosError
 from rlinf_workers.errors import ClusterRefused
-from rlinf_workers.launcher.base import Node
+from rlinf_workers.launchers.base import Node
 from rlinf_workers.plugins import LAUNCHERS
 
 

@@ -1,4 +1,4 @@
-"""What the driver has done in its Ray process (ray_process.py): the only module of this package that imports Ray."""
+"""What the driver has done in its Ray process (process.py): the only module of this package that imports Ray."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf_workers.addresses import LOOPBACK
 from rlinf_workers.errors import ClusterRefused, NodeLost
-from rlinf_workers.launcher.agent import Agent, AgentSettings
-from rlinf_workers.launcher.base import Node
+from rlinf_workers.launchers.agent import Agent, AgentSettings
+from rlinf_workers.launchers.base import Node
 from rlinf_workers.leftovers import SweptFolder
 
 OBJECT_STORE_BYTES = 100 << 20

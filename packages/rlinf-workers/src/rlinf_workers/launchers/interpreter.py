@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf_workers.errors import InterpreterRefused
-from rlinf_workers.launcher.hello import Hello, disagreement
+from rlinf_workers.launchers.hello import Hello, disagreement
 
 EXAMINE_TIMEOUT_S = 60.0
 PACKAGES = ("rlinf-comm", "rlinf-workers", "rlinf-algos")

@@ -3,7 +3,7 @@ and runs an agent on each (agent.py). What comes after does not go through Ray.
 
 Ray reserves and places the agents as tasks, each on the node that the plan was made for (node affinity), with the CPUs
 and GPUs of the run's devices there. The driver itself does not import Ray: a process of its own takes part in the
-cluster (ray_process.py).
+cluster (process.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 from rlinf_sched.cluster import Cluster
 from rlinf_workers.errors import ClusterRefused, NodeLost
-from rlinf_workers.launcher.agents import AgentLauncher
-from rlinf_workers.launcher.base import Node, WorkerSpec, plural
-from rlinf_workers.launcher.credentials import without_credentials
-from rlinf_workers.launcher.ray_process import RayProcess
-from rlinf_workers.launcher.served import ServedWorker
+from rlinf_workers.launchers.agents import AgentLauncher
+from rlinf_workers.launchers.base import Node, WorkerSpec, plural
+from rlinf_workers.launchers.credentials import without_credentials
+from rlinf_workers.launchers.ray.process import RayProcess
+from rlinf_workers.launchers.served import ServedWorker
 
 if importlib.util.find_spec("ray") is None:
     raise ModuleNotFoundError("No module named 'ray'; pip install 'rlinf[ray]'", name="ray")

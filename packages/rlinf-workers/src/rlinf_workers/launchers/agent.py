@@ -25,8 +25,8 @@ from rlinf_workers.addresses import ADDRESS_VARIABLE
 from rlinf_workers.compiled_code import keep_compiled_code_private
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.explaining.processes import is_running
-from rlinf_workers.launcher import agent_messages as messages
-from rlinf_workers.launcher.interpreter_process import InterpreterProcess, kill_with_group
+from rlinf_workers.launchers import agent_messages as messages
+from rlinf_workers.launchers.interpreter_process import InterpreterProcess, kill_with_group
 from rlinf_workers.leftovers import SweptFolder
 
 CALL_TIMEOUT_S = 120.0

@@ -22,9 +22,9 @@ from rlinf_comm import codec
 from rlinf_comm.errors import DecodeError
 from rlinf_comm.records import modules_of
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, SettingsRefused, WorkerLost, WorkersError
-from rlinf_workers.launcher import messages
-from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerHandle, WorkerSpec
-from rlinf_workers.launcher.hello import Hello, disagreement
+from rlinf_workers.launchers import messages
+from rlinf_workers.launchers.base import ServiceHandler, Wait, WorkerHandle, WorkerSpec
+from rlinf_workers.launchers.hello import Hello, disagreement
 
 _LOG = logging.getLogger(__name__)
 

@@ -73,10 +73,10 @@ class WorkerSpec:
     log_path: Path
     """stdout and stderr of the process go here."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Env vars on top of the driver's, of which those with credentials are left out (launcher/credentials.py)."""
+    """Env vars on top of the driver's, of which those with credentials are left out (launchers/credentials.py)."""
     python: str | None = None
     """Path of the interpreter of the environment that the process runs in; None: the driver's own. `worker_class` and
-    what it imports must be there, and the user's own modules are found as in the driver (launcher/interpreter.py)."""
+    what it imports must be there, and the user's own modules are found as in the driver (launchers/interpreter.py)."""
     node: int = 0
     """Machine of its devices, as the cluster counts them; the driver's, 0, for a worker without any."""
     gpus: tuple[int, ...] = ()

@@ -25,9 +25,9 @@ import numpy as np
 
 from rlinf_comm import codec
 from rlinf_workers.execution.worker_host import WorkerHost
-from rlinf_workers.launcher import messages
-from rlinf_workers.launcher.hello import Hello, disagreement
-from rlinf_workers.launcher.messages import Birth
+from rlinf_workers.launchers import messages
+from rlinf_workers.launchers.hello import Hello, disagreement
+from rlinf_workers.launchers.messages import Birth
 
 BEAT_S = 1.0
 _PR_SET_PDEATHSIG = 1

@@ -1,6 +1,6 @@
 """Control messages between the driver and a worker process: small, typed, never pickled.
 
-Each side says Hello first (launcher/hello.py); then the driver sends the worker's Birth, and the others follow. The
+Each side says Hello first (launchers/hello.py); then the driver sends the worker's Birth, and the others follow. The
 `payload` fields hold values packed by rlinf_comm.codec; tensors of any size belong into channels, not here.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rlinf_workers.launcher.base import Identity, Wait
+from rlinf_workers.launchers.base import Identity, Wait
 
 
 class Birth(msgspec.Struct, kw_only=True):

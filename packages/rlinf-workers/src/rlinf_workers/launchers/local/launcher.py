@@ -16,11 +16,11 @@ import threading
 from typing import Any
 
 from rlinf_workers.explaining.processes import is_running
-from rlinf_workers.launcher import child
-from rlinf_workers.launcher.base import WorkerSpec
-from rlinf_workers.launcher.credentials import worker_variables
-from rlinf_workers.launcher.interpreter_process import InterpreterProcess, kill_with_group
-from rlinf_workers.launcher.served import ServedWorker, ServingLauncher, birth_of, check_outside_main, describe_exit
+from rlinf_workers.launchers import child
+from rlinf_workers.launchers.base import WorkerSpec
+from rlinf_workers.launchers.credentials import worker_variables
+from rlinf_workers.launchers.interpreter_process import InterpreterProcess, kill_with_group
+from rlinf_workers.launchers.served import ServedWorker, ServingLauncher, birth_of, check_outside_main, describe_exit
 
 
 class LocalProcess:

@@ -31,11 +31,11 @@ from rlinf_comm.peers.secret import FILE_VARIABLE, SECRET_VARIABLE, job_secret, 
 from rlinf_workers import compiled_code
 from rlinf_workers.addresses import ADDRESS_VARIABLE
 from rlinf_workers.errors import InterpreterRefused, WorkersError
-from rlinf_workers.launcher import agent_messages as messages
-from rlinf_workers.launcher.agent import AgentSettings, connection_of
-from rlinf_workers.launcher.base import WorkerSpec
-from rlinf_workers.launcher.credentials import without_credentials
-from rlinf_workers.launcher.served import ServedWorker, ServingLauncher, birth_of, check_outside_main, describe_exit
+from rlinf_workers.launchers import agent_messages as messages
+from rlinf_workers.launchers.agent import AgentSettings, connection_of
+from rlinf_workers.launchers.base import WorkerSpec
+from rlinf_workers.launchers.credentials import without_credentials
+from rlinf_workers.launchers.served import ServedWorker, ServingLauncher, birth_of, check_outside_main, describe_exit
 
 _LOG = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_workers.errors import InterpreterRefused
-from rlinf_workers.launcher import interpreter
-from rlinf_workers.launcher.credentials import without_credentials
+from rlinf_workers.launchers import interpreter
+from rlinf_workers.launchers.credentials import without_credentials
 
 _BECOME_WORKER = (
-    "from rlinf_workers.launcher.child import main_of_interpreter; main_of_interpreter(int(sys.argv.pop()))"
+    "from rlinf_workers.launchers.child import main_of_interpreter; main_of_interpreter(int(sys.argv.pop()))"
 )
 
 

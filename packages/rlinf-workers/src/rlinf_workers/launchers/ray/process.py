@@ -2,7 +2,7 @@
 
 Ray's library writes to stdout and stderr, listens on ports, replaces signal handlers and ends its process together with
 the Ray node of its machine. So it runs in a process of its own, whose output goes to a file: the driver names functions
-of ray_member.py, which run there, and gets their results. When the driver ends, however it ends, this process leaves
+of member.py, which run there, and gets their results. When the driver ends, however it ends, this process leaves
 the cluster, and ends one that it has started.
 """
 
@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlinf_workers.errors import NodeLost, WorkersError
-from rlinf_workers.launcher import interpreter
+from rlinf_workers.launchers import interpreter
 
-MEMBER = "rlinf_workers.launcher.ray_member"
+MEMBER = "rlinf_workers.launchers.ray.member"
 END_TIMEOUT_S = 15.0
 """For the process to leave its cluster, and to end one that it has started."""
-_START = "from rlinf_workers.launcher.ray_process import serve; serve(int(sys.argv.pop()))"
+_START = "from rlinf_workers.launchers.ray.process import serve; serve(int(sys.argv.pop()))"
 
 
 class RayProcess:

@@ -1,0 +1,1 @@
+"""The launcher `local`: processes of this machine."""

@@ -1,0 +1,1 @@
+"""The launcher `ray`: processes on the nodes of a Ray cluster."""

@@ -1,0 +1,1 @@
+"""The weight sync `device`: through the memory of GPUs of one machine."""

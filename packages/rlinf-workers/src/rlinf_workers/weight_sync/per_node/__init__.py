@@ -1,0 +1,1 @@
+"""The weight sync `per_node`: to each machine once, and there through shared memory."""

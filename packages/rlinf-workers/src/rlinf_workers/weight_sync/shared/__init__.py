@@ -1,0 +1,1 @@
+"""The weight sync `shared`: through shared memory of one machine."""

@@ -1,0 +1,1 @@
+"""The weight sync `streams`: between processes of any machines."""
