@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, Lfm2Config, Qwen2Config, Qwen3MoeConfig
 
-from rlinf_workers.engines import graphs
+from rlinf_workers.engines.huggingface import graphs
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.huggingface.graphs import FixedDecoder, NotCapturableError, bucket, why_not
 from rlinf_workers.engines.sampling import SamplingSettings, sample_by_blocks, sample_tokens
