@@ -24,6 +24,7 @@ from rlinf_workers.weight_sync.base import WeightPort
 from rlinf_workers.weight_sync.choose import choose
 from rlinf_workers.weight_sync.per_node.sync import PerNodeWeightSync
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
+from rlinf_workers.weight_sync.spec import EdgeEnds
 from rlinf_workers.weight_sync.streams.sync import StreamsWeightSync
 
 
@@ -206,18 +207,32 @@ def test_who_waits_for_room_is_told_what_failed(sender, monkeypatch):
         sender.publish(TENSORS, 2)
 
 
+def ends(sources, targets, *, on_gpus):
+    return EdgeEnds(sources=sources, targets=targets, on_gpus=on_gpus)
+
+
 def test_auto_chooses_by_where_the_ends_are():
     streams = ("streams", {"host": own_address()})
-    assert choose("auto", {}, [0], [0, 0], on_gpus=False) == [("shared", {})]
-    assert choose("auto", {}, [0], [0], on_gpus=True) == [("device", {}), ("shared", {})]
-    assert choose("auto", {}, [0], [1, 0], on_gpus=True) == choose("auto", {}, [0], [1, 0], on_gpus=False) == [streams]
-    assert choose("auto", {}, [0], [1, 1], on_gpus=True) == [streams]
+    assert choose("auto", {}, ends([0], [0, 0], on_gpus=False)) == [("shared", {})]
+    assert choose("auto", {}, ends([0], [0], on_gpus=True)) == [("device", {}), ("shared", {})]
+    assert (
+        choose("auto", {}, ends([0], [1, 0], on_gpus=True))
+        == choose("auto", {}, ends([0], [1, 0], on_gpus=False))
+        == [streams]
+    )
+    assert choose("auto", {}, ends([0], [1, 1], on_gpus=True)) == [streams]
     once = ("per_node", {"host": own_address(), "nodes": [1, 1, 0]})
-    assert choose("auto", {}, [0], [1, 1, 0], on_gpus=False) == [once]
-    assert choose("auto", {}, [1], [1], on_gpus=True) == choose("auto", {}, [1], [1], on_gpus=False) == [streams]
-    assert choose("auto", {}, [1], [1, 1], on_gpus=False)[0][0] == "per_node", "the driver is elsewhere"
-    assert choose("per_node", {}, [0], [1, 1, 0], on_gpus=True) == [once]
-    assert choose("per_node", {"deltas": False}, [0], [0], on_gpus=True) == [
+    assert choose("auto", {}, ends([0], [1, 1, 0], on_gpus=False)) == [once]
+    assert (
+        choose("auto", {}, ends([1], [1], on_gpus=True))
+        == choose("auto", {}, ends([1], [1], on_gpus=False))
+        == [streams]
+    )
+    assert choose("auto", {}, ends([1], [1, 1], on_gpus=False))[0][0] == "per_node", "the driver is elsewhere"
+    assert choose("per_node", {}, ends([0], [1, 1, 0], on_gpus=True)) == [once]
+    assert choose("per_node", {"deltas": False}, ends([0], [0], on_gpus=True)) == [
         ("per_node", {"nodes": [0], "deltas": False})
     ]
-    assert choose("mine:Sync", {"pace": 2}, [0], [1], on_gpus=True) == [("mine:Sync", {"pace": 2})]
+    assert choose("mine:Sync", {"pace": 2}, ends([0], [1], on_gpus=True)) == [("mine:Sync", {"pace": 2})]
+    assert choose("streams", {}, ends([0], [1], on_gpus=True)) == [streams]
+    assert choose("streams", {"host": "b"}, ends([0], [1], on_gpus=True)) == [("streams", {"host": "b"})]

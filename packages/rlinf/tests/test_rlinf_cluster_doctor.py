@@ -10,10 +10,10 @@ import pytest
 
 from rlinf.cli import doctor_cluster
 from rlinf.cli.main import main
-from rlinf.cluster_doctor import probe
-from rlinf.cluster_doctor.judge import judge
-from rlinf.cluster_doctor.reports import ClusterReport, NodeReport, WayReport
+from rlinf.cluster_findings import judge
 from rlinf_sched.problem_file import read_problem
+from rlinf_workers.launchers.cluster_report import ClusterReport, NodeReport, WayReport
+from rlinf_workers.launchers.ray import probe
 
 TOKEN = b"0123456789abcdef"
 EXAMPLE = Path(__file__).parents[2] / "rlinf-sched" / "examples" / "laptop.json"
@@ -132,13 +132,13 @@ def test_the_command_prints_tables_and_findings_and_changes_the_network_of_a_pro
 ) -> None:
     report = cluster(node(0), node(1, python="3.11.8"))
     asked = []
-    monkeypatch.setattr(doctor_cluster, "_looked_at", lambda address: asked.append(address) or report)
+    monkeypatch.setattr(doctor_cluster, "_looked_at", lambda *arguments: asked.append(arguments) or report)
     profile = tmp_path / "profile.json"
     before = read_problem(EXAMPLE)
     profile.write_text(before.to_json())
     assert main(["doctor", "--cluster", "--links", str(profile)]) == 1
     out = capsys.readouterr().out
-    assert asked == ["auto"]
+    assert asked == [("", None)]
     rows = [line.split() for line in out.splitlines()]
     assert [
         "0",
@@ -180,7 +180,7 @@ def test_only_the_slowest_ways_have_a_row():
 
 @pytest.mark.parametrize("links", ["profile.yaml", "none.json"])
 def test_a_file_that_cannot_have_links_is_refused_before_anything_is_measured(links, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(doctor_cluster, "_looked_at", lambda address: pytest.fail("measured"))
+    monkeypatch.setattr(doctor_cluster, "_looked_at", lambda *_: pytest.fail("measured"))
     assert main(["doctor", "--cluster", "--links", str(tmp_path / links)]) == 2
     assert "rlinf profile" in capsys.readouterr().err
     assert main(["doctor", "--links", str(tmp_path / links)]) == 2

@@ -99,7 +99,7 @@ class Registry(Generic[F]):
             return self._added[name]
         if ":" not in name:
             self.check(name)
-            return self._imported(self._builtin[name])
+            return self._imported(self._builtin[name], callable_only)
         return self._imported(name, callable_only)
 
     def _imported(self, path: str, callable_only: bool = True) -> F:

@@ -11,9 +11,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlinf_algos.registry import Registry
+
+if TYPE_CHECKING:
+    from rlinf_workers.launchers.spec import LauncherSpec
+    from rlinf_workers.weight_sync.spec import WeightSyncSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +68,16 @@ class Plugins(Registry[Any], Generic[S]):
         own = getattr(plugin, "spec", None)
         return own if isinstance(own, base) else base(name=name, implementation=plugin)
 
+    def specs(self) -> list[S]:
+        """All that have a name, in the order of the table and then as they were registered."""
+        return [self.spec(name) for name in (*self._builtin, *self._added)]
+
     def get(self, name: str, *, callable_only: bool = True) -> Any:
         """The class of that name, or of an import path. Raises: AlgosError, as `Registry.get`."""
         plugin = super().get(name, callable_only=False)
         if isinstance(plugin, Spec):
-            return plugin.load()
+            path = plugin.implementation
+            return self._imported(path, callable_only) if isinstance(path, str) else path
         return super().get(name, callable_only=callable_only)
 
 
@@ -108,21 +117,22 @@ POLICIES: Plugins[Spec] = Plugins(
     },
     base=SPEC,
 )
-LAUNCHERS: Plugins[Spec] = Plugins(
+LAUNCHERS: Plugins[LauncherSpec] = Plugins(
     "launcher",
     {
-        "local": "rlinf_workers.launchers.local.launcher:LocalLauncher",
-        "ray": "rlinf_workers.launchers.ray.launcher:RayLauncher",
+        "local": "rlinf_workers.launchers.local.spec:SPEC",
+        "ray": "rlinf_workers.launchers.ray.spec:SPEC",
     },
-    base=SPEC,
+    base="rlinf_workers.launchers.spec:LauncherSpec",
 )
-WEIGHT_SYNCS: Plugins[Spec] = Plugins(
+WEIGHT_SYNCS: Plugins[WeightSyncSpec] = Plugins(
     "weight sync",
     {
-        "device": "rlinf_workers.weight_sync.device.sync:DeviceWeightSync",
-        "per_node": "rlinf_workers.weight_sync.per_node.sync:PerNodeWeightSync",
-        "shared": "rlinf_workers.weight_sync.shared.sync:SharedWeightSync",
-        "streams": "rlinf_workers.weight_sync.streams.sync:StreamsWeightSync",
+        "device": "rlinf_workers.weight_sync.device.spec:SPEC",
+        "shared": "rlinf_workers.weight_sync.shared.spec:SPEC",
+        "streams": "rlinf_workers.weight_sync.streams.spec:SPEC",
+        "per_node": "rlinf_workers.weight_sync.per_node.spec:SPEC",
     },
-    base=SPEC,
+    base="rlinf_workers.weight_sync.spec:WeightSyncSpec",
 )
+"""In the order in which `auto` tries those that suit an edge."""

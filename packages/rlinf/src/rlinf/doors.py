@@ -6,7 +6,7 @@ import inspect
 import json
 from abc import ABCMeta
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
@@ -15,6 +15,17 @@ from rlinf.config.yaml_source import describe
 from rlinf.errors import UserError
 from rlinf_algos.errors import AlgosError
 from rlinf_algos.registry import Registry
+from rlinf_workers.plugins import Plugins, Spec
+
+S = TypeVar("S", bound=Spec)
+
+
+def spec_of(plugins: Plugins[S], name: str, *, at: str) -> S:
+    """The spec of a name or an import path; `at` is the key for messages. Raises: UserError."""
+    try:
+        return plugins.spec(name)
+    except AlgosError as error:
+        raise UserError(f"{at}: {error}") from error
 
 
 def named_class(

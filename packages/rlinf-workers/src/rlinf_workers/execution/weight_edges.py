@@ -13,6 +13,7 @@ from rlinf_workers.execution.groups import Groups
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import WeightPort, WeightSync
 from rlinf_workers.weight_sync.choose import choose
+from rlinf_workers.weight_sync.spec import EdgeEnds
 
 
 class WeightEdges:
@@ -67,7 +68,8 @@ class WeightEdges:
         each = reshard.num_dst_ranks // num_ranks
         targets = [self._groups.node(edge.target, rank) for rank in range(num_ranks) for _ in range(each)]
         on_gpus = self._groups.is_on_gpus(edge.source) and self._groups.is_on_gpus(edge.target)
-        choices = choose(self._weight_sync, self._options, self._groups.nodes(edge.source), targets, on_gpus=on_gpus)
+        ends = EdgeEnds(sources=tuple(self._groups.nodes(edge.source)), targets=targets, on_gpus=on_gpus)
+        choices = choose(self._weight_sync, self._options, ends)
         if not self._attests:
             self._note(f"weights {edge.name} are not attested: nobody checks that what is served was published")
         for number, (kind, options) in enumerate(choices):

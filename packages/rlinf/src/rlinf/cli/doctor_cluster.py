@@ -1,4 +1,4 @@
-"""`rlinf doctor --cluster`: the nodes of a Ray cluster as a table, the ways between them, and what is wrong."""
+"""`rlinf doctor --cluster`: the nodes of a cluster as a table, the ways between them, and what is wrong."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from pathlib import Path
 
 from rlinf.cli.finding_lines import print_findings
 from rlinf.cli.table import aligned
-from rlinf.cluster_doctor.judge import clock, judge, rate
-from rlinf.cluster_doctor.reports import ClusterReport, NodeReport, WayReport
+from rlinf.cluster_findings import clock, judge, rate
+from rlinf.doctor import OWN_PACKAGES
+from rlinf.doors import spec_of
 from rlinf.errors import UserError
 from rlinf_sched.cluster import Links
 from rlinf_sched.errors import SchedError
 from rlinf_sched.explain.quantities import gib
 from rlinf_sched.problem import Problem
 from rlinf_sched.problem_file import read_problem
+from rlinf_workers.launchers.cluster_report import ClusterReport, NodeReport, WayReport
 
+PACKAGES = (*OWN_PACKAGES, "torch", "numpy", "transformers", "msgspec")
+"""Have to be of one version on all nodes."""
 MAX_WAYS = 12
 """Rows for ways; the slowest are shown, and all of them with --json."""
 
 
-def run(address: str, *, as_json: bool, links: Path | None) -> int:
+def run(address: str, *, launcher: str | None, as_json: bool, links: Path | None) -> int:
     """Returns the exit code: 1 where there is a problem.
 
     Args:
+        launcher: whose cluster it is; None: the first that can look at one.
         links: the problem file that gets the measured network.
     """
     problem = _problem_to_change(links) if links is not None else None
-    report = _looked_at(address)
+    report = _looked_at(address, launcher)
     findings = list(judge(report))
     if as_json:
         found = asdict(report) | {"findings": [asdict(finding) for finding in findings]}
@@ -102,12 +107,15 @@ def _problem_to_change(path: Path) -> Problem:
         raise UserError(f"--links={error}", hint="rlinf profile RECIPE writes such a file") from error
 
 
-def _looked_at(address: str) -> ClusterReport:
+def _looked_at(address: str, launcher: str | None) -> ClusterReport:
     from rlinf_workers.errors import ClusterRefused
+    from rlinf_workers.plugins import LAUNCHERS
 
+    able = [spec.name for spec in LAUNCHERS.specs() if spec.can_look]
+    spec = spec_of(LAUNCHERS, launcher or able[0], at="--launcher")
+    if not spec.can_look:
+        raise UserError(f"--launcher={launcher}: it has no cluster to look at", hint=f"use {' or '.join(able)}")
     try:
-        from rlinf.cluster_doctor.look import look_at_cluster
-
-        return look_at_cluster(address, lambda doing: print(doing, file=sys.stderr, flush=True))
-    except (ClusterRefused, ModuleNotFoundError) as error:  # no cluster, or no Ray
+        return spec.look(address, PACKAGES, lambda doing: print(doing, file=sys.stderr, flush=True))
+    except (ClusterRefused, ModuleNotFoundError) as error:  # no cluster, or a package of the launcher is missing
         raise UserError(str(error)) from error

@@ -17,7 +17,7 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "doctor",
         help="what this machine, or a cluster, has and what of it works",
-        description="Looks at this machine, or at every node of a Ray cluster, and tries what runs need. Exits with 1 "
+        description="Looks at this machine, or at every node of a cluster, and tries what runs need. Exits with 1 "
         "if there is a problem.",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -25,10 +25,15 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--cluster",
         nargs="?",
-        const="auto",
+        const="",
         metavar="ADDRESS",
-        help="look at the nodes of the Ray cluster there, and at the network between them; without ADDRESS, of the one "
+        help="look at the nodes of the cluster there, and at the network between them; without ADDRESS, of the one "
         "that this machine belongs to",
+    )
+    parser.add_argument(
+        "--launcher",
+        metavar="NAME",
+        help="with --cluster: whose cluster it is, a name or an import path as cluster.launcher takes it",
     )
     parser.add_argument(
         "--links", type=Path, metavar="FILE", help="with --cluster: put the measured network into this profile"
@@ -40,9 +45,11 @@ def run(args: argparse.Namespace) -> int:
     if args.cluster is not None:
         from rlinf.cli import doctor_cluster
 
-        return doctor_cluster.run(args.cluster, as_json=args.json, links=args.links)
+        return doctor_cluster.run(args.cluster, launcher=args.launcher, as_json=args.json, links=args.links)
     if args.links is not None:
         raise UserError("--links is of --cluster: the network between nodes is what is measured")
+    if args.launcher is not None:
+        raise UserError("--launcher is of --cluster: it says whose cluster is looked at")
     found = doctor.examine(args.output)
     findings = list(found) if args.json else print_findings(found)
     num_problems = sum(finding.verdict == "problem" for finding in findings)

@@ -7,8 +7,10 @@ from typing import Literal
 from rlinf.config.common import ClusterConfig
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
+from rlinf.doors import spec_of
 from rlinf.errors import UserError
 from rlinf.machine import Machine
+from rlinf_workers.plugins import WEIGHT_SYNCS
 
 DeviceKind = Literal["cuda", "cpu"]
 MAX_AUTO_SLOTS = 8
@@ -51,11 +53,7 @@ def check_cluster(cluster: ClusterConfig, machine: Machine) -> int:
     Raises: UserError that names what the machine has and the override that would fit.
     """
     kind = device_kind(cluster, machine)
-    if cluster.weight_sync == "device" and kind == "cpu":
-        raise UserError(
-            "cluster.weight_sync=device: weights go through the memory of GPUs, and the devices are CPU slots",
-            hint="use --cluster.weight_sync auto",
-        )
+    _check_weight_sync(cluster.weight_sync, on_gpus=kind == "cuda")
     available = len(machine.gpus) if kind == "cuda" else machine.num_cpus
     if cluster.num_devices == "auto":
         return sum(_rooms(cluster, machine, kind))
@@ -66,6 +64,12 @@ def check_cluster(cluster: ClusterConfig, machine: Machine) -> int:
             hint=f"use --cluster.num_devices {available} or auto{allow}",
         )
     return cluster.num_devices
+
+
+def _check_weight_sync(name: str, *, on_gpus: bool) -> None:
+    spec = None if name == "auto" else spec_of(WEIGHT_SYNCS, name, at="cluster.weight_sync")
+    if spec is not None and (problem := spec.problem(on_gpus=on_gpus)) is not None:
+        raise UserError(f"cluster.weight_sync={name}: {problem}", hint="use --cluster.weight_sync auto")
 
 
 def devices_per_node(cluster: ClusterConfig, machine: Machine) -> tuple[int, ...]:

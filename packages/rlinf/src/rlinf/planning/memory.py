@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlinf.config.reasoning import ReasoningConfig
+from rlinf.doors import spec_of
 from rlinf.errors import UserError
 from rlinf.planning.engines import can_be_served, pool_shortage
 from rlinf.planning.fitting import fitting_changes, hint_of
@@ -32,6 +33,9 @@ from rlinf_sched.derive.memory.refill import is_refilled
 from rlinf_sched.derive.shapes import ModelShape, resolve_model
 from rlinf_sched.errors import ProfileError
 from rlinf_sched.plan import Plan, StagePlan
+from rlinf_workers.plugins import WEIGHT_SYNCS
+from rlinf_workers.weight_sync.choose import suitable
+from rlinf_workers.weight_sync.spec import EdgeEnds
 
 PROCESS_BYTES = 384 << 20
 """Bytes that a worker process on a CPU slot takes beside its model: the interpreter with torch and transformers, as
@@ -264,15 +268,15 @@ def mailbox_bytes(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluste
     """What a rank of the actor keeps on its GPU of a published version until the servers have taken it: its share of
     what is served or, between machines, of what it trains. 0 where weights go another way than through device memory.
     """
-    sync, num_ranks = config.cluster.weight_sync, plan.stage("actor").num_ranks
-    nodes = {cluster.devices[index].node for stage in plan.stages for index in stage.devices}
-    if sync == "auto":
-        sync = "streams" if nodes - {0} else "device"  # the driver makes what others see of a device's memory
-    if sync == "streams" and config.cluster.weight_sync_options.get("device_memory", True):
-        return DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks
-    if sync == "device":
-        return DTYPE_BYTES[config.served_dtype] * shape.num_parameters // num_ranks
-    return 0
+    name, num_ranks = config.cluster.weight_sync, plan.stage("actor").num_ranks
+    nodes = sorted({cluster.devices[index].node for stage in plan.stages for index in stage.devices})
+    ends = EdgeEnds(sources=nodes, targets=nodes, on_gpus=True)
+    spec = suitable(ends)[0] if name == "auto" else spec_of(WEIGHT_SYNCS, name, at="cluster.weight_sync")
+    return spec.gpu_bytes(
+        trained_bytes=DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks,
+        served_bytes=DTYPE_BYTES[config.served_dtype] * shape.num_parameters // num_ranks,
+        options=config.cluster.weight_sync_options,
+    )
 
 
 def device_place(name: str, has_bytes: int, loads: Sequence[Load], mailbox: int = 0) -> Place:

@@ -12,7 +12,7 @@ from rlinf.config.common import ClusterConfig
 from rlinf.doors import named_class
 from rlinf.errors import ProcessesLost, RlinfError, RunFailed, UserError
 from rlinf.processes.environment import worker_environment
-from rlinf.processes.machines import knows_nodes
+from rlinf.processes.machines import launcher_spec
 from rlinf_comm.errors import PeerLost
 from rlinf_comm.peers.transports.base import TornStream
 from rlinf_sched.cluster import Cluster
@@ -59,8 +59,8 @@ def make_executor(
     Raises: UserError where the nodes of the cluster are not there, or have no room; ProcessesLost where one of them
         went away meanwhile.
     """
-    make_launcher = LAUNCHERS.get(config.launcher)
-    nodes = {"cluster": cluster} if knows_nodes(config.launcher) else {}
+    spec = launcher_spec(config)
+    make_launcher, nodes = spec.load(), {"cluster": cluster} if spec.has_nodes else {}
     try:
         launcher = make_launcher(**_settings(config, worker_timeout_s, forks), **nodes, **config.launcher_options)
     except NodeLost as error:

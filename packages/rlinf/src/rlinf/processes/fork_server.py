@@ -17,7 +17,7 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.machine import NVIDIA_DEVICE
 from rlinf.processes.environment import worker_environment
-from rlinf.processes.machines import knows_nodes
+from rlinf.processes.machines import launcher_spec
 from rlinf_workers.launchers.credentials import worker_variables
 
 AMD_DEVICE = Path("/dev/kfd")
@@ -34,7 +34,7 @@ ROLES = {
 def start(config: Config) -> bool:
     """Starts the server, unless the run may have a GPU or starts its processes on nodes; returns at once, whether it
     did."""
-    if knows_nodes(config.cluster.launcher):
+    if launcher_spec(config.cluster).has_nodes:
         return False
     if config.cluster.device != "cpu" and (NVIDIA_DEVICE.exists() or AMD_DEVICE.exists()):
         return False

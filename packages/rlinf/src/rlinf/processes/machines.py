@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 from rlinf.config.common import ClusterConfig
+from rlinf.doors import spec_of
 from rlinf.errors import UserError
 from rlinf.machine import Gpu, Machine, this_machine
-from rlinf_algos.errors import AlgosError
 from rlinf_workers.errors import ClusterRefused
 from rlinf_workers.launchers.base import Node
+from rlinf_workers.launchers.spec import LauncherSpec
 from rlinf_workers.plugins import LAUNCHERS
 
 
-def knows_nodes(launcher: str) -> bool:
-    """Whether a launcher starts processes on nodes that it knows, and not on this machine. One that is not there does
-    not; `check_doors` says so."""
-    try:
-        return hasattr(LAUNCHERS.get(launcher), "nodes")
-    except AlgosError:
-        return False
+def launcher_spec(config: ClusterConfig) -> LauncherSpec:
+    """The spec of the config's launcher. Raises: UserError."""
+    return spec_of(LAUNCHERS, config.launcher, at="cluster.launcher")
 
 
 def machine_of(config: ClusterConfig) -> Machine:
-    """What the config's launcher has; imports torch.
+    """What the config's launcher has; may import torch.
 
     Raises: UserError for a cluster that is not there, or too small.
     """
-    if not knows_nodes(config.launcher):
+    spec = launcher_spec(config)
+    if not spec.has_nodes:
         return this_machine()
     try:
-        return Machine.of_nodes(
-            [_machine(node) for node in LAUNCHERS.get(config.launcher).nodes(**config.launcher_options)]
-        )
-    except ClusterRefused as error:
+        return Machine.of_nodes([_machine(node) for node in spec.nodes(config.launcher_options)])
+    except (ClusterRefused, ModuleNotFoundError) as error:  # no cluster, or a package of the launcher is missing
         raise UserError(str(error)) from error
 
 

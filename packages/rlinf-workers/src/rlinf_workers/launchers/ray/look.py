@@ -14,14 +14,12 @@ from ray import cloudpickle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlinf.cluster_doctor import probe
-from rlinf.cluster_doctor.reports import ClusterReport, NodeReport, WayReport
-from rlinf.doctor import OWN_PACKAGES
 from rlinf_workers.launchers.base import Node
+from rlinf_workers.launchers.cluster_report import ClusterReport, NodeReport, WayReport
+from rlinf_workers.launchers.ray import probe
 from rlinf_workers.launchers.ray.launcher import find_nodes, member_of
 from rlinf_workers.launchers.ray.member import last_line
 
-PACKAGES = (*OWN_PACKAGES, "torch", "ray", "numpy", "transformers", "msgspec")
 START_TIMEOUT_S = 60.0
 """For Ray to start a process on a node."""
 LOOK_TIMEOUT_S = START_TIMEOUT_S + probe.LOOK_TIMEOUT_S
@@ -29,25 +27,26 @@ MEASURE_TIMEOUT_S = 60.0
 NUM_CLOCK_LOOKS = 20
 
 
-def look_at_cluster(address: str, say: Callable[[str], None]) -> ClusterReport:
+def look_at_cluster(address: str, packages: Sequence[str], say: Callable[[str], None]) -> ClusterReport:
     """Takes some seconds a node, and half a second a node more for the ways between them.
 
     Args:
         address: of the cluster, as RayLauncher takes it.
-        say: is told what is being done.
+        packages: whose versions are compared.
+        say: is called with what is being done.
 
     Raises: ClusterRefused.
     """
     nodes = find_nodes(address, 0, 0.0)
     say(f"looking at {len(nodes)} nodes, and at {len(nodes) * (len(nodes) - 1)} ways between them")
     member = member_of(address)
-    return replace(member.process.call("look", nodes, module=__name__), is_open=member.is_open)
+    return replace(member.process.call("look", nodes, packages, module=__name__), is_open=member.is_open)
 
 
-def look(nodes: Sequence[Node]) -> ClusterReport:
+def look(nodes: Sequence[Node], packages: Sequence[str]) -> ClusterReport:
     """All that there is to see of these nodes."""
     probes = _place(nodes, os.urandom(16))
-    looks = {number: one.look.remote(PACKAGES) for number, one in probes.items()}
+    looks = {number: one.look.remote(packages) for number, one in probes.items()}
     reports = [_look(number, node, probes[number], looks[number]) for number, node in enumerate(nodes)]
     seen = [report for report in reports if not report.problem]
     ways = _ways(seen, probes)

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_workers.addresses import own_address
+from rlinf_workers.weight_sync.spec import EdgeEnds, WeightSyncSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerNodeSpec(WeightSyncSpec):
+    """To each node once, where several ranks of one take weights in host memory."""
+
+    def suits(self, ends: EdgeEnds) -> bool:
+        return not ends.are_local and not ends.on_gpus and ends.share_nodes
+
+    def settings(self, ends: EdgeEnds) -> dict[str, Any]:
+        return {**({} if ends.are_local else {"host": own_address()}), "nodes": list(ends.targets)}
+
+
+SPEC = PerNodeSpec(name="per_node", implementation="rlinf_workers.weight_sync.per_node.sync:PerNodeWeightSync")

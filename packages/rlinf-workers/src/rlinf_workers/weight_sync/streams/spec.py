@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_workers.addresses import own_address
+from rlinf_workers.weight_sync.spec import EdgeEnds, WeightSyncSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamsSpec(WeightSyncSpec):
+    """Between processes of any machines; `auto` leaves several ranks of a node that take weights in host memory to
+    `per_node`."""
+
+    def suits(self, ends: EdgeEnds) -> bool:
+        return not ends.are_local and (ends.on_gpus or not ends.share_nodes)
+
+    def settings(self, ends: EdgeEnds) -> dict[str, Any]:
+        return {} if ends.are_local else {"host": own_address()}
+
+    def gpu_bytes(self, *, trained_bytes: int, served_bytes: int, options: Mapping[str, Any]) -> int:
+        return trained_bytes if options.get("device_memory", True) else 0
+
+
+SPEC = StreamsSpec(name="streams", implementation="rlinf_workers.weight_sync.streams.sync:StreamsWeightSync")

@@ -1,1 +1,0 @@
-"""`rlinf doctor --cluster`: every node of a Ray cluster looked at, and every way between two of them."""
