@@ -23,7 +23,7 @@ from benchmarks.throughput.timeline import Panel, draw
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
-from rlinf.jobs.embodied import EmbodiedJob
+from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.machine import this_machine
 from rlinf.processes.environment import worker_environment
 from rlinf_comm.testing import assert_bitwise_equal

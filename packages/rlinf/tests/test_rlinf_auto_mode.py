@@ -11,7 +11,7 @@ import pytest
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
-from rlinf.jobs.reasoning import ReasoningJob
+from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.loop.plan_times import RECENT_STEPS, PlanTimes, busy_seconds
 from rlinf.loop.training_loop import TrainingLoop
 from rlinf.machine import Machine

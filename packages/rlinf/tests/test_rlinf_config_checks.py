@@ -11,7 +11,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ModelConfig
 from rlinf.errors import UserError
-from rlinf.jobs.reasoning import ReasoningJob
+from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.machine import Gpu, Machine
 from rlinf.planning.cluster import make_cluster
 from rlinf.planning.plans import make_plans

@@ -12,7 +12,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs import prepare
 from rlinf.jobs.acting import limit_notes, termination_notes
-from rlinf.jobs.embodied import EmbodiedJob
+from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.jobs.env_interface import probe
 from rlinf.jobs.running_episodes import RunningEpisodes
 from rlinf.machine import Gpu, Machine
@@ -55,7 +55,7 @@ def test_simulators_take_gpus_where_they_simulate_on_them(
     def probe_on_cpu(spec: EnvSpec, python: str | None) -> EnvInterface:
         return probe(replace(spec, options={**spec.options, "sim_backend": "cpu"}), python)
 
-    monkeypatch.setattr("rlinf.jobs.embodied.probe", probe_on_cpu)
+    monkeypatch.setattr("rlinf.jobs.embodied.job.probe", probe_on_cpu)
     config = load_config("pushcube-ppo", parse_overrides(["--env.options.sim_backend", backend]))
     assert isinstance(config, EmbodiedConfig)
     job = EmbodiedJob(config, Machine(num_cpus=8, memory_bytes=64 << 30, gpus=GPUS))

@@ -178,7 +178,7 @@ def test_a_refusal_of_megatron_tries_its_own_options(plan):
 
 @pytest.mark.parametrize("kl_coef", ["0", "0.1"])
 def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
-    from rlinf.jobs.reasoning import ReasoningJob
+    from rlinf.jobs.reasoning.job import ReasoningJob
 
     config = load_config("add-grpo", parse_overrides(["--algorithm.kl_coef", kl_coef]))
     assert isinstance(config, ReasoningConfig)
@@ -193,7 +193,7 @@ def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
 
 
 def test_the_flow_of_a_robots_recipe_is_that_of_the_job():
-    from rlinf.jobs.embodied import EmbodiedJob
+    from rlinf.jobs.embodied.job import EmbodiedJob
 
     overrides = ["--env.kind", "gymnasium", "--env.id", "CartPole-v1", "--run.stop_at_score", "null"]
     config = load_config("pushcube-ppo", parse_overrides(overrides))

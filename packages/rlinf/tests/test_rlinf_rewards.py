@@ -12,7 +12,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs import rewards as module
-from rlinf.jobs.reasoning import ReasoningJob
+from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.jobs.rewards import TriedReward, check_reward, reward_spec, try_rewards
 from rlinf.machine import Machine
 from rlinf.tasks import Problem

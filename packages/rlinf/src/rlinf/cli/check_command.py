@@ -15,7 +15,7 @@ from rlinf.config.schema import Config
 from rlinf.errors import UserError
 
 if TYPE_CHECKING:
-    from rlinf.jobs.reasoning import ReasoningJob
+    from rlinf.jobs.reasoning.job import ReasoningJob
     from rlinf.loop.check import Check
 
 MISMATCH = 1
@@ -56,7 +56,7 @@ def _check(config: Config, command: list[str]) -> int:
 
     fork_server.start(config)
     from rlinf import jobs  # only now: everything above answers without torch
-    from rlinf.jobs.reasoning import ReasoningJob
+    from rlinf.jobs.reasoning.job import ReasoningJob
     from rlinf.loop.check import check
     from rlinf.run_folder import RunFolder
 

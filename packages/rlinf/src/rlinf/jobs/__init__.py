@@ -143,9 +143,9 @@ def measure(job: Job, folder: RunFolder) -> Measured:
 
 def _job(config: Config, machine: Machine, environments: Mapping[str, Interpreter]) -> Job:
     if config.job == "reasoning":
-        from rlinf.jobs.reasoning import ReasoningJob
+        from rlinf.jobs.reasoning.job import ReasoningJob
 
         return ReasoningJob(config, machine)
-    from rlinf.jobs.embodied import EmbodiedJob
+    from rlinf.jobs.embodied.job import EmbodiedJob
 
     return EmbodiedJob(config, machine, environments["env"].path if "env" in environments else None)

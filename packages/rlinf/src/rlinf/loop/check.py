@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from rlinf.config.devices import device_kind
 from rlinf.console.progress import Progress
 from rlinf.jobs.agreement import Agreement, judge
-from rlinf.jobs.reasoning import ReasoningJob
+from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.session import Session
 from rlinf.planning.plans import make_plans

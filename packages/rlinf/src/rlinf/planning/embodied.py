@@ -119,7 +119,7 @@ def _job(config: EmbodiedConfig, known: PublishedPolicy, simulator: CpuSimulator
 
 
 def embodied_flow(config: EmbodiedConfig, *, simulates_on_host: bool) -> FlowGraph:
-    """The training flow of `rlinf.jobs.embodied`, which needs torch to declare it."""
+    """The training flow of `rlinf.jobs.embodied.job`, which needs torch to declare it."""
     num_groups = config.env.num_groups
     sizes = tuple(size for size in range(1, num_groups + 1) if num_groups % size == 0)
     return FlowGraph(

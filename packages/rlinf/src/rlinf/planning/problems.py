@@ -132,7 +132,7 @@ def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
 
 
 def grpo_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
-    """The training flow of `rlinf.jobs.reasoning`, which needs torch to declare it.
+    """The training flow of `rlinf.jobs.reasoning.job`, which needs torch to declare it.
 
     Args:
         config: settled, see `rlinf.config.devices.settle`.

@@ -1,0 +1,1 @@
+"""The job `embodied`: a robot learns a task in simulation."""

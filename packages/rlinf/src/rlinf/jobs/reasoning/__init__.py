@@ -1,0 +1,1 @@
+"""The job `reasoning`: a language model learns to answer, from rewards alone."""
