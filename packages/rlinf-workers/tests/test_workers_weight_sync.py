@@ -24,7 +24,7 @@ from rlinf_workers.weight_sync.base import WeightPort
 from rlinf_workers.weight_sync.choose import choose
 from rlinf_workers.weight_sync.per_node.sync import PerNodeWeightSync
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
-from rlinf_workers.weight_sync.spec import EdgeEnds
+from rlinf_workers.weight_sync.spec import EdgeEnds, WeightSyncSpec
 from rlinf_workers.weight_sync.streams.sync import StreamsWeightSync
 
 
@@ -207,6 +207,16 @@ def test_who_waits_for_room_is_told_what_failed(sender, monkeypatch):
         sender.publish(TENSORS, 2)
 
 
+class PacedSpec(WeightSyncSpec):
+    """A custom weight sync that derives an option from where the ends are."""
+
+    def settings(self, ends):
+        return {"pace": len(ends.targets)}
+
+
+PACED = PacedSpec(name="paced", implementation=StreamsWeightSync)
+
+
 def ends(sources, targets, *, on_gpus):
     return EdgeEnds(sources=sources, targets=targets, on_gpus=on_gpus)
 
@@ -233,6 +243,10 @@ def test_auto_chooses_by_where_the_ends_are():
     assert choose("per_node", {"deltas": False}, ends([0], [0], on_gpus=True)) == [
         ("per_node", {"nodes": [0], "deltas": False})
     ]
-    assert choose("mine:Sync", {"pace": 2}, ends([0], [1], on_gpus=True)) == [("mine:Sync", {"pace": 2})]
+    own = f"{__name__}:OnDevice"
+    assert choose(own, {"pace": 2}, ends([0], [1], on_gpus=True)) == [(own, {"pace": 2})]
+    own = f"{__name__}:PACED"
+    assert choose(own, {}, ends([0], [1], on_gpus=True)) == [(own, {"pace": 1})]
+    assert choose(own, {"pace": 2}, ends([0], [1], on_gpus=True)) == [(own, {"pace": 2})]
     assert choose("streams", {}, ends([0], [1], on_gpus=True)) == [streams]
     assert choose("streams", {"host": "b"}, ends([0], [1], on_gpus=True)) == [("streams", {"host": "b"})]

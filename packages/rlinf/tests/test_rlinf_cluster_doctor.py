@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from rlinf.cluster_findings import judge
 from rlinf_sched.problem_file import read_problem
 from rlinf_workers.launchers.cluster_report import ClusterReport, NodeReport, WayReport
 from rlinf_workers.launchers.ray import probe
+from rlinf_workers.launchers.spec import LauncherSpec
 
 TOKEN = b"0123456789abcdef"
 EXAMPLE = Path(__file__).parents[2] / "rlinf-sched" / "examples" / "laptop.json"
@@ -164,7 +165,7 @@ def test_the_command_prints_tables_and_findings_and_changes_the_network_of_a_pro
 
     assert main(["doctor", "--cluster", "10.0.0.1:6379", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
-    assert asked[1:] == ["10.0.0.1:6379"]
+    assert asked[1:] == [("10.0.0.1:6379", None)]
     assert (len(said["nodes"]), len(said["ways"]), said["ways"][0]["bytes_per_s"]) == (2, 2, 2e9)
     assert [one["subject"] for one in said["findings"] if one["verdict"] == "problem"] == ["versions"]
 
@@ -231,3 +232,29 @@ def test_a_probe_sees_its_machine():
 def test_a_torch_that_cannot_be_imported_is_told(monkeypatch):
     monkeypatch.setattr(probe, "LOOK_AT_TORCH", "raise ImportError('libcudart.so.13')")
     assert probe._torch() == {"torch_problem": "ImportError: libcudart.so.13"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Farm(LauncherSpec):
+    """A custom launcher with a cluster of its own."""
+
+    @property
+    def can_look(self) -> bool:
+        return True
+
+    def look(self, address, packages, say):
+        say(f"looking at {address}")
+        assert "rlinf" in packages
+        return cluster(node(0), ways=())
+
+
+FARM = Farm(name="farm", implementation="nowhere:Launcher")
+
+
+def test_a_custom_launcher_says_what_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--cluster", "barn", "--launcher", f"{__name__}:FARM"]) == 0
+    shown = capsys.readouterr()
+    assert "host0" in shown.out and shown.err == "looking at barn\n"
+    assert main(["doctor", "--cluster", "--launcher", "local"]) == 2
+    assert "--launcher=local: it has no cluster to look at" in capsys.readouterr().err
+    assert main(["doctor", "--launcher", "ray"]) == 2

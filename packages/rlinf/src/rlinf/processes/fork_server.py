@@ -25,9 +25,9 @@ FIRST = "rlinf.processes.fork_server_child"
 ROLES = {
     "reasoning": (
         *("language.actor", "language.reference", "language.reward", "language.rollout"),
-        "training.replicated.backend",
+        "trainers.replicated.backend",
     ),
-    "embodied": ("embodied.environment", "embodied.rollout", "embodied.actor", "training.replicated.backend"),
+    "embodied": ("embodied.environment", "embodied.rollout", "embodied.actor", "trainers.replicated.backend"),
 }
 
 
