@@ -7,7 +7,7 @@ import sys
 RLINF = ["-c", "from rlinf.cli.main import entry_point; entry_point()"]
 SMALL = {
     "rollout.engine": "sglang",
-    "rollout.sglang": "{max_total_tokens: 2000}",
+    "rollout.engine_options": "{max_total_tokens: 2000}",
     "environments.rollout": sys.executable,
     "mode": "collocated",
     "cluster.num_devices": 1,

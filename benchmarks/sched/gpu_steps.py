@@ -30,13 +30,12 @@ from rlinf.config.devices import settle
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf.planning.memory import job_shape, reference_shape
+from rlinf.planning.memory import job_shape
 from rlinf.planning.plans import make_plans
-from rlinf.planning.problems import problem_of_recipe
+from rlinf.planning.problems import problem_of_recipe, recipe_profiles
 from rlinf.tasks.language import character_tokenizer
 from rlinf_sched.derive.datasheets import find_gpu
 from rlinf_sched.derive.lengths import Lengths
-from rlinf_sched.derive.recipes import recipe_profiles
 from rlinf_sched.derive.shapes import resolve_model
 from rlinf_sched.dynamic import Controller
 from rlinf_sched.modes import plan_for_mode
@@ -154,7 +153,7 @@ def derived(config: Any, gpu: str) -> Predicted:
     settled = settle(config, 1)
     assert isinstance(settled, ReasoningConfig), "settling keeps the job"
     job = replace(job_shape(settled, device_bytes=sheet.memory_bytes), lengths=lengths)
-    profiles = recipe_profiles(problem.flow, shape, sheet, job, reference_shape(config, shape))
+    profiles = recipe_profiles(problem.flow, config, shape, sheet, job)
     plan = plan_for_mode(problem.flow, problem.cluster, "collocated")
     plan = replace(plan, stages=tuple(replace(stage, offload=False) for stage in plan.stages))  # all has room at once
     return predicted(replace(problem, profiles=profiles), plan)

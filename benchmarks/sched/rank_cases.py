@@ -9,13 +9,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlinf_sched.derive import Lengths, ModelShape
-from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_sched.derive.memory import Adapter, JobShape, RankMemory, forward_memory, generator_memory, trainer_memory
+from rlinf_sched.derive.memory import Adapter, JobShape, RankMemory, forward_memory
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
 from rlinf_workers.models.packed import PackedBatch, pack_without_padding
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.plugins import ENGINES, TRAINERS
 from rlinf_workers.records.language import Prompt, SampleGroup
 from rlinf_workers.trainers.base import (
     BackendSettings,
@@ -113,7 +113,7 @@ class Case:
     @property
     def ranks_per_replica(self) -> int:
         """Ranks that hold one copy of the model together and get the same micro-batches."""
-        return MegatronOptions.of(self.options).ranks_per_replica if self.backend == "megatron" else 1
+        return TRAINERS.spec(self.backend).ranks_per_replica(self.options) or 1
 
     @property
     def num_shards(self) -> int:
@@ -251,19 +251,20 @@ def batch(case: Case, num_groups: int | None = None) -> SequenceBatch | PackedBa
 def count(case: Case, folder: str, *, on_gpu: bool = False) -> RankMemory:
     """What a rank of the case is said to hold."""
     groups, size, prompt_tokens, limit = SIZES[case.size]
-    shape = ModelShape.from_folder(folder)
+    shape, trainer = ModelShape.from_folder(folder), TRAINERS.spec(case.backend)
     job = JobShape(
         lengths=Lengths(mean_tokens=limit, limit_tokens=limit, prompt_tokens=prompt_tokens, group_size=size),
         num_groups=groups * case.num_shards,
         dtype_bytes=DTYPES[case.dtype],
         num_shards=case.num_shards,
-        backend=case.backend,
-        backend_options=case.options,
+        trainer_options=case.options,
         micro_batch_groups=groups,
         max_tokens_per_micro_batch=groups * (prompt_tokens + size * limit) if case.is_packed else None,
         adapter=Adapter(rank=case.lora_rank) if case.lora_rank else None,
         on_gpu=on_gpu,
     )
     if case.role == "actor":
-        return trainer_memory(shape, job, case.num_ranks)
-    return forward_memory(shape, job) if case.role == "reference" else generator_memory(shape, job)
+        return trainer.rank_memory(shape, job, case.num_ranks)
+    if case.role == "reference":
+        return forward_memory(shape, trainer.computed(job))
+    return ENGINES.spec("huggingface").memory(shape, job)

@@ -32,10 +32,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from rlinf.planning.memory import Load
 from rlinf.tasks.language import character_tokenizer
 from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.memory import JobShape, generator_memory
-from rlinf_sched.derive.memory.sglang import kv_tokens, settled_arguments
+from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.sglang.memory import kv_tokens
+from rlinf_workers.engines.sglang.spec import SPEC
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import Prompt
 
@@ -51,7 +52,7 @@ MIXTURE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A model, the devices of its engine, and what the recipe says under `rollout.sglang`."""
+    """A model, the devices of its engine, and what the recipe says under `rollout.engine_options`."""
 
     kind: str
     config: dict[str, int]
@@ -141,7 +142,6 @@ def asked(case: Case) -> tuple[ModelShape, JobShape]:
         lengths=LENGTHS,
         num_groups=case.num_groups,
         on_gpu=False,
-        engine="sglang",
         engine_options=case.options,
         tensor_parallel=case.num_devices,
         device_bytes=DEVICE_BYTES,
@@ -152,7 +152,7 @@ def asked(case: Case) -> tuple[ModelShape, JobShape]:
 def counted(case: Case) -> dict[str, Any]:
     """What a plan says."""
     shape, job = asked(case)
-    memory = generator_memory(shape, job)
+    memory = SPEC.memory(shape, job)
     devices = tuple(range(case.num_devices))
     load = Load(
         group="rollout",
@@ -160,7 +160,7 @@ def counted(case: Case) -> dict[str, Any]:
         num_items=1,
         offload=False,
         devices=devices,
-        num_engine_processes=case.num_devices,
+        engine_process_bytes=case.num_devices * SPEC.process_bytes,
     )
     return {
         "architecture": case.kind,
@@ -185,7 +185,7 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
         torch.device("cpu"),
         max_prompt_tokens=LENGTHS.prompt_tokens,
         devices=[f"cpu:{index}" for index in range(case.num_devices)],
-        **settled_arguments(*asked(case)),
+        **SPEC.settled(*asked(case)),
     )
     start_s = time.monotonic() - started_s
     sampling = SamplingSettings(group_size=8, max_new_tokens=LENGTHS.limit_tokens)

@@ -18,8 +18,8 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.planning.memory import job_shape, named_shape
 from rlinf.planning.problems import loads_of_recipe, problem_of_recipe
 from rlinf_sched.derive import find_gpu
-from rlinf_sched.derive.memory.sglang import kv_tokens
 from rlinf_sched.explain import explain_problem
+from rlinf_workers.engines.sglang.memory import kv_tokens
 
 RESULT = Path(__file__).parents[1] / "results" / "sglang-plans.json"
 GPU = "H100"

@@ -28,7 +28,7 @@ import torch
 from benchmarks.harness import compare, interleave, report
 
 from rlinf_sched.derive.lengths import Lengths
-from rlinf_sched.derive.memory import JobShape, generator_memory
+from rlinf_sched.derive.memory import JobShape, batch_memory
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.engines.base import Completions
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
@@ -233,7 +233,7 @@ def memory_of(
         group_size=sampling.group_size,
     )
     shape = ModelShape.from_config(engine._model.config.to_dict())
-    counted = generator_memory(shape, JobShape(lengths=lengths, num_groups=len(prompts), dtype_bytes=2))
+    counted = batch_memory(shape, JobShape(lengths=lengths, num_groups=len(prompts), dtype_bytes=2))
     return {
         "counted": counted.work(len(prompts)),
         "allocated": torch.cuda.max_memory_allocated(device) - before[0],

@@ -1,13 +1,12 @@
 """Derived profiles against first principles: nothing is faster than the datasheet, nothing gets cheaper with more."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 
-from rlinf_sched import FlowGraph, Problem, ProblemError, ProfileError, Stage, StageProfile
+from rlinf_sched import Problem, ProblemError, ProfileError, StageProfile
 from rlinf_sched.derive import (
     LIBERO,
     MANISKILL_PUT_ON_PLATE,
@@ -31,9 +30,6 @@ from rlinf_sched.derive import (
 )
 from rlinf_sched.derive.datasheets import SYNC_BYTES_PER_S
 from rlinf_sched.derive.generation import decode_step_s
-from rlinf_sched.derive.memory import JobShape
-from rlinf_sched.derive.recipes import recipe_profiles
-from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.derive.simulators import host_simulator_profile, on_busy_cores, slowed
 from rlinf_sched.plan import Mode
 from rlinf_sched.planner import plan
@@ -385,62 +381,3 @@ def test_a_sync_of_30b_takes_what_public_systems_take() -> None:
 def test_an_unknown_workload_gets_the_nearest() -> None:
     with pytest.raises(ProblemError, match=r"did you mean 'grpo-qwen2.5-7b-64'"):
         workload("grpo-qwen2.5-7b-46")
-
-
-QWEN_HALF_B = {
-    "model_type": "qwen2",
-    "vocab_size": 151_936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredStage:
-    """A stage of a step on an H100 (benchmarks/results/gpu-steps.json): 8 answers of as many tokens to each prompt,
-    which has 128."""
-
-    model: ModelShape
-    num_groups: int
-    tokens: int
-    role: str
-    seconds: float
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-BFLOAT16: dict[str, Any] = {
-    "served_bytes": 2,
-    "backend": "fsdp2",
-    "backend_options": {"compute_dtype": "bfloat16", "recompute": True},
-}
-SMALL: dict[str, Any] = {"model": ModelShape.from_config(QWEN_HALF_B), "num_groups": 64, "tokens": 256}
-MIDDLE: dict[str, Any] = {"model": find_model("Qwen2.5-1.5B"), "num_groups": 32, "tokens": 256}
-SHORT: dict[str, Any] = {**SMALL, "num_groups": 32, "tokens": 128}
-
-
-@pytest.mark.parametrize(
-    "measured",
-    [
-        MeasuredStage(**SMALL, role="rollout", seconds=1.27, options=BFLOAT16),
-        MeasuredStage(**SMALL, role="reference", seconds=2.80, options=BFLOAT16),
-        MeasuredStage(**SMALL, role="actor", seconds=3.50, options={**BFLOAT16, "micro_batch_groups": 8}),
-        MeasuredStage(**MIDDLE, role="rollout", seconds=1.42, options=BFLOAT16),
-        MeasuredStage(**MIDDLE, role="actor", seconds=4.10, options={**BFLOAT16, "micro_batch_groups": 4}),
-        MeasuredStage(**SHORT, role="rollout", seconds=1.55),
-        MeasuredStage(**SHORT, role="actor", seconds=3.51, options={"micro_batch_groups": 4}),
-    ],
-    ids=lambda measured: f"{measured.role}, {measured.num_groups}, {measured.model.hidden_size}",
-)
-def test_stages_of_recipes_take_about_what_they_took(measured: MeasuredStage) -> None:
-    stage = Stage(name="it", worker="it", role=measured.role, reads=("prompts",), trains=measured.role == "actor")
-    flow = FlowGraph(name="one", stages=(stage,), feeds=("prompts",))
-    lengths = Lengths(
-        mean_tokens=measured.tokens, limit_tokens=measured.tokens, prompt_tokens=128, group_size=8, sigma=0
-    )
-    job = JobShape(lengths=lengths, num_groups=measured.num_groups, **measured.options)
-    instance = recipe_profiles(flow, measured.model, H100, job).stages["it"].instances[0]
-    assert instance.seconds(measured.num_groups) + instance.step_s == pytest.approx(measured.seconds, rel=0.25)

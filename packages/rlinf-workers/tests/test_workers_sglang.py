@@ -81,7 +81,7 @@ def test_memory_on_gpus_can_be_given_back_and_nothing_of_cpus_is_set(tmp_path):
     ],
 )
 def test_names_that_no_recipe_may_set_are_refused(name, says):
-    with pytest.raises(WorkersError, match=f"rollout.sglang.{name}.*") as error:
+    with pytest.raises(WorkersError, match=f"engine_options.{name}.*") as error:
         check_names([name], KNOWN)
     assert says in str(error.value)
 
@@ -95,9 +95,9 @@ def test_nothing_that_is_set_here_for_a_device_is_refused_to_a_recipe(tmp_path):
 def test_what_sglang_refuses_is_led_back_to_a_key():
     given = {"attention_backend": "nonsense", "max_total_tokens": 200}
     assert suspects("Invalid attention backend: nonsense", given).endswith(
-        "with rollout.sglang.attention_backend=nonsense"
+        "with engine_options.attention_backend=nonsense"
     )
-    assert suspects("it failed", given).endswith("=nonsense, rollout.sglang.max_total_tokens=200")
+    assert suspects("it failed", given).endswith("=nonsense, engine_options.max_total_tokens=200")
     assert suspects("it failed", {}) == ""
 
 

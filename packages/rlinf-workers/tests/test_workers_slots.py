@@ -9,11 +9,12 @@ import torch
 
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.memory import JobShape, generator_memory
+from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.engines import slots
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.huggingface.slots import Slots
+from rlinf_workers.engines.huggingface.spec import SPEC
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.testing.architectures import tiny_architecture
@@ -176,9 +177,7 @@ def test_the_cache_is_what_a_plan_counts(kind, num_groups, free_rows, tmp_path, 
     made = tiny_architecture(kind, tmp_path)
     shape = ModelShape.from_folder(made.folder)
     lengths = Lengths(mean_tokens=40, limit_tokens=40, prompt_tokens=8, group_size=4)
-    job = JobShape(
-        lengths=lengths, num_groups=num_groups, on_gpu=False, engine="huggingface", engine_options={"refill": True}
-    )
+    job = JobShape(lengths=lengths, num_groups=num_groups, on_gpu=False, engine_options={"refill": True})
     tried = engine(made)
     if free_rows is not None:
         config = tried._model.config
@@ -189,7 +188,7 @@ def test_the_cache_is_what_a_plan_counts(kind, num_groups, free_rows, tmp_path, 
     sample(tried, prompts_of(MIXED[:num_groups]), LONG)
     cache = slots_of(tried)._cache
     assert cache is not None
-    assert generator_memory(shape, job).kv_pool == sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
+    assert SPEC.memory(shape, job).kv_pool == sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
 
 
 def test_a_cache_that_grows_keeps_who_runs(model):

@@ -14,7 +14,7 @@ from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
-from rlinf_workers.plugins import BACKENDS
+from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.testing.backends import check_backend
 from rlinf_workers.testing.engines import tiny_model
@@ -283,7 +283,7 @@ class Ranks(Worker):
     def conform(self, make: str, folder: str, per_replica: int, subject: str) -> None:
         from rlinf_workers.trainers.megatron import parallel
 
-        check_backend(BACKENDS.get(make), folder, self.cut(per_replica), subject=BACKENDS.get(subject)())
+        check_backend(TRAINERS.get(make), folder, self.cut(per_replica), subject=TRAINERS.get(subject)())
         parallel.disconnect()
 
     def cut(self, per_replica: int) -> Worker:

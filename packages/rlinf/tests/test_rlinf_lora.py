@@ -17,10 +17,11 @@ from rlinf.run_folder.adapters import base_digest
 from rlinf.run_folder.export import export
 from rlinf.run_folder.seal import write_seal
 from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.memory import Adapter, JobShape, trainer_memory
+from rlinf_sched.derive.memory import Adapter, JobShape
 from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
 from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.testing.architectures import ARCHITECTURES, tiny_architecture
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.engines import tiny_model
@@ -74,11 +75,10 @@ def test_gradients_and_moments_are_counted_for_what_is_trained(tmp_path, backend
         num_groups=4,
         num_shards=4,
         dtype_bytes=2,
-        backend=backend,
         adapter=adapter,
         has_critic=has_critic,
     )
-    found = trainer_memory(shape, job, 1)
+    found = TRAINERS.spec(backend).rank_memory(shape, job, 1)
     own, copy = 4 * adapter.num_parameters(shape), 2 * shape.num_parameters
     critic = copy if has_critic else 0
     assert found.weights == copy + critic + own

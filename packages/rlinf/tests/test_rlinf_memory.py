@@ -29,15 +29,16 @@ from rlinf.planning.memory import (
 from rlinf_algos.logprobs import token_logprobs
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_sched.derive.memory import Adapter, JobShape, forward_memory, trainer_memory
+from rlinf_sched.derive.memory import Adapter, JobShape, forward_memory
 from rlinf_sched.derive.memory.activations import layers_bytes, packed_pass, passes_of_micro_batch
-from rlinf_sched.derive.memory.megatron import MegatronPass
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits
+from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.trainers.megatron.memory import MegatronPass
+from rlinf_workers.trainers.megatron.options import MegatronOptions
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -48,6 +49,8 @@ SMALL: dict[str, Any] = {
 }
 
 WIDE: dict[str, Any] = {**SMALL, "hidden_size": 4096}
+
+REPLICATED = TRAINERS.spec("replicated")
 
 
 def config_of(*overrides: str) -> ReasoningConfig:
@@ -202,10 +205,8 @@ def test_what_megatrons_layers_keep_is_what_autograd_records(
     finally:
         disconnect()
     lengths = Lengths(mean_tokens=48, limit_tokens=48, prompt_tokens=16, group_size=8)
-    job = JobShape(
-        lengths=lengths, num_groups=2, backend="megatron", backend_options=options, micro_batch_groups=2, on_gpu=False
-    )
-    counted = MegatronPass(model=shape, job=job, cut=MegatronOptions.of(options), num_rows=16)
+    job = JobShape(lengths=lengths, num_groups=2, trainer_options=options, micro_batch_groups=2, on_gpu=False)
+    counted = MegatronPass(model=shape, job=job, cut=MegatronOptions(**options), num_rows=16)
     dtype_bytes = 2 if dtype == "bfloat16" else 4
     tokens, h = 16 * (16 + 48), shape.hidden_size
     head = 16 * 48 * (shape.vocab_size + h) * dtype_bytes + tokens * h * (8 + dtype_bytes)
@@ -216,7 +217,8 @@ def test_a_packed_micro_batch_is_counted_by_its_budget() -> None:
     shape = ModelShape(name="small", num_layers=6, head_dim=16, qkv_bias=True, **SMALL)
     lengths = Lengths(mean_tokens=40, limit_tokens=48, prompt_tokens=16, group_size=8)
     job = JobShape(lengths=lengths, num_groups=8, micro_batch_groups=8)
-    work = [trainer_memory(shape, replace(job, max_tokens_per_micro_batch=n), 1).activations for n in (800, 1600)]
+    budgets = [replace(job, max_tokens_per_micro_batch=n) for n in (800, 1600)]
+    work = [REPLICATED.rank_memory(shape, budget, 1).activations for budget in budgets]
     assert 1.7 < work[1] / work[0] < 2.1
     asked = [forward_memory(shape, replace(job, max_tokens_per_micro_batch=n)).activations for n in (200, 400, 800)]
     assert asked[0] < asked[1] == asked[2]  # no pass has tokens of two groups
@@ -244,7 +246,7 @@ def test_a_backward_pass_holds_back_a_gradient_of_every_layer() -> None:
     assert events[0] == "through"
     shape = ModelShape(name="small", num_layers=3, head_dim=16, qkv_bias=True, **SMALL)
     lengths = Lengths(mean_tokens=2, limit_tokens=2, prompt_tokens=2, group_size=2)
-    work = trainer_memory(shape, JobShape(lengths=lengths, num_groups=1), 1).work()
+    work = REPLICATED.rank_memory(shape, JobShape(lengths=lengths, num_groups=1), 1).work()
     heads = 2 * 4 * shape.vocab_size * shape.hidden_size
     assert 4 * shape.num_parameters + heads < work < 4.3 * shape.num_parameters + heads
 
@@ -255,7 +257,7 @@ def test_a_warm_start_keeps_more_than_a_small_micro_batch() -> None:
     flags = ("--actor.micro_batch_groups=1", "--algorithm.group_size=2")
     job, without = job_shape(config_of(*flags)), job_shape(config_of(*flags, "--warm_start=null"))
     assert job.warm_start_sequences == 128
-    sizes = [trainer_memory(shape, one, 1).work() for one in (job, without)]
+    sizes = [REPLICATED.rank_memory(shape, one, 1).work() for one in (job, without)]
     assert sizes[0] > 10 * sizes[1]
 
 
@@ -282,7 +284,7 @@ def test_a_teacher_is_counted_with_its_own_shape(tmp_path) -> None:
     teacher = reference_shape(config, small)
     assert teacher is not None
     assert (teacher.num_layers, teacher.hidden_size) == (9, 4096)
-    memory = rank_memory(small, job_shape(config), {}, teacher)
+    memory = rank_memory(config, small, job_shape(config), {})
     assert memory["reference"].weights == 4 * teacher.num_parameters > 100 * memory["actor"].weights
     assert reference_shape(config_of("--algorithm.kl_coef=0.1"), small) is small
     assert reference_shape(config_of(), small) is None
@@ -349,9 +351,17 @@ def test_a_cache_of_free_memory_takes_no_more_than_its_share() -> None:
     )
 
 
-@pytest.mark.parametrize("share", ["0", "1.5", "true", "half"])
-def test_a_share_of_free_memory_is_a_share(share: str) -> None:
-    with pytest.raises(UserError, match=r"rollout.engine_options.cache_share=.* is no share; use a number above 0"):
+@pytest.mark.parametrize(
+    ("share", "reason"),
+    [
+        ("0", "is no share; use a number above 0"),
+        ("1.5", "is no share"),
+        ("true", "expected `float"),
+        ("half", "got `str"),
+    ],
+)
+def test_a_share_of_free_memory_is_a_share(share: str, reason: str) -> None:
+    with pytest.raises(UserError, match=rf"rollout.engine_options.cache_share=.*{reason}"):
         config_of(f"--rollout.engine_options={{refill: true, cache_share: {share}}}")
 
 
@@ -368,17 +378,18 @@ def test_a_rank_has_weights_its_shards_gradients_and_two_moments() -> None:
     assert shape is not None
     copy = 4 * shape.num_parameters
     for num_ranks, num_buffers in ((1, 8), (4, 2), (8, 1)):
-        memory = rank_memory(shape, job_shape(config), {"actor": num_ranks}, None)
+        memory = rank_memory(config, shape, job_shape(config), {"actor": num_ranks})
         assert memory["actor"].state == (1 + num_buffers + 2) * copy
         assert memory["rollout"].state == copy
     warm = config_of("--actor.num_shards=8")
-    assert trainer_memory(shape, job_shape(warm), 8).state == (1 + 1 + 2) * copy  # one optimizer after the other
+    memory_of_rank = REPLICATED.rank_memory(shape, job_shape(warm), 8)
+    assert memory_of_rank.state == (1 + 1 + 2) * copy  # one optimizer after the other
 
 
 def test_weights_that_generate_in_half_the_bytes_take_half_of_them() -> None:
     shape = ModelShape(name="small", num_layers=2, head_dim=16, **SMALL)
     plain, half = (
-        rank_memory(shape, job_shape(config_of(*more)), {}, None) for more in ([], ["--rollout.dtype=bfloat16"])
+        rank_memory(one, shape, job_shape(one), {}) for one in (config_of(), config_of("--rollout.dtype=bfloat16"))
     )
     assert half["actor"] == plain["actor"]
     assert 2 * half["rollout"].weights == plain["rollout"].weights
@@ -391,8 +402,8 @@ def test_a_checkpoints_copy_is_shared_out_and_counted_with_the_process() -> None
     assert shape is not None
     copy = 4 * shape.num_parameters
     for backend in ("replicated", "megatron", "fsdp2"):
-        job = replace(job_shape(config, on_gpu=False), backend=backend)
-        one, four = (trainer_memory(shape, job, num_ranks) for num_ranks in (1, 4))
+        job, spec = job_shape(config, on_gpu=False), TRAINERS.spec(backend)
+        one, four = (spec.rank_memory(shape, job, num_ranks) for num_ranks in (1, 4))
         assert one.host_copy == 3 * copy, "weights and two moments"
         assert 3 * copy / 4 <= four.host_copy < 1.2 * copy
         without = Load(group="actor", memory=replace(one, host_copy=0), num_items=1, offload=False)
@@ -406,17 +417,20 @@ def test_ranks_that_share_a_model_out_have_parts_of_all_but_the_work() -> None:
     assert shape is not None
     copy = 4 * shape.num_parameters
     for num_ranks in (1, 2, 8):
-        memory = rank_memory(shape, job_shape(config), {"actor": num_ranks}, shape)
+        memory = rank_memory(config, shape, job_shape(config), {"actor": num_ranks})
         part = -(-copy // num_ranks)
         assert (memory["actor"].weights, memory["actor"].gradients, memory["actor"].optimizer) == (part, part, 2 * part)
         assert memory["rollout"].state == memory["reference"].state == copy
-    with pytest.raises(UserError, match=r"actor.backend_options: fsdp2 got an unexpected keyword argument 'dtype'"):
+    with pytest.raises(
+        UserError, match=r"backend_options.dtype: fsdp2 has no option of that name; known: compute_dtype, recompute"
+    ):
         jobs.prepare(
             config_of(*flags, "--actor.backend_options={dtype: float32}"), Machine(num_cpus=2, memory_bytes=16 << 30)
         )
     for options in ("{compute_dtype: bfloat16}", "{recompute: true}"):
-        cheaper = rank_memory(shape, job_shape(config_of(*flags, f"--actor.backend_options={options}")), {}, None)
-        dearer = rank_memory(shape, job_shape(config), {}, None)
+        changed = config_of(*flags, f"--actor.backend_options={options}")
+        cheaper = rank_memory(changed, shape, job_shape(changed), {})
+        dearer = rank_memory(config, shape, job_shape(config), {})
         assert cheaper["actor"].work() < dearer["actor"].work()
 
 
@@ -488,7 +502,7 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     config = config_of("--warm_start=null")
     shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
     job = job_shape(config)
-    memory = rank_memory(shape, job, {"actor": 1}, None)
+    memory = rank_memory(config, shape, job, {"actor": 1})
     mailbox = memory["rollout"].weights  # a version that is published and not yet taken
     rollout, actor = memory["rollout"].peak(64) + mailbox, memory["actor"].peak(64) + mailbox
 
@@ -546,7 +560,7 @@ def test_beyond_a_size_more_tokens_need_no_more_logits() -> None:
     def work(group_size: int) -> tuple[int, int]:
         lengths = Lengths(mean_tokens=256, limit_tokens=256, prompt_tokens=16, group_size=group_size)
         job = JobShape(lengths=lengths, num_groups=1)
-        return trainer_memory(shape, job, 1).work(), forward_memory(shape, job).work()
+        return REPLICATED.rank_memory(shape, job, 1).work(), forward_memory(shape, job).work()
 
     logits = 4 * 256 << 17  # of a sequence, in float32
     small, most, above, far = (work(group_size) for group_size in (4, 8, 16, 32))

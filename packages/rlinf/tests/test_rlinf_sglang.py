@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rlinf.cli.main import main
-from rlinf.config.engine import SGLANG_ARGUMENTS
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
@@ -20,13 +19,13 @@ from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import find_model
 from rlinf_sched.derive.generation import FLOAT32_RATE, FLOAT32_UTILISATION
-from rlinf_sched.derive.memory import generator_memory
-from rlinf_sched.derive.memory.sglang import kv_tokens
-from rlinf_sched.derive.recipes import LAYER_CALL_S
-from rlinf_sched.derive.sglang import OWNED, SGLangOptions
+from rlinf_sched.derive.steps import LAYER_CALL_S
 from rlinf_sched.derive.training import DENSE_UTILISATION
 from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.engines.sglang.arguments import KNOWN_VERSIONS, ON_CPU, ON_GPU
+from rlinf_workers.engines.sglang.arguments import ON_CPU, ON_GPU
+from rlinf_workers.engines.sglang.memory import kv_tokens
+from rlinf_workers.engines.sglang.options import OWNED, SERVER_ARGUMENTS, SGLangOptions
+from rlinf_workers.engines.sglang.spec import SPEC as SGLANG_SPEC
 from rlinf_workers.launchers.interpreter import Interpreter
 
 SGLANG = ["--warm_start=null", "--rollout.engine=sglang", "--mode=collocated"]
@@ -57,35 +56,40 @@ def plan_of(*, span: int = 1, num_devices: int = 2, offload: bool = True) -> Pla
     ("arguments", "says"),
     [
         (
-            ["--rollout.engine=huggingface", "--rollout.sglang={mem_fraction_static: 0.5}"],
-            "rollout.sglang.mem_fraction_static is set, but rollout.engine=huggingface; use rollout.engine=sglang",
+            ["--rollout.engine=huggingface", "--rollout.engine_options={mem_fraction_static: 0.5}"],
+            "rollout.engine_options.mem_fraction_static: huggingface has no option of that name",
         ),
         (
             ["--rollout.engine=huggingface", "--rollout.tensor_parallel_size=2"],
             "rollout.tensor_parallel_size=2: rollout.engine=huggingface computes on one device",
         ),
-        (["--rollout.engine_options={a: 1}"], "rollout.engine=sglang has its settings under rollout.sglang"),
         (
-            ["--rollout.sglang={tp_size: 2}"],
-            "rollout.sglang.tp_size cannot be set: an engine has rollout.tensor_parallel_size devices",
+            ["--rollout.engine_options={tp_size: 2}"],
+            "rollout.engine_options.tp_size cannot be set: an engine has tensor_parallel_size devices",
         ),
         (
-            ["--rollout.sglang={dtype: float16}"],
-            "rollout.sglang.dtype cannot be set: the model is that of the recipe (model.*, rollout.dtype)",
+            ["--rollout.engine_options={dtype: float16}"],
+            "rollout.engine_options.dtype cannot be set: the model and its dtype are those of the run",
         ),
         (
-            ["--rollout.sglang={max_toatl_tokens: 500}"],
-            "rollout.sglang.max_toatl_tokens: SGLang has no server argument of that name; did you mean max_total_tok",
+            ["--rollout.engine_options={max_toatl_tokens: 500}"],
+            "max_toatl_tokens: SGLang has no server argument of that name; did you mean",
         ),
-        (["--rollout.sglang={zzz: 1}"], "no server argument of that name; `python -m sglang.launch_server --help`"),
-        (["--rollout.sglang={model_path: x}"], "rollout.sglang.model_path cannot be set"),
-        (["--rollout.sglang={mem_fraction_static: 70}"], "mem_fraction_static=70 is no share; use a number between 0"),
-        (["--rollout.sglang={max_total_tokens: 0}"], "max_total_tokens=0 is not a number of at least 1"),
         (
-            ["--rollout.sglang={max_total_tokens: 20}"],
+            ["--rollout.engine_options={zzz: 1}"],
+            "no server argument of that name; `python -m sglang.launch_server --help`",
+        ),
+        (["--rollout.engine_options={model_path: x}"], "rollout.engine_options.model_path cannot be set"),
+        (
+            ["--rollout.engine_options={mem_fraction_static: 70}"],
+            "mem_fraction_static=70 is no share; use a number between 0",
+        ),
+        (["--rollout.engine_options={max_total_tokens: 0}"], "max_total_tokens=0 is not a number of at least 1"),
+        (
+            ["--rollout.engine_options={max_total_tokens: 20}"],
             "max_total_tokens=20 is less than rollout.max_prompt_tokens + rollout.max_new_tokens = 25; use at least 25",
         ),
-        (["--rollout.sglang={context_length: 24}"], "context_length=24 is less than"),
+        (["--rollout.engine_options={context_length: 24}"], "context_length=24 is less than"),
         (
             ["--rollout.tensor_parallel_size=2", "--cluster.num_devices=1"],
             "=2: cluster.num_devices gives the rollout 1 device, and an engine has 2; use 2 devices",
@@ -107,18 +111,18 @@ def test_a_setting_that_cannot_be_is_refused_by_its_key(arguments: list[str], sa
 
 
 def test_a_version_that_nobody_tried_checks_its_own_names():
-    config_of("--rollout.sglang={any_version: true, of_tomorrow: 1}")
+    config_of("--rollout.engine_options={any_version: true, of_tomorrow: 1}")
     with pytest.raises(UserError, match="of_tomorrow"):
-        config_of("--rollout.sglang={any_version: false, of_tomorrow: 1}")
+        config_of("--rollout.engine_options={any_version: false, of_tomorrow: 1}")
 
 
 def test_every_argument_that_is_read_set_or_kept_back_here_is_one_of_sglangs():
     read = {field.name for field in fields(SGLangOptions)}
-    assert (read | OWNED.keys() | ON_CPU.keys() | ON_GPU.keys()) <= set(SGLANG_ARGUMENTS.read_text().split())
+    assert (read | OWNED.keys() | ON_CPU.keys() | ON_GPU.keys()) <= set(SERVER_ARGUMENTS.read_text().split())
 
 
 def test_an_argument_may_be_a_list():
-    assert config_of("--rollout.sglang={cuda_graph_bs_decode: [1, 2]}").rollout.sglang == {
+    assert config_of("--rollout.engine_options={cuda_graph_bs_decode: [1, 2]}").rollout.engine_options == {
         "cuda_graph_bs_decode": [1, 2]
     }
 
@@ -129,10 +133,12 @@ def test_evaluation_has_the_same_keys():
     values: dict[str, Any] = {"model": "m", "benchmarks": {"gsm8k": "test.jsonl"}, "max_new_tokens": 64}
     with pytest.raises(ValueError, match="tensor_parallel_size=2: engine=huggingface computes on one device"):
         EvalConfig.model_validate(values | {"tensor_parallel_size": 2})
-    with pytest.raises(ValueError, match=r"sglang\.max_totl_tokens: SGLang has no server argument of that name"):
-        EvalConfig.model_validate(values | {"engine": "sglang", "sglang": {"max_totl_tokens": 100}})
-    with pytest.raises(ValueError, match=r"sglang\.max_total_tokens=10 is less than a sequence = 65"):
-        EvalConfig.model_validate(values | {"engine": "sglang", "sglang": {"max_total_tokens": 10}})
+    with pytest.raises(
+        ValueError, match=r"engine_options\.max_totl_tokens: SGLang has no server argument of that name"
+    ):
+        EvalConfig.model_validate(values | {"engine": "sglang", "engine_options": {"max_totl_tokens": 100}})
+    with pytest.raises(ValueError, match=r"engine_options\.max_total_tokens=10 is less than a sequence = 65"):
+        EvalConfig.model_validate(values | {"engine": "sglang", "engine_options": {"max_total_tokens": 10}})
     assert EvalConfig.model_validate(values | {"engine": "sglang", "tensor_parallel_size": 2}).devices_per_rank == 2
 
 
@@ -141,10 +147,10 @@ def test_an_engine_takes_a_share_of_its_devices_and_cuts_the_model(size: int):
     config = config_of(
         "--rollout.dtype=bfloat16",
         f"--rollout.tensor_parallel_size={size}",
-        "--rollout.sglang={mem_fraction_static: 0.8}",
+        "--rollout.engine_options={mem_fraction_static: 0.8}",
     )
     job = job_shape(config, device_bytes=H100_BYTES)
-    memory = generator_memory(MODEL, job)
+    memory = SGLANG_SPEC.memory(MODEL, job)
     assert memory.weights == -(-WEIGHTS // size)
     assert memory.weights + memory.kv_pool == pytest.approx(0.8 * H100_BYTES, rel=1e-6)
     assert kv_tokens(MODEL, job) == pytest.approx((0.8 * H100_BYTES - WEIGHTS / size) / (TOKEN_BYTES / size), abs=1)
@@ -152,10 +158,11 @@ def test_an_engine_takes_a_share_of_its_devices_and_cuts_the_model(size: int):
     assert memory.work() == (512 + 1.5 * 8192 + graphs + size * 128) * 2**20, "as SGLang reserves on a device of 80 GB"
     assert memory.sync == 0, "weights are filled in place"
     capped = job_shape(
-        config_of("--rollout.sglang={max_total_tokens: 1000, disable_cuda_graph: true}"), device_bytes=H100_BYTES
+        config_of("--rollout.engine_options={max_total_tokens: 1000, disable_cuda_graph: true}"),
+        device_bytes=H100_BYTES,
     )
-    assert generator_memory(MODEL, capped).kv_pool == 1000 * 2 * TOKEN_BYTES, "float32, as model.dtype"
-    assert generator_memory(MODEL, capped).work() == (512 + 1.5 * 8192 + 128) * 2**20
+    assert SGLANG_SPEC.memory(MODEL, capped).kv_pool == 1000 * 2 * TOKEN_BYTES, "float32, as model.dtype"
+    assert SGLANG_SPEC.memory(MODEL, capped).work() == (512 + 1.5 * 8192 + 128) * 2**20
 
 
 def test_every_device_of_an_engine_carries_its_part():
@@ -175,19 +182,23 @@ def math_problem(*overrides: str):
     ("given", "says", "needed"),
     [
         (
-            ["--rollout.sglang.mem_fraction_static=0.1"],
+            ["--rollout.engine_options.mem_fraction_static=0.1"],
             "the KV cache of an engine on 2 devices would hold 13,406 tokens, and the longest sequence has 28,672",
-            {"--rollout.sglang.mem_fraction_static 0.3", "--rollout.tensor_parallel_size 4"},
+            {"--rollout.engine_options.mem_fraction_static 0.3", "--rollout.tensor_parallel_size 4"},
         ),
         (
-            ["--rollout.tensor_parallel_size=1", "--rollout.dtype=float32", "--rollout.sglang.mem_fraction_static=0.4"],
+            [
+                "--rollout.tensor_parallel_size=1",
+                "--rollout.dtype=float32",
+                "--rollout.engine_options.mem_fraction_static=0.4",
+            ],
             "on 1 device would hold 13,406 tokens",
             {"--rollout.tensor_parallel_size 2", "--rollout.dtype bfloat16"},
         ),
         (
-            ["--rollout.sglang.mem_fraction_static=0.95"],
+            ["--rollout.engine_options.mem_fraction_static=0.95"],
             "does not fit: a device needs about 84.0 GiB",
-            {"--rollout.sglang.mem_fraction_static 0.8"},
+            {"--rollout.engine_options.mem_fraction_static 0.8"},
         ),
     ],
 )
@@ -208,12 +219,12 @@ def test_on_cpu_slots_the_pool_has_room_for_the_steps_sequences():
     job = job_shape(config, on_gpu=False, device_bytes=1 << 30)
     arguments = engine_options(config.rollout, shape, job)
     assert arguments == {"max_total_tokens": 16 * 4 * 25}
-    assert generator_memory(shape, job).kv_pool == 16 * 4 * 25 * (2 * 2 * 4 * 16 * 4)
+    assert SGLANG_SPEC.memory(shape, job).kv_pool == 16 * 4 * 25 * (2 * 2 * 4 * 16 * 4)
     tight = job_shape(config, on_gpu=False, device_bytes=1 << 20)
     assert engine_options(config.rollout, shape, tight)["max_total_tokens"] == (1 << 18) // (2 * 2 * 4 * 16 * 4)
-    given = config_of("--rollout.sglang={max_total_tokens: 77, attention_backend: torch_native}")
+    given = config_of("--rollout.engine_options={max_total_tokens: 77, attention_backend: torch_native}")
     job = job_shape(given, on_gpu=False, device_bytes=1 << 30)
-    assert engine_options(given.rollout, shape, job) == given.rollout.sglang
+    assert engine_options(given.rollout, shape, job) == given.rollout.engine_options
 
 
 def test_no_engine_took_more_than_was_counted():
@@ -230,7 +241,7 @@ def test_on_a_gpu_an_engine_leaves_room_for_others():
     assert engine_options(config.rollout, MODEL, job) == {}, "its own defaults"
     share = ON_GPU["mem_fraction_static"]
     assert isinstance(share, float)
-    held = generator_memory(MODEL, job).state
+    held = SGLANG_SPEC.memory(MODEL, job).state
     assert share * H100_BYTES - TOKEN_BYTES < held <= share * H100_BYTES
     small = replace(MODEL, num_layers=2, vocab_size=1000)
     cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=H100_BYTES)
@@ -257,7 +268,11 @@ def test_a_derived_profile_is_bounded_by_keys_and_values():
         assert problem.flow.stage("rollout").devices_per_rank == instance.num_devices == size
         by_size[size] = instance
     assert 1 < 2 * by_size[1].max_items < by_size[2].max_items < 4096
-    few = recipe_problem(*flags, "--rollout.sglang={max_running_requests: 16}").profiles.stages["rollout"].instances[0]
+    few = (
+        recipe_problem(*flags, "--rollout.engine_options={max_running_requests: 16}")
+        .profiles.stages["rollout"]
+        .instances[0]
+    )
     assert few.max_items == 2, "16 completions are two groups of 8"
 
 
@@ -308,20 +323,22 @@ def interpreter(**packages: str) -> Interpreter:
 def test_an_environment_without_the_engine_is_refused_with_what_to_type(monkeypatch):
     settings = config_of().rollout
     monkeypatch.setattr(generation, "_version_here", lambda package: None)
-    with pytest.raises(UserError, match="SGLang is not installed in the environment of") as caught:
+    with pytest.raises(UserError, match="sglang is not installed in the environment of") as caught:
         generation.check_installed(settings, None)
     assert "rlinf env create sglang" in str(caught.value) and "--environments.rollout sglang" in str(caught.value)
     with pytest.raises(UserError, match="not installed in the environment of /envs/there/bin/python"):
         generation.check_installed(settings, interpreter(torch="2.13.0"))
-    generation.check_installed(settings, interpreter(sglang=KNOWN_VERSIONS[0]))
-    with pytest.raises(UserError, match=r"has SGLang 0\.1\.0; known to work: 0"):
+    generation.check_installed(settings, interpreter(sglang=SGLANG_SPEC.known_versions[0]))
+    with pytest.raises(UserError, match=r"has sglang 0\.1\.0; known to work: 0"):
         generation.check_installed(settings, interpreter(sglang="0.1.0"))
-    generation.check_installed(config_of("--rollout.sglang.any_version=true").rollout, interpreter(sglang="0.1.0"))
+    generation.check_installed(
+        config_of("--rollout.engine_options.any_version=true").rollout, interpreter(sglang="0.1.0")
+    )
     generation.check_installed(config_of("--rollout.engine=huggingface").rollout, None)
 
 
 def test_train_and_eval_ask_before_anything_starts(refused, gsm8k_inputs, monkeypatch):
     monkeypatch.setattr(generation, "_version_here", lambda package: None)
-    assert refused("train", "sort-grpo", *SGLANG).startswith("rollout.engine=sglang: SGLang is not installed in the")
+    assert refused("train", "sort-grpo", *SGLANG).startswith("rollout.engine=sglang: sglang is not installed in the")
     flags = ["--model", "model", "--engine", "sglang", "--max_new_tokens", "8"]
-    assert refused("eval", "gsm8k=test.jsonl", *flags).startswith("engine=sglang: SGLang is not installed in the")
+    assert refused("eval", "gsm8k=test.jsonl", *flags).startswith("engine=sglang: sglang is not installed in the")

@@ -9,11 +9,31 @@ a spec, or to a class, whose attribute `spec` is one. A class without it has the
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rlinf_algos.registry import Registry
+import msgspec
+
+from rlinf_algos.errors import AlgosError
+from rlinf_algos.registry import Registry, did_you_mean
+
+if TYPE_CHECKING:
+    from rlinf_workers.engines.spec import EngineSpec
+    from rlinf_workers.trainers.spec import TrainerSpec
+
+
+class OptionError(ValueError):
+    """An option that is not there, or whose value cannot be.
+
+    Args:
+        text: what follows the option's name in a message: "=3 does not divide ...".
+    """
+
+    def __init__(self, option: str, text: str) -> None:
+        super().__init__(f"{option}{text}")
+        self.option, self.text = option, text
+
 
 if TYPE_CHECKING:
     from rlinf_workers.launchers.spec import LauncherSpec
@@ -25,10 +45,13 @@ class Spec:
     """What is known of a plug-in without importing it. A kind of plug-in adds methods with defaults; a plug-in
     overrides those that it answers differently."""
 
-    name: str
-    """What recipes call it."""
-    implementation: Any
+    name: str = ""
+    """What recipes call it; a class that brings its own spec may leave it out, and the next one too."""
+    implementation: Any = None
     """Import path of its class, "package.module:Class"; or the class itself."""
+    options: type | None = None
+    """Dataclass of its options, whose field docstrings are the help of the keys; it raises OptionError for values that
+    do not go together. None: what the constructor of its class takes."""
 
     def load(self) -> Any:
         """The class, or the function that makes one."""
@@ -36,6 +59,32 @@ class Spec:
             return self.implementation
         module, _, attribute = self.implementation.partition(":")
         return getattr(importlib.import_module(module), attribute)
+
+    def read(self, options: Mapping[str, Any]) -> Any:
+        """The options as their dataclass. Raises: OptionError."""
+        assert self.options is not None, f"{self.name} declares no options"
+        names = [field.name for field in fields(self.options)]
+        for option in options:
+            if option not in names:
+                hint = did_you_mean(option, names) if names else "it has none."
+                raise OptionError(option, f": {self.name} has no option of that name; {hint}")
+        try:
+            return msgspec.convert(dict(options), self.options)
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, OptionError):
+                raise error.__cause__ from None
+            reason, _, place = str(error).partition(" - at `$.")
+            option = place.partition("`")[0].partition("[")[0]
+            raise OptionError(option, f"={options.get(option)!r}: {reason.lower()}") from None
+
+    def problems(self, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """What is wrong with a recipe's options: (option, the text that follows its name)."""
+        if self.options is None:
+            return
+        try:
+            self.read(options)
+        except OptionError as error:
+            yield error.option, error.text
 
 
 S = TypeVar("S", bound=Spec)
@@ -60,13 +109,25 @@ class Plugins(Registry[Any], Generic[S]):
         Raises:
             AlgosError: as `get`.
         """
-        module, _, attribute = self._base.partition(":")
-        base: type[S] = getattr(importlib.import_module(module), attribute)
+        base = self._base_class()
         plugin = super().get(name, callable_only=False)
         if isinstance(plugin, base):
             return plugin
         own = getattr(plugin, "spec", None)
-        return own if isinstance(own, base) else base(name=name, implementation=plugin)
+        return replace(own if isinstance(own, base) else base(), name=name, implementation=plugin)
+
+    def spec_if_there(self, name: str) -> S:
+        """As `spec`; that with the defaults for a name that leads nowhere, which others report."""
+        try:
+            return self.spec(name)
+        except AlgosError:
+            if name in self.names():
+                raise
+            return self._base_class()(name=name)
+
+    def _base_class(self) -> type[S]:
+        module, _, attribute = self._base.partition(":")
+        return getattr(importlib.import_module(module), attribute)
 
     def specs(self) -> list[S]:
         """All that have a name, in the order of the table and then as they were registered."""
@@ -83,27 +144,22 @@ class Plugins(Registry[Any], Generic[S]):
 
 SPEC = f"{__name__}:Spec"
 
-BACKENDS: Plugins[Spec] = Plugins(
+TRAINERS: Plugins[TrainerSpec] = Plugins(
     "training backend",
     {
-        "replicated": "rlinf_workers.trainers.replicated.backend:ReplicatedBackend",
-        "fsdp2": "rlinf_workers.trainers.fsdp2.backend:fsdp2",
-        "megatron": "rlinf_workers.trainers.megatron.door:megatron",
+        "replicated": "rlinf_workers.trainers.replicated.spec:SPEC",
+        "fsdp2": "rlinf_workers.trainers.fsdp2.spec:SPEC",
+        "megatron": "rlinf_workers.trainers.megatron.spec:SPEC",
     },
-    base=SPEC,
+    base="rlinf_workers.trainers.spec:TrainerSpec",
 )
-BACKEND_CHECKS: Registry[Any] = Registry(
-    "check of a training backend", {"megatron": "rlinf_workers.trainers.megatron.door:check"}
-)
-"""What looks at a recipe's options, beside the constructor's signature, before any process starts: called with them and
-the model's config.json. Not every backend has one."""
-ENGINES: Plugins[Spec] = Plugins(
+ENGINES: Plugins[EngineSpec] = Plugins(
     "generation engine",
     {
-        "huggingface": "rlinf_workers.engines.huggingface.engine:HuggingFaceEngine",
-        "sglang": "rlinf_workers.engines.sglang.engine:SGLangEngine",
+        "huggingface": "rlinf_workers.engines.huggingface.spec:SPEC",
+        "sglang": "rlinf_workers.engines.sglang.spec:SPEC",
     },
-    base=SPEC,
+    base="rlinf_workers.engines.spec:EngineSpec",
 )
 POLICIES: Plugins[Spec] = Plugins(
     "policy",

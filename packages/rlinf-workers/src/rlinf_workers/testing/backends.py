@@ -25,7 +25,7 @@ from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launchers.base import Identity
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.weight_files import WeightFiles
-from rlinf_workers.plugins import BACKENDS
+from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.weight_sync import parts_of
 from rlinf_workers.trainers.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, Trainable, TrainingBackend
@@ -150,7 +150,7 @@ class Tested(Worker):
     """A rank of several that a backend works for."""
 
     def check(self, backend: str, folder: str, subject: str) -> None:
-        check_backend(BACKENDS.get(backend), folder, self, subject=BACKENDS.get(subject)())
+        check_backend(TRAINERS.get(backend), folder, self, subject=TRAINERS.get(subject)())
 
 
 def trial_worker() -> Worker:

@@ -30,14 +30,12 @@ from rlinf_comm.records import record
 from rlinf_comm.weights import Layout
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.weight_names import StoredWeights, plain_weights
-from rlinf_workers.plugins import BACKENDS
+from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.trainers.checkpoint import MODEL
 from rlinf_workers.trainers.served import Served
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
-Make = TypeVar("Make", bound=Callable[..., Any])
-_TRAINS_ADAPTERS = "_trains_adapters"
 
 
 @record
@@ -245,7 +243,7 @@ class TrainingBackend(Protocol):
 
         Args:
             adapter: False: as the model answered before its adapter was trained; without entropies. Only a backend that
-                `trains_adapters` is asked, of a model that has one.
+                `trains_adapters` (its spec) is asked, of a model that has one.
         """
         ...
 
@@ -320,19 +318,6 @@ class TrainingBackend(Protocol):
         were."""
 
 
-def trains_adapters(make: Make) -> Make:
-    """Marks a backend, or the function that makes it, that keeps what the protocol says of models with an adapter:
-    parameters without a gradient stay and cost neither gradients nor optimizer state, what is served is merged, and
-    `forward` can leave the adapter out."""
-    setattr(make, _TRAINS_ADAPTERS, True)
-    return make
-
-
-def can_train_adapters(make: object) -> bool:
-    """Whether a backend is marked so."""
-    return getattr(make, _TRAINS_ADAPTERS, False)
-
-
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendSettings:
@@ -346,5 +331,5 @@ class BackendSettings:
 
     def make(self, model: Trainable, worker: Worker, optimizer: OptimizerSettings | None = None) -> TrainingBackend:
         """The backend, on the worker's device."""
-        made = BACKENDS.get(self.name)
+        made = TRAINERS.get(self.name)
         return made(model, worker, optimizer=optimizer, num_shards=self.num_shards, **self.options)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
+
+from rlinf_workers.plugins import Plugins, Spec
+
+S = TypeVar("S", bound=Spec)
 
 CROSS_CHECK = "cross_check"
 """Type of the pydantic error that carries `Conflict`s."""
@@ -80,6 +84,11 @@ def neighbours(value: int, step: int) -> str:
     """The multiples of `step` around `value`, for an error message: neighbours(8, 3) = "6 or 9"."""
     below, above = value // step * step, (value // step + 1) * step
     return f"{below} or {above}" if below > 0 else str(above)
+
+
+def either(plugins: Plugins[S], is_fit: Callable[[S], bool]) -> str:
+    """The shipped plug-ins that are fit, for an error message: "fsdp2 or replicated"."""
+    return " or ".join(spec.name for spec in plugins.specs() if is_fit(spec))
 
 
 def not_multiple(key: str, value: int, by: str, step: int) -> Iterator[Conflict]:

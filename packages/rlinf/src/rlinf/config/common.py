@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
 from rlinf.config.environments import ENVIRONMENTS, Python, environment_conflicts
+from rlinf_workers.plugins import TRAINERS
+from rlinf_workers.trainers.spec import TrainerSpec
 
 TOP_K = "Sample from so many of the likeliest tokens only; 0: from all. With top_p, from those that both leave."
 TOP_P = "Sample from the likeliest tokens that hold this much probability; 1: from all."
@@ -68,20 +70,18 @@ class TrainerConfig(OptimizerConfig):
     )
 
     @property
+    def trainer_spec(self) -> TrainerSpec:
+        """What is known of the backend; of one that is not there the defaults, which `check_names` reports."""
+        return TRAINERS.spec_if_there(self.backend)
+
+    @property
     def ranks_per_replica(self) -> int | None:
         """What the options of the backend say of `plan.num_ranks_per_replica.actor`; None: nothing."""
-        if self.backend != "megatron":
-            return None
-        from rlinf_sched.derive.megatron import MegatronOptions  # imports numpy, which looking at recipes does without
-
-        return MegatronOptions.of(self.backend_options).ranks_per_replica
+        return self.trainer_spec.ranks_per_replica(self.backend_options)
 
     def conflicts(self) -> Iterator[Conflict]:
-        try:
-            _ = self.ranks_per_replica
-        except ValueError as error:
-            keys = ("actor.backend_options", "actor.backend")
-            yield Conflict(keys=keys, text=f": {str(error).removeprefix(f'{keys[0]}: ')}")
+        for option, text in self.trainer_spec.problems(self.backend_options):
+            yield Conflict(keys=(f"actor.backend_options.{option}", "actor.backend"), text=text)
 
 
 class ClusterConfig(Section):
@@ -313,13 +313,13 @@ class JobConfig(Section):
                     text=f"={size}: nothing is predicted for replicas of several ranks; leave plan.profile out",
                 )
 
-    def _cut_conflicts(self, backend: str) -> Iterator[Conflict]:
+    def _cut_conflicts(self, actor: TrainerConfig) -> Iterator[Conflict]:
         size = self.plan.num_ranks_per_replica.get("actor", 1)
-        if backend == "fsdp2" and size > 1:
+        if actor.trainer_spec.shards_state and size > 1:
             yield Conflict(
                 keys=("plan.num_ranks_per_replica.actor", "actor.backend"),
-                text=f"={size}: fsdp2 cuts the model over all ranks of the actor and gives each its own micro-batches; "
-                "leave it out and set plan.num_ranks.actor",
+                text=f"={size}: {actor.backend} cuts the model over all ranks of the actor and gives each its own "
+                "micro-batches; leave it out and set plan.num_ranks.actor",
             )
 
     def _shard_conflicts(self, num_shards: int) -> Iterator[Conflict]:

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlinf.config.algorithm import EpisodesAlgorithm
-from rlinf.config.base import Conflict, InputPath, Section, not_multiple
+from rlinf.config.base import Conflict, InputPath, Section, either, not_multiple
 from rlinf.config.common import JobConfig, TrainerConfig
 from rlinf.config.lora import LoraConfig
 from rlinf_algos.algorithm import preset
+from rlinf_workers.plugins import TRAINERS
 
 EVAL_SEED_LIMIT = 2**31
 """Training resets with seeds from here on, evaluation below, so that the two never meet."""
@@ -269,9 +270,10 @@ class EmbodiedConfig(JobConfig):
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
         yield from self._film_conflicts()
-        if self.actor.backend == "megatron":
+        if not self.actor.trainer_spec.trains_policies:
+            others = either(TRAINERS, lambda spec: spec.trains_policies)
             yield Conflict(
-                keys=("actor.backend",), text="=megatron holds language models alone; use replicated or fsdp2"
+                keys=("actor.backend",), text=f"={self.actor.backend} holds language models alone; use {others}"
             )
         yield from not_multiple("env.num_envs", self.env.num_envs, "env.num_groups", self.env.num_groups)
         width = self.env.num_envs // self.env.num_groups
@@ -302,7 +304,7 @@ class EmbodiedConfig(JobConfig):
                 text=f"={self.env.eval_seed} + env.num_eval_episodes={self.env.num_eval_episodes} exceeds 2**31, where "
                 "the seeds of training begin; use a smaller seed",
             )
-        yield from self._cut_conflicts(self.actor.backend)
+        yield from self._cut_conflicts(self.actor)
         yield from self._shard_conflicts(self.actor.num_shards)
 
     def _warm_start_conflicts(self, warm_start: DemonstrationsConfig) -> Iterator[Conflict]:

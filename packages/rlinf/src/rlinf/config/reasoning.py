@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlinf.config.algorithm import CompletionsAlgorithm
-from rlinf.config.base import Conflict, InputPath, Section, neighbours, not_multiple
+from rlinf.config.base import Conflict, InputPath, Section, either, neighbours, not_multiple
 from rlinf.config.common import (
     FULL_DISTRIBUTION,
     MIN_P,
@@ -26,6 +26,7 @@ from rlinf.config.lora import LoraConfig
 from rlinf.config.rewards import MAX_JUDGE_FAILURES, RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
 from rlinf_algos.algorithm import preset
+from rlinf_workers.plugins import TRAINERS
 
 
 class ArchitectureConfig(Section):
@@ -280,7 +281,7 @@ class ReasoningConfig(JobConfig):
         yield from self._critic_conflicts()
         yield from self._lora_conflicts()
         yield from self._algorithm_conflicts()
-        yield from self._cut_conflicts(self.actor.backend)
+        yield from self._cut_conflicts(self.actor)
         if self.actor.num_shards != "auto":
             yield from self._shard_conflicts(self.actor.num_shards)
 
@@ -298,25 +299,23 @@ class ReasoningConfig(JobConfig):
 
     def _backend_conflicts(self) -> Iterator[Conflict]:
         """What the actor's backend cannot do, or has said already."""
-        size, said = self.actor.ranks_per_replica, self.plan.num_ranks_per_replica.get("actor")
+        actor, size = self.actor, self.actor.ranks_per_replica
+        if text := actor.trainer_spec.dtype_problem(actor.backend_options, self.model.dtype):
+            keys = ("actor.backend_options", "model.dtype", "actor.backend")
+            yield Conflict(keys=keys, text=f": actor.backend={actor.backend} {text}")
         if size is None:
             return
-        if said is not None and said != size:
+        chosen = self.plan.num_ranks_per_replica.get("actor")
+        if chosen is not None and chosen != size:
             yield Conflict(
                 keys=("plan.num_ranks_per_replica.actor", "actor.backend_options"),
-                text=f"={said}, but actor.backend_options make replicas of {size}; leave it out",
+                text=f"={chosen}, but actor.backend_options make replicas of {size}; leave it out",
             )
         if size > 1 and self.mode == "auto":
             yield Conflict(
                 keys=("mode", "actor.backend_options"),
-                text=f"=auto plans ranks that each hold a whole model, and actor.backend=megatron has {size} ranks a "
-                "replica; use another mode, for example mode=collocated",
-            )
-        if self.model.dtype == "bfloat16" and self.actor.backend_options.get("compute_dtype") != "bfloat16":
-            yield Conflict(
-                keys=("actor.backend_options", "model.dtype"),
-                text=": actor.backend=megatron computes in compute_dtype, and model.dtype=bfloat16 is served; give "
-                "compute_dtype: bfloat16, too",
+                text=f"=auto plans ranks that each hold a whole model, and actor.backend={actor.backend} has {size} "
+                "ranks a replica; use another mode, for example mode=collocated",
             )
 
     @property
@@ -379,17 +378,18 @@ class ReasoningConfig(JobConfig):
                 text=f"={algorithm.advantage} reads the parts of a reward, and reward.kind={self.reward.kind} has "
                 "none; use reward.kind=weighted with its terms",
             )
-        if algorithm.reads_logit_norms and self.actor.backend == "megatron":
+        spec, backend = self.actor.trainer_spec, f"actor.backend={self.actor.backend}"
+        if algorithm.reads_logit_norms and not spec.exposes_logits:
             yield Conflict(
                 keys=("algorithm.advantage", "actor.backend"),
-                text=f"={algorithm.advantage} reads every probability of a token's distribution, which "
-                "actor.backend=megatron does not give; use replicated or fsdp2",
+                text=f"={algorithm.advantage} reads every probability of a token's distribution, which {backend} does "
+                f"not give; use {either(TRAINERS, lambda spec: spec.exposes_logits)}",
             )
-        if algorithm.router_aux_coef and self.actor.backend == "megatron":
+        if algorithm.router_aux_coef and not spec.exposes_routers:
             yield Conflict(
                 keys=("algorithm.router_aux_coef", "actor.backend"),
-                text=f"={algorithm.router_aux_coef:g}: actor.backend=megatron does not give the actor its routers' "
-                "logits; use replicated or fsdp2",
+                text=f"={algorithm.router_aux_coef:g}: {backend} does not give the actor its routers' logits; use "
+                f"{either(TRAINERS, lambda spec: spec.exposes_routers)}",
             )
         num_samples = self.rollout.num_prompts * algorithm.group_size
         if algorithm.kl_horizon is not None and algorithm.kl_horizon < num_samples:
@@ -479,11 +479,11 @@ class ReasoningConfig(JobConfig):
                     text="=true needs actor.max_tokens_per_micro_batch, which is not set; set it, or leave this out",
                 )
             return
-        if self.actor.backend == "megatron":
+        if not self.actor.trainer_spec.packs_sequences:
             yield Conflict(
                 keys=("actor.max_tokens_per_micro_batch", "actor.backend"),
-                text=f"={budget} packs sequences, and actor.backend=megatron computes padded ones alone; leave it out, "
-                "or use replicated or fsdp2",
+                text=f"={budget} packs sequences, and actor.backend={self.actor.backend} computes padded ones alone; "
+                f"leave it out, or use {either(TRAINERS, lambda spec: spec.packs_sequences)}",
             )
         longest = self.rollout.max_prompt_tokens + self.rollout.max_new_tokens
         if budget < longest:

@@ -20,7 +20,7 @@ from rlinf.environments import python_of
 from rlinf.errors import UserError
 from rlinf_algos.errors import AlgosError
 from rlinf_algos.registry import Registry
-from rlinf_workers.plugins import BACKENDS, ENGINES, LAUNCHERS, POLICIES, WEIGHT_SYNCS
+from rlinf_workers.plugins import ENGINES, LAUNCHERS, POLICIES, TRAINERS, WEIGHT_SYNCS
 
 
 def check_names(config: Config) -> None:
@@ -64,7 +64,7 @@ def check_trained_references(config: TrainedConfig) -> None:
 def _names(config: Config) -> Iterator[tuple[Registry[Any], str, str]]:
     """What a run names, with the key as a message begins with it."""
     yield from _cluster_names(config.cluster)
-    yield BACKENDS, config.actor.backend, f"actor.backend={config.actor.backend}"
+    yield TRAINERS, config.actor.backend, f"actor.backend={config.actor.backend}"
     if isinstance(config, EmbodiedConfig):
         yield POLICIES, config.policy.name, "policy.name"
     else:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 RENAMED = {
     "cluster.weight_link": "cluster.weight_sync",
     "cluster.weight_link_options": "cluster.weight_sync_options",
+    "rollout.sglang": "rollout.engine_options",
+    "sglang": "engine_options",
 }
 """Old dotted key -> new one; the key of a section renames all keys below it."""
 
@@ -32,7 +34,10 @@ def renamed_tree(tree: Tree) -> Tree:
         if not _has(tree.values, key):
             continue
         place = tree.places.get(key)
-        if _has(tree.values, target):
+        if _value(tree.values, key) == {}:  # a resolved config has all sections
+            tree = replace(tree, values=_without(tree.values, key))
+            continue
+        if _has(tree.values, target) and _value(tree.values, target) != {}:
             raise _both(f"{place}: {old}" if place else old, new)
         tree = Tree(
             values=_put(_without(tree.values, key), target, _value(tree.values, key)),

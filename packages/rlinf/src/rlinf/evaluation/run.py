@@ -179,7 +179,6 @@ class EvalRun:
             evaluate=sampling,
             max_prompt_tokens=self.benchmarks.max_prompt_tokens,
             max_batch_sequences=config.max_batch_sequences,
-            engine=config.engine,
             engine_options=self._engine_options(),
         )
         reward = _reward_group(benchmark)
@@ -209,8 +208,7 @@ class EvalRun:
             dtype_bytes=4 if config.dtype == "float32" else 2,
             max_sequences=config.max_batch_sequences,
             on_gpu=device.kind == "cuda",
-            engine=config.engine,
-            engine_options=config.sglang,
+            engine_options=config.engine_options,
             tensor_parallel=config.tensor_parallel_size,
             device_bytes=device.memory_bytes,
         )
@@ -246,7 +244,7 @@ def prepare(config: EvalConfig) -> EvalRun:
     check_installed(config, environments.get("rollout"))
     check_engine(config)
     model = load_model(config.model)
-    if is_adapter(model.folder) and config.engine != "huggingface":
+    if is_adapter(model.folder) and not config.engine_spec.serves_adapters:
         raise UserError(
             f"model={config.model} holds an adapter, and engine={config.engine} may take whole models alone",
             hint="rlinf export RUN --merged --output FOLDER, then --model FOLDER",

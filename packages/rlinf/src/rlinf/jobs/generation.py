@@ -20,10 +20,8 @@ from rlinf.errors import UserError
 from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder, is_chat
 from rlinf_sched.derive.memory import JobShape
-from rlinf_sched.derive.memory.sglang import settled_arguments
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.engines.sglang.arguments import KNOWN_VERSIONS
 from rlinf_workers.launchers.interpreter import Interpreter
 from rlinf_workers.plugins import ENGINES
 from rlinf_workers.records.language import Prompt
@@ -107,34 +105,34 @@ def check_engine(settings: EngineConfig, key: str = "engine") -> None:
         key: the engine's, for messages.
     Raises: UserError.
     """
-    name, given = settings.engine, {"max_prompt_tokens": None, "max_batch_sequences": 1}
-    options = {**settings.engine_options, **settings.sglang}
-    place = f"{settings.AT}sglang" if settings.sglang else None
-    named_class(ENGINES, name, options, None, None, at=f"{key}={name}", options_at=place, **given)
+    name, arguments = settings.engine, {"max_prompt_tokens": None, "max_batch_sequences": 1}
+    named_class(ENGINES, name, settings.engine_options, None, None, at=f"{key}={name}", **arguments)
 
 
 def check_installed(settings: EngineConfig, where: Interpreter | None) -> None:
-    """Whether the engine is installed where the rollout runs, in a version that is known.
+    """Whether what the engine needs is installed where the rollout runs, in a version that is known.
 
     Args:
         where: the rollout's environment; None: this process's own.
     Raises: UserError.
     """
-    if settings.engine != "sglang":
+    spec = settings.engine_spec
+    if spec.package is None:
         return
-    found = _version_here("sglang") if where is None else where.packages.get("sglang")
+    installed = _version_here(spec.package) if where is None else where.packages.get(spec.package)
     place = sys.executable if where is None else where.path
-    key = f"{settings.AT}engine=sglang"
-    if found is None:
+    key, name = f"{settings.AT}engine={settings.engine}", spec.name
+    if installed is None:
         if where is None:
-            hint = "rlinf env create sglang (--cpu on CPU slots), then --environments.rollout sglang"
+            hint = f"rlinf env create {name} (--cpu on CPU slots), then --environments.rollout {name}"
         else:
-            hint = "rlinf env create sglang (--cpu on CPU slots) makes one; rlinf env list shows those that are there"
-        raise UserError(f"{key}: SGLang is not installed in the environment of {place}", hint=hint)
-    if found not in KNOWN_VERSIONS and not settings.sglang.get("any_version"):
+            hint = f"rlinf env create {name} (--cpu on CPU slots) makes one; rlinf env list shows those that are there"
+        raise UserError(f"{key}: {spec.package} is not installed in the environment of {place}", hint=hint)
+    if installed not in spec.known_versions and not settings.engine_options.get("any_version"):
         raise UserError(
-            f"{key}: the environment of {place} has SGLang {found}; known to work: {', '.join(KNOWN_VERSIONS)}",
-            hint=f"rlinf env create sglang, or --{settings.AT}sglang.any_version true to take it as it is",
+            f"{key}: the environment of {place} has {spec.package} {installed}; known to work: "
+            f"{', '.join(spec.known_versions)}",
+            hint=f"rlinf env create {name}, or --{settings.AT}engine_options.any_version true to take it as it is",
         )
 
 
@@ -146,13 +144,10 @@ def _version_here(package: str) -> str | None:
 
 
 def engine_options(settings: EngineConfig, shape: ModelShape | None, job: JobShape) -> dict[str, Any]:
-    """Arguments of the engine's constructor; for SGLang server arguments, with the size of its KV pool where the
-    settings leave it open.
+    """Arguments of the engine's constructor, with those that follow from the model where the settings leave them open.
 
     Args:
         shape: the model's; None where we cannot count its parts, and the engine decides by itself.
         job: what is asked of a rank.
     """
-    if settings.engine != "sglang" or shape is None:
-        return dict(settings.options)
-    return settled_arguments(shape, job)
+    return dict(settings.engine_options) if shape is None else settings.engine_spec.settled(shape, job)

@@ -9,15 +9,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from rlinf.config.base import either
 from rlinf.config.lora import LoraConfig
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.run_folder.adapters import base_digest, check_peft, check_same_base
 from rlinf.run_folder.checkpoints import CHECKPOINTS, MODEL, checkpoint_steps
 from rlinf_workers.models.lora import ALL_LINEAR, LoraSettings, find_targets, policy_targets
-from rlinf_workers.plugins import BACKENDS, POLICIES
+from rlinf_workers.plugins import POLICIES, TRAINERS
 from rlinf_workers.policies.base import PolicySettings, outline_policy
-from rlinf_workers.trainers.base import can_train_adapters
 
 
 def lora_settings(config: ReasoningConfig) -> LoraSettings | None:
@@ -63,10 +63,11 @@ def policy_digest(policy: PolicySettings) -> str:
 
 def _check_trains(backend: str) -> None:
     check_peft("actor.lora ")
-    if not can_train_adapters(BACKENDS.get(backend)):
+    if not TRAINERS.spec(backend).trains_adapters:
+        others = either(TRAINERS, lambda spec: spec.trains_adapters)
         raise UserError(
             f"actor.lora: actor.backend={backend} cannot train adapters",
-            hint="use replicated or fsdp2, or leave actor.lora out; docs/doors/backend.md says how a backend can",
+            hint=f"use {others}, or leave actor.lora out; docs/doors/backend.md says how a backend can",
         )
 
 

@@ -13,8 +13,6 @@ from rlinf.config.inputs import own_code
 from rlinf.errors import UserError
 from rlinf_workers.models.language_model import end_tokens
 
-ENGINE_WAYS = ("engine", "refill", "graphs")
-
 
 def check_end_tokens(folder: Path, tokenizer: Any, key: str = "model.path") -> tuple[str, ...]:
     """Whether a completion of the model can end.
@@ -48,17 +46,12 @@ def code_notes(folder: Path, key: str = "model.path") -> tuple[str, ...]:
 def engine_ways(engine: EngineConfig, *, on_gpu: bool) -> tuple[str, ...]:
     """How the engine computes, in the words of `rlinf_workers.language.probe.WAYS`; empty for an engine with a model of
     its own."""
-    if engine.engine != "huggingface":
-        return ()
-    if engine.engine_options.get("refill") is True:
-        return ("refill",)
-    has_graphs = on_gpu and engine.engine_options.get("cuda_graphs") is not False
-    return ("engine", "graphs") if has_graphs else ("engine",)
+    return engine.engine_spec.probe_ways(engine.engine_options, on_gpu=on_gpu)
 
 
 def trainer_ways(actor: TrainerConfig, *, packs: bool) -> tuple[str, ...]:
-    """The same of what trains; Megatron has models of its own."""
-    if actor.backend == "megatron":
+    """The same of what trains."""
+    if not actor.trainer_spec.computes_transformers:
         return ()
     return ("packed",) if packs else ("actor",)
 
@@ -82,6 +75,5 @@ def check_architecture(folder: Path, ways: Sequence[str], *, num_tokens: int, ke
     if reason is not None:
         raise UserError(
             f"{key}={folder}: model_type={config.model_type!r} cannot be used here: {reason}",
-            hint="docs/models.md lists the architectures that can; engine sglang and backend megatron have models of "
-            "their own",
+            hint="docs/models.md lists the architectures that can; some engines and backends have models of their own",
         )

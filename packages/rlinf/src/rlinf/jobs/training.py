@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from rlinf.config.base import either
 from rlinf.config.common import OptimizerConfig, TrainerConfig
 from rlinf.doors import named_class
 from rlinf.errors import UserError
-from rlinf_workers.plugins import BACKEND_CHECKS, BACKENDS, POLICIES
+from rlinf_workers.plugins import POLICIES, TRAINERS
 from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
@@ -23,28 +24,24 @@ def backend_settings(actor: TrainerConfig, num_shards: int, model: Mapping[str, 
     Raises: UserError where there is no such backend, its constructor does not take the options, or it cannot hold the
         model so.
     """
-    name, options = actor.backend, dict(actor.backend_options)
+    name, options, spec = actor.backend, dict(actor.backend_options), actor.trainer_spec
     settings = {"optimizer": None, "num_shards": num_shards}
-    named_class(BACKENDS, name, options, None, None, at=f"actor.backend={name}", **settings)
-    if name in BACKEND_CHECKS.names():
-        try:
-            BACKEND_CHECKS.get(name)(options, model or {})
-        except ValueError as error:
-            raise UserError(str(error)) from error
+    named_class(TRAINERS, name, options, None, None, at=f"actor.backend={name}", **settings)
+    if text := spec.config_problem(options, model or {}):
+        others = either(TRAINERS, lambda other: other.computes_transformers)
+        raise UserError(f"actor.backend={name}: {text}; other models train under {others}")
     return BackendSettings(name=name, options=options, num_shards=num_shards)
 
 
-def check_recompute(backend: BackendSettings, policy: PolicySettings) -> None:
-    """Raises: UserError for a robot policy that has no layers whose halves `fsdp2` could compute again."""
-    if backend.name != "fsdp2" or not backend.options.get("recompute"):
-        return
-    from rlinf_workers.trainers.fsdp2.sharding import recompute_feed_forward
+def check_policy_module(actor: TrainerConfig, policy: PolicySettings) -> None:
+    """Raises: UserError for a robot policy whose module the backend cannot train with the recipe's options."""
 
-    has_backbone = bool(POLICIES.get(policy.name).backbone)
-    try:
-        recompute_feed_forward(outline_policy(policy) if has_backbone else make_policy(policy, torch.device("cpu")))
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    def module() -> Any:
+        has_backbone = bool(POLICIES.get(policy.name).backbone)
+        return outline_policy(policy) if has_backbone else make_policy(policy, torch.device("cpu"))
+
+    if text := actor.trainer_spec.module_problem(actor.backend_options, module):
+        raise UserError(f"actor.backend_options.{text}")
 
 
 def optimizer_settings(section: OptimizerConfig, **others: Any) -> OptimizerSettings:

@@ -266,7 +266,7 @@ def _of_workers(config: EmbodiedConfig, stage: Stage, profile: StageProfile, num
     if not stage.needs_device:
         on_drivers_node = min(num_devices, GPUS_PER_NODE)  # where all processes without a device are
         return on_busy_cores(found, CORES_PER_DEVICE * on_drivers_node)
-    if stage.trains and config.actor.backend != "fsdp2":
+    if stage.trains and not config.actor.trainer_spec.shards_state:
         return replace(found, instances=tuple(map(_whole, found.instances)))
     return found
 

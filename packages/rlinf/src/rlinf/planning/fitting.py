@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
 
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf_sched.derive.memory.sglang import MEM_FRACTION
+from rlinf_sched.derive.memory import JobShape
+from rlinf_workers.plugins import TRAINERS
 
 MOST_KEYS = 3
 """Keys that a suggestion changes at most."""
 MOST_SHOWN = 4
-OTHER_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
-"""Shares of a GPU that an engine may take; the nearest few are tried."""
-MOST_SHARES = 4
-CACHE_SHARES = (0.6, 0.4, 0.25, 0.2, 0.1, 0.05)
-"""Shares of the free memory for a cache whose rows are refilled."""
 Key = tuple[str, ...]
 
 
@@ -51,6 +47,7 @@ class Fit:
 def fitting_changes(
     config: ReasoningConfig,
     fitting: Callable[[ReasoningConfig], int | None],
+    job: JobShape,
     *,
     num_ranks: int,
     most_ranks: int,
@@ -60,12 +57,13 @@ def fitting_changes(
 
     Args:
         fitting: bytes that a config needs where it needs most; None: it does not fit.
+        job: what the config asks of a rank.
         num_ranks: ranks of the actor.
         most_ranks: as many as its devices could hold.
         num_devices: of the actor.
     """
     found: list[Fit] = []
-    axes = list(_axes(config, num_ranks, most_ranks, num_devices))
+    axes = list(_axes(config, job, num_ranks, most_ranks, num_devices))
     for num_keys in range(1, MOST_KEYS + 1):
         for chosen in combinations(axes, num_keys):
             keys = {axis[0].key for axis in chosen}
@@ -92,9 +90,11 @@ def hint_of(fits: list[Fit]) -> str:
     return "any of these fits:\n" + "\n".join(f"  {fit.text}" for fit in fits)
 
 
-def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int, num_devices: int) -> Iterator[list[Change]]:
+def _axes(
+    config: ReasoningConfig, job: JobShape, num_ranks: int, most_ranks: int, num_devices: int
+) -> Iterator[list[Change]]:
     """Values of a key to try, mild ones first; the keys in the order of what they cost."""
-    actor, options = config.actor, ("actor", "backend_options")
+    actor, spec = config.actor, config.actor.trainer_spec
     budget = actor.max_tokens_per_micro_batch  # costs time alone
     key = ("actor", "micro_batch_groups" if budget is None else "max_tokens_per_micro_batch")
     size = actor.micro_batch_groups if budget is None else budget
@@ -102,47 +102,36 @@ def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int, num_devices:
         yield [Change(key=key, value=size >> halvings) for halvings in range(1, size.bit_length())]
     if most_ranks > num_ranks:  # the last bits of the numbers
         yield [Change(key=("actor", "num_shards"), value=most_ranks)]
-    elif actor.backend == "replicated" and actor.settled_shards > num_ranks:
+    elif spec.sums_shards_apart and actor.settled_shards > num_ranks:
         yield [Change(key=("actor", "num_shards"), value=num_ranks)]
-    if actor.backend in ("fsdp2", "megatron"):
-        if not actor.backend_options.get("recompute"):  # time
-            yield [Change(key=(*options, "recompute"), value=True)]
-        if actor.backend_options.get("compute_dtype") != "bfloat16" and config.model.dtype == "float32":
-            yield [Change(key=(*options, "compute_dtype"), value="bfloat16")]
-    if actor.backend == "megatron":  # what ranks send each other
-        for name in ("tensor_parallel", "expert_parallel"):
-            size = int(actor.backend_options.get(name, 1))
-            larger = [size << doublings for doublings in range(1, (num_devices // size).bit_length())]
-            if larger:
-                yield [Change(key=(*options, name), value=value) for value in larger]
-    elif actor.backend == "replicated" and most_ranks > 1:
-        yield [Change(key=("actor", "backend"), value="fsdp2")]
-    yield from _engine_axes(config)
+    yield from _option_axes(
+        ("actor", "backend_options"), spec.smaller(actor.backend_options, config.model.dtype, num_devices)
+    )
+    if spec.sums_shards_apart and most_ranks > 1:  # whole copies
+        sharded = next(other.name for other in TRAINERS.specs() if other.shards_state)
+        yield [Change(key=("actor", "backend"), value=sharded)]
+    yield from _engine_axes(config, job)
     if config.model.dtype == "float32":  # precision
         yield [Change(key=("model", "dtype"), value="bfloat16")]
 
 
-def _engine_axes(config: ReasoningConfig) -> Iterator[list[Change]]:
-    """What an SGLang engine may have otherwise, or a cache whose rows are refilled."""
-    rollout, options = config.rollout, ("rollout", "sglang")
-    if rollout.engine == "huggingface" and rollout.engine_options.get("refill") is True:  # waiting completions
-        most = float(rollout.engine_options.get("cache_share", 1.0))
-        key = ("rollout", "engine_options", "cache_share")
-        if smaller := [share for share in CACHE_SHARES if share < most]:
-            yield [Change(key=key, value=share) for share in smaller]
-    if rollout.engine != "sglang":
+def _engine_axes(config: ReasoningConfig, job: JobShape) -> Iterator[list[Change]]:
+    """What an engine may have otherwise."""
+    rollout, spec = config.rollout, config.rollout.engine_spec
+    yield from _option_axes(("rollout", "engine_options"), spec.smaller(rollout.engine_options, job))
+    if not spec.cuts_models:
         return
-    tokens, needed = rollout.sglang.get("max_total_tokens"), rollout.max_prompt_tokens + rollout.max_new_tokens
-    if isinstance(tokens, int) and tokens > needed:  # waiting completions
-        yield [Change(key=(*options, "max_total_tokens"), value=max(needed, tokens >> n)) for n in range(1, 6)]
-    given = rollout.sglang.get("mem_fraction_static")
-    share = float(given) if isinstance(given, int | float) else MEM_FRACTION
-    near = sorted((other for other in OTHER_SHARES if other != share), key=lambda other: abs(other - share))
-    yield [Change(key=(*options, "mem_fraction_static"), value=other) for other in near[:MOST_SHARES]]
     size = rollout.tensor_parallel_size  # what its devices send each other
     yield [Change(key=("rollout", "tensor_parallel_size"), value=size << doublings) for doublings in (1, 2, 3)]
     if config.served_dtype == "float32":  # precision
         yield [Change(key=("rollout", "dtype"), value="bfloat16")]
+
+
+def _option_axes(section: Key, axes: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[list[Change]]:
+    """Values of a plug-in's options."""
+    for option, values in axes:
+        if values:
+            yield [Change(key=(*section, option), value=value) for value in values]
 
 
 def _changed(config: ReasoningConfig, changes: tuple[Change, ...]) -> ReasoningConfig | None:

@@ -1,6 +1,7 @@
 """Whether a reasoning recipe's model fits: what each rank of its workers will hold, before any of them starts.
 
-`rlinf_sched.derive.memory` counts it, with a line for each training backend. `rlinf plan` plans with these numbers and
+`rlinf_sched.derive.memory` has the formulas, and the spec of each training backend and engine says how it is counted.
+`rlinf plan` plans with these numbers and
 `rlinf train` refuses by them.
 """
 
@@ -19,17 +20,7 @@ from rlinf.planning.fitting import fitting_changes, hint_of
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Gpu, Lengths
 from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT
-from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_sched.derive.memory import (
-    Adapter,
-    JobShape,
-    RankMemory,
-    forward_memory,
-    generator_memory,
-    trainer_memory,
-    trainer_of,
-)
-from rlinf_sched.derive.memory.refill import is_refilled
+from rlinf_sched.derive.memory import Adapter, JobShape, RankMemory, forward_memory
 from rlinf_sched.derive.shapes import ModelShape, resolve_model
 from rlinf_sched.errors import ProfileError
 from rlinf_sched.plan import Plan, StagePlan
@@ -48,9 +39,6 @@ ALLOCATED_SHARE = 1.25
 (docs/memory.md)."""
 CONTEXT_BYTES = 1 << 30
 """Room for CUDA's own memory in each process: its context, kernels and workspaces."""
-ENGINE_PROCESS_BYTES = 800 << 20
-"""Bytes that each process of an SGLang engine takes on a CPU slot beside its model, and the rank's own process for the
-engine; chosen so that no engine in benchmarks/results/sglang-memory.json takes more."""
 NUM_STORED = 2
 """Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
 and the next."""
@@ -66,9 +54,8 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
     rollout, algorithm, lora = config.rollout, config.algorithm, config.actor.lora
     return JobShape(
         on_gpu=on_gpu,
-        backend=config.actor.backend,
         adapter=lora and Adapter(rank=lora.rank, targets=None if lora.targets == "all-linear" else lora.targets),
-        backend_options=config.actor.backend_options,
+        trainer_options=config.actor.backend_options,
         lengths=Lengths(
             mean_tokens=max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT),
             limit_tokens=rollout.max_new_tokens,
@@ -84,8 +71,7 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
         num_updates=algorithm.num_updates,
         has_critic=algorithm.has_critic,
         warm_start_sequences=config.warm_start.batch_size // config.actor.settled_shards if config.warm_start else 0,
-        engine=rollout.engine,
-        engine_options=rollout.options,
+        engine_options=rollout.engine_options,
         tensor_parallel=rollout.tensor_parallel_size,
         device_bytes=device_bytes,
     )
@@ -134,18 +120,15 @@ def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | 
 
 
 def rank_memory(
-    shape: ModelShape, job: JobShape, num_ranks: Mapping[str, int], reference: ModelShape | None
+    config: ReasoningConfig, shape: ModelShape, job: JobShape, num_ranks: Mapping[str, int]
 ) -> dict[str, RankMemory]:
-    """Worker group -> what one of its ranks holds.
-
-    Args:
-        reference: the shape of the reference's model; None: there is none.
-    """
-    found = {
-        "rollout": generator_memory(shape, job),
-        "actor": trainer_memory(shape, job, num_ranks.get("actor", 1)),
+    """Worker group -> what one of its ranks holds. Raises: as `reference_shape`."""
+    trainer, reference = config.actor.trainer_spec, reference_shape(config, shape)
+    memory = {
+        "rollout": config.rollout.engine_spec.memory(shape, job),
+        "actor": trainer.rank_memory(shape, job, num_ranks.get("actor", 1)),
     }
-    return found if reference is None else {**found, "reference": forward_memory(reference, job)}
+    return memory if reference is None else {**memory, "reference": forward_memory(reference, trainer.computed(job))}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,8 +142,8 @@ class Load:
     offload: bool
     devices: tuple[int, ...] = ()
     """Each of them carries as much."""
-    num_engine_processes: int = 0
-    """Processes that the rank's own process starts."""
+    engine_process_bytes: int = 0
+    """Host bytes of the processes that the rank's own process starts, beside the model."""
 
     @property
     def peak(self) -> int:
@@ -173,7 +156,7 @@ class Load:
         work = self.memory.work(self.num_items)
         working = self.peak + round(HEAP_SHARE * (work + self.memory.optimizer))
         most = max(working + self.memory.host_copy, self.memory.state + self.memory.host_start)
-        return PROCESS_BYTES + self.num_engine_processes * ENGINE_PROCESS_BYTES + max(1, len(self.devices)) * most
+        return PROCESS_BYTES + self.engine_process_bytes + max(1, len(self.devices)) * most
 
 
 def loads_of(
@@ -193,9 +176,10 @@ def loads_of(
     job = job_shape(config, on_gpu=on_gpu, device_bytes=device_bytes)
     under_way = _most_at_once(config, job, plan.stage("rollout")) * job.lengths.group_size
     job = replace(job, host_bytes=host_bytes, under_way=under_way)
-    span = trainer_of(job).span(job)  # the planner's plans have a rank for each replica
+    engine, trainer = config.rollout.engine_spec, config.actor.trainer_spec
+    span = trainer.num_ranks_of_replica(job)  # the planner's plans have a rank for each replica
     ranks = {stage.stage: stage.num_replicas * span if span > 1 else stage.num_ranks for stage in plan.stages}
-    of_group = rank_memory(shape, job, ranks, reference_shape(config, shape))
+    of_group = rank_memory(config, shape, job, ranks)
     loads = []
     for stage in plan.stages:
         if (memory := of_group.get(stage.stage)) is None:
@@ -209,7 +193,7 @@ def loads_of(
                 num_items=num_items,
                 offload=stage.offload,
                 devices=stage.devices_of(rank)[:num_devices],  # where a rank has more, it computes on the first
-                num_engine_processes=num_devices if stage.stage == "rollout" and job.engine == "sglang" else 0,
+                engine_process_bytes=num_devices * engine.process_bytes if stage.stage == "rollout" else 0,
             )
             loads.append(load)
     return loads
@@ -218,11 +202,12 @@ def loads_of(
 def _most_at_once(config: ReasoningConfig, job: JobShape, stage: StagePlan) -> int:
     """Prompts with `group_size` completions each, in training or, in other words, evaluation."""
     size, num_samples = job.lengths.group_size, config.evaluation.num_samples
+    is_bounded = not config.rollout.engine_spec.fills_its_memory(config.rollout.engine_options)
     most = 0
     for num_prompts, num_rows in ((job.num_groups, size), (config.task.num_held_out, num_samples)):
         share = -(-num_prompts // stage.num_replicas)
         bounded = min(stage.granularity or share, share, max(1, job.max_sequences // num_rows))
-        at_once = share if stage.stage == "rollout" and is_refilled(job) else bounded
+        at_once = bounded if stage.stage != "rollout" or is_bounded else share
         most = max(most, -(-at_once * num_rows // size))
     return most
 
@@ -328,7 +313,7 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
         return fullest_place(changed, shape, replace(plan, stages=tuple(stages)), cluster, memory_bytes)
 
     def shortage_of(changed: ReasoningConfig) -> str | None:
-        return pool_shortage(shape, job_shape(changed, on_gpu=on_gpu, device_bytes=device_bytes))
+        return pool_shortage(changed, shape, job_shape(changed, on_gpu=on_gpu, device_bytes=device_bytes))
 
     if shortage_of(config) or place_of(config).missing_bytes > 0:
         raise misfit(
@@ -381,7 +366,9 @@ def misfit(
         place = place_of(changed)
         return None if place.missing_bytes > 0 else place.needed_bytes
 
-    fits = fitting_changes(config, fitting, num_ranks=num_ranks, most_ranks=most_ranks, num_devices=num_devices)
+    fits = fitting_changes(
+        config, fitting, job_shape(config), num_ranks=num_ranks, most_ranks=most_ranks, num_devices=num_devices
+    )
     if shortage := shortage_of(config):
         return UserError(shortage, hint=hint_of(fits))
     place = place_of(config)
@@ -396,14 +383,10 @@ def misfit(
 
 def _can_be_cut(config: ReasoningConfig, shape: ModelShape, num_devices: int) -> bool:
     """Whether the actor's backend can share the model out among ranks as it is told, on so many devices."""
-    if config.actor.backend != "megatron":
-        return True
-    cut = MegatronOptions.of(config.actor.backend_options)
-    try:
-        cut.check_model(shape)
-    except ValueError:
+    actor = config.actor
+    if actor.trainer_spec.model_problem(actor.backend_options, shape):
         return False
-    return num_devices % cut.ranks_per_replica == 0
+    return num_devices % (actor.ranks_per_replica or 1) == 0
 
 
 def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int) -> None:
@@ -411,14 +394,15 @@ def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices:
 
     def place_of(changed: ReasoningConfig) -> Place:
         job = job_shape(changed, device_bytes=gpu.memory_bytes)
-        ranks = {"actor": _ranks_in_replicas(changed, trainer_of(job).span(job), num_devices)}
-        found = rank_memory(shape, job, ranks, reference_shape(changed, shape))
+        size = changed.actor.trainer_spec.num_ranks_of_replica(job)
+        ranks = {"actor": _ranks_in_replicas(changed, size, num_devices)}
+        found = rank_memory(changed, shape, job, ranks)
         alone = [Load(group=group, memory=memory, num_items=1, offload=True) for group, memory in found.items()]
         places = [device_place(gpu.name, gpu.memory_bytes, [load]) for load in alone]
         return max(places, key=lambda place: place.missing_bytes)
 
     def shortage_of(changed: ReasoningConfig) -> str | None:
-        return pool_shortage(shape, job_shape(changed, device_bytes=gpu.memory_bytes))
+        return pool_shortage(changed, shape, job_shape(changed, device_bytes=gpu.memory_bytes))
 
     if shortage_of(config) or place_of(config).missing_bytes > 0:
         num_ranks = math.gcd(config.actor.settled_shards, num_devices)

@@ -19,13 +19,15 @@ from rlinf.planning.engines import check_cut
 from rlinf.planning.memory import Load, check_gpu, job_shape, loads_of, named_shape, reference_shape
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import find_gpu, gpu_cluster
-from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_sched.derive.recipes import recipe_profiles
+from rlinf_sched.derive.datasheets import Gpu
+from rlinf_sched.derive.memory import JobShape
+from rlinf_sched.derive.profiles import rule_profile
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
+from rlinf_sched.profile import Profiles, StageProfile
 
 TOKEN_BYTES = 12
 """On a channel: an int32 id, a float32 log-probability and a mask or advantage."""
@@ -63,12 +65,29 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100", env_step_s: float | 
         flow = grpo_flow(settled, group_bytes=group_bytes)
         return Problem(
             flow=flow,
-            profiles=recipe_profiles(flow, model, sheet, job, reference_shape(config, model)),
+            profiles=recipe_profiles(flow, config, model, sheet, job),
             cluster=gpu_cluster(gpu, num_devices),
             num_items=job.num_groups,
         )
     except SchedError as error:
         raise UserError(str(error)) from error
+
+
+def recipe_profiles(flow: FlowGraph, config: ReasoningConfig, model: ModelShape, gpu: Gpu, job: JobShape) -> Profiles:
+    """Profiles of the workers that `rlinf train` starts. Raises: ProfileError."""
+    trainer, engine = config.actor.trainer_spec, config.rollout.engine_spec
+    reference = reference_shape(config, model) or model
+
+    def profile(stage: Stage) -> StageProfile:
+        if not stage.needs_device:
+            return rule_profile(job.lengths.group_size, job.num_groups)
+        if stage.trains:
+            return trainer.train_profile(model, gpu, job)
+        if stage.role == "rollout":
+            return engine.profile(model, gpu, job)
+        return trainer.forward_profile(reference, gpu, job)
+
+    return Profiles(stages={stage.name: profile(stage) for stage in flow.stages})
 
 
 def notes_of_recipe(config: Config, *, env_step_s: float | None = None) -> tuple[str, ...]:
@@ -89,17 +108,14 @@ def _num_devices(config: Config) -> int:
 def _check_cut(config: ReasoningConfig, model: ModelShape, num_devices: int) -> None:
     """Whether engines and the actor's backend can cut the model so, on so many devices. Raises: UserError."""
     check_cut(config, model)
-    if config.actor.backend != "megatron":
-        return
-    cut = MegatronOptions.of(config.actor.backend_options)
-    try:
-        cut.check_model(model)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    if num_devices % cut.ranks_per_replica:
+    actor = config.actor
+    if problem := actor.trainer_spec.model_problem(actor.backend_options, model):
+        raise UserError("actor.backend_options." + "".join(problem))
+    size = actor.ranks_per_replica or 1
+    if num_devices % size:
         raise UserError(
-            f"cluster.num_devices={num_devices} is not a multiple of the {cut.ranks_per_replica} ranks that hold one "
-            f"copy of the model ({cut})",
+            f"cluster.num_devices={num_devices} is not a multiple of the {size} ranks that hold one copy of the model "
+            f"(actor.backend_options: {', '.join(f'{key}={value}' for key, value in actor.backend_options.items())})",
             hint="change one of them",
         )
 

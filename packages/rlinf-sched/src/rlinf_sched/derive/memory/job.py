@@ -21,10 +21,8 @@ class JobShape:
     """Bytes of each number in the weights that generate and in their cache; None: dtype_bytes."""
     num_shards: int = 1
     """Parts of a batch, dealt out to the ranks of the trainer."""
-    backend: str = "replicated"
-    """What trains (`actor.backend`); how it is counted stands in `trainers`."""
-    backend_options: Mapping[str, Any] = field(default_factory=dict)
-    """`actor.backend_options`; read by the backend's line in `trainers` alone."""
+    trainer_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the training backend, which counts them."""
     micro_batch_groups: int = 1
     """Groups of one forward and backward pass, padded to one length."""
     max_tokens_per_micro_batch: int | None = None
@@ -42,10 +40,8 @@ class JobShape:
     """Where the ranks are; torch works in larger pieces there."""
     max_sequences: int = 512
     """Most sequences that a rank generates at once, in engines that are bounded by a number of them."""
-    engine: str = "huggingface"
-    """What generates (`rollout.engine`); how it is counted stands in `served`."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """`rollout.sglang`, or `rollout.engine_options`; read by the engine's line in `served` alone."""
+    """Options of the engine that generates, which counts them."""
     tensor_parallel: int = 1
     """Devices over which an engine cuts the model."""
     device_bytes: int = 0
@@ -59,6 +55,11 @@ class JobShape:
         for key in ("num_groups", "dtype_bytes", "num_shards", "micro_batch_groups", "num_updates", "max_sequences"):
             if getattr(self, key) < 1:
                 raise ProfileError(f"{key}={getattr(self, key)} must be at least 1")
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest sequence, prompt and completion together."""
+        return self.lengths.prompt_tokens + self.lengths.limit_tokens
 
     @property
     def num_models(self) -> int:

@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Cache, DynamicCache
 
-from rlinf_sched.derive.memory.refill import CACHE_SHARE, cache_rows, row_tokens
 from rlinf_workers.engines.base import Completions
 from rlinf_workers.engines.huggingface.engine import MIN_ROWS
 from rlinf_workers.engines.huggingface.free_memory import free_bytes
 from rlinf_workers.engines.huggingface.graphs import PREFILL_TOKENS, one_query
 from rlinf_workers.engines.huggingface.masks import StepPlaces, step_masks, whole_masks
+from rlinf_workers.engines.huggingface.rows import CACHE_SHARE, cache_rows, row_tokens
 from rlinf_workers.engines.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError

@@ -9,13 +9,10 @@ from typing import Any
 
 import torch
 
-from rlinf_sched.derive.memory.sglang import MEM_FRACTION
-from rlinf_sched.derive.sglang import OWNED, unknown_argument
+from rlinf_workers.engines.sglang.memory import MEM_FRACTION
+from rlinf_workers.engines.sglang.options import OWNED, unknown_argument
 from rlinf_workers.errors import SettingsRefused
 from rlinf_workers.models.language_model import ModelSettings
-
-KNOWN_VERSIONS = ("0.5.23",)
-"""Versions of SGLang that these files were tested with."""
 
 Argument = bool | int | float | str | list
 
@@ -94,15 +91,15 @@ def check_names(given: Iterable[str], known: Iterable[str]) -> None:
     known = {name for name in known if not name.startswith("_")}
     for name in given:
         if name in OWNED:
-            raise SettingsRefused(f"rollout.sglang.{name} cannot be set: {OWNED[name]}; leave it out")
+            raise SettingsRefused(f"engine_options.{name} cannot be set: {OWNED[name]}; leave it out")
         if name not in known:
-            raise SettingsRefused(f"rollout.sglang.{name}{unknown_argument(name, known)}")
+            raise SettingsRefused(f"engine_options.{name}{unknown_argument(name, known)}")
 
 
 def suspects(message: str, given: Mapping[str, Any]) -> str:
     """A line that names the recipe's arguments whose values an error of SGLang speaks of, or else all of them."""
     named = [name for name, value in given.items() if str(value) in message] or list(given)
-    settings = ", ".join(f"rollout.sglang.{name}={given[name]}" for name in named)
+    settings = ", ".join(f"engine_options.{name}={given[name]}" for name in named)
     return f"\nit was started with {settings}" if settings else ""
 
 

@@ -24,7 +24,6 @@ from rlinf_workers.engines.base import Completions
 from rlinf_workers.engines.processes import EngineProcesses
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.sglang.arguments import (
-    KNOWN_VERSIONS,
     Argument,
     bound_cores,
     check_names,
@@ -35,6 +34,7 @@ from rlinf_workers.engines.sglang.loader import LOADER
 from rlinf_workers.engines.sglang.requests import Answer, answer_of, completions_of, cut_at, request_parameters
 from rlinf_workers.engines.sglang.room import Room
 from rlinf_workers.engines.sglang.server import EngineServer
+from rlinf_workers.engines.sglang.spec import SPEC
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.leftovers import SweptFolder
@@ -337,7 +337,7 @@ class SGLangEngine:
             raise WorkersError(
                 f"prompt {prompt.index} and its completion may have {length} + {sampling.max_new_tokens} = {needed} "
                 f"tokens, and SGLang takes {limit} in one sequence (its KV cache holds {self._server.num_tokens}). "
-                "Give it more (rollout.sglang.mem_fraction_static, or max_total_tokens on CPU slots), or lower "
+                "Give it more (engine_options.mem_fraction_static, or max_total_tokens on CPU slots), or lower "
                 "rollout.max_new_tokens or rollout.max_prompt_tokens"
             )
 
@@ -353,13 +353,13 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
         found = version("sglang")
     except PackageNotFoundError:
         raise SettingsRefused(
-            "rollout.engine=sglang, and SGLang is not installed in the Python environment of the rollout. "
-            "`rlinf env create sglang` makes one that has it; name it in the recipe: environments: {rollout: sglang}"
+            "SGLang is not installed in the Python environment of the rollout; `rlinf env create sglang` makes one "
+            "that has it"
         ) from None
-    if found not in KNOWN_VERSIONS and not any_version:
+    if found not in SPEC.known_versions and not any_version:
         raise SettingsRefused(
-            f"SGLang {found} is installed; known to work: {', '.join(KNOWN_VERSIONS)}. `rlinf env create sglang` "
-            "installs that one; rollout.sglang.any_version=true takes yours as it is"
+            f"SGLang {found} is installed; known to work: {', '.join(SPEC.known_versions)}. `rlinf env create sglang` "
+            "installs that one; engine_options.any_version=true takes yours as it is"
         )
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     if device.type == "cpu":
@@ -385,7 +385,7 @@ def check_architecture(folder: Path) -> None:
     if not any(re.search(rf"\b{re.escape(names[0])}\b", path.read_text()) for path in sources):
         raise SettingsRefused(
             f"SGLang does not serve {names[0]} (architectures in config.json of the model); use "
-            "rollout.engine=huggingface, or a model that it serves"
+            "the engine huggingface, or a model that it serves"
         )
 
 

@@ -124,8 +124,8 @@ class EngineServer:
 HINTS = {
     "EADDRINUSE": "another process took the port that SGLang had chosen; start the run again",
     "ddress already in use": "another process took the port that SGLang had chosen; start the run again",
-    "mem-fraction-static": "that is rollout.sglang.mem_fraction_static",
-    "Memory pool size is too small": "raise rollout.sglang.mem_fraction_static, or max_total_tokens on CPU slots",
+    "mem-fraction-static": "that is engine_options.mem_fraction_static",
+    "Memory pool size is too small": "raise engine_options.mem_fraction_static, or max_total_tokens on CPU slots",
 }
 """What an error of SGLang contains, and what to do here."""
 

@@ -36,7 +36,6 @@ from rlinf_workers.trainers.base import (
     Trainable,
     TrainingBackend,
     shards_of,
-    trains_adapters,
 )
 from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, optimizer_tensors, parameter_of, writers
 from rlinf_workers.trainers.fsdp2.rounds import Pass, Rounds
@@ -61,7 +60,6 @@ from rlinf_workers.worker import Worker
 T = TypeVar("T")
 
 
-@trains_adapters
 def fsdp2(
     model: Trainable,
     worker: Worker,

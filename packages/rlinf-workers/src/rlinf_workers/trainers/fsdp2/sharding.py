@@ -133,8 +133,7 @@ def recompute_feed_forward(model: nn.Module) -> None:
     halves = [layer.mlp for layer in layers_of(model) if hasattr(layer, "mlp")]
     if not halves:
         raise ValueError(
-            f"actor.backend_options: recompute=true, but {type(model).__name__} has no decoder layers with an `mlp`; "
-            "leave it out"
+            f"recompute=true, but {type(model).__name__} has no decoder layers with an `mlp`; leave it out"
         )
     for half in halves:
         half.forward = partial(checkpoint, half.forward, use_reentrant=False)  # pyright: ignore

@@ -21,8 +21,7 @@ from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_algos.logprobs import LEAST
-from rlinf_sched.derive.memory import MAX_LOGITS_BYTES
-from rlinf_sched.derive.memory.activations import CPU_CHUNK_BYTES, GPU_CHUNK_BYTES
+from rlinf_sched.derive.memory import CPU_CHUNK_BYTES, GPU_CHUNK_BYTES, MAX_LOGITS_BYTES
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.records.language import ExampleBatch
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rlinf_comm.weights import Layout, ReshardExecutor, plan
 from rlinf_comm.weights.layouts import TransformerShape, huggingface
-from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.models.in_memory import box_in, renamed
 from rlinf_workers.models.sequences import SequenceBatch
@@ -29,6 +28,7 @@ from rlinf_workers.trainers.base import Evaluation, LossOf, OptimizerSettings, s
 from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.trainers.megatron.answers import Asked, rows_of
 from rlinf_workers.trainers.megatron.files import gathered, leaving_out, owned, stacked
+from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.storages import Storages
 from rlinf_workers.worker import Worker
 

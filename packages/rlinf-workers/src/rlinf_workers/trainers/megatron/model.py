@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts import TransformerShape, megatron
 from rlinf_comm.weights.layouts.assembly import rounded_up
-from rlinf_sched.derive.megatron import WHERE, MegatronOptions
 from rlinf_workers.trainers.megatron.answers import Asked
 from rlinf_workers.trainers.megatron.attention import CausalAttention
 from rlinf_workers.trainers.megatron.heads import Head
+from rlinf_workers.trainers.megatron.options import MegatronOptions
 
 VOCAB_MULTIPLE = 8
 """Rows of the embedding on each rank are a multiple of it, which tensor cores want of bfloat16."""
@@ -212,6 +212,6 @@ def _check_variant(config: Any) -> None:
     }
     if found := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise ValueError(
-            f"actor.backend=megatron: {', '.join(found)} in the model's config.json is not mapped to megatron-core "
-            f"({WHERE} cannot change that); train under replicated or fsdp2"
+            f"{', '.join(found)} in the model's config.json is not mapped to megatron-core, which no option changes; "
+            "train under another backend"
         )

@@ -12,8 +12,8 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import Tensor, nn
 
-from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.storages import Storages
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

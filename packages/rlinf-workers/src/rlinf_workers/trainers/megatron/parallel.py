@@ -15,8 +15,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_workers.collectives import TIMEOUT, RankGroup, connect_alone
+from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.worker import Worker
 
 SEED = 1

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, copy_alike, move_moments, tensors_of
-from rlinf_workers.trainers.base import Evaluation, LossOf, OptimizerSettings, Trainable, shards_of, trains_adapters
+from rlinf_workers.trainers.base import Evaluation, LossOf, OptimizerSettings, Trainable, shards_of
 from rlinf_workers.trainers.checkpoint import host_copy, load_optimizer, optimizer_tensors, writers
 from rlinf_workers.trainers.served import Served
 from rlinf_workers.worker import Worker
@@ -26,7 +26,6 @@ from rlinf_workers.worker import Worker
 T = TypeVar("T")
 
 
-@trains_adapters
 class ReplicatedBackend:
     """The model, a gradient buffer for each shard and the optimizer; see trainers/base.py for what the methods
     promise."""

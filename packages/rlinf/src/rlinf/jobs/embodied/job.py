@@ -27,7 +27,7 @@ from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.films import check_draws, check_video, write_film
 from rlinf.jobs.lora import policy_digest, policy_lora, with_base
 from rlinf.jobs.running_episodes import RunningEpisodes
-from rlinf.jobs.training import backend_settings, check_recompute, optimizer_settings
+from rlinf.jobs.training import backend_settings, check_policy_module, optimizer_settings
 from rlinf.machine import Machine
 from rlinf.run_folder.fingerprints import path_fingerprint
 from rlinf_sched.plan import Plan
@@ -64,7 +64,7 @@ class EmbodiedJob(Job):
         self._needs = needs_of(self._policy, config.env.id)
         self._check_chunks()
         self._check_values()
-        check_recompute(self._backend, self._policy)
+        check_policy_module(config.actor, self._policy)
         self._lora = policy_lora(config.actor.lora, config.actor.backend, self._policy)
         self._policy = replace(self._policy, wide_heads=self._lora is not None)
         self._warm_start = config.warm_start and WarmStart(config.warm_start, config, self._interface, self._needs)

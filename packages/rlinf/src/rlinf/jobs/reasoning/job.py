@@ -23,7 +23,7 @@ from rlinf.config.inputs import check_model_folder
 from rlinf.config.reasoning import ReasoningConfig, WarmStartConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
-from rlinf.jobs.agreement import UNIT_ROUNDOFF, Agreement, Arithmetic, arithmetic_of, judge_step
+from rlinf.jobs.agreement import Agreement, Arithmetic, arithmetic_of, judge_step
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.generation import (
@@ -93,10 +93,6 @@ MODEL_FOLDER = "initial_model"
 REFERENCE_FOLDER = "reference_model"
 REFERENCES = "reference_models"
 """Folder of a run with the references that followed the policy, by the step after which they did."""
-MEGATRON_ON_CPU = (
-    "megatron-core runs on CPUs: what it asks of CUDA is replaced in the actor's processes "
-    "(rlinf_workers.trainers.megatron.shim)"
-)
 
 
 class ReasoningJob(Job):
@@ -138,8 +134,7 @@ class ReasoningJob(Job):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
             prompt_notes += self._repetitions(self._task.num_train_problems)
         self.notes = [*reward_notes, *model_notes, *prompt_notes, *self._task.notes, *idle_notes(self._algorithm)]
-        if config.actor.backend == "megatron" and device_kind(config.cluster, machine) == "cpu":
-            self.notes.append(MEGATRON_ON_CPU)
+        self.notes += config.actor.trainer_spec.notes(on_gpu=device_kind(config.cluster, machine) == "cuda")
         self._held_out = self._task.held_out()
         if config.model.path is not None:
             self._check_positions(config.model.path)
@@ -371,7 +366,7 @@ class ReasoningJob(Job):
         rollout, evaluation = self.config.rollout, self.config.evaluation
         num_tokens, size = rollout.max_new_tokens, self.config.algorithm.group_size
         stop = rollout.stop if evaluation.stop is None else evaluation.stop
-        fills_its_memory = rollout.engine == "sglang" or rollout.engine_options.get("refill") is True
+        fills_its_memory = rollout.engine_spec.fills_its_memory(rollout.engine_options)
         return RolloutSettings(
             model=replace(model, dtype=self.config.served_dtype),
             train=sampling_settings(rollout, group_size=size, max_new_tokens=num_tokens, stop=rollout.stop),
@@ -483,10 +478,9 @@ class ReasoningJob(Job):
     def arithmetic(self) -> Arithmetic:
         """What engine and trainer compute with."""
         config = self.config
-        computes = str(config.actor.backend_options.get("compute_dtype"))
         return arithmetic_of(
             self._model_config(),
-            trained_dtype=computes if computes in UNIT_ROUNDOFF else config.model.dtype,
+            trained_dtype=config.actor.trainer_spec.compute_dtype(config.actor.backend_options, config.model.dtype),
             served_dtype=config.served_dtype,
             temperature=config.rollout.temperature,
         )

@@ -1,29 +1,30 @@
-"""What a recipe says to the engine `sglang`, as far as it decides memory and times; checked without torch.
+"""The options of the engine `sglang`: SGLang's own server arguments; checked without torch and without SGLang.
 
-The server arguments themselves are SGLang's; those that the run sets stand in `OWNED`.
+Those that decide memory and times are read here (`SGLangOptions`); those that the run itself sets stand in `OWNED`.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from rlinf_sched.derive.shapes import ModelShape
-
-WHERE = "rollout.sglang"
+SERVER_ARGUMENTS = Path(__file__).with_name("server_arguments.txt")
+"""Names of the server arguments of SGLang 0.5.23, so that a machine without SGLang finds a mistake too."""
+ANY_VERSION = "any_version"
+"""The one option that is not SGLang's: start a version that these files were not tested with."""
 NOT_CUT = -1
 """A `chunked_prefill_size` with which SGLang does not cut prompts."""
-SHOWN_SIZES = 6
 
 _MODEL, _DEVICES = (
-    "the model is that of the recipe (model.*, rollout.dtype)",
-    "an engine has rollout.tensor_parallel_size devices of the plan's (cluster.*)",
+    "the model and its dtype are those of the run",
+    "an engine has tensor_parallel_size devices, which the plan chooses",
 )
 _PORTS = "an engine speaks to its own processes alone, through sockets that it names itself"
 _REQUESTS = "prompts come as token ids, and completions go back as token ids"
-_WEIGHTS = "weights come from the trainer (cluster.weight_sync)"
+_WEIGHTS = "weights come from the trainer by a weight sync"
 
 OWNED: Mapping[str, str] = {
     **dict.fromkeys(("model_path", "tokenizer_path", "revision", "dtype", "json_model_override_args"), _MODEL),
@@ -41,19 +42,29 @@ OWNED: Mapping[str, str] = {
 """Arguments that no recipe sets, and why."""
 
 
-def unknown_argument(name: str, known: Iterable[str]) -> str:
-    """What is wrong with a name that is not among SGLang's `known` ones, with the closest that a recipe may set."""
-    near = difflib.get_close_matches(name, sorted(set(known) - OWNED.keys()), n=3)
+def problems(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is wrong with a recipe's options: (option, the text that follows its name)."""
+    for option in options:
+        if option in OWNED:
+            yield option, f" cannot be set: {OWNED[option]}; leave it out"
+    if not options.get(ANY_VERSION):
+        names = {ANY_VERSION, *SERVER_ARGUMENTS.read_text(encoding="utf-8").split()}
+        for option in options:
+            if option not in names:
+                yield option, unknown_argument(option, names)
+    yield from SGLangOptions.of(options).problems()
+
+
+def unknown_argument(name: str, names: Iterable[str]) -> str:
+    """What is wrong with an argument that is not among SGLang's `names`, with the closest that a recipe may set."""
+    near = difflib.get_close_matches(name, sorted(set(names) - OWNED.keys()), n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "`python -m sglang.launch_server --help` lists them"
     return f": SGLang has no server argument of that name; {hint}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SGLangOptions:
-    """The server arguments that are read here; None: SGLang's own choice, or that of `memory.sglang`.
-
-    Raises: ValueError for a value that cannot be, with its key.
-    """
+    """The server arguments that decide memory and times; None: SGLang's own choice, or that of memory.py."""
 
     mem_fraction_static: float | None = None
     """Share of a device's memory for weights and KV pool."""
@@ -66,49 +77,29 @@ class SGLangOptions:
     cuda_graph_max_bs_decode: int | None = None
     """Completions of the largest captured batch."""
     disable_cuda_graph: bool = False
+    """Decode without captured batches."""
     context_length: int | None = None
     """Longest sequence, prompt and completion together."""
 
-    def __post_init__(self) -> None:
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What is wrong with the first value that cannot be."""
         share = self.mem_fraction_static
         if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1):
-            raise ValueError(f"{WHERE}.mem_fraction_static={share!r} is no share; use a number between 0 and 1")
+            yield "mem_fraction_static", f"={share!r} is no share; use a number between 0 and 1"
+            return
         if not isinstance(self.disable_cuda_graph, bool):
-            raise ValueError(f"{WHERE}.disable_cuda_graph={self.disable_cuda_graph!r} is neither true nor false")
-        for name in (
-            "max_total_tokens",
-            "max_running_requests",
-            "chunked_prefill_size",
-            "cuda_graph_max_bs_decode",
-            "context_length",
-        ):
+            yield "disable_cuda_graph", f"={self.disable_cuda_graph!r} is neither true nor false"
+            return
+        for name in (field.name for field in fields(self) if "int" in str(field.type)):
             value = getattr(self, name)
             if value is None or (name == "chunked_prefill_size" and value == NOT_CUT):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{WHERE}.{name}={value!r} is not a number of at least 1")
+                yield name, f"={value!r} is not a number of at least 1"
+                return
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> SGLangOptions:
         """From the server arguments of a recipe; those of other names are left out."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: arguments[name] for name in names if arguments.get(name) is not None})
-
-
-def check_engine_cut(model: ModelShape, size: int) -> None:
-    """Whether an engine can cut the model over so many devices.
-
-    Raises: ValueError that names the part that does not divide, and sizes that do.
-    """
-    parts = {"attention heads": model.num_heads, "KV heads": model.num_kv_heads}
-    if model.num_experts:
-        parts["columns of an expert"] = model.expert_intermediate_size
-    else:
-        parts["columns of the MLP"] = model.intermediate_size
-    for what, number in parts.items():
-        if number % size:
-            fitting = [n for n in range(1, model.num_kv_heads + 1) if not any(p % n for p in parts.values())]
-            raise ValueError(
-                f"rollout.tensor_parallel_size={size} does not divide the model's {number} {what}; "
-                f"use {' or '.join(map(str, fitting[:SHOWN_SIZES]))}"
-            )

@@ -1,6 +1,5 @@
 """Ranks whose weights no gradient changes: those that generate, and those that read what was generated."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rlinf_sched.derive.memory.activations import (
@@ -12,16 +11,17 @@ from rlinf_sched.derive.memory.activations import (
 )
 from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
 from rlinf_sched.derive.memory.rank import RankMemory
-from rlinf_sched.derive.memory.refill import is_refilled, refill_memory
-from rlinf_sched.derive.memory.sglang import sglang_memory
-from rlinf_sched.derive.memory.trainers import trainer_of
 from rlinf_sched.derive.shapes import ModelShape
 
 
 def forward_memory(model: ModelShape, job: JobShape) -> RankMemory:
     """The memory of a rank that computes log-probabilities, a group (packed, at most a budget) at a time: first the
-    inside of one layer, then the logits, put together from those of the prompts and of the completions."""
-    job = replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job), micro_batch_groups=1)
+    inside of one layer, then the logits, put together from those of the prompts and of the completions.
+
+    Args:
+        job: in the numbers that the rank computes in (`dtype_bytes`).
+    """
+    job = replace(job, micro_batch_groups=1)
     prompts, completions = passes_of_micro_batch(job)
     packed = packed_pass(replace(job, num_groups=job.num_shards))  # a group, or a part of it
     completions = packed or completions
@@ -37,17 +37,9 @@ def forward_memory(model: ModelShape, job: JobShape) -> RankMemory:
     )
 
 
-def generator_memory(model: ModelShape, job: JobShape) -> RankMemory:
-    """The memory of a device of a rank that generates; an item is a group."""
-    return GENERATORS.get(job.engine, _batch_memory)(model, job)
-
-
-def _huggingface_memory(model: ModelShape, job: JobShape) -> RankMemory:
-    return (refill_memory if is_refilled(job) else _batch_memory)(model, job)
-
-
-def _batch_memory(model: ModelShape, job: JobShape) -> RankMemory:
-    """Caches grow by copying, one layer at a time."""
+def batch_memory(model: ModelShape, job: JobShape) -> RankMemory:
+    """The memory of a rank that generates whole batches; an item is a group. Caches grow by copying, one layer at a
+    time."""
     lengths, job = job.lengths, job.served
     context = lengths.prompt_tokens + lengths.limit_tokens
     cache = context * kv_bytes(model, job) * (1 + 1 / model.num_layers)
@@ -57,10 +49,3 @@ def _batch_memory(model: ModelShape, job: JobShape) -> RankMemory:
         kv_cache_of_item=round(lengths.group_size * cache),
         activations_of_item=lengths.group_size * logits,
     )
-
-
-GENERATORS: Mapping[str, Callable[[ModelShape, JobShape], RankMemory]] = {
-    "huggingface": _huggingface_memory,
-    "sglang": sglang_memory,
-}
-"""Name of the engine (`rollout.engine`) -> how it is counted; one of the user's own is counted as whole batches."""

@@ -9,13 +9,10 @@ each sequence of the largest captured batch, 1 GB / 8 for each device of the eng
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from rlinf_sched.derive.memory.activations import feed_forward_bytes, kv_bytes
-from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
-from rlinf_sched.derive.memory.rank import RankMemory
-from rlinf_sched.derive.sglang import NOT_CUT, SGLangOptions
-from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.derive import ModelShape
+from rlinf_sched.derive.memory import FLOAT_BYTES, JobShape, RankMemory, feed_forward_bytes, kv_bytes
+from rlinf_workers.engines.sglang.options import NOT_CUT, SGLangOptions
 
 MEM_FRACTION = 0.7
 """Share of a GPU for weights and KV pool where the recipe names none. SGLang itself would take nearly 0.9, all that its
@@ -57,18 +54,6 @@ def kv_tokens(model: ModelShape, job: JobShape) -> int:
     return fitting if most is None else min(fitting, most)
 
 
-def settled_arguments(model: ModelShape, job: JobShape) -> dict[str, Any]:
-    """The server arguments of a recipe, on CPU slots with the tokens of the pool where it names none. All other
-    defaults are the engine's (`rlinf_workers.engines.sglang.arguments`)."""
-    sizes = {} if job.on_gpu else {"max_total_tokens": kv_tokens(model, job)}
-    return {**sizes, **job.engine_options}
-
-
-def longest_tokens(job: JobShape) -> int:
-    """Tokens of the longest sequence, prompt and completion together."""
-    return job.lengths.prompt_tokens + job.lengths.limit_tokens
-
-
 def kv_token_bytes(model: ModelShape, job: JobShape) -> int:
     """Bytes of one token's keys and values on one device of an engine."""
     return kv_bytes(model, job.served) // job.tensor_parallel
@@ -82,7 +67,7 @@ def _cpu_tokens(model: ModelShape, job: JobShape) -> int:
     """Room for all sequences that a rank may have at once at their longest, within a share of the slot's memory."""
     num_sequences = min(job.num_groups * job.lengths.group_size, job.max_sequences)
     most = int(CPU_SHARE * job.device_bytes) // kv_token_bytes(model, job)
-    return min(num_sequences * longest_tokens(job), most)
+    return min(num_sequences * job.longest_tokens, most)
 
 
 def _reserve_bytes(job: JobShape) -> int:
@@ -91,7 +76,7 @@ def _reserve_bytes(job: JobShape) -> int:
     chunk, few, many = next(row[1:] for row in _CAPACITIES if job.device_bytes < row[0] * 2**30)
     chunk = chunk if options.chunked_prefill_size is None else options.chunked_prefill_size
     if chunk == NOT_CUT:
-        chunk = longest_tokens(job)
+        chunk = job.longest_tokens
     largest = options.cuda_graph_max_bs_decode or (few if size < 4 else many)
     if options.max_running_requests is not None:
         largest = min(largest, options.max_running_requests)
@@ -101,10 +86,10 @@ def _reserve_bytes(job: JobShape) -> int:
 
 def _cpu_work_bytes(model: ModelShape, job: JobShape) -> int:
     """The inside of a layer for a chunk of prompts, or the logits of a decoding step with their log-probabilities."""
-    options, pool = SGLangOptions.of(job.engine_options), max(longest_tokens(job), kv_tokens(model, job))
+    options, pool = SGLangOptions.of(job.engine_options), max(job.longest_tokens, kv_tokens(model, job))
     num_tokens = min(max(options.chunked_prefill_size or 0, 4096), pool)
     inside = num_tokens * feed_forward_bytes(model, job.served) // job.tensor_parallel
-    num_running = max(1, pool // longest_tokens(job))
+    num_running = max(1, pool // job.longest_tokens)
     if options.max_running_requests is not None:
         num_running = min(num_running, options.max_running_requests)
     return max(inside, 3 * FLOAT_BYTES * num_running * model.vocab_size)

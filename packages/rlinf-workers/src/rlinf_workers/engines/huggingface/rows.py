@@ -1,19 +1,16 @@
-"""The engine `huggingface` with `refill`: rows of a cache go from one completion to the next.
+"""Sizes of a cache whose rows go from one completion to the next (option `refill`), and the memory that it takes.
 
 A row holds the longest sequence. The cache has a row for each sequence under way, as far as a share of the free memory
 goes, and stays between turns until the engine is offloaded. What is free is known when prompts come; it is counted
-here as if nothing but the engine's own weights lay on the device. `rlinf_workers.engines.huggingface.slots` takes its
-sizes from here.
+here as if nothing but the engine's own weights lay on the device. slots.py takes its sizes from here.
 """
 
 from __future__ import annotations
 
 from itertools import count
 
-from rlinf_sched.derive.memory.activations import feed_forward_bytes, kv_bytes
-from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
-from rlinf_sched.derive.memory.rank import RankMemory
-from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.derive import ModelShape
+from rlinf_sched.derive.memory import FLOAT_BYTES, JobShape, RankMemory, feed_forward_bytes, kv_bytes
 
 KEY_STEP = 16
 """Tokens of a row, and of a prompt where it is prefilled, come in multiples of it."""
@@ -22,11 +19,6 @@ PREFILL_TOKENS = 16384
 """Prompt tokens of a forward at most, unless one prompt has more."""
 CACHE_SHARE = {"cuda": 0.8, "cpu": 0.25}
 """Share of the free memory that the cache may take: a GPU is the rank's alone, a host is shared with other ranks."""
-
-
-def is_refilled(job: JobShape) -> bool:
-    """Whether rows are refilled."""
-    return job.engine == "huggingface" and job.engine_options.get("refill") is True
 
 
 def refill_memory(model: ModelShape, job: JobShape) -> RankMemory:

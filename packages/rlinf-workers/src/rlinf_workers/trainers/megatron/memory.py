@@ -1,30 +1,35 @@
-"""What a rank holds under the training backend `megatron`."""
+"""What a rank holds under megatron-core, counted without torch."""
 
 from dataclasses import dataclass
 
-from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_sched.derive.memory.activations import CPU_CHUNK_BYTES, GPU_CHUNK_BYTES, MAX_LOGITS_BYTES
-from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
-from rlinf_sched.derive.memory.rank import NUM_MOMENTS, RankMemory
-from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.derive import ModelShape
+from rlinf_sched.derive.memory import (
+    CPU_CHUNK_BYTES,
+    FLOAT_BYTES,
+    GPU_CHUNK_BYTES,
+    MAX_LOGITS_BYTES,
+    NUM_MOMENTS,
+    JobShape,
+    RankMemory,
+)
+from rlinf_workers.trainers.megatron.options import MegatronOptions
 
 NUM_CHUNKS = 3
 """Chunks of logits in float32 that the head works with at once: scaled, shifted, their exponentials."""
 
 
-def megatron_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
+def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_ranks: int) -> RankMemory:
     """The part of a rank in the first or the last stage of the pipeline, whichever is fuller.
 
     A critic is cut as the policy is. Gradients, masters and moments are float32. Masters are there beside bfloat16
     weights; they and the moments are shared out over replicas by the distributed optimizer.
     """
-    cut = MegatronOptions.of(job.backend_options)
     num_replicas = max(1, num_ranks // cut.ranks_per_replica)
     dense, experts = parameters_of_rank(model, cut)
     kept = dense + experts
     if cut.distributed_optimizer:
         kept = -(-dense // (num_replicas * cut.num_parts)) + -(-experts // num_replicas)
-    computed, models = compute_bytes(job), job.num_models
+    computed, models = cut.compute_bytes, job.num_models
     is_here = cut.distributed_optimizer is False and computed == FLOAT_BYTES and not job.on_gpu
     copied = 0 if is_here else FLOAT_BYTES * (dense + experts)  # masters or one moment, before they are put together
     passes = [
@@ -40,11 +45,6 @@ def megatron_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMem
         host_start=models * FLOAT_BYTES * (dense + experts),
         host_copy=(1 + NUM_MOMENTS) * FLOAT_BYTES * models * model.num_parameters // num_ranks + copied,
     )
-
-
-def compute_bytes(job: JobShape) -> int:
-    """Bytes of each number that is computed with."""
-    return 2 if job.backend_options.get("compute_dtype") == "bfloat16" else FLOAT_BYTES
 
 
 def parameters_of_rank(model: ModelShape, cut: MegatronOptions) -> tuple[int, int]:
@@ -99,7 +99,7 @@ class MegatronPass:
 
     @property
     def _d(self) -> int:
-        return compute_bytes(self.job)
+        return self.cut.compute_bytes
 
     @property
     def _num_tokens(self) -> int:

@@ -1,0 +1,111 @@
+"""Times of the steps of data-parallel workers: a forward pass over whole groups, and generation in whole batches.
+
+Times are arithmetic at a public utilisation, as in `training` and `generation`, and what launching the layers of a
+transformers model takes beside it, which is most of a small model's step (benchmarks/sched/gpu_steps.py compares them
+with steps on a GPU).
+"""
+
+import math
+
+from rlinf_sched.derive.datasheets import Gpu
+from rlinf_sched.derive.generation import BANDWIDTH_UTILISATION, CAPTURED_LAYER_S, flops_per_s
+from rlinf_sched.derive.memory import JobShape, RankMemory, forward_memory, kv_bytes
+from rlinf_sched.derive.parallel import exchange_s
+from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.derive.training import powers_up_to, utilisation
+from rlinf_sched.profile import InstanceProfile, StageProfile, TimePoint
+
+LAYER_CALL_S = 1e-3
+"""Seconds that a trainer or a reference takes to launch one layer's forward pass, beside its arithmetic: 0.8 to 1.35 ms
+in Qwen2.5-0.5B and -1.5B on an H100, FSDP2's hooks included; up to 2.2 ms in packed micro-batches
+(benchmarks/sched/gpu_steps.py). A backward pass launches twice as much."""
+
+
+def read_profile(
+    model: ModelShape, gpu: Gpu, job: JobShape, *, expert_parallel: int = 1, num_stages: int = 1
+) -> StageProfile:
+    """The profile of ranks that compute log-probabilities, each with a whole model.
+
+    Args:
+        job: in the numbers that they compute in (`dtype_bytes`).
+        expert_parallel, num_stages: as `forward_s` and `launch_s`.
+    """
+    memory = forward_memory(model, job)
+    item_s = forward_s(model, gpu, job, expert_parallel) + launch_s(model, job, num_stages, most_groups=1)
+    instance = InstanceProfile(
+        points=proportional(item_s, job.num_groups),
+        state_bytes=memory.state,
+        work_bytes=memory.work(),
+    )
+    return StageProfile(
+        instances=(instance,),
+        costs=job.lengths.total_costs,
+        weights_bytes=memory.weights,
+        source=f"derived: forward pass of {model.name} on {gpu.name}, {describe_numbers(model, job)}",
+    )
+
+
+def batch_profile(model: ModelShape, gpu: Gpu, job: JobShape, memory: RankMemory) -> StageProfile:
+    """The profile of ranks that generate whole batches: a batch runs in captured steps until its longest answer ends,
+    all of its rows at every token.
+
+    Args:
+        memory: what a rank holds.
+    """
+    lengths = job.lengths
+    most = max(1, min(job.num_groups, job.max_sequences // lengths.group_size))
+    job = job.served
+    rate = flops_per_s(model, gpu, job.dtype_bytes)
+    points = []
+    for n in powers_up_to(most):
+        rows = n * lengths.group_size
+        read = job.dtype_bytes * model.num_parameters + rows * lengths.mean_context_tokens * kv_bytes(model, job)
+        busy_s = max(
+            read / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s),
+            rows * model.forward_flops(lengths.mean_context_tokens) / rate,
+        )
+        token_s = busy_s + model.num_layers * CAPTURED_LAYER_S
+        prefill_s = n * lengths.prompt_tokens * model.forward_flops(lengths.prompt_tokens / 2) / rate
+        points.append(TimePoint(num_items=n, seconds=lengths.longest_of_group_tokens * token_s + prefill_s))
+    instance = InstanceProfile(
+        points=tuple(points), max_items=most, state_bytes=memory.state, item_work_bytes=memory.work(1)
+    )
+    return StageProfile(
+        instances=(instance,),
+        batching="longest",
+        costs=lengths.longest_costs,
+        weights_bytes=memory.weights,
+        source=f"derived: captured decoding of {model.name} in static batches on {gpu.name}, "
+        f"{describe_numbers(model, job)}",
+    )
+
+
+def forward_s(model: ModelShape, gpu: Gpu, job: JobShape, expert_parallel: int = 1) -> float:
+    """Device-seconds of a forward pass over one group, whose prompt is computed once, in numbers of
+    `job.dtype_bytes`; with the exchange between experts that are dealt out over `expert_parallel` ranks."""
+    num_tokens = job.lengths.packed_group_tokens
+    flops = num_tokens * model.forward_flops(job.lengths.mean_context_tokens)
+    exchanged_s = num_tokens * exchange_s(model, gpu, expert_parallel, passes=2)
+    return flops / flops_per_s(model, gpu, job.dtype_bytes) + exchanged_s
+
+
+def launch_s(model: ModelShape, job: JobShape, num_stages: int = 1, most_groups: float = math.inf) -> float:
+    """Seconds of a rank to launch its layers' forward passes over one group of a micro-batch, which has `most_groups`
+    at most: once where tokens are packed, else once for the prompts and once for the completions. The layers are cut
+    into `num_stages`."""
+    num_calls, num_groups = 2.0, float(job.micro_batch_groups)
+    if job.max_tokens_per_micro_batch is not None:
+        num_calls, num_groups = 1.0, job.max_tokens_per_micro_batch / job.lengths.packed_group_tokens
+    num_layers = model.num_layers / num_stages
+    return num_calls / min(num_groups, most_groups) * num_layers * LAYER_CALL_S
+
+
+def proportional(item_s: float, most: int) -> tuple[TimePoint, ...]:
+    """Times of 1, 2, 4, ..., `most` items that take `item_s` each."""
+    return tuple(TimePoint(num_items=n, seconds=n * item_s) for n in powers_up_to(most))
+
+
+def describe_numbers(model: ModelShape, job: JobShape) -> str:
+    """The type that is computed in, and the share of its peak rate, for a profile's source."""
+    dtype = {2: "bfloat16", 4: "float32"}.get(job.dtype_bytes, f"{job.dtype_bytes} bytes a number")
+    return f"{dtype}, at {utilisation(model):.0%} of its rate"

@@ -1,0 +1,63 @@
+"""The engine `huggingface`: a transformers model with its KV cache, in whole batches or with rows that are refilled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_sched.derive import ModelShape
+from rlinf_sched.derive.memory import JobShape, RankMemory, batch_memory
+from rlinf_workers.engines.huggingface.rows import refill_memory
+from rlinf_workers.engines.spec import EngineSpec
+from rlinf_workers.plugins import OptionError
+
+CACHE_SHARES = (0.6, 0.4, 0.25, 0.2, 0.1, 0.05)
+"""Shares of the free memory for a cache whose rows are refilled, to try."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HuggingFaceOptions:
+    """The engine's options."""
+
+    cuda_graphs: bool = True
+    """On a GPU, decode with captured steps where the model allows it."""
+    refill: bool = False
+    """Give the row of a completion that has ended to the next one while others run, without captured steps."""
+    cache_share: float | None = None
+    """With refill, share of the memory free on the device that the cache may take; null: 0.8 of a GPU's, 0.25 of a
+    host's."""
+
+    def __post_init__(self) -> None:
+        if self.cache_share is not None and not 0 < self.cache_share <= 1:
+            raise OptionError("cache_share", f"={self.cache_share!r} is no share; use a number above 0 and up to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceSpec(EngineSpec):
+    """One device a rank."""
+
+    def memory(self, model: ModelShape, job: JobShape) -> RankMemory:
+        return (refill_memory if self.fills_its_memory(job.engine_options) else batch_memory)(model, job)
+
+    def fills_its_memory(self, options: Mapping[str, Any]) -> bool:
+        return options.get("refill") is True
+
+    def smaller(self, options: Mapping[str, Any], job: JobShape) -> Iterator[tuple[str, Sequence[Any]]]:
+        if self.fills_its_memory(options):  # completions wait
+            most = float(options.get("cache_share", 1.0))
+            yield "cache_share", [share for share in CACHE_SHARES if share < most]
+
+    def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
+        if self.fills_its_memory(options):
+            return ("refill",)
+        return ("engine", "graphs") if on_gpu and options.get("cuda_graphs") is not False else ("engine",)
+
+
+SPEC = HuggingFaceSpec(
+    name="huggingface",
+    implementation="rlinf_workers.engines.huggingface.engine:HuggingFaceEngine",
+    options=HuggingFaceOptions,
+    cuts_models=False,
+    serves_adapters=True,
+)

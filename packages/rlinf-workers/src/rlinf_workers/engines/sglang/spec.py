@@ -1,0 +1,113 @@
+"""The engine `sglang`: SGLang in processes of its own, over the devices of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_sched.derive import Gpu, ModelShape
+from rlinf_sched.derive.generation import continuous_points, group_cache_tokens
+from rlinf_sched.derive.memory import JobShape, RankMemory
+from rlinf_sched.derive.steps import describe_numbers
+from rlinf_sched.errors import ProfileError
+from rlinf_sched.profile import InstanceProfile, StageProfile
+from rlinf_workers.engines.sglang import options as server
+from rlinf_workers.engines.sglang.memory import MEM_FRACTION, kv_token_bytes, kv_tokens, sglang_memory
+from rlinf_workers.engines.sglang.options import SGLangOptions
+from rlinf_workers.engines.spec import EngineSpec
+
+OTHER_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
+"""Shares of a GPU that an engine may take; the nearest few are tried."""
+MAX_SHARES = 4
+MAX_HALVINGS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGLangSpec(EngineSpec):
+    """Continuous batching in a paged KV cache that is taken when the engine starts."""
+
+    def problems(self, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        return server.problems(options)
+
+    def length_problems(self, options: Mapping[str, Any], num_tokens: int) -> Iterator[tuple[str, str]]:
+        for option in ("max_total_tokens", "context_length"):
+            value = options.get(option)
+            if isinstance(value, int) and 0 < value < num_tokens:
+                yield option, f"={value}"
+
+    def devices_per_rank(self, tensor_parallel_size: int) -> int:
+        return tensor_parallel_size
+
+    def memory(self, model: ModelShape, job: JobShape) -> RankMemory:
+        return sglang_memory(model, job)
+
+    def profile(self, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
+        """An engine over the devices of a rank; as many groups run as its KV pool holds."""
+        lengths, size, dtype_bytes = job.lengths, job.tensor_parallel, job.served.dtype_bytes
+        memory, num_tokens = self.memory(model, job), kv_tokens(model, job)
+        if num_tokens < job.longest_tokens:
+            raise ProfileError(
+                f"the KV pool of an engine of {size} x {gpu.name} holds {max(0, num_tokens):,} tokens, and the longest "
+                f"sequence has {job.longest_tokens:,}; use more devices for an engine, or shorter sequences"
+            )
+        limit = SGLangOptions.of(job.engine_options).max_running_requests or job.num_groups * lengths.group_size
+        running = min(num_tokens / group_cache_tokens(lengths), limit / lengths.group_size)
+        most = max(1, min(job.num_groups, int(running)))
+        instance = InstanceProfile(
+            num_devices=size,
+            points=continuous_points(model, gpu, lengths, most=most, num_devices=size, dtype_bytes=dtype_bytes),
+            max_items=most,
+            state_bytes=memory.state,
+            work_bytes=memory.work(),
+            onload_s=0.0,
+            offload_s=0.0,  # the pool is given back and taken anew, and the next weights come with the sync
+        )
+        return StageProfile(
+            instances=(instance,),
+            batching="continuous",
+            costs=lengths.longest_costs,
+            weights_bytes=dtype_bytes * model.num_parameters,
+            source=f"derived: SGLang with {model.name} on {size} x {gpu.name}, {describe_numbers(model, job.served)}",
+        )
+
+    def fills_its_memory(self, options: Mapping[str, Any]) -> bool:
+        return True
+
+    def shortage(self, model: ModelShape, job: JobShape) -> str | None:
+        num_tokens, needed = kv_tokens(model, job), job.longest_tokens
+        if num_tokens >= needed:
+            return None
+        size, share = job.tensor_parallel, job.engine_options.get("mem_fraction_static")
+        weights, pool = self.memory(model, job).weights, needed * kv_token_bytes(model, job)
+        return (
+            f"the KV cache of an engine on {size} device{'s' if size > 1 else ''} would hold {max(0, num_tokens):,} "
+            f"tokens, and the longest sequence has {needed:,} ({pool / 2**30:.2f} GiB on each device, beside "
+            f"{weights / 2**30:.2f} of weights; a device has {job.device_bytes / 2**30:.1f}"
+            + (f", mem_fraction_static={share})" if share else ")")
+        )
+
+    def smaller(self, options: Mapping[str, Any], job: JobShape) -> Iterator[tuple[str, Sequence[Any]]]:
+        tokens, needed = options.get("max_total_tokens"), job.longest_tokens
+        if isinstance(tokens, int) and tokens > needed:  # completions wait
+            yield "max_total_tokens", [max(needed, tokens >> n) for n in range(1, MAX_HALVINGS + 1)]
+        chosen = options.get("mem_fraction_static")
+        share = float(chosen) if isinstance(chosen, int | float) else MEM_FRACTION
+        near = sorted((other for other in OTHER_SHARES if other != share), key=lambda other: abs(other - share))
+        yield "mem_fraction_static", near[:MAX_SHARES]
+
+    def settled(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
+        """With the tokens of the pool on CPU slots, where the recipe names none. All other defaults are set as the
+        engine starts (arguments.py)."""
+        sizes = {} if job.on_gpu else {"max_total_tokens": kv_tokens(model, job)}
+        return {**sizes, **job.engine_options}
+
+
+SPEC = SGLangSpec(
+    name="sglang",
+    implementation="rlinf_workers.engines.sglang.engine:SGLangEngine",
+    options=SGLangOptions,
+    package="sglang",
+    known_versions=("0.5.23",),
+    process_bytes=800 << 20,  # chosen so that no engine in benchmarks/results/sglang-memory.json takes more
+)

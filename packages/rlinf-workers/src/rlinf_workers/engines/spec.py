@@ -1,0 +1,88 @@
+"""What the rest of the system asks about a generation engine before one is made; imports no torch.
+
+An engine that ships overrides in its `spec.py` what it answers differently. A custom engine class without a spec is
+counted as one that generates whole batches on a single device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_sched.derive import Gpu, ModelShape
+from rlinf_sched.derive.memory import JobShape, RankMemory, batch_memory
+from rlinf_sched.derive.steps import batch_profile
+from rlinf_sched.profile import StageProfile
+from rlinf_workers.plugins import Spec
+
+MAX_SHOWN_SIZES = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec(Spec):
+    """A generation engine. `job.engine_options` are the options that the recipe gives it."""
+
+    package: str | None = None
+    """Distribution that must be installed where the rollout runs."""
+    known_versions: tuple[str, ...] = ()
+    """Versions of it that work; the option `any_version` takes others."""
+    cuts_models: bool = True
+    """Can compute on the several devices of a rank (`tensor_parallel_size`)."""
+    serves_adapters: bool = False
+    """Can load a folder with an adapter beside its base model."""
+    process_bytes: int = 0
+    """Host bytes that each of its own processes takes on a CPU slot beside the model, one process for each device."""
+
+    def length_problems(self, options: Mapping[str, Any], num_tokens: int) -> Iterator[tuple[str, str]]:
+        """Options that are too small for a sequence of `num_tokens`: (option, `=VALUE`)."""
+        return iter(())
+
+    def devices_per_rank(self, tensor_parallel_size: int) -> int:
+        """As in rlinf_sched.flow_graph.Stage; 0: a rank computes on the first device that it has."""
+        return tensor_parallel_size if tensor_parallel_size > 1 else 0
+
+    def cut_problem(self, model: ModelShape, tensor_parallel_size: int) -> str | None:
+        """Why an engine cannot cut the model over so many devices, with sizes that it can; None: it can."""
+        parts = {"attention heads": model.num_heads, "KV heads": model.num_kv_heads}
+        if model.num_experts:
+            parts["columns of an expert"] = model.expert_intermediate_size
+        else:
+            parts["columns of the MLP"] = model.intermediate_size
+        for what, number in parts.items():
+            if number % tensor_parallel_size:
+                sizes = [n for n in range(1, model.num_kv_heads + 1) if not any(part % n for part in parts.values())]
+                return (
+                    f"={tensor_parallel_size} does not divide the model's {number} {what}; "
+                    f"use {' or '.join(map(str, sizes[:MAX_SHOWN_SIZES]))}"
+                )
+        return None
+
+    def memory(self, model: ModelShape, job: JobShape) -> RankMemory:
+        """What one device of a rank holds; an item is a group."""
+        return batch_memory(model, job)
+
+    def profile(self, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
+        """Times and memory of the rollout stage. Raises: ProfileError where nothing fits."""
+        return batch_profile(model, gpu, job, self.memory(model, job))
+
+    def fills_its_memory(self, options: Mapping[str, Any]) -> bool:
+        """Whether it runs as many completions as its memory holds, and not a number of them that the run sets."""
+        return False
+
+    def shortage(self, model: ModelShape, job: JobShape) -> str | None:
+        """Why its cache is too small for the longest sequence, in words; None: it is not, or it grows as needed."""
+        return None
+
+    def smaller(self, options: Mapping[str, Any], job: JobShape) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Other values of its options to try where a recipe does not fit, mild ones first: (option, values)."""
+        return iter(())
+
+    def settled(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
+        """The arguments of its constructor: the options, with those that follow from the model's size."""
+        return dict(job.engine_options)
+
+    def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
+        """How it computes a transformers model, in the words of the architecture probe (`probe.WAYS`); empty for an
+        engine with models of its own."""
+        return ()

@@ -1,0 +1,55 @@
+"""Makes the backend. Neither megatron-core nor its shim is imported before a worker asks for it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rlinf_workers.models.trainable import TokenModel, ValueModel
+from rlinf_workers.trainers.base import OptimizerSettings, Trainable, TrainingBackend
+from rlinf_workers.trainers.fsdp2.backend import fsdp2
+from rlinf_workers.trainers.megatron.options import MegatronOptions
+from rlinf_workers.trainers.megatron.spec import is_installed
+from rlinf_workers.worker import Worker
+
+
+def megatron(
+    model: Trainable,
+    worker: Worker,
+    *,
+    optimizer: OptimizerSettings | None,
+    num_shards: int,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+    pipeline_parallel: int = 1,
+    expert_parallel: int = 1,
+    distributed_optimizer: bool = False,
+    recompute: bool = False,
+    compute_dtype: Literal["float32", "bfloat16"] = "float32",
+) -> TrainingBackend:
+    """A language model in replicas of tensor, pipeline and expert parallelism; see MegatronOptions for the options.
+
+    A frozen model is whole on every rank, unless the plan gives its ranks replicas of that size.
+
+    Raises: ValueError naming the option.
+    """
+    options = MegatronOptions(
+        tensor_parallel=tensor_parallel,
+        sequence_parallel=sequence_parallel,
+        pipeline_parallel=pipeline_parallel,
+        expert_parallel=expert_parallel,
+        distributed_optimizer=distributed_optimizer,
+        recompute=recompute,
+        compute_dtype=compute_dtype,
+    )
+    if optimizer is None and worker.identity.num_ranks_per_replica == 1:
+        return fsdp2(model, worker, optimizer=None, num_shards=num_shards, compute_dtype=compute_dtype)
+    if not isinstance(model, TokenModel | ValueModel):
+        raise ValueError(
+            f"megatron holds no {type(model).__name__}, only whole language models that say how likely tokens are or "
+            "what they are worth"
+        )
+    if not is_installed():
+        raise ValueError("megatron-core is not installed; pip install 'rlinf-workers[megatron]'")
+    from rlinf_workers.trainers.megatron.backend import MegatronBackend
+
+    return MegatronBackend(model, worker, optimizer=optimizer, num_shards=num_shards, options=options)

@@ -1,0 +1,95 @@
+"""The training backend `megatron`: replicas of tensor, pipeline and expert parallelism on megatron-core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from rlinf_sched.derive import ModelShape
+from rlinf_sched.derive.memory import JobShape, RankMemory
+from rlinf_workers.plugins import OptionError
+from rlinf_workers.trainers.megatron.memory import megatron_memory
+from rlinf_workers.trainers.megatron.options import MegatronOptions
+from rlinf_workers.trainers.spec import TrainerSpec
+
+MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
+"""Architectures (`model_type`) with a mapping that was compared with transformers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronSpec(TrainerSpec):
+    """Language models alone, in padded micro-batches."""
+
+    def ranks_per_replica(self, options: Mapping[str, Any]) -> int | None:
+        return self.read(options).ranks_per_replica
+
+    def compute_dtype(self, options: Mapping[str, Any], model_dtype: str) -> str:
+        return self.read(options).compute_dtype
+
+    def dtype_problem(self, options: Mapping[str, Any], model_dtype: str) -> str | None:
+        if model_dtype != "bfloat16" or options.get("compute_dtype") == "bfloat16":
+            return None
+        return "computes in compute_dtype, and bfloat16 is served; give compute_dtype: bfloat16, too"
+
+    def model_problem(self, options: Mapping[str, Any], model: ModelShape) -> tuple[str, str] | None:
+        try:
+            self.read(options).check_model(model)
+        except OptionError as error:
+            return error.option, error.text
+        return None
+
+    def config_problem(self, options: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
+        if not is_installed():
+            return "megatron-core is not installed; pip install 'rlinf[megatron]'"
+        kind = config.get("model_type")
+        if kind not in MODEL_TYPES:
+            return f"model_type={kind!r} has no mapping to megatron-core; those that have: {', '.join(MODEL_TYPES)}"
+        return None
+
+    def notes(self, *, on_gpu: bool) -> tuple[str, ...]:
+        if on_gpu:
+            return ()
+        return (
+            "megatron-core runs on CPUs: what it asks of CUDA is replaced in the actor's processes "
+            "(rlinf_workers.trainers.megatron.shim)",
+        )
+
+    def smaller(
+        self, options: Mapping[str, Any], model_dtype: str, num_devices: int
+    ) -> Iterator[tuple[str, Sequence[Any]]]:
+        if not options.get("recompute"):  # costs time
+            yield "recompute", [True]
+        if options.get("compute_dtype") != "bfloat16" and model_dtype == "float32":
+            yield "compute_dtype", ["bfloat16"]
+        for name in ("tensor_parallel", "expert_parallel"):  # what ranks send each other
+            size = int(options.get(name, 1))
+            yield name, [size << doublings for doublings in range(1, (num_devices // size).bit_length())]
+
+    def memory(self, model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
+        return megatron_memory(model, job, self.read(job.trainer_options), num_ranks)
+
+    def cut(self, job: JobShape) -> tuple[int, int]:
+        options = self.read(job.trainer_options)
+        return options.expert_parallel, options.pipeline_parallel
+
+
+def is_installed() -> bool:
+    """Whether megatron-core is there."""
+    try:
+        return find_spec("megatron.core") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+SPEC = MegatronSpec(
+    name="megatron",
+    implementation="rlinf_workers.trainers.megatron.make:megatron",
+    options=MegatronOptions,
+    trains_policies=False,
+    packs_sequences=False,
+    exposes_logits=False,
+    exposes_routers=False,
+    computes_transformers=False,
+)

@@ -1,0 +1,71 @@
+"""What the specs of engines and training backends say, beside what was measured."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from rlinf_sched.derive import Lengths, ModelShape, find_gpu, find_model
+from rlinf_sched.derive.memory import JobShape
+from rlinf_workers.plugins import ENGINES, TRAINERS
+
+QWEN_HALF_B = {
+    "model_type": "qwen2",
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStage:
+    """A stage of a step on an H100 (benchmarks/results/gpu-steps.json): 8 answers of as many tokens to each prompt,
+    which has 128."""
+
+    model: ModelShape
+    num_groups: int
+    tokens: int
+    role: str
+    seconds: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+BFLOAT16: dict[str, Any] = {
+    "served_bytes": 2,
+    "trainer_options": {"compute_dtype": "bfloat16", "recompute": True},
+}
+SMALL: dict[str, Any] = {"model": ModelShape.from_config(QWEN_HALF_B), "num_groups": 64, "tokens": 256}
+MIDDLE: dict[str, Any] = {"model": find_model("Qwen2.5-1.5B"), "num_groups": 32, "tokens": 256}
+SHORT: dict[str, Any] = {**SMALL, "num_groups": 32, "tokens": 128}
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        MeasuredStage(**SMALL, role="rollout", seconds=1.27, options=BFLOAT16),
+        MeasuredStage(**SMALL, role="reference", seconds=2.80, options=BFLOAT16),
+        MeasuredStage(**SMALL, role="actor", seconds=3.50, options={**BFLOAT16, "micro_batch_groups": 8}),
+        MeasuredStage(**MIDDLE, role="rollout", seconds=1.42, options=BFLOAT16),
+        MeasuredStage(**MIDDLE, role="actor", seconds=4.10, options={**BFLOAT16, "micro_batch_groups": 4}),
+        MeasuredStage(**SHORT, role="rollout", seconds=1.55),
+        MeasuredStage(**SHORT, role="actor", seconds=3.51, options={"micro_batch_groups": 4}),
+    ],
+    ids=lambda measured: f"{measured.role}, {measured.num_groups}, {measured.model.hidden_size}",
+)
+def test_stages_of_recipes_take_about_what_they_took(measured: MeasuredStage) -> None:
+    lengths = Lengths(
+        mean_tokens=measured.tokens, limit_tokens=measured.tokens, prompt_tokens=128, group_size=8, sigma=0
+    )
+    job = JobShape(lengths=lengths, num_groups=measured.num_groups, **measured.options)
+    trainer, gpu = TRAINERS.spec("fsdp2" if job.trainer_options else "replicated"), find_gpu("H100")
+    profile_of = {
+        "rollout": ENGINES.spec("huggingface").profile,
+        "reference": trainer.forward_profile,
+        "actor": trainer.train_profile,
+    }
+    instance = profile_of[measured.role](measured.model, gpu, job).instances[0]
+    assert instance.seconds(measured.num_groups) + instance.step_s == pytest.approx(measured.seconds, rel=0.25)
