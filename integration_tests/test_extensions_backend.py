@@ -1,10 +1,15 @@
-"""A training backend of one's own, named by its import path in a recipe."""
+"""A custom training backend, named by its import path in a recipe."""
 
 from pathlib import Path
 
 import pytest
 
 from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.errors import UserError
+from rlinf.planning.problems import problem_of_recipe
+from rlinf_sched.derive import find_model
 from rlinf_workers.testing.backends import check_ranks
 
 OWN = {
@@ -15,7 +20,6 @@ ONE = {"mode": "collocated", "cluster.num_devices": 1, "run.num_steps": 10}
 REPLICA = ONE | {
     "cluster.num_devices": 2,
     "plan.num_ranks": "{actor: 2}",
-    "plan.num_ranks_per_replica": "{actor: 2}",
 }
 
 
@@ -53,6 +57,24 @@ def check_numbers(own, shipped):
     """Equal to the bit, whoever wrote which tensor."""
     assert rows(own) == rows(shipped)
     assert weights(own) == weights(shipped)
+
+
+def test_its_spec_is_planned_with_and_refuses_by_key():
+    """A replica has two devices, each with half of the optimizer's state."""
+    data = ["--task.train_files=[a]", "--task.eval_files=[b]"]
+    arguments = [*data, "--model.path", "Qwen2.5-1.5B", "--cluster.num_devices", "8", "--mode", "collocated"]
+    instances = []
+    for name in ("replicated", OWN["actor.backend"]):
+        config = load_config("gsm8k-grpo", parse_overrides([*arguments, "--actor.backend", name]))
+        *_, one_shard_each = problem_of_recipe(config, gpu="H200").profiles.stages["actor"].instances
+        instances.append(one_shard_each)
+    shipped, own = instances
+    assert (shipped.num_devices, own.num_devices) == (1, 2)
+    weights_bytes = 4 * find_model("Qwen2.5-1.5B").num_parameters
+    assert shipped.state_bytes - own.state_bytes == weights_bytes, "one of two moments"
+    wrong = ["--actor.backend", OWN["actor.backend"], "--actor.backend_options.backwards", "3"]
+    with pytest.raises(UserError, match=r"backend_options.backwards=3: expected `bool`, got `int`"):
+        load_config("gsm8k-grpo", parse_overrides([*arguments, *wrong]))
 
 
 def test_the_docs_show_it_as_it_is():

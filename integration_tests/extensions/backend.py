@@ -1,15 +1,35 @@
-"""A backend of one's own: the ranks of a replica share the optimizer's state out among themselves.
+"""A custom backend: the two ranks of a replica share the optimizer's state out among themselves.
 
-Each steps its part of the parameters and sends it to the others; forward and backward are those of the shipped one.
+Each steps its part of the parameters and sends it to the other; forward and backward are those of the shipped one.
 """
+
+from dataclasses import dataclass, replace
 
 import torch
 
 from rlinf_workers.trainers.checkpoint import host_copy, optimizer_tensors
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.spec import TrainerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOptions:
+    backwards: bool = False
+    """Deal the parameters out from the last one."""
+
+
+class SplitSpec(TrainerSpec):
+    def ranks_per_replica(self, options):
+        return 2
+
+    def memory(self, model, job, num_ranks):
+        whole = super().memory(model, job, max(1, num_ranks // 2))
+        return replace(whole, optimizer=-(-whole.optimizer // 2))
 
 
 class SplitOptimizer(ReplicatedBackend):
+    spec = SplitSpec(options=SplitOptions)
+
     def __init__(self, model, worker, *, optimizer, num_shards, backwards=False):
         super().__init__(model, worker, optimizer=optimizer, num_shards=num_shards)
         self._backwards = backwards

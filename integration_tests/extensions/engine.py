@@ -1,17 +1,26 @@
-"""An engine of one's own: finishes completions one at a time and in any order, and takes more prompts meanwhile.
+"""A custom engine: finishes completions one at a time and in any order, and takes more prompts meanwhile.
 
 It samples with the Hugging Face engine. Another one starts its own processes in the constructor and ends them in
 `close`; its `weights` and `layout` say where the tensors lie that it serves.
 """
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlinf_workers.engines.base import Completions
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines.spec import EngineSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfOrderOptions:
+    order_seed: int = 0
+    """Decides which completion comes back next."""
 
 
 class OutOfOrder(HuggingFaceEngine):
+    spec = EngineSpec(options=OutOfOrderOptions, cuts_models=False)
+
     def __init__(self, model, device, *, max_prompt_tokens, max_batch_sequences, order_seed=0):
         super().__init__(model, device, max_prompt_tokens=max_prompt_tokens, max_batch_sequences=max_batch_sequences)
         self._under_way: list[Completions] = []
