@@ -150,8 +150,8 @@ def test_a_forward_pass_is_a_quarter_of_training_with_recomputation() -> None:
 
 
 def test_adam_on_7b_fits_eight_gpus_but_not_one() -> None:
-    for backend in ("fsdp", "megatron"):
-        profile = train_profile(QWEN_7B, H100, backend=backend, **{**SEQUENCES, "micro_batch_tokens": 4096})
+    for sharding in ("data", "model"):
+        profile = train_profile(QWEN_7B, H100, sharding=sharding, **{**SEQUENCES, "micro_batch_tokens": 4096})
         instance = min(profile.instances, key=lambda i: i.resident_bytes(8) + i.extra_bytes(1))
         assert (instance.resident_bytes(1) + instance.extra_bytes(1)) > H100.memory_bytes
         assert (instance.resident_bytes(8) + instance.extra_bytes(1)) < H100.memory_bytes
@@ -161,13 +161,13 @@ def test_adam_on_7b_fits_eight_gpus_but_not_one() -> None:
 
 
 def test_fsdp_spreads_what_megatron_repeats() -> None:
-    fsdp = train_profile(QWEN_7B, H100, backend="fsdp", **SEQUENCES)
+    fsdp = train_profile(QWEN_7B, H100, sharding="data", **SEQUENCES)
     assert {instance.num_devices for instance in fsdp.instances} == {1}
-    megatron = _by_size(train_profile(QWEN_7B, H100, backend="megatron", **SEQUENCES))
+    megatron = _by_size(train_profile(QWEN_7B, H100, sharding="model", **SEQUENCES))
     assert fsdp.instances[0].resident_bytes(64) < megatron[1].resident_bytes(64)
     assert megatron[4].resident_bytes(64) < megatron[1].resident_bytes(64)
     # short micro-batches wait for the weights, but not on one device, which has them
-    short = train_profile(QWEN_7B, H100, backend="fsdp", **{**SEQUENCES, "micro_batch_tokens": 500})
+    short = train_profile(QWEN_7B, H100, sharding="data", **{**SEQUENCES, "micro_batch_tokens": 500})
     seconds = {instance.num_ranks: instance.seconds(1) for instance in short.instances}
     assert seconds[64] > 64 * 3 * QWEN_7B.weights_bytes * 63 / 64 / (8 * 50e9) > seconds[1]
 
@@ -330,7 +330,7 @@ def test_a_users_own_numbers(tmp_path) -> None:
     problem.validate()
     assert problem.num_items == 32
     assert problem.profiles.stages["actor"].weights_bytes == 2 * 494_032_768  # Qwen2.5-0.5B has that shape
-    asynchronous = ppo(num_devices=8, max_staleness=1, backend="fsdp")
+    asynchronous = ppo(num_devices=8, max_staleness=1, sharding="data")
     asynchronous.validate()
     assert asynchronous.flow.max_staleness == 1
     own = Embodied(simulator=MANISKILL_PUT_ON_PLATE, num_envs=64, num_rounds=10)

@@ -55,7 +55,7 @@ def model(request, tmp_path_factory):
 
 
 def made(kind, worker, **options):
-    from rlinf_workers.trainers.megatron.door import megatron
+    from rlinf_workers.trainers.megatron.make import megatron
 
     backend: Any = megatron(kind, worker, optimizer=ADAMW, num_shards=1, **options)
     assert all(weight.device.type == "cpu" for weight in backend.weights().values()), "what is made waits on the host"

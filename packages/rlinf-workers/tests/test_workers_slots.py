@@ -11,7 +11,7 @@ from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_sched.derive import Lengths
 from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.shapes import ModelShape
-from rlinf_workers.engines import slots
+from rlinf_workers.engines.huggingface import slots
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.huggingface.slots import Slots
 from rlinf_workers.engines.huggingface.spec import SPEC

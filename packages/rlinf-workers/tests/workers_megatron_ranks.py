@@ -226,7 +226,7 @@ def _same(one, other) -> bool:
 
 def across_put_aside(*arguments, **named):
     """TP2; memory is put aside on a CPU, too."""
-    from rlinf_workers.trainers.megatron.door import megatron
+    from rlinf_workers.trainers.megatron.make import megatron
 
     backend: Any = megatron(*arguments, **named, tensor_parallel=2)
     if named["optimizer"] is not None:
@@ -235,14 +235,14 @@ def across_put_aside(*arguments, **named):
 
 
 def pipeline(*arguments, **named):
-    from rlinf_workers.trainers.megatron.door import megatron
+    from rlinf_workers.trainers.megatron.make import megatron
 
     return megatron(*arguments, **named, pipeline_parallel=2)
 
 
 def sharing_put_aside(*arguments, **named):
     """DP2 with the distributed optimizer, whose parameters are views of buffers."""
-    from rlinf_workers.trainers.megatron.door import megatron
+    from rlinf_workers.trainers.megatron.make import megatron
 
     backend: Any = megatron(*arguments, **named, distributed_optimizer=True)
     if named["optimizer"] is not None:
@@ -257,7 +257,7 @@ class Ranks(Worker):
         self, model: ModelSettings, folder: str, per_replica: int, num_steps: int, options: dict, critic: str | None
     ) -> dict:
         from rlinf_workers.trainers.megatron import parallel
-        from rlinf_workers.trainers.megatron.door import megatron
+        from rlinf_workers.trainers.megatron.make import megatron
 
         worker = self.cut(per_replica)
         found = study(megatron, worker, model, folder, num_steps=num_steps, critic=critic, **options)
@@ -266,7 +266,7 @@ class Ranks(Worker):
 
     def go_on(self, model: ModelSettings, before: str, after: str, number: int, per_replica: int, options: dict):
         from rlinf_workers.trainers.megatron import parallel
-        from rlinf_workers.trainers.megatron.door import megatron
+        from rlinf_workers.trainers.megatron.make import megatron
 
         found = go_on(megatron, self.cut(per_replica), model, before, after, number, **options)
         parallel.disconnect()
@@ -274,7 +274,7 @@ class Ranks(Worker):
 
     def use_while_away(self, model: ModelSettings, folder: str, per_replica: int, options: dict) -> dict[str, bool]:
         from rlinf_workers.trainers.megatron import parallel
-        from rlinf_workers.trainers.megatron.door import megatron
+        from rlinf_workers.trainers.megatron.make import megatron
 
         found = use_while_away(megatron, self.cut(per_replica), model, folder, **options)
         parallel.disconnect()

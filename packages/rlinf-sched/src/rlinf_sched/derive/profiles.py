@@ -17,7 +17,7 @@ from rlinf_sched.derive.simulators import (
 )
 from rlinf_sched.derive.training import (
     NUM_MINIBATCHES,
-    Backend,
+    Sharding,
     forward_profile,
     powers_up_to,
     sequence_arguments,
@@ -40,7 +40,7 @@ class Reasoning:
 
     lengths: Lengths
     num_groups: int
-    backend: Backend = "megatron"
+    sharding: Sharding = "model"
     num_minibatches: int = NUM_MINIBATCHES
     max_running_sequences: int = MAX_RUNNING_SEQUENCES
 
@@ -79,7 +79,7 @@ class Embodied:
     text_tokens: int = 30
     """Tokens of an instruction with its template."""
     engine: Engine = "eager"
-    backend: Backend = "fsdp"
+    sharding: Sharding = "data"
     num_minibatches: int = 1
     num_epochs: int = 1
     micro_batch: int = 32
@@ -136,7 +136,7 @@ def _reasoning(stage: Stage, model: ModelShape, gpu: Gpu, job: Reasoning) -> Sta
     if not stage.needs_device:
         return rule_profile(job.lengths.group_size, job.num_groups)
     if stage.trains:
-        return train_profile(model, gpu, backend=job.backend, num_minibatches=job.num_minibatches, **arguments)
+        return train_profile(model, gpu, sharding=job.sharding, num_minibatches=job.num_minibatches, **arguments)
     if stage.role == "rollout":
         return generate_profile(
             model, gpu, job.lengths, max_items=job.num_groups, max_running_sequences=job.max_running_sequences
@@ -181,7 +181,7 @@ def _train_policy(model: ModelShape, gpu: Gpu, job: Embodied, tokens: int) -> St
     """Training on every observation of an item, as often as there are epochs."""
     num_samples = job.num_rounds * job.num_epochs
     images = num_samples * job.num_cameras * model.vision_flops
-    train: dict[str, Any] = {"backend": job.backend, "num_minibatches": job.num_minibatches * job.num_epochs}
+    train: dict[str, Any] = {"sharding": job.sharding, "num_minibatches": job.num_minibatches * job.num_epochs}
     whole = _samples(job, num_samples, tokens)
     if model.expert is None:
         return train_profile(model, gpu, extra_item_flops=images, **train, **whole)

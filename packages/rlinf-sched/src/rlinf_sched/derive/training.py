@@ -22,7 +22,7 @@ from rlinf_sched.derive.parallel import (
 from rlinf_sched.derive.shapes import BYTES_PER_PARAMETER, ModelShape
 from rlinf_sched.profile import InstanceProfile, ItemCosts, StageProfile, TimePoint
 
-Backend = Literal["fsdp", "megatron"]
+Sharding = Literal["data", "model"]
 
 DENSE_UTILISATION = 0.40
 """Share of the peak arithmetic that training a dense model reaches: 0.38 to 0.43 on H100 (Llama 3, arXiv:2407.21783,
@@ -61,7 +61,7 @@ def train_profile(
     micro_batch_tokens: int,
     max_items: int,
     costs: ItemCosts | None = None,
-    backend: Backend = "megatron",
+    sharding: Sharding = "model",
     num_minibatches: int = NUM_MINIBATCHES,
     extra_item_flops: float = 0.0,
     frozen_item_flops: float = 0.0,
@@ -80,12 +80,12 @@ def train_profile(
     item_flops = frozen_item_flops + 4 * forward  # forward, backward (twice), forward again
     costs = costs or ItemCosts()
     minibatch_items = max_items / num_minibatches
-    is_sharded = backend == "fsdp"
+    is_sharded = sharding == "data"
     shared = (GRADIENT_BYTES_PER_PARAMETER if is_sharded else 0) + ADAM_BYTES_PER_PARAMETER
     whole = 0 if is_sharded else BYTES_PER_PARAMETER + GRADIENT_BYTES_PER_PARAMETER  # on each data rank
     gathered = 2 * model.weights_bytes // model.num_layers if is_sharded else 0
     instances = []
-    for size, num_ranks in itertools.product(_sizes(model, backend), NUMBERS_OF_RANKS):
+    for size, num_ranks in itertools.product(_sizes(model, sharding), NUMBERS_OF_RANKS):
         uneven = longest_share(costs, minibatch_items, num_ranks)
         most = uneven * minibatch_items / num_ranks
         item_s, step_s = _train_s(model, gpu, size, item_flops, item_tokens, micro_batch_tokens, most)
@@ -113,7 +113,7 @@ def train_profile(
         batching="sum",
         costs=costs,
         weights_bytes=model.weights_bytes,
-        source=f"derived: {backend} training of {model.name} on {gpu.name} at {utilisation(model):.0%} of peak",
+        source=f"derived: training of {model.name} on {gpu.name} at {utilisation(model):.0%} of peak",
     )
 
 
@@ -129,7 +129,7 @@ def forward_profile(
 ) -> StageProfile:
     """The profile of one forward pass over whole sequences: log-probabilities of a reference, values of a critic."""
     instances = []
-    for size in _sizes(model, "megatron"):
+    for size in _sizes(model, "model"):
         item_s = min(
             _item_s(model, gpu, layout, item_tokens * model.forward_flops(context_tokens), item_tokens, passes=2)
             for layout in layouts(model, size)
@@ -169,9 +169,9 @@ def powers_up_to(largest: int) -> list[int]:
     return [1 << k for k in range(largest.bit_length()) if 1 << k < largest] + [largest]
 
 
-def _sizes(model: ModelShape, backend: Backend) -> tuple[int, ...]:
+def _sizes(model: ModelShape, sharding: Sharding) -> tuple[int, ...]:
     """Devices that one copy of the model may span: FSDP shards over the data ranks instead."""
-    return (1,) if backend == "fsdp" else tuple(size for size in PARALLEL_SIZES if any(layouts(model, size)))
+    return (1,) if sharding == "data" else tuple(size for size in PARALLEL_SIZES if any(layouts(model, size)))
 
 
 def _train_s(

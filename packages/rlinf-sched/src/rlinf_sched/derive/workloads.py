@@ -12,7 +12,7 @@ from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT, Lengths
 from rlinf_sched.derive.profiles import Embodied, Reasoning, derive_profiles
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.derive.simulators import LIBERO, MANISKILL_BRIDGE_PIXELS, MANISKILL_PUT_ON_PLATE
-from rlinf_sched.derive.training import Backend
+from rlinf_sched.derive.training import Sharding
 from rlinf_sched.errors import ProblemError, did_you_mean
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
 from rlinf_sched.problem import Problem
@@ -35,7 +35,7 @@ def grpo(
     sequence_tokens: int = 28_672,
     mean_tokens: float | None = None,
     max_staleness: int = 0,
-    backend: Backend = "megatron",
+    sharding: Sharding = "model",
     max_running_sequences: int = MAX_RUNNING_SEQUENCES,
 ) -> Problem:
     """GRPO with answers checked by rule: rollout, proximal log-probabilities, reward, training.
@@ -46,7 +46,8 @@ def grpo(
         sequence_tokens: most tokens of prompt and answer together.
         mean_tokens: mean tokens of an answer; None: `MEAN_SHARE_OF_LIMIT` of the longest.
         max_staleness: steps that generation may run ahead; 0 is synchronous.
-        backend: the backend that trains.
+        sharding: how training shares a model out; "data": its state over the data ranks, as FSDP does; "model": its
+            matrices and layers.
         max_running_sequences: most sequences in one engine at once.
     """
     flow = FlowGraph(
@@ -64,7 +65,7 @@ def grpo(
         feeds=("prompts",),
         max_staleness=max_staleness,
     )
-    job = _job(num_prompts, group_size, sequence_tokens, mean_tokens, backend, max_running_sequences)
+    job = _job(num_prompts, group_size, sequence_tokens, mean_tokens, sharding, max_running_sequences)
     return _reasoning(flow, model, gpu, num_devices, job)
 
 
@@ -78,7 +79,7 @@ def ppo(
     sequence_tokens: int = 28_672,
     mean_tokens: float | None = None,
     max_staleness: int = 0,
-    backend: Backend = "megatron",
+    sharding: Sharding = "model",
     max_running_sequences: int = MAX_RUNNING_SEQUENCES,
 ) -> Problem:
     """PPO with a critic of the model's own size: rollout, reference, reward, values, training of critic and actor.
@@ -105,7 +106,7 @@ def ppo(
         feeds=("prompts",),
         max_staleness=max_staleness,
     )
-    job = _job(num_prompts, group_size, sequence_tokens, mean_tokens, backend, max_running_sequences)
+    job = _job(num_prompts, group_size, sequence_tokens, mean_tokens, sharding, max_running_sequences)
     return _reasoning(flow, model, gpu, num_devices, job)
 
 
@@ -196,7 +197,7 @@ def _job(
     group_size: int,
     sequence_tokens: int,
     mean_tokens: float | None,
-    backend: Backend,
+    sharding: Sharding,
     max_running_sequences: int,
 ) -> Reasoning:
     limit = sequence_tokens - min(_PROMPT_LIMIT, sequence_tokens // 2)
@@ -204,7 +205,7 @@ def _job(
     return Reasoning(
         lengths=Lengths(mean_tokens=mean, limit_tokens=limit, group_size=group_size),
         num_groups=num_prompts,
-        backend=backend,
+        sharding=sharding,
         max_running_sequences=max_running_sequences,
     )
 

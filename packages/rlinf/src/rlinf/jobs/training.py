@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from rlinf.config.base import either
 from rlinf.config.common import OptimizerConfig, TrainerConfig
 from rlinf.doors import named_class
 from rlinf.errors import UserError
@@ -28,8 +27,7 @@ def backend_settings(actor: TrainerConfig, num_shards: int, model: Mapping[str, 
     settings = {"optimizer": None, "num_shards": num_shards}
     named_class(TRAINERS, name, options, None, None, at=f"actor.backend={name}", **settings)
     if text := spec.config_problem(options, model or {}):
-        others = either(TRAINERS, lambda other: other.computes_transformers)
-        raise UserError(f"actor.backend={name}: {text}; other models train under {others}")
+        raise UserError(f"actor.backend={name}: {text}")
     return BackendSettings(name=name, options=options, num_shards=num_shards)
 
 

@@ -45,8 +45,12 @@ class MegatronSpec(TrainerSpec):
             return "megatron-core is not installed; pip install 'rlinf[megatron]'"
         kind = config.get("model_type")
         if kind not in MODEL_TYPES:
-            return f"model_type={kind!r} has no mapping to megatron-core; those that have: {', '.join(MODEL_TYPES)}"
-        return None
+            return (
+                f"model_type={kind!r} has no mapping to megatron-core; those that have: {', '.join(MODEL_TYPES)}; other "
+                "backends train other models"
+            )
+        problem = self.model_problem(options, ModelShape.from_config(config))
+        return problem and "".join(problem)
 
     def notes(self, *, on_gpu: bool) -> tuple[str, ...]:
         if on_gpu:
