@@ -52,7 +52,7 @@ def test_names_and_values_that_sglang_does_not_take_are_its_users(model):
     with pytest.raises(WorkersError, match="did you mean mem_fraction_static"):
         engine_module.SGLangEngine(model, CPU, max_prompt_tokens=8, mem_fraction_statik=0.5)
     with pytest.raises(
-        WorkersError, match=r"SGLang did not start: .*attention(.|\n)*rollout\.sglang\.attention_backend=nonsense"
+        WorkersError, match=r"SGLang did not start: .*attention(.|\n)*engine_options\.attention_backend=nonsense"
     ):
         engine_module.SGLangEngine(model, CPU, max_prompt_tokens=8, attention_backend="nonsense")
     children = psutil.Process().children(recursive=True)

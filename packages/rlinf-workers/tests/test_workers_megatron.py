@@ -259,7 +259,7 @@ def test_storages_go_and_come_back():
         ({"sequence_parallel": True}, {}, "needs tensor_parallel of 2 or more"),
         ({"tensor_parallel": 0}, {}, "tensor_parallel=0: expected `int` >= 1"),
         ({"recompute": "yes"}, {}, "recompute='yes': expected `bool`, got `str`"),
-        ({"compute_dtype": "float16"}, {}, "compute_dtype='float16': invalid enum value 'float16'"),
+        ({"compute_dtype": "float16"}, {}, "compute_dtype='float16': allowed: 'float32', 'bfloat16'"),
         ({}, {"model_type": "gemma2"}, "model_type='gemma2' has no mapping to megatron-core; those that have: qwen2"),
     ],
 )

@@ -131,7 +131,7 @@ def message(recipe: str, line: str) -> str:
         ),
         (
             "--actor.backend=megatron --actor.backend_options.tensor_paralel=2",
-            "--actor.backend_options.tensor_paralel: actor.backend_options: megatron has no option 'tensor_paralel'; "
+            "--actor.backend_options.tensor_paralel: megatron has no option of that name; "
             "did you mean 'tensor_parallel'?",
         ),
         (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -75,7 +75,10 @@ class Spec:
                 raise error.__cause__ from None
             reason, _, place = str(error).partition(" - at `$.")
             option = place.partition("`")[0].partition("[")[0]
-            raise OptionError(option, f"={options.get(option)!r}: {reason.lower()}") from None
+            choices = get_args(get_type_hints(self.options)[option])
+            if "enum value" in reason:
+                reason = f"allowed: {', '.join(map(repr, choices))}"
+            raise OptionError(option, f"={options.get(option)!r}: {reason[0].lower()}{reason[1:]}") from None
 
     def problems(self, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """What is wrong with a recipe's options: (option, the text that follows its name)."""

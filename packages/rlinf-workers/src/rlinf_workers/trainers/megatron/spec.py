@@ -46,8 +46,8 @@ class MegatronSpec(TrainerSpec):
         kind = config.get("model_type")
         if kind not in MODEL_TYPES:
             return (
-                f"model_type={kind!r} has no mapping to megatron-core; those that have: {', '.join(MODEL_TYPES)}; other "
-                "backends train other models"
+                f"model_type={kind!r} has no mapping to megatron-core; those that have: {', '.join(MODEL_TYPES)}; "
+                "other backends train other models"
             )
         problem = self.model_problem(options, ModelShape.from_config(config))
         return problem and "".join(problem)
