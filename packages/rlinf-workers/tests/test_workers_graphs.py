@@ -206,7 +206,7 @@ class AsksTheHost(torch.nn.Module):
     ],
     ids=["item", "nonzero", "mask", "bool"],
 )
-def test_a_model_that_waits_for_the_host_is_said_and_not_captured(model, captured, capsys, ask):
+def test_a_model_that_waits_for_the_host_is_said_and_not_captured(model, captured, caplog, ask):
     made = of_kind(Fixed, model, captures=True)
     layer = made._model.model.layers[0]
     layer.mlp = AsksTheHost(layer.mlp, ask)
@@ -214,10 +214,10 @@ def test_a_model_that_waits_for_the_host_is_said_and_not_captured(model, capture
         sample(made, prompts_of(MIXED), LONG), sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED), LONG)
     )
     assert captured == []
-    assert capsys.readouterr().out.count("decoding without CUDA graphs, because a step of the model waits") == 1
+    assert caplog.text.count("decoding without CUDA graphs, because a step of the model waits") == 1
 
 
-def test_a_step_that_torch_does_not_capture_is_said_and_taken_once(model, monkeypatch, capsys):
+def test_a_step_that_torch_does_not_capture_is_said_and_taken_once(model, monkeypatch, caplog):
     def capture(decoder, step):
         raise NotCapturableError("torch refused a step of the model: a copy")
 
@@ -226,7 +226,7 @@ def test_a_step_that_torch_does_not_capture_is_said_and_taken_once(model, monkey
     assert_same(
         sample(made, prompts_of(MIXED), LONG), sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED), LONG)
     )
-    assert capsys.readouterr().out.count("decoding without CUDA graphs, because torch refused") == 1
+    assert caplog.text.count("decoding without CUDA graphs, because torch refused") == 1
 
 
 @pytest.mark.parametrize(("name", "num_norms"), [("qwen2", 5), ("qwen3", 9), ("llama", 5), ("gemma", 0)])

@@ -122,14 +122,14 @@ def test_weights_that_arrive_after_a_discard_are_served(qwen2):
 
 
 @pytest.mark.parametrize("experts", ["grouped_mm", "eager"])
-def test_a_model_that_waits_for_the_host_is_decoded_without_graphs(tmp_path, capsys, experts):
+def test_a_model_that_waits_for_the_host_is_decoded_without_graphs(tmp_path, caplog, experts):
     """A loop over experts waits, and so does `grouped_mm` in float32, inside of its kernel."""
     made = engine(tiny_architecture("qwen3_moe", tmp_path))
     made._model.config._experts_implementation = experts
     expected = sample(engine(tiny_architecture("qwen3_moe", tmp_path), cuda_graphs=False), prompts_of(MIXED), LONG)
     assert_same(sample(made, prompts_of(MIXED), LONG), expected)
     assert decoder_of(made).num_graphs == 0
-    assert capsys.readouterr().out.count("decoding without CUDA graphs, because") == 1
+    assert caplog.text.count("decoding without CUDA graphs, because") == 1
 
 
 def test_experts_in_bfloat16_are_captured(tmp_path):

@@ -76,7 +76,7 @@ def test_memory_on_gpus_can_be_given_back_and_nothing_of_cpus_is_set(tmp_path):
         ("mem_fraction_statik", "did you mean mem_fraction_static?"),
         ("zzz", "launch_server --help"),
         ("_private", "no server argument of that name"),
-        ("model_path", "the model is that of the recipe"),
+        ("model_path", "the model and its dtype are those of the run"),
         ("nccl_port", "sockets that it names itself"),
     ],
 )

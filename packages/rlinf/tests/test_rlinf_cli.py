@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -33,7 +34,7 @@ def command_line(parser: argparse.ArgumentParser, name: str = "rlinf") -> dict[s
 
 def test_the_public_command_line_is_this():
     assert command_line(make_parser()) == {
-        "rlinf": ["-h", "--help", "--version", "-V", "--traceback"],
+        "rlinf": ["-h", "--help", "--version", "-V", "--traceback", "--log-level"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume", "--accept-changed-inputs"],
         "rlinf eval": ["-h", "--help", "benchmarks", "--suite", "--output", "--resume"],
         "rlinf play": [
@@ -512,3 +513,12 @@ def test_tables_and_texts_follow_the_terminal(
     lines = rlinf("config", "list").out.splitlines()
     assert max(map(len, lines)) <= 58 and len(lines) > len(shipped_recipes())
     assert {line.split()[0] for line in lines if line[0] != " "} == set(shipped_recipes())
+
+
+@pytest.mark.parametrize("arguments", ["--log-level debug config list", "config list --log-level=debug"])
+def test_the_log_level_reaches_workers_by_their_environment(arguments, capsys, monkeypatch):
+    monkeypatch.setenv("RLINF_LOG_LEVEL", "error")
+    assert main(arguments.split()) == 0
+    assert os.environ["RLINF_LOG_LEVEL"] == "debug"
+    assert main(["config", "list", "--log-level", "loud"]) == 2
+    assert "--log-level loud; allowed: debug, info, warning, error" in capsys.readouterr().err

@@ -28,6 +28,7 @@ from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launchers import messages
 from rlinf_workers.launchers.hello import Hello, disagreement
 from rlinf_workers.launchers.messages import Birth
+from rlinf_workers.log_level import set_up_logging
 
 BEAT_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -39,6 +40,7 @@ def main(connection: Connection) -> None:
     birth = _meet(connection)
     _die_with_driver(birth)
     _redirect_output(birth.log_path)
+    set_up_logging("info")
     if birth.is_forked:
         np.random.seed()
     Process(connection, birth).run()

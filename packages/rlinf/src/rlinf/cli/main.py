@@ -39,6 +39,7 @@ from rlinf.config.foreign_names import FOREIGN
 from rlinf.config.overrides import split_overrides
 from rlinf.config.schema import JOBS
 from rlinf.errors import RunFailed, Terminated, UserError
+from rlinf_workers.log_level import LEVELS, VARIABLE, set_up_logging
 
 COMMANDS = (
     train,
@@ -57,6 +58,7 @@ COMMANDS = (
     completion_command,
 )
 
+LOG_LEVEL = "--log-level"
 FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
@@ -82,6 +84,9 @@ def make_parser() -> _Parser:
     parser = _Parser(prog="rlinf", description="Reinforcement-learning post-training of foundation models.")
     parser.add_argument("--version", "-V", action="version", version=f"rlinf {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show Python's traceback beside an error's message")
+    levels = f"{{{','.join(LEVELS)}}}"
+    logged = "what processes log; workers log to the run's logs/ (default: warning here, info there)"
+    parser.add_argument(LOG_LEVEL, metavar=levels, help=logged)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for module in COMMANDS:
         module.add_parser(subparsers)
@@ -93,6 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     shows_traceback = "--traceback" in arguments
     parser = make_parser()
+    try:
+        arguments = _set_up_logging(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return WRONG_INPUT
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     known, overrides = split_overrides(arguments, parser.options(arguments))
@@ -117,6 +127,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"error: {printable_lines(_text(error))}", file=sys.stderr)
         return WRONG_INPUT if isinstance(error, UserError | RecursionError) else FAILED
+
+
+def _set_up_logging(arguments: list[str]) -> list[str]:
+    """The arguments without `--log-level LEVEL`, which may stand anywhere. Raises: UserError."""
+    for i, argument in enumerate(arguments):
+        name, equals, level = argument.partition("=")
+        if name != LOG_LEVEL:
+            continue
+        level = level if equals else next(iter(arguments[i + 1 :]), "")
+        if level not in LEVELS:
+            raise UserError(f"{LOG_LEVEL} {level or 'needs a level'}; allowed: {', '.join(LEVELS)}")
+        os.environ[VARIABLE] = level  # workers inherit it
+        arguments = [*arguments[:i], *arguments[i + (1 if equals else 2) :]]
+        break
+    set_up_logging("warning")
+    return arguments
 
 
 def _check_command(known: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ that has ended leaves its row of the cache to the next one (slots.py).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rlinf_workers.engines.huggingface.graphs import FixedDecoder
     from rlinf_workers.engines.huggingface.slots import Slots
 
+_LOG = logging.getLogger(__name__)
 MIN_ROWS = 8
 MAX_BATCH_SEQUENCES = 512
 """Completions of a batch, where nobody says."""
@@ -161,7 +163,7 @@ class HuggingFaceEngine(ServedModule):
         from rlinf_workers.engines.huggingface.graphs import FixedDecoder, why_not
 
         if (reason := why_not(self._model)) is not None:
-            print(f"generation: decoding without CUDA graphs, because {reason}", flush=True)
+            _LOG.warning("decoding without CUDA graphs, because %s", reason)
             return None
         return FixedDecoder(
             self._model, self._forward, self._device, stop_ids=self._stop_ids, pad_id=self._pad_id, captures=captures

@@ -16,6 +16,7 @@ Legend: P prompts, G completions of each, R rows (P * G, rounded up), L prompt w
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,7 @@ from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.cache_argument import as_cache
 
+_LOG = logging.getLogger(__name__)
 CHECK_EVERY = 16
 """Tokens between two looks at whether all rows have ended: each waits for the device, and at most so many tokens are
 computed in vain."""
@@ -318,7 +320,7 @@ class FixedDecoder:
                 self._stop_capturing(error)
 
     def _stop_capturing(self, reason: NotCapturableError) -> None:
-        print(f"generation: decoding without CUDA graphs, because {reason}", flush=True)
+        _LOG.warning("decoding without CUDA graphs, because %s", reason)
         self._captures = False
 
     def _capture(self, step: _Step) -> torch.cuda.CUDAGraph:
