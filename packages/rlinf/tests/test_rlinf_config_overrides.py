@@ -15,7 +15,7 @@ from rlinf.config.foreign_names import FOREIGN
 from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, apply_overrides, parse_overrides, split_overrides
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf.config.schema import Config
+from rlinf.config.schema import Shipped
 from rlinf.config.tasks import FilesTask
 from rlinf.config.yaml_source import Tree
 from rlinf.errors import UserError
@@ -269,4 +269,4 @@ def test_options_of_another_kind_of_environment_fall_away():
 def test_what_other_frameworks_names_stand_for_are_keys(ours: str):
     kinds = {"job": "reasoning", "task": {"kind": "files"}, "reward": {"kind": "function"}}
     robots = {"job": "embodied"}
-    assert any(annotation_at(Config, tuple(ours.split(".")), values) is not None for values in (kinds, robots))
+    assert any(annotation_at(Shipped, tuple(ours.split(".")), values) is not None for values in (kinds, robots))

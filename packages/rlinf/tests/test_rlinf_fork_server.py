@@ -8,6 +8,7 @@ import pytest
 
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
+from rlinf.jobs.plugins import job_spec
 from rlinf.processes import fork_server
 from rlinf_workers.plugins import ENGINES
 
@@ -31,14 +32,14 @@ def test_every_preloaded_module_exists(tmp_path: Path) -> None:
     own = load_config("sort-grpo", parse_overrides([f"--model.path={tmp_path}", "--model.architecture=null"]))
     for engine in ENGINES.names():
         other = load_config("sort-grpo", parse_overrides([f"--rollout.engine={engine}"]))
-        (module,) = [name for name in fork_server.modules(other) if name.startswith("rlinf_workers.engines.")]
+        (module,) = [name for name in job_spec(other).preload(other) if name.startswith("rlinf_workers.engines.")]
         assert importlib.util.find_spec(module) is not None, module
     other = load_config("sort-grpo", parse_overrides(["--rollout.engine=rlinf_workers.testing.engines:Own"]))
-    assert "rlinf_workers.testing.engines" in fork_server.modules(other)
+    assert "rlinf_workers.testing.engines" in job_spec(other).preload(other)
     names = [
         name
         for config in (load_config("sort-grpo"), load_config("pushcube-ppo"), own)
-        for name in fork_server.modules(config)
+        for name in job_spec(config).preload(config)
     ]
     assert {"transformers.models.qwen2.modeling_qwen2", "transformers.models.llama.modeling_llama"} <= set(names)
     for name in {*names, fork_server.FIRST}:

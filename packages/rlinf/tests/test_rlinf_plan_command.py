@@ -14,9 +14,10 @@ from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
+from rlinf.jobs.embodied.planning import OWN_PIXELS, POLICIES, embodied_flow
+from rlinf.jobs.reasoning.planning import grpo_flow
 from rlinf.machine import Machine
-from rlinf.planning.embodied import OWN_PIXELS, POLICIES, embodied_flow
-from rlinf.planning.problems import grpo_flow, problem_of_recipe
+from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched import Plan
 from rlinf_sched.derive import find_model
 from rlinf_sched.derive.memory.rank import KINDS

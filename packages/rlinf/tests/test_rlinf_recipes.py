@@ -3,6 +3,7 @@
 import importlib.resources
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -10,14 +11,14 @@ from pydantic import BaseModel
 from rlinf.config.catalog import read_recipe, shipped_recipes
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides
-from rlinf.config.schema import JOBS, Config, json_schema
+from rlinf.config.schema import SHIPPED, json_schema
 from rlinf.errors import UserError
 
 GSM8K = ["--model.path=some/model", "--task.train_files=[train.jsonl]", "--task.eval_files=[test.jsonl]"]
 RECIPES = sorted(shipped_recipes())
 
 
-def load(name: str) -> Config:
+def load(name: str) -> Any:
     return load_config(name, parse_overrides(NEEDED.get(name, [])))
 
 
@@ -174,5 +175,5 @@ def test_the_schema_is_json_and_describes_every_key():
 
 
 def test_no_default_of_the_config_is_shared_and_mutable():
-    sections = [field.default for model in JOBS for field in model.model_fields.values()]
+    sections = [field.default for model in SHIPPED for field in model.model_fields.values()]
     assert all(section.model_config.get("frozen") for section in sections if isinstance(section, BaseModel))

@@ -55,10 +55,7 @@ class Spec:
 
     def load(self) -> Any:
         """The class, or the function that makes one."""
-        if not isinstance(self.implementation, str):
-            return self.implementation
-        module, _, attribute = self.implementation.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return imported(self.implementation) if isinstance(self.implementation, str) else self.implementation
 
     def read(self, options: Mapping[str, Any]) -> Any:
         """The options as their dataclass. Raises: OptionError."""
@@ -88,6 +85,12 @@ class Spec:
             self.read(options)
         except OptionError as error:
             yield error.option, error.text
+
+
+def imported(path: str) -> Any:
+    """What an import path of ours leads to."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 S = TypeVar("S", bound=Spec)

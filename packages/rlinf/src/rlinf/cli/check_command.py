@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.cli.address_space import check_address_space
 from rlinf.cli.table import aligned
+from rlinf.config.common import JobConfig
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
-from rlinf.config.schema import Config
 from rlinf.errors import UserError
+from rlinf.jobs.plugins import job_spec
 
 if TYPE_CHECKING:
     from rlinf.jobs.reasoning.job import ReasoningJob
@@ -37,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load_config(args.recipe, parse_overrides(args.overrides))
-    if config.job != "reasoning":
+    if not job_spec(config).samples_text:
         raise UserError(
             f"{args.recipe} is a recipe of job={config.job}, whose policy acts and trains in one library",
             hint="rlinf check is for job=reasoning, where an engine samples",
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     return _check(config, ["rlinf", *args.arguments])
 
 
-def _check(config: Config, command: list[str]) -> int:
+def _check(config: JobConfig, command: list[str]) -> int:
     from rlinf.processes import fork_server
 
     fork_server.start(config)

@@ -9,7 +9,7 @@ from rlinf.config.annotations import literals_of
 from rlinf.config.catalog import read_recipe, shipped_recipes
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.messages import all_keys, dotted
-from rlinf.config.schema import JOBS
+from rlinf.config.schema import SHIPPED
 
 SCRIPT = """_rlinf() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} command=${{COMP_WORDS[1]}} words=
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _recipe_keys() -> set[str]:
     """Those of the shipped recipes' jobs and kinds."""
-    jobs = {literals_of(job, "job")[0]: job for job in JOBS}
+    jobs = {literals_of(job, "job")[0]: job for job in SHIPPED}
     trees = [read_recipe(name).values for name in shipped_recipes()]
     return {key for values in trees for key in _keys_of(jobs[values["job"]], values)}
 

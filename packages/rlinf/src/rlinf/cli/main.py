@@ -37,7 +37,7 @@ from rlinf.cli.address_space import address_space_hint
 from rlinf.config.annotations import annotation_at
 from rlinf.config.foreign_names import FOREIGN
 from rlinf.config.overrides import split_overrides
-from rlinf.config.schema import JOBS
+from rlinf.config.schema import SHIPPED
 from rlinf.errors import RunFailed, Terminated, UserError
 from rlinf_workers.log_level import LEVELS, VARIABLE, set_up_logging
 
@@ -164,7 +164,7 @@ def _unknown_hint(argument: str, command: str) -> str:
     """`actor.optim.lr=1e-6`, as verl and Hydra have it, is meant as an override, of a key with another name perhaps."""
     key, equals, value = argument.lstrip("+").partition("=")
     if equals and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", key):
-        if not any(annotation_at(job, tuple(key.split(".")), {}) for job in JOBS):
+        if not any(annotation_at(job, tuple(key.split(".")), {}) for job in SHIPPED):
             key = FOREIGN.get(key.rpartition(".")[2], key)
         return f"an override is written --{key} {value or 'VALUE'}"
     return f"see rlinf {command} --help"

@@ -19,7 +19,7 @@ from rlinf.config.yaml_source import parse_file
 from rlinf.errors import UserError
 
 if TYPE_CHECKING:
-    from rlinf.config.schema import Config
+    from rlinf.config.common import JobConfig
     from rlinf.planning.memory import Load
     from rlinf_sched import Problem
     from rlinf_sched.explain import Explanation
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _problem(
     name: str, overrides: list[str], gpu: str | None, env_step_s: float | None
-) -> tuple[Problem, Config | None]:
+) -> tuple[Problem, JobConfig | None]:
     """The problem, and the config where it is that of a recipe."""
     from rlinf_sched.derive import WORKLOADS, workload
     from rlinf_sched.problem_file import read_problem
@@ -140,13 +140,13 @@ def _problem(
     return problem_of_recipe(config, gpu=gpu or "H100", env_step_s=env_step_s), config
 
 
-def _notes(config: Config, env_step_s: float | None) -> tuple[str, ...]:
+def _notes(config: JobConfig, env_step_s: float | None) -> tuple[str, ...]:
     from rlinf.planning.problems import notes_of_recipe
 
     return (*config.notes, *notes_of_recipe(config, env_step_s=env_step_s))
 
 
-def _loads(config: Config, explanation: Explanation) -> list[Load]:
+def _loads(config: JobConfig, explanation: Explanation) -> list[Load]:
     from rlinf.planning.problems import loads_of_recipe
 
     return loads_of_recipe(config, explanation.plan, explanation.problem.cluster)

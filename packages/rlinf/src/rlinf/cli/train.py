@@ -9,9 +9,10 @@ from typing import Any
 
 from rlinf.cli.address_space import check_address_space
 from rlinf.cli.output_folder import cannot_write, new_folder
+from rlinf.config.common import JobConfig
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
-from rlinf.config.schema import JOBS, Config
+from rlinf.config.schema import SHIPPED
 from rlinf.errors import RunFailed, UserError
 from rlinf.loop.ending import how_to_go_on
 from rlinf.run_folder.folder import resume_command
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--accept-changed-inputs is for --resume: a new run takes its inputs as they are")
     if args.resume and args.output is None:
         raise UserError("--resume needs --output FOLDER, the folder of the run to go on with")
-    keys = {name for model in JOBS for name in model.model_fields}
+    keys = {name for model in SHIPPED for name in model.model_fields}
     refuse_misspelt_options(args.overrides, OPTIONS, keys, "rlinf train")
     overrides = parse_overrides(args.overrides)
     config = load_for_resume(args.output, overrides) if args.resume else load_config(args.recipe, overrides)
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return _train(config, folder, resume=args.resume, accept=args.accept_changed_inputs, command=command)
 
 
-def _train(config: Config, path: Path, *, resume: bool, accept: bool, command: list[str]) -> int:
+def _train(config: JobConfig, path: Path, *, resume: bool, accept: bool, command: list[str]) -> int:
     check_address_space()
     from rlinf.config.references import check_references
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -230,7 +230,10 @@ class RunConfig(Section):
 
 
 class JobConfig(Section):
-    """What every job has."""
+    """What every job has. A custom job's subclass has the field `job: str`, too."""
+
+    if TYPE_CHECKING:
+        job: Any
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run; part of its default output folder."

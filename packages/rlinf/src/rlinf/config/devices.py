@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
-from rlinf.config.common import ClusterConfig
-from rlinf.config.reasoning import ReasoningConfig
-from rlinf.config.schema import Config
+from rlinf.config.common import ClusterConfig, JobConfig
 from rlinf.doors import spec_of
 from rlinf.errors import UserError
+from rlinf.jobs.plugins import job_spec
 from rlinf.machine import Machine
 from rlinf_workers.plugins import WEIGHT_SYNCS
 
 DeviceKind = Literal["cuda", "cpu"]
+Job = TypeVar("Job", bound=JobConfig)
 MAX_AUTO_SLOTS = 8
 """CPU slots of a machine with `num_devices: auto`; each costs a process for every role, which loads torch."""
 
@@ -97,7 +97,7 @@ def _rooms(cluster: ClusterConfig, machine: Machine, kind: DeviceKind) -> list[i
     return [min(most, node.num_cpus) for node in nodes]
 
 
-def check_devices(config: Config, machine: Machine) -> int:
+def check_devices(config: JobConfig, machine: Machine) -> int:
     """`check_cluster`, and that mode and placement fit the devices. Returns their number."""
     num_devices = check_cluster(config.cluster, machine)
     for conflict in config.placement_conflicts(num_devices):
@@ -106,18 +106,9 @@ def check_devices(config: Config, machine: Machine) -> int:
     return num_devices
 
 
-def settle(config: Config, num_devices: int) -> Config:
-    """The config with what it leaves to the devices: a shard for each replica of the actor that they have room for, as
-    far as the prompts of an optimizer step and the warm start's batch allow. What is written down is a number, so a
-    resumed run keeps it on any machine.
-    """
-    if not isinstance(config, ReasoningConfig) or config.actor.num_shards != "auto":
-        return config
-    num_replicas = max(1, num_devices // config.replica_sizes.get("actor", 1))
-    most = min(num_replicas, config.rollout.num_prompts // config.algorithm.num_minibatches)
-    whole = config.warm_start.batch_size if config.warm_start else 0
-    num_shards = next(count for count in range(most, 0, -1) if num_replicas % count == 0 and whole % count == 0)
-    return config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": num_shards})})
+def settle(config: Job, num_devices: int) -> Job:
+    """The config with what it leaves to the devices."""
+    return job_spec(config).settle(config, num_devices)
 
 
 def _machine(machine: Machine, kind: DeviceKind) -> str:

@@ -11,30 +11,29 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlinf.config.base import Section
 from rlinf.config.catalog import read_recipe, read_suite
+from rlinf.config.common import JobConfig
 from rlinf.config.evaluation import RESUMABLE as EVAL_RESUMABLE
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.messages import explain
 from rlinf.config.overrides import Override, apply_overrides
 from rlinf.config.playing import FROM_RUN, ROLES, TrainedConfig
 from rlinf.config.renamed import renamed_tree
-from rlinf.config.schema import Config
+from rlinf.config.schema import config_type
 from rlinf.config.suites import RESUMABLE as SUITE_RESUMABLE
 from rlinf.config.suites import SuiteEvalConfig
 from rlinf.config.yaml_source import Tree, describe, dump, read_file
 from rlinf.errors import UserError
+from rlinf.jobs.plugins import job_spec, named_job
 
-RESUMABLE = (
-    *("run", "mode", "plan", "cluster", "environments", "actor.backend", "actor.backend_options"),
-    "env.num_eval_videos",
-)
-"""What may change when a run is resumed: its length, where it runs, on which no number depends, what holds the model,
-the environments of its roles, and how much is filmed."""
+RESUMABLE = ("run", "mode", "plan", "cluster", "environments")
+"""What may change when a run is resumed, beside what its job's spec says: its length, where it runs, on which no number
+depends, and the environments of its roles."""
 
 MAX_LISTED = 10
 """Mistakes in one message, so that it fits on a screen."""
 
 
-def load_config(recipe: str, overrides: Sequence[Override] = ()) -> Config:
+def load_config(recipe: str, overrides: Sequence[Override] = ()) -> JobConfig:
     """The config of a recipe with overrides.
 
     Args:
@@ -43,7 +42,9 @@ def load_config(recipe: str, overrides: Sequence[Override] = ()) -> Config:
 
     Raises: UserError that lists everything that is wrong, each with file and line, or the override's flag.
     """
-    return validated(apply_overrides(read_recipe(recipe), overrides, Config))
+    tree = read_recipe(recipe)
+    kind = config_type(tree.values, overrides)
+    return _validated_as(kind, apply_overrides(tree, overrides, kind))
 
 
 def load_eval(file: Path | None, overrides: Sequence[Override]) -> EvalConfig:
@@ -100,9 +101,10 @@ def _trained(folder: Path) -> Tree:
             f"{file} is not there, which says what the policy acted in", hint="copy the whole folder of the run"
         )
     stored = renamed_tree(read_file(file))
-    if stored.values.get("job") != "embodied":
+    job = stored.values.get("job")
+    if not (isinstance(job, str) and named_job(job).acts):
         raise UserError(
-            f"{folder} is a run of job={stored.values.get('job')}; only a robot's policy acts in an environment",
+            f"{folder} is a run of job={job}; only a robot's policy acts in an environment",
             hint=f"a language model answers problems: rlinf eval NAME=FILE --model {folder}",
         )
     kept = {key: stored.values[key] for key in FROM_RUN if key in stored.values}
@@ -110,12 +112,15 @@ def _trained(folder: Path) -> Tree:
     return Tree(values=kept, places=stored.places, notes=stored.notes)
 
 
-def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> Config:
+def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> JobConfig:
     """The config that a run folder was started with; overrides may only change what is `RESUMABLE`.
 
     Raises: UserError for a folder without config.yaml, and for an override that would change the run's numbers.
     """
-    return _resumed(Config, folder, overrides, "run", RESUMABLE)
+    stored = _stored(folder, "run")
+    kind = config_type(stored.values, overrides)
+    before = _validated_as(kind, stored)
+    return _overridden(before, stored, overrides, "run", (*RESUMABLE, *job_spec(before).resumable))
 
 
 def to_yaml(config: Section) -> str:
@@ -123,9 +128,9 @@ def to_yaml(config: Section) -> str:
     return dump(config.model_dump(mode="json"))
 
 
-def validated(tree: Tree) -> Config:
+def validated(tree: Tree) -> JobConfig:
     """The config that a tree holds. Raises: UserError with every mistake; its cause is pydantic's error."""
-    return _validated_as(Config, tree)
+    return _validated_as(config_type(tree.values), tree)
 
 
 def _validated_as(kind: Any, tree: Tree) -> Any:
@@ -140,14 +145,25 @@ def _validated_as(kind: Any, tree: Tree) -> Any:
 
 def _resumed(kind: Any, folder: Path, overrides: Sequence[Override], what: str, allowed: Sequence[str]) -> Any:
     """The config in a folder; the keys `allowed`, and what is below them, may be overridden."""
+    stored = _stored(folder, what)
+    return _overridden(_validated_as(kind, stored), stored, overrides, what, allowed)
+
+
+def _stored(folder: Path, what: str) -> Tree:
+    """What a folder's config.yaml holds. Raises: UserError where there is none."""
     file = folder / "config.yaml"
     if not file.is_file():
         missing = "the folder holds no config.yaml" if folder.is_dir() else "there is no such folder"
         raise UserError(
             f"--output={folder}: nothing to resume, {missing}", hint=f"give the folder of an earlier {what}"
         )
-    stored = renamed_tree(read_file(file))
-    before, after = _validated_as(kind, stored), _validated_as(kind, apply_overrides(stored, overrides, kind))
+    return renamed_tree(read_file(file))
+
+
+def _overridden(before: Section, stored: Tree, overrides: Sequence[Override], what: str, allowed: Sequence[str]) -> Any:
+    """The stored config with overrides. Raises: UserError for one that is not allowed."""
+    kind = type(before)
+    after = _validated_as(kind, apply_overrides(stored, overrides, kind))
     changed = _differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
     refused = [
         f"--{key} would change {key} from {describe(old)} to {describe(new)}"

@@ -1,17 +1,33 @@
-"""The config of a run: one model for each job, told apart by `job`."""
+"""The config of a run: one model for each job, named by `job`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Union
 
 from pydantic import Field, TypeAdapter
 
-from rlinf.config.embodied import EmbodiedConfig
-from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.common import JobConfig
+from rlinf.config.overrides import Override
+from rlinf.jobs.plugins import JOBS, named_job
 
-JOBS = (ReasoningConfig, EmbodiedConfig)
-Config = Annotated[ReasoningConfig | EmbodiedConfig, Field(discriminator="job")]
-"""Any job's config."""
+SHIPPED: tuple[type[JobConfig], ...] = tuple(spec.config_model() for spec in JOBS.specs())
+"""The config models of the jobs that have a name."""
+Shipped: Any = Annotated[Union[SHIPPED], Field(discriminator="job")]  # noqa: UP007 - the members are a tuple
+"""Their union, which the key `job` tells apart."""
+
+
+def config_type(values: Mapping[str, Any], overrides: Sequence[Override] = ()) -> Any:
+    """What a config should be: the config model of the custom job that it names, or any of the shipped ones.
+
+    Args:
+        values: of a recipe.
+        overrides: come on top.
+
+    Raises: UserError for a custom job that is not there.
+    """
+    job = next((one.text for one in reversed(overrides) if one.key == ("job",)), values.get("job"))
+    return named_job(job).config_model() if isinstance(job, str) and ":" in job else Shipped
 
 
 def json_schema() -> dict[str, Any]:
@@ -20,8 +36,8 @@ def json_schema() -> dict[str, Any]:
     A recipe may leave to the one it `extends` what it likes, so no key is required here; loading checks that nothing
     is missing.
     """
-    schema = _without_requirements(TypeAdapter(Config).json_schema())
-    for model in JOBS:
+    schema = _without_requirements(TypeAdapter(Shipped).json_schema())
+    for model in SHIPPED:
         properties = schema["$defs"][model.__name__]["properties"]
         properties["extends"] = {
             "type": "string",

@@ -12,7 +12,7 @@ from rlinf.config.catalog import read_recipe
 from rlinf.config.load import validated
 from rlinf.config.messages import dotted, key_of
 from rlinf.config.overrides import Override, apply_overrides
-from rlinf.config.schema import Config
+from rlinf.config.schema import config_type
 from rlinf.config.yaml_source import Key, dump
 from rlinf.errors import UserError
 
@@ -22,7 +22,8 @@ def show_recipe(recipe: str, overrides: Sequence[Override]) -> str:
 
     Raises: UserError for every mistake other than a key without a value.
     """
-    tree = apply_overrides(read_recipe(recipe), overrides, Config)
+    tree = read_recipe(recipe)
+    tree = apply_overrides(tree, overrides, config_type(tree.values, overrides))
     open_keys: list[Key] = []
     while True:
         try:

@@ -6,7 +6,7 @@ anything. So what the command line leaves open is taken from the run's config, a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
 from rlinf.config.load import load_config
@@ -14,6 +14,7 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel, run_folder
+from rlinf.jobs.plugins import job_spec
 from rlinf.tasks.prompts import is_chat
 from rlinf.tasks.published import published_set
 
@@ -33,8 +34,9 @@ def asked_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalConf
     except UserError as error:
         why = str(error).splitlines()[0]
         return config, [f"{folder / 'config.yaml'} cannot be read, so prompts are not as in the run: {why}"]
-    if not isinstance(run, ReasoningConfig):
+    if not job_spec(run).samples_text:
         return config, []
+    run = cast(ReasoningConfig, run)
     template, trained = _prompt_of(run, model.tokenizer)
     taken = {key: value for key, value in trained.items() if key not in config.model_fields_set}
     if config.system_prompt or config.chat_options:

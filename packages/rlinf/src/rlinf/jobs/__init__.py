@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlinf.config.schema import Config
+    from rlinf.config.common import JobConfig
     from rlinf.jobs.base import Job
     from rlinf.machine import Machine
     from rlinf.run_folder import RunFolder
-    from rlinf_workers.launchers.interpreter import Interpreter
     from rlinf_workers.profiling import Measured
 
 __all__ = ["prepare", "run", "measure"]
 
 
-def prepare(config: Config, machine: Machine | None = None) -> Job:
+def prepare(config: JobConfig, machine: Machine | None = None) -> Job:
     """The job of a config, with all checked that can be wrong with its inputs, its devices and its plan; nothing is
     written or started. `job.config` has no number left that depends on the machine.
 
@@ -31,6 +29,7 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
 
     check_wandb(config.run.wandb)
     from rlinf.config.devices import check_devices, settle
+    from rlinf.jobs.plugins import job_spec
     from rlinf.planning.plans import make_plans
     from rlinf.processes.environment import as_in_workers
     from rlinf.processes.environments import examine_environments
@@ -42,7 +41,7 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     machine = machine or machine_of(config.cluster)
     config = settle(config, check_devices(config, machine))
     with as_in_workers(config.cluster):
-        job, folder = _job(config, machine, environments), Path("not-made-yet")
+        job, folder = job_spec(config).make(config, machine, environments), Path("not-made-yet")
     _check_stop(job)
     job.environments = environments
     job.inputs = {**job.inputs, **code_fingerprints(job.config.model_dump(mode="json"))}
@@ -139,13 +138,3 @@ def measure(job: Job, folder: RunFolder) -> Measured:
     from rlinf.loop.training_loop import TrainingLoop
 
     return TrainingLoop(job, folder).measure()
-
-
-def _job(config: Config, machine: Machine, environments: Mapping[str, Interpreter]) -> Job:
-    if config.job == "reasoning":
-        from rlinf.jobs.reasoning.job import ReasoningJob
-
-        return ReasoningJob(config, machine)
-    from rlinf.jobs.embodied.job import EmbodiedJob
-
-    return EmbodiedJob(config, machine, environments["env"].path if "env" in environments else None)

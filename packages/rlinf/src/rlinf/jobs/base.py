@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rlinf.config.schema import Config
 from rlinf.machine import Machine
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
@@ -51,7 +50,8 @@ class Job:
     """One kind of training; the training loop does the rest. Making it checks the inputs; nothing is written and no
     process started before `write_inputs`. A subclass sets the attributes in its constructor."""
 
-    config: Config
+    config: Any
+    """Its config, which its spec's model validated."""
     machine: Machine
     """Where it runs."""
     trainer = "actor"

@@ -1,193 +1,44 @@
-"""From a recipe to a planning problem, with profiles derived from public shapes; nothing is loaded or run.
-
-The problem is of the workers that `rlinf train` starts: a whole copy of the model on every rank, Hugging Face's decoder
-to generate. Memory that they have not got is refused with numbers. `embodied` does the same for robots.
-"""
+"""What the planner plans for a recipe on GPUs that need not be there: its job's spec says it."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from collections.abc import Sequence
 
-from rlinf.config.devices import settle
-from rlinf.config.embodied import EmbodiedConfig
-from rlinf.config.reasoning import ReasoningConfig
-from rlinf.config.schema import Config
+from rlinf.config.common import JobConfig
 from rlinf.errors import UserError
-from rlinf.planning.embodied import embodied_notes, embodied_problem
-from rlinf.planning.engines import check_cut
-from rlinf.planning.memory import Load, check_gpu, job_shape, loads_of, named_shape, reference_shape
+from rlinf.jobs.plugins import job_spec
+from rlinf.planning.memory import Load
 from rlinf_sched.cluster import Cluster
-from rlinf_sched.derive import find_gpu, gpu_cluster
-from rlinf_sched.derive.datasheets import Gpu
-from rlinf_sched.derive.memory import JobShape
-from rlinf_sched.derive.profiles import rule_profile
-from rlinf_sched.derive.shapes import ModelShape
-from rlinf_sched.errors import SchedError
-from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
-from rlinf_sched.profile import Profiles, StageProfile
-
-TOKEN_BYTES = 12
-"""On a channel: an int32 id, a float32 log-probability and a mask or advantage."""
 
 
-def problem_of_recipe(config: Config, *, gpu: str = "H100", env_step_s: float | None = None) -> Problem:
-    """The problem that a recipe poses on GPUs that need not be there.
+def problem_of_recipe(config: JobConfig, *, gpu: str = "H100", env_step_s: float | None = None) -> Problem:
+    """The problem that a recipe poses.
 
     Args:
-        config: its model is a folder, or the name of a public model.
         gpu: a product that the planner has a datasheet of.
-        env_step_s: embodied jobs: seconds of one step of one environment on a core; None: public figures.
+        env_step_s: jobs with environments: seconds of one step of one environment on a core; None: public figures.
 
-    Raises: UserError for a recipe that names no model or no number of devices, or of whose parts nothing is known.
+    Raises: UserError for a recipe that names no number of devices, or of whose parts nothing is known.
     """
-    if isinstance(config, EmbodiedConfig):
-        return embodied_problem(config, _num_devices(config), gpu=gpu, env_step_s=env_step_s)
-    if env_step_s is not None:
-        raise UserError("--env-step-s: this recipe has no environments", hint="leave it out")
-    if config.model.path is None:
-        raise UserError(
-            "model.path is not set: times are derived from the shape of a model",
-            hint="give --model.path FOLDER or a public name such as Qwen2.5-7B, and --model.architecture null",
-        )
-    num_devices = _num_devices(config)
-    settled = settle(config, num_devices)
-    assert isinstance(settled, ReasoningConfig), "settling keeps the job"
-    try:
-        model = named_shape(config.model.path)
-        _check_cut(config, model, num_devices)
-        sheet = find_gpu(gpu)
-        job = job_shape(settled, device_bytes=sheet.memory_bytes)
-        check_gpu(settled, model, sheet, num_devices)
-        group_bytes = TOKEN_BYTES * job.lengths.group_tokens
-        flow = grpo_flow(settled, group_bytes=group_bytes)
-        return Problem(
-            flow=flow,
-            profiles=recipe_profiles(flow, config, model, sheet, job),
-            cluster=gpu_cluster(gpu, num_devices),
-            num_items=job.num_groups,
-        )
-    except SchedError as error:
-        raise UserError(str(error)) from error
+    return job_spec(config).problem(config, _num_devices(config), gpu=gpu, env_step_s=env_step_s)
 
 
-def recipe_profiles(flow: FlowGraph, config: ReasoningConfig, model: ModelShape, gpu: Gpu, job: JobShape) -> Profiles:
-    """Profiles of the workers that `rlinf train` starts. Raises: ProfileError."""
-    trainer, engine = config.actor.trainer_spec, config.rollout.engine_spec
-    reference = reference_shape(config, model) or model
-
-    def profile(stage: Stage) -> StageProfile:
-        if not stage.needs_device:
-            return rule_profile(job.lengths.group_size, job.num_groups)
-        if stage.trains:
-            return trainer.train_profile(model, gpu, job)
-        if stage.role == "rollout":
-            return engine.profile(model, gpu, job)
-        return trainer.forward_profile(reference, gpu, job)
-
-    return Profiles(stages={stage.name: profile(stage) for stage in flow.stages})
-
-
-def notes_of_recipe(config: Config, *, env_step_s: float | None = None) -> tuple[str, ...]:
+def notes_of_recipe(config: JobConfig, *, env_step_s: float | None = None) -> Sequence[str]:
     """What `problem_of_recipe` takes for granted and a recipe does not say."""
-    return embodied_notes(config, env_step_s=env_step_s) if isinstance(config, EmbodiedConfig) else ()
+    return job_spec(config).plan_notes(config, env_step_s=env_step_s)
 
 
-def _num_devices(config: Config) -> int:
-    """Raises: UserError where the recipe leaves it open."""
+def loads_of_recipe(config: JobConfig, plan: Plan, cluster: Cluster) -> list[Load]:
+    """What the ranks of a plan for `problem_of_recipe` hold; empty where the job does not count it."""
+    return job_spec(config).loads(config, plan, cluster)
+
+
+def _num_devices(config: JobConfig) -> int:
     if config.cluster.num_devices == "auto":
         raise UserError(
             "cluster.num_devices=auto: a plan is made for a number of GPUs that need not be in this machine",
             hint="give --cluster.num_devices 64, and --gpu for the product",
         )
     return config.cluster.num_devices
-
-
-def _check_cut(config: ReasoningConfig, model: ModelShape, num_devices: int) -> None:
-    """Whether engines and the actor's backend can cut the model so, on so many devices. Raises: UserError."""
-    check_cut(config, model)
-    actor = config.actor
-    if problem := actor.trainer_spec.model_problem(actor.backend_options, model):
-        raise UserError("actor.backend_options." + "".join(problem))
-    size = actor.ranks_per_replica or 1
-    if num_devices % size:
-        raise UserError(
-            f"cluster.num_devices={num_devices} is not a multiple of the {size} ranks that hold one copy of the model "
-            f"(actor.backend_options: {', '.join(f'{key}={value}' for key, value in actor.backend_options.items())})",
-            hint="change one of them",
-        )
-
-
-def loads_of_recipe(config: Config, plan: Plan, cluster: Cluster) -> list[Load]:
-    """What the ranks of a plan for `problem_of_recipe` hold; empty for a robot's, which is not counted by kind."""
-    if isinstance(config, EmbodiedConfig):
-        return []
-    settled = settle(config, int(config.cluster.num_devices))
-    assert isinstance(settled, ReasoningConfig) and settled.model.path is not None, "there is a problem of it"
-    device_bytes = cluster.devices[0].memory_bytes
-    return loads_of(settled, named_shape(settled.model.path), plan, device_bytes=device_bytes)
-
-
-def num_sampled_prompts(config: ReasoningConfig) -> int:
-    """Prompts that are sampled in a step."""
-    return math.ceil(config.rollout.num_prompts * config.algorithm.oversampling)
-
-
-def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
-    """Hand-overs that make sense for the actor, which computes once a micro-batch of every shard is there."""
-    actor = config.actor
-    if config.gathers_whole_step or actor.balance_shards:
-        return (0,)
-    size = actor.micro_batch_groups
-    if actor.max_tokens_per_micro_batch is not None:
-        size = max(1, int(actor.max_tokens_per_micro_batch / job_shape(config).lengths.packed_group_tokens))
-    unit = size * actor.settled_shards
-    return (*range(unit, num_sampled_prompts(config), unit), 0)
-
-
-def grpo_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
-    """The training flow of `rlinf.jobs.reasoning.job`, which needs torch to declare it.
-
-    Args:
-        config: settled, see `rlinf.config.devices.settle`.
-        group_bytes: size of one prompt's answers on a channel.
-    """
-    stages = [
-        Stage(
-            name="rollout",
-            worker="rollout",
-            role="rollout",
-            reads=("prompts",),
-            writes=("samples",),
-            devices_per_rank=config.rollout.devices_per_rank,
-        )
-    ]
-    samples = "samples"
-    if config.has_reference_worker:
-        stages.append(
-            Stage(name="reference", worker="reference", role="reference", reads=(samples,), writes=("referenced",))
-        )
-        samples = "referenced"
-    stages += [
-        Stage(name="reward", worker="reward", role="reward", reads=(samples,), writes=("scored",), needs_device=False),
-        Stage(
-            name="actor",
-            worker="actor",
-            role="actor",
-            reads=("scored",),
-            dispatch="key",
-            trains=True,
-            granularities=actor_granularities(config),
-            num_parts=config.actor.settled_shards,
-        ),
-    ]
-    flow = FlowGraph(
-        name="grpo",
-        stages=tuple(stages),
-        weight_edges=(WeightEdge(source="actor", target="rollout"),),
-        feeds=("prompts",),
-    )
-    inner = [channel for channel in flow.channels if channel not in flow.feeds]
-    return replace(flow, item_bytes=dict.fromkeys(inner, round(group_bytes)))

@@ -36,6 +36,7 @@ from rlinf.jobs.generation import (
 )
 from rlinf.jobs.lora import lora_settings, with_base
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, engine_ways, trainer_ways
+from rlinf.jobs.reasoning.planning import actor_granularities, num_sampled_prompts
 from rlinf.jobs.rewards import JUDGES, check_reward, judging_s, reward_folders, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
@@ -44,7 +45,6 @@ from rlinf.planning.cluster import make_cluster
 from rlinf.planning.engines import check_cut
 from rlinf.planning.memory import all_fit_at_once, check_memory, fullest_place, job_shape, shape_of
 from rlinf.planning.memory_table import memory_lines
-from rlinf.planning.problems import actor_granularities, num_sampled_prompts
 from rlinf.run_folder.checkpoints import (
     CHECKPOINTS,
     checkpoint_name,

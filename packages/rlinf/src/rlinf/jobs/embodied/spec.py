@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlinf.config.embodied import EmbodiedConfig
+from rlinf.config.references import check_file, refused
+from rlinf.jobs.spec import JobSpec
+from rlinf_algos.registry import Registry
+from rlinf_workers.plugins import POLICIES, TRAINERS
+
+if TYPE_CHECKING:
+    from rlinf.jobs.base import Job
+    from rlinf.machine import Machine
+    from rlinf_sched.problem import Problem
+    from rlinf_workers.launchers.interpreter import Interpreter
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbodiedSpec(JobSpec):
+    """A robot learns a task in simulation."""
+
+    def names(self, config: EmbodiedConfig) -> Iterable[tuple[Registry[Any], str, str]]:
+        yield TRAINERS, config.actor.backend, f"actor.backend={config.actor.backend}"
+        yield POLICIES, config.policy.name, "policy.name"
+
+    def check_references(self, config: EmbodiedConfig) -> None:
+        if config.env.kind == "import" and ":" in config.env.id and "env" not in config.environments:
+            refused(Registry("environment").locate, config.env.id, f"env.id={config.env.id!r}")
+        if config.warm_start is not None and config.warm_start.path is not None:
+            check_file(config.warm_start.path, "warm_start.path", "check the path of the demonstrations")
+
+    def preload(self, config: EmbodiedConfig) -> Sequence[str]:
+        return [f"rlinf_workers.{role}" for role in ROLES]
+
+    def problem(self, config: EmbodiedConfig, num_devices: int, *, gpu: str, env_step_s: float | None) -> Problem:
+        from rlinf.jobs.embodied.planning import embodied_problem
+
+        return embodied_problem(config, num_devices, gpu=gpu, env_step_s=env_step_s)
+
+    def plan_notes(self, config: EmbodiedConfig, *, env_step_s: float | None) -> Sequence[str]:
+        from rlinf.jobs.embodied.planning import embodied_notes
+
+        return embodied_notes(config, env_step_s=env_step_s)
+
+    def make(self, config: EmbodiedConfig, machine: Machine, environments: Mapping[str, Interpreter]) -> Job:
+        return self.load()(config, machine, environments["env"].path if "env" in environments else None)
+
+
+ROLES = ("embodied.environment", "embodied.rollout", "embodied.actor", "trainers.replicated.backend")
+SPEC = EmbodiedSpec(
+    name="embodied",
+    implementation="rlinf.jobs.embodied.job:EmbodiedJob",
+    config=EmbodiedConfig,
+    resumable=("actor.backend", "actor.backend_options", "env.num_eval_videos"),
+    acts=True,
+)

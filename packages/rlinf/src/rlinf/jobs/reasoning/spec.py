@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlinf.config.inputs import check_model_folder
+from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.references import check_data, refused
+from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, WeightedReward
+from rlinf.config.tasks import FilesTask
+from rlinf.jobs.spec import JobSpec
+from rlinf_algos.registry import Registry
+from rlinf_workers.plugins import ENGINES, TRAINERS
+
+if TYPE_CHECKING:
+    from rlinf.planning.memory import Load
+    from rlinf_sched.cluster import Cluster
+    from rlinf_sched.plan import Plan
+    from rlinf_sched.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningSpec(JobSpec):
+    """A language model learns to answer, from rewards alone."""
+
+    def names(self, config: ReasoningConfig) -> Iterable[tuple[Registry[Any], str, str]]:
+        yield TRAINERS, config.actor.backend, f"actor.backend={config.actor.backend}"
+        yield ENGINES, config.rollout.engine, f"rollout.engine={config.rollout.engine}"
+
+    def check_references(self, config: ReasoningConfig) -> None:
+        for key, path in (("model.path", config.model.path), ("reference.path", config.reference.path)):
+            if path is not None:
+                check_model_folder(path, key=key)
+        _check_reward(config.reward, "reward")
+        if isinstance(task := config.task, FilesTask):
+            check_data([*task.train_files, *task.eval_files, *task.eval_sets.values()])
+
+    def settle(self, config: ReasoningConfig, num_devices: int) -> ReasoningConfig:
+        """With a shard for each replica of the actor that the devices have room for, as far as the prompts of an
+        optimizer step and the warm start's batch allow. What is written down is a number, so a resumed run keeps it on
+        any machine."""
+        if config.actor.num_shards != "auto":
+            return config
+        num_replicas = max(1, num_devices // config.replica_sizes.get("actor", 1))
+        most = min(num_replicas, config.rollout.num_prompts // config.algorithm.num_minibatches)
+        whole = config.warm_start.batch_size if config.warm_start else 0
+        num_shards = next(count for count in range(most, 0, -1) if num_replicas % count == 0 and whole % count == 0)
+        return config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": num_shards})})
+
+    def preload(self, config: ReasoningConfig) -> Sequence[str]:
+        family = config.model.architecture.family if config.model.architecture else _family(config.model.path)
+        model = [f"transformers.models.{family}.modeling_{family}"] if family else []
+        name, colon, _ = config.rollout.engine.partition(":")
+        engine = [name if colon else f"rlinf_workers.engines.{name}"] if "rollout" not in config.environments else []
+        roles = [f"rlinf_workers.{role}" for role in ROLES]
+        return [*roles, *engine, *model, "transformers.tokenization_utils_tokenizers"]
+
+    def problem(self, config: ReasoningConfig, num_devices: int, *, gpu: str, env_step_s: float | None) -> Problem:
+        from rlinf.jobs.reasoning.planning import reasoning_problem
+
+        return reasoning_problem(config, num_devices, gpu=gpu, env_step_s=env_step_s)
+
+    def loads(self, config: ReasoningConfig, plan: Plan, cluster: Cluster) -> list[Load]:
+        from rlinf.jobs.reasoning.planning import reasoning_loads
+
+        return reasoning_loads(config, plan, cluster)
+
+
+def _check_reward(reward: RewardConfig, key: str) -> None:
+    match reward:
+        case WeightedReward():
+            for name, term in reward.terms.items():
+                _check_reward(term.reward, f"{key}.terms.{name}.reward")
+        case ModelReward():
+            check_model_folder(reward.path, key=f"{key}.path")
+        case FunctionReward():
+            refused(Registry("reward").locate, reward.path, f"{key}.path={reward.path}")
+
+
+def _family(folder: Path | None) -> str:
+    """The model family that config.json names; empty where it cannot be read, which the checks of the inputs report."""
+    try:
+        name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] if folder else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return name if isinstance(name, str) and name.isidentifier() else ""
+
+
+ROLES = (
+    *("language.actor", "language.reference", "language.reward", "language.rollout"),
+    "trainers.replicated.backend",
+)
+SPEC = ReasoningSpec(
+    name="reasoning",
+    implementation="rlinf.jobs.reasoning.job:ReasoningJob",
+    config=ReasoningConfig,
+    resumable=("actor.backend", "actor.backend_options"),
+    samples_text=True,
+)
