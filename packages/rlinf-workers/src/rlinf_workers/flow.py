@@ -3,6 +3,9 @@ serves.
 
 It names no device, mode or batch size. `Flow.graph()` is the plain-data view that is drawn, checked and planned
 (rlinf_sched); the executor runs the flow under any plan of that graph.
+
+A worker may be named by its import path, and a method by its name. Such a flow is declared without importing torch, so
+the planner takes its graph from the same declaration as the run; where the paths lead is checked when processes start.
 """
 
 from __future__ import annotations
@@ -10,19 +13,29 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_sched.flow_graph import Dispatch, FlowGraph, Stage, WeightEdge
 from rlinf_workers.errors import FlowDefinitionError
-from rlinf_workers.worker import Worker
+from rlinf_workers.plugins import imported
+
+if TYPE_CHECKING:
+    from rlinf_workers.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerDefinition:
-    """A worker group of the flow: the class and the arguments of its constructor."""
+    """A worker group of the flow."""
 
-    worker_class: type[Worker]
+    worker: type[Worker] | str
+    """The class, or its import path, "package.module:Class"."""
     arguments: tuple[Any, ...]
+    """Of the class's constructor."""
+
+    @property
+    def worker_class(self) -> type[Worker]:
+        """The class, imported."""
+        return imported(self.worker) if isinstance(self.worker, str) else self.worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,27 +67,25 @@ class Flow:
         self.stages: dict[str, StageDefinition] = {}
         self._weight_edges: list[WeightEdge] = []
 
-    def worker(self, name: str, worker_class: type[Worker], *arguments: Any) -> Flow:
-        """Declares a worker group."""
+    def worker(self, name: str, worker: type[Worker] | str, *arguments: Any) -> Flow:
+        """Declares a worker group: a class or its import path, and the arguments of its constructor."""
         if name in self.workers:
             raise FlowDefinitionError(f"flow {self.name!r}: worker {name!r} is declared twice")
-        if not (inspect.isclass(worker_class) and issubclass(worker_class, Worker)):
-            raise FlowDefinitionError(
-                f"flow {self.name!r}: worker {name!r} is {worker_class!r}; give a subclass of Worker"
-            )
-        self.workers[name] = WorkerDefinition(worker_class=worker_class, arguments=arguments)
+        if not isinstance(worker, str):
+            self._check_class(name, worker)
+        self.workers[name] = WorkerDefinition(worker=worker, arguments=arguments)
         return self
 
     def workers_of(self, other: Flow, *names: str) -> Flow:
         """Declares worker groups of another flow again, to be used by both; they are started once."""
         for name in names:
-            self.worker(name, other.workers[name].worker_class, *other.workers[name].arguments)
+            self.worker(name, other.workers[name].worker, *other.workers[name].arguments)
         return self
 
     def stage(
         self,
         name: str,
-        method: Callable[..., Any],
+        method: Callable[..., Any] | str,
         *,
         reads: str | tuple[str, ...] = (),
         writes: str | tuple[str, ...] = (),
@@ -93,7 +104,7 @@ class Flow:
 
         Args:
             method: called as `method(worker, *readers, *writers)` once a run on every rank, with ports in the order of
-                `reads`, then `writes`.
+                `reads`, then `writes`; or its name.
             worker: the group; by default the one with the stage's name.
             ordered: chunks come in the order of the items' keys 0, 1, 2, ..., in whatever order they were put. With
                 `dispatch="key"` a replica gets every num_replicas-th.
@@ -109,7 +120,8 @@ class Flow:
                 f"flow {self.name!r}: stage {name!r} runs on worker {group!r}, which is not declared; "
                 f"there are {sorted(self.workers)}"
             )
-        _check_method(self, name, self.workers[group].worker_class, method, len(reads) + len(writes))
+        if not isinstance(self.workers[group].worker, str):
+            self._check_method(name, group, method, len(reads) + len(writes))
         self.stages[name] = StageDefinition(
             stage=Stage(
                 name=name,
@@ -126,7 +138,7 @@ class Flow:
                 num_parts=num_parts,
                 devices_per_rank=devices_per_rank,
             ),
-            method=method.__name__,
+            method=method if isinstance(method, str) else method.__name__,
             ordered=ordered,
         )
         return self
@@ -135,6 +147,17 @@ class Flow:
         """After a stage of worker group `source` has trained, group `to` serves its weights from the next run on."""
         self._weight_edges.append(WeightEdge(source=source, target=to))
         return self
+
+    def check(self) -> None:
+        """Imports what is named by its path.
+
+        Raises: FlowDefinitionError where it is no worker, or a stage's method does not take its channels.
+        """
+        for name, definition in self.workers.items():
+            self._check_class(name, definition.worker_class)
+        for name, definition in self.stages.items():
+            stage = definition.stage
+            self._check_method(name, stage.worker, definition.method, len(stage.reads) + len(stage.writes))
 
     def graph(self) -> FlowGraph:
         """The flow as plain data, validated.
@@ -155,20 +178,27 @@ class Flow:
         graph.validate()
         return graph
 
+    def _check_class(self, name: str, worker: Any) -> None:
+        from rlinf_workers.worker import Worker  # imports torch
+
+        if not (inspect.isclass(worker) and issubclass(worker, Worker)):
+            raise FlowDefinitionError(f"flow {self.name!r}: worker {name!r} is {worker!r}; give a subclass of Worker")
+
+    def _check_method(self, stage: str, group: str, method: Callable[..., Any] | str, num_ports: int) -> None:
+        worker_class = self.workers[group].worker_class
+        name = method if isinstance(method, str) else getattr(method, "__name__", "")
+        own = getattr(worker_class, name, None)
+        if own is None or not (isinstance(method, str) or own is method):
+            raise FlowDefinitionError(
+                f"flow {self.name!r}: stage {stage!r}: {method!r} is not a method of {worker_class.__name__}"
+            )
+        num_parameters = len(inspect.signature(own).parameters) - 1
+        if num_parameters != num_ports:
+            raise FlowDefinitionError(
+                f"flow {self.name!r}: stage {stage!r}: {worker_class.__name__}.{name} takes {num_parameters} ports, "
+                f"but the stage reads and writes {num_ports} channels"
+            )
+
 
 def _names(channels: str | tuple[str, ...]) -> tuple[str, ...]:
     return (channels,) if isinstance(channels, str) else tuple(channels)
-
-
-def _check_method(flow: Flow, stage: str, worker_class: type, method: Callable[..., Any], num_ports: int) -> None:
-    found = getattr(worker_class, getattr(method, "__name__", ""), None)
-    if found is not method:
-        raise FlowDefinitionError(
-            f"flow {flow.name!r}: stage {stage!r}: {method!r} is not a method of {worker_class.__name__}"
-        )
-    num_parameters = len(inspect.signature(method).parameters) - 1
-    if num_parameters != num_ports:
-        raise FlowDefinitionError(
-            f"flow {flow.name!r}: stage {stage!r}: {worker_class.__name__}.{method.__name__} takes "
-            f"{num_parameters} ports, but the stage reads and writes {num_ports} channels"
-        )

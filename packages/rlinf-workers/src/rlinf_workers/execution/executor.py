@@ -193,6 +193,7 @@ class Executor:
         their devices."""
         if flow.name in self._open:
             raise FlowDefinitionError(f"flow {flow.name!r} is open already; give flows of one executor different names")
+        flow.check()
         planned = self._planned(flow, plan)
         for name, stages in planned.graph.workers.items():
             if name not in self._groups:
