@@ -13,8 +13,8 @@ from rlinf.errors import UserError
 from rlinf.jobs import prepare
 from rlinf.jobs.acting import limit_notes, termination_notes
 from rlinf.jobs.embodied.job import EmbodiedJob
+from rlinf.jobs.embodied.running_episodes import RunningEpisodes
 from rlinf.jobs.env_interface import probe
-from rlinf.jobs.running_episodes import RunningEpisodes
 from rlinf.machine import Gpu, Machine
 from rlinf_envs import EnvSpec
 from rlinf_envs.protocol import RowSnapshot

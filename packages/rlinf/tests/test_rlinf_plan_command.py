@@ -13,10 +13,9 @@ from rlinf.cli.main import main
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
-from rlinf.config.reasoning import ReasoningConfig
-from rlinf.jobs.embodied.planning import OWN_PIXELS, POLICIES, embodied_flow
-from rlinf.jobs.reasoning.planning import grpo_flow
-from rlinf.machine import Machine
+from rlinf.jobs.embodied.flow import training_flow as embodied_flow
+from rlinf.jobs.embodied.planning import OWN_PIXELS, POLICIES
+from rlinf.jobs.reasoning.flow import training_flow as reasoning_flow
 from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched import Plan
 from rlinf_sched.derive import find_model
@@ -177,32 +176,17 @@ def test_a_refusal_of_megatron_tries_its_own_options(plan):
     assert "--actor.backend_options.recompute true: " in outcome.err
 
 
-@pytest.mark.parametrize("kl_coef", ["0", "0.1"])
-def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
-    from rlinf.jobs.reasoning.job import ReasoningJob
-
-    config = load_config("add-grpo", parse_overrides(["--algorithm.kl_coef", kl_coef]))
-    assert isinstance(config, ReasoningConfig)
-    job = ReasoningJob(config, Machine(num_cpus=2, memory_bytes=1 << 30))
-    declared = job.build(Path("unused")).train.graph()
-    planned = grpo_flow(config, group_bytes=0)
-    assert (planned.stages, planned.weight_edges, planned.feeds) == (
-        declared.stages,
-        declared.weight_edges,
-        declared.feeds,
-    )
-
-
-def test_the_flow_of_a_robots_recipe_is_that_of_the_job():
-    from rlinf.jobs.embodied.job import EmbodiedJob
-
-    overrides = ["--env.kind", "gymnasium", "--env.id", "CartPole-v1", "--run.stop_at_score", "null"]
-    config = load_config("pushcube-ppo", parse_overrides(overrides))
-    assert isinstance(config, EmbodiedConfig)
-    job = EmbodiedJob(config, Machine(num_cpus=2, memory_bytes=1 << 30))
-    assert embodied_flow(config, simulates_on_host=False) == job.build(Path("unused")).train.graph()
-    (env,) = (stage for stage in embodied_flow(config, simulates_on_host=True).stages if not stage.needs_device)
-    assert env.name == "env"
+def test_flows_are_declared_without_torch_and_lead_to_workers():
+    for recipe, overrides, flow in (
+        ("add-grpo", ["--algorithm.kl_coef=0.1"], lambda config: reasoning_flow(config, granularities=(0,))),
+        ("pushcube-ppo", [], lambda config: embodied_flow(config, on_host=True)),
+    ):
+        declared = flow(load_config(recipe, parse_overrides(overrides)))
+        declared.check()
+        (on_host,) = (stage.name for stage in declared.graph().stages if not stage.needs_device)
+        assert on_host == ("reward" if recipe == "add-grpo" else "env")
+    code = "import sys, rlinf.jobs.reasoning.flow, rlinf.jobs.embodied.flow; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_robots_recipe_takes_what_the_published_workload_takes(plan):

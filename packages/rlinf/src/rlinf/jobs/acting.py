@@ -5,13 +5,9 @@ from __future__ import annotations
 from rlinf.config.common import ClusterConfig
 from rlinf.config.devices import device_kind
 from rlinf.config.embodied import EnvConfig, PolicyConfig
-from rlinf.jobs.running_episodes import CHANNEL
 from rlinf.machine import Machine
 from rlinf_envs import EnvSpec
-from rlinf_workers import Flow
-from rlinf_workers.embodied.environment import Environment
 from rlinf_workers.embodied.interface import EnvInterface
-from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.policies.base import PolicySettings
 
 
@@ -61,34 +57,4 @@ def policy_settings(policy: PolicyConfig, interface: EnvInterface, seed: int) ->
     """The policy for environments that show and take what `interface` says."""
     return PolicySettings(
         name=policy.name, fields=interface.fields, actions=interface.actions, options=policy.arguments, seed=seed
-    )
-
-
-def join_env_and_policy(flow: Flow, num_groups: int, *, on_host: bool, continues: bool = False) -> None:
-    """The cycle of the worker groups `env` and `policy`.
-
-    Args:
-        on_host: simulators are work for cores: beside GPUs they run on the host, but for those that simulate on a GPU,
-            and a CPU slot is a core.
-        continues: training segments go on with the episodes of the step before (`EnvironmentSettings.continues`).
-    """
-    sizes = tuple(size for size in range(1, num_groups + 1) if num_groups % size == 0)
-    flow.stage(
-        "env",
-        Environment.go_on if continues else Environment.interact,
-        reads="actions",
-        writes=("observations", CHANNEL) if continues else "observations",
-        dispatch="key",
-        needs_device=not on_host,
-        granularities=sizes,
-        num_parts=num_groups,
-    )
-    flow.stage(
-        "policy",
-        EmbodiedRollout.act,
-        reads="observations",
-        writes=("actions", "trajectories"),
-        dispatch="key",
-        granularities=sizes,
-        num_parts=num_groups,
     )

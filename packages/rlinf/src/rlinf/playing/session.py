@@ -13,12 +13,12 @@ from rlinf.config.inputs import is_adapter
 from rlinf.errors import UserError
 from rlinf.jobs.acting import (
     env_spec,
-    join_env_and_policy,
     limit_notes,
     policy_settings,
     simulates_on_host,
     termination_notes,
 )
+from rlinf.jobs.embodied.flow import join_env_and_policy
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.films import collect, fps
 from rlinf.jobs.lora import policy_digest

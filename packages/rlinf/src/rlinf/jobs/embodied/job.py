@@ -14,7 +14,6 @@ from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.acting import (
     env_spec,
-    join_env_and_policy,
     limit_notes,
     policy_settings,
     simulates_on_host,
@@ -23,18 +22,18 @@ from rlinf.jobs.acting import (
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.demonstrations import WarmStart
+from rlinf.jobs.embodied.flow import join_env_and_policy, training_flow
+from rlinf.jobs.embodied.running_episodes import RunningEpisodes
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.films import check_draws, check_video, write_film
 from rlinf.jobs.lora import policy_digest, policy_lora, with_base
-from rlinf.jobs.running_episodes import RunningEpisodes
 from rlinf.jobs.training import backend_settings, check_policy_module, optimizer_settings
 from rlinf.machine import Machine
 from rlinf.run_folder.fingerprints import path_fingerprint
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.embodied.actor import ADAM_EPSILON, EmbodiedActor, EmbodiedActorSettings
-from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
-from rlinf_workers.embodied.rollout import EmbodiedRollout
+from rlinf_workers.embodied.actor import ADAM_EPSILON, EmbodiedActorSettings
+from rlinf_workers.embodied.environment import EnvironmentSettings
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session
@@ -115,25 +114,13 @@ class EmbodiedJob(Job):
 
     def _train_flow(self) -> Flow:
         config = self.config
-        flow = Flow(config.algorithm.name.rpartition(":")[2])
-        flow.worker("env", Environment, self._environment_settings())
-        flow.worker("policy", EmbodiedRollout, self._policy)
-        flow.worker("actor", EmbodiedActor, self._actor_settings())
-        continues = config.segments_continue
-        join_env_and_policy(flow, self.num_items, on_host=self._simulates_on_host, continues=continues)
-        flow.stage(
-            "actor",
-            EmbodiedActor.train,
-            reads="trajectories",
-            dispatch="key",
-            ordered=True,
-            trains=True,
-            whole_batch=True,
-            num_parts=config.actor.num_shards,
-        )
-        flow.weights("actor", to="policy")
         assert config.env.num_groups % config.actor.num_shards == 0, "checked by the config"
-        return flow
+        return training_flow(
+            config,
+            {"env": (self._environment_settings(),), "policy": (self._policy,), "actor": (self._actor_settings(),)},
+            on_host=self._simulates_on_host,
+            continues=config.segments_continue,
+        )
 
     # -- settings --------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlinf.config.embodied import EmbodiedConfig, EnvConfig
 from rlinf.errors import UserError
+from rlinf.jobs.embodied.flow import training_flow
 from rlinf_sched.derive import (
     LIBERO,
     MANISKILL_PUT_ON_PLATE,
@@ -29,7 +30,7 @@ from rlinf_sched.derive.groups import profile_of_groups
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.derive.simulators import on_busy_cores
 from rlinf_sched.errors import SchedError
-from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
+from rlinf_sched.flow_graph import Stage
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 
@@ -82,7 +83,7 @@ def embodied_problem(config: EmbodiedConfig, num_devices: int, *, gpu: str, env_
     """
     known, simulator = _policy(config), _simulator(config, env_step_s)
     job = _job(config, known, simulator)
-    flow = embodied_flow(config, simulates_on_host=isinstance(simulator, CpuSimulator))
+    flow = training_flow(config, on_host=isinstance(simulator, CpuSimulator)).graph()
     try:
         profiles = derive_profiles(flow, model=_shape(config, known), gpu=gpu, job=job)
         in_groups = {
@@ -115,49 +116,6 @@ def _job(config: EmbodiedConfig, known: PublishedPolicy, simulator: CpuSimulator
         num_epochs=config.algorithm.num_epochs,
         micro_batch=config.actor.micro_batch_size or max(1, minibatch),
         **_denoising(known, options),
-    )
-
-
-def embodied_flow(config: EmbodiedConfig, *, simulates_on_host: bool) -> FlowGraph:
-    """The training flow of `rlinf.jobs.embodied.job`, which needs torch to declare it."""
-    num_groups = config.env.num_groups
-    sizes = tuple(size for size in range(1, num_groups + 1) if num_groups % size == 0)
-    return FlowGraph(
-        name=config.algorithm.name.rpartition(":")[2],
-        stages=(
-            Stage(
-                name="env",
-                worker="env",
-                role="env",
-                reads=("actions",),
-                writes=("observations",),
-                dispatch="key",
-                needs_device=not simulates_on_host,
-                granularities=sizes,
-                num_parts=num_groups,
-            ),
-            Stage(
-                name="policy",
-                worker="policy",
-                role="policy",
-                reads=("observations",),
-                writes=("actions", "trajectories"),
-                dispatch="key",
-                granularities=sizes,
-                num_parts=num_groups,
-            ),
-            Stage(
-                name="actor",
-                worker="actor",
-                role="actor",
-                reads=("trajectories",),
-                dispatch="key",
-                trains=True,
-                whole_batch=True,
-                num_parts=config.actor.num_shards,
-            ),
-        ),
-        weight_edges=(WeightEdge(source="actor", target="policy"),),
     )
 
 

@@ -36,6 +36,7 @@ from rlinf.jobs.generation import (
 )
 from rlinf.jobs.lora import lora_settings, with_base
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, engine_ways, trainer_ways
+from rlinf.jobs.reasoning.flow import check_flow, evaluation_flow, training_flow, warm_start_flow
 from rlinf.jobs.reasoning.planning import actor_granularities, num_sampled_prompts
 from rlinf.jobs.rewards import JUDGES, check_reward, judging_s, reward_folders, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, optimizer_settings
@@ -67,10 +68,9 @@ from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.language.actor import Actor, ActorSettings
-from rlinf_workers.language.reference import Reference
-from rlinf_workers.language.reward import Reward, RewardSettings
-from rlinf_workers.language.rollout import Rollout, RolloutSettings
+from rlinf_workers.language.actor import ActorSettings
+from rlinf_workers.language.reward import RewardSettings
+from rlinf_workers.language.rollout import RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.routers import has_balanced_routers
 from rlinf_workers.records.language import ExampleBatch, ScoredGroup
@@ -281,49 +281,25 @@ class ReasoningJob(Job):
 
     def build(self, folder: Path) -> Flows:
         train = self._train_flow(folder)
-        evaluate = Flow("evaluate").workers_of(train, "rollout", "reward")
-        self._generates(evaluate)
-        evaluate.stage("reward", Reward.score, reads="samples", writes="scored", needs_device=False)
+        evaluate = evaluation_flow(train, self.config)
         if self.config.warm_start is None:
             return Flows(train=train, evaluate=evaluate)
-        warm_start = self._warm_start = Flow("warm-start").workers_of(train, "actor")
-        warm_start.stage("actor", Actor.imitate, reads="examples", dispatch="key", ordered=True, trains=True)
-        return Flows(train=train, evaluate=evaluate, others=[warm_start])
+        self._warm_start = warm_start_flow(train)
+        return Flows(train=train, evaluate=evaluate, others=[self._warm_start])
 
     def _train_flow(self, folder: Path) -> Flow:
         config, model = self.config, self._model_settings(folder)
-        flow = Flow(self._algorithm.name.rpartition(":")[2])
-        flow.worker("rollout", Rollout, self._rollout_settings(model))
+        arguments: dict[str, tuple[Any, ...]] = {
+            "rollout": (self._rollout_settings(model),),
+            "reward": (self._reward_settings(model),),
+            "actor": (self._actor_settings(model, folder),),
+        }
         if config.has_reference_worker:
             teacher = config.reference.path
             judge = model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
             budget = config.actor.max_tokens_per_micro_batch
-            flow.worker("reference", Reference, judge, config.rollout.temperature, self._backend, budget)
-        flow.worker("reward", Reward, self._reward_settings(model))
-        flow.worker("actor", Actor, self._actor_settings(model, folder))
-
-        self._generates(flow)
-        samples = "samples"
-        if config.has_reference_worker:
-            flow.stage("reference", Reference.logprobs, reads="samples", writes="referenced")
-            samples = "referenced"
-        flow.stage("reward", Reward.score, reads=samples, writes="scored", needs_device=False)
-        flow.stage(
-            "actor",
-            Actor.train,
-            reads="scored",
-            dispatch="key",
-            ordered=config.actor.group_order == "index",
-            trains=True,
-            granularities=actor_granularities(config),
-            num_parts=config.actor.settled_shards,
-        )
-        flow.weights("actor", to="rollout")
-        return flow
-
-    def _generates(self, flow: Flow) -> None:
-        span = self.config.rollout.devices_per_rank
-        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples", devices_per_rank=span)
+            arguments["reference"] = (judge, config.rollout.temperature, self._backend, budget)
+        return training_flow(config, arguments, granularities=actor_granularities(config))
 
     # -- settings --------------------------------------------------------------------------------------------------
 
@@ -451,19 +427,7 @@ class ReasoningJob(Job):
         rollout: RolloutSettings = train.workers["rollout"].arguments[0]
         num_tokens = min(rollout.train.max_new_tokens, NUM_CHECKED_TOKENS)
         sampling = replace(rollout.train, group_size=NUM_CHECKED_COMPLETIONS, max_new_tokens=num_tokens)
-        flow = Flow("check").worker("rollout", Rollout, replace(rollout, train=sampling)).workers_of(train, "actor")
-        self._generates(flow)
-        flow.stage(
-            "actor",
-            Actor.compare,
-            reads="samples",
-            writes="compared",
-            dispatch="key",
-            ordered=True,
-            trains=True,
-            num_parts=self.config.actor.settled_shards,
-        )
-        return flow.weights("actor", to="rollout")
+        return check_flow(train, self.config, replace(rollout, train=sampling))
 
     def token_text(self, token_ids: Sequence[int]) -> str:
         """The tokens as people read them."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from rlinf.config.devices import settle
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
+from rlinf.jobs.reasoning.flow import training_flow
 from rlinf.planning.engines import check_cut
 from rlinf.planning.memory import Load, check_gpu, job_shape, loads_of, named_shape, reference_shape
 from rlinf_sched.cluster import Cluster
@@ -21,7 +22,7 @@ from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.profiles import rule_profile
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.errors import SchedError
-from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
+from rlinf_sched.flow_graph import FlowGraph
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import Profiles, StageProfile
@@ -50,7 +51,7 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
         job = job_shape(settled, device_bytes=sheet.memory_bytes)
         check_gpu(settled, model, sheet, num_devices)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
-        flow = grpo_flow(settled, group_bytes=group_bytes)
+        flow = planned_flow(settled, group_bytes=group_bytes)
         return Problem(
             flow=flow,
             profiles=recipe_profiles(flow, config, model, sheet, job),
@@ -101,6 +102,18 @@ def reasoning_loads(config: ReasoningConfig, plan: Plan, cluster: Cluster) -> li
     return loads_of(settled, named_shape(settled.model.path), plan, device_bytes=device_bytes)
 
 
+def planned_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
+    """The training flow with the sizes of its items.
+
+    Args:
+        config: settled, see `rlinf.config.devices.settle`.
+        group_bytes: size of one prompt's answers on a channel.
+    """
+    graph = training_flow(config, granularities=actor_granularities(config)).graph()
+    inner = [channel for channel in graph.channels if channel not in graph.feeds]
+    return replace(graph, name="grpo", item_bytes=dict.fromkeys(inner, round(group_bytes)))
+
+
 def num_sampled_prompts(config: ReasoningConfig) -> int:
     """Prompts that are sampled in a step."""
     return math.ceil(config.rollout.num_prompts * config.algorithm.oversampling)
@@ -116,49 +129,3 @@ def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
         size = max(1, int(actor.max_tokens_per_micro_batch / job_shape(config).lengths.packed_group_tokens))
     unit = size * actor.settled_shards
     return (*range(unit, num_sampled_prompts(config), unit), 0)
-
-
-def grpo_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
-    """The training flow of `rlinf.jobs.reasoning.job`, which needs torch to declare it.
-
-    Args:
-        config: settled, see `rlinf.config.devices.settle`.
-        group_bytes: size of one prompt's answers on a channel.
-    """
-    stages = [
-        Stage(
-            name="rollout",
-            worker="rollout",
-            role="rollout",
-            reads=("prompts",),
-            writes=("samples",),
-            devices_per_rank=config.rollout.devices_per_rank,
-        )
-    ]
-    samples = "samples"
-    if config.has_reference_worker:
-        stages.append(
-            Stage(name="reference", worker="reference", role="reference", reads=(samples,), writes=("referenced",))
-        )
-        samples = "referenced"
-    stages += [
-        Stage(name="reward", worker="reward", role="reward", reads=(samples,), writes=("scored",), needs_device=False),
-        Stage(
-            name="actor",
-            worker="actor",
-            role="actor",
-            reads=("scored",),
-            dispatch="key",
-            trains=True,
-            granularities=actor_granularities(config),
-            num_parts=config.actor.settled_shards,
-        ),
-    ]
-    flow = FlowGraph(
-        name="grpo",
-        stages=tuple(stages),
-        weight_edges=(WeightEdge(source="actor", target="rollout"),),
-        feeds=("prompts",),
-    )
-    inner = [channel for channel in flow.channels if channel not in flow.feeds]
-    return replace(flow, item_bytes=dict.fromkeys(inner, round(group_bytes)))

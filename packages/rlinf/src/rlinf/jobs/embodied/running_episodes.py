@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rlinf.jobs.embodied.flow import EPISODES
 from rlinf_envs.protocol import RowSnapshot
 from rlinf_workers import FlowRun
 from rlinf_workers.models.weight_writer import write_tensors
@@ -22,8 +23,6 @@ from rlinf_workers.records.embodied import GroupEpisodes
 if TYPE_CHECKING:
     from rlinf.loop.session import Session
 
-CHANNEL = "episodes"
-"""On which the env stage sends them."""
 FILE = "episodes.safetensors"
 """In the folder of a checkpoint."""
 
@@ -36,7 +35,7 @@ class RunningEpisodes:
 
     def take(self, run: FlowRun) -> None:
         """Those that a training step has ended with."""
-        self._groups = run.collected[CHANNEL]
+        self._groups = run.collected[EPISODES]
 
     def hand_out(self, session: Session) -> None:
         """Brings the environments there."""

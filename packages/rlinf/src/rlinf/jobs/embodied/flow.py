@@ -1,0 +1,79 @@
+"""The flows of the embodied job, declared once for the run and for the planner; nothing here imports torch.
+
+env -> observations -> policy -> actions -> env (a cycle, pipelined by environment groups)
+policy -> trajectories -> actor -> weights -> policy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from rlinf.config.embodied import EmbodiedConfig
+from rlinf_workers import Flow
+
+WORKERS = {
+    "env": "rlinf_workers.embodied.environment:Environment",
+    "policy": "rlinf_workers.embodied.rollout:EmbodiedRollout",
+    "actor": "rlinf_workers.embodied.actor:EmbodiedActor",
+}
+EPISODES = "episodes"
+"""Channel on which the environments report where their episodes stand, for runs whose segments continue them."""
+NONE: Mapping[str, Sequence[Any]] = MappingProxyType({})
+
+
+def training_flow(
+    config: EmbodiedConfig, arguments: Mapping[str, Sequence[Any]] = NONE, *, on_host: bool, continues: bool = False
+) -> Flow:
+    """A step of training.
+
+    Args:
+        arguments: worker group -> arguments of its class; a plan needs none.
+        on_host, continues: as `join_env_and_policy`.
+    """
+    flow = Flow(config.algorithm.name.rpartition(":")[2])
+    for role, path in WORKERS.items():
+        flow.worker(role, path, *arguments.get(role, ()))
+    join_env_and_policy(flow, config.env.num_groups, on_host=on_host, continues=continues)
+    flow.stage(
+        "actor",
+        "train",
+        reads="trajectories",
+        dispatch="key",
+        ordered=True,
+        trains=True,
+        whole_batch=True,
+        num_parts=config.actor.num_shards,
+    )
+    return flow.weights("actor", to="policy")
+
+
+def join_env_and_policy(flow: Flow, num_groups: int, *, on_host: bool, continues: bool = False) -> None:
+    """The cycle of the worker groups `env` and `policy`.
+
+    Args:
+        on_host: simulators are work for cores: beside GPUs they run on the host, but for those that simulate on a GPU,
+            and a CPU slot is a core.
+        continues: training segments go on with the episodes of the step before (`EnvironmentSettings.continues`).
+    """
+    sizes = tuple(size for size in range(1, num_groups + 1) if num_groups % size == 0)
+    flow.stage(
+        "env",
+        "go_on" if continues else "interact",
+        reads="actions",
+        writes=("observations", EPISODES) if continues else "observations",
+        dispatch="key",
+        needs_device=not on_host,
+        granularities=sizes,
+        num_parts=num_groups,
+    )
+    flow.stage(
+        "policy",
+        "act",
+        reads="observations",
+        writes=("actions", "trajectories"),
+        dispatch="key",
+        granularities=sizes,
+        num_parts=num_groups,
+    )
