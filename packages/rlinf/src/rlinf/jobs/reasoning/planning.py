@@ -22,7 +22,7 @@ from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.profiles import rule_profile
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.errors import SchedError
-from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.flow_graph import FlowGraph, Stage
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import Profiles, StageProfile
