@@ -30,9 +30,10 @@ from rlinf.config.devices import settle
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
+from rlinf.jobs.reasoning.planning import recipe_profiles
 from rlinf.planning.memory import job_shape
 from rlinf.planning.plans import make_plans
-from rlinf.planning.problems import problem_of_recipe, recipe_profiles
+from rlinf.planning.problems import problem_of_recipe
 from rlinf.tasks.language import character_tokenizer
 from rlinf_sched.derive.datasheets import find_gpu
 from rlinf_sched.derive.lengths import Lengths
