@@ -16,11 +16,11 @@ import torch
 
 from command_line import END_TIMEOUT_S, RLINF, environment, rows, train
 from rlinf_envs import EnvError, EnvSpec, make_env, tensor_field
-from rlinf_envs.demonstrations.libero_files import read_libero
-from rlinf_envs.libero_assets import VARIABLE, assets_folder
-from rlinf_envs.libero_env import LiberoEnv
-from rlinf_envs.libero_tasks import package
-from rlinf_envs.vector import InProcessVector
+from rlinf_envs.adapters.libero.assets import VARIABLE, assets_folder
+from rlinf_envs.adapters.libero.demonstrations import read_libero
+from rlinf_envs.adapters.libero.env import LiberoEnv
+from rlinf_envs.adapters.libero.tasks import package
+from rlinf_envs.core.vector import InProcessVector
 
 BESIDE = Path(__file__).parents[2] / "shared" / "libero_assets"
 if BESIDE.is_dir():

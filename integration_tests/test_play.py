@@ -80,10 +80,10 @@ def test_a_damaged_checkpoint_is_not_played(tmp_path, refused):
 
 
 def test_a_missing_extra_is_told_before_anything_starts(run, refused, monkeypatch):
-    import rlinf_envs.video
+    import rlinf_envs.recording.video
 
     def missing() -> None:
-        raise rlinf_envs.video.EnvError("videos need imageio; pip install 'rlinf-envs[video]'")
+        raise rlinf_envs.recording.video.EnvError("videos need imageio; pip install 'rlinf-envs[video]'")
 
     monkeypatch.setattr("rlinf.jobs.films.require_video", missing)
     text = refused(str(run))

@@ -1,4 +1,5 @@
-"""Makes the locked lists that `rlinf env create` installs from, packages/rlinf/src/rlinf/environments/lists/NAME.txt.
+"""Makes the locked lists that `rlinf env create` installs from: requirements-cpu.txt and requirements-gpu.txt in the
+folder of what needs the venv.
 
     .venv/bin/python tools/requirement_lists.py              # all of them
     .venv/bin/python tools/requirement_lists.py sglang-gpu   # one
@@ -33,7 +34,7 @@ import tomllib  # pyright: ignore[reportMissingImports] - this tool wants Python
 from packaging.requirements import Requirement
 
 from rlinf.doctor import OWN_PACKAGES
-from rlinf.environments.catalog import LISTS, PYTHON_LINE, UNTRIED_LINE, variant
+from rlinf.environments.catalog import KINDS, PYTHON_LINE, UNTRIED_LINE, variant
 
 UNTRIED = "resolved against the package index, and not yet installed on a machine with a GPU"
 CPU_TORCH = "torch==2.13.0+cpu"
@@ -123,7 +124,8 @@ def main() -> None:
     if unknown := set(args.names) - RECIPES.keys():
         parser.error(f"there is no list {', '.join(sorted(unknown))}; there are {', '.join(RECIPES)}")
     for name in args.names or RECIPES:
-        file = LISTS / f"{name}.txt"
+        kind, _, device = name.rpartition("-")
+        file = KINDS[kind].requirements(cpu=device == "cpu")
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         versions = pins(name, read_pins(before), upgrade=args.upgrade)
         text = render(name, versions, digests(name, versions))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
 from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.policies.pictures import chosen_cameras

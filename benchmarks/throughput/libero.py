@@ -26,9 +26,9 @@ import numpy as np
 from benchmarks.harness import Step
 from benchmarks.throughput.simulators import bare_segments, compare_with_flow, simulator_arguments
 
-from rlinf_envs.libero_assets import assets_folder
-from rlinf_envs.libero_import import environment_class, libero_module
-from rlinf_envs.libero_tasks import init_states, tasks_of
+from rlinf_envs.adapters.libero.assets import assets_folder
+from rlinf_envs.adapters.libero.importing import environment_class, libero_module
+from rlinf_envs.adapters.libero.tasks import init_states, tasks_of
 
 CAMERAS = ("agentview_image", "robot0_eye_in_hand_image")
 SAME, STOCK = "same quality", "as it comes"

@@ -19,9 +19,9 @@ import numpy as np
 from benchmarks.harness import Step
 from benchmarks.throughput.simulators import bare_segments, compare_with_flow, simulator_arguments
 
-from rlinf_envs.maniskill_lite import with_lite_robot
-from rlinf_envs.maniskill_novulkan import require_vulkan_device
-from rlinf_envs.maniskill_tasks import registered_tasks
+from rlinf_envs.adapters.maniskill.lite_robot import with_lite_robot
+from rlinf_envs.adapters.maniskill.tasks import registered_tasks
+from rlinf_envs.adapters.maniskill.without_vulkan import require_vulkan_device
 
 SAME, STOCK = "same robot", "as it comes"
 

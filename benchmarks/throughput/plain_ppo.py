@@ -15,8 +15,8 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from rlinf_envs.maniskill_novulkan import disable_visuals, has_vulkan_device
-from rlinf_envs.maniskill_tasks import registered_tasks
+from rlinf_envs.adapters.maniskill.tasks import registered_tasks
+from rlinf_envs.adapters.maniskill.without_vulkan import disable_visuals, has_vulkan_device
 
 NUM_ENVS, NUM_STEPS, EPISODE = 8, 50, 50
 GAMMA, LAMBDA, CLIP, EPOCHS, MINIBATCHES, LEARNING_RATE, MAX_NORM = 0.95, 0.9, 0.2, 8, 4, 3e-4, 0.5

@@ -27,8 +27,8 @@ SLICE_STEPS = 50
 
 def peer_env(task: str) -> Any:
     """One environment as ManiSkill's documentation builds it."""
-    from rlinf_envs.maniskill_novulkan import disable_visuals, has_vulkan_device
-    from rlinf_envs.maniskill_tasks import tasks_of
+    from rlinf_envs.adapters.maniskill.tasks import tasks_of
+    from rlinf_envs.adapters.maniskill.without_vulkan import disable_visuals, has_vulkan_device
 
     tasks_of(task)
     if not has_vulkan_device():

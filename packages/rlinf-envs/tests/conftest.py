@@ -3,7 +3,7 @@
 import pathlib
 import sys
 
-from rlinf_envs.mujoco_drawing import choose_drawing
+from rlinf_envs.workarounds.mujoco_drawing import choose_drawing
 
 choose_drawing()
 sys.path.append(str(pathlib.Path(__file__).parent))  # for libero_motion.py

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_envs.libero_scene import LiberoScene
+from rlinf_envs.adapters.libero.scene import LiberoScene
 
 DOWN = np.array([[0.0, 1, 0], [1, 0, 0], [0, 0, -1]])
 """The hand's axes in the world, as columns: it points down, its fingers lie along y."""

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_envs import EnvError, FieldSpec, tensor_field
-from rlinf_envs.demonstrations.base import RunEnvironment
-from rlinf_envs.demonstrations.files import open_demonstrations
+from rlinf_envs import EnvError, FieldSpec, RunEnvironment, open_demonstrations, tensor_field
 
 LENGTHS = (4, 3, 5)
 TASKS = ("open the drawer", "close the drawer")

@@ -10,8 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlinf_envs import EnvError, EnvSpec, FieldSpec, episode_seed, make_env, tensor_field
-from rlinf_envs.disturbance import Disturbance
+from rlinf_envs import Disturbance, EnvError, EnvSpec, FieldSpec, episode_seed, make_env, tensor_field
 from rlinf_envs.testing import check_env
 
 

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from rlinf_envs import EnvError, EnvSpec, RenderingUnavailableError, make_env, tensor_field
-from rlinf_envs.gymnasium_env import GymnasiumEnv, vector_of_callable
+from rlinf_envs.adapters.gymnasium.env import GymnasiumEnv, vector_of_callable
 from rlinf_envs.testing import check_env
 
 

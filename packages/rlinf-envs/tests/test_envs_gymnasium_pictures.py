@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from rlinf_envs import EnvError
-from rlinf_envs.gymnasium_env import GymnasiumEnv
+from rlinf_envs.adapters.gymnasium.env import GymnasiumEnv
 
 RGB = (np.arange(16 * 12 * 3).reshape(16, 12, 3) % 256).astype(np.uint8)
 

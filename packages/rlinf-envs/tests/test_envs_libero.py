@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_envs import BatchedEnv, EnvError, EnvSpec, RenderingUnavailableError, libero_env, make_env, tensor_field
-from rlinf_envs.libero_assets import assets_folder
-from rlinf_envs.libero_import import libero_module
-from rlinf_envs.libero_tasks import LiberoTask, init_states, instruction_of, tasks_of
+from rlinf_envs import BatchedEnv, EnvError, EnvSpec, RenderingUnavailableError, make_env, tensor_field
+from rlinf_envs.adapters.libero import env as libero_env
+from rlinf_envs.adapters.libero.assets import assets_folder
+from rlinf_envs.adapters.libero.importing import libero_module
+from rlinf_envs.adapters.libero.tasks import LiberoTask, init_states, instruction_of, tasks_of
 from rlinf_envs.testing import check_env
 
 SPATIAL = ("pick_up_the_bowl_on_the_stove", "pick_up_the_bowl_on_the_ramekin", "push_the_plate")

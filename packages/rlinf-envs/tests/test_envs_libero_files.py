@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_envs import EnvError, tensor_field
-from rlinf_envs.demonstrations.files import open_demonstrations
-from rlinf_envs.demonstrations.libero_files import read_libero
+from rlinf_envs import EnvError, open_demonstrations, tensor_field
+from rlinf_envs.adapters.libero.demonstrations import read_libero
 
 h5py = pytest.importorskip("h5py")
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 from libero_motion import Motion
 
-from rlinf_envs import EnvError, EnvSpec, make_env
-from rlinf_envs.libero_assets import VARIABLE, assets_folder
-from rlinf_envs.libero_env import LiberoEnv
-from rlinf_envs.libero_tasks import package
-from rlinf_envs.protocol import EpisodeEnd
-from rlinf_envs.vector import InProcessVector
+from rlinf_envs import EnvError, EnvSpec, EpisodeEnd, make_env
+from rlinf_envs.adapters.libero.assets import VARIABLE, assets_folder
+from rlinf_envs.adapters.libero.env import LiberoEnv
+from rlinf_envs.adapters.libero.tasks import package
+from rlinf_envs.core.vector import InProcessVector
 
 BESIDE = Path(__file__).parents[4] / "shared" / "libero_assets"
 if BESIDE.is_dir():

@@ -20,13 +20,13 @@ import pytest
 import torch
 
 from rlinf_envs import BatchedEnv, EnvError, EnvSpec, RenderingUnavailableError, make_env, tensor_field
-from rlinf_envs.libero_assets import VARIABLE, assets_folder
-from rlinf_envs.libero_env import LiberoEnv
-from rlinf_envs.libero_import import libero_module
-from rlinf_envs.libero_scene import LiberoScene
-from rlinf_envs.libero_tasks import MAX_EPISODE_STEPS, init_states, package, tasks_of
+from rlinf_envs.adapters.libero.assets import VARIABLE, assets_folder
+from rlinf_envs.adapters.libero.env import LiberoEnv
+from rlinf_envs.adapters.libero.importing import libero_module
+from rlinf_envs.adapters.libero.scene import LiberoScene
+from rlinf_envs.adapters.libero.tasks import MAX_EPISODE_STEPS, init_states, package, tasks_of
+from rlinf_envs.core.vector import InProcessVector
 from rlinf_envs.testing import check_env
-from rlinf_envs.vector import InProcessVector
 
 BESIDE = Path(__file__).parents[4] / "shared" / "libero_assets"
 if BESIDE.is_dir():
@@ -275,6 +275,6 @@ def test_the_documented_lines_run() -> None:
 def forget_scenes() -> Iterator[None]:
     """Scenes and what draws them are large; a test leaves none behind."""
     yield
-    from rlinf_envs import libero_env
+    from rlinf_envs.adapters.libero import env as libero_env
 
     libero_env._spare.clear()

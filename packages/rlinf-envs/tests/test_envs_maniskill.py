@@ -22,8 +22,8 @@ from rlinf_envs import (
     make_env,
     tensor_field,
 )
-from rlinf_envs.maniskill_novulkan import has_vulkan_device
-from rlinf_envs.maniskill_tasks import INSTRUCTIONS, SUITES, registered_tasks
+from rlinf_envs.adapters.maniskill.tasks import INSTRUCTIONS, SUITES, registered_tasks
+from rlinf_envs.adapters.maniskill.without_vulkan import has_vulkan_device
 from rlinf_envs.testing import check_env
 
 pytestmark = pytest.mark.maniskill
@@ -367,7 +367,7 @@ def test_wrong_tasks_and_options_are_named(env_id: str, options: dict, text: str
 def test_a_suite_looks_at_its_later_tasks_before_an_episode_needs_them(
     monkeypatch: pytest.MonkeyPatch, env_id: str, options: dict, text: str
 ) -> None:
-    monkeypatch.setattr("rlinf_envs.maniskill_suite.require_assets", lambda *_: None)
+    monkeypatch.setattr("rlinf_envs.adapters.maniskill.suite.require_assets", lambda *_: None)
     with pytest.raises(EnvError, match=text):
         make_env(EnvSpec(kind="maniskill", id=env_id, num_envs=1, options={"state": "robot"} | options))
 

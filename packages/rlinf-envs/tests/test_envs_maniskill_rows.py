@@ -21,13 +21,13 @@ from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 from mani_skill.utils.registration import REGISTERED_ENVS, register
 
-from rlinf_envs import EnvError, EnvSpec, episode_seed, make_env, maniskill_novulkan, tensor_field
-from rlinf_envs.episodes import Moment
-from rlinf_envs.errors import EnvCrashedError
-from rlinf_envs.lockstep import LockstepVector
-from rlinf_envs.maniskill_env import NO_GPU_FOUND, make_maniskill
-from rlinf_envs.maniskill_rows import NOT_TO_THE_BIT, OWN_OBJECTS, ManiSkillRows
-from rlinf_envs.maniskill_simulation import ManiSkillSimulation
+from rlinf_envs import EnvCrashedError, EnvError, EnvSpec, episode_seed, make_env, tensor_field
+from rlinf_envs.adapters.maniskill import without_vulkan
+from rlinf_envs.adapters.maniskill.env import NO_GPU_FOUND, make_maniskill
+from rlinf_envs.adapters.maniskill.rows import NOT_TO_THE_BIT, OWN_OBJECTS, ManiSkillRows
+from rlinf_envs.adapters.maniskill.simulation import ManiSkillSimulation
+from rlinf_envs.core.episodes import Moment
+from rlinf_envs.core.lockstep import LockstepVector
 from rlinf_envs.testing import check_env
 
 pytestmark = pytest.mark.maniskill
@@ -273,7 +273,7 @@ def test_success_ends_an_episode_unless_ignored() -> None:
 
 
 def test_pictures_are_drawn_for_what_is_shown_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maniskill_novulkan, "has_vulkan_device", lambda: True)
+    monkeypatch.setattr(without_vulkan, "has_vulkan_device", lambda: True)
     rows = ManiSkillRows("Points-v1", 2, cameras="eye", render=True)
     batch, task = LockstepVector(rows, max_episode_steps=5), rows._simulation.env
     first = batch.reset([1, 2])
@@ -292,7 +292,7 @@ def test_pictures_are_drawn_for_what_is_shown_alone(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_watcher_sees_every_moment_of_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maniskill_novulkan, "has_vulkan_device", lambda: True)
+    monkeypatch.setattr(without_vulkan, "has_vulkan_device", lambda: True)
     rows = ManiSkillRows("Points-v1", 2, render=True)
     batch, task = LockstepVector(rows, max_episode_steps=2), rows._simulation.env
     seen: list[tuple[Moment, int]] = []
@@ -315,7 +315,7 @@ def test_a_watcher_sees_every_moment_of_every_row(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_task_with_modes_of_its_own_shows_its_cameras_and_rewards_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maniskill_novulkan, "has_vulkan_device", lambda: True)
+    monkeypatch.setattr(without_vulkan, "has_vulkan_device", lambda: True)
     rows = ManiSkillRows("Twin-v1", 2, cameras="eye", reward_mode="sparse")
     assert rows.observation_spec["state"].shape == (6,) and rows.observation_spec["image.eye"].shape == (4, 4, 3)
     rows.reset([0, 1], [1, 2])

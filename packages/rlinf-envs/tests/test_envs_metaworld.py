@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from rlinf_envs import BatchedEnv, EnvError, EnvSpec, RenderingUnavailableError, episode_seed, make_env, tensor_field
-from rlinf_envs.demonstrations.metaworld_experts import record_demonstrations
-from rlinf_envs.metaworld_tasks import INSTRUCTIONS, classes, tasks_of
-from rlinf_envs.mujoco_drawing import Painter
+from rlinf_envs.adapters.metaworld.experts import record_demonstrations
+from rlinf_envs.adapters.metaworld.tasks import INSTRUCTIONS, classes, tasks_of
+from rlinf_envs.core.vector import InProcessVector
 from rlinf_envs.testing import check_env
-from rlinf_envs.vector import InProcessVector
+from rlinf_envs.workarounds.mujoco_drawing import Painter
 
 try:
     classes()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlinf_envs import EnvError, EnvSpec, RenderingUnavailableError, make_env, tensor_field
-from rlinf_envs.metaworld_tasks import classes
+from rlinf_envs.adapters.metaworld.tasks import classes
 
 try:
     classes()

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-metaworld_env = pytest.importorskip("rlinf_envs.metaworld_env", reason="needs Meta-World")
+metaworld_env = pytest.importorskip("rlinf_envs.adapters.metaworld.env", reason="needs Meta-World")
 mujoco = pytest.importorskip("mujoco", reason="needs MuJoCo")
 
-from rlinf_envs.mujoco_drawing import Painter  # noqa: E402
-from rlinf_envs.mujoco_meshes import coarse_meshes  # noqa: E402
+from rlinf_envs.workarounds.mujoco_drawing import Painter  # noqa: E402
+from rlinf_envs.workarounds.mujoco_meshes import coarse_meshes  # noqa: E402
 
 SCENE = """
 <mujoco>

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_envs import ActionSpec, EnvSpec, FieldSpec, RenderingUnavailableError
-from rlinf_envs.protocol import EpisodeEnd
-from rlinf_envs.recording import EpisodeRecorder, RecordedEpisode, side_by_side, with_drawing
+from rlinf_envs import ActionSpec, EnvSpec, EpisodeEnd, FieldSpec, RenderingUnavailableError
+from rlinf_envs.core.vector import InProcessVector, SingleObservation, SingleStep
+from rlinf_envs.recording.recorder import EpisodeRecorder, RecordedEpisode, side_by_side, with_drawing
 from rlinf_envs.testing import check_env
-from rlinf_envs.vector import InProcessVector, SingleObservation, SingleStep
 
 
 class Slope:
@@ -168,7 +167,7 @@ def test_a_film_has_a_row_for_each_task_and_frames_by_outcome(tmp_path: Path) ->
     pytest.importorskip("imageio_ffmpeg")
     import imageio.v2
 
-    from rlinf_envs.films import FRAME, GREEN, LABEL, RED, write_grid
+    from rlinf_envs.recording.films import FRAME, GREEN, LABEL, RED, write_grid
 
     episodes = [episode(3, "push", False, 3), episode(1, "push", True, 5), episode(2, "open", None, 4)]
     assert write_grid(tmp_path / "films" / "a.mp4", episodes, fps=10)
@@ -192,7 +191,7 @@ def test_a_film_has_a_row_for_each_task_and_frames_by_outcome(tmp_path: Path) ->
 
 def test_a_task_may_have_any_name(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
-    from rlinf_envs.films import write_grid
+    from rlinf_envs import write_grid
 
     names = ["open\nthe drawer", "\u62bd\u5c49\t\x00\x1b[31m", "\ud800"]
     assert write_grid(tmp_path / "a.mp4", [episode(i, name, True, 2) for i, name in enumerate(names)])
@@ -200,7 +199,7 @@ def test_a_task_may_have_any_name(tmp_path: Path) -> None:
 
 def test_without_a_picture_there_is_no_film(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
-    from rlinf_envs.films import write_grid
+    from rlinf_envs import write_grid
 
     blind = EpisodeRecorder(slopes(1, can_draw=False))
     blind.want([0])

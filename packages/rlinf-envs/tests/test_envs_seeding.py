@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_envs import EnvError, episode_seed
-from rlinf_envs.seeding import NUM_SEEDS, checked_seeds
+from rlinf_envs.core.seeding import NUM_SEEDS, checked_seeds
 
 SEEDS = st.integers(0, NUM_SEEDS - 1)
 

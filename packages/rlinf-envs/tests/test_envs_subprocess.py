@@ -34,10 +34,10 @@ from rlinf_envs import (
     make_env,
     tensor_field,
 )
-from rlinf_envs.patience import Patience
-from rlinf_envs.shared_block import BlockShape, SharedBlock
-from rlinf_envs.subprocess_child import _Child
-from rlinf_envs.subprocess_env import SubprocessVector
+from rlinf_envs.core.patience import Patience
+from rlinf_envs.core.shared_block import BlockShape, SharedBlock
+from rlinf_envs.core.subprocess_child import _Child
+from rlinf_envs.core.subprocess_env import SubprocessVector
 from rlinf_envs.testing import check_env, sample_actions
 
 MODULE = '''
@@ -228,7 +228,7 @@ def test_a_process_that_dies_again_and_again_ends_it_with_its_signal(folder: Pat
 
 
 def test_a_process_that_hangs_again_and_again_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_envs.simulator_process._CLOSE_PATIENCE_S", 0.2)
+    monkeypatch.setattr("rlinf_envs.core.simulator_process._CLOSE_PATIENCE_S", 0.2)
     told: list[str] = []
     env = SubprocessVector(dataclasses.replace(quirky(1, num_envs=1), hang_limit_s=0.2), on_replaced=told.append)
     (pid,) = [part.pid for part in env._parts]
@@ -325,7 +325,7 @@ def test_an_interrupted_call_ends_the_children(folder: Path, monkeypatch: pytest
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlinf_envs.subprocess_env.wait", interrupted)
+    monkeypatch.setattr("rlinf_envs.core.subprocess_env.wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         env.reset([0])
     monkeypatch.undo()
@@ -359,7 +359,7 @@ def test_children_die_with_a_killed_parent_even_while_busy(folder: Path, in_thre
 import sys, threading, torch
 sys.path.insert(0, {str(folder)!r})
 from rlinf_envs import EnvSpec
-from rlinf_envs.subprocess_env import SubprocessVector
+from rlinf_envs.core.subprocess_env import SubprocessVector
 def use():
     env = SubprocessVector({quirky(1, num_envs=1)!r})
     env.reset([0])

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rlinf_envs import ActionSpec, ConformanceError, FieldSpec, Observation, StepResult
+from rlinf_envs.core.vector import InProcessVector, SingleObservation, SingleStep
 from rlinf_envs.testing import check_env, sample_actions
-from rlinf_envs.vector import InProcessVector, SingleObservation, SingleStep
 
 
 class Walk:

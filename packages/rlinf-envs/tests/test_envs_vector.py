@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs import ActionSpec, EnvCrashedError, EnvError, FieldSpec, RowSnapshot, episode_seed, tensor_field
-from rlinf_envs.vector import InProcessVector, SingleStep
+from rlinf_envs.core.vector import InProcessVector, SingleStep
 
 
 class Counter:

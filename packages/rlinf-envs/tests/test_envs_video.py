@@ -14,9 +14,9 @@ pytest.importorskip("imageio_ffmpeg")
 import imageio.v2
 
 from rlinf_envs import ActionSpec, EnvError, FieldSpec, episode_seed
+from rlinf_envs.core.vector import InProcessVector, SingleObservation, SingleStep
+from rlinf_envs.recording.video import VideoRecorder
 from rlinf_envs.testing import check_env
-from rlinf_envs.vector import InProcessVector, SingleObservation, SingleStep
-from rlinf_envs.video import VideoRecorder
 
 
 class Lamp:

@@ -5,7 +5,7 @@ import torch
 
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import PolicyError
-from rlinf_workers.policies.cnn import CnnActorCritic
+from rlinf_workers.policies.cnn.policy import CnnActorCritic
 from rlinf_workers.testing.policies import check_policy
 
 FIELDS = {

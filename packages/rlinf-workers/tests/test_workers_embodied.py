@@ -17,9 +17,9 @@ from rlinf_workers.embodied.environment import TRAIN_SEED_BIT, training_seeds
 from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.metrics import merge
-from rlinf_workers.policies.actor_critic import ActorCritic
+from rlinf_workers.policies.actor_critic.policy import ActorCritic
 from rlinf_workers.policies.base import PolicySettings, make_policy
-from rlinf_workers.policies.cnn import CnnActorCritic
+from rlinf_workers.policies.cnn.policy import CnnActorCritic
 from rlinf_workers.records.embodied import GroupObservation, Trajectory
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 

@@ -11,7 +11,7 @@ from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.embodied.actor import EmbodiedActor, EmbodiedActorSettings
 from rlinf_workers.metrics import merge
-from rlinf_workers.policies.actor_critic import ActorCritic
+from rlinf_workers.policies.actor_critic.policy import ActorCritic
 from rlinf_workers.policies.base import PolicySettings, make_policy
 from rlinf_workers.records.embodied import DemonstratedBatch
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings

@@ -21,7 +21,7 @@ from rlinf_workers.embodied.environment import Environment, EnvironmentSettings,
 from rlinf_workers.embodied.picture_pool import PicturePool
 from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.policies.base import PolicySettings
-from rlinf_workers.policies.cnn import CnnActorCritic
+from rlinf_workers.policies.cnn.policy import CnnActorCritic
 from rlinf_workers.records.embodied import Action
 
 SIDE, NUM_ENVS, NUM_STEPS = 160, 3, 6

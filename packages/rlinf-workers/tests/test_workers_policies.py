@@ -10,7 +10,7 @@ import torch
 from rlinf_envs import ActionSpec, EnvSpec, FieldSpec, make_env
 from rlinf_workers.embodied.interface import interface_of
 from rlinf_workers.plugins import POLICIES
-from rlinf_workers.policies.actor_critic import ActorCritic
+from rlinf_workers.policies.actor_critic.policy import ActorCritic
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.testing.policies import check_policy
 
@@ -151,5 +151,5 @@ class Says(gym.Env):
 
 
 def test_an_instruction_that_is_seen_is_known():
-    env = make_env(EnvSpec(kind="import", id=f"{__name__}:Says", num_envs=1, max_episode_steps=1))
-    assert interface_of(env).fields["instruction"].texts == ("push",)
+    spec = EnvSpec(kind="import", id=f"{__name__}:Says", num_envs=1, max_episode_steps=1)
+    assert interface_of(make_env(spec), spec).fields["instruction"].texts == ("push",)

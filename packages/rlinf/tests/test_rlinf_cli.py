@@ -70,7 +70,7 @@ def test_the_public_command_line_is_this():
         "rlinf env list": ["-h", "--help"],
         "rlinf env check": ["-h", "--help", "name"],
         "rlinf env remove": ["-h", "--help", "name"],
-        "rlinf doctor": ["-h", "--help", "--json", "--output", "--cluster", "--launcher", "--links"],
+        "rlinf doctor": ["-h", "--help", "--json", "--output", "--recipe", "--cluster", "--launcher", "--links"],
         "rlinf completion": ["-h", "--help"],
     }
 

@@ -17,8 +17,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.acting import policy_settings
 from rlinf.jobs.demonstrations import MAX_FAILURES, Chunks, WarmStart, _counted
 from rlinf.jobs.env_interface import needs_of
-from rlinf_envs import ActionSpec, FieldSpec, tensor_field
-from rlinf_envs.demonstrations.base import Demonstration
+from rlinf_envs import ActionSpec, Demonstration, FieldSpec, tensor_field
 from rlinf_workers.embodied.interface import EnvInterface
 from rlinf_workers.policies.base import Needs
 from rlinf_workers.records.embodied import texts_of

@@ -16,8 +16,7 @@ from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.jobs.embodied.running_episodes import RunningEpisodes
 from rlinf.jobs.env_interface import probe
 from rlinf.machine import Gpu, Machine
-from rlinf_envs import EnvSpec
-from rlinf_envs.protocol import RowSnapshot
+from rlinf_envs import EnvSpec, RowSnapshot
 from rlinf_workers import FlowRun
 from rlinf_workers.embodied.interface import EnvInterface
 from rlinf_workers.records.embodied import GroupEpisodes
@@ -76,7 +75,7 @@ def test_simulators_take_gpus_where_they_simulate_on_them(
     ],
 )
 def test_a_suite_of_several_tasks_simulates_on_the_cpu_by_itself(env_id, tasks, backend: str, expected: bool):
-    """As `maniskill_env._choose_backend` does, which refuses `gpu` with several tasks."""
+    """As `_choose_backend` of the simulator does, which refuses `gpu` with several tasks."""
     options = {"sim_backend": backend, "tasks": tasks}
     assert EnvConfig(kind="maniskill", id=env_id, options=options).simulates_on_gpu is expected
 
@@ -106,7 +105,7 @@ BATCHES = """
 import gymnasium as gym
 import numpy as np
 import torch
-from rlinf_envs.gymnasium_env import vector_of_callable
+from rlinf_envs import vector_of_callable
 
 class Camera(gym.Env):
     action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)

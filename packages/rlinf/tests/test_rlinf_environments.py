@@ -17,14 +17,17 @@ import pytest
 
 from rlinf import doctor
 from rlinf.doctor import OWN_PACKAGES
-from rlinf.environments import catalog, create, examine, folder, own_packages, pip, python_of, stand_ins
-from rlinf.environments.catalog import KINDS, LISTS, Kind, read_list
+from rlinf.environments import create, examine, folder, own_packages, pip, python_of, stand_ins
+from rlinf.environments.catalog import KINDS, read_list, requirement_list
 from rlinf.environments.python_build import ask
 from rlinf.errors import RunFailed, UserError
+from rlinf_envs import VenvSpec
 from rlinf_workers.engines.sglang.arguments import KNOWN_VERSIONS
 
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
-TINY = Kind(name="tiny", purpose="tests", modules=("tiny", "rlinf.errors"), packages=("tiny",))
+TINY = VenvSpec(
+    name="tiny", purpose="tests", folder=Path("unset"), modules=("tiny", "rlinf.errors"), packages=("tiny",)
+)
 
 
 def write_wheel(into: Path, version: str) -> None:
@@ -42,7 +45,7 @@ def write_wheel(into: Path, version: str) -> None:
 
 
 def write_list(lists: Path, *lines: str, python: str = MINOR) -> None:
-    (lists / "tiny-cpu.txt").write_text("\n".join(["# A list of one.", f"# python: {python}", *lines]) + "\n")
+    (lists / "requirements-cpu.txt").write_text("\n".join(["# A list of one.", f"# python: {python}", *lines]) + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +61,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
         patch.setenv("RLINF_ENVIRONMENTS", str(root / "made"))
         patch.setenv("PIP_NO_INDEX", "1")
         patch.setenv("PIP_FIND_LINKS", str(wheels))
-        patch.setattr(catalog, "LISTS", lists)
-        patch.setitem(KINDS, "tiny", TINY)
+        patch.setitem(KINDS, "tiny", replace(TINY, folder=lists))
         patch.setattr(examine, "OWN_MODULES", ())  # torch and numpy are not in the list
         yield root
 
@@ -175,7 +177,7 @@ def test_one_without_rlinf_is_said_and_mended(rlinf, made: Path, tmp_path: Path)
 def test_modules_that_ask_and_write_on_their_first_import_are_answered(rlinf, made: Path, monkeypatch):
     module = ask(made / "bin" / "python").site_packages / "tiny.py"
     kept = module.read_text()
-    asking = replace(TINY, import_folder="TINY_FOLDER", import_answer="n\n")
+    asking = replace(KINDS["tiny"], import_folder="TINY_FOLDER", import_answer="n\n")
     module.write_text(
         "import os\nfolder = os.environ['TINY_FOLDER']\nassert input('elsewhere? ') == 'n' and not os.listdir(folder)\n"
         "open(os.path.join(folder, 'asked'), 'w').close()\n"
@@ -338,7 +340,7 @@ def test_a_file_system_without_locks_is_said(rlinf, empty: Path, monkeypatch: py
 
 
 def test_a_list_that_nobody_has_tried_says_so(rlinf, tiny: Path, empty: Path):
-    file = tiny / "lists" / "tiny-gpu.txt"
+    file = tiny / "lists" / "requirements-gpu.txt"
     file.write_text(f"# untried: only looked at\n# python: 3.9, {MINOR}\ntiny==1.0\n")
     try:
         outcome = rlinf("env", "create", "tiny")
@@ -353,7 +355,8 @@ def test_names_and_variants_that_do_not_exist_are_refused(refused, empty: Path):
         "there is no environment called 'sglan'\nhint: rlinf env create "
     )
     text = refused("env", "create", "tiny")
-    assert text.startswith("no requirement list ships for tiny; there are lists for tiny --cpu\n")
+    assert text.startswith("no requirement list ships for tiny; there are lists for libero --cpu, libero, ")
+    assert ", tiny --cpu\nhint: make a virtual environment by hand" in text
     assert "environments: {rollout: /path/of/bin/python}" in text
     assert refused("env", "check", "tiny").startswith(f"there is no environment 'tiny' in {empty}; there is none")
 
@@ -415,7 +418,7 @@ def test_a_package_that_is_not_the_listed_one_is_not_installed(rlinf, tiny: Path
     """It has the name and the version, but other content."""
     monkeypatch.setenv("RLINF_ENVIRONMENTS", str(tmp_path / "made"))
     wheel = (tiny / "wheels" / "tiny-1.0-py3-none-any.whl").read_bytes()
-    monkeypatch.setattr(catalog, "LISTS", tmp_path)
+    monkeypatch.setitem(KINDS, "tiny", replace(TINY, folder=tmp_path))
     write_list(tmp_path, f"tiny==1.0 --hash=sha256:{hashlib.sha256(wheel + b'changed').hexdigest()}")
     outcome = rlinf("env", "create", "tiny", "--cpu")
     assert outcome.code == 1 and "THESE PACKAGES DO NOT MATCH THE HASHES" in outcome.err
@@ -434,13 +437,13 @@ def test_every_list_is_locked_and_as_its_recipe_says():
     recipes = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = recipes  # its dataclasses look there
     spec.loader.exec_module(recipes)
-    assert {file.stem for file in LISTS.glob("*.txt")} == recipes.RECIPES.keys()
     assert recipes.RECIPES.keys() == {
         f"{name}-{device}" for name in KINDS if name != "tiny" for device in ("cpu", "gpu")
     }
     for name in recipes.RECIPES:
-        file, kind = LISTS / f"{name}.txt", KINDS[name.rpartition("-")[0]]
-        listed, is_cpu = read_list(file), name.endswith("-cpu")
+        kind, is_cpu = KINDS[name.rpartition("-")[0]], name.endswith("-cpu")
+        file = kind.requirements(cpu=is_cpu)
+        listed = read_list(file)
         assert recipes.render(name, listed.versions, listed.digests) == file.read_text()
         assert all(listed.versions.values()) and bool(listed.untried) != is_cpu
         # First, so that pip ends at once where there is none for CPUs; any other build comes with gigabytes of CUDA.
@@ -453,8 +456,8 @@ def test_every_list_is_locked_and_as_its_recipe_says():
 
 
 def test_the_sglang_that_is_listed_is_one_that_the_engine_knows():
-    for name in ("sglang-cpu", "sglang-gpu"):
-        assert read_list(LISTS / f"{name}.txt").versions["sglang"] in KNOWN_VERSIONS
+    for is_cpu in (True, False):
+        assert requirement_list("sglang", cpu=is_cpu).versions["sglang"] in KNOWN_VERSIONS
 
 
 def test_stand_ins_say_what_they_are_and_compute_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -382,7 +382,11 @@ MISTAKES = [
     ),
     Mistake(
         line="train pushcube-ppo --env.kind mujoco",
-        says="--env.kind='mujoco'; allowed: 'maniskill', 'metaworld', 'libero', 'gymnasium' or",
+        says="--env.kind='mujoco'; allowed: gymnasium, maniskill, metaworld, libero, import, or package.module:NAME of",
+    ),
+    Mistake(
+        line="train pushcube-ppo --env.kind absent.spec:ARMS",
+        says="--env.kind='absent.spec:ARMS'; allowed: a kind that can be imported (absent.spec:ARMS: No module named",
     ),
     Mistake(
         line="train pushcube-ppo --env.control_mode pd_joint_pos",

@@ -14,7 +14,6 @@ from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.embodied.flow import training_flow as embodied_flow
-from rlinf.jobs.embodied.planning import OWN_PIXELS, POLICIES
 from rlinf.jobs.reasoning.flow import training_flow as reasoning_flow
 from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched import Plan
@@ -200,14 +199,16 @@ def test_a_robots_recipe_takes_what_the_published_workload_takes(plan):
 
 
 def test_what_a_recipe_leaves_out_is_planned_as_the_policies_have_it():
+    from rlinf_workers.plugins import POLICIES
     from rlinf_workers.policies.openvla_oft.options import OftOptions
     from rlinf_workers.policies.pi0.options import Pi0Options
     from rlinf_workers.policies.pi05.options import Pi05Options
 
-    assert POLICIES["openvla_oft"].chunk_size == OftOptions().chunk_size
+    costs = {name: POLICIES.spec(name).acting_cost({"folder": "unread"}, {}) for name in ("openvla_oft", "pi0", "pi05")}
+    assert costs["openvla_oft"].chunk_size == OftOptions().chunk_size
     for name, options in (("pi0", Pi0Options()), ("pi05", Pi05Options())):
-        known = POLICIES[name]
-        assert (known.chunk_size, known.denoising_steps) == (options.chunk_size, options.num_denoising_steps)
+        cost = costs[name]
+        assert (cost.chunk_size, cost.denoising_steps) == (options.chunk_size, options.num_denoising_steps)
 
 
 def test_pictures_are_planned_as_the_simulator_draws_them():
@@ -222,11 +223,13 @@ def test_pictures_are_planned_as_the_simulator_draws_them():
 
 
 def test_pictures_without_a_size_have_the_environments():
-    from rlinf_envs.libero_env import LiberoOptions
-    from rlinf_envs.metaworld_env import MetaworldEnv
+    from rlinf_envs import kind_spec
+    from rlinf_envs.adapters.libero.env import LiberoOptions
+    from rlinf_envs.adapters.metaworld.env import MetaworldEnv
 
     size = inspect.signature(MetaworldEnv.__init__).parameters["image_size"].default
-    assert {"metaworld": size**2, "libero": LiberoOptions().image_size ** 2} == OWN_PIXELS
+    assert kind_spec("metaworld").picture_pixels({}) == size**2
+    assert kind_spec("libero").picture_pixels({}) == LiberoOptions().image_size ** 2
 
 
 def test_another_task_on_a_gpu_is_told_whose_cost_it_is_planned_with(plan):

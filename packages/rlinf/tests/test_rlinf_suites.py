@@ -24,10 +24,8 @@ from rlinf.playing.session import PolicySession
 from rlinf.playing.suite_page import render
 from rlinf.playing.suite_run import _disturbance, _variant, _without
 from rlinf.playing.suite_scores import COLUMNS, axis_means, rows, score, to_json, wilson
-from rlinf_envs import ActionSpec, EnvSpec, FieldSpec
-from rlinf_envs.disturbance import Disturbance
-from rlinf_envs.metaworld_tasks import INSTRUCTIONS
-from rlinf_envs.protocol import EpisodeEnd
+from rlinf_envs import ActionSpec, Disturbance, EnvSpec, EpisodeEnd, FieldSpec
+from rlinf_envs.adapters.metaworld.tasks import INSTRUCTIONS
 from rlinf_workers.embodied.interface import EnvInterface
 
 

@@ -25,4 +25,4 @@ class EnvCrashedError(EnvError):
 
 
 class ConformanceError(EnvError):
-    """An environment breaks the rules of `rlinf_envs.protocol.BatchedEnv`; raised by `rlinf_envs.testing.check_env`."""
+    """An environment breaks the rules of `rlinf_envs.BatchedEnv`; raised by `rlinf_envs.testing.check_env`."""

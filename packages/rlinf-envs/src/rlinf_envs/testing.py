@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_envs.episodes import Moment, Watchable
-from rlinf_envs.errors import ConformanceError, EnvError, RenderingUnavailableError
-from rlinf_envs.protocol import (
+from rlinf_envs.core.episodes import Moment, Watchable
+from rlinf_envs.core.protocol import (
     ActionSpec,
     BatchedEnv,
     EpisodeEnd,
@@ -27,7 +26,8 @@ from rlinf_envs.protocol import (
     StepResult,
     observation_problem,
 )
-from rlinf_envs.seeding import episode_seed
+from rlinf_envs.core.seeding import episode_seed
+from rlinf_envs.errors import ConformanceError, EnvError, RenderingUnavailableError
 
 
 def check_env(make: Callable[[], BatchedEnv], *, num_steps: int = 60, seed: int = 0, seeds_matter: bool = True) -> None:
@@ -172,7 +172,7 @@ def _check_specs(trial: _Trial) -> None:
     env = trial.env
     _require(
         isinstance(env, BatchedEnv),
-        "the object lacks members of rlinf_envs.protocol.BatchedEnv; make_env makes one of a gymnasium.Env: "
+        "the object lacks members of rlinf_envs.core.protocol.BatchedEnv; make_env makes one of a gymnasium.Env: "
         "make_env(EnvSpec(kind='import', id='module:Class', num_envs=3))",
     )
     _require(isinstance(env.num_envs, int) and env.num_envs >= 1, f"num_envs is {env.num_envs!r}, not an integer >= 1")

@@ -37,6 +37,7 @@ class OptionError(ValueError):
 
 if TYPE_CHECKING:
     from rlinf_workers.launchers.spec import LauncherSpec
+    from rlinf_workers.policies.spec import PolicySpec
     from rlinf_workers.weight_sync.spec import WeightSyncSpec
 
 
@@ -109,6 +110,11 @@ class Plugins(Registry[Any], Generic[S]):
         super().__init__(what, builtin)
         self._base = base
 
+    @property
+    def default(self) -> str:
+        """The name of a recipe that names none: the first of the table."""
+        return next(iter(self._builtin))
+
     def spec(self, name: str) -> S:
         """The spec of a name or an import path.
 
@@ -167,17 +173,17 @@ ENGINES: Plugins[EngineSpec] = Plugins(
     },
     base="rlinf_workers.engines.spec:EngineSpec",
 )
-POLICIES: Plugins[Spec] = Plugins(
+POLICIES: Plugins[PolicySpec] = Plugins(
     "policy",
     {
-        "actor_critic": "rlinf_workers.policies.actor_critic:ActorCritic",
-        "cnn": "rlinf_workers.policies.cnn:CnnActorCritic",
-        "openvla": "rlinf_workers.policies.openvla.policy:OpenVLA",
-        "openvla_oft": "rlinf_workers.policies.openvla_oft.policy:OpenVLAOFT",
-        "pi0": "rlinf_workers.policies.pi0.policy:Pi0",
-        "pi05": "rlinf_workers.policies.pi05.policy:Pi05",
+        "actor_critic": "rlinf_workers.policies.actor_critic.spec:SPEC",
+        "cnn": "rlinf_workers.policies.cnn.spec:SPEC",
+        "openvla": "rlinf_workers.policies.openvla.spec:SPEC",
+        "openvla_oft": "rlinf_workers.policies.openvla_oft.spec:SPEC",
+        "pi0": "rlinf_workers.policies.pi0.spec:SPEC",
+        "pi05": "rlinf_workers.policies.pi05.spec:SPEC",
     },
-    base=SPEC,
+    base="rlinf_workers.policies.spec:PolicySpec",
 )
 LAUNCHERS: Plugins[LauncherSpec] = Plugins(
     "launcher",

@@ -12,11 +12,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+from rlinf.config.embodied import EmbodiedConfig
+from rlinf.config.schema import Config
 from rlinf.finding import Finding
 from rlinf.machine import this_machine
 from rlinf.run_folder.manifest import installed_packages, processor_name
+from rlinf_envs import KINDS, KindSpec, kind_spec
 
 OWN_PACKAGES = ("rlinf", "rlinf-workers", "rlinf-comm", "rlinf-sched", "rlinf-algos", "rlinf-envs")
 MIN_OPEN_FILES = 1024
@@ -33,11 +37,12 @@ print(channel.take(timeout_s=20)[0].value)
 """
 
 
-def examine(folder: Path) -> Iterator[Finding]:
+def examine(folder: Path, config: Config | None = None) -> Iterator[Finding]:
     """Looks at this machine, one finding after the other; takes some seconds.
 
     Args:
         folder: where runs would be written.
+        config: a run whose custom plug-ins are looked at, too.
     """
     yield Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")
     yield Finding("system", "ok", platform.platform())
@@ -49,7 +54,10 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield from _attempt("torch", _torch)
     yield from _attempt("hand-over between processes", _hand_over)
     yield from _attempt("sandbox", _sandbox)
-    yield from _attempt("ManiSkill", _maniskill)
+    kinds = [kind_spec(kind) for kind in KINDS]
+    custom = config.env.spec if isinstance(config, EmbodiedConfig) else None
+    for kind in kinds if custom is None or custom in kinds else [*kinds, custom]:
+        yield from _attempt(kind.name, partial(_simulator, kind))
     yield _video()
     yield from _attempt("environments", _environments)
 
@@ -207,26 +215,10 @@ def _sandbox() -> Iterator[Finding]:
     yield Finding("sandbox", "note", f"weak, for reward.kind=code: {'; '.join(weaknesses)}", hint)
 
 
-def _maniskill() -> Iterator[Finding]:
-    version = _installed().get("mani-skill")
-    if version is None:
-        yield Finding("ManiSkill", "note", "not installed", "for pushcube-ppo: pip install 'rlinf[maniskill]'")
-        return
-    import warnings
-
-    from rlinf_envs import maniskill_novulkan
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SAPIEN's, about the Vulkan libraries that are looked for here
-        can_draw = maniskill_novulkan.has_vulkan_device()
-        devices = maniskill_novulkan.vulkan_devices()
-    if can_draw:
-        yield Finding(
-            "ManiSkill", "ok", f"{version}, images and videos by Vulkan on {', '.join(devices) or 'a device'}"
-        )
-    else:
-        text = f"{version}, without a Vulkan device: states only, no images"
-        yield Finding("ManiSkill", "note", text, maniskill_novulkan.DRIVER_HINT)
+def _simulator(kind: KindSpec) -> Iterator[Finding]:
+    """What a kind of environments can do on this machine."""
+    if (check := kind.machine_check(_installed())) is not None:
+        yield Finding(*check)
 
 
 # -- environments of roles ---------------------------------------------------------------------------------------------

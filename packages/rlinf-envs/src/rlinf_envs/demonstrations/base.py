@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_envs.protocol import FieldSpec, Observation
+from rlinf_envs.core.protocol import FieldSpec, Observation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

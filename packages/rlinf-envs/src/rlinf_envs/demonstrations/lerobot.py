@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles
+from rlinf_envs.core.protocol import Observation
+from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles, RunEnvironment
 from rlinf_envs.demonstrations.lerobot_folder import INFO, DatasetFolder
 from rlinf_envs.errors import EnvError
-from rlinf_envs.protocol import Observation
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 _STATE, _PICTURES, _ACTION = "observation.state", "observation.images.", "action"
@@ -53,7 +53,7 @@ class _Episode:
 class LeRobotDemonstrations(DemonstrationFiles):
     """The successful episodes of a dataset's folder. Raises: EnvError where it is not what it should be."""
 
-    def __init__(self, path: Path, rename: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, rename: Mapping[str, str], _: RunEnvironment | None = None) -> None:
         self._folder = DatasetFolder(path)
         described = path / INFO
         if not described.is_file():

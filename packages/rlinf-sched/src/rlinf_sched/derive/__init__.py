@@ -16,6 +16,7 @@ from rlinf_sched.derive.shapes import MODELS, ModelShape, find_model, resolve_mo
 from rlinf_sched.derive.simulators import (
     LIBERO,
     MANISKILL_PUT_ON_PLATE,
+    SIMULATORS,
     CpuSimulator,
     GpuSimulator,
     cpu_simulator_profile,
@@ -42,6 +43,7 @@ __all__ = [
     "CpuSimulator",
     "MANISKILL_PUT_ON_PLATE",
     "LIBERO",
+    "SIMULATORS",
     "gpu_simulator_profile",
     "cpu_simulator_profile",
     "Reasoning",

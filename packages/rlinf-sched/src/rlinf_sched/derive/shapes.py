@@ -1,13 +1,13 @@
 """What a model costs, from the shape in its Hugging Face config.json: parameters, KV cache, floating-point operations.
 
-Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE); OpenVLA, a Llama
-decoder that reads image patches; pi0, a Gemma decoder that does, with an expert for actions. A multiply-add counts as
+Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE), and decoders that
+read image patches, with or without an expert for actions. A multiply-add counts as
 two operations; attention is counted at the context it has, softmax and norms are left out (under 1 %).
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +129,8 @@ class ModelShape:
             ProfileError: a model type that is not of this family, or a missing or impossible number; names the key.
         """
         kind = config.get("model_type")
-        if kind == "openvla":
-            return _openvla(config, name=name or kind, source=source)
         if kind not in _MODEL_TYPES:
-            raise ProfileError(f"config.model_type={kind!r}{did_you_mean(str(kind), [*_MODEL_TYPES, 'openvla'])}")
+            raise ProfileError(f"config.model_type={kind!r}{did_you_mean(str(kind), _MODEL_TYPES)}")
         hidden, num_heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
         # transformers 5 writes num_local_experts where checkpoints have num_experts
         experts = _count(config, "num_experts", config.get("num_local_experts")) if kind == "qwen3_moe" else 0
@@ -155,11 +153,14 @@ class ModelShape:
         )
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> "ModelShape":
+    def from_folder(cls, folder: str | Path, *, read: "Callable[..., ModelShape] | None" = None) -> "ModelShape":
         """The shape in `folder/config.json`.
 
+        Args:
+            read: makes a shape of a configuration, as `from_config`, which is the default.
+
         Raises:
-            ProfileError: no such file, not JSON, or not a configuration `from_config` knows; names the file.
+            ProfileError: no such file, not JSON, or not a configuration that `read` knows; names the file.
         """
         path = Path(folder) / "config.json"
         try:
@@ -171,7 +172,7 @@ class ModelShape:
         if not isinstance(config, dict):
             raise ProfileError(f"{path} holds no object; expected a Hugging Face configuration")
         try:
-            return cls.from_config(config, name=Path(folder).resolve().name, source=str(path))
+            return (read or cls.from_config)(config, name=Path(folder).resolve().name, source=str(path))
         except ProfileError as e:
             raise ProfileError(f"{path}: {e}") from e
 
@@ -208,33 +209,36 @@ _TOWER_PARAMETERS = {
 }
 _TOWER_WIDTHS = {"vit_large_patch14_reg4_dinov2.lvd142m": 1024, "vit_so400m_patch14_siglip_224": 1152}
 _PATCH_SIZE = 14
-_LLAMA_2_7B = {  # what OpenVLA's text_config leaves to the defaults of Llama
+LLAMA_2_7B: Mapping[str, Any] = {
     "model_type": "llama",
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
 }
+"""Of its config.json, what a vision-language model on top of it leaves out."""
 
 
-def _openvla(config: Mapping[str, Any], *, name: str, source: str) -> ModelShape:
-    towers = config.get("timm_model_ids", ())
+def with_vision_towers(
+    decoder: ModelShape, towers: Sequence[str], *, image_size: int, name: str, source: str
+) -> ModelShape:
+    """The decoder behind vision towers, which look at the same picture, and a projector of three linear layers.
+
+    Args:
+        towers: names in timm.
+        image_size: pixels of a side.
+
+    Raises:
+        ProfileError: a tower that is not known.
+    """
     for tower in towers:
         if tower not in _TOWER_PARAMETERS:
             raise ProfileError(f"config.timm_model_ids: {tower!r}{did_you_mean(str(tower), _TOWER_PARAMETERS)}")
-    text = ModelShape.from_config({**_LLAMA_2_7B, **config.get("text_config", {})})
-    width, hidden = sum(_TOWER_WIDTHS[tower] for tower in towers), text.hidden_size
-    projector = 4 * width * width + 4 * width * hidden + hidden * hidden + 4 * width + 2 * hidden  # three linear layers
-    image_size = config.get("image_sizes", [224])[0]
-    return ModelShape(
+    width, hidden = sum(_TOWER_WIDTHS[tower] for tower in towers), decoder.hidden_size
+    projector = 4 * width * width + 4 * width * hidden + hidden * hidden + 4 * width + 2 * hidden
+    return replace(
+        decoder,
         name=name,
-        num_layers=text.num_layers,
-        hidden_size=hidden,
-        intermediate_size=text.intermediate_size,
-        num_heads=text.num_heads,
-        num_kv_heads=text.num_kv_heads,
-        head_dim=text.head_dim,
-        vocab_size=text.vocab_size,
         vision_parameters=sum(_TOWER_PARAMETERS[tower] for tower in towers) + projector,
         num_patches=(image_size // _PATCH_SIZE) ** 2,
         source=source,
@@ -257,7 +261,7 @@ def _gemma(name: str, hidden: int, intermediate: int, *, vocab_size: int, **more
     )
 
 
-def _pi0(name: str) -> ModelShape:
+def _paligemma_with_expert(name: str) -> ModelShape:
     """PaliGemma-3B, and an expert of 0.3e9 parameters (arXiv:2410.24164, appendix B). The adaptive norms of pi0.5
     (0.12e9 parameters, once for each chunk) are left out."""
     siglip, width = 412_442_352, 1152  # PaliGemma's tower has no pooling head (google/paligemma-3b-pt-224)
@@ -321,13 +325,12 @@ def _distilled(size: str, hidden: int, intermediate: int, heads: int, kv_heads: 
 
 
 def _openvla_7b(name: str, repository: str) -> ModelShape:
-    return _public(
-        name,
-        repository,
-        "openvla",
-        text_config={"model_type": "llama", "vocab_size": 32064},
-        timm_model_ids=list(_TOWER_PARAMETERS),
-        image_sizes=[224, 224],
+    return with_vision_towers(
+        ModelShape.from_config({**LLAMA_2_7B, "vocab_size": 32064}),
+        list(_TOWER_PARAMETERS),
+        image_size=224,
+        name=name,
+        source=f"config.json of huggingface.co/{repository}",
     )
 
 
@@ -356,8 +359,8 @@ MODELS: Mapping[str, ModelShape] = {
         ),
         _openvla_7b("OpenVLA-7B", "openvla/openvla-7b"),
         _openvla_7b("OpenVLA-OFT", "moojink/openvla-7b-oft-finetuned-libero-spatial"),
-        _pi0("pi0"),
-        _pi0("pi0.5"),
+        _paligemma_with_expert("pi0"),
+        _paligemma_with_expert("pi0.5"),
     )
 }
 """Name -> shape."""

@@ -11,6 +11,7 @@ graphics and CUDA contexts exclusive slices of time then, and two simulations on
 (mani-skill/ManiSkill, issue 524). What a change of context costs beside that is not counted.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rlinf_sched.derive.datasheets import GPUS_PER_NODE, find_gpu
@@ -33,6 +34,10 @@ class GpuSimulator:
     """Seconds to render one environment's cameras, once a control step."""
     base_bytes: int
     env_bytes: int
+    task: str = ""
+    """Id of the environment that the figures are of, or the nearest to it; "": they do not depend on it."""
+    settings: str = ""
+    """Of that environment, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +85,8 @@ MANISKILL_PUT_ON_PLATE = GpuSimulator(
     env_render_s=_BRIDGE_RENDER_S,
     base_bytes=2 * 10**9,  # CUDA and Vulkan contexts, PhysX buffers
     env_bytes=70 * 10**6,  # 2.2 GB for 32 rendered environments (ManiSkill's notes on rendering memory)
+    task="PutCarrotOnPlateInScene-v1",
+    settings=f"{_BRIDGE_SUBSTEPS} substeps of physics in an action, one camera of 640 x 480",
 )
 """What an environment more costs is the benchmark's, on an RTX 4090; the rest of the measured step is all launches. Not
 scaled to other GPUs: launches do not scale, and data-centre GPUs have fewer raster units."""
@@ -94,13 +101,21 @@ BUSY_CORE_LOSS = 0.35
 steps/s of one process, 9.5 of each of 16, 8.3 of 32, 7.3 of 50; its host is taken to have the 48 cores of the guide's
 example. On two cores of another machine it was 0.3 (this project)."""
 
+CORES_PER_DEVICE = find_gpu("H100").node_cores // GPUS_PER_NODE
+"""Cores of the host for each GPU of a node."""
+
 LIBERO = CpuSimulator(
     name="LIBERO",
     step_s=_LIBERO_PHYSICS_S,
     draw_s=1 / _LIBERO_STEPS_PER_S - _LIBERO_PHYSICS_S,
-    cores_per_device=find_gpu("H100").node_cores // GPUS_PER_NODE,
+    cores_per_device=CORES_PER_DEVICE,
     env_device_bytes=300 * 10**6,  # an EGL context with its textures
 )
+
+SIMULATORS: Mapping[str, GpuSimulator | CpuSimulator] = {
+    simulator.name: simulator for simulator in (MANISKILL_PUT_ON_PLATE, LIBERO)
+}
+"""Name -> a simulator whose figures are public."""
 
 
 def gpu_simulator_profile(

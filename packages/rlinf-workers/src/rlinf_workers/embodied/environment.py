@@ -24,13 +24,23 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.records import record
-from rlinf_envs import BatchedEnv, EnvSpec, Observation, Replayable, make_env
-from rlinf_envs.demonstrations.base import Demonstration
-from rlinf_envs.demonstrations.experts import record_expert
-from rlinf_envs.disturbance import Disturbance
-from rlinf_envs.protocol import PICTURE, ActionSpec, EpisodeEnd, StepResult
-from rlinf_envs.recording import EpisodeRecorder, recorded_env
-from rlinf_envs.simulator_process import awaited_processes
+from rlinf_envs import (
+    PICTURE,
+    ActionSpec,
+    BatchedEnv,
+    Demonstration,
+    Disturbance,
+    EnvSpec,
+    EpisodeEnd,
+    EpisodeRecorder,
+    Observation,
+    Replayable,
+    StepResult,
+    awaited_processes,
+    make_env,
+    record_expert,
+    recorded_env,
+)
 from rlinf_workers.embodied.picture_pool import PicturePool
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.records.embodied import Action, GroupEpisodes, GroupObservation, text_tensor

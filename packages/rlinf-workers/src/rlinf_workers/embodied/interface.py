@@ -8,11 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 
 from rlinf_comm.records import record
-from rlinf_envs import ActionSpec, BatchedEnv, EnvSpec, FieldSpec, Replayable, make_env
-from rlinf_envs.disturbance import Disturbance
-from rlinf_envs.errors import EnvError
-from rlinf_envs.gymnasium_env import registered_limit
-from rlinf_envs.protocol import observation_problem
+from rlinf_envs import (
+    ActionSpec,
+    BatchedEnv,
+    Disturbance,
+    EnvError,
+    EnvSpec,
+    FieldSpec,
+    Replayable,
+    kind_spec,
+    make_env,
+    observation_problem,
+)
 from rlinf_workers.worker import Worker
 
 record(EnvSpec)
@@ -38,11 +45,11 @@ class EnvInterface:
     """Actions after which the environment's registration or spec cuts an episode; None: nothing says so."""
 
 
-def interface_of(env: BatchedEnv, spec: EnvSpec | None = None) -> EnvInterface:
+def interface_of(env: BatchedEnv, spec: EnvSpec) -> EnvInterface:
     """Takes one step of one row, which ends its episode.
 
     Args:
-        spec: what it was made of; None: of no registered environment.
+        spec: what it was made of.
 
     Raises: EnvError for an observation that is not what the environment says, and an episode that goes on; whatever a
         custom environment raises.
@@ -58,17 +65,13 @@ def interface_of(env: BatchedEnv, spec: EnvSpec | None = None) -> EnvInterface:
     episodes = env.step(first[None]).episodes
     if len(episodes) != 1:
         raise EnvError("an episode does not end after max_episode_steps=1; rlinf_envs.testing.check_env finds out why")
-    if spec is not None and spec.kind == "gymnasium":  # the environment was made with another limit
-        own_limit = registered_limit(spec.id)
-    else:
-        own_limit = getattr(env, "own_limit", None)
     return EnvInterface(
         fields=fields,
         actions=actions,
         notes=tuple(env.notes),
         knows_success=episodes[0].success_once is not None,
         is_replayable=isinstance(env, Replayable),
-        registered_limit=own_limit,
+        registered_limit=kind_spec(spec.kind, spec.id).own_limit(spec.id, env),
     )
 
 

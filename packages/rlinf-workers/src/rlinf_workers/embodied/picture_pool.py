@@ -21,7 +21,7 @@ pictures of 224 x 224 together 116 MB."""
 
 
 class PicturePool:
-    """A `rlinf_envs.picture_memory.PictureMemory`, made by the process that shows pictures.
+    """A `rlinf_envs.core.picture_memory.PictureMemory`, made by the process that shows pictures.
 
     Args:
         note: told, in a sentence and once, that there was no room, so that pictures are copied twice.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_comm.records import record
-from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.trainers.base import Evaluation

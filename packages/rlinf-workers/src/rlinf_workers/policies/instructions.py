@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rlinf_envs.protocol import FieldSpec
+from rlinf_envs import FieldSpec
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.records.embodied import MAX_TEXT_BYTES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlinf_envs.protocol import PICTURE, FieldSpec
+from rlinf_envs import PICTURE, FieldSpec
 from rlinf_workers.policies.base import PolicyError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlinf_envs.protocol import FieldSpec
+from rlinf_envs import FieldSpec
 from rlinf_workers.policies.base import Fields, Policy, PolicyError
 
 OBSERVATION_CLIP = 10.0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.records import record
-from rlinf_envs.protocol import RowSnapshot
+from rlinf_envs import RowSnapshot
 
 record(RowSnapshot)
 

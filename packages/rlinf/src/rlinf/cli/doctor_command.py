@@ -10,6 +10,7 @@ from typing import Any
 
 from rlinf import doctor
 from rlinf.cli.finding_lines import print_findings
+from rlinf.config.load import load_config
 from rlinf.errors import UserError
 
 
@@ -22,6 +23,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--output", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs would go")
+    parser.add_argument("--recipe", metavar="RECIPE", help="look at the custom environments of this recipe, too")
     parser.add_argument(
         "--cluster",
         nargs="?",
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--links is of --cluster: the network between nodes is what is measured")
     if args.launcher is not None:
         raise UserError("--launcher is of --cluster: it says whose cluster is looked at")
-    found = doctor.examine(args.output)
+    found = doctor.examine(args.output, None if args.recipe is None else load_config(args.recipe))
     findings = list(found) if args.json else print_findings(found)
     num_problems = sum(finding.verdict == "problem" for finding in findings)
     if args.json:

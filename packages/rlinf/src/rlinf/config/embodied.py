@@ -5,24 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from rlinf.config.algorithm import EpisodesAlgorithm
 from rlinf.config.base import Conflict, InputPath, Section, either, not_multiple
 from rlinf.config.common import JobConfig, TrainerConfig
 from rlinf.config.lora import LoraConfig
 from rlinf_algos.algorithm import preset
-from rlinf_workers.plugins import TRAINERS
+from rlinf_envs import EXPERTS, KINDS, KindSpec, kind_spec, kinds_with, sources
+from rlinf_workers.plugins import POLICIES, TRAINERS
+from rlinf_workers.policies.spec import PolicySpec
 
 EVAL_SEED_LIMIT = 2**31
 """Training resets with seeds from here on, evaluation below, so that the two never meet."""
 
 
+def _check_kind(kind: str) -> str:
+    """Imports the spec of a custom kind, which needs no torch."""
+    try:
+        kind_spec(kind)
+    except Exception as error:  # a custom module may raise what it likes
+        allowed = f"{', '.join(KINDS)}, or package.module:NAME of a custom kind"
+        text = f"a kind that can be imported ({error})" if ":" in kind else allowed
+        raise PydanticCustomError("env_kind", "{text}", {"text": text}) from error
+    return kind
+
+
 class EnvConfig(Section):
     """The environments, their number, and what they are evaluated on."""
 
-    kind: Literal["maniskill", "metaworld", "libero", "gymnasium", "import"] = Field(
-        description="Where id is looked up; import: id is `package.module:callable` of an environment of your own."
+    kind: Annotated[str, AfterValidator(_check_kind)] = Field(
+        description=f"Where id is looked up: {', '.join(KINDS)}, or package.module:NAME of a custom kind. import: id "
+        "is `package.module:callable` of a custom environment."
     )
     id: str = Field(min_length=1, description="The environment, PushCube-v1 for example.")
     num_envs: int = Field(
@@ -76,28 +91,14 @@ class EnvConfig(Section):
     )
 
     @property
-    def simulates_on_gpu(self) -> bool:
-        """Whether the simulator takes a GPU where there is one; others are work for the host's cores, as is a suite of
-        several tasks with `sim_backend: auto`."""
-        backend = self.options.get("sim_backend")
-        return self.kind == "maniskill" and (backend == "gpu" or (backend == "auto" and not self._has_several_tasks))
+    def spec(self) -> KindSpec:
+        """What is known of these environments before there are any."""
+        return kind_spec(self.kind, self.id)
 
     @property
-    def _has_several_tasks(self) -> bool:
-        """Of ManiSkill: one GPU simulation has one task."""
-        from rlinf_envs.maniskill_tasks import SUITES  # with it comes torch, which other configs do without
-
-        chosen: Any = self.options.get("tasks") or SUITES.get(self.id, self.id)
-        return not isinstance(chosen, str) and len(chosen) > 1
-
-
-ACTOR_CRITIC: dict[str, Any] = {
-    "hidden_sizes": (128, 128, 128),
-    "initial_log_std": -0.5,
-    "normalize_observations": True,
-    "chunk_size": 1,
-}
-"""The keys of `policy` that are options of the shipped one, with their defaults."""
+    def simulates_on_gpu(self) -> bool:
+        """Whether the simulator takes a GPU where there is one; others are work for the host's cores."""
+        return self.spec.simulates_on_gpu(self.id, self.options)
 
 
 class PolicyConfig(Section):
@@ -105,9 +106,9 @@ class PolicyConfig(Section):
     such option."""
 
     name: str = Field(
-        default="actor_critic",
+        default=POLICIES.default,
         min_length=1,
-        description="actor_critic, cnn, openvla, openvla_oft, pi0, pi05, or package.module:Class of one of your own.",
+        description=f"{', '.join(POLICIES.names())}, or package.module:Class of a custom one.",
     )
     options: dict[str, bool | int | float | str | None] = Field(
         default={}, description="Every policy but actor_critic: arguments for its constructor."
@@ -131,51 +132,49 @@ class PolicyConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:
-        """What the shipped policy has and a recipe leaves out."""
-        if isinstance(values, dict) and values.get("name", "actor_critic") == "actor_critic":
-            return ACTOR_CRITIC | values
+        """What the default policy has and a recipe leaves out."""
+        if isinstance(values, dict) and values.get("name", POLICIES.default) == POLICIES.default:
+            return {**POLICIES.spec(POLICIES.default).recipe_keys, **values}
         return values
 
     def conflicts(self) -> Iterator[Conflict]:
-        is_shipped = self.name == "actor_critic"
-        if is_shipped and self.options:
+        default = POLICIES.default
+        keys, has_keys = POLICIES.spec(default).recipe_keys, self.name == default
+        if has_keys and self.options:
             yield Conflict(
                 keys=("policy.options", "policy.name"),
-                text=f"={self.options} is not used: policy.name=actor_critic has {', '.join(ACTOR_CRITIC)} as keys of "
+                text=f"={self.options} is not used: policy.name={default} has {', '.join(keys)} as keys of "
                 "policy; leave it out",
             )
-        for key in ACTOR_CRITIC:
+        for key in keys:
             value = getattr(self, key)
-            if is_shipped and value is None:
-                yield Conflict(keys=(f"policy.{key}",), text=" is null; policy.name=actor_critic needs it")
-            elif not is_shipped and value is not None:
+            if has_keys and value is None:
+                yield Conflict(keys=(f"policy.{key}",), text=f" is null; policy.name={default} needs it")
+            elif not has_keys and value is not None:
                 yield Conflict(
                     keys=(f"policy.{key}", "policy.name"),
-                    text=f"={value} is not used: it belongs to policy.name=actor_critic; leave it out, or give it as "
+                    text=f"={value} is not used: it belongs to policy.name={default}; leave it out, or give it as "
                     f"policy.options.{key}",
                 )
 
     @property
+    def spec(self) -> PolicySpec:
+        """What is known of the policy before it is made."""
+        return POLICIES.spec(self.name)
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """What the policy's constructor gets as keywords."""
-        return {key: getattr(self, key) for key in ACTOR_CRITIC} if self.name == "actor_critic" else dict(self.options)
-
-
-SOURCES = ("experts", "lerobot", "libero", "maniskill")
-"""Of demonstrations."""
-SOURCE_KINDS: dict[str, tuple[str, ...]] = {
-    "experts": ("metaworld",),
-    "libero": ("libero",),
-    "maniskill": ("maniskill",),
-}
-"""Source -> kinds of environments that it goes with; the others go with any."""
+        if self.name != POLICIES.default:
+            return dict(self.options)
+        return {key: getattr(self, key) for key in self.spec.recipe_keys}
 
 
 class DemonstrationsConfig(Section):
     """Supervised training on demonstrations before the first step, so that a new policy succeeds often enough to learn
     from rewards."""
 
-    source: Literal["experts", "lerobot", "libero", "maniskill"] = Field(
+    source: str = Field(
         description="Where the demonstrations come from: the environment's scripted experts, the folder of a LeRobot "
         "dataset, LIBERO's HDF5 files (one or a folder of them), or a trajectory of ManiSkill (the .h5 file, with its "
         ".json beside it)."
@@ -194,17 +193,17 @@ class DemonstrationsConfig(Section):
     )
 
     def conflicts(self) -> Iterator[Conflict]:
-        if self.source == "experts" and self.path is not None:
+        if self.source == EXPERTS and self.path is not None:
             yield Conflict(
                 keys=("warm_start.path", "warm_start.source"),
                 text=f"={self.path} is not used: warm_start.source=experts records its demonstrations; leave it out",
             )
-        if self.source != "experts" and self.path is None:
+        if self.source != EXPERTS and self.path is None:
             yield Conflict(
                 keys=("warm_start.path", "warm_start.source"),
                 text=f" is not given, and warm_start.source={self.source} reads files; say where they are",
             )
-        if self.source == "experts" and self.rename:
+        if self.source == EXPERTS and self.rename:
             yield Conflict(
                 keys=("warm_start.rename", "warm_start.source"),
                 text="is not used: warm_start.source=experts has the environment's own fields; leave it out",
@@ -310,15 +309,15 @@ class EmbodiedConfig(JobConfig):
     def _warm_start_conflicts(self, warm_start: DemonstrationsConfig) -> Iterator[Conflict]:
         shards = ("actor.num_shards", self.actor.num_shards)
         yield from not_multiple("warm_start.batch_size", warm_start.batch_size, *shards)
-        kinds = SOURCE_KINDS.get(warm_start.source)
-        if kinds is not None and self.env.kind not in kinds:
-            kind = self.env.kind
-            others = [name for name in SOURCES if kind in SOURCE_KINDS.get(name, (kind,))]
-            yield Conflict(
-                keys=("warm_start.source", "env.kind"),
-                text=f"={warm_start.source} goes with env.kind={' or '.join(kinds)}, and this one is {kind}; "
-                f"use {' or '.join(others)}",
-            )
+        fitting = sources(self.env.spec)
+        if warm_start.source in fitting:
+            return
+        kinds = " or ".join(kinds_with(warm_start.source))
+        goes = f"goes with env.kind={kinds}, and this one is" if kinds else "is no source of demonstrations of env.kind"
+        yield Conflict(
+            keys=("warm_start.source", "env.kind"),
+            text=f"={warm_start.source} {goes} {self.env.kind}; use {' or '.join(fitting)}",
+        )
 
     def minibatch_conflict(self, chunk_size: int = 1) -> str | None:
         """What is wrong with `algorithm.num_minibatches` where a policy answers so many actions at once: a sample is an

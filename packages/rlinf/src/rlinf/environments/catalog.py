@@ -10,71 +10,42 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf.errors import UserError
+from rlinf_envs import KINDS as ENVIRONMENT_KINDS
+from rlinf_envs import VenvSpec, kind_spec
 
 LISTS = Path(__file__).parent / "lists"
 PYTHON_LINE = "# python: "
 UNTRIED_LINE = "# untried: "
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """One that can be made."""
-
-    name: str
-    purpose: str
-    """For people, in a few words."""
-    modules: tuple[str, ...]
-    """Modules that must import in it, beside rlinf's own."""
-    packages: tuple[str, ...]
-    """Distributions whose versions are worth a line."""
-    cpu_variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables without which the modules do not import on a CPU."""
-    cpu_stand_ins: tuple[str, ...] = ()
-    """Names in stand_ins.VERSIONS; only environments for CPU slots get them."""
-    import_folder: str = ""
-    """Environment variable that names the folder where the modules keep what they write when they are first imported; a
-    check gives them an empty one."""
-    import_answer: str = ""
-    """What a check says where the modules ask on the terminal when they are first imported."""
-
-
 KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind(
+    venv.name: venv
+    for venv in (
+        VenvSpec(
             name="sglang",
             purpose="rollout.engine: sglang",
+            folder=LISTS / "sglang",
             modules=("sglang.srt.entrypoints.engine",),
             packages=("torch", "transformers", "sglang"),
             cpu_variables={"SGLANG_USE_CPU_ENGINE": "1"},
             cpu_stand_ins=("sglang-kernel", "torchvision"),
         ),
-        Kind(
+        VenvSpec(
             name="megatron",
             purpose="actor.backend: megatron",
+            folder=LISTS / "megatron",
             modules=("megatron.core",),
             packages=("torch", "transformers", "megatron-core"),
         ),
-        Kind(
-            name="maniskill",
-            purpose="simulators of ManiSkill 3",
-            modules=("mani_skill",),
-            packages=("torch", "mani-skill", "sapien"),
-        ),
-        Kind(
-            name="libero",
-            purpose="LIBERO's simulator",
-            modules=("libero.libero.envs", "libero.libero.benchmark"),
-            packages=("torch", "hf-libero", "robosuite", "mujoco"),
-            import_folder="LIBERO_CONFIG_PATH",
-            import_answer="n\n",  # it asks whether data sets shall lie elsewhere
-        ),
+        *(kind_spec(kind).venv for kind in ENVIRONMENT_KINDS),
     )
+    if venv is not None
 }
+"""Name -> what can be made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +65,7 @@ class RequirementList:
     """Hex digest of the file."""
 
 
-def kind_named(name: str) -> Kind:
+def kind_named(name: str) -> VenvSpec:
     """Raises: UserError where there is none of that name."""
     if name not in KINDS:
         raise UserError(f"there is no environment called {name!r}", hint=f"rlinf env create {'|'.join(sorted(KINDS))}")
@@ -108,10 +79,14 @@ def variant(name: str, *, cpu: bool) -> str:
 
 def requirement_list(name: str, *, cpu: bool) -> RequirementList:
     """The shipped list of an environment. Raises: UserError where there is none."""
-    path = LISTS / f"{name}-{'cpu' if cpu else 'gpu'}.txt"
+    path = kind_named(name).requirements(cpu=cpu)
     if not path.is_file():
-        shipped = sorted(path.stem.rpartition("-") for path in LISTS.glob("*.txt"))
-        names = ", ".join(variant(name, cpu=device == "cpu") for name, _, device in shipped)
+        names = ", ".join(
+            variant(venv.name, cpu=for_cpu)
+            for venv in sorted(KINDS.values(), key=lambda venv: venv.name)
+            for for_cpu in (True, False)
+            if venv.requirements(cpu=for_cpu).is_file()
+        )
         raise UserError(
             f"no requirement list ships for {variant(name, cpu=cpu)}; there are lists for {names}",
             hint="make a virtual environment by hand, install rlinf in it, and name its interpreter in the config: "

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from rlinf.console.live_line import LiveLine
 from rlinf.environments import pip
-from rlinf.environments.catalog import Kind, RequirementList, kind_named, requirement_list, variant
+from rlinf.environments.catalog import RequirementList, kind_named, requirement_list, variant
 from rlinf.environments.examine import probe
 from rlinf.environments.folder import Environment, Stamp, discard, environments_folder, held, read_stamp, write_stamp
 from rlinf.environments.own_packages import install_own_packages, missing_packages, own_digests
 from rlinf.environments.python_build import PythonBuild, ask, choose, minor_of
 from rlinf.environments.stand_ins import install_stand_in
 from rlinf.errors import RunFailed, UserError
+from rlinf_envs import VenvSpec
 from rlinf_workers.launchers.interpreter import clean_environment
 
 CPU_TORCH_HINT = (
@@ -104,7 +105,7 @@ def _still_there(environment: Environment, anew: str) -> PythonBuild:
 
 def _make(
     path: Path,
-    kind: Kind,
+    kind: VenvSpec,
     listed: RequirementList,
     chosen: PythonBuild,
     own: dict[str, str],

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf.environments.catalog import KINDS, Kind, RequirementList, requirement_list
+from rlinf.environments.catalog import KINDS, RequirementList, requirement_list
 from rlinf.environments.folder import Environment
 from rlinf.environments.own_packages import own_digests
 from rlinf.environments.python_build import minor_of
 from rlinf.errors import UserError
 from rlinf.finding import Finding
+from rlinf_envs import VenvSpec
 from rlinf_workers.launchers.interpreter import clean_environment
 
 PROBE = Path(__file__).parent / "probe.py"
@@ -72,7 +73,7 @@ def examine(environment: Environment) -> Iterator[Finding]:
         yield Finding("stand-in", "note", f"{stand_in}: import-time names only, nothing in it computes")
 
 
-def probe(python: Path, kind: Kind, *, cpu: bool) -> Probed:
+def probe(python: Path, kind: VenvSpec, *, cpu: bool) -> Probed:
     """Starts the environment's interpreter. Raises: UserError where it does not start or ends without an answer."""
     variables = dict(kind.cpu_variables if cpu else {})
     command = [str(python), str(PROBE), *OWN_MODULES, *kind.modules]
@@ -101,7 +102,7 @@ def probe(python: Path, kind: Kind, *, cpu: bool) -> Probed:
     return Probed(**values)
 
 
-def _imports(environment: Environment, kind: Kind, probed: Probed) -> Iterator[Finding]:
+def _imports(environment: Environment, kind: VenvSpec, probed: Probed) -> Iterator[Finding]:
     for module in (*OWN_MODULES, *kind.modules):
         if module in probed.failures:
             text = f"does not import: {probed.failures[module]}"

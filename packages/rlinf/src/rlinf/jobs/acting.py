@@ -28,7 +28,7 @@ def env_spec(env: EnvConfig) -> EnvSpec:
 def termination_notes(env: EnvConfig) -> tuple[str, ...]:
     """What the manifest says where episodes go on after an end that Gymnasium's interface calls final."""
     keys = [f"env.{key}" for key in ("ignore_terminations", "eval_ignore_terminations") if getattr(env, key)]
-    if env.kind not in ("gymnasium", "import") or not keys:
+    if env.spec.steps_after_end or not keys:
         return ()
     return (
         f"{' and '.join(keys)}: episodes of {env.id} go on after terminated=True. Gymnasium leaves undefined what an "

@@ -18,9 +18,15 @@ from torch import Tensor
 
 from rlinf.config.embodied import DemonstrationsConfig, EmbodiedConfig, EnvConfig
 from rlinf.errors import UserError
-from rlinf_envs import ActionSpec, EnvError, FieldSpec
-from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles, RunEnvironment
-from rlinf_envs.demonstrations.files import open_demonstrations
+from rlinf_envs import (
+    ActionSpec,
+    Demonstration,
+    DemonstrationFiles,
+    EnvError,
+    FieldSpec,
+    RunEnvironment,
+    open_demonstrations,
+)
 from rlinf_workers import Flow
 from rlinf_workers.embodied.actor import EmbodiedActor
 from rlinf_workers.embodied.environment import TRAIN_SEED_BIT
@@ -62,7 +68,9 @@ class WarmStart:
         settings = self._settings
         try:
             environment = RunEnvironment(fields=self._interface.fields, options=env.options)
-            files = open_demonstrations(settings.source, path, rename=settings.rename, environment=environment)
+            files = open_demonstrations(
+                settings.source, path, rename=settings.rename, environment=environment, kind=env.spec
+            )
         except EnvError as error:
             raise UserError(f"{at}: {error}") from error
         if len(files) < settings.num_episodes:

@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 
 from rlinf.doors import named_class
 from rlinf.errors import UserError
-from rlinf_envs import EnvError, EnvSpec, make_env
-from rlinf_envs.protocol import PICTURE
+from rlinf_envs import PICTURE, EnvError, EnvSpec, make_env
 from rlinf_workers import LocalLauncher, RemoteError, WorkerLost
 from rlinf_workers.embodied.interface import EnvInterface, EnvProbe, interface_of, one_step
 from rlinf_workers.launchers.base import Identity, WorkerSpec

@@ -10,11 +10,7 @@ from pathlib import Path
 
 from rlinf.errors import UserError
 from rlinf.run_folder.folder import VIDEOS, film_path
-from rlinf_envs import EnvSpec, make_env
-from rlinf_envs.errors import EnvError
-from rlinf_envs.films import write_grid
-from rlinf_envs.recording import RecordedEpisode, with_drawing
-from rlinf_envs.video import require_video
+from rlinf_envs import EnvError, EnvSpec, RecordedEpisode, make_env, require_video, with_drawing, write_grid
 from rlinf_workers.embodied.interface import one_step
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.policies.base import Needs

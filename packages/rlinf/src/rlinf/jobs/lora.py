@@ -40,12 +40,13 @@ def policy_lora(lora: LoraConfig | None, backend: str, policy: PolicySettings) -
     """
     if lora is None:
         return None
-    backbone = POLICIES.get(policy.name).backbone
+    backbone = POLICIES.spec(policy.name).adapted_modules
     if not backbone:
+        adaptable = ", ".join(spec.name for spec in POLICIES.specs() if spec.adapted_modules)
         raise UserError(
             f"actor.lora: policy.name={policy.name} has no backbone whose weights could stay; it is trained whole",
-            hint="leave actor.lora out, or use openvla, openvla_oft, pi0 or pi05; docs/doors/policy.md says how a "
-            "policy can take one",
+            hint=f"leave actor.lora out, or use one of {adaptable}; docs/doors/policy.md says how a policy "
+            "can take one",
         )
     _check_trains(backend)
     outline = outline_policy(policy)

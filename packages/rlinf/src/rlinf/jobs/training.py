@@ -35,7 +35,7 @@ def check_policy_module(actor: TrainerConfig, policy: PolicySettings) -> None:
     """Raises: UserError for a robot policy whose module the backend cannot train with the recipe's options."""
 
     def module() -> Any:
-        has_backbone = bool(POLICIES.get(policy.name).backbone)
+        has_backbone = bool(POLICIES.spec(policy.name).adapted_modules)
         return outline_policy(policy) if has_backbone else make_policy(policy, torch.device("cpu"))
 
     if text := actor.trainer_spec.module_problem(actor.backend_options, module):

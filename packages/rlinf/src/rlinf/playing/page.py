@@ -12,9 +12,7 @@ from rlinf.report import html
 from rlinf.report.axes import number, percent
 from rlinf.report.curves import Curve, Line, draw
 from rlinf.report.records import Series
-from rlinf_envs.films import outcome_of
-from rlinf_envs.protocol import EpisodeEnd
-from rlinf_envs.recording import RecordedEpisode
+from rlinf_envs import EpisodeEnd, RecordedEpisode, outcome_of
 
 NUM_COLORS = 8
 MAX_DIMENSIONS = 16

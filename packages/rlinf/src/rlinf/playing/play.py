@@ -17,8 +17,7 @@ from rlinf.playing.checkpoint import TrainedPolicy
 from rlinf.playing.session import Played, PolicySession
 from rlinf.playing.tables import by_task, summary
 from rlinf.run_folder.rows import append_rows, naming, write_file
-from rlinf_envs.films import write_grid
-from rlinf_envs.protocol import EpisodeEnd
+from rlinf_envs import EpisodeEnd, write_grid
 
 MAX_FILMED = 24
 """Episodes that are filmed and drawn; of the others the table tells."""

@@ -28,9 +28,7 @@ from rlinf.processes.environments import examine_environments
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.processes.machines import machine_of
 from rlinf.run_folder.adapters import check_same_base
-from rlinf_envs import EnvSpec, FieldSpec
-from rlinf_envs.protocol import EpisodeEnd
-from rlinf_envs.recording import RecordedEpisode
+from rlinf_envs import EnvSpec, EpisodeEnd, FieldSpec, RecordedEpisode
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Flow, RemoteError, StepContext, WorkersError

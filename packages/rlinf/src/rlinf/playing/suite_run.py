@@ -29,11 +29,7 @@ from rlinf.playing.session import Played, PolicySession
 from rlinf.playing.suite_scores import VariantScore, score, to_json
 from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, write_file
 from rlinf.run_folder.seal import SUMS, file_digest
-from rlinf_envs import EnvSpec
-from rlinf_envs.disturbance import Disturbance
-from rlinf_envs.films import write_grid
-from rlinf_envs.protocol import EpisodeEnd
-from rlinf_envs.recording import RecordedEpisode
+from rlinf_envs import Disturbance, EnvSpec, EpisodeEnd, RecordedEpisode, write_grid
 
 EPISODES, PAGE, FILM = "episodes.jsonl", "suite.html", "films.mp4"
 

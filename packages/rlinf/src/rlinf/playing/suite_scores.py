@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from rlinf.config.suites import AXES, SEEN
-from rlinf_envs.protocol import EpisodeEnd
+from rlinf_envs import EpisodeEnd
 
 Z_95 = 1.959963984540054
 """Of the normal distribution, 95 % lie within so many deviations."""

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from rlinf_envs.films import outcome_of
-from rlinf_envs.protocol import EpisodeEnd
+from rlinf_envs import EpisodeEnd, outcome_of
 
 EPISODE_COLUMNS = ("task", "seed", "outcome", "return", "length")
 SUMMARY_COLUMNS = ("task", "episodes", "success at end", "at any time", "return", "length")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_envs.protocol import ActionSpec
+from rlinf_envs import ActionSpec
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.heads.base import ActionHead
 from rlinf_workers.policies.heads.categories import CategoriesHead

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_envs.protocol import ActionSpec
+from rlinf_envs import ActionSpec
 
 GRIPPERS = {"as_is": None, "open_is_minus_one": -1.0, "open_is_one": 1.0}
 """The last number that opens the environment's gripper, whose negative closes it; None: what the model says."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Fields, Policy, PolicyError
 from rlinf_workers.policies.instructions import check_instructions
 from rlinf_workers.policies.layers import VALUE_GAIN, in_own_dtype, tanh_tower
@@ -25,10 +25,11 @@ from rlinf_workers.policies.openvla.actions import (
     learn_with_gripper,
     with_published_gripper,
 )
+from rlinf_workers.policies.openvla.checkpoint import NORMALIZATIONS, ModelSpec, Sizes, spec_of_folder, spec_of_sizes
 from rlinf_workers.policies.openvla.model import check_files, load_parts, make_parts
 from rlinf_workers.policies.openvla.pixels import center_cropped, normalized, resized
 from rlinf_workers.policies.openvla.prompts import Prompts, file_ids, word_ids
-from rlinf_workers.policies.openvla.spec import NORMALIZATIONS, ModelSpec, Sizes, spec_of_folder, spec_of_sizes
+from rlinf_workers.policies.openvla.spec import SPEC
 from rlinf_workers.policies.options import check_choice
 
 DEFAULT_CONTEXT = 2048
@@ -159,7 +160,7 @@ class PrismaticPolicy(Policy):
 
     table: Tensor
     """[A, B] float32: what the bins mean."""
-    backbone = ("vision_backbone", "projector", "language_model")
+    backbone = SPEC.adapted_modules
 
     def __init__(
         self,

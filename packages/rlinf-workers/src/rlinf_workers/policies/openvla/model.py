@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.policies.base import PolicyError
-from rlinf_workers.policies.openvla.spec import TOWERS, ModelSpec
+from rlinf_workers.policies.openvla.checkpoint import TOWERS, ModelSpec
 from rlinf_workers.policies.openvla.vision import VisionTower
 
 

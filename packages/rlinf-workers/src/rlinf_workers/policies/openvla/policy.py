@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.policies.base import Answer, Fields, Needs, PolicyError
 from rlinf_workers.policies.heads.categories import CategoriesHead

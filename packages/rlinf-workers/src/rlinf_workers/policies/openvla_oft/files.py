@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from rlinf_workers.policies.base import PolicyError
+from rlinf_workers.policies.openvla.checkpoint import ModelSpec
 from rlinf_workers.policies.openvla.model import unused_tensors
-from rlinf_workers.policies.openvla.spec import ModelSpec
 
 LARGEST_ALPHA = 16
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlinf_envs.protocol import PICTURE, FieldSpec
+from rlinf_envs import PICTURE, FieldSpec
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.openvla.base import SharedOptions
 from rlinf_workers.policies.openvla_oft.files import part_file

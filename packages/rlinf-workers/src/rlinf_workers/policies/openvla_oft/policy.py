@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Answer, Fields, Needs, PolicyError
 from rlinf_workers.policies.heads.categories import CategoriesHead
 from rlinf_workers.policies.layers import in_own_dtype
@@ -36,8 +36,8 @@ from rlinf_workers.policies.openvla.base import (
     spec_of,
     with_patches,
 )
+from rlinf_workers.policies.openvla.checkpoint import ModelSpec
 from rlinf_workers.policies.openvla.model import shapes_of
-from rlinf_workers.policies.openvla.spec import ModelSpec
 from rlinf_workers.policies.openvla_oft.files import check_part, read_part, read_vision_backbone
 from rlinf_workers.policies.openvla_oft.heads import (
     ActionHead,

@@ -21,6 +21,7 @@ from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.policies.pi0.openpi_files import is_openpi, loaded
 from rlinf_workers.policies.pi0.options import PATCH_SIZE, Pi0Options
 from rlinf_workers.policies.pi0.processor import IMAGE
+from rlinf_workers.policies.pi0.spec import SPEC
 
 HEAD_SIZE = 16
 """Of the small model's attention."""
@@ -31,7 +32,7 @@ def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Mod
     from transformers import PI0Config, PI0ForConditionalGeneration
 
     if options.folder is not None and is_openpi(options.folder):
-        return loaded(options.folder, "pi0", made_of_openpi)
+        return loaded(options.folder, SPEC, made_of_openpi)
     if options.folder is not None:
         if torch.get_default_device().type == "meta":
             return PI0ForConditionalGeneration(PI0Config.from_pretrained(options.folder, local_files_only=True))

@@ -1,6 +1,6 @@
 """Checkpoints of pi0 and pi0.5 in openpi's PyTorch files, and in those of LeRobot, which has the same names.
 
-`kind` is `pi0` or `pi05`, as config.json and `policy.name` say it. Names are those that openpi's conversion writes
+`policy` is the spec of pi0 or pi0.5, whose name config.json has, too. Names are those that openpi's conversion writes
 (`examples/convert_jax_model_to_pytorch.py`). Of two tied tensors the files have one: `lm_head` of PaliGemma is its
 table of embeddings; that of the expert is not used. Sizes are those of the tensors, numbers of heads follow from them
 where keys are shared, as in both of openpi's sizes, and SigLIP So400m has 16. How many actions are predicted stands in
@@ -20,8 +20,10 @@ from torch import nn
 
 from rlinf_comm.weights import TensorSpec
 from rlinf_workers.models.weight_files import WeightFiles
+from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.pi0.options import check_tokenizer
+from rlinf_workers.policies.pi0.spec import Pi0Spec
 
 NUM_VISION_HEADS = 16
 HORIZON_KEYS = ("chunk_size", "action_horizon")
@@ -29,9 +31,6 @@ HORIZON_KEYS = ("chunk_size", "action_horizon")
 VLM, EXPERT = "paligemma_with_expert.paligemma.model.", "paligemma_with_expert.gemma_expert.model."
 EMBEDDINGS = "paligemma_with_expert.paligemma.lm_head.weight"
 IGNORED = "paligemma_with_expert.gemma_expert.lm_head.weight"
-NAMES = {"pi0": "pi0", "pi05": "pi0.5"}
-MARKS = {"pi0": "state_proj", "pi05": "time_mlp_in"}
-"""A layer that the model has and the other has not."""
 ACTION_TIME = ("state_proj", "action_in_proj", "action_time_mlp_in", "action_time_mlp_out")
 """Layers of pi0 that transformers' class keeps in a part of its own, `embed_action_time`."""
 
@@ -45,18 +44,18 @@ def is_openpi(folder: str) -> bool:
     return path.is_file() and "model_type" not in json.loads(path.read_text())
 
 
-def model_config(folder: str, kind: str) -> dict[str, Any]:
+def model_config(folder: str, policy: Pi0Spec) -> dict[str, Any]:
     """Arguments of PI0Config for a checkpoint; config.json and the headers of its files are read.
 
     Raises:
         PolicyError: it is another model's, or a file is missing.
         WeightFilesError: its files are not whole.
     """
-    config = _read_config(Path(folder), kind)
+    config = _read_config(Path(folder), policy)
     check_tokenizer(Path(folder))
     files = WeightFiles(folder)
-    _check_mark(folder, files, kind)
-    shapes = {name: spec.shape for name, spec in _named(files, kind).items()}
+    _check_mark(folder, files, policy)
+    shapes = {name: spec.shape for name, spec in _named(files, policy).items()}
     vision, text, expert = "model.vlm.vision_tower.", "model.vlm.language_model.", "model.dit."
     width, _, patch_size, _ = _shape(shapes, vision + "embeddings.patch_embedding.weight")
     num_patches, _ = _shape(shapes, vision + "embeddings.position_embedding.weight")
@@ -81,33 +80,33 @@ def model_config(folder: str, kind: str) -> dict[str, Any]:
         "dit_config": _gemma(shapes, expert),
         "chunk_size": next(config[key] for key in HORIZON_KEYS if key in config),
         "max_action_dim": _shape(shapes, "action_out_proj.weight")[0],
-    } | ({"max_state_dim": _shape(shapes, "embed_action_time.state_proj.weight")[1]} if kind == "pi0" else {})
+    } | ({"max_state_dim": _shape(shapes, "embed_action_time.state_proj.weight")[1]} if policy.has_state_token else {})
 
 
-def checked_config(folder: str, kind: str, make: Make) -> dict[str, Any]:
+def checked_config(folder: str, policy: Pi0Spec, make: Make) -> dict[str, Any]:
     """`model_config` of files that fit the model that is made of it.
 
     Raises: as `model_config`, and PolicyError naming tensors that do not fit.
     """
-    config = model_config(folder, kind)
+    config = model_config(folder, policy)
     with torch.device("meta"):
-        _check_files(folder, kind, make(config).state_dict())
+        _check_files(folder, policy, make(config).state_dict())
     return config
 
 
-def loaded(folder: str, kind: str, make: Make) -> nn.Module:
+def loaded(folder: str, policy: Pi0Spec, make: Make) -> nn.Module:
     """The model of a folder that `checked_config` accepts; its weights are left out where torch makes outlines."""
-    model = make(model_config(folder, kind))
+    model = make(model_config(folder, policy))
     if torch.get_default_device().type != "meta":
-        _load(model, folder, kind)
+        _load(model, folder, policy)
     return model
 
 
-def _check_files(folder: str, kind: str, wanted: Mapping[str, torch.Tensor]) -> None:
-    found = {name: spec.shape for name, spec in _named(WeightFiles(folder), kind).items()}
+def _check_files(folder: str, policy: Pi0Spec, wanted: Mapping[str, torch.Tensor]) -> None:
+    found = {name: spec.shape for name, spec in _named(WeightFiles(folder), policy).items()}
     for what, names in {
         "lacks": [name for name in wanted if name not in found],
-        f"has other tensors than {NAMES[kind]}:": [name for name in found if name not in wanted],
+        f"has other tensors than {policy.published_model}:": [name for name in found if name not in wanted],
         "has in another shape": [n for n in wanted if n in found and found[n] != tuple(wanted[n].shape)],
     }.items():
         if names:
@@ -116,51 +115,54 @@ def _check_files(folder: str, kind: str, wanted: Mapping[str, torch.Tensor]) -> 
 
 
 @torch.no_grad()
-def _load(model: nn.Module, folder: str, kind: str) -> None:
+def _load(model: nn.Module, folder: str, policy: Pi0Spec) -> None:
     files, tensors = WeightFiles(folder), model.state_dict()
     for name in files.specs:
-        if (mine := own_name(name, kind)) is not None:
+        if (mine := own_name(name, policy)) is not None:
             tensors[mine].copy_(files.read(name))
 
 
-def own_name(name: str, kind: str) -> str | None:
+def own_name(name: str, policy: Pi0Spec) -> str | None:
     """What the model here calls a tensor of the files; None for one that is not used."""
     name = name.removeprefix("model.")
     if name == IGNORED:
         return None
     if name == EMBEDDINGS:
         return "model.vlm.language_model.embed_tokens.weight"
-    if kind == "pi0" and name.startswith(tuple(f"{layer}." for layer in ACTION_TIME)):
+    if policy.has_state_token and name.startswith(tuple(f"{layer}." for layer in ACTION_TIME)):
         return f"embed_action_time.{name}"
     name = name.replace(VLM, "model.vlm.").replace(EXPERT, "model.dit.")
     return name.replace("model.vlm.vision_tower.vision_model.", "model.vlm.vision_tower.")
 
 
-def _check_mark(folder: str, files: WeightFiles, kind: str) -> None:
+def _check_mark(folder: str, files: WeightFiles, policy: Pi0Spec) -> None:
     there = {name.removeprefix("model.") for name in files.specs}
-    if f"{MARKS[kind]}.weight" not in there:
-        (other,) = (name for name in MARKS if name != kind)
-        has_other = f"{MARKS[other]}.weight" in there
-        also = f"; it has {NAMES[other]}'s {MARKS[other]}, so use policy.name: {other}" if has_other else ""
-        raise PolicyError(f"{folder} has no {MARKS[kind]}, which {NAMES[kind]} has{also}")
+    if f"{policy.own_layer}.weight" not in there:
+        family = [spec for spec in POLICIES.specs() if isinstance(spec, Pi0Spec)]
+        text = f"{folder} has no {policy.own_layer}, which {policy.published_model} has"
+        for other in family:
+            if f"{other.own_layer}.weight" in there:
+                text += f"; it has {other.published_model}'s {other.own_layer}, so use policy.name: {other.name}"
+        raise PolicyError(text)
 
 
-def _read_config(folder: Path, kind: str) -> dict[str, Any]:
+def _read_config(folder: Path, policy: Pi0Spec) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise PolicyError(
-            f"folder={str(folder)!r} has no config.json; give a checkpoint of openpi's or LeRobot's {NAMES[kind]}"
+            f"folder={str(folder)!r} has no config.json; give a checkpoint of openpi's or LeRobot's "
+            f"{policy.published_model}"
         )
     config = json.loads(path.read_text())
-    if (found := config.get("type", config.get("model_type", kind))) != kind:
-        raise PolicyError(f"{path} is of type {found!r}; this policy loads {kind!r}")
+    if (found := config.get("type", config.get("model_type", policy.name))) != policy.name:
+        raise PolicyError(f"{path} is of type {found!r}; this policy loads {policy.name!r}")
     if not any(key in config for key in HORIZON_KEYS):
         raise PolicyError(f"{path} says neither {' nor '.join(HORIZON_KEYS)}, the number of actions it predicts")
     return config
 
 
-def _named(files: WeightFiles, kind: str) -> dict[str, TensorSpec]:
-    return {mine: spec for name, spec in files.specs.items() if (mine := own_name(name, kind)) is not None}
+def _named(files: WeightFiles, policy: Pi0Spec) -> dict[str, TensorSpec]:
+    return {mine: spec for name, spec in files.specs.items() if (mine := own_name(name, policy)) is not None}
 
 
 def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:

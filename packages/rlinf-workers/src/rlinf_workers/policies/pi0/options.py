@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
-from rlinf_envs.protocol import PICTURE, ActionSpec, FieldSpec
+from rlinf_envs import PICTURE, ActionSpec, FieldSpec
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.options import options_of
 from rlinf_workers.policies.pictures import chosen_cameras

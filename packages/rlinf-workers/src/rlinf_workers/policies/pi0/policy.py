@@ -32,7 +32,7 @@ from rlinf_algos.flow_matching import (
     transition_entropy,
 )
 from rlinf_algos.flow_matching.transitions import FlowTransition
-from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
 from rlinf_workers.policies.instructions import check_instructions
 from rlinf_workers.policies.layers import in_own_dtype
@@ -47,6 +47,7 @@ from rlinf_workers.policies.pi0.model import (
 from rlinf_workers.policies.pi0.openpi_files import checked_config, is_openpi
 from rlinf_workers.policies.pi0.options import Pi0Options, check_checkpoint, check_sizes, check_spaces
 from rlinf_workers.policies.pi0.processor import Prompts, make_prompts, prepare_pictures
+from rlinf_workers.policies.pi0.spec import SPEC
 from rlinf_workers.policies.pi0.statistics import normalizers
 from rlinf_workers.trainers.base import Evaluation
 
@@ -57,7 +58,7 @@ NOISE_HEAD_WIDTHS = (128, 64)
 class Pi0(Policy):
     """transformers' pi0 with a value head, and with a noise head for Flow-Noise."""
 
-    backbone = ("model.model",)
+    backbone = SPEC.adapted_modules
     options_class = Pi0Options
 
     @classmethod
@@ -117,7 +118,7 @@ class Pi0(Policy):
         """What can be said without reading weights. Raises: PolicyError."""
         check_spaces(options, fields, actions)
         if options.folder is not None and is_openpi(options.folder):
-            check_sizes(options, checked_config(options.folder, "pi0", made_of_openpi), fields, actions)
+            check_sizes(options, checked_config(options.folder, SPEC, made_of_openpi), fields, actions)
         elif options.folder is not None:
             check_checkpoint(options, fields, actions)
 

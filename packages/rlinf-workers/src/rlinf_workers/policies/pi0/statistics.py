@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_envs.protocol import ActionSpec
+from rlinf_envs import ActionSpec
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.pi0.options import Pi0Options
 

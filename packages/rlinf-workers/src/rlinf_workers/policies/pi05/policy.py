@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.pi0.model import Prefix, small_config
 from rlinf_workers.policies.pi0.openpi_files import checked_config, loaded
 from rlinf_workers.policies.pi0.options import check_sizes, check_spaces
@@ -18,6 +18,7 @@ from rlinf_workers.policies.pi0.policy import Pi0
 from rlinf_workers.policies.pi0.processor import Prompts, byte_ids, make_prompts, tokenizer_ids
 from rlinf_workers.policies.pi05.options import Pi05Options
 from rlinf_workers.policies.pi05.prompts import StatePrompts
+from rlinf_workers.policies.pi05.spec import SPEC
 
 
 class Pi05(Pi0):
@@ -29,7 +30,7 @@ class Pi05(Pi0):
     def check(cls, options: Pi05Options, fields: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
         check_spaces(options, fields, actions)
         if options.folder is not None:
-            check_sizes(options, checked_config(options.folder, "pi05", _made), fields, actions)
+            check_sizes(options, checked_config(options.folder, SPEC, _made), fields, actions)
 
     @classmethod
     def make_prompts(cls, options: Pi05Options, state_size: int) -> Prompts:
@@ -41,7 +42,7 @@ class Pi05(Pi0):
     def make_model(self, options: Pi05Options, state_size: int, action_size: int) -> nn.Module:
         if options.folder is None:
             return _made(small_config(options, state_size, action_size)).float()
-        return loaded(options.folder, "pi05", _made)
+        return loaded(options.folder, SPEC, _made)
 
     def expert_features(self, prefix: Prefix, state: Tensor, chunk: Tensor, times: Tensor) -> Tensor:
         return self.model.expert_features(prefix, chunk, times)

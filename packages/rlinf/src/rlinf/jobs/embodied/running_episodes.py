@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlinf.jobs.embodied.flow import EPISODES
-from rlinf_envs.protocol import RowSnapshot
+from rlinf_envs import RowSnapshot
 from rlinf_workers import FlowRun
 from rlinf_workers.models.weight_writer import write_tensors
 from rlinf_workers.records.embodied import GroupEpisodes

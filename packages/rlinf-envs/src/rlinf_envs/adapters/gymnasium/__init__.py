@@ -1,0 +1,1 @@
+"""Environments of Gymnasium, by their registered id."""

@@ -1,0 +1,1 @@
+"""Custom environments, by their import path."""

@@ -1,0 +1,1 @@
+"""LIBERO: suites of language-conditioned tasks on MuJoCo."""

@@ -1,0 +1,73 @@
+"""Where LIBERO's scenes lie: meshes, textures and XML, which its package does not hold.
+
+hf-libero downloads them when it is not pointed at a folder that exists, without asking and in every process. Here a
+folder is found first, or the user is told; a download is asked for by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+
+from rlinf_envs.adapters.libero.tasks import package
+from rlinf_envs.errors import EnvError
+
+VARIABLE = "RLINF_LIBERO_ASSETS"
+HUB = "hub"
+_DATASET = "lerobot/libero-assets"
+_PARTS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
+
+
+def assets_folder(given: str | None = None) -> Path:
+    """The folder of the scenes.
+
+    Args:
+        given: a folder, or "hub" to download hf-libero's data set to where hf-libero keeps it; None looks at the
+            environment variable RLINF_LIBERO_ASSETS, into the installed package and where hf-libero keeps it.
+
+    Raises: EnvError where there is no such folder, or one that does not hold scenes; it says what to fetch.
+    """
+    if given == HUB:
+        return _downloaded()
+    for source, path in (("options.assets", given), (VARIABLE, os.environ.get(VARIABLE))):
+        if path is None:
+            continue
+        folder = Path(path).expanduser().absolute()
+        if lacking := [part for part in _PARTS if not (folder / part).is_dir()]:
+            problem = f"lacks {', '.join(lacking)}" if folder.is_dir() else "is not there"
+            raise EnvError(f"{source}={path}: the folder {problem}. {_what_to_do()}")
+        return folder
+    places = (package() / "assets", _kept())
+    for folder in places:
+        if all((folder / part).is_dir() for part in _PARTS):
+            return folder
+    looked = f"options.assets and {VARIABLE} are not set, and neither {places[0]} nor {places[1]} holds them"
+    raise EnvError(f"LIBERO's scenes are not on this machine: {looked}. {_what_to_do()}")
+
+
+def _what_to_do() -> str:
+    return (
+        f"Fetch the data set {_DATASET} of the Hugging Face hub, for example by: hf download {_DATASET} --repo-type "
+        f"dataset --local-dir FOLDER; then give options.assets=FOLDER, or set {VARIABLE}=FOLDER where the simulators "
+        f"run. FOLDER is the one that holds {', '.join(_PARTS)}. options.assets={HUB} fetches it now"
+    )
+
+
+def _kept() -> Path:
+    """Where hf-libero keeps what it has downloaded."""
+    return Path.home() / ".cache" / "libero" / "assets"
+
+
+def _downloaded() -> Path:
+    folder = _kept()
+    if not all((folder / part).is_dir() for part in _PARTS):
+        try:
+            hub = importlib.import_module("huggingface_hub")
+            hub.snapshot_download(repo_id=_DATASET, repo_type="dataset", local_dir=str(folder))
+        except Exception as error:  # the hub, the network and the disk each raise their own
+            raise EnvError(
+                f"options.assets={HUB}: {_DATASET} could not be downloaded ({type(error).__name__}: {error}). "
+                f"{_what_to_do()}"
+            ) from error
+    return assets_folder(str(folder))

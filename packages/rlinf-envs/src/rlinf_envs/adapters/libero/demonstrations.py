@@ -1,0 +1,146 @@
+"""LIBERO's demonstrations: an HDF5 file `<task>_demo.hdf5` for each task, about 50 episodes in it.
+
+`data/demo_<i>` has `actions` [T, 7], `rewards` and `dones` [T], `states` [T, S] (the simulation's, before each action)
+and `obs` of T moments: `agentview_rgb` and `eye_in_hand_rgb` [T, H, W, 3] uint8, upside down; `ee_pos` and `ee_ori`
+[T, 3], `gripper_states` [T, 2], `joint_states` [T, 7]. (Layout: LIBERO's `scripts/create_dataset.py`.)
+
+Two kinds of such files are about, which differ in what an observation stands beside. LIBERO's own have what was seen
+*after* an action; those that OpenVLA's `regenerate_libero_dataset.py` makes of them what was seen *before* it. Here
+every action goes with what was seen before it: the joints tell the two apart, which the states hold too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf_envs.adapters.libero.tasks import instruction_of
+from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles, RunEnvironment
+from rlinf_envs.errors import EnvError
+
+_STATE = ("ee_pos", "ee_ori", "gripper_states")
+_CAMERAS = {"agentview_rgb": "image.agentview", "eye_in_hand_rgb": "image.wrist"}
+_JOINTS = slice(1, 8)
+"""Where a state has the arm's joints: behind the time."""
+
+
+class LiberoDemonstrations(DemonstrationFiles):
+    """The successful episodes of a file, or of all files of a folder: the first of each task, then the second of each.
+
+    The fields are those of the kind `libero`: "state" of eight numbers, "image.agentview", "image.wrist",
+    "instruction".
+
+    Args:
+        rename: name in the files, `agentview_rgb` for example -> field of a demonstration.
+        rotate: pictures turned by 180 degrees, as the environment's option of that name.
+
+    Raises: EnvError where it is not what it should be, and for a missing h5py.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        rename: Mapping[str, str] | None = None,
+        _: RunEnvironment | None = None,
+        *,
+        rotate: bool = True,
+    ) -> None:
+        self._fields = _CAMERAS | dict(rename or {})
+        self._rotate = rotate
+        self.options = {"rotate": rotate}
+        files = sorted(path.glob("*.hdf5")) if path.is_dir() else [path]
+        if not files:
+            raise EnvError(f"{path} holds no .hdf5 file; give one of LIBERO's <task>_demo.hdf5, or a folder of them")
+        together = zip_longest(*([(file, name) for name in _successful(file)] for file in files))
+        self._episodes = [one for turn in together for one in turn if one is not None]
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def read(self, number: int) -> Demonstration:
+        file, name = self._episodes[number]
+        with _opened(file) as opened:
+            group = opened["data"][name]
+            actions, rewards = _array(group, "actions"), _array(group, "rewards")
+            shown = {"state": np.concatenate([_array(group, f"obs/{part}") for part in _STATE], axis=1)}
+            shown |= {field: self._pictures(group, key) for key, field in self._fields.items() if key in group["obs"]}
+            if _was_seen_after(group):  # nobody wrote down what was seen before the first action
+                actions, rewards = actions[1:], rewards[1:]
+                shown = {field: values[:-1] for field, values in shown.items()}
+        lengths = {field: len(values) for field, values in shown.items()}
+        if set(lengths.values()) != {len(actions)} or len(rewards) != len(actions):
+            raise EnvError(f"{file}: data/{name} has {len(actions)} actions, {len(rewards)} rewards and {lengths}")
+        task = file.stem.removesuffix("_demo")
+        tensors = {field: torch.from_numpy(np.ascontiguousarray(values)) for field, values in shown.items()}
+        return Demonstration(
+            task=task,
+            seed=None,
+            observations={
+                **tensors,
+                "state": tensors["state"].float(),
+                "instruction": [instruction_of(task)] * len(actions),
+            },
+            actions=torch.from_numpy(actions).float(),
+            rewards=torch.from_numpy(rewards).float(),
+            success=True,
+        )
+
+    def _pictures(self, group: Any, key: str) -> np.ndarray:
+        pictures = _array(group, f"obs/{key}")
+        return pictures[:, ::-1, ::-1] if self._rotate else pictures
+
+
+def read_libero(path: str | Path, *, rotate: bool = True) -> LiberoDemonstrations:
+    """The successful episodes of one of LIBERO's files, or of a folder of them. As `LiberoDemonstrations`."""
+    if not Path(path).exists():
+        raise EnvError(f"{path} does not exist")
+    found = LiberoDemonstrations(Path(path), rotate=rotate)
+    if not len(found):
+        raise EnvError(f"{path} has no successful episode")
+    return found
+
+
+def _successful(file: Path) -> list[str]:
+    """The names of a file's successful episodes, by their number."""
+    with _opened(file) as opened:
+        if "data" not in opened:
+            raise EnvError(
+                f"{file} has no group 'data'; it has {', '.join(opened) or 'none'}. It is not one of LIBERO's"
+            )
+        names = [name for name in opened["data"] if re.fullmatch(r"demo_\d+", name)]
+        good = [name for name in names if _array(opened["data"][name], "rewards").any()]
+        return sorted(good, key=lambda name: int(name.removeprefix("demo_")))
+
+
+def _was_seen_after(group: Any) -> bool:
+    """Whether what stands beside an action was seen after it: the joints are then those of the next state. Files
+    without states are regenerated ones."""
+    if "states" not in group or len(group["states"]) < 2:
+        return False
+    held, shown = _array(group, "states")[:, _JOINTS], _array(group, "obs/joint_states")
+    return float(np.abs(shown[:-1] - held[1:]).sum()) < float(np.abs(shown[1:] - held[1:]).sum())
+
+
+def _array(group: Any, key: str) -> np.ndarray:
+    if key not in group:
+        place = key.rpartition("/")[0]
+        there = ", ".join(group.get(place, group))
+        raise EnvError(f"{group.file.filename}: {group.name} has no {key!r}; it has {there}")
+    return np.asarray(group[key])
+
+
+def _opened(file: Path) -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise EnvError(f"HDF5 files are read by h5py, which is missing ({error}); pip install h5py") from error
+    try:
+        return h5py.File(file, "r")
+    except OSError as error:
+        raise EnvError(f"{file} cannot be read as HDF5: {error}") from error

@@ -1,0 +1,38 @@
+"""What is known of LIBERO without importing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf_envs.core.kind_spec import KindSpec
+from rlinf_envs.venv import VenvSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiberoSpec(KindSpec):
+    def drawing_options(self, env_id: str) -> Mapping[str, Any]:
+        return {"render": True}
+
+    def published_simulator(self, env_id: str, options: Mapping[str, Any]) -> str:
+        return "LIBERO"
+
+
+SPEC = LiberoSpec(
+    name="libero",
+    make="rlinf_envs.adapters.libero.env:make_libero",
+    steps_after_end=True,
+    demonstrations={"libero": "rlinf_envs.adapters.libero.demonstrations:LiberoDemonstrations"},
+    picture_size=128,
+    venv=VenvSpec(
+        name="libero",
+        purpose="LIBERO's simulator",
+        folder=Path(__file__).parent,
+        modules=("libero.libero.envs", "libero.libero.benchmark"),
+        packages=("torch", "hf-libero", "robosuite", "mujoco"),
+        import_folder="LIBERO_CONFIG_PATH",
+        import_answer="n\n",  # it asks whether data sets shall lie elsewhere
+    ),
+)

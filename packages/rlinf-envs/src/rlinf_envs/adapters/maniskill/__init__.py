@@ -1,0 +1,1 @@
+"""ManiSkill 3, on CPUs and GPUs."""

@@ -1,0 +1,1 @@
+"""Meta-World: fifty tasks of one arm on MuJoCo, with scripted experts."""

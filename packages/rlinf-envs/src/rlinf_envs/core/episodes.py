@@ -1,0 +1,133 @@
+"""What the vectors of this package share: the bookkeeping of the episode that a row is in, and who may watch it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf_envs.core.protocol import EpisodeEnd
+from rlinf_envs.core.seeding import episode_seed
+from rlinf_envs.errors import EnvError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """One row right after its reset or after an action; what a watcher is told."""
+
+    env_index: int
+    episode_index: int
+    seed: int
+    """The episode's own seed."""
+    num_actions: int
+    """Actions of the episode so far; 0: it has just begun."""
+    is_past_end: bool = False
+    """The environment had ended the episode before this action, and does not define what a step then does."""
+
+
+class Watchable(ABC):
+    """A vector in this process that can be looked at while a chunk is executed. A base class: what stands in front of
+    one and hands every name on is none."""
+
+    _watcher: Callable[[Moment], None] | None = None
+    _ends_for_good: bool = False
+    """What a step after `terminated` does is undefined."""
+
+    def watch(self, watcher: Callable[[Moment], None] | None) -> None:
+        """Have `watcher` called after every reset and every action of a row, within `step_chunk` too, while
+        `render_row` still shows that moment: the last one of an episode included. None ends it."""
+        self._watcher = watcher
+
+    def _tell_watcher(self, index: int, row: RunningEpisode) -> None:
+        if self._watcher is not None:
+            self._watcher(row.moment(index, ends_for_good=self._ends_for_good))
+
+    @abstractmethod
+    def render_row(self, env_index: int) -> np.ndarray:
+        """[H, W, 3] uint8, a picture of one row."""
+
+
+@dataclass(slots=True)
+class RunningEpisode:
+    """The episode that a row is in, between its reset and now."""
+
+    row_seed: int
+    """Of the row's last `reset`."""
+    episode_index: int
+    num_actions: int = 0
+    return_: float = 0.0
+    success_once: bool | None = None
+    success: bool | None = None
+    task: str | None = None
+    ended_at: int | None = None
+    """Actions after which the environment said that it had terminated; an ignored termination is followed by more."""
+
+    @property
+    def seed(self) -> int:
+        """The episode's own."""
+        return episode_seed(self.row_seed, self.episode_index)
+
+    def add(self, reward: float, success: bool | None, task: str | None = None) -> None:
+        """One more action. `success`: whether the task counts as solved now, None where nobody knows."""
+        self.num_actions += 1
+        self.return_ += reward
+        self.success = success
+        self.task = task
+        if success is not None:
+            self.success_once = bool(self.success_once) or success
+
+    def moment(self, env_index: int, *, ends_for_good: bool) -> Moment:
+        return Moment(
+            env_index=env_index,
+            episode_index=self.episode_index,
+            seed=self.seed,
+            num_actions=self.num_actions,
+            is_past_end=ends_for_good and self.ended_at is not None and self.num_actions > self.ended_at,
+        )
+
+    def end(self, env_index: int) -> EpisodeEnd:
+        """Its record, where it ends now."""
+        return EpisodeEnd(
+            env_index=env_index,
+            episode_index=self.episode_index,
+            seed=self.seed,
+            return_=self.return_,
+            length=self.num_actions,
+            success_once=self.success_once,
+            success_at_end=self.success,
+            task=self.task,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndRule:
+    """When the episodes of a vector end."""
+
+    max_episode_steps: int | None = None
+    """Actions after which an episode is truncated; None: the environment's own limit alone."""
+    ignore_terminations: bool = False
+    """Go on after the task has ended until the limit. For simulators that define what follows; Gymnasium does not."""
+
+    def __post_init__(self) -> None:
+        limit = self.max_episode_steps
+        if limit is not None and limit < 1:
+            raise EnvError(f"max_episode_steps={limit}; it must be at least 1, or None for no limit")
+        if self.ignore_terminations and limit is None:
+            raise EnvError(
+                "ignore_terminations=True needs a time limit, or episodes never end; set max_episode_steps "
+                "(this environment has none of its own)"
+            )
+
+    def of(self, episode: RunningEpisode, *, terminated: bool, truncated: bool) -> tuple[bool, bool]:
+        """(terminated, truncated) as it is told, for what the environment said of the last action."""
+        at_limit = self.max_episode_steps is not None and episode.num_actions >= self.max_episode_steps
+        terminated = terminated and not self.ignore_terminations
+        return terminated, (truncated or at_limit) and not terminated
+
+
+def require_envs(num_envs: int) -> None:
+    """Raises: EnvError for a vector without rows."""
+    if num_envs < 1:
+        raise EnvError(f"num_envs={num_envs}; at least one environment is needed")

@@ -1,0 +1,62 @@
+"""Makes a running environment from a plain description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rlinf_envs.core.env_spec import EnvSpec
+from rlinf_envs.core.picture_memory import PictureMemory
+from rlinf_envs.core.protocol import BatchedEnv
+from rlinf_envs.core.vector import InProcessVector
+from rlinf_envs.errors import EnvError
+from rlinf_envs.kinds import kind_spec
+
+
+def make_env(
+    spec: EnvSpec, *, on_replaced: Callable[[str], None] | None = None, pictures: PictureMemory | None = None
+) -> BatchedEnv:
+    """The environment `spec` describes. EnvError says what is wrong with a description and what was allowed.
+
+    `on_replaced` is told, in a sentence, of every process of the environment's own that was lost and replaced.
+    `pictures` is where pictures are shown while there is room; not those of a disturbed environment, which are drawn
+    once more, nor of a `BatchedEnv` of one's own in this process, which shows tensors of its own.
+    """
+    if spec.disturbance is not None:
+        from rlinf_envs.core.disturbed import DisturbedEnv
+
+        plain = replace(spec, disturbance=None)
+        return DisturbedEnv(make_env(plain, on_replaced=on_replaced), spec.disturbance)
+    kind_spec(spec.kind)  # raises where there is no such kind
+    if not 0 <= spec.num_processes <= spec.num_envs:
+        raise EnvError(
+            f"EnvSpec.num_processes={spec.num_processes} with num_envs={spec.num_envs}; "
+            f"allowed: 0..num_envs, as every process holds at least one environment"
+        )
+    if spec.hang_limit_s is not None and spec.hang_limit_s <= 0:
+        raise EnvError(f"EnvSpec.hang_limit_s={spec.hang_limit_s}; it must be more than 0 seconds, or None")
+    if spec.num_processes > 0:
+        from rlinf_envs.core.subprocess_env import SubprocessVector
+
+        return SubprocessVector(spec, on_replaced=on_replaced, pictures=pictures)
+    env = make_in_process(spec)
+    if pictures is not None and isinstance(env, InProcessVector):
+        fields = env.observation_spec
+        env.show_in(lambda _, name: pictures.empty((spec.num_envs, *fields[name].shape)))
+    return env
+
+
+def make_in_process(spec: EnvSpec) -> BatchedEnv:
+    """All of `spec` in this process, whatever its num_processes says."""
+    options: dict[str, Any] = dict(spec.options)
+    reserved = {"max_episode_steps", "ignore_terminations", "num_envs"} & set(options)
+    if reserved:
+        raise EnvError(f"EnvSpec.options holds {', '.join(sorted(reserved))}; set the field of EnvSpec instead")
+    return kind_spec(spec.kind, spec.id).load()(
+        spec.id,
+        spec.num_envs,
+        max_episode_steps=spec.max_episode_steps,
+        ignore_terminations=spec.ignore_terminations,
+        **options,
+    )

@@ -1,0 +1,76 @@
+"""What was done in the current episodes of rows, kept beside their simulators: enough to begin them again elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from rlinf_envs.core.protocol import ActionSpec, RowSnapshot, StepResult
+from rlinf_envs.core.seeding import episode_seed
+
+
+@dataclass(slots=True)
+class _Row:
+    """The episode that a row is in."""
+
+    seed: int
+    """Of the row's last reset."""
+    episode_index: int = 0
+    chunks: list[np.ndarray] = field(default_factory=list)
+    """[n, *action shape] each: what was executed of it, in order."""
+
+    @property
+    def num_actions(self) -> int:
+        return sum(map(len, self.chunks))
+
+
+class RowHistories:
+    """The episodes that N rows are in. Empty until a reset."""
+
+    def __init__(self, action_spec: ActionSpec) -> None:
+        self._spec = action_spec
+        self._rows: list[_Row] = []
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        self._rows = [_Row(seed) for seed in seeds]
+
+    def restore(self, rows: Sequence[RowSnapshot]) -> None:
+        self._rows = [
+            _Row(row.seed, row.episode_index, [row.actions.numpy()] if len(row.actions) else []) for row in rows
+        ]
+
+    def add(self, actions: np.ndarray, result: StepResult) -> None:
+        """What a chunk of `actions` [N, C, *shape], as executed, has done."""
+        ended = (result.terminated | result.truncated).tolist()
+        for row, chunk, count, has_ended in zip(self._rows, actions, result.num_steps.tolist(), ended, strict=True):
+            if has_ended:
+                row.episode_index, row.chunks = row.episode_index + 1, []
+            else:
+                row.chunks.append(chunk[:count].copy())
+
+    def snapshot(self) -> tuple[RowSnapshot, ...]:
+        return tuple(
+            RowSnapshot(seed=row.seed, episode_index=row.episode_index, actions=self._actions(row))
+            for row in self._rows
+        )
+
+    def num_done(self, rows: range) -> tuple[int, int]:
+        """Chunks and actions of the episodes that these rows are in, together."""
+        mine = [self._rows[row] for row in rows]
+        return sum(len(row.chunks) for row in mine), sum(row.num_actions for row in mine)
+
+    def place(self, row_index: int) -> str:
+        """Where a row is, in words."""
+        if not self._rows:
+            return "before its first reset"
+        row = self._rows[row_index]
+        seed = episode_seed(row.seed, row.episode_index)
+        return f"after {row.num_actions} actions of episode {row.episode_index} (seed {seed})"
+
+    def _actions(self, row: _Row) -> torch.Tensor:
+        if not row.chunks:
+            return torch.zeros((0, *self._spec.shape), dtype=self._spec.dtype)
+        return torch.from_numpy(np.concatenate(row.chunks))

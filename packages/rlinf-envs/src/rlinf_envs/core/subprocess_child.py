@@ -1,0 +1,194 @@
+"""The child of a `SubprocessVector`: holds some rows, answers one command at a time until its parent is gone."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import fcntl
+import mmap
+import os
+import select
+import signal
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_envs.core.env_spec import EnvSpec
+from rlinf_envs.core.factory import make_in_process
+from rlinf_envs.core.protocol import BatchedEnv, Observation, Replayable, RowSnapshot, StepResult
+from rlinf_envs.core.shared_block import BlockShape, SharedBlock
+from rlinf_envs.core.vector import InProcessVector
+from rlinf_envs.errors import EnvCrashedError, EnvError
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def serve(
+    commands_fd: int, lifeline_fd: int, memory_fd: int, pictures_fd: int | None, *, dies_with_thread: bool
+) -> None:
+    """The child's whole life. `lifeline_fd` is the reading end of a pipe into which the parent never writes."""
+    _die_with_parent(lifeline_fd, dies_with_thread=dies_with_thread)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # `rlinf explain` asks a child that hangs where it is
+    torch.set_num_threads(1)  # one core is what a child is for; rows are too small to gain from more
+    connection = Connection(commands_fd)
+    child = _Child(memory_fd, pictures_fd)
+    while True:
+        try:
+            command, arguments = connection.recv()
+        except EOFError:
+            return
+        connection.send(_answered(child, command, arguments))
+        if command == "close":
+            return
+
+
+def _die_with_parent(lifeline_fd: int, *, dies_with_thread: bool) -> None:
+    """Have the kernel end this process when the parent's end of the lifeline closes, even inside a simulator's loop.
+
+    The kernel signals a hang-up on a file with an owner by SIGIO, whose default is to terminate. PR_SET_PDEATHSIG does
+    the same for a parent whose forked children keep the pipe open, but it follows the *thread* that started us; so it
+    is used only if that was the main thread.
+    """
+    if dies_with_thread:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(lifeline_fd, select.POLLIN)
+    if poll.poll(0):  # it was gone before we asked to be told
+        os._exit(1)
+
+
+def _answered(child: _Child, command: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """("done", result), or what `subprocess_env` needs to raise the same error over there."""
+    try:
+        return ("done", getattr(child, command)(*arguments))
+    except EnvCrashedError as error:
+        return ("crashed", error.env_index, error.problem, traceback.format_exc())
+    except EnvError as error:
+        return ("refused", type(error).__name__, str(error))
+    except Exception as error:  # noqa: BLE001  whatever it is, it is told to the parent, which raises it
+        return ("crashed", 0, f"{command} failed: {type(error).__name__}: {error}", traceback.format_exc())
+
+
+class _Child:
+    """One method for each command. Arguments and results are plain values; tensors go through the shared block, or
+    where the parent says: `places` are the offsets of this child's rows in the parent's picture memory, by part of the
+    result and field."""
+
+    def __init__(self, memory_fd: int, pictures_fd: int | None) -> None:
+        self._memory_fd = memory_fd
+        self._pictures = mmap.mmap(pictures_fd, 0) if pictures_fd is not None else None
+        self._places: dict[tuple[str, str], Tensor] = {}
+        self._env: BatchedEnv | None = None
+        self._block: SharedBlock | None = None
+
+    @property
+    def env(self) -> BatchedEnv:
+        assert self._env is not None, "a command came before make"
+        return self._env
+
+    @property
+    def block(self) -> SharedBlock:
+        assert self._block is not None, "a command came before share"
+        return self._block
+
+    def make(self, spec: EnvSpec) -> dict[str, Any]:
+        self._env = make_in_process(spec)
+        if isinstance(self._env, InProcessVector):
+            self._env.show_in(lambda part, name: self._places.get((part, name)))
+        bounds = self._env.action_spec
+        return {
+            "kind": bounds.kind,
+            "low": bounds.low.numpy(),
+            "high": bounds.high.numpy(),
+            "observation_spec": {
+                name: (field.shape, field.dtype) for name, field in self._env.observation_spec.items()
+            },
+            "max_episode_steps": self._env.max_episode_steps,
+            "notes": self._env.notes,
+            "is_replayable": isinstance(self._env, Replayable),
+        }
+
+    def share(self, num_actions: int) -> None:
+        """Map the block anew, with room for chunks of `num_actions`."""
+        shape = BlockShape(
+            num_rows=self.env.num_envs,
+            num_actions=num_actions,
+            action_spec=self.env.action_spec,
+            observation_spec=self.env.observation_spec,
+        )
+        self._block = SharedBlock(self._memory_fd, shape)
+
+    def reset(self, places: Mapping[tuple[str, str], int], seeds: list[int]) -> dict[str, list[str]]:
+        self._take_places(places)
+        return self._shared(self.env.reset(seeds), "observation")
+
+    def step(self, places: Mapping[tuple[str, str], int]) -> tuple[Any, ...]:
+        self._take_places(places)
+        return self._told(self.env.step(torch.from_numpy(self.block["actions"][:, 0].copy())))
+
+    def step_chunk(self, places: Mapping[tuple[str, str], int], num_actions: int) -> tuple[Any, ...]:
+        self._take_places(places)
+        return self._told(self.env.step_chunk(torch.from_numpy(self.block["actions"][:, :num_actions].copy())))
+
+    def restore(self, places: Mapping[tuple[str, str], int], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[str]]:
+        self._take_places(places)
+        snapshots = [
+            RowSnapshot(seed=seed, episode_index=index, actions=torch.from_numpy(actions))
+            for seed, index, actions in rows
+        ]
+        return self._shared(self._replayable().restore(snapshots), "observation")
+
+    def render(self) -> Any:
+        return self.env.render().numpy()
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+
+    def _replayable(self) -> Replayable:
+        if not isinstance(self.env, Replayable):
+            raise EnvError(f"a {type(self.env).__name__} offers no snapshots (rlinf_envs.core.protocol.Replayable)")
+        return self.env
+
+    def _take_places(self, places: Mapping[tuple[str, str], int]) -> None:
+        """Those of the command at hand; the parent gives their memory to nobody else before it has the answer."""
+        self._places = {
+            (part, name): torch.from_numpy(
+                np.ndarray(self.block[f"{part}/{name}"].shape, np.uint8, buffer=self._pictures, offset=offset)
+            )
+            for (part, name), offset in places.items()
+        }
+
+    def _shared(self, observation: Observation, part: str) -> dict[str, list[str]]:
+        """Write the tensors of an observation into the block, and pictures into their places, where they are already if
+        the environment writes there; its texts are returned."""
+        texts: dict[str, list[str]] = {}
+        arrays = self.block.fields(part)
+        for name, value in observation.items():
+            place = self._places.get((part, name))
+            if not isinstance(value, Tensor):
+                texts[name] = value
+            elif place is None:
+                arrays[name][...] = value.numpy()
+            elif value is not place:
+                place.copy_(value)
+        return texts
+
+    def _told(self, result: StepResult) -> tuple[Any, ...]:
+        """Write a result into the block; what does not go there is returned: texts, final texts, episodes."""
+        rewards = result.rewards.numpy().reshape(self.env.num_envs, -1)
+        self.block["rewards"][:, : rewards.shape[1]] = rewards
+        for name in ("terminated", "truncated", "num_steps"):
+            self.block[name][...] = getattr(result, name).numpy()
+        texts = self._shared(result.observation, "observation")
+        final_texts = self._shared(result.final_observation, "final_observation") if result.episodes else texts
+        return texts, final_texts, result.episodes

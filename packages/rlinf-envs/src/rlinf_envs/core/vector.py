@@ -1,0 +1,328 @@
+"""N single environments in this process behind `BatchedEnv`: auto-reset, episode records, chunks, snapshots.
+
+The adapters (Gymnasium, ManiSkill) only say what one environment does; everything that must be the same for all of them
+is here. Differs from Gymnasium's vector environments in that an ended episode is followed by the next one *in the same
+step*, with the true last observation kept, and with seeds that are a function of the first ones (`seeding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_envs.core.described import Described
+from rlinf_envs.core.episodes import EndRule, RunningEpisode, Watchable, require_envs
+from rlinf_envs.core.picture_memory import Places
+from rlinf_envs.core.protocol import PICTURE, ActionSpec, EpisodeEnd, FieldSpec, Observation, RowSnapshot, StepResult
+from rlinf_envs.core.seeding import checked_seeds, episode_seed
+from rlinf_envs.errors import EnvCrashedError, EnvError
+
+SingleObservation = Mapping[str, "np.ndarray | str"]
+"""One row of an observation: arrays of exactly the spec's shape and dtype, text as str. They are copied into their
+batch once: an array may be a view with any strides, of a buffer that the row's next observation leaves alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SingleStep:
+    """What one environment did with one action."""
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    success: bool | None
+    """Whether the task counts as solved right now; None where the environment knows no success."""
+    task: str | None = None
+    """The task of the episode, where the environment has several."""
+
+
+class SingleEnv(Protocol):
+    """One environment that does not reset itself. `reset(seed)` must forget everything that ran before.
+
+    `observe()` shows the present state. It is called once where an observation is handed out, not after every action
+    of a chunk: pictures are drawn there, and it changes nothing.
+    """
+
+    @property
+    def action_spec(self) -> ActionSpec: ...
+
+    @property
+    def observation_spec(self) -> Mapping[str, FieldSpec]: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def reset(self, seed: int) -> None: ...
+
+    def step(self, action: np.ndarray) -> SingleStep: ...
+
+    def observe(self) -> SingleObservation: ...
+
+    def render(self) -> np.ndarray: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Row(RunningEpisode):
+    """With the actions that lead to where it is."""
+
+    actions: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What one row did in one call."""
+
+    rewards: np.ndarray
+    """[C] float32"""
+    num_steps: int
+    terminated: bool
+    truncated: bool
+    final_observation: SingleObservation | None
+    """The last one of an episode that ended."""
+    end: EpisodeEnd | None
+
+
+class InProcessVector(Described, Watchable):
+    """`num_envs` environments of one maker, stepped one after the other in this process.
+
+    `max_episode_steps` and `ignore_terminations` are those of `EndRule`. `ends_for_good`: the environments leave
+    undefined what a step after `terminated` does, as Gymnasium's do.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], SingleEnv],
+        num_envs: int,
+        *,
+        max_episode_steps: int | None = None,
+        ignore_terminations: bool = False,
+        ends_for_good: bool = False,
+    ) -> None:
+        require_envs(num_envs)
+        self._ends_for_good = ends_for_good
+        self._ends = EndRule(max_episode_steps=max_episode_steps, ignore_terminations=ignore_terminations)
+        self._max_episode_steps = max_episode_steps
+        self._places: Places | None = None
+        self._rows: list[_Row] | None = None
+        self._envs: list[SingleEnv] = []
+        try:
+            for _ in range(num_envs):
+                self._envs.append(make())
+        except BaseException:
+            self.close()
+            raise
+        self._num_envs = num_envs
+        self._action_spec = self._envs[0].action_spec
+        self._observation_spec = dict(self._envs[0].observation_spec)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(note for env in self._envs for note in env.notes))
+
+    @property
+    def own_limit(self) -> int | None:
+        """Actions after which the environments cut an episode by themselves; None: nothing says so."""
+        return getattr(self._envs[0], "own_limit", None)
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        self._require_open()
+        values = checked_seeds(seeds, self.num_envs)
+        self._rows = None  # a reset that fails half-way leaves nothing to step
+        rows = [self._begin(index, seed, 0) for index, seed in enumerate(values)]
+        observation = self._batched("observation", self._observed())
+        self._rows = rows
+        return observation
+
+    def step(self, actions: Tensor) -> StepResult:
+        rows = self._require_rows("step")
+        checked = self._action_spec.checked(actions, self.num_envs)
+        outcomes = [self._advance(index, row, checked[index : index + 1]) for index, row in enumerate(rows)]
+        return self._result(outcomes, chunk=False)
+
+    def step_chunk(self, actions: Tensor) -> StepResult:
+        rows = self._require_rows("step_chunk")
+        checked = self._action_spec.checked(actions, self.num_envs, chunk=True)
+        return self._result([self._advance(index, row, checked[index]) for index, row in enumerate(rows)], chunk=True)
+
+    def snapshot(self) -> tuple[RowSnapshot, ...]:
+        return tuple(
+            RowSnapshot(seed=row.row_seed, episode_index=row.episode_index, actions=self._actions_tensor(row.actions))
+            for row in self._require_rows("snapshot")
+        )
+
+    def restore(self, rows: Sequence[RowSnapshot]) -> Observation:
+        self._require_open()
+        if len(rows) != self.num_envs:
+            raise EnvError(f"restore got {len(rows)} rows for {self.num_envs} environments")
+        checked_seeds([snapshot.seed for snapshot in rows], self.num_envs)
+        self._rows = None
+        replayed = [self._replayed(index, snapshot) for index, snapshot in enumerate(rows)]
+        observation = self._batched("observation", self._observed())
+        self._rows = replayed
+        return observation
+
+    def render(self) -> Tensor:
+        self._require_rows("render")
+        return torch.from_numpy(np.stack([env.render() for env in self._envs]))
+
+    def show_in(self, places: Places | None) -> None:
+        """Have pictures written where `places` says, from the next call on. None: in memory of its own."""
+        self._places = places
+
+    def render_row(self, env_index: int) -> np.ndarray:
+        self._require_open()
+        return self._envs[env_index].render()
+
+    def close(self) -> None:
+        envs, self._envs = self._envs, []
+        self._rows = None
+        for env in envs:
+            env.close()
+
+    def _begin(self, index: int, seed: int, episode_index: int) -> _Row:
+        actual_seed = episode_seed(seed, episode_index)
+        try:
+            self._envs[index].reset(actual_seed)
+        except Exception as error:
+            raise self._crash(index, f"reset(seed={actual_seed})", error) from error
+        row = _Row(row_seed=seed, episode_index=episode_index)
+        self._tell_watcher(index, row)
+        return row
+
+    def _move(self, index: int, row: _Row, action: np.ndarray) -> tuple[float, bool, bool]:
+        """One action of one row, without the auto-reset: reward, terminated, truncated."""
+        try:
+            step = self._envs[index].step(action)
+            if not np.isfinite(step.reward):
+                raise EnvError(f"the reward is {step.reward}; a reward must be a finite number")
+        except Exception as error:
+            raise self._crash(index, f"step {row.num_actions} of its episode", error, row) from error
+        row.actions.append(action)
+        row.add(float(step.reward), step.success, step.task)
+        if step.terminated and row.ended_at is None:
+            row.ended_at = row.num_actions
+        self._tell_watcher(index, row)
+        return float(step.reward), *self._ends.of(row, terminated=step.terminated, truncated=step.truncated)
+
+    def _advance(self, index: int, row: _Row, actions: np.ndarray) -> _Outcome:
+        """Execute up to C actions [C, *shape] of one row; begin the next episode where this one ends."""
+        rewards = np.zeros(len(actions), dtype=np.float32)
+        num_steps, terminated, truncated = 0, False, False
+        while num_steps < len(actions) and not (terminated or truncated):
+            rewards[num_steps], terminated, truncated = self._move(index, row, actions[num_steps])
+            num_steps += 1
+        outcome = _Outcome(
+            rewards=rewards,
+            num_steps=num_steps,
+            terminated=terminated,
+            truncated=truncated,
+            final_observation=None,
+            end=None,
+        )
+        if terminated or truncated:
+            outcome.final_observation = self._observe(index)
+            outcome.end = row.end(index)
+            assert self._rows is not None, "a row moved before the reset"
+            self._rows[index] = self._begin(index, row.row_seed, row.episode_index + 1)
+        return outcome
+
+    def _observe(self, index: int) -> SingleObservation:
+        try:
+            return self._envs[index].observe()
+        except Exception as error:
+            raise self._crash(index, "observe()", error) from error
+
+    def _observed(self) -> list[SingleObservation]:
+        return [self._observe(index) for index in range(self.num_envs)]
+
+    def _replayed(self, index: int, snapshot: RowSnapshot) -> _Row:
+        row = self._begin(index, snapshot.seed, snapshot.episode_index)
+        for position, action in enumerate(self._checked_history(index, snapshot.actions)):
+            _, terminated, truncated = self._move(index, row, action)
+            if terminated or truncated:
+                raise EnvError(
+                    f"restore: the episode of env {index} ended at action {position} of "
+                    f"{len(snapshot.actions)}; the snapshot was taken from another environment or with other options"
+                )
+        return row
+
+    def _checked_history(self, index: int, actions: Tensor) -> np.ndarray:
+        if len(actions) == 0:
+            return np.zeros((0, *self._action_spec.shape), dtype=np.float32)
+        try:
+            return self._action_spec.checked(actions[None], 1, chunk=True)[0]
+        except ValueError as error:
+            raise EnvError(f"restore: snapshot of env {index}: {error}") from error
+
+    def _actions_tensor(self, actions: list[np.ndarray]) -> Tensor:
+        if not actions:
+            return torch.zeros((0, *self._action_spec.shape), dtype=self._action_spec.dtype)
+        return torch.from_numpy(np.stack(actions))
+
+    def _result(self, outcomes: list[_Outcome], *, chunk: bool) -> StepResult:
+        shown = self._observed()
+        observation = self._batched("observation", shown)
+        ends = tuple(outcome.end for outcome in outcomes if outcome.end is not None)
+        final = [outcome.final_observation or row for outcome, row in zip(outcomes, shown, strict=True)]
+        rewards = np.stack([outcome.rewards for outcome in outcomes])
+        return StepResult(
+            observation=observation,
+            rewards=torch.from_numpy(rewards if chunk else rewards[:, 0].copy()),
+            terminated=torch.tensor([outcome.terminated for outcome in outcomes]),
+            truncated=torch.tensor([outcome.truncated for outcome in outcomes]),
+            final_observation=self._batched("final_observation", final) if ends else observation,
+            num_steps=torch.tensor([outcome.num_steps for outcome in outcomes]),
+            episodes=ends,
+        )
+
+    def _batched(self, part: str, rows: Sequence[SingleObservation]) -> Observation:
+        """The rows as one, each picture written into its place."""
+        batch: Observation = {}
+        for name, spec in self._observation_spec.items():
+            if spec.dtype == "text":
+                batch[name] = [str(row[name]) for row in rows]
+                continue
+            arrays = [np.asarray(row[name]) for row in rows]
+            for index, array in enumerate(arrays):
+                if array.shape != spec.shape:
+                    self._rows = None
+                    shapes = f"{list(array.shape)}; its observation_space says {list(spec.shape)}"
+                    raise EnvCrashedError(index, f"its observation {name!r} has the shape {shapes}")
+            place = self._places(part, name) if self._places is not None and name.startswith(PICTURE) else None
+            if place is not None:
+                np.stack(arrays, out=place.numpy())
+                batch[name] = place
+                continue
+            array = np.stack(arrays)
+            if spec.dtype == "float32" and not np.isfinite(array).all():
+                self._rows = None
+                index = int(np.argwhere(~np.isfinite(array))[0][0])
+                raise EnvCrashedError(index, f"its observation {name!r} holds a number that is not finite")
+            batch[name] = torch.from_numpy(array)
+        return batch
+
+    def _crash(self, index: int, doing: str, error: Exception, row: _Row | None = None) -> EnvCrashedError:
+        self._rows = None  # some rows have moved, some have not: only a reset leads on
+        text = f"{doing} failed: {type(error).__name__}: {error}"
+        if row is not None and row.ended_at is not None:
+            text += (
+                f"; the environment had ended the episode after {row.ended_at} actions, and ignore_terminations=True "
+                "goes on: leave it out"
+            )
+        return EnvCrashedError(index, text)
+
+    def _require_open(self) -> None:
+        if not self._envs:
+            raise EnvError("this environment is closed; make a new one")
+
+    def _require_rows(self, doing: str) -> list[_Row]:
+        self._require_open()
+        if self._rows is None:
+            raise EnvError(f"{doing} before reset (or after a failure); call reset(seeds) first")
+        return self._rows

@@ -1,0 +1,43 @@
+"""What stands in front of an environment and is one itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from rlinf_envs.core.protocol import ActionSpec, BatchedEnv, FieldSpec
+
+
+class EnvWrapper:
+    """Base of wrappers of a `BatchedEnv`: what they do not say themselves is said by `env`. `reset`, `step` and
+    `step_chunk` are theirs."""
+
+    def __init__(self, env: BatchedEnv) -> None:
+        self._env = env
+
+    @property
+    def num_envs(self) -> int:
+        return self._env.num_envs
+
+    @property
+    def action_spec(self) -> ActionSpec:
+        return self._env.action_spec
+
+    @property
+    def observation_spec(self) -> Mapping[str, FieldSpec]:
+        return self._env.observation_spec
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        return self._env.max_episode_steps
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._env.notes
+
+    def render(self) -> Tensor:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()

@@ -1,0 +1,38 @@
+"""The kinds of environments: one line for each that ships, and import paths of custom ones."""
+
+from __future__ import annotations
+
+from rlinf_envs.core.importing import object_at
+from rlinf_envs.core.kind_spec import KindSpec, loaded
+from rlinf_envs.errors import EnvError
+
+KINDS = {
+    "gymnasium": "rlinf_envs.adapters.gymnasium.spec:SPEC",
+    "maniskill": "rlinf_envs.adapters.maniskill.spec:SPEC",
+    "metaworld": "rlinf_envs.adapters.metaworld.spec:SPEC",
+    "libero": "rlinf_envs.adapters.libero.spec:SPEC",
+    "import": "rlinf_envs.adapters.imported.spec:SPEC",
+}
+"""Name -> import path of its spec, which needs neither torch nor a simulator."""
+
+
+def kind_spec(kind: str, env_id: str = "", *, key: str = "EnvSpec.kind") -> KindSpec:
+    """The spec of a kind, or of one environment of it.
+
+    Args:
+        kind: a name in `KINDS`, or "package.module:NAME" of a spec, or of a function that makes environments.
+        env_id: the environment; "": any of the kind.
+        key: what the kind was given as, for messages.
+
+    Raises: EnvError for an unknown name or a path that leads nowhere.
+    """
+    if kind in KINDS:
+        plugin = loaded(KINDS[kind])
+    elif ":" in kind:
+        plugin = object_at(kind, key=key)
+    else:
+        raise EnvError(f"{key}={kind!r}; allowed: {', '.join(KINDS)}, or package.module:NAME of a custom kind")
+    if not isinstance(plugin, KindSpec):
+        own = getattr(plugin, "kind_spec", None)
+        plugin = own if isinstance(own, KindSpec) else KindSpec(name=kind, make=plugin)
+    return plugin.of(env_id) if env_id else plugin

@@ -1,0 +1,1 @@
+"""Episodes kept whole, and films of them."""

@@ -1,0 +1,148 @@
+"""Recorded episodes side by side in one mp4 file: a row or more for each task, successes framed green, failures red.
+
+All episodes begin together. One that has ended shows its last picture, paler, until the longest has ended too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlinf_envs.core.protocol import EpisodeEnd
+from rlinf_envs.recording.recorder import RecordedEpisode
+from rlinf_envs.recording.video import mp4_writer, require_video
+
+COLUMNS = 6
+"""Episodes in a row, at most."""
+LEAST_HEIGHT = 128
+"""Pixels; smaller pictures are enlarged."""
+FRAME = 4
+LABEL = 30
+"""Pixels of two lines of text above a picture."""
+GREEN, AMBER, RED, GREY = (31, 157, 107), (224, 138, 30), (208, 69, 95), (100, 116, 139)
+PAPER, INK, SOFT = (246, 247, 249), (27, 35, 48), (93, 104, 120)
+
+
+def outcome_of(end: EpisodeEnd) -> str:
+    """What became of an episode, in words."""
+    if end.success_at_end is None:
+        return "ended"
+    return "success" if end.success_at_end else "success, then lost" if end.success_once else "failure"
+
+
+_COLORS = {"success": GREEN, "success, then lost": AMBER, "failure": RED, "ended": GREY}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tile:
+    """Where an episode is on the sheet, and its pictures as large as they are shown."""
+
+    episode: RecordedEpisode
+    top: int
+    left: int
+
+    def picture(self, time: int) -> np.ndarray:
+        pictures = self.episode.pictures
+        shown = pictures[min(time, len(pictures) - 1)]
+        if time >= len(pictures):
+            shown = (shown // 2 + 127).astype(np.uint8)
+        scale = _scale(self.episode)
+        return shown.repeat(scale, axis=0).repeat(scale, axis=1)
+
+
+def write_grid(path: Path, episodes: Sequence[RecordedEpisode], *, fps: float = 20.0) -> bool:
+    """Writes the film of the episodes that have pictures; False, and no file, where none has.
+
+    Args:
+        path: ends in .mp4; a file of this name is replaced once the new one is whole.
+
+    Raises: EnvError where imageio is missing.
+    """
+    require_video()
+    seen = [episode for episode in episodes if len(episode.pictures)]
+    if not seen:
+        return False
+    tiles, sheet = _laid_out(seen)
+    partial = path.with_name(f".partial-{path.name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = mp4_writer(partial, fps)
+    try:
+        for time in range(max(len(episode.pictures) for episode in seen) + round(fps)):
+            writer.append_data(_page(sheet, tiles, time))
+    finally:
+        writer.close()
+    partial.replace(path)
+    return True
+
+
+def by_task(episodes: Sequence[RecordedEpisode]) -> dict[str, list[RecordedEpisode]]:
+    """Task ("" where there is but one) -> its episodes by seed; tasks by name."""
+    found: dict[str, list[RecordedEpisode]] = defaultdict(list)
+    for episode in sorted(episodes, key=lambda episode: (episode.end.task or "", episode.end.seed)):
+        found[episode.end.task or ""].append(episode)
+    return dict(found)
+
+
+def _laid_out(episodes: Sequence[RecordedEpisode]) -> tuple[list[_Tile], np.ndarray]:
+    """Where each episode is, and the sheet with all frames and labels on it."""
+    sizes = [np.multiply(episode.pictures.shape[1:3], _scale(episode)) for episode in episodes]
+    height, width = (int(side) for side in np.max(sizes, axis=0))
+    step_down, step_right = height + LABEL + 3 * FRAME, width + 3 * FRAME
+    lines = [
+        rows[start : start + COLUMNS] for rows in by_task(episodes).values() for start in range(0, len(rows), COLUMNS)
+    ]
+    columns = max(map(len, lines))
+    sheet = np.empty((len(lines) * step_down + FRAME, columns * step_right + FRAME, 3), np.uint8)
+    sheet[:] = PAPER
+    sheet = np.pad(sheet, ((0, sheet.shape[0] % 2), (0, sheet.shape[1] % 2), (0, 0)), mode="edge")
+    tiles = [
+        _Tile(episode=episode, top=down * step_down + LABEL + 2 * FRAME, left=across * step_right + 2 * FRAME)
+        for down, line in enumerate(lines)
+        for across, episode in enumerate(line)
+    ]
+    return tiles, _labelled(sheet, tiles, width)
+
+
+def _scale(episode: RecordedEpisode) -> int:
+    return -(-LEAST_HEIGHT // episode.pictures.shape[1])
+
+
+def _labelled(sheet: np.ndarray, tiles: Sequence[_Tile], width: int) -> np.ndarray:
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.fromarray(sheet)
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default()
+    for tile in tiles:
+        end, size = tile.episode.end, tile.picture(0).shape
+        what = outcome_of(end)
+        frame = (tile.left - FRAME, tile.top - FRAME, tile.left + size[1] + FRAME - 1, tile.top + size[0] + FRAME - 1)
+        draw.rectangle(frame, fill=_COLORS[what])
+        title = end.task or f"seed {end.seed}"
+        below = f"{what}, seed {end.seed}" if end.task else f"{what}, return {end.return_:.3g}"
+        top = tile.top - FRAME - LABEL
+        draw.text((tile.left - FRAME, top + 2), _cut(draw, font, title, width), fill=INK, font=font)
+        draw.text((tile.left - FRAME, top + 15), _cut(draw, font, below, width), fill=_COLORS[what], font=font)
+    return np.array(image)
+
+
+def _cut(draw: Any, font: Any, text: str, width: int) -> str:
+    """As much of a text as there is room for."""
+    text = "".join(
+        c if c.isascii() and c.isprintable() else "?" for c in text
+    )  # the font that is always there has no more
+    while len(text) > 3 and draw.textlength(text, font=font) > width + 2 * FRAME:
+        text = f"{text.rstrip('.')[:-1]}.."
+    return text
+
+
+def _page(sheet: np.ndarray, tiles: Sequence[_Tile], time: int) -> np.ndarray:
+    page = sheet.copy()
+    for tile in tiles:
+        picture = tile.picture(time)
+        page[tile.top : tile.top + picture.shape[0], tile.left : tile.left + picture.shape[1]] = picture
+    return page

@@ -1,0 +1,233 @@
+"""Whole episodes as they were: every action, every reward, and pictures of what was seen or drawn.
+
+An `EpisodeRecorder` stands in front of an environment and is one itself. It changes nothing: an episode has the same
+numbers with a recorder and without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rlinf_envs.core.env_spec import EnvSpec
+from rlinf_envs.core.episodes import Moment, Watchable
+from rlinf_envs.core.factory import make_env
+from rlinf_envs.core.picture_memory import PictureMemory
+from rlinf_envs.core.protocol import BatchedEnv, EpisodeEnd, Observation, StepResult, tensor_field
+from rlinf_envs.core.wrapper import EnvWrapper
+from rlinf_envs.errors import EnvError
+from rlinf_envs.kinds import kind_spec
+
+MAX_HEIGHT = 256
+"""Pixels. Higher pictures are kept smaller, so that an episode stays a few megabytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedEpisode:
+    """One episode from its reset to its end; T actions."""
+
+    end: EpisodeEnd
+    actions: np.ndarray
+    """[T, *action shape] as executed: clipped."""
+    rewards: np.ndarray
+    """[T] float32"""
+    pictures: np.ndarray
+    """[P, H, W, 3] uint8, at most `MAX_HEIGHT` high, the first one after the reset. What was seen has a picture for
+    each answer of the policy, the last one included; what was drawn has one for each action. P is 0 where there was
+    nothing to see."""
+
+    def save(self, folder: Path) -> Path:
+        """Writes it as seed-<seed>.npz."""
+        path = folder / f"seed-{self.end.seed}.npz"
+        end = np.array(json.dumps(asdict(self.end)))
+        np.savez(path, end=end, actions=self.actions, rewards=self.rewards, pictures=self.pictures)
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> RecordedEpisode:
+        """What `save` wrote."""
+        with np.load(path, allow_pickle=False) as found:
+            return cls(
+                end=EpisodeEnd(**json.loads(str(found["end"]))),
+                actions=found["actions"],
+                rewards=found["rewards"],
+                pictures=found["pictures"],
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Take:
+    """An episode under way."""
+
+    actions: list[np.ndarray] = field(default_factory=list)
+    rewards: list[np.ndarray] = field(default_factory=list)
+    pictures: list[np.ndarray] = field(default_factory=list)
+
+
+class EpisodeRecorder(EnvWrapper):
+    """`env`, with some of the first episodes after a reset kept whole; those that begin with a seed that is wanted.
+
+    Args:
+        cameras: fields of pictures to keep, side by side; none: what `env` draws (`render`). Of an environment in this
+            process that is a picture for each action, of others one for each call, without the last one of an episode.
+
+    Where nothing can be drawn, `problem` says why and the episodes have no pictures.
+    """
+
+    def __init__(self, env: BatchedEnv, cameras: Sequence[str] = ()) -> None:
+        super().__init__(env)
+        self._cameras = tuple(cameras)
+        self._wanted: set[int] = set()
+        self._takes: dict[int, _Take] = {}
+        self._episodes: list[RecordedEpisode] = []
+        self.problem: str | None = None
+        """Why there are no pictures; None where there are, or nobody has looked yet."""
+        drawn = getattr(env, "undisturbed", env)
+        self._watched = drawn if isinstance(drawn, Watchable) and not self._cameras else None
+        if self._watched is not None:
+            self._watched.watch(self._see)
+
+    def want(self, seeds: Iterable[int]) -> None:
+        """The next episode of each of these seeds is kept, in place of what was wanted before."""
+        self._wanted = set(seeds)
+
+    def take(self) -> list[RecordedEpisode]:
+        """The whole episodes that were kept, in the order of their ends; they are given up."""
+        found, self._episodes = self._episodes, []
+        return found
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        seeds = list(seeds)
+        self._takes = {}
+        for row, seed in enumerate(seeds):
+            if seed in self._wanted:
+                self._wanted.remove(seed)  # a row that only fills a batch may have it too
+                self._takes[row] = _Take()
+        observation = self._env.reset(seeds)
+        if self._watched is None:
+            self._look(observation, self._takes)
+        return observation
+
+    def step(self, actions: Tensor) -> StepResult:
+        result = self._env.step(actions)
+        self._keep(actions[:, None], result.rewards[:, None], result)
+        return result
+
+    def step_chunk(self, actions: Tensor) -> StepResult:
+        result = self._env.step_chunk(actions)
+        self._keep(actions, result.rewards, result)
+        return result
+
+    def close(self) -> None:
+        if self._watched is not None:
+            self._watched.watch(None)
+        super().close()
+
+    def _keep(self, actions: Tensor, rewards: Tensor, result: StepResult) -> None:
+        if not self._takes:
+            return
+        executed = self._env.action_spec.checked(actions, self.num_envs, chunk=True)
+        ends = {end.env_index: end for end in result.episodes}
+        for row, take in self._takes.items():
+            count = int(result.num_steps[row])
+            take.actions.append(executed[row, :count])
+            take.rewards.append(rewards[row, :count].numpy())
+        if self._cameras:
+            self._look(result.final_observation, self._takes)  # where no episode has ended it is the observation
+        elif self._watched is None:
+            self._look(result.observation, [row for row in self._takes if row not in ends])
+        for row in [row for row in self._takes if row in ends]:
+            self._episodes.append(_whole(self._takes.pop(row), ends[row]))
+
+    def _look(self, observation: Observation, rows: Iterable[int]) -> None:
+        """One picture of each of the rows."""
+        rows = list(rows)
+        if self._cameras:
+            shown = [tensor_field(observation, name) for name in self._cameras]
+            for row in rows:
+                self._takes[row].pictures.append(_kept(side_by_side([pictures[row].numpy() for pictures in shown])))
+        elif rows and self.problem is None:
+            try:
+                drawn = self._env.render().numpy()
+            except Exception as error:  # noqa: BLE001 - simulators raise what they like where they cannot draw
+                self.problem = _reason(error)
+                return
+            for row in rows:
+                self._takes[row].pictures.append(_kept(drawn[row]))
+
+    def _see(self, moment: Moment) -> None:
+        """What an environment in this process tells while it steps."""
+        if moment.env_index not in self._takes or moment.episode_index or self.problem is not None:
+            return
+        assert self._watched is not None, "only such an environment calls this"
+        try:
+            picture = self._watched.render_row(moment.env_index)
+        except Exception as error:  # noqa: BLE001 - as above
+            self.problem = _reason(error)
+        else:
+            self._takes[moment.env_index].pictures.append(_kept(picture))
+
+
+def recorded_env(
+    spec: EnvSpec,
+    cameras: Sequence[str] = (),
+    *,
+    on_replaced: Callable[[str], None] | None = None,
+    pictures: PictureMemory | None = None,
+) -> EpisodeRecorder:
+    """The environment of a description, recorded; made so that it draws where no cameras are given. One that cannot be
+    made so is made as it is, and the recorder's `problem` says why there are no pictures. `on_replaced`, `pictures`: as
+    for `make_env`."""
+    make = partial(make_env, on_replaced=on_replaced, pictures=pictures)
+    if cameras:
+        return EpisodeRecorder(make(spec), cameras)
+    try:
+        return EpisodeRecorder(make(with_drawing(spec)))
+    except EnvError as error:
+        recorder = EpisodeRecorder(make(spec))
+        recorder.problem = str(error)
+        return recorder
+
+
+def with_drawing(spec: EnvSpec) -> EnvSpec:
+    """The description with the options that let its kind draw, where there are any."""
+    return replace(spec, options={**kind_spec(spec.kind, spec.id).drawing_options(spec.id), **spec.options})
+
+
+def side_by_side(pictures: Sequence[np.ndarray]) -> np.ndarray:
+    """[H, W, C] uint8 each -> [H, W, 3]: as high as the highest, the others on black; of two channels the first, of
+    more than three the first three."""
+    height = max(picture.shape[0] for picture in pictures)
+    columns = [
+        np.pad(np.broadcast_to(one, (*one.shape[:2], 3)), ((0, height - one.shape[0]), (0, 0), (0, 0)))
+        for one in (picture[..., : 3 if picture.shape[2] >= 3 else 1] for picture in pictures)
+    ]
+    return np.concatenate(columns, axis=1)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
+
+
+def _kept(picture: np.ndarray) -> np.ndarray:
+    """A copy that is at most `MAX_HEIGHT` high: means over squares of pixels."""
+    factor = -(-picture.shape[0] // MAX_HEIGHT)
+    if factor == 1:
+        return picture.copy()
+    height, width = (side // factor * factor for side in picture.shape[:2])
+    squares = picture[:height, :width].reshape(height // factor, factor, width // factor, factor, -1)
+    return squares.mean(axis=(1, 3)).astype(np.uint8)
+
+
+def _whole(take: _Take, end: EpisodeEnd) -> RecordedEpisode:
+    pictures: Any = np.stack(take.pictures) if take.pictures else np.zeros((0, 1, 1, 3), np.uint8)
+    return RecordedEpisode(
+        end=end, actions=np.concatenate(take.actions), rewards=np.concatenate(take.rewards), pictures=pictures
+    )

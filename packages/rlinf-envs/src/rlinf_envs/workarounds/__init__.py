@@ -1,0 +1,1 @@
+"""What several simulators need on machines without a GPU."""

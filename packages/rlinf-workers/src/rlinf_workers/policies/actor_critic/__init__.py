@@ -1,0 +1,1 @@
+"""A small actor-critic for states."""

@@ -1,0 +1,116 @@
+"""A small actor-critic for pictures: a convolutional encoder for each camera, one shared layer, policy and value.
+
+The encoder is that of Mnih et al. (Nature 518, 2015): 32 filters of 8 x 8 with stride 4, 64 of 4 x 4 with stride 2, 64
+of 3 x 3 with stride 1. Policy and value share everything but their last layers, as in CleanRL's PPO for Atari, whose
+initialisation is taken too. The departures: each camera has an encoder of its own, and a normalised state may join the
+features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_envs import ActionSpec, FieldSpec
+from rlinf_workers.policies.base import Answer, Fields, Needs, PolicyError
+from rlinf_workers.policies.heads.choose import head_for
+from rlinf_workers.policies.layers import POLICY_GAIN, VALUE_GAIN, in_own_dtype, orthogonal
+from rlinf_workers.policies.options import options_of
+from rlinf_workers.policies.pictures import chosen_cameras
+from rlinf_workers.policies.state_statistics import StatePolicy, check_state
+from rlinf_workers.trainers.base import Evaluation
+
+MIN_SIDE = 36
+"""Pixels: with fewer the last layer of the encoder has nothing to look at."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CnnOptions:
+    """Options of the policy."""
+
+    cameras: str | None = None
+    """Names of cameras, as in "image.<camera>", with commas in between; None: all there are."""
+    reads_state: bool = False
+    """Whether the state joins the pictures."""
+    hidden_size: int = 256
+    """Width of the layer that policy and value share."""
+    initial_log_std: float = -0.5
+    chunk_size: int = 1
+
+
+class CnnActorCritic(StatePolicy):
+    """The policy and its value function over pictures [n, H, W, C] uint8, and the field "state" [n, D] on request."""
+
+    @classmethod
+    def needs(cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, **options: Any) -> Needs:
+        chosen = options_of(CnnOptions, options)
+        cameras = chosen_cameras(fields, chosen.cameras)
+        for name in cameras:
+            height, width, _ = fields[name].shape
+            if min(height, width) < MIN_SIDE:
+                raise PolicyError(f"its encoder needs {MIN_SIDE} pixels a side, and {name!r} has {height} x {width}")
+        if chosen.reads_state:
+            check_state(fields)
+        head_for(actions, chosen.chunk_size)
+        return Needs(reads=(*cameras, *(["state"] if chosen.reads_state else [])), chunk_size=chosen.chunk_size)
+
+    def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
+        chosen = options_of(CnnOptions, options)
+        state_size = fields["state"].shape[0] if chosen.reads_state else 0
+        super().__init__(state_size)
+        self._cameras = chosen_cameras(fields, chosen.cameras)
+        self.head = head_for(actions, chosen.chunk_size, initial_log_std=chosen.initial_log_std)
+        self.noise_size = self.head.num_outputs
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.encoders = nn.ModuleList(_encoder(fields[name].shape[-1]) for name in self._cameras)
+            shown = {name: torch.zeros(1, *fields[name].shape) for name in self._cameras}
+            num_features = self._see(shown).shape[-1] + state_size
+            self.shared = nn.Sequential(orthogonal(nn.Linear(num_features, chosen.hidden_size)), nn.ReLU())
+            self.policy = orthogonal(nn.Linear(chosen.hidden_size, self.head.num_outputs), POLICY_GAIN)
+            self.value = orthogonal(nn.Linear(chosen.hidden_size, 1), VALUE_GAIN)
+        self._chunk_shape = (chosen.chunk_size, actions.low.numel())
+
+    def _see(self, fields: Fields) -> Tensor:
+        pictures = [fields[name].movedim(-1, -3).float() / 255 for name in self._cameras]
+        return torch.cat([in_own_dtype(encoder, p) for encoder, p in zip(self.encoders, pictures, strict=True)], dim=-1)
+
+    def _outputs(self, fields: Fields) -> tuple[Tensor, Tensor]:
+        """Outputs of the policy [n, O], values [n]."""
+        features = self._see(fields)
+        if self._state_size:
+            features = torch.cat([features, self.normalize(fields["state"])], dim=-1)
+        shared = in_own_dtype(self.shared, features)
+        return in_own_dtype(self.policy, shared), in_own_dtype(self.value, shared)[..., 0]
+
+    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+        outputs, values = self._outputs(fields)
+        actions = self.head.mode(outputs) if noise is None else self.head.sample(outputs, noise)
+        logprobs = self.head.log_prob(outputs, actions)
+        shape = self._chunk_shape
+        return Answer(actions=actions.unflatten(-1, shape), logprobs=logprobs.unflatten(-1, shape), values=values)
+
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
+        outputs, values = self._outputs(fields)
+        return Evaluation(
+            logprobs=self.head.log_prob(outputs, actions.flatten(-2)).unflatten(-1, self._chunk_shape),
+            entropies=self.head.entropy(outputs).unflatten(-1, self._chunk_shape),
+            values=values,
+        )
+
+
+def _encoder(num_channels: int) -> nn.Sequential:
+    """[n, C, H, W] in 0..1 -> [n, features]."""
+    return nn.Sequential(
+        orthogonal(nn.Conv2d(num_channels, 32, 8, stride=4)),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(32, 64, 4, stride=2)),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(64, 64, 3)),
+        nn.ReLU(),
+        nn.Flatten(),
+    )

@@ -1,0 +1,5 @@
+"""What is known of the small actor-critic for pictures without making it."""
+
+from rlinf_workers.policies.spec import PolicySpec
+
+SPEC = PolicySpec(name="cnn", implementation="rlinf_workers.policies.cnn.policy:CnnActorCritic", backbone=())

@@ -1,0 +1,51 @@
+"""What is known of pi0 without making it: a decoder that reads pictures and text, and an expert that turns noise into
+actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_sched.derive.shapes import find_model
+from rlinf_workers.policies.spec import ActingCost, PolicySpec, num_cameras
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pi0Spec(PolicySpec):
+    backbone: tuple[str, ...] | None = ("model.model",)
+    own_layer: str
+    """A layer that openpi's files of this model have, and those of the others of the family have not."""
+    has_state_token: bool = False
+    """Whether the expert reads the state; else the text has it."""
+    text_tokens: int
+    """Of a prompt (openpi's configuration)."""
+    chunk_size: int = 5
+    """Actions of an answer that are executed (pi_RL, arXiv:2510.25889)."""
+    denoising_steps: int = 4
+    """pi_RL."""
+    predicted_actions: int = 50
+    """That the expert denoises (openpi's configuration)."""
+
+    def acting_cost(self, options: Mapping[str, Any], env_options: Mapping[str, Any]) -> ActingCost:
+        num_steps = int(options.get("num_denoising_steps") or self.denoising_steps)
+        return ActingCost(
+            shape=find_model(self.published_model),
+            chunk_size=int(options.get("chunk_size") or self.chunk_size),
+            text_tokens=self.text_tokens,
+            num_cameras=num_cameras(options, env_options),
+            predicted_actions=self.predicted_actions,
+            denoising_steps=num_steps,
+            trained_steps=num_steps if options.get("noise") == "flow-noise" else 1,
+            trains_expert_alone=options.get("trains", "expert") == "expert",
+        )
+
+
+SPEC = Pi0Spec(
+    name="pi0",
+    implementation="rlinf_workers.policies.pi0.policy:Pi0",
+    published_model="pi0",
+    text_tokens=48,
+    own_layer="state_proj",
+    has_state_token=True,
+)
