@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from rlinf.config.common import JobConfig
 from rlinf.config.embodied import EmbodiedConfig
-from rlinf.config.schema import Config
 from rlinf.finding import Finding
 from rlinf.machine import this_machine
 from rlinf.run_folder.manifest import installed_packages, processor_name
@@ -37,7 +37,7 @@ print(channel.take(timeout_s=20)[0].value)
 """
 
 
-def examine(folder: Path, config: Config | None = None) -> Iterator[Finding]:
+def examine(folder: Path, config: JobConfig | None = None) -> Iterator[Finding]:
     """Looks at this machine, one finding after the other; takes some seconds.
 
     Args:
