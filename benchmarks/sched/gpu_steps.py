@@ -38,10 +38,10 @@ from rlinf.tasks.language import character_tokenizer
 from rlinf_sched.derive.datasheets import find_gpu
 from rlinf_sched.derive.lengths import Lengths
 from rlinf_sched.derive.shapes import resolve_model
-from rlinf_sched.dynamic import Controller
 from rlinf_sched.modes import plan_for_mode
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
+from rlinf_sched.simulator import simulate
 from rlinf_workers.profiling import Profiler
 
 NUM_PROBES = 4
@@ -162,8 +162,11 @@ def derived(config: Any, gpu: str) -> Predicted:
 
 def predicted(problem: Problem, plan: Plan) -> Predicted:
     """What the simulator makes of a profile."""
-    controller = Controller(problem=problem, plan=plan)
-    return {"step_s": controller.step_s, "stages_s": dict(controller.predicted_s)}
+    timeline = simulate(problem, plan)
+    return {
+        "step_s": timeline.step_s,
+        "stages_s": {name: timeline.busiest_s(name, "compute", "step") for name in timeline.stages},
+    }
 
 
 def measure(workload: Workload, num_rounds: int, scratch: Path, gpu: str) -> dict[str, Any]:

@@ -32,9 +32,9 @@ from rlinf.jobs.base import Flows, Job
 from rlinf.loop.plan_times import busy_seconds
 from rlinf.planning.plans import complete_problem, make_plans, plans_of_problem
 from rlinf.processes.environment import worker_environment
-from rlinf_sched.dynamic import Controller
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
+from rlinf_sched.simulator import simulate
 from rlinf_workers import Executor, LocalLauncher, StepContext
 from rlinf_workers.profiling import Measured, Profiler, probe_plans
 
@@ -193,7 +193,7 @@ def _row(samples_s: Sequence[float], side: Placed, known: Mapping[str, Problem])
     """Seconds of the step and of its stages, measured and by each profile."""
     measured_s = statistics.median(samples_s)
     problems = {**known, "own": side.measured().problem}
-    predicted = {source: Controller(problem=problem, plan=side.plan) for source, problem in problems.items()}
+    predicted = {source: simulate(problem, side.plan) for source, problem in problems.items()}
     return {
         "measured_s": measured_s,
         "predicted_s": {source: found.step_s for source, found in predicted.items()},
@@ -201,9 +201,11 @@ def _row(samples_s: Sequence[float], side: Placed, known: Mapping[str, Problem])
         "stages": {
             stage: {
                 "measured_s": statistics.median(step.get(stage, 0.0) for step in side.stages_s),
-                "predicted_s": {source: found.predicted_s[stage] for source, found in predicted.items()},
+                "predicted_s": {
+                    source: found.busiest_s(stage, "compute", "step") for source, found in predicted.items()
+                },
             }
-            for stage in predicted["own"].predicted_s
+            for stage in predicted["own"].stages
         },
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PLANNER, SIMULATOR, DYNAMIC, ON_GPU = "sched-planner", "sched-simulator", "sched-dynamic", "gpu-steps"
+PLANNER, SIMULATOR, ON_GPU = "sched-planner", "sched-simulator", "gpu-steps"
 
 
 class Measured:
@@ -29,7 +29,7 @@ class Measured:
 
 def sections(results: Path, images: Path) -> Iterator[str]:
     """Lines of the page; the plot is written beside."""
-    for name, lines in ((PLANNER, _planning), (SIMULATOR, _simulation), (DYNAMIC, _adapting)):
+    for name, lines in ((PLANNER, _planning), (SIMULATOR, _simulation)):
         path = results / f"{name}.json"
         if path.exists():
             yield from lines(Measured(path), images)
@@ -74,19 +74,6 @@ def _simulation(measured: Measured, images: Path) -> Iterator[str]:
         yield f"| {case['case']} | {case['events_per_s']:,} |"
     for case in measured.cases["events_of_simpy"]:
         yield f"| SimPy, without leases, batching and spans | {case['events_per_s']:,} |"
-    yield ""
-
-
-def _adapting(measured: Measured, images: Path) -> Iterator[str]:
-    yield f"\nA decision of the controller between steps. Target: 0.2 s at 1,024 devices ({measured.origin}).\n"
-    yield "| devices | decision |\n|---|---|"
-    for case in measured.cases["decision"]:
-        yield f"| {int(case['case']):,} | {case['seconds'] * 1e3:.0f} ms |"
-    yield "\nHanding a draining rollout's devices on, against the best static plan. Target: 1.4, overhead 1 %.\n"
-    yield "| GRPO 7B, devices | gain | overhead | bound on any schedule |\n|---|---|---|---|"
-    for case in measured.cases["long_tail"]:
-        bound = case["gain_of_a_perfect_schedule"]
-        yield f"| {case['case']} | {case['gain']:.2f} | {case['overhead']:.2%} | {bound:.2f} |"
     yield ""
 
 

@@ -35,7 +35,7 @@ from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.planning.plans import make_plans
-from rlinf_sched.dynamic import Controller
+from rlinf_sched.simulator import simulate
 from rlinf_workers.execution.executor import FlowRun
 from rlinf_workers.language.rollout import RolloutSettings
 from rlinf_workers.spans import COMPUTE
@@ -134,7 +134,7 @@ class Alone:
 
 def prediction(side: Timed) -> dict[str, float]:
     """The step by the profile of the first steps, beside the later ones."""
-    found = Controller(problem=side.measured().problem, plan=side.plan)
+    found = simulate(side.measured().problem, side.plan)
     measured_s = statistics.median(side.step_s[side.num_observed :])
     return {"predicted_s": found.step_s, "measured_s": measured_s, "error": found.step_s / measured_s - 1}
 

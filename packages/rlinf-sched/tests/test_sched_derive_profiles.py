@@ -359,7 +359,7 @@ def test_a_step_of_nothing_is_refused() -> None:
 @pytest.mark.parametrize("mode", ["collocated", "disaggregated"])
 def test_a_sync_takes_the_time_to_pack_the_model(mode: Mode) -> None:
     """In the simulated step and in the search's estimate, once for each of the two edges."""
-    problem = grpo(model="Qwen2.5-1.5B", num_devices=8, num_prompts=32, group_size=4, sequence_tokens=4096)
+    problem = grpo(model="Qwen2.5-1.5B", num_devices=4, num_prompts=8, group_size=4, sequence_tokens=4096)
     at_once = replace(
         problem, cluster=replace(problem.cluster, links=replace(problem.cluster.links, sync_bytes_per_s=None))
     )

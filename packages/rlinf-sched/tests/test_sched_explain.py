@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sched_device_seconds import device_seconds
 from sched_planner_problems import GIB, chain, gpus, profile
 
 from rlinf_sched import Cluster, InfeasibleError, Mode, Plan, Prediction, Problem, RunnerUp, plan_for_mode
@@ -130,7 +131,7 @@ def test_ranks_that_share_or_span_devices_count_with_their_part(problem: Problem
         assert usage(spans, plan, device_groups(plan)[0], np.array([0.0, 10.0]))["rollout"].tolist() == [expected]
 
 
-@pytest.mark.parametrize("name", ["grpo-7b.yaml", "embodied-cycle.yaml"])
+@pytest.mark.parametrize("name", ["laptop.json", "embodied-cycle.yaml"])
 def test_every_mode_is_compared_at_its_best(name: str):
     pytest.importorskip("yaml")
     problem = read_problem(EXAMPLES / name)
@@ -192,12 +193,12 @@ def test_memory_path_and_use_agree_with_the_simulator(name: str, mode: Mode):
     for use in memory_uses(problem, plan):
         assert use.used_bytes == max(timeline.memory(device).peak_bytes for device in use.group.devices)
     assert sum(path_of(timeline).values()) == pytest.approx(timeline.step_s)
-    spans = spans_of(timeline)
+    spans, busy_s = spans_of(timeline), device_seconds(timeline, "compute", "step")
     for group in device_groups(plan):
         used = usage(spans, plan, group, np.array([0.0, spans.step_s]))
         busy = sum(float(used[stage][0]) for stage in group.stages if stage in used)
         if group.devices:
-            assert busy == pytest.approx(sum(timeline.device_use[device].busy for device in group.devices))
+            assert busy == pytest.approx(sum(busy_s[list(group.devices)]) / timeline.total_s)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +402,10 @@ def test_questions_change_what_they_say(problem: Problem, plan: Plan):
 
 def test_another_network_and_another_gpu_are_asked_about():
     problem = grpo()  # on H100s
-    changed = {one.question: one.problem for one in changes(problem, make_plan(problem))}
+    changed = {
+        one.question: one.problem
+        for one in changes(problem, plan_for_mode(problem.flow, problem.cluster, "collocated"))
+    }
     assert changed["twice the network"].cluster.links.network_bytes_per_s == 100e9
     other = changed["H200 in place of NVIDIA H100 SXM"]
     other.validate()
@@ -409,7 +413,6 @@ def test_another_network_and_another_gpu_are_asked_about():
     for stage, rates in {"rollout": (3.35, 4.8), "actor": (989, 989)}.items():
         now, then = (one.profile(stage).instances[0].points[0].seconds for one in (problem, other))
         assert then == pytest.approx(now * rates[0] / rates[1])
-    assert make_plan(other).stage("rollout")
 
 
 def test_longer_episodes_are_more_rounds_and_larger_trajectories(embodied: Problem):

@@ -197,17 +197,6 @@ def test_turns_on_disjoint_devices_cannot_close_a_circle_of_waiting():
     assert "turns must not decrease along the flow" in mistake(plan, graph, TWO)
 
 
-def test_shared_devices(grpo):
-    plan = plan_for_mode(grpo, FOUR, "hybrid")
-    assert plan.shared_devices() == {
-        0: ("rollout", "actor"),
-        1: ("rollout", "actor"),
-        2: ("reference", "actor"),
-        3: ("reference", "actor"),
-    }
-    assert plan_for_mode(grpo, FOUR, "disaggregated").shared_devices() == {}
-
-
 def test_an_unknown_stage_is_named_with_the_nearest(collocated):
     with pytest.raises(PlanError, match="plan has no stage 'acter'; did you mean 'actor'"):
         collocated.stage("acter")

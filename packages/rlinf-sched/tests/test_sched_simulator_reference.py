@@ -92,9 +92,8 @@ def test_laws_that_every_timeline_keeps(case):
         assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(sorted(here)))
         memory = timeline.memory(device)
         assert memory.num_bytes.min() >= 0 and memory.num_bytes[-1] == _kept(problem, plan, device)
-    assert all(-1e-9 <= use.bubble <= 1 for use in timeline.device_use)
     path = timeline.critical_path
-    assert path[-1].end_s == timeline.step_end_s[-1] and sum(timeline.critical_shares.values()) <= 1 + 1e-9
+    assert path[-1].end_s == timeline.step_end_s[-1] >= path[0].start_s
     assert all(before.end_s == after.start_s for before, after in pairwise(path))
     causes = timeline.cause[timeline.cause >= 0]
     assert np.all(timeline.start_s[causes] <= timeline.start_s[timeline.cause >= 0] + 1e-9)

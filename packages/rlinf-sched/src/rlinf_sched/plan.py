@@ -133,13 +133,6 @@ class Plan:
                 return stage_plan
         raise PlanError(f"plan has no stage {name!r}{did_you_mean(name, [s.stage for s in self.stages])}")
 
-    def shared_devices(self) -> dict[int, tuple[str, ...]]:
-        """Device index -> names of the stages on it by turn, for the devices that carry more than one stage."""
-        by_turn = sorted(self.stages, key=lambda s: s.turn)  # stable: plan order within a turn
-        devices = sorted({device for stage_plan in self.stages for device in stage_plan.devices})
-        stages_on = {device: tuple(s.stage for s in by_turn if device in s.devices) for device in devices}
-        return {device: names for device, names in stages_on.items() if len(names) > 1}
-
     def validate(self, graph: FlowGraph, cluster: Cluster) -> None:
         """Checks that the plan fits the flow and the cluster.
 

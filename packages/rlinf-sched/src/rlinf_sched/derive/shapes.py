@@ -94,11 +94,6 @@ class ModelShape:
         attention = 4 * self.num_layers * self.num_heads * self.head_dim * context_tokens
         return 2.0 * self.num_matmul_parameters + attention
 
-    def training_flops(self, context_tokens: float, *, recompute: bool = False) -> float:
-        """Operations of a forward and backward pass for one token: three times the forward pass, or four times with
-        `recompute`, which repeats it."""
-        return self.forward_flops(context_tokens) * (4 if recompute else 3)
-
     @property
     def vision_flops(self) -> float:
         """Operations of a forward pass of one camera's image through the vision towers and the projector."""

@@ -5,6 +5,6 @@ and a `Timeline` answers what one may ask of the spans that come back.
 """
 
 from rlinf_sched.simulator.simulation import simulate
-from rlinf_sched.simulator.timeline import DeviceUse, MemoryCurve, Timeline
+from rlinf_sched.simulator.timeline import MemoryCurve, Timeline
 
-__all__ = ["simulate", "Timeline", "DeviceUse", "MemoryCurve"]
+__all__ = ["simulate", "Timeline", "MemoryCurve"]

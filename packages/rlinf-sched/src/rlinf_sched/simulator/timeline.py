@@ -15,19 +15,6 @@ COMPUTE, ONLOAD, OFFLOAD, SYNC, TRANSFER, STEP = range(6)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceUse:
-    """How a device spent the time from the first step's start until everything has ended; the shares add up to 1."""
-
-    device: int
-    busy: float
-    """Share of the time in which it computes."""
-    switching: float
-    """Share of the time in which it onloads or offloads."""
-    bubble: float
-    """Share of the time in which it does neither."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryCurve:
     """Bytes on a device: `num_bytes[i]` from `times_s[i]` until the next, the last one until the end."""
 
@@ -135,16 +122,6 @@ class Timeline:
         i = self._instance_start[self.stages.index(stage)] + rank
         return tuple(int(device) for device in self.device[self.device_start[i] : self.device_start[i + 1]])
 
-    @cached_property
-    def device_use(self) -> tuple[DeviceUse, ...]:
-        """How each device of the cluster spends its time, in the order of their indices."""
-        busy = self._seconds_by_device(COMPUTE, STEP) / self.total_s
-        switching = self._seconds_by_device(ONLOAD, OFFLOAD) / self.total_s
-        return tuple(
-            DeviceUse(device=i, busy=float(b), switching=float(s), bubble=float(1 - b - s))
-            for i, (b, s) in enumerate(zip(busy, switching, strict=True))
-        )
-
     def memory(self, device: int) -> MemoryCurve:
         """Bytes on that device over time: each stage's state while it is there, and its work while it computes."""
         instances = np.repeat(np.arange(len(self.device_start) - 1), np.diff(self.device_start))
@@ -189,14 +166,6 @@ class Timeline:
         return tuple(reversed(segments))
 
     @cached_property
-    def critical_shares(self) -> dict[str, float]:
-        """Stage -> its part of the critical path, transfers from it and its weight syncs included; the sum is 1."""
-        shares = dict.fromkeys(self.stages, 0.0)
-        for segment in self.critical_path:
-            shares[segment.stage] += (segment.end_s - segment.start_s) / float(self.step_end_s[-1])
-        return shares
-
-    @cached_property
     def _instance_start(self) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(self.num_instances)])
 
@@ -209,20 +178,3 @@ class Timeline:
         first = {stage: instance for instance, stage in reversed(list(zip(here, stage_of[here], strict=True)))}
         mine = mine & np.isin(self._instance, list(first.values()))
         return np.flatnonzero(mine & (self.kind == ONLOAD)), np.flatnonzero(mine & (self.kind == OFFLOAD))
-
-    def _seconds_by_device(self, *kinds: int) -> np.ndarray:
-        """Seconds that each device spends on spans of these kinds.
-
-        On one device such spans never overlap, unless they begin together (the onloads of one turn): of those, the
-        longest counts.
-        """
-        spans = np.flatnonzero(np.isin(self.kind, kinds))
-        num_each = np.diff(self.device_start)[self._instance[spans]]
-        spans, first = np.repeat(spans, num_each), np.repeat(self.device_start[self._instance[spans]], num_each)
-        within = np.arange(len(spans)) - np.repeat(np.cumsum(num_each) - num_each, num_each)
-        devices, seconds = self.device[first + within], self.end_s[spans] - self.start_s[spans]
-        order = np.lexsort((seconds, self.start_s[spans], devices))
-        devices, starts, seconds = devices[order], self.start_s[spans][order], seconds[order]
-        longest = np.ones(len(order), dtype=bool)
-        longest[:-1] = (devices[1:] != devices[:-1]) | (starts[1:] != starts[:-1])
-        return np.bincount(devices[longest], weights=seconds[longest], minlength=self.num_devices)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from rlinf_sched.dynamic import Controller
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
+from rlinf_sched.simulator import simulate
 from rlinf_workers import FlowRun
 from rlinf_workers.spans import COMPUTE
 
@@ -61,7 +61,7 @@ class PlanTimes:
         if self.problem is None:
             return None
         if self._predicted is None or self._predicted[0] is not self.problem:
-            self._predicted = self.problem, Controller(problem=self.problem, plan=self.plan).step_s
+            self._predicted = self.problem, simulate(self.problem, self.plan).step_s
         return self._predicted[1]
 
     @property
@@ -73,7 +73,7 @@ class PlanTimes:
 
     def to_json(self) -> dict[str, Any]:
         """Medians over the last `RECENT_STEPS` steps; seconds. `predicted_s` is null where nothing was predicted."""
-        expected = self.problem and Controller(problem=self.problem, plan=self.plan)
+        expected = self.problem and simulate(self.problem, self.plan)
         return {
             "mode": self.plan.mode,
             "reason": self.plan.reason,
@@ -82,7 +82,7 @@ class PlanTimes:
             "step": {"predicted_s": expected and expected.step_s, "measured_s": _median(self._steps_s)},
             "stages": {
                 name: {
-                    "predicted_s": expected and expected.predicted_s[name],
+                    "predicted_s": expected and expected.busiest_s(name, "compute", "step"),
                     "measured_s": _median(self._stages_s[name]),
                 }
                 for name in (placed.stage for placed in self.plan.stages)

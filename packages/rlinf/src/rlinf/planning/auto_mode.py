@@ -12,7 +12,7 @@ from dataclasses import replace
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
 from rlinf.planning.plans import RunPlans, complete_problem, plans_of_problem
-from rlinf_sched.dynamic import Controller, DriftDetector
+from rlinf_sched.drift import DriftDetector, DriftMonitor
 from rlinf_sched.errors import SchedError
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
@@ -59,7 +59,9 @@ class AutoMode:
             noise = DriftDetector().first_noise
             if self.measured is not None:
                 noise = max(noise, *(NOISE_OF_SPREAD * fit.spread for fit in self.measured.fits.values()))
-            self._watch = Controller(problem=planned.problem, plan=self.plan, detector=DriftDetector(first_noise=noise))
+            self._watch = DriftMonitor(
+                problem=planned.problem, plan=self.plan, detector=DriftDetector(first_noise=noise)
+            )
 
     @property
     def plan(self) -> Plan:

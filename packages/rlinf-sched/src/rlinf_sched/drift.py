@@ -2,9 +2,16 @@
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+
+from rlinf_sched.errors import SchedError, did_you_mean
+from rlinf_sched.plan import Plan
+from rlinf_sched.problem import Problem
+from rlinf_sched.profile import Profiles
+from rlinf_sched.simulator import simulate
 
 _WINDOW = 20
 """Steps that noise and the size of a drift are taken from."""
@@ -93,3 +100,78 @@ class DriftDetector:
 def _added(total: float, count: int, amount: float) -> tuple[float, int]:
     total = max(0.0, total + amount)
     return total, count + 1 if total else 0
+
+
+@dataclass(kw_only=True, slots=True)
+class DriftMonitor:
+    """Watches the stages of a run under one plan, and scales the profiles of those that have drifted.
+
+    Example: after every step
+        for stage, factor in monitor.observe(measured).items():
+            monitor.rescale(stage, factor)
+    """
+
+    problem: Problem
+    plan: Plan
+    detector: DriftDetector = field(default_factory=DriftDetector)
+    """The detector whose settings are used for every stage."""
+    step_s: float = field(default=0.0, init=False)
+    """Predicted seconds of a step."""
+    predicted_s: Mapping[str, float] = field(default_factory=dict, init=False)
+    """Stage -> seconds that it computes in a step, on the busiest of its instances."""
+    _detectors: dict[str, DriftDetector] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        settings = {
+            name: getattr(self.detector, name)
+            for name in ("least_drift", "false_alarms_per_step", "least_noise", "first_noise")
+        }
+        self._detectors = {stage.name: DriftDetector(**settings) for stage in self.problem.flow.stages}
+        self._predict()
+
+    def observe(self, measured_s: Mapping[str, float]) -> dict[str, float]:
+        """Takes in a step.
+
+        Args:
+            measured_s: stage -> seconds that its busiest instance computed; stages may be missing.
+
+        Returns:
+            stage -> factor of those whose time has drifted for good.
+
+        Raises:
+            SchedError: no such stage, or a time that is not positive.
+        """
+        drifted = {}
+        for name, seconds in measured_s.items():
+            if name not in self._detectors:
+                raise SchedError(f"measured_s has {name!r}{did_you_mean(name, self._detectors)}")
+            if not seconds > 0:
+                raise SchedError(f"measured_s[{name!r}]={seconds} must be positive; leave out a stage that did not run")
+            factor = self._detectors[name].observe(seconds, self.predicted_s[name])
+            if factor is not None:
+                drifted[name] = factor
+        return drifted
+
+    def rescale(self, stage: str, factor: float) -> None:
+        """Multiplies every time in the stage's profile by `factor`."""
+        profile = self.problem.profile(stage)
+        instances = tuple(
+            replace(
+                instance,
+                points=tuple(replace(point, seconds=point.seconds * factor) for point in instance.points),
+                step_s=instance.step_s * factor,
+            )
+            for instance in profile.instances
+        )
+        stages = {**self.problem.profiles.stages, stage: replace(profile, instances=instances)}
+        self.problem = replace(self.problem, profiles=Profiles(stages=stages))
+        self._predict()
+
+    def _predict(self) -> None:
+        timeline = simulate(self.problem, self.plan)
+        self.step_s = timeline.step_s
+        predicted = {name: timeline.busiest_s(name, "compute", "step") for name in timeline.stages}
+        for name, seconds in predicted.items():
+            if seconds != self.predicted_s.get(name):
+                self._detectors[name].reset()
+        self.predicted_s = predicted
