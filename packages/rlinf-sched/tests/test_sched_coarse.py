@@ -12,6 +12,8 @@ from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.spots import plan_of, spots_of
 from rlinf_sched.simulator import simulate
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 GIB = 1 << 30
 
 

@@ -33,6 +33,8 @@ from rlinf_sched.planner.search import Search
 from rlinf_sched.profile import Batching
 from rlinf_sched.simulator.timeline import COMPUTE, STEP, Timeline
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 
 def profile(
     seconds: float, batching: Batching = "sum", cores: float | None = None, num_devices: int = 0, **fields

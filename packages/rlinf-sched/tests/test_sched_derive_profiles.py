@@ -36,6 +36,8 @@ from rlinf_sched.planner import plan
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 H100, A100 = find_gpu("H100"), find_gpu("A100")
 QWEN_7B, QWEN_MOE = find_model("Qwen2.5-7B"), find_model("Qwen3-30B-A3B")
 LENGTHS = Lengths(mean_tokens=4000, limit_tokens=16_000, group_size=8)

@@ -34,6 +34,8 @@ from rlinf_sched.planner import plan as make_plan
 from rlinf_sched.problem_file import read_problem
 from rlinf_sched.simulator import simulate
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 

@@ -18,6 +18,8 @@ from rlinf_sched.explain.from_timeline import path_of, spans_of
 from rlinf_sched.simulator import simulate
 from rlinf_sched.simulator.timeline import SpanKind
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 SYNC = "the weight sync from actor to rollout"
 
 
@@ -191,7 +193,7 @@ def _with_a_faster_stage(problem, name):
     return replace(problem, profiles=replace(problem.profiles, stages=stages))
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(problems())
 def test_what_is_named_saves_most_by_the_reference(case):
     problem, plan = case

@@ -16,6 +16,8 @@ from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 from rlinf_sched.planner.spots import plan_of
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 LONG_TAILED = ("grpo-qwen2.5-7b-64", "ppo-qwen2.5-7b-32", "grpo-qwen3-30b-a3b-32", "grpo-qwen3-30b-a3b-128")
 
 

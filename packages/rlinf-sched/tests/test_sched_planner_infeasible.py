@@ -9,6 +9,8 @@ from sched_planner_problems import GIB, chain, gpus, profile
 from rlinf_sched import InfeasibleError, Problem, ProblemError, Profiles
 from rlinf_sched.planner import plan
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 
 def test_a_stage_that_is_too_large_is_named_with_its_figures():
     problem = chain({"rollout": profile(1.0), "actor": profile(1.0, state_bytes=100 * GIB)}, gpus(4))

@@ -1,4 +1,4 @@
-"""Problem files: what may be written, what is refused and how, the schema, and ten thousand mutations."""
+"""Problem files: what may be written, what is refused and how, the schema, and mutations."""
 
 import copy
 import json
@@ -17,8 +17,10 @@ from rlinf_sched.explain import explain_problem, explanation_text, trace_json
 from rlinf_sched.problem_file import problem_of_tree, read_problem
 from rlinf_sched.problem_schema import problem_schema
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
-NUM_MUTATIONS = 10_000
+NUM_MUTATIONS = 2_000
 
 
 def tree_of(name: str) -> dict[str, Any]:
@@ -333,7 +335,7 @@ def mutate(tree: dict, rng: random.Random) -> dict:
     return tree
 
 
-def test_ten_thousand_mutated_problems_give_no_traceback_and_name_a_key():
+def test_mutated_problems_give_no_traceback_and_name_a_key():
     trees = [tree_of(name) for name in names()]
     schema = problem_schema()
     sections = [schema, *schema["$defs"].values()]
@@ -359,8 +361,8 @@ MAX_PLANNED_ITEMS = 20_000
 def test_a_sample_of_mutated_problems_is_explained_or_refused():
     trees = [tree_of(name) for name in names()]
     rng = random.Random(21)
-    outcomes = [outcome for _ in range(500) if (outcome := explained(mutate(rng.choice(trees), rng))) is not None]
-    assert outcomes.count("") > 15
+    outcomes = [outcome for _ in range(200) if (outcome := explained(mutate(rng.choice(trees), rng))) is not None]
+    assert outcomes.count("") > 3
     assert all(text == text.strip() for text in outcomes)
 
 

@@ -1,16 +1,21 @@
 """A language model small enough for a test, and workers without a process."""
 
+import multiprocessing
 import pathlib
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
+from multiprocessing import forkserver
 
 import pytest
 import torch
 
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launchers.base import Identity
+from rlinf_workers.launchers.credentials import worker_variables
+from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.worker import Phase, StepContext
@@ -23,6 +28,23 @@ def model(tmp_path_factory) -> ModelSettings:
     """A Qwen2 of two layers with a tokenizer of single characters, weights from a seed."""
     torch.set_num_threads(1)
     return replace(tiny_model(tmp_path_factory.mktemp("model")), has_weights=False)
+
+
+FORKED = ("rlinf_workers.testing.toy_flow", "rlinf_workers.testing.backends")
+"""What the workers of most tests import, torch and transformers among it: 3 s of a core each."""
+
+
+@pytest.fixture(scope="module")
+def forked_workers() -> Iterator[None]:
+    """Local workers are forked from one process that has their imports behind it, as those of a run on CPUs are."""
+    with worker_variables({"OMP_NUM_THREADS": "1"}):
+        multiprocessing.set_forkserver_preload([*FORKED, "transformers.models.qwen2.modeling_qwen2"])
+        forkserver.ensure_running()
+    with pytest.MonkeyPatch.context() as patch:
+        defaults = LocalLauncher.__init__.__kwdefaults__
+        assert defaults is not None
+        patch.setitem(defaults, "forks", True)
+        yield
 
 
 @pytest.fixture

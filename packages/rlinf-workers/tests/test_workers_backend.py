@@ -23,6 +23,8 @@ from rlinf_workers.testing.backends import (
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def test_it_conforms(tmp_path):
     check_backend(ReplicatedBackend, str(tmp_path))

@@ -36,6 +36,8 @@ from rlinf_workers.testing.toy_flow import (
     toy_flow,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
 NUM_STEPS = 3
 TWO = ("scale", "learn")

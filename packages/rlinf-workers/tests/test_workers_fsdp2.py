@@ -21,6 +21,8 @@ from rlinf_workers.trainers.fsdp2.backend import FSDP2Backend, fsdp2
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 from rlinf_workers.worker import Worker
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 SETTINGS = OptimizerSettings(learning_rate=1e-2, epsilon=1e-3, weight_decay=0.1, max_grad_norm=1e9)
 WIDTHS = {0: (3, 1, 4), 1: (1,)}
 """Rank -> completion tokens of its micro-batches; of one token, a model is called once, else twice."""

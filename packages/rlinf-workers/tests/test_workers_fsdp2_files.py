@@ -18,6 +18,8 @@ from rlinf_workers.trainers.checkpoint import CheckpointFiles
 from rlinf_workers.trainers.fsdp2.backend import fsdp2
 from rlinf_workers.worker import Worker
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 SETTINGS = OptimizerSettings(learning_rate=1e-2)
 
 

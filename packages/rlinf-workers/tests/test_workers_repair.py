@@ -13,6 +13,8 @@ from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, LocalLauncher, Reader, StepContext, StepTimeout, WorkerLost, Writer
 from rlinf_workers.testing.toy_flow import Learn, Number, Scale, Shift, reference_run
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
 CLUSTER = Cluster.cpu_slots(2)
 

@@ -23,6 +23,8 @@ from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bo
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 from rlinf_workers.worker import StepContext, Worker
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 NUM_TOKENS, LIMIT = 6, 24
 ROUNDING = rounding_bound(additions_of_transformer(num_layers=2, width=32, inner_width=64, num_tokens=10))
 """Of the tiny model's log-probabilities, in float32."""

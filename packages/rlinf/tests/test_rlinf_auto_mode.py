@@ -23,6 +23,8 @@ from rlinf_sched.cluster import Cluster, Links
 from rlinf_workers import FlowRun
 from rlinf_workers.spans import COMPUTE, SYNC, Span
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 NUM_ITEMS = 64
 
 

@@ -26,6 +26,8 @@ from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot, S
 from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.launchers.base import Wait
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 LIMIT_S = 120.0
 
 

@@ -26,6 +26,8 @@ from rlinf_sched import (
 )
 from rlinf_sched.explain import KINDS, Answer, Explanation, Spans, explain
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 VOID = {"meta", "br", "rect", "line", "path"}
 STAGES = ("rollout", "reference", "reward", "critic", "actor")
 STEP_S = 100.0

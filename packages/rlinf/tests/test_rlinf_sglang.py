@@ -28,6 +28,8 @@ from rlinf_workers.engines.sglang.options import OWNED, SERVER_ARGUMENTS, SGLang
 from rlinf_workers.engines.sglang.spec import SPEC as SGLANG_SPEC
 from rlinf_workers.launchers.interpreter import Interpreter
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 SGLANG = ["--warm_start=null", "--rollout.engine=sglang", "--mode=collocated"]
 MODEL = find_model("Qwen2.5-7B")
 H100_BYTES = 80 * 10**9
