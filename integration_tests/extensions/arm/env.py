@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 import torch
@@ -41,7 +43,8 @@ def make_arms(
 
 def record_expert(spec: EnvSpec, seed: int) -> Demonstration:
     """Moves towards the goal."""
-    arm = Arm(**dict(spec.options))
+    options: dict[str, Any] = dict(spec.options)
+    arm = Arm(**options)
     states, actions, rewards = [arm.reset(seed=seed)[0]], [], []
     for _ in range(spec.max_episode_steps or 40):
         actions.append(int(states[-1][0] < states[-1][1]))

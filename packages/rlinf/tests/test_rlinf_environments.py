@@ -22,7 +22,7 @@ from rlinf.environments.catalog import KINDS, read_list, requirement_list
 from rlinf.environments.python_build import ask
 from rlinf.errors import RunFailed, UserError
 from rlinf_envs import VenvSpec
-from rlinf_workers.engines.sglang.arguments import KNOWN_VERSIONS
+from rlinf_workers.plugins import ENGINES
 
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 TINY = VenvSpec(
@@ -457,7 +457,7 @@ def test_every_list_is_locked_and_as_its_recipe_says():
 
 def test_the_sglang_that_is_listed_is_one_that_the_engine_knows():
     for is_cpu in (True, False):
-        assert requirement_list("sglang", cpu=is_cpu).versions["sglang"] in KNOWN_VERSIONS
+        assert requirement_list("sglang", cpu=is_cpu).versions["sglang"] in ENGINES.spec("sglang").known_versions
 
 
 def test_stand_ins_say_what_they_are_and_compute_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
