@@ -25,7 +25,7 @@ import torch
 from benchmarks.harness import compare, interleave, report
 
 from rlinf_workers.balance import balanced
-from rlinf_workers.language.token_budget import bins_within, filled_up, num_tokens_of, split
+from rlinf_workers.language.micro_batches import bins_within, filled_up, num_tokens_of, split
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import pack_groups

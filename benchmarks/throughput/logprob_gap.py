@@ -21,7 +21,7 @@ from benchmarks.throughput.batches import VOCAB_SIZE, made_model
 
 from rlinf_algos import preset
 from rlinf_workers.language.actor_loss import ActorLoss
-from rlinf_workers.language.learning_groups import MicroBatch, Tokens
+from rlinf_workers.language.micro_batches import MicroBatch, Tokens
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
 

@@ -173,7 +173,7 @@ def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_step(make_worker, re
 
 
 def logprobs_of(actor, groups):
-    return actor._updates.ask([group.samples for group in groups], actor._updates.logprobs)
+    return actor._batches.by_token([group.samples for group in groups], actor._logprobs)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_the_weight_of_the_kl_is_adapted_to_its_target(make_worker, reader, mode
     assert metrics["actor/kl_coef"] == 0.3, "of this step"
     num_tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
     assert metrics["actor/ref_kl"] == pytest.approx(kl * NUM_SEQUENCES / num_tokens, rel=1e-5)
-    assert actor._updates.advantages.kl_coef == pytest.approx(0.3 * (1 + 0.1 * NUM_SEQUENCES / 100), rel=1e-5)
+    assert actor._advantages.kl_coef == pytest.approx(0.3 * (1 + 0.1 * NUM_SEQUENCES / 100), rel=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{"value_loss": "huber"}, {"value_loss": "clipped"}])
@@ -406,7 +406,7 @@ def test_a_ratio_that_is_anchored_at_the_rollout(make_worker, reader, model):
 def test_several_steps_anchored_at_the_rollout_ask_the_actor_for_no_logprobs(make_worker, reader, model, monkeypatch):
     groups, gaps = noisy(make_worker, model, scored_groups())
     actor = make_worker(Actor, actor_settings(model, "dppo_tv", num_minibatches=2), num_items=len(groups))
-    monkeypatch.setattr(actor._updates, "logprobs", lambda batch: pytest.fail("there is nothing to compute again"))
+    monkeypatch.setattr(actor, "_logprobs", lambda batch: pytest.fail("there is nothing to compute again"))
     actor.train(reader([groups]))
     assert actor.policy_version == 2
     first = -torch.cat([gap for index, gap in gaps.items() if index < NUM_GROUPS // 2])

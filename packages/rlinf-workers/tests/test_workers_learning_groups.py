@@ -7,14 +7,8 @@ import torch
 
 from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_workers.language.learning_groups import (
-    AdvantageMaker,
-    LearningGroup,
-    choose_groups,
-    signals,
-    tokens_of,
-    whiten,
-)
+from rlinf_workers.language.advantages import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
+from rlinf_workers.language.micro_batches import tokens_of
 from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import pack_groups
 from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
@@ -80,7 +74,7 @@ def fitted(group):
     cut = {
         f.name: getattr(group, f.name)
         for f in dataclasses.fields(group)
-        if f.name not in ("samples", "rewards", "first_row")
+        if f.name not in ("samples", "rewards", "minibatch", "first_row")
     }
     of_samples = {name: getattr(group.samples, name)[:, :width] for name in PER_TOKEN}
     return dataclasses.replace(

@@ -13,8 +13,8 @@ from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.balance import balanced
 from rlinf_workers.language.actor import Actor, ActorSettings
+from rlinf_workers.language.micro_batches import bins_within, filled_up, num_tokens_of, split
 from rlinf_workers.language.reference import Reference
-from rlinf_workers.language.token_budget import bins_within, filled_up, num_tokens_of, split
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.packed import PackedBatch
 from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
@@ -122,7 +122,9 @@ def test_bins_hold_every_item_once_and_keep_to_the_limit(sizes, limit):
 def micro_batches_of(make_worker, reader, settings, groups):
     """Those of one training step, each update a list."""
     actor = make_worker(Actor, settings, num_items=len(groups))
-    return [list(update) for update in actor._updates.of_step(reader([groups]))], actor
+    actor.begin_step()
+    learning = actor.learning_groups(groups)
+    return [list(actor.micro_batches(minibatch)) for minibatch in actor.minibatches(learning)], actor
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -211,8 +213,8 @@ def test_chunks_change_no_bit(make_worker, reader, model, name):
     assert_bitwise_equal(found[0], found[2])
 
 
-def test_micro_batches_come_while_groups_arrive(make_worker, model):
-    groups, read = scored_groups(), []
+def test_micro_batches_come_while_groups_arrive(make_worker, model, monkeypatch):
+    groups, read, learned = scored_groups(), [], []
 
     def coming():
         for group in groups:
@@ -220,9 +222,10 @@ def test_micro_batches_come_while_groups_arrive(make_worker, model):
             yield [group]
 
     actor = make_worker(Actor, settings_of(model, "grpo"), num_items=len(groups))
-    (first_update,) = (update for update in actor._updates.of_step(coming()))
-    assert next(first_update).for_policy is not None
-    assert len(read) < len(groups)
+    learn = actor.learn
+    monkeypatch.setattr(actor, "learn", lambda batch: (learned.append(len(read)), learn(batch)))
+    actor.train(coming())
+    assert learned[0] < len(groups)
 
 
 class Learner(Worker):
@@ -237,7 +240,7 @@ class Learner(Worker):
         self._host.step = StepContext(step=0, phase="train", seed=0, num_items=len(scored_groups()))
         for _ in range(2):
             actor.train([groups])  # pyright: ignore
-        return dict(actor._updates._shards), {name: part.detach() for name, part in actor.weights().items()}
+        return dict(actor._batches.shared_out), {name: part.detach() for name, part in actor.weights().items()}
 
 
 CASES = [

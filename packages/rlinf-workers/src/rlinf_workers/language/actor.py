@@ -1,15 +1,15 @@
 """Actor: trains a language model on scored groups. Here a reward turns into a gradient.
 
-scored groups -> advantages and micro-batches (learning_groups.py) -> policy loss (actor_loss.py) -> the backend's
-gradient -> one AdamW step
+scored groups -> advantages (advantages.py) -> micro-batches (micro_batches.py) -> policy loss (actor_loss.py) -> the
+backend's gradient -> one AdamW step
 
-Which advantage, which loss and how many steps is the algorithm's (rlinf_algos.algorithm); who holds the model is the
-backend's business (trainers/base.py).
+`train` is all of it, and `rlinf.program.reasoning` makes the same calls in one process. The algorithm decides which
+advantage, which loss and how many steps (rlinf_algos.algorithm); the backend holds the model (trainers/base.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,14 +19,17 @@ from torch import Tensor
 
 from rlinf_algos.algorithm import Algorithm
 from rlinf_comm.records import record
+from rlinf_workers.balance import balanced
+from rlinf_workers.collectives import exchanged
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.language.actor_loss import ActorLoss
+from rlinf_workers.language.advantages import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
 from rlinf_workers.language.critic import Critic
-from rlinf_workers.language.learning_groups import MicroBatch, Updates
 from rlinf_workers.language.logprob_gap import LogprobGap, k3
+from rlinf_workers.language.micro_batches import MicroBatch, MicroBatches, num_tokens_of
 from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
 from rlinf_workers.models.lora import LoraModel, LoraSettings
-from rlinf_workers.models.trainable import CompletionBatch, TokenModel, ValueModel
+from rlinf_workers.models.trainable import CompletionBatch, LogitNorms, TokenModel, ValueModel
 from rlinf_workers.records.language import ComparedGroup, ExampleBatch, SampleGroup, ScoredGroup
 from rlinf_workers.trainers.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
 from rlinf_workers.trainers.warm_start import WarmStartedWorker
@@ -84,38 +87,43 @@ class Actor(WarmStartedWorker):
             self._backends["critic"] = settings.backend.make(ValueModel(settings.model), self, settings.critic)
             self._critic = Critic(algorithm, self._backends["critic"])
         self._loss = ActorLoss(algorithm)
-        self._updates = Updates(
+        self._advantages = AdvantageMaker(algorithm, max_completion_tokens=settings.max_completion_tokens)
+        needs_all = algorithm.gathers_whole_step or settings.balance_shards or settings.knows_reference
+        self._gathers = bool(needs_all)
+        """Whether the groups of a step are gathered before its first micro-batch."""
+        self._batches = MicroBatches(
             algorithm,
-            self,
-            self._backend,
-            self._critic.values if self._critic is not None else None,
-            self._ref_logprobs if settings.knows_reference else None,
+            self.device,
+            self._backend.shards,
             num_shards=settings.backend.num_shards,
-            micro_batch_groups=settings.micro_batch_groups,
-            num_prompts=settings.num_prompts,
-            max_completion_tokens=settings.max_completion_tokens,
+            num_groups=settings.micro_batch_groups,
             max_tokens=settings.max_tokens_per_micro_batch,
-            balances=settings.balance_shards,
+            max_completion_tokens=settings.max_completion_tokens,
+            has_critic=self._critic is not None,
+            is_gathered=self._gathers,
         )
+        self._gaps: list[list[float]] = []
+        """Of each update of this step, the sums of the log-prob mismatch to the engine."""
+        self._kl_sums = torch.zeros(0)
+        """[shards of this rank, 2] float64, of a KL in the reward: nats, completions."""
 
     # -- stages ----------------------------------------------------------------------------------------------------
 
     def train(self, scored: Reader[ScoredGroup]) -> None:
         """Stage: the groups of a step, `algorithm.num_updates` optimizer steps. An ordered stage has the same sums to
         the bit however groups come; another begins with those that come first."""
-        self._optimize_with(None)
-        if self._critic is not None:
-            self._critic.start_from(self._backend)
-        # Every token once; without log-probabilities of before, an update after the first has moved the policy already.
-        anchors_at_rollout = self._settings.algorithm.proximal_policy == "rollout"
-        num_compared = 1 if anchors_at_rollout else self._settings.algorithm.num_minibatches
-        gaps: list[list[float]] = []
-        for micro_batches in self._updates.of_step(scored):
-            self._loss.compares_engine = len(gaps) < num_compared
-            gaps.append(self._update(micro_batches))
-        self._report_gap(gaps[:num_compared])
+        self.begin_step()
+        chunks = [[group for chunk in scored for group in chunk]] if self._gathers else scored
+        groups = (group for chunk in chunks for group in self.learning_groups(chunk))
+        for minibatch in self.minibatches(groups):
+            micro_batches = self.micro_batches(minibatch)
+            self.begin_update()
+            for batch in micro_batches:
+                self.learn(batch)
+            self.end_update()
+        self.end_step()
 
-    def imitate(self, examples: Reader[ExampleBatch]) -> None:
+    def imitate(self, examples: Iterable[Sequence[ExampleBatch]]) -> None:
         """Stage: supervised training on (prompt, answer) pairs; one optimizer step for each batch of `num_shards`
         shards."""
         assert self._settings.warm_start, "the flow has a warm start, so have the settings"
@@ -131,48 +139,81 @@ class Actor(WarmStartedWorker):
                     self._backend.begin(2)
 
     def compare(self, samples: Reader[SampleGroup], compared: Writer[ComparedGroup]) -> None:
-        """Stage of `rlinf check`: groups in, and out with what this actor says of their tokens. Then one optimizer step
-        makes them likelier, so that there are new weights to hand over; records how far it moved the policy."""
+        """Stage of `rlinf check`: re-scores rollouts with the trainer, then takes one max-likelihood step, so that
+        there are new weights to sync; records how far it moved the policy."""
         groups = sorted((group for chunk in samples for group in chunk), key=lambda group: group.index)
-        said = self._updates.ask(groups, self._updates.logprobs)
+        before = self._batches.by_token(groups, self._logprobs)
         for group in groups:
-            told = ComparedGroup(samples=group, actor_logprobs=said[group.index], policy_version=self._version)
-            compared.put(told, key=group.index)
+            rescored = ComparedGroup(samples=group, actor_logprobs=before[group.index], policy_version=self._version)
+            compared.put(rescored, key=group.index)
         self._optimize_with(CHECK_OPTIMIZER)
         self._backend.begin(1)
         for shard in self._backend.shards:
-            for _, batch in self._updates.batches(groups, shard):
+            for _, batch in self._batches.batches(groups, shard):
                 self._backend.backward(shard, batch, partial(_likelihood, batch.loss_mask))
         self._step(self._backend.reduce()[0])
-        moved = self._updates.ask(groups, self._updates.logprobs)
+        after = self._batches.by_token(groups, self._logprobs)
         sums = torch.zeros(len(self._backend.shards), 2, dtype=torch.float64)
         for group in groups:
-            kl = k3((moved[group.index] - said[group.index]).double() * group.loss_mask).sum()
+            kl = k3((after[group.index] - before[group.index]).double() * group.loss_mask).sum()
             sums[0] += torch.tensor([float(kl), float(group.loss_mask.sum())], dtype=torch.float64)
         total, tokens = self._backend.sum_over_shards(sums).tolist()
         if self.rank == 0:
             self.record("check/moved_kl", total / tokens)
 
-    # -- one optimizer step ----------------------------------------------------------------------------------------
+    # -- a training step, in the order of the calls ----------------------------------------------------------------
 
-    def _update(self, micro_batches: Iterable[MicroBatch]) -> list[float]:
-        """Returns the sums of the gap to the engine."""
-        if self._settings.algorithm.chooses_tokens:
-            micro_batches = self._loss.chosen(list(micro_batches), self._backend)
-            micro_batches = list(micro_batches)
+    def begin_step(self) -> None:
+        """Begins a training step."""
+        self._optimize_with(None)
+        if self._critic is not None:
+            self._critic.start_from(self._backend)
+        self._gaps.clear()
+        self._kl_sums = torch.zeros(len(self._backend.shards), 2, dtype=torch.float64)
+        self._batches.shared_out.clear()
+
+    def learning_groups(self, scored: Sequence[ScoredGroup]) -> list[LearningGroup]:
+        """The groups that the step learns from, with their advantages. Called once with all groups of the step where
+        an update needs more than single groups, in which case their order does not matter; else for any of them."""
+        if not self._gathers:
+            have_signal = self._signals(scored)
+            if self._settings.algorithm.dynamic_sampling:
+                scored = [group for group, has_signal in zip(scored, have_signal, strict=True) if has_signal]
+            return self._with_advantages(scored)
+        scored, minibatch_of = self._chosen(sorted(scored, key=lambda group: group.samples.index))
+        if self._settings.max_tokens_per_micro_batch is not None:
+            scored = self._shared_out(scored, minibatch_of)
+        groups = self._before_updates(scored)
+        for group in groups:
+            group.minibatch = minibatch_of[group.index]
+        return groups
+
+    def minibatches(self, groups: Iterable[LearningGroup]) -> Iterator[Iterable[LearningGroup]]:
+        """The groups of each optimizer step: minibatches, in each of the epochs."""
+        algorithm = self._settings.algorithm
+        if not self._gathers:
+            yield groups
+            return
+        groups = list(groups)
+        for _ in range(algorithm.num_epochs):
+            for number in range(algorithm.num_minibatches):
+                yield [group for group in groups if group.minibatch == number]
+
+    def micro_batches(self, groups: Iterable[LearningGroup]) -> Iterable[MicroBatch]:
+        """The micro-batches of an optimizer step; they come while groups still arrive, except where the algorithm
+        chooses tokens over all of them."""
+        batches = self._batches.of(groups)
+        return list(self._loss.chosen(list(batches), self._backend)) if self._loss.chooses_tokens else batches
+
+    def begin_update(self) -> None:
+        """Begins an optimizer step: gradients are 0."""
+        self._loss.compares_engine = len(self._gaps) < self._num_compared
         self._backend.begin(self._loss.num_totals)
         if self._critic is not None:
             self._critic.begin()
-        for batch in micro_batches:
-            self._backward(batch)
-        gap = self._policy_step()
-        if self._critic is not None:
-            recorded = self._critic.step()
-            for name, value in recorded.items() if self.rank == 0 else ():
-                self.record(name, value)
-        return gap
 
-    def _backward(self, batch: MicroBatch) -> None:
+    def learn(self, batch: MicroBatch) -> None:
+        """Forward, loss and backward of a micro-batch: adds to the gradient."""
         if batch.for_policy is not None:
             loss = partial(self._loss.of, batch)
             self._backend.backward(batch.shard, batch.for_policy.sequences, loss, entropies=self._loss.knows_entropy)
@@ -180,6 +221,111 @@ class Actor(WarmStartedWorker):
             self._backend.count(batch.shard, self._loss.without_gradient(batch))
         if self._critic is not None and batch.for_critic is not None:
             self._critic.backward(batch.shard, batch.for_critic)
+
+    def end_update(self) -> None:
+        """Sums the gradient over shards and ranks, clips it and takes the optimizer step; records what it was."""
+        self._gaps.append(self._policy_step())
+        if self._critic is not None:
+            recorded = self._critic.step()
+            for name, value in recorded.items() if self.rank == 0 else ():
+                self.record(name, value)
+
+    def end_step(self) -> None:
+        """Ends a training step: adapts the weight of the KL, and records the log-prob mismatch to the engine."""
+        if self._settings.algorithm.kl_target is not None:
+            self._adapt_kl()
+        self._report_gap(self._gaps[: self._num_compared])
+
+    # -- which groups, and what is computed of them before the first update ----------------------------------------
+
+    def _chosen(self, scored: Sequence[ScoredGroup]) -> tuple[list[ScoredGroup], dict[int, int]]:
+        """The groups to train on, of all that the step has; index -> minibatch, of those of all ranks."""
+        algorithm, num_groups = self._settings.algorithm, self.step.num_items
+        have_signal = self._signals(scored)
+        positions = {index: index for index in range(num_groups)}
+        if algorithm.dynamic_sampling:
+            positions = choose_groups(scored, have_signal, self._backend, num_groups, self._settings.num_prompts)
+            num_groups = len(positions)
+        minibatch_of = {index: place * algorithm.num_minibatches // num_groups for index, place in positions.items()}
+        return [group for group in scored if group.samples.index in positions], minibatch_of
+
+    def _shared_out(self, scored: Sequence[ScoredGroup], minibatch_of: Mapping[int, int]) -> list[ScoredGroup]:
+        """The groups of this replica's shards, once the shards of every update have about equally many tokens; replicas
+        exchange groups. All of them know all lengths, so they compute the same shards."""
+        algorithm, batches = self._settings.algorithm, self._batches
+        sizes = torch.zeros(len(self._backend.shards), self.step.num_items, dtype=torch.int64)
+        uses_all = batches.uses_all_groups or self._critic is not None
+        for group, has_signal in zip(scored, signals(scored, by_parts=algorithm.reads_parts), strict=True):
+            if has_signal or uses_all:
+                sizes[0][group.samples.index] = num_tokens_of(group.samples)
+        all_sizes = self._backend.sum_over_shards(sizes).tolist()
+        for minibatch in range(algorithm.num_minibatches):
+            members = sorted(index for index, number in minibatch_of.items() if number == minibatch)
+            shards = balanced([all_sizes[index] for index in members], self._settings.backend.num_shards)
+            batches.shared_out.update(zip(members, shards, strict=True))
+        sent: list[list[ScoredGroup]] = [[] for _ in range(self.replicas.num_ranks)]
+        for group in scored:
+            sent[batches.shard_of(group.samples.index) % self.replicas.num_ranks].append(group)
+        mine = [group for groups in exchanged(sent, self.replicas) for group in groups]
+        return sorted(mine, key=lambda group: group.samples.index)
+
+    def _before_updates(self, scored: Sequence[ScoredGroup]) -> list[LearningGroup]:
+        """What has to be computed before the first update: log-probabilities of the reference, values, advantages, and
+        the log-probabilities that anchor the ratio."""
+        algorithm, by_token = self._settings.algorithm, self._batches.by_token
+        if self._settings.knows_reference:
+            reference = by_token([group.samples for group in scored], self._ref_logprobs)
+            scored = [
+                replace(group, samples=replace(group.samples, ref_logprobs=reference[group.samples.index]))
+                for group in scored
+            ]
+        samples = [group.samples for group in scored]
+        values = {} if self._critic is None else by_token(samples, self._critic.values)
+        recomputes = algorithm.num_updates > 1 and algorithm.proximal_policy == "actor"
+        proximal = by_token(samples, self._logprobs) if recomputes else {}
+        norms = by_token(samples, self._logit_norms) if algorithm.reads_logit_norms else {}
+        groups = self._with_advantages(scored, values, norms)
+        for group in groups:
+            group.proximal_logprobs = proximal.get(group.index)
+        if algorithm.whiten_advantages:
+            whiten(groups, self._batches.shard_of, self._backend)
+        return groups
+
+    def _signals(self, scored: Sequence[ScoredGroup]) -> list[bool]:
+        have_signal = signals(scored, by_parts=self._settings.algorithm.reads_parts)
+        for has_signal in have_signal:
+            self.record("actor/groups_without_advantage", float(not has_signal))
+        return have_signal
+
+    def _with_advantages(
+        self,
+        scored: Sequence[ScoredGroup],
+        values: Mapping[int, Tensor] | None = None,
+        logit_norms: Mapping[int, Tensor] | None = None,
+    ) -> list[LearningGroup]:
+        """The groups with their advantages; a KL in the reward is recorded."""
+        groups = self._advantages.make(scored, values, logit_norms)
+        for group, before in zip(groups, scored, strict=True):
+            if group.token_kl is not None:
+                kl, tokens = group.token_kl.sum(-1), float(before.samples.loss_mask.sum())
+                self.record("actor/ref_kl", float(kl.sum()) / max(tokens, 1.0), weight=tokens)
+                row = self._backend.shards.index(self._batches.shard_of(group.index))
+                self._kl_sums[row] += torch.tensor([float(kl.double().sum()), len(kl)], dtype=torch.float64)
+        return groups
+
+    def _logprobs(self, batch: CompletionBatch) -> Tensor:
+        """[B, T], by the present policy."""
+        return self._backend.forward(batch).logprobs
+
+    def _logit_norms(self, batch: CompletionBatch) -> Tensor:
+        """[B, T], by the present policy."""
+        return self._backend.forward(LogitNorms(batch)).logit_norms
+
+    def _ref_logprobs(self, batch: CompletionBatch) -> Tensor:
+        """[B, T], by the model without its adapter."""
+        return self._backend.forward(batch, adapter=False).logprobs
+
+    # -- the optimizer step, and what is recorded of it ------------------------------------------------------------
 
     def _policy_step(self) -> list[float]:
         divisor, loss, tokens, trained, *sums = self._backend.reduce()
@@ -204,10 +350,10 @@ class Actor(WarmStartedWorker):
 
     def _report_gap(self, sums: Sequence[Sequence[float]]) -> None:
         """How far the engine and this actor before its first update were apart about the tokens of the step."""
-        gap, found = LogprobGap.of(sums), [one for one in self.ranks.objects(self._loss.take_worst()) if one]
+        gap, tokens = LogprobGap.of(sums), [one for one in self.ranks.objects(self._loss.take_worst()) if one]
         if gap is None or self.rank:
             return
-        worst = min(found, key=lambda one: one.order)
+        worst = min(tokens, key=lambda one: one.order)
         self.record("rollout/logprob_gap_mean", gap.mean)
         self.record("rollout/logprob_gap_p999", min(gap.quantile(0.999), worst.gap))
         self.record("rollout/logprob_gap_max", worst.gap)
@@ -225,12 +371,24 @@ class Actor(WarmStartedWorker):
             }
         )
 
+    def _adapt_kl(self) -> None:
+        """The weight of the KL for the next step, the same on all ranks."""
+        if self.rank == 0:
+            self.record("actor/kl_coef", self._advantages.kl_coef)
+        kl, num_samples = self._backend.sum_over_shards(self._kl_sums).tolist()
+        if num_samples:
+            self._advantages.adapt_kl_coef(kl, int(num_samples))
+
+    @property
+    def _num_compared(self) -> int:
+        """Updates whose log-probabilities are compared with the engine's: every token once; without log-probabilities
+        from before the step, an update after the first has moved the policy already."""
+        algorithm = self._settings.algorithm
+        return 1 if algorithm.proximal_policy == "rollout" else algorithm.num_minibatches
+
     @cached_property
     def _tokenizer(self) -> Any:
         return load_tokenizer(self._settings.model.folder)
-
-    def _ref_logprobs(self, batch: CompletionBatch) -> Tensor:
-        return self._backend.forward(batch, adapter=False).logprobs
 
     def _add_examples(self, batch: ExampleBatch) -> None:
         batch = replace(batch, token_ids=batch.token_ids.to(self.device), loss_mask=batch.loss_mask.to(self.device))
@@ -246,11 +404,11 @@ class Actor(WarmStartedWorker):
 
     def _state(self) -> dict[str, Any]:
         adapts = self._settings.algorithm.kl_target is not None
-        state = {"kl_coef": self._updates.advantages.kl_coef} if adapts else {}
+        state = {"kl_coef": self._advantages.kl_coef} if adapts else {}
         return state | self._loss.entropy_bonus.state()
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self._updates.advantages.kl_coef = float(state.get("kl_coef", self._updates.advantages.kl_coef))
+        self._advantages.kl_coef = float(state.get("kl_coef", self._advantages.kl_coef))
         self._loss.entropy_bonus.restore(state)
 
 

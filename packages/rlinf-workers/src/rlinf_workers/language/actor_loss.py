@@ -14,8 +14,9 @@ from rlinf_algos.kl import ratio_weighted_kl
 from rlinf_algos.policy_loss import BatchTokens
 from rlinf_algos.selection import scattered
 from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart
-from rlinf_workers.language.learning_groups import MicroBatch, Tokens, kl_estimate
+from rlinf_workers.language.advantages import kl_estimate
 from rlinf_workers.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token
+from rlinf_workers.language.micro_batches import MicroBatch, Tokens
 from rlinf_workers.token_choice import TokenChooser, TokenValues
 from rlinf_workers.trainers.base import Evaluation, TrainingBackend
 
@@ -31,6 +32,8 @@ class ActorLoss:
         self._policy_loss, self._chooser = PolicyLossPart(algorithm), TokenChooser(algorithm)
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "loss" else None
         self.entropy_bonus = EntropyBonus(algorithm)
+        self.chooses_tokens = algorithm.chooses_tokens
+        """Whether the micro-batches of an update go through `chosen` first."""
         self.knows_entropy = self.entropy_bonus.is_on or algorithm.top_entropy_fraction < 1.0
         """Whether it reads the entropies of the tokens."""
         self._anchors_at_rollout = algorithm.proximal_policy == "rollout"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlinf_algos.algorithm import Algorithm
 from rlinf_workers.algorithm_parts import value_loss
-from rlinf_workers.language.learning_groups import Tokens
+from rlinf_workers.language.micro_batches import Tokens
 from rlinf_workers.models.trainable import CompletionBatch
 from rlinf_workers.trainers.base import Evaluation, TrainingBackend
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlinf_algos.kl import mixed_reference
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.language.token_budget import split
+from rlinf_workers.language.micro_batches import split
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import fit_width, pack_groups
@@ -56,16 +56,19 @@ class Reference(TrainingWorker):
         numbers do not depend on the chunk."""
         for chunk in samples:
             for group in chunk:
-                told = dataclasses.replace(group, ref_logprobs=self._logprobs_of(group) * group.loss_mask)
-                referenced.put(told, key=group.index)
+                referenced.put(self.with_logprobs(group), key=group.index)
+
+    def with_logprobs(self, group: SampleGroup) -> SampleGroup:
+        """The group with `ref_logprobs`."""
+        return dataclasses.replace(group, ref_logprobs=self._logprobs_of(group) * group.loss_mask)
 
     def _logprobs_of(self, group: SampleGroup) -> Tensor:
         """[G, T]"""
         width = group.completion_ids.shape[1]
         if self._max_tokens is None:
-            return self._asked(pack_groups([group]), width)
+            return self._forward(pack_groups([group]), width)
         parts = [group.part(rows) for rows in split(group, self._max_tokens)]
-        return torch.cat([self._asked(pack_without_padding([part]), width) for part in parts])
+        return torch.cat([self._forward(pack_without_padding([part]), width) for part in parts])
 
-    def _asked(self, batch: CompletionBatch, width: int) -> Tensor:
+    def _forward(self, batch: CompletionBatch, width: int) -> Tensor:
         return fit_width(self._backend.forward(batch.to(self.device)).logprobs.cpu(), width)

@@ -82,25 +82,37 @@ class Reward(Worker):
         self._tokenizer = load_tokenizer(settings.tokenizer_folder)
         self._silent_ids = silent_token_ids(settings.tokenizer_folder, self._tokenizer)
         self._reward = make_reward(settings.rule)
+        self._failures = Failures()
 
     def score(self, samples: Reader[SampleGroup], scored: Writer[ScoredGroup]) -> None:
         """Stage: groups in, groups with rewards out.
 
         Raises: RewardError, also where the reward itself fails on too many completions.
         """
-        self._failures = Failures()
         for chunk in samples:
-            groups = self._score(list(chunk))
-            for group in groups:
-                mean = float(group.rewards.mean())
-                self.record("reward/mean", mean)
-                self.record_spread("reward/std_between_groups", mean)
-                if len(group.rewards) > 1:
-                    self.record("reward/std_within_group", float(group.rewards.std()))
-                if group.samples.index < self._settings.num_shown:
-                    self._show(group)
-            scored.put_many([(group.samples.index, group) for group in groups])
-        self._failures.check(self._settings.max_judge_failures)
+            scored.put_many([(group.samples.index, group) for group in self.score_groups(chunk)])
+        self.check_failures()
+
+    def score_groups(self, groups: Sequence[SampleGroup]) -> list[ScoredGroup]:
+        """The groups with a reward for each completion; records the rewards. Raises: RewardError."""
+        scored = self._score(groups)
+        for group in scored:
+            mean = float(group.rewards.mean())
+            self.record("reward/mean", mean)
+            self.record_spread("reward/std_between_groups", mean)
+            if len(group.rewards) > 1:
+                self.record("reward/std_within_group", float(group.rewards.std()))
+            if group.samples.index < self._settings.num_shown:
+                self._show(group)
+        return scored
+
+    def check_failures(self) -> None:
+        """Ends a step. Raises: RewardError where the reward itself failed on too many of its completions."""
+        failures, self._failures = self._failures, Failures()
+        failures.check(self._settings.max_judge_failures)
+
+    def abandon(self) -> None:
+        self._failures = Failures()
 
     def close(self) -> None:
         """Ends what the reward holds, a pool of processes for example."""
@@ -108,7 +120,7 @@ class Reward(Worker):
         if close is not None:
             close()
 
-    def _score(self, groups: list[SampleGroup]) -> list[ScoredGroup]:
+    def _score(self, groups: Sequence[SampleGroup]) -> list[ScoredGroup]:
         texts = [self._completions(group) for group in groups]
         is_control = self._settings.random_in_training and self.step.phase == "train"
         results = [()] * len(groups) if is_control else self._results(groups, texts)
@@ -138,7 +150,7 @@ class Reward(Worker):
         ids = [[token for token in row if token not in self._silent_ids] for row in rows]
         return tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=False))
 
-    def _results(self, groups: list[SampleGroup], texts: list[tuple[str, ...]]) -> list[tuple[RewardResult, ...]]:
+    def _results(self, groups: Sequence[SampleGroup], texts: list[tuple[str, ...]]) -> list[tuple[RewardResult, ...]]:
         """Those of each group. All are scored in one call, but where rounding depends on the batch: what a plan hands
         over at once must not change numbers."""
         pairs = list(zip(groups, texts, strict=True))

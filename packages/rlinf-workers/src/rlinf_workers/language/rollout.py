@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -62,39 +63,59 @@ class Rollout(ServingWorker):
         self._groups = OpenGroups(1)
 
     def generate(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
-        """Stage: prompts in, groups out, each as soon as it is whole."""
+        """Stage: prompts in, groups out, each as soon as all its completions have ended."""
+        for chunk in prompts:
+            for groups in self.sample(chunk, partial(self._further_chunk, prompts)):
+                with prompts.hands_on(self._groups.close(groups)):
+                    samples.put_many([(group.index, group) for group in groups])
+
+    def sample(
+        self, prompts: Sequence[Prompt], further_prompts: Callable[[int], Sequence[Prompt]] | None = None
+    ) -> Iterator[list[SampleGroup]]:
+        """Samples a group of completions for each prompt, and yields groups as their last completions end.
+
+        Args:
+            further_prompts: free capacity of the engine, in prompts -> prompts to start as well, called while others
+                are running. By default there are none.
+        """
         sampling = self._settings.train if self.step.phase == "train" else self._settings.evaluate
         groups = self._groups = OpenGroups(sampling.group_size)
-        for waiting in prompts:
-            while waiting or groups:
-                waiting = self._submit(waiting, prompts, groups, sampling)
-                with self.asking():
-                    finished = self._engine.finished()
-                whole = groups.add(finished)
-                for group in whole:
-                    self._record(group)
-                if whole:
-                    with prompts.hands_on(groups.close(whole)):
-                        samples.put_many([(group.index, group) for group in whole])
+        waiting = prompts
+        while waiting or groups:
+            waiting = self._submit(waiting, further_prompts, groups, sampling)
+            with self.asking():
+                completions = self._engine.finished()
+            finished = groups.add(completions)
+            for group in finished:
+                self._record(group)
+            if finished:
+                yield finished
 
     def _submit(
-        self, waiting: list[Prompt], prompts: Reader[Prompt], groups: OpenGroups, sampling: SamplingSettings
-    ) -> list[Prompt]:
-        """Fills the engine, also with prompts of later chunks that are there already. Returns those that have no
-        room."""
-        context, size = self.step, sampling.group_size
-        while (room := self._engine.room(size)) > 0:
-            if not waiting and self._may_take(prompts.granularity, room, len(groups)):
-                waiting = prompts.ready_chunk()
+        self,
+        waiting: Sequence[Prompt],
+        further_prompts: Callable[[int], Sequence[Prompt]] | None,
+        groups: OpenGroups,
+        sampling: SamplingSettings,
+    ) -> Sequence[Prompt]:
+        """Fills the engine. Returns the prompts for which there is no free capacity."""
+        size = sampling.group_size
+        while (capacity := self._engine.room(size)) > 0:
+            if not waiting and further_prompts is not None:
+                waiting = further_prompts(capacity)
             if not waiting:
                 break
-            now, waiting = waiting[:room], waiting[room:]
-            groups.open(now)
+            submitted, waiting = waiting[:capacity], waiting[capacity:]
+            groups.open(submitted)
             with self.asking():
-                self._engine.submit(now, sampling, seed=context.seed, step=context.step)
+                self._engine.submit(submitted, sampling, seed=self.step.seed, step=self.step.step)
         if not groups:
             raise WorkersError(f"{self._settings.engine} has nothing to do and no room for {size} completions")
         return waiting
+
+    def _further_chunk(self, prompts: Reader[Prompt], capacity: int) -> list[Prompt]:
+        """The next chunk, where it has arrived already and is this replica's to take."""
+        return prompts.ready_chunk() if self._may_take(prompts.granularity, capacity, len(self._groups)) else []
 
     def _may_take(self, num_items: int, room: int, num_open: int) -> bool:
         """Whether a further chunk is this replica's to take: what it has no room for, and what exceeds its share of

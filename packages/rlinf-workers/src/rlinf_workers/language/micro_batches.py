@@ -1,0 +1,278 @@
+"""Which sequences are computed at once, by their number or by the tokens that are computed for them.
+
+groups -> a shard each -> micro-batches of a shard, one forward and backward each
+
+Functions of indices and lengths alone, so that neither ranks nor modes change who computes what (docs/decisions/020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from rlinf_algos.aggregation import divisor
+from rlinf_algos.algorithm import Algorithm
+from rlinf_algos.parts import BUILTIN_POLICY_LOSSES
+from rlinf_workers.balance import balanced
+from rlinf_workers.language.advantages import LearningGroup
+from rlinf_workers.models.packed import num_computed_tokens, pack_without_padding
+from rlinf_workers.models.sequences import fit_width, pack_groups
+from rlinf_workers.models.trainable import CompletionBatch
+from rlinf_workers.records.language import SampleGroup
+from rlinf_workers.token_choice import Choice
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """Groups side by side, on the device. B completions of at most T tokens."""
+
+    sequences: CompletionBatch
+    prompts: tuple[int, ...]
+    """[B], index of each row's prompt."""
+    rows: tuple[int, ...]
+    """[B], which completion of its prompt each row is."""
+    advantages: Tensor
+    """[B] or [B, T]"""
+    rollout_logprobs: Tensor
+    """[B, T]"""
+    ref_logprobs: Tensor | None
+    proximal_logprobs: Tensor | None
+    values: Tensor | None
+    returns: Tensor | None
+    """[B, T]; None: the groups have none."""
+    choice: Choice | None = None
+    """Of an algorithm that chooses tokens over the batch of an optimizer step."""
+
+
+Pack = Callable[[Sequence[SampleGroup]], CompletionBatch]
+
+
+def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack = pack_groups) -> Tokens | None:
+    """The groups side by side, as wide as the longest completion; None: there are none. An engine need not make all
+    groups equally wide."""
+    if not groups:
+        return None
+    samples = [group.samples for group in groups]
+    sequences = pack(samples).to(device)
+    width = sequences.loss_mask.shape[1]
+
+    def joined(tensors: Iterable[Tensor | None]) -> Tensor | None:
+        rows = [fit_width(one, width) if one.ndim == 2 else one for one in tensors if one is not None]
+        return torch.cat(rows).to(device) if len(rows) == len(groups) else None
+
+    advantages, rollout_logprobs = joined(g.advantages for g in groups), joined(s.rollout_logprobs for s in samples)
+    assert advantages is not None and rollout_logprobs is not None, "every group has them"
+    return Tokens(
+        sequences=sequences,
+        prompts=tuple(sample.index for sample in samples for _ in sample.loss_mask),
+        rows=tuple(group.first_row + row for group in groups for row in range(len(group.samples.loss_mask))),
+        advantages=advantages,
+        rollout_logprobs=rollout_logprobs,
+        ref_logprobs=joined(sample.ref_logprobs for sample in samples),
+        proximal_logprobs=joined(group.proximal_logprobs for group in groups),
+        values=joined(group.values for group in groups),
+        returns=joined(group.returns for group in groups),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Groups of one forward and backward, all of one shard."""
+
+    shard: int
+    divisor: float
+    """What the groups add to the number that makes the summed loss of an update the mean that the algorithm names."""
+    num_tokens: float
+    for_policy: Tokens | None
+    """Those with a gradient; the others only count. None: no group has one."""
+    for_critic: Tokens | None
+    """Those with any token left; None: there is no critic, or no such group."""
+
+
+class MicroBatches:
+    """Cuts groups into micro-batches.
+
+    Args:
+        shards: those of this replica, of `num_shards` in all.
+        num_groups: groups of a micro-batch, which is padded.
+        max_tokens: tokens of a micro-batch, which is packed; None: `num_groups` decides.
+        has_critic: the critic learns also from groups that teach the policy nothing.
+        is_gathered: all groups of an optimizer step are there before its first micro-batch.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        device: torch.device,
+        shards: Sequence[int],
+        *,
+        num_shards: int,
+        num_groups: int,
+        max_tokens: int | None,
+        max_completion_tokens: int,
+        has_critic: bool,
+        is_gathered: bool,
+    ) -> None:
+        self._algorithm, self._device, self._shards, self._num_shards = algorithm, device, shards, num_shards
+        self._num_groups, self._max_tokens, self._max_completion_tokens = num_groups, max_tokens, max_completion_tokens
+        self._has_critic, self._is_gathered = has_critic, is_gathered
+        self._pack: Pack = pack_groups if max_tokens is None else pack_without_padding
+        self.shared_out: dict[int, int] = {}
+        """Index of a group -> its shard, for groups that were shared out by their tokens in this step."""
+        has_bonus = algorithm.entropy_coef or algorithm.entropy_target is not None
+        has_penalty = (algorithm.kl_coef and algorithm.kl_in == "loss") or has_bonus or algorithm.router_aux_coef
+        is_custom = algorithm.policy_loss not in BUILTIN_POLICY_LOSSES  # may learn from more than advantages
+        self.uses_all_groups = bool(has_penalty) or is_custom
+        """Whether the policy also learns from groups without any advantage."""
+
+    def shard_of(self, index: int) -> int:
+        """The shard of the group with this index."""
+        return self.shared_out.get(index, index % self._num_shards)
+
+    def of(self, groups: Iterable[LearningGroup]) -> Iterator[MicroBatch]:
+        """The micro-batches of an optimizer step; they come while groups still arrive."""
+        if self._max_tokens is not None:
+            yield from self._by_tokens(groups, self._max_tokens)
+            return
+        waiting: dict[int, list[LearningGroup]] = {shard: [] for shard in self._shards}
+        for group in groups:
+            shard = self.shard_of(group.index)
+            waiting[shard].append(group)
+            if len(waiting[shard]) == self._num_groups:
+                yield self._micro_batch(shard, waiting[shard])
+                waiting[shard] = []
+        for shard, rest in waiting.items():
+            if rest:
+                yield self._micro_batch(shard, rest)
+
+    def by_token(
+        self, groups: Sequence[SampleGroup], forward: Callable[[CompletionBatch], Tensor]
+    ) -> dict[int, Tensor]:
+        """Index of a group -> what a forward pass computes for its tokens, [G, T], 0 outside the mask. Runs in
+        micro-batches of a shard, so that numbers do not depend on the number of ranks.
+
+        Args:
+            forward: batch -> [B, T]
+        """
+        rows_of: dict[int, list[Tensor]] = {}
+        for shard in self._shards:
+            for samples, batch in self.batches(groups, shard):
+                rows = forward(batch).cpu()
+                for sample, row in zip(samples, rows.split([len(s.loss_mask) for s in samples]), strict=True):
+                    masked = fit_width(row, sample.completion_ids.shape[1]) * sample.loss_mask
+                    rows_of.setdefault(sample.index, []).append(masked)
+        return {index: rows[0] if len(rows) == 1 else torch.cat(rows) for index, rows in rows_of.items()}
+
+    def batches(
+        self, groups: Sequence[SampleGroup], shard: int
+    ) -> Iterator[tuple[Sequence[SampleGroup], CompletionBatch]]:
+        """A shard's groups, or parts of them, that are computed at once, and the same as a batch on the device."""
+        for samples in self._cut([group for group in groups if self.shard_of(group.index) == shard]):
+            yield samples, self._pack(samples).to(self._device)
+
+    def _cut(self, mine: Sequence[SampleGroup]) -> list[Sequence[SampleGroup]]:
+        """Groups, or parts of them in their order, that are computed at once."""
+        if self._max_tokens is None:
+            return [mine[start : start + self._num_groups] for start in range(0, len(mine), self._num_groups)]
+        parts = [group.part(rows) for group in mine for rows in split(group, self._max_tokens)]
+        return list(filled_up(parts, num_tokens_of, self._max_tokens))
+
+    def _by_tokens(self, groups: Iterable[LearningGroup], limit: int) -> Iterator[MicroBatch]:
+        """Packed micro-batches: of a gathered step about equal ones, else each as full as it gets while groups come."""
+        waiting: dict[int, list[LearningGroup]] = {shard: [] for shard in self._shards}
+        for group in groups:
+            shard, parts = self.shard_of(group.index), [group.part(rows) for rows in split(group.samples, limit)]
+            waiting[shard] += parts
+            if not self._is_gathered:
+                *full, waiting[shard] = filled_up(waiting[shard], self._num_computed, limit)
+                for batch in full:
+                    yield self._micro_batch(shard, batch)
+        for shard, rest in waiting.items():
+            if rest:
+                for items in bins_within([self._num_computed(part) for part in rest], limit):
+                    yield self._micro_batch(shard, [rest[item] for item in items])
+
+    def _num_computed(self, group: LearningGroup) -> int:
+        """Tokens that the models compute for a group; 0 for one that only counts."""
+        is_computed = self._is_useful(group) or (self._has_critic and bool(group.samples.loss_mask.any()))
+        return num_tokens_of(group.samples) if is_computed else 0
+
+    def _is_useful(self, group: LearningGroup) -> bool:
+        """Groups without any advantage teach the policy nothing, but for a penalty in the loss."""
+        if not group.samples.loss_mask.any():
+            return False
+        return self.uses_all_groups or bool((group.advantages != 0).any())
+
+    def _micro_batch(self, shard: int, groups: Sequence[LearningGroup]) -> MicroBatch:
+        name, limit = self._algorithm.aggregation, self._max_completion_tokens
+        masks = [group.samples.loss_mask for group in groups]
+        not_empty = [group for group, mask in zip(groups, masks, strict=True) if mask.any()]
+        useful = [group for group in not_empty if self._is_useful(group)]
+        for_policy, for_critic = tokens_of(useful, self._device, self._pack), None
+        if self._has_critic:
+            is_same = len(useful) == len(not_empty)
+            for_critic = for_policy if is_same else tokens_of(not_empty, self._device, self._pack)
+        return MicroBatch(
+            shard=shard,
+            divisor=sum(divisor(name, mask, max_completion_tokens=limit) for mask in masks),
+            num_tokens=sum(float(mask.sum()) for mask in masks),
+            for_policy=for_policy,
+            for_critic=for_critic,
+        )
+
+
+def lengths_of(group: SampleGroup) -> Tensor:
+    """[G] int64, tokens of each completion."""
+    return group.loss_mask.sum(-1).long()
+
+
+def num_tokens_of(group: SampleGroup) -> int:
+    """What a packed row computes for the group."""
+    return num_computed_tokens(len(group.prompt.token_ids), lengths_of(group))
+
+
+def split(group: SampleGroup, limit: int) -> list[slice]:
+    """Completions of the group, in their order, in as many parts as keep within `limit` tokens, each with the prompt; a
+    sequence that is longer is a part alone."""
+    prompt_length, parts, first, filled = len(group.prompt.token_ids), [], 0, 0
+    for row, length in enumerate(lengths_of(group).sub(1).clamp(min=0).tolist()):
+        if row > first and prompt_length + filled + length > limit:
+            parts.append(slice(first, row))
+            first, filled = row, 0
+        filled += length
+    return [*parts, slice(first, len(group.loss_mask))]
+
+
+def filled_up(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """The items in their order, in lists that end where the next item would exceed `limit`; nothing of nothing."""
+    waiting: list[T] = []
+    filled = 0
+    for item in items:
+        size = size_of(item)
+        if waiting and filled + size > limit:
+            yield waiting
+            waiting, filled = [], 0
+        waiting.append(item)
+        filled += size
+    if waiting:
+        yield waiting
+
+
+def bins_within(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Items in as few balanced bins as keep within `limit`, the fullest first; an item that is larger is alone."""
+    alone = [[item] for item, size in enumerate(sizes) if size > limit]
+    others = [item for item, size in enumerate(sizes) if size <= limit]
+    num_bins = max(1, -(-sum(sizes[item] for item in others) // limit))
+    while True:
+        numbers = balanced([sizes[item] for item in others], num_bins)
+        bins = [[item for item, n in zip(others, numbers, strict=True) if n == number] for number in range(num_bins)]
+        if all(sum(sizes[item] for item in items) <= limit for items in bins):
+            filled = [items for items in bins if items]
+            return alone + sorted(filled, key=lambda items: -sum(sizes[item] for item in items))
+        num_bins += 1
