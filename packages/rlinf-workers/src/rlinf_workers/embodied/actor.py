@@ -1,19 +1,19 @@
 """Embodied actor: trains a policy, and its values where the algorithm reads them, on whole segments.
 
 trajectories -> advantages of each group -> whitened over the batch -> epochs of minibatches -> policy loss (+ value
-loss) -> one Adam step each
+loss) -> one Adam step each; `train` is all of it, and `rlinf.program.embodied` makes the same calls in one process
 
 A sample is a chunk, which has one ratio and one advantage, unless the algorithm says that each of its actions or tokens
 has (`ratio_level`, `reward_level`). The loss of a sample is the mean over its ratios, less the mean of their entropies,
 plus the mean over its values; actions that were not executed add nothing to it, nor tokens of theirs.
 
 The proximal policy is the one that sampled. Where an algorithm corrects the gap between the two, the log-probabilities
-of the policy in training are asked before the first step and anchor the ratio.
+of the policy in training are computed before the first step and anchor the ratio.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -75,7 +75,7 @@ class EmbodiedActorSettings:
 
 
 @dataclass
-class _Batch:
+class ShardBatch:
     """The samples of one shard, flat over time and environments: N chunks of K actions, each of D numbers or tokens."""
 
     fields: dict[str, Tensor]
@@ -96,16 +96,25 @@ class _Batch:
     counts: Tensor
     """[N] or [N, K] bool: executed, in an episode that has an advantage."""
 
-    def __getitem__(self, rows: Tensor) -> _Batch:
+    def __getitem__(self, rows: Tensor) -> ShardBatch:
         def chosen(values: Any) -> Any:
             if isinstance(values, dict):
                 return {name: tensor[rows] for name, tensor in values.items()}
             return values[rows]
 
-        return _Batch(**{name: chosen(values) for name, values in vars(self).items()})
+        return ShardBatch(**{name: chosen(values) for name, values in vars(self).items()})
 
     def __len__(self) -> int:
         return len(self.advantages)
+
+
+class PolicyMicroBatch(NamedTuple):
+    """Samples of one forward and backward."""
+
+    shard: int
+    samples: ShardBatch
+    choice: Choice | None
+    """Of an algorithm that chooses tokens over the minibatch."""
 
 
 class _Ratios(NamedTuple):
@@ -134,8 +143,8 @@ class _Shown:
 
 
 class PolicyModel(Trainable):
-    """A policy as a training backend holds it; answers a `_Batch` with what it thinks of the batch's actions, and what
-    was `_Shown` with minus the supervised losses as log-probabilities, [B]."""
+    """A policy as a training backend holds it: evaluates the actions of a `ShardBatch`; for demonstrated chunks the
+    log-probabilities are minus the supervised losses, [B]."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
@@ -143,7 +152,7 @@ class PolicyModel(Trainable):
     def build(self, device: torch.device) -> Policy:
         return make_policy(self._settings, device)
 
-    def answers(self, model: Any, batch: _Batch | _Shown, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: ShardBatch | _Shown, *, entropies: bool) -> Evaluation:
         if isinstance(batch, _Shown):
             return Evaluation(logprobs=-model.imitate(batch.fields, batch.actions, batch.noise))
         return model.evaluate(batch.fields, batch.actions, batch.extras)
@@ -160,22 +169,21 @@ class EmbodiedActor(WarmStartedWorker):
         self._backends = {"": settings.backend.make(settings.model, self, self._optimizer)}
         self._advantage = AdvantagePart(settings.algorithm)
         self._policy_loss, self._chooser = PolicyLossPart(settings.algorithm), TokenChooser(settings.algorithm)
+        self._totals = (*TOTALS, *self._policy_loss.statistics)
+        self._first_version, self._last_kl = 0, 0.0
+        """The version at the beginning of the step, and the KL of its last minibatch."""
 
     def train(self, trajectories: Reader[Trajectory]) -> None:
         """Stage: all segments of a step, in the order of their groups; then the epochs."""
-        self._optimize_with(None)
-        received = [trajectory for chunk in trajectories for trajectory in chunk]
-        batches = {
-            shard: self._prepare([t for t in received if t.group % self._num_shards == shard])
-            for shard in self._backend.shards
-        }
-        if self._algorithm.whiten_advantages:
-            self._whiten(batches)
-        if self._policy_loss.corrects:
-            for batch in batches.values():
-                batch.proximal_logprobs = self._logprobs(batch)
-        self._optimize(batches)
-        self._absorb(lambda policy: [policy.observation_sums(batch.fields) for batch in batches.values()])
+        batches = self.begin_step([trajectory for chunk in trajectories for trajectory in chunk])
+        for rows in self.minibatches(batches):
+            micro_batches = self.micro_batches(batches, rows)
+            self.begin_update()
+            for batch in micro_batches:
+                self.learn(batch)
+            if not self.end_update():
+                break
+        self.end_step(batches)
 
     # -- the warm start --------------------------------------------------------------------------------------------
 
@@ -210,15 +218,80 @@ class EmbodiedActor(WarmStartedWorker):
             noise=torch.from_numpy(noise).float().to(self.device),
         )
 
-    # -- a training step -------------------------------------------------------------------------------------------
+    # -- a training step, in the order of the calls ----------------------------------------------------------------
 
-    def _prepare(self, trajectories: list[Trajectory]) -> _Batch:
+    def begin_step(self, trajectories: Sequence[Trajectory]) -> dict[int, ShardBatch]:
+        """The samples of each shard of this replica, with their advantages."""
+        self._optimize_with(None)
+        self._first_version, self._last_kl = self._version, 0.0
+        batches = {
+            shard: self._prepare([t for t in trajectories if t.group % self._num_shards == shard])
+            for shard in self._backend.shards
+        }
+        if self._algorithm.whiten_advantages:
+            self._whiten(batches)
+        if self._policy_loss.corrects:
+            for batch in batches.values():
+                batch.proximal_logprobs = self._logprobs(batch)
+        return batches
+
+    def minibatches(self, batches: Mapping[int, ShardBatch]) -> Iterator[dict[int, Tensor]]:
+        """The rows of each shard that an optimizer step learns from: minibatches in a new order, in each epoch."""
+        num_samples = min(len(batch) for batch in batches.values())
+        size = num_samples // self._algorithm.num_minibatches
+        for epoch in range(self._algorithm.num_epochs):
+            orders = {shard: self._order(epoch, shard, len(batch)) for shard, batch in batches.items()}
+            for start in range(0, num_samples, size):
+                yield {shard: orders[shard][start : start + size] for shard in batches}
+
+    def micro_batches(
+        self, batches: Mapping[int, ShardBatch], rows: Mapping[int, Tensor]
+    ) -> Iterator[PolicyMicroBatch]:
+        """A minibatch, as it is computed."""
+        pieces = {shard: of_shard.split(self._micro_batch_size or len(of_shard)) for shard, of_shard in rows.items()}
+        chooses = self._algorithm.chooses_tokens
+        choices = self._choices(batches, pieces) if chooses else {shard: [None] * len(p) for shard, p in pieces.items()}
+        return (
+            PolicyMicroBatch(shard, batches[shard][piece], choice)
+            for shard in pieces
+            for piece, choice in zip(pieces[shard], choices[shard], strict=True)
+        )
+
+    def begin_update(self) -> None:
+        """Begins an optimizer step: gradients are 0."""
+        self._backend.begin(len(self._totals))
+
+    def learn(self, batch: PolicyMicroBatch) -> None:
+        """Forward, loss and backward of a micro-batch: adds to the gradient."""
+        loss = partial(self._loss, batch.samples, batch.choice)
+        self._backend.backward(batch.shard, batch.samples, loss, entropies=True)
+
+    def end_update(self) -> bool:
+        """Sums the gradient over shards and ranks, clips it and takes the optimizer step, unless the policy has moved
+        farther than `target_kl`. Returns whether it was taken."""
+        sums = dict(zip(self._totals, self._backend.reduce(), strict=True))
+        self._last_kl, target = sums["kl"] / sums["ratios"], self._algorithm.target_kl
+        if target is not None and self._last_kl > target:
+            return False
+        self._apply(sums)
+        return True
+
+    def end_step(self, batches: Mapping[int, ShardBatch]) -> None:
+        """Records how far the policy has moved; its statistics of observations take in those of the step."""
+        if self.rank == 0:
+            self.record("actor/kl", self._last_kl)
+            self.record("actor/optimizer_steps", self._version - self._first_version)
+        self._absorb(lambda policy: [policy.observation_sums(batch.fields) for batch in batches.values()])
+
+    # -- samples and their advantages ------------------------------------------------------------------------------
+
+    def _prepare(self, trajectories: list[Trajectory]) -> ShardBatch:
         def flat(tensors: Sequence[Tensor]) -> Tensor:
             return torch.cat([tensor.flatten(0, 1) for tensor in tensors]).to(self.device)
 
         advantages, returns, counts = zip(*map(self._advantages, trajectories), strict=True)
         logprobs = flat([t.rollout_logprobs for t in trajectories])
-        return _Batch(
+        return ShardBatch(
             fields={name: flat([t.fields[name] for t in trajectories]) for name in trajectories[0].fields},
             actions=flat([t.actions for t in trajectories]),
             extras={name: flat([t.extras[name] for t in trajectories]) for name in trajectories[0].extras},
@@ -261,36 +334,18 @@ class EmbodiedActor(WarmStartedWorker):
             advantages = advantages.expand(rewards.shape).masked_fill(~counts, 0.0)
         return advantages, torch.zeros_like(advantages) if returns is None else returns, counts
 
-    def _whiten(self, batches: Mapping[int, _Batch]) -> None:
+    def _whiten(self, batches: Mapping[int, ShardBatch]) -> None:
         """Mean 0 and deviation 1 over the whole batch, whatever its shards."""
         parts = [batch.advantages[batch.counts].cpu() for batch in batches.values()]
         moments = Moments.of_parts(parts, self._backend.sum_over_shards, name="advantages")
         for batch in batches.values():
             batch.advantages = moments.whiten(batch.advantages, batch.counts, in_float64=False)
 
-    def _logprobs(self, batch: _Batch) -> Tensor:
+    def _logprobs(self, batch: ShardBatch) -> Tensor:
         """[N, K, D], by the policy before its first step."""
-        found: list[Tensor] = []
         size = self._micro_batch_size or len(batch) // self._algorithm.num_minibatches
-        for rows in torch.arange(len(batch), device=self.device).split(size):
-            found.append(self._backend.forward(batch[rows]).logprobs)
-        return torch.cat(found)
-
-    def _optimize(self, batches: Mapping[int, _Batch]) -> None:
-        num_samples = min(len(batch) for batch in batches.values())
-        size = num_samples // self._algorithm.num_minibatches
-        first, kl, target = self._version, 0.0, self._algorithm.target_kl
-        for epoch in range(self._algorithm.num_epochs):
-            orders = {shard: self._order(epoch, shard, len(batch)) for shard, batch in batches.items()}
-            for start in range(0, num_samples, size):
-                minibatch = {shard: orders[shard][start : start + size] for shard in batches}
-                sums = self._accumulate(batches, minibatch)
-                kl = sums["kl"] / sums["ratios"]
-                if target is not None and kl > target:
-                    self._report(first, kl)
-                    return
-                self._apply(sums)
-        self._report(first, kl)
+        pieces = torch.arange(len(batch), device=self.device).split(size)
+        return torch.cat([self._backend.forward(batch[rows]).logprobs for rows in pieces])
 
     def _order(self, epoch: int, shard: int, num_samples: int) -> Tensor:
         generator = torch.Generator().manual_seed(
@@ -298,21 +353,8 @@ class EmbodiedActor(WarmStartedWorker):
         )
         return torch.randperm(num_samples, generator=generator).to(self.device)
 
-    def _accumulate(self, batches: Mapping[int, _Batch], minibatch: Mapping[int, Tensor]) -> dict[str, float]:
-        """Summed gradient of a minibatch over all shards; the sums of `TOTALS` and of the policy loss."""
-        names = (*TOTALS, *self._policy_loss.statistics)
-        pieces = {shard: rows.split(self._micro_batch_size or len(rows)) for shard, rows in minibatch.items()}
-        chooses = self._algorithm.chooses_tokens
-        choices = self._choices(batches, pieces) if chooses else {shard: [None] * len(p) for shard, p in pieces.items()}
-        self._backend.begin(len(names))
-        for shard, few_rows in pieces.items():
-            for few, choice in zip(few_rows, choices[shard], strict=True):
-                chosen = batches[shard][few]
-                self._backend.backward(shard, chosen, partial(self._loss, chosen, choice), entropies=True)
-        return dict(zip(names, self._backend.reduce(), strict=True))
-
     def _choices(
-        self, batches: Mapping[int, _Batch], pieces: Mapping[int, Sequence[Tensor]]
+        self, batches: Mapping[int, ShardBatch], pieces: Mapping[int, Sequence[Tensor]]
     ) -> dict[int, list[Choice]]:
         """What is chosen over a whole minibatch, after a pass over its micro-batches."""
         values, masks = [], []
@@ -335,7 +377,7 @@ class EmbodiedActor(WarmStartedWorker):
         found = self._chooser.choose(values, masks, self._backend.sum_over_shards)
         return dict(zip(pieces, found, strict=True))
 
-    def _loss(self, batch: _Batch, choice: Choice | None, answers: Evaluation) -> tuple[Tensor, list[float]]:
+    def _loss(self, batch: ShardBatch, choice: Choice | None, answers: Evaluation) -> tuple[Tensor, list[float]]:
         found, entropy_sum, num_ratios = self._policy_terms(batch, choice, answers)
         policy_sum, value_sum = _sum_of_means(found.terms), torch.zeros(())
         loss = policy_sum - self._algorithm.entropy_coef * entropy_sum
@@ -348,14 +390,14 @@ class EmbodiedActor(WarmStartedWorker):
         return loss, [float(total) for total in (*totals, *found.statistics.values())]
 
     def _policy_terms(
-        self, batch: _Batch, choice: Choice | None, answers: Evaluation
+        self, batch: ShardBatch, choice: Choice | None, answers: Evaluation
     ) -> tuple[PolicyTerms, Tensor, Tensor]:
         """Of the policy loss, with the entropies summed over samples and the number of ratios."""
         of = self._ratios(batch, answers)
         found = self._policy_loss(of.policy, of.proximal, of.rollout, of.advantages, of.mask, choice)
         return found, _sum_of_means(of.entropies), of.mask.sum()
 
-    def _ratios(self, batch: _Batch, answers: Evaluation) -> _Ratios:
+    def _ratios(self, batch: ShardBatch, answers: Evaluation) -> _Ratios:
         """The chunk is one action of the policy, executed to its end or not; where its parts have ratios of their own,
         those that were not executed are left out."""
         level = self._algorithm.ratio_level
@@ -379,11 +421,6 @@ class EmbodiedActor(WarmStartedWorker):
         self.record("actor/entropy", sums["entropy"] / count)
         for name in self._policy_loss.statistics:
             self.record(name, sums[name] / sums["ratios"])
-
-    def _report(self, first_version: int, kl: float) -> None:
-        if self.rank == 0:
-            self.record("actor/kl", kl)
-            self.record("actor/optimizer_steps", self._version - first_version)
 
     def _absorb(self, sums_of: Callable[[Policy], Sequence[Tensor]]) -> None:
         """Takes the sums of observations of this replica's shards, and of all others, into the policy's statistics."""

@@ -126,6 +126,8 @@ class Environment(Worker):
             group: make_env(spec, on_replaced=self._teller(group), pictures=self._pictures) for group in self._groups
         }
         self._evaluate: dict[int, BatchedEnv] = {}
+        self._running: dict[int, _Group] = {}
+        """The groups whose segments have not ended."""
         self._shown: dict[int, dict[str, Tensor]] = {}
         """Training group -> what it showed last, for its next segment to begin with; empty where that is a reset."""
 
@@ -150,8 +152,11 @@ class Environment(Worker):
     ) -> None:
         """Stage: as `interact`, where training segments continue; says afterwards where each group stands."""
         self._run_segments(actions, observations)
-        standing = [GroupEpisodes(group=group, rows=self._replayable(group).snapshot()) for group in self._groups]
-        episodes.put_many([(item.group, item) for item in standing])
+        episodes.put_many([(item.group, item) for item in self.running_episodes()])
+
+    def running_episodes(self) -> list[GroupEpisodes]:
+        """Where the episodes of each group stand."""
+        return [GroupEpisodes(group=group, rows=self._replayable(group).snapshot()) for group in self._groups]
 
     def continue_from(self, episodes: list[GroupEpisodes]) -> None:
         """Brings the groups of this rank where they stood; a group that is not among them begins with a reset."""
@@ -166,49 +171,61 @@ class Environment(Worker):
         return env
 
     def _run_segments(self, actions: Reader[Action], observations: Writer[GroupObservation]) -> None:
-        running = {group.index: group for group in self._prepare()}
+        self._send(observations, self.begin_segments())
+        while self._running:
+            chunk = actions.next_chunk(at_most=len(self._running))
+            if self._threads is None:
+                self._send(observations, [observation for action in chunk for observation in self.advance(action)])
+            else:
+                self._overlap(self._threads, chunk, actions, observations)
+
+    def begin_segments(self) -> list[GroupObservation]:
+        """Begins the segments of a run of the flow: the first observation of each group."""
+        self._running = {group.index: group for group in self._prepare()}
         begin = map if self._threads is None else self._threads.map
         with self._simulating():
-            shown = list(begin(self._begin_segment, running.values()))
-        self._send(observations, shown)
-        while running:
-            chunk = actions.next_chunk(at_most=len(running))
-            if self._threads is None:
-                self._send(observations, [shown for action in chunk for shown in self._advance(running, action)])
-            else:
-                self._overlap(self._threads, chunk, running, actions, observations)
+            return list(begin(self._begin_segment, self._running.values()))
+
+    def advance(self, action: Action) -> list[GroupObservation]:
+        """Executes one chunk of actions in its group. Returns the observation after it and, where this ends a segment
+        and another follows, the first observation of that one."""
+        group = self._running[action.group]
+        observations = [self._step(group, action)]
+        if group.time == group.num_chunks and group.segments:
+            observations.append(self._begin_segment(group))
+        elif group.time == group.num_chunks:
+            del self._running[action.group]
+        return observations
 
     def _overlap(
         self,
         threads: ThreadPoolExecutor,
         chunk: list[Action],
-        running: dict[int, _Group],
         actions: Reader[Action],
         observations: Writer[GroupObservation],
     ) -> None:
-        """Has the groups of a chunk simulate at the same time, and those whose actions come meanwhile."""
+        """Has the groups of a chunk simulate at the same time, and those whose actions arrive meanwhile."""
         moving: dict[Future[list[GroupObservation]], int] = {}
         try:
             while chunk or moving:
                 for action in chunk:
-                    moving[threads.submit(self._advance, running, action)] = now_ns()
+                    moving[threads.submit(self.advance, action)] = now_ns()
                 with self._simulating():
-                    done, chunk = self._news(moving, running, actions)
+                    done, chunk = self._next_event(moving, actions)
                 if done:
-                    shown = [item for future in done for item in future.result()]
+                    results = [observation for future in done for observation in future.result()]
                     with actions.hands_on([moving.pop(future) for future in done]):
-                        self._send(observations, shown)
-                    chunk = actions.ready_chunk() if moving and len(moving) < len(running) else []
+                        self._send(observations, results)
+                    chunk = actions.ready_chunk() if moving and len(moving) < len(self._running) else []
         finally:
             wait(moving)  # where the run is given up, the next one must not find them moving
 
-    @staticmethod
-    def _news(
-        moving: Mapping[Future[list[GroupObservation]], int], running: Mapping[int, _Group], actions: Reader[Action]
+    def _next_event(
+        self, moving: Mapping[Future[list[GroupObservation]], int], actions: Reader[Action]
     ) -> tuple[set[Future[list[GroupObservation]]], list[Action]]:
         """Groups that have simulated, or a chunk of actions of others, whichever comes first."""
         while not (done := wait(moving, _LOOK_AGAIN_S, return_when=FIRST_COMPLETED).done):
-            if len(moving) < len(running) and (chunk := actions.ready_chunk()):
+            if len(moving) < len(self._running) and (chunk := actions.ready_chunk()):
                 return set(), chunk
         return done, []
 
@@ -216,22 +233,12 @@ class Environment(Worker):
         """Around what waits for the simulators' processes, where there are any."""
         return self._host.waits.waiting("simulator", processes=awaited_processes)
 
-    def _advance(self, running: dict[int, _Group], action: Action) -> list[GroupObservation]:
-        """One chunk of actions of a group, and the reset where that was its segment's last."""
-        group = running[action.group]
-        shown = [self._step(group, action)]
-        if group.time == group.num_chunks and group.segments:
-            shown.append(self._begin_segment(group))
-        elif group.time == group.num_chunks:
-            del running[action.group]
-        return shown
-
     def _teller(self, group: int) -> Callable[[str], None]:
         return lambda text: self.note(f"{self.name}, group {group}: {text}")
 
     @staticmethod
-    def _send(observations: Writer[GroupObservation], shown: list[GroupObservation]) -> None:
-        observations.put_many([(observation.group, observation) for observation in shown])
+    def _send(writer: Writer[GroupObservation], observations: list[GroupObservation]) -> None:
+        writer.put_many([(observation.group, observation) for observation in observations])
 
     def _prepare(self) -> list[_Group]:
         settings, context = self._settings, self.step

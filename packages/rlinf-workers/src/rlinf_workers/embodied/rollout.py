@@ -32,24 +32,36 @@ class EmbodiedRollout(ServingWorker):
     def __init__(self, settings: PolicySettings) -> None:
         self._policy = make_policy(settings, self.device)
         self._served = ServedModule(self._policy, self.device)
+        self._segments: dict[int, _Segment] = {}
+        """Of the groups whose segments have not ended."""
 
-    @torch.no_grad()
     def act(
         self, observations: Reader[GroupObservation], actions: Writer[Action], trajectories: Writer[Trajectory]
     ) -> None:
         """Stage: observations in; actions out at once, and a trajectory when a segment is whole (training only)."""
-        training = self.step.phase == "train"
-        segments: dict[int, _Segment] = {}
         for chunk in observations:
-            answers: list[tuple[int, Action]] = []
+            actions_of_chunk: list[tuple[int, Action]] = []
             for observation in chunk:
-                answer, next_values = self._answer(observation, training)
-                if not observation.is_last:
-                    action = Action(group=observation.group, time=observation.time, actions=answer.actions.cpu())
-                    answers.append((observation.group, action))
-                if training:
-                    self._extend(segments, observation, answer, next_values, trajectories)
-            actions.put_many(answers)
+                action, trajectory = self.act_on(observation)
+                if action is not None:
+                    actions_of_chunk.append((action.group, action))
+                if trajectory is not None:
+                    trajectories.put(trajectory, key=trajectory.group)
+            actions.put_many(actions_of_chunk)
+
+    @torch.no_grad()
+    def act_on(self, observation: GroupObservation) -> tuple[Action | None, Trajectory | None]:
+        """The actions to execute, None at the end of a segment; and the trajectory of a segment of training that has
+        ended, else None."""
+        training = self.step.phase == "train"
+        answer, next_values = self._answer(observation, training)
+        trajectory = self._extend(observation, answer, next_values) if training else None
+        if observation.is_last:
+            return None, trajectory
+        return Action(group=observation.group, time=observation.time, actions=answer.actions.cpu()), trajectory
+
+    def abandon(self) -> None:
+        self._segments.clear()
 
     def _answer(self, observation: GroupObservation, training: bool) -> tuple[Answer, Tensor]:
         """What to do next, and the values of the states that the last chunk led to, which training needs: first values
@@ -87,26 +99,18 @@ class EmbodiedRollout(ServingWorker):
         values = np.random.Generator(np.random.Philox(key=key)).standard_normal((num_rows, self._policy.noise_size))
         return torch.from_numpy(values).float().to(self.device)
 
-    def _extend(
-        self,
-        segments: dict[int, _Segment],
-        observation: GroupObservation,
-        answer: Answer,
-        next_values: Tensor,
-        trajectories: Writer[Trajectory],
-    ) -> None:
-        """Keeps copies: what lies in the channel takes room there, and a segment of pictures may be larger than it."""
-        segment = segments.setdefault(observation.group, _Segment())
+    def _extend(self, observation: GroupObservation, answer: Answer, next_values: Tensor) -> Trajectory | None:
+        """Adds to the segment of the group. Copies: what lies in the channel takes room there, and a segment of
+        pictures may be larger than it."""
+        segment = self._segments.setdefault(observation.group, _Segment())
         if observation.time > 0:
             segment.results.append(_result_of(observation))
             segment.next_values.append(next_values)
-        if not observation.is_last:
-            segment.fields.append({name: value.clone() for name, value in observation.fields.items()})
-            segment.answers.append(answer)
-            return
-        del segments[observation.group]
-        trajectory = self._trajectory(observation.group, segment)
-        trajectories.put(trajectory, key=observation.group)
+        if observation.is_last:
+            return self._trajectory(observation.group, self._segments.pop(observation.group))
+        segment.fields.append({name: value.clone() for name, value in observation.fields.items()})
+        segment.answers.append(answer)
+        return None
 
     def _trajectory(self, group: int, segment: _Segment) -> Trajectory:
         return Trajectory(
