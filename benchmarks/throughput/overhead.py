@@ -63,7 +63,7 @@ class PlainLoop:
     def __init__(self, job: Job, flows: Flows, folder: Path) -> None:
         self._job, self._flows, self.folder = job, flows, folder
         self.local = SingleProcess(flows.train)
-        self.local.copy_weights()
+        self.sync_weights()
         self._step = self._step_with_env if "env" in flows.train.workers else self._step_without_env
 
     def step(self, context: StepContext, feeds: dict[str, list[Any]]) -> tuple[float, dict[str, float]]:
@@ -71,8 +71,7 @@ class PlainLoop:
         start_s = time.perf_counter()
         self.local.begin(context)
         self._step(feeds)
-        self.local.copy_weights()
-        self.local.forget_rows()
+        self.sync_weights()
         metrics = self.local.metrics()
         return time.perf_counter() - start_s, metrics
 
@@ -80,7 +79,7 @@ class PlainLoop:
         self.local.run_stages(self._flows.train, feeds)
 
     def _step_with_env(self, feeds: dict[str, list[Any]]) -> None:
-        workers, actions, trajectories = self.local.workers, ListWriter(), ListWriter()
+        workers, actions, trajectories = self.local, ListWriter(), ListWriter()
         workers["policy"].act(EnvironmentLoop(workers["env"], actions), actions, trajectories)
         in_order = sorted(trajectories.items, key=lambda trajectory: trajectory.group)
         workers["actor"].train([in_order])
@@ -96,13 +95,14 @@ class PlainLoop:
         return FlowRun(metrics=metrics, collected=collected, shown=[], spans=[], start_s=0.0, duration_s=0.0)
 
     def group(self, name: str) -> PlainGroup:
-        return PlainGroup(self.local.workers[name])
+        return PlainGroup(self.local[name])
 
     def sync_weights(self) -> None:
-        self.local.copy_weights()
+        for edge in self._flows.train.graph().weight_edges:
+            self.local.sync(edge.source, edge.target)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        self.local.copy_weights()
+        self.sync_weights()
         run = self.run_flow(self._flows.evaluate, step=step, feeds=self._job.evaluation_feeds(), phase="evaluate")
         return self._job.evaluation_metrics(run)
 
@@ -194,9 +194,9 @@ def _start(stack: ExitStack, job: Job, folder: Path) -> tuple[FlowSide, PlainLoo
     job.write_inputs(folder)
     plain = PlainLoop(job, flows, folder)
     job.prepare(cast(Session, plain))
-    plain.local.copy_weights()
+    plain.sync_weights()
     (folder / "start").mkdir()
-    plain.local.workers[job.trainer].save_checkpoint(str(folder / "start"))
+    plain.local[job.trainer].save_checkpoint(str(folder / "start"))
     executor = stack.enter_context(
         Executor(
             cluster=planned.cluster, log_folder=folder / "logs", environment=worker_environment(job.config.cluster)

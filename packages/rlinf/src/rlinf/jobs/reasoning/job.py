@@ -482,7 +482,7 @@ class ReasoningJob(Job):
         accuracy, step = 0.0, 0
         while step < settings.max_steps and accuracy < settings.target_accuracy:
             steps = range(step, min(step + settings.check_every, settings.max_steps))
-            feeds = {"examples": [batch for s in steps for batch in self._examples(settings, s)]}
+            feeds = {"examples": [batch for s in steps for batch in self.examples(settings, s)]}
             run = session.run_flow(flow, step=0, feeds=feeds)
             step = steps.stop
             name = self.score.name
@@ -530,7 +530,7 @@ class ReasoningJob(Job):
         for path in needed[:-1]:
             shutil.rmtree(path)
 
-    def _examples(self, settings: WarmStartConfig, step: int) -> list[ExampleBatch]:
+    def examples(self, settings: WarmStartConfig, step: int) -> list[ExampleBatch]:
         """One batch as one item a shard, from a stretch of the problem stream that the training steps do not reach."""
         first = WARM_START_OFFSET + step * settings.batch_size
         rows, masks = [], []

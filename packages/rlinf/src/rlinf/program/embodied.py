@@ -1,0 +1,85 @@
+"""The training step of the embodied job: an observation goes in at the top of `train`, and at its end it is a gradient.
+
+python -m rlinf.program.embodied pushcube-ppo --run.num_steps 10
+
+One process, one rank of each worker group: no executor, channels, plan or checkpoints. The calls are those that the
+stages of a run make, so its metrics and weights are those of `rlinf train RECIPE --mode collocated`, to the bit on a
+CPU. A test holds that (tests/test_rlinf_program.py); docs/training-step.md walks through the same step of the reasoning
+job.
+
+Legend: n environments of a group, K actions of a chunk, A numbers of an action, T chunks of a segment, N samples.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from rlinf.config.common import JobConfig
+from rlinf.config.embodied import EmbodiedConfig
+from rlinf.errors import UserError
+from rlinf.program.recipe import main, make_workers
+from rlinf_workers import StepContext
+from rlinf_workers.embodied.actor import EmbodiedActor
+from rlinf_workers.embodied.environment import Environment
+from rlinf_workers.embodied.rollout import EmbodiedRollout
+from rlinf_workers.records.embodied import Trajectory
+
+
+def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
+    """Trains for `run.num_steps` steps and writes the model to `folder/model`.
+
+    Yields: the metrics of each step.
+    Raises: UserError.
+    """
+    assert isinstance(config, EmbodiedConfig), "recipe.main refuses others"
+    if config.warm_start is not None:
+        raise UserError(
+            "warm_start: rlinf.program.embodied has no demonstrations",
+            hint="use --warm_start null, or policy.options.folder with a policy that was trained on some",
+        )
+    job, workers = make_workers(config, folder)
+    env, policy = cast(Environment, workers["env"]), cast(EmbodiedRollout, workers["policy"])
+    actor = cast(EmbodiedActor, workers["actor"])
+    workers.sync("actor", "policy")
+
+    for step in range(job.config.run.num_steps):
+        workers.begin(StepContext(step=step, phase="train", seed=job.config.seed, num_items=0))
+
+        # Act: groups of environments take turns. An observation has fields [n, ...]; an action is [n, K, A].
+        trajectories: list[Trajectory] = []
+        observations = env.begin_segments()
+        while observations:
+            action, trajectory = policy.act_on(observations.pop(0))
+            if action is not None:
+                observations += env.advance(action)  # with the rewards of its K actions, [n, K]
+            if trajectory is not None:  # the segment of a group: actions [T, n, K, A], rewards [T, n, K], values [T, n]
+                trajectories.append(trajectory)
+        trajectories.sort(key=lambda trajectory: trajectory.group)
+
+        # Advantages: of each chunk, [N], N = T n over all groups of a shard; whitened over the batch.
+        batches = actor.begin_step(trajectories)
+
+        for rows in actor.minibatches(batches):  # one optimizer step each
+            micro_batches = actor.micro_batches(batches, rows)
+            actor.begin_update()
+            for batch in micro_batches:
+                # Loss and backward: log-probabilities and values of the policy, the algorithm's loss, its gradient.
+                actor.learn(batch)
+            # Clip and step, unless the policy has moved too far: then the step ends here.
+            if not actor.end_update():
+                break
+        actor.end_step(batches)
+
+        # Sync: the next step acts with the new weights.
+        workers.sync("actor", "policy")
+        yield workers.metrics()
+
+    actor.save_model(str(folder / "model"))
+    workers.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(train, "embodied", sys.argv[1:]))

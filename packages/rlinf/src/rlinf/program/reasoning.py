@@ -1,0 +1,130 @@
+"""The training step of the reasoning job: a prompt goes in at the top of `train`, and at its end it is a gradient.
+
+python -m rlinf.program.reasoning sort-grpo --run.num_steps 10
+
+One process, one rank of each worker group: no executor, channels, plan or checkpoints. The calls are those that the
+stages of a run make, so its metrics and weights are those of `rlinf train RECIPE --mode collocated`, to the bit on a
+CPU. A test holds that (tests/test_rlinf_program.py); docs/training-step.md walks through this file.
+
+Legend: G completions of a prompt, L prompt tokens, T completion tokens, B rows of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+from rlinf.config.common import JobConfig
+from rlinf.config.reasoning import ReasoningConfig, WarmStartConfig
+from rlinf.errors import UserError
+from rlinf.jobs.reasoning.job import REFERENCE_FOLDER, ReasoningJob
+from rlinf.program.recipe import main, make_workers
+from rlinf_workers import FlowRun, StepContext
+from rlinf_workers.execution.in_process import InProcessWorkers
+from rlinf_workers.language.actor import Actor
+from rlinf_workers.language.reference import Reference
+from rlinf_workers.language.reward import Reward
+from rlinf_workers.language.rollout import Rollout
+from rlinf_workers.records.language import Prompt, ScoredGroup
+
+
+def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
+    """Trains for `run.num_steps` steps and writes the model to `folder/model`.
+
+    Yields: the metrics of each step.
+    Raises: UserError.
+    """
+    job, workers = _make_workers(config, folder)
+    config = job.config
+    rollout, reward, actor = cast(Rollout, workers["rollout"]), cast(Reward, workers["reward"]), _actor(workers)
+    reference = cast(Reference, workers["reference"]) if "reference" in workers else None
+    workers.sync("actor", "rollout")
+    if config.warm_start is not None:
+        warm_up(job, workers, config.warm_start)
+    if reference is not None and config.warm_start is not None and config.reference.path is None:
+        actor.save_model(str(folder / REFERENCE_FOLDER))
+        reference.load_model(str(folder / REFERENCE_FOLDER))
+
+    for step in range(config.run.num_steps):
+        # Prompts: a function of the seed and the step. Each is [L] tokens, with the answer that the reward reads.
+        prompts: list[Prompt] = job.feeds(step)["prompts"]
+        workers.begin(StepContext(step=step, phase="train", seed=config.seed, num_items=len(prompts)))
+
+        # Generate: G completions of each prompt, [G, T], with the log-probability of every sampled token.
+        groups = [group for finished in rollout.sample(prompts) for group in finished]
+        if reference is not None:  # the frozen policy that the KL penalty holds on to: its log-probabilities, [G, T]
+            groups = [reference.with_logprobs(group) for group in groups]
+
+        # Reward: a number for each completion, [G].
+        scored = sorted(reward.score_groups(groups), key=lambda group: group.samples.index)
+        reward.check_failures()
+
+        # Advantages: how much better a completion is than the others of its group, [G], or a token of it, [G, T].
+        actor.begin_step()
+        learning = actor.learning_groups(scored)
+
+        for minibatch in actor.minibatches(learning):  # one optimizer step each
+            micro_batches = actor.micro_batches(minibatch)
+            actor.begin_update()
+            for batch in micro_batches:
+                # Loss and backward: log-probabilities [B, T] of the policy, the algorithm's loss, its gradient.
+                actor.learn(batch)
+            # Clip and step: the gradient summed over the shards of the batch, clipped to max_grad_norm, AdamW.
+            actor.end_update()
+        actor.end_step()
+
+        # Sync: the next step samples with the new weights.
+        workers.sync("actor", "rollout")
+        yield workers.metrics()
+
+    actor.save_model(str(folder / "model"))
+    workers.close()
+
+
+def warm_up(job: ReasoningJob, workers: InProcessWorkers, settings: WarmStartConfig) -> None:
+    """Supervised training on the task's own answers, until the model answers some held-out problems right."""
+    actor, score, step = _actor(workers), 0.0, 0
+    while step < settings.max_steps and score < settings.target_accuracy:
+        workers.begin(StepContext(step=0, phase="train", seed=job.config.seed, num_items=0))
+        steps = range(step, min(step + settings.check_every, settings.max_steps))
+        actor.imitate([job.examples(settings, number) for number in steps])
+        workers.sync("actor", "rollout")
+        score, step = evaluate(job, workers)[job.score.name], steps.stop
+        workers.metrics()
+        print(f"warm start {step}: {job.score.name} {score:.3f}", file=sys.stderr)
+
+
+def evaluate(job: ReasoningJob, workers: InProcessWorkers) -> dict[str, float]:
+    """Scores the present weights on the held-out problems."""
+    prompts: Sequence[Prompt] = job.evaluation_feeds()["prompts"]
+    workers.begin(StepContext(step=0, phase="evaluate", seed=job.config.seed, num_items=len(prompts)))
+    groups = [group for finished in workers["rollout"].sample(prompts) for group in finished]
+    scored: list[ScoredGroup] = sorted(workers["reward"].score_groups(groups), key=lambda group: group.samples.index)
+    collected = {"scored": scored}
+    return job.evaluation_metrics(
+        FlowRun(metrics={}, collected=collected, shown=[], spans=[], start_s=0.0, duration_s=0.0)
+    )
+
+
+def _make_workers(config: JobConfig, folder: Path) -> tuple[ReasoningJob, InProcessWorkers]:
+    assert isinstance(config, ReasoningConfig), "recipe.main refuses others"
+    if config.reference.sync_every is not None:
+        raise UserError("reference.sync_every: the reference of rlinf.program.reasoning does not follow the policy")
+    job, workers = make_workers(config, folder)
+    assert isinstance(job, ReasoningJob)
+    if not workers["rollout"].weights():
+        raise UserError(
+            f"rollout.engine={config.rollout.engine} serves from processes of its own",
+            hint="rlinf.program.reasoning samples in this process; use --rollout.engine huggingface",
+        )
+    return job, workers
+
+
+def _actor(workers: InProcessWorkers) -> Actor:
+    return workers["actor"]
+
+
+if __name__ == "__main__":
+    sys.exit(main(train, "reasoning", sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""What both programs begin with: the checked job of a recipe, its workers in this process, and the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from rlinf import jobs
+from rlinf.cli.output_folder import new_folder
+from rlinf.config.common import JobConfig
+from rlinf.config.devices import device_kind
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.errors import RlinfError, UserError
+from rlinf.jobs.base import Job
+from rlinf.run_folder.rows import to_json
+from rlinf_workers.execution.in_process import InProcessWorkers
+
+Train = Callable[[JobConfig, Path], Iterator[dict[str, float]]]
+
+
+def make_workers(config: JobConfig, folder: Path) -> tuple[Job, InProcessWorkers]:
+    """The job of a config after all checks, and the workers of its training flow in this process.
+
+    Args:
+        folder: where the job writes what the workers load.
+    Raises: UserError.
+    """
+    job = jobs.prepare(config)
+    torch.set_num_threads(job.config.cluster.threads_per_device)
+    flow = job.build(folder).train
+    job.write_inputs(folder)
+    device = device_kind(job.config.cluster, job.machine)
+    return job, InProcessWorkers(flow, f"{device}:0")
+
+
+def main(train: Train, job: str, arguments: Sequence[str]) -> int:
+    """`python -m rlinf.program.JOB RECIPE [overrides]`: trains, and prints the metrics of each step as JSON."""
+    try:
+        if not arguments or arguments[0].startswith("-"):
+            raise UserError(f"usage: python -m rlinf.program.{job} RECIPE [--key value ...]")
+        config = load_config(arguments[0], parse_overrides(arguments[1:]))
+        if config.job != job:
+            raise UserError(f"{arguments[0]} is a recipe of the {config.job} job", hint=f"rlinf.program.{config.job}")
+        folder = new_folder(config.name)
+        for step, metrics in enumerate(train(config, folder)):
+            print(to_json({"step": step, "metrics": metrics}), flush=True)
+        print(f"model: {folder / 'model'}", file=sys.stderr)
+    except RlinfError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
