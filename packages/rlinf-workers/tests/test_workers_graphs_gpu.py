@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlinf_workers.engines import graphs
+from rlinf_workers.engines.huggingface import graphs
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.testing.architectures import tiny_architecture

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlinf.config.common import TrainerConfig
 from rlinf.config.lora import LoraConfig
 from rlinf.errors import UserError
 from rlinf.jobs.lora import policy_digest, policy_lora
-from rlinf.jobs.training import check_recompute
+from rlinf.jobs.training import check_policy_module
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import PolicySettings
-from rlinf_workers.trainers.base import BackendSettings
 
 pytest.importorskip("transformers", minversion="5.17")
 pytest.importorskip("peft")
@@ -52,12 +52,12 @@ def test_what_cannot_be_is_refused(policy, backend, lora, says):
 
 
 def test_layers_are_computed_again_where_there_are_some():
-    again = BackendSettings(name="fsdp2", options={"recompute": True})
-    check_recompute(again, PI05)
+    again = TrainerConfig(backend="fsdp2", backend_options={"recompute": True})
+    check_policy_module(again, PI05)
     small = replace(PI05, name="actor_critic", options={"hidden_sizes": (4,)})
-    check_recompute(replace(again, options={}), small)
+    check_policy_module(TrainerConfig(backend="fsdp2"), small)
     with pytest.raises(UserError, match="recompute=true, but ActorCritic has no decoder layers"):
-        check_recompute(again, small)
+        check_policy_module(again, small)
 
 
 def test_a_base_is_its_options_seed_and_files(tmp_path):

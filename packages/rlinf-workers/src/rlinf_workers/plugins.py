@@ -54,6 +54,12 @@ class Spec:
     """Dataclass of its options, whose field docstrings are the help of the keys; it raises OptionError for values that
     do not go together. None: what the constructor of its class takes."""
 
+    @property
+    def module(self) -> str:
+        """The module that its class is in."""
+        is_path = isinstance(self.implementation, str)
+        return self.implementation.partition(":")[0] if is_path else self.implementation.__module__
+
     def load(self) -> Any:
         """The class, or the function that makes one."""
         return imported(self.implementation) if isinstance(self.implementation, str) else self.implementation

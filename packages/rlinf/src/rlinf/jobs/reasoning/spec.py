@@ -53,8 +53,7 @@ class ReasoningSpec(JobSpec):
     def preload(self, config: ReasoningConfig) -> Sequence[str]:
         family = config.model.architecture.family if config.model.architecture else _family(config.model.path)
         model = [f"transformers.models.{family}.modeling_{family}"] if family else []
-        name, colon, _ = config.rollout.engine.partition(":")
-        engine = [name if colon else f"rlinf_workers.engines.{name}"] if "rollout" not in config.environments else []
+        engine = [config.rollout.engine_spec.module] if "rollout" not in config.environments else []
         roles = [f"rlinf_workers.{role}" for role in ROLES]
         return [*roles, *engine, *model, "transformers.tokenization_utils_tokenizers"]
 
