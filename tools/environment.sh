@@ -77,7 +77,7 @@ ensure_engine_environment() {
   elif [ "$status" != 0 ]; then
     return "$status"
   fi
-  sed 's/ --hash.*//' packages/rlinf/src/rlinf/environments/lists/sglang/requirements-cpu.txt >"$list" # the tests' packages have no digests
+  sed 's/ --hash.*//' packages/rlinf-workers/src/rlinf_workers/engines/sglang/requirements-cpu.txt >"$list" # the tests' packages have no digests
   "$engine_python" -m pip --quiet --disable-pip-version-check install -c "$list" pytest pytest-timeout hypothesis
 }
 

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_workers.engines import huggingface, sampling, slots
+from rlinf_workers.engines import sampling
+from rlinf_workers.engines.huggingface import engine as huggingface
+from rlinf_workers.engines.huggingface import slots
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_envs import VenvSpec
 from rlinf_sched.derive import Gpu, ModelShape
 from rlinf_sched.derive.memory import JobShape, RankMemory, batch_memory
 from rlinf_sched.derive.steps import batch_profile
@@ -23,6 +24,8 @@ MAX_SHOWN_SIZES = 6
 class EngineSpec(Spec):
     """A generation engine. `job.engine_options` are the options that the recipe gives it."""
 
+    venv: VenvSpec | None = None
+    """The virtual environment that its packages need."""
     package: str | None = None
     """Distribution that must be installed where the rollout runs."""
     known_versions: tuple[str, ...] = ()

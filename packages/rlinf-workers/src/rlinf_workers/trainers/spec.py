@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlinf_envs import VenvSpec
 from rlinf_sched.derive import Gpu, ModelShape
 from rlinf_sched.derive.memory import (
     NUM_MOMENTS,
@@ -31,8 +32,8 @@ NO_OPTIONS: Mapping[str, Any] = {}
 class TrainerSpec(Spec):
     """A training backend. `job.trainer_options` are the options that the recipe gives it."""
 
-    package: str | None = None
-    """Distribution that must be installed where the actor runs."""
+    venv: VenvSpec | None = None
+    """The virtual environment that its packages need."""
     trains_policies: bool = True
     """Holds robot policies too, not language models alone."""
     trains_adapters: bool = False

@@ -16,8 +16,8 @@ from pathlib import Path
 from rlinf.errors import UserError
 from rlinf_envs import KINDS as ENVIRONMENT_KINDS
 from rlinf_envs import VenvSpec, kind_spec
+from rlinf_workers.plugins import ENGINES, TRAINERS
 
-LISTS = Path(__file__).parent / "lists"
 PYTHON_LINE = "# python: "
 UNTRIED_LINE = "# untried: "
 
@@ -25,22 +25,8 @@ UNTRIED_LINE = "# untried: "
 KINDS = {
     venv.name: venv
     for venv in (
-        VenvSpec(
-            name="sglang",
-            purpose="rollout.engine: sglang",
-            folder=LISTS / "sglang",
-            modules=("sglang.srt.entrypoints.engine",),
-            packages=("torch", "transformers", "sglang"),
-            cpu_variables={"SGLANG_USE_CPU_ENGINE": "1"},
-            cpu_stand_ins=("sglang-kernel", "torchvision"),
-        ),
-        VenvSpec(
-            name="megatron",
-            purpose="actor.backend: megatron",
-            folder=LISTS / "megatron",
-            modules=("megatron.core",),
-            packages=("torch", "transformers", "megatron-core"),
-        ),
+        *(spec.venv for spec in ENGINES.specs()),
+        *(spec.venv for spec in TRAINERS.specs()),
         *(kind_spec(kind).venv for kind in ENVIRONMENT_KINDS),
     )
     if venv is not None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from rlinf_envs import VenvSpec
 from rlinf_sched.derive import Gpu, ModelShape
 from rlinf_sched.derive.generation import continuous_points, group_cache_tokens
 from rlinf_sched.derive.memory import JobShape, RankMemory
@@ -107,6 +109,15 @@ SPEC = SGLangSpec(
     name="sglang",
     implementation="rlinf_workers.engines.sglang.engine:SGLangEngine",
     options=SGLangOptions,
+    venv=VenvSpec(
+        name="sglang",
+        purpose="rollout.engine: sglang",
+        folder=Path(__file__).parent,
+        modules=("sglang.srt.entrypoints.engine",),
+        packages=("torch", "transformers", "sglang"),
+        cpu_variables={"SGLANG_USE_CPU_ENGINE": "1"},
+        cpu_stand_ins=("sglang-kernel", "torchvision"),
+    ),
     package="sglang",
     known_versions=("0.5.23",),
     process_bytes=800 << 20,  # chosen so that no engine in benchmarks/results/sglang-memory.json takes more

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from rlinf_envs import VenvSpec
 from rlinf_sched.derive import ModelShape
 from rlinf_sched.derive.memory import JobShape, RankMemory
 from rlinf_workers.plugins import OptionError
@@ -91,6 +93,13 @@ SPEC = MegatronSpec(
     name="megatron",
     implementation="rlinf_workers.trainers.megatron.make:megatron",
     options=MegatronOptions,
+    venv=VenvSpec(
+        name="megatron",
+        purpose="actor.backend: megatron",
+        folder=Path(__file__).parent,
+        modules=("megatron.core",),
+        packages=("torch", "transformers", "megatron-core"),
+    ),
     trains_policies=False,
     packs_sequences=False,
     exposes_logits=False,
