@@ -57,8 +57,9 @@ class Spec:
     @property
     def module(self) -> str:
         """The module that its class is in."""
-        is_path = isinstance(self.implementation, str)
-        return self.implementation.partition(":")[0] if is_path else self.implementation.__module__
+        if self.implementation is None or isinstance(self.implementation, str):
+            return (self.implementation or self.name).partition(":")[0]
+        return self.implementation.__module__
 
     def load(self) -> Any:
         """The class, or the function that makes one."""
