@@ -50,7 +50,8 @@ def _exact_numbers(num_rounds: int):
 
 
 def test_numbers_that_differ_by_one_unit_are_different():
-    numbers = list(_exact_numbers(12))
+    numbers = list(_exact_numbers(42))
+    assert len(numbers) >= 500
     with MathReward(num_processes=1, time_limit_s=5, wall_limit_s=120) as reward:
         for column, outcome in ((1, "wrong"), (2, "right")):
             results = reward.score_batch([rf"\boxed{{{row[column]}}}" for row in numbers], [row[0] for row in numbers])

@@ -269,6 +269,9 @@ def test_cores_enough_change_nothing(one: tuple[Problem, Plan]):
 def test_the_planner_has_no_more_processes_than_cores_can_run():
     free = beside_each_other(16, 0, check=profile(1.0))
     assert plan(free).stage("check").num_ranks == 16
+    for allowed, most in ((3, 3), (12, 8)):
+        limited = beside_each_other(16, 8, check=replace(profile(1.0), max_instances=allowed))
+        assert limited.most_on_host("check") == most
     for cpu_cores, cores, most in ((8, None, 8), (8, 3.0, 2), (2, 3.0, 1), (2, 0.25, 8), (8, 0.0, 16)):
         problem = beside_each_other(16, cpu_cores, check=profile(1.0, cores=cores))
         assert problem.most_on_host("check") == (most if cores != 0 else 0)
