@@ -19,6 +19,7 @@ from command_line import (
     wait_for,
     worker_processes,
 )
+from rlinf.cli.main import main
 from rlinf_workers.testing.environments import second_environment
 
 ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
@@ -64,6 +65,12 @@ def command(inputs, output, *more):
 
 def run(line):
     return subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=END_TIMEOUT_S)
+
+
+def resume_here(output, capsys, *more):
+    """`rlinf eval --resume` in this process, for what starts no worker: the exit code and both streams."""
+    capsys.readouterr()
+    return main(["eval", "--resume", "--output", str(output), *more]), *capsys.readouterr()
 
 
 def samples(output):
@@ -112,7 +119,7 @@ def test_the_folder_and_the_table(whole):
         assert sum(result[name]["outcomes"].values()) == len(mine)
 
 
-def test_a_kill_other_devices_and_environments_change_no_sample(inputs, whole, tmp_path):
+def test_a_kill_other_devices_and_environments_change_no_sample(inputs, whole, tmp_path, capsys):
     output, python = tmp_path / "eval", second_environment(tmp_path / "environment")
     environments = [part for role in ("rollout", "reward") for part in (f"--environments.{role}", python)]
     process = subprocess.Popen(
@@ -135,26 +142,26 @@ def test_a_kill_other_devices_and_environments_change_no_sample(inputs, whole, t
     torn = before + before.splitlines(keepends=True)[0].replace(b'"problem": ', b'"problem": 99')[:-5]
     file.write_bytes(torn)
 
-    refused = run(command(inputs, output, "--resume", "--seed", "1"))
-    assert refused.returncode == 2
-    assert "--seed would change seed from 0 to 1" in refused.stderr
+    code, _, err = resume_here(output, capsys, "--seed", "1")
+    assert code == 2
+    assert "--seed would change seed from 0 to 1" in err
     changed = inputs / "own.jsonl"
     text = changed.read_text()
     changed.write_text(text.replace('"answer": "3"', '"answer": "4"'))
-    refused = run([*RLINF, "eval", "--resume", "--output", str(output)])
+    code, _, err = resume_here(output, capsys)
     changed.write_text(text)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("error: benchmarks.own has changed since the evaluation in")
+    assert code == 2
+    assert err.startswith("error: benchmarks.own has changed since the evaluation in")
     assert file.read_bytes() == torn
 
     done = run([*RLINF, "eval", "--resume", "--output", str(output), "--cluster.num_devices", "2"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert samples(output) == samples(whole[0])
     assert scores(output) == scores(whole[0])
-    again = run([*RLINF, "eval", "--resume", "--output", str(output)])
-    assert again.returncode == 0, "all is there: the table alone"
-    assert "17 problems were answered before; 0 are left" in again.stdout
-    assert again.stdout.split("\n\n")[1] == done.stdout.split("\n\n")[1]
+    code, again, _ = resume_here(output, capsys)
+    assert code == 0, "all is there: the table alone"
+    assert "17 problems were answered before; 0 are left" in again
+    assert again.split("\n\n")[1] == done.stdout.split("\n\n")[1]
 
 
 def test_an_interrupt_leaves_a_folder_to_go_on_with(inputs, tmp_path):
