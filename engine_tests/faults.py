@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 import broken_loader
-from rlinf_comm.errors import WeightMismatchError
+from rlinf_comm import WeightMismatchError
 from rlinf_comm.weights.store.memory import NUM_SLOTS
 from rlinf_workers.engines.sglang import engine as engine_module
 from trained_engine import TrainedEngine

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from faults import FaultyEngine, Verdict, flip_on_the_way, flip_served, lies
-from rlinf_comm.errors import LayoutError, WeightMismatchError
+from rlinf_comm import LayoutError, WeightMismatchError
 from trained_engine import TrainedEngine
 
 NUM_SYNCS = 20

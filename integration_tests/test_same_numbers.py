@@ -11,7 +11,7 @@ import pytest
 import command_line
 from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
 from rlinf.glossary import find
-from rlinf_comm.peers.secret import SECRET_VARIABLE
+from rlinf_comm.wire import SECRET_VARIABLE
 from rlinf_workers.testing.environments import second_environment
 
 SORT_PLANS = {

@@ -23,9 +23,9 @@ from benchmarks.comm.flipped_bits import TIMEOUT_S, count_caught
 from benchmarks.comm.strangers import contacts
 from benchmarks.harness import Step, compare, interleave, report
 
-from rlinf_comm import _C, Channel, SharedPool
-from rlinf_comm.peers import Peer, PeerAddress
-from rlinf_comm.peers.transports import frames
+from rlinf_comm import _C, Channel, Peer, SharedPool
+from rlinf_comm.peers import PeerAddress
+from rlinf_comm.wire import values as frames
 
 SIZES = {"4 KB": 4 << 10, "1 MB": 1 << 20, "64 MB": 64 << 20}
 REPEATS = {"4 KB": 1000, "1 MB": 60, "64 MB": 2}

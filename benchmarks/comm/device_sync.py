@@ -20,8 +20,7 @@ import torch
 from benchmarks.comm.weight_sync import DENSE
 from benchmarks.harness import compare, report
 
-from rlinf_comm import pack, unpack
-from rlinf_comm.errors import WeightMismatchError
+from rlinf_comm import WeightMismatchError, pack, unpack
 from rlinf_comm.weights import Layout, WeightStore
 from rlinf_comm.weights import plan as reshard_plan
 from rlinf_comm.weights.device import (

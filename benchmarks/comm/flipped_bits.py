@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf_comm import Channel, CommError, SharedPool
-from rlinf_comm.peers import Peer
+from rlinf_comm import Channel, CommError, Peer, SharedPool
 from rlinf_comm.weights import (
     Layout,
     TensorSpec,

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from rlinf_comm.errors import PeerLost
-from rlinf_comm.peers import Peer, job_secret
+from rlinf_comm import Peer, PeerLost
+from rlinf_comm.peers import job_secret
 
 SIZES = (4 << 10, 1 << 20, 64 << 20, 1 << 30)
 ROUNDS = 11

@@ -25,9 +25,8 @@ import numpy as np
 import torch
 from benchmarks.harness import Step, compare, interleave, report
 
-from rlinf_comm import Channel, ChannelAddress
+from rlinf_comm import Channel, ChannelAddress, ChannelServer, ServerAddress
 from rlinf_comm.peers import job_secret
-from rlinf_comm.remote import ChannelDoor, DoorAddress, RemoteChannel
 
 SPAWN = multiprocessing.get_context("spawn")
 SIZES = {"1 MB": 1 << 20, "256 bytes": 256}
@@ -58,7 +57,7 @@ def _behind_the_door(told: ChannelAddress) -> None:
     torch.set_num_threads(1)
     channel = Channel.create("items", capacity_bytes=CAPACITY_BYTES, prefault=True, lost_peers="tolerate")
     reports = Channel.open(told)
-    with ChannelDoor(channel) as door:
+    with ChannelServer(channel) as door:
         reports.put(door.address)
         num_items, num_taken = channel.take()[0].value, 0
         while num_items:
@@ -75,8 +74,8 @@ class ThroughDoor:
         self._told = Channel.create("told")
         self._process = SPAWN.Process(target=_behind_the_door, args=(self._told.address,))
         self._process.start()
-        address: DoorAddress = self._told.take(timeout_s=TIMEOUT_S)[0].value
-        self._channel = RemoteChannel.open(address)
+        address: ServerAddress = self._told.take(timeout_s=TIMEOUT_S)[0].value
+        self._channel = Channel.open(address)
 
     def send(self, item: np.ndarray, num_items: int) -> None:
         self._channel.put(num_items)

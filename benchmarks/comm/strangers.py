@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from benchmarks.harness import Step
 
-from rlinf_comm.peers import Peer
+from rlinf_comm import Peer
 
 NUM_IDLE = 50
 NUM_SLOW = 10

@@ -31,9 +31,9 @@ from benchmarks.harness import Step, compare, interleave, report
 
 from rlinf_comm import codec
 from rlinf_comm.peers import peer
-from rlinf_comm.peers.address import this_host
 from rlinf_comm.weights import BufferSpec, Layout, plan
 from rlinf_comm.weights.layouts import TransformerShape, merged
+from rlinf_comm.wire import this_host
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import Settle, WeightPort
 

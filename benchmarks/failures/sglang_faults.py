@@ -29,7 +29,7 @@ from benchmarks.harness import report
 sys.path.append(str(Path(__file__).parents[2] / "engine_tests"))
 
 from faults import Fault, FaultyEngine, flip_on_the_way, flip_served, lies  # pyright: ignore[reportMissingImports]
-from rlinf_comm.errors import WeightMismatchError
+from rlinf_comm import WeightMismatchError
 
 MODELS = {"Qwen3-MoE, TP1": ("qwen3_moe", 1), "Qwen2, TP2": ("qwen2", 2)}
 COMPARE_EVERY = 50

@@ -7,7 +7,7 @@ from datetime import timedelta
 from safetensors.torch import load, save
 from torch.distributed import DistStoreError, TCPStore
 
-from rlinf_comm.errors import WeightMismatchError, WeightTimeout
+from rlinf_comm import WeightMismatchError, WeightTimeout
 from rlinf_comm.weights import ReshardExecutor
 
 

@@ -29,10 +29,10 @@ import numpy as np
 import torch
 
 from rlinf_comm import DecodeError, codec, record
-from rlinf_comm.peers.transports import frames
-from rlinf_comm.peers.transports.base import TornStream
+from rlinf_comm.errors import TornStream
 from rlinf_comm.testing.mutations import mutated
 from rlinf_comm.weights.stream.delta import DeltaEncoder, apply_delta
+from rlinf_comm.wire import values as frames
 
 MAX_TIMES, MAX_MORE_BYTES = 4, 1 << 20
 _WATCHED = ("import", "exec", "compile", "open", "os.system", "subprocess.Popen", "os.exec", "socket.connect")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from rlinf_comm import CommError
 from rlinf_comm.peers import Peer
-from rlinf_comm.peers.secret import SECRET_VARIABLE
+from rlinf_comm.wire.secret import SECRET_VARIABLE
 
 HERE, THERE = "10.99.0.1", "10.99.0.2"
 PORT = 29400

@@ -15,6 +15,7 @@ import numpy as np
 
 import rlinf_comm.weights  # noqa: F401 - registers what it defines
 from rlinf_comm import Channel, ChannelAddress, record, unpack
+from rlinf_comm.channel import native_of
 
 
 @record
@@ -74,14 +75,14 @@ def send_main_class(address: ChannelAddress) -> None:
 
 def hold_mutex(address: ChannelAddress) -> None:
     channel = Channel.open(address)  # kept: the kernel looks for held mutexes in mapped memory
-    channel._native._lock_and_leave()
+    native_of(channel)._lock_and_leave()
     ready()
     signal.pause()
 
 
 def hold_reservation(address: ChannelAddress, num_bytes: int) -> None:
     channel = Channel.open(address)  # kept: who drops it leaves the channel, and is not missed
-    channel._native._reserve_and_leave(num_bytes)
+    native_of(channel)._reserve_and_leave(num_bytes)
     ready()
     signal.pause()
 

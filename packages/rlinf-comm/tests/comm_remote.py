@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf_comm import Channel, ChannelAddress, ChannelTimeout, record, unpack
-from rlinf_comm.remote import ChannelDoor, DoorAddress, RemoteChannel
+from rlinf_comm import Channel, ChannelAddress, ChannelServer, ChannelTimeout, ServerAddress, record, unpack
 
 
 @record
@@ -24,17 +23,17 @@ def ready() -> None:
     print("ready", flush=True)
 
 
-def produce(address: DoorAddress, producer: int, num_items: int) -> None:
+def produce(address: ServerAddress, producer: int, num_items: int) -> None:
     """Arrays whose every element tells producer and index."""
-    channel = RemoteChannel.open(address)
+    channel = Channel.open(address)
     for index in range(num_items):
         num_elements = (producer * 7919 + index * 104729) % 3000
         channel.put((producer, index, np.full(num_elements, producer * 1_000_000 + index)), key=producer)
     channel.close()
 
 
-def put_and_stay(address: DoorAddress, num_items: int) -> None:
-    channel = RemoteChannel.open(address)
+def put_and_stay(address: ServerAddress, num_items: int) -> None:
+    channel = Channel.open(address)
     channel.put(0)
     for index in range(1, num_items):
         channel.put(index)
@@ -42,8 +41,8 @@ def put_and_stay(address: DoorAddress, num_items: int) -> None:
     signal.pause()
 
 
-def put_without_end(address: DoorAddress, num_elements: int) -> None:
-    channel = RemoteChannel.open(address)
+def put_without_end(address: ServerAddress, num_elements: int) -> None:
+    channel = Channel.open(address)
     ready()
     index = 0
     while True:
@@ -51,29 +50,29 @@ def put_without_end(address: DoorAddress, num_elements: int) -> None:
         index += 1
 
 
-def put_and_end(address: DoorAddress, how: str) -> None:
+def put_and_end(address: ServerAddress, how: str) -> None:
     """Ends without close(): regularly, or by an exception."""
-    channel = RemoteChannel.open(address)
+    channel = Channel.open(address)
     channel.put(how)
     if how == "exception":
         raise RuntimeError("an end that somebody misses")
 
 
-def put_own_class(address: DoorAddress) -> None:
-    RemoteChannel.open(address).put(OnlyHere("carried"))
+def put_own_class(address: ServerAddress) -> None:
+    Channel.open(address).put(OnlyHere("carried"))
 
 
 def serve(told: ChannelAddress) -> None:
     """A door that nobody closes, and a channel with one item of one."""
     channel = Channel.create("served", capacity_items=1)
-    with ChannelDoor(channel) as door:
+    with ChannelServer(channel) as door:
         Channel.open(told).put((door.address, channel.address))
         ready()
         signal.pause()
 
 
-def take_one_at_a_time(address: DoorAddress, found: ChannelAddress) -> None:
-    channel, reports = RemoteChannel.open(address), Channel.open(found)
+def take_one_at_a_time(address: ServerAddress, found: ChannelAddress) -> None:
+    channel, reports = Channel.open(address), Channel.open(found)
     while True:
         try:
             items = channel.take(max_items=3, timeout_s=0.05)

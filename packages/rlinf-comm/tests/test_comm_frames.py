@@ -9,10 +9,10 @@ import pytest
 from comm_fuzz import MemorySocket
 
 from rlinf_comm import codec
-from rlinf_comm.peers.transports import frames
-from rlinf_comm.peers.transports.base import TornStream
-from rlinf_comm.peers.transports.frames import Outbox, StreamReader
+from rlinf_comm.errors import TornStream
 from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_comm.wire import values as frames
+from rlinf_comm.wire.values import Outbox, StreamReader
 
 NUM_FLIPS = 1000
 PREFIX = struct.Struct("<4sIIQI")

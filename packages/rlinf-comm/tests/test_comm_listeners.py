@@ -15,18 +15,22 @@ import numpy as np
 import pytest
 import torch  # noqa: F401 - it grows by 120 MB where a changed value says that it is a tensor
 
-from rlinf_comm import Channel, CommError, DecodeError, PeerLost, codec
-from rlinf_comm.peers import Peer, reception
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.meeting import Chosen, Hello
+from rlinf_comm import Channel, ChannelServer, CommError, DecodeError, PeerLost, codec
+from rlinf_comm.channel import native_of
+from rlinf_comm.errors import TornStream
+from rlinf_comm.peers import Peer
 from rlinf_comm.peers.name_server import NameServer, ServedNames, _key, _Request
-from rlinf_comm.peers.secret import key_for
-from rlinf_comm.peers.transports.base import Offer, TornStream
-from rlinf_comm.peers.transports.frames import Outbox
-from rlinf_comm.remote import ChannelDoor, RemoteChannel, door
+from rlinf_comm.peers.negotiation import Chosen
+from rlinf_comm.peers.transports.base import Offer
+from rlinf_comm.remote import server
 from rlinf_comm.remote.messages import Flush, Put, Room, Stats, Take, compose
 from rlinf_comm.testing.listeners import Called, disturb, nothing_grows
 from rlinf_comm.testing.mutations import mutated
+from rlinf_comm.wire import listener
+from rlinf_comm.wire.deadline import Deadline
+from rlinf_comm.wire.handshake import Hello, encode_hello
+from rlinf_comm.wire.secret import key_for
+from rlinf_comm.wire.values import Outbox
 
 HANG_S = 60.0
 FEW, MANY = 1000, 50_000
@@ -76,7 +80,7 @@ def log(monkeypatch):
     """What listeners log; it goes nowhere else, since pytest would keep every line with all that it refers to."""
     counting, logger = Counting(), logging.Logger("listeners")
     logger.addHandler(counting)
-    for module in (reception, door):
+    for module in (listener, server):
         monkeypatch.setattr(module, "_LOG", logger)
     yield counting
     assert not counting.num_tracebacks
@@ -115,8 +119,9 @@ def test_a_peer_bears_them(num_calls, log):
         Peer.listen("engine", transports=("tcp",)) as engine,
         Peer.listen("rude", transports=("tcp",)) as rude,
     ):
-        hello, other = Hello(rude.address, "trainer"), Hello(rude.address, "somebody else")
-        rightful = pack(hello, other, Offer("tcp", bytes(16)), Offer("shared", bytes(16)), Chosen("tcp"))
+        names = ("trainer", "somebody else")
+        hellos = [encode_hello(Hello(service="peer", name=name, caller=rude.address)) for name in names]
+        rightful = hellos + pack(Offer("tcp", bytes(16)), Offer("shared", bytes(16)), Chosen("tcp"))
         key = key_for("peer", trainer.address.incarnation)
         called = Called(endpoint=trainer.address.endpoint, key=key, messages=rightful)
         disturb(called, WARM_UP, seed=10**6)
@@ -163,15 +168,17 @@ def test_a_link_between_peers_bears_torn_streams(num_calls, log):
 @num_calls
 def test_a_door_bears_them(num_calls, log):
     channel = Channel.create("items", lost_peers="tolerate")
-    with ChannelDoor(channel) as served, Peer.listen("rude") as rude:
-        address = served.address.door
-        rightful = pack(Hello(rude.address, "items"), Hello(address, "other"))
+    with ChannelServer(channel) as served, Peer.listen("rude") as rude:
+        address = served.address.server
+        callers = {"items": rude.address, "other": address}
+        hellos = [Hello(service="channel", name=name, caller=caller) for name, caller in callers.items()]
+        rightful = [encode_hello(hello) for hello in hellos]
         key = key_for("peer", address.incarnation)
         called = Called(endpoint=address.endpoint, key=key, messages=rightful)
         disturb(called, WARM_UP, seed=10**6)
         with nothing_grows():
             disturb(called, num_calls, seed=0)
-        far = RemoteChannel.open(served.address)
+        far = Channel.open(served.address)
         far.put("an item")
         assert channel.take(timeout_s=HANG_S)[0].value == "an item"
         far.close()
@@ -186,12 +193,12 @@ def test_a_door_bears_requests_that_are_none(num_calls, log):
     messages = [compose(request) for request in requests]
     messages += [compose(Put(0, 1.0, -1, 0.0, answers), value) for answers in (True, False)]
     channel = Channel.create("items", capacity_items=4, lost_peers="tolerate")
-    with ChannelDoor(channel) as served:
+    with ChannelServer(channel) as served:
 
         def ask(seed: int) -> None:
             numbers = random.Random(seed)
-            far = RemoteChannel.open(served.address, timeout_s=HANG_S)
-            line = far._put_wire._lifeline._socket
+            far = Channel.open(served.address, timeout_s=HANG_S)
+            line = far._back_end._put_exchange._lifeline._socket
             line.settimeout(HANG_S)
             line.sendall(torn(messages, numbers))
             line.shutdown(socket.SHUT_WR)
@@ -200,7 +207,7 @@ def test_a_door_bears_requests_that_are_none(num_calls, log):
                     pass
             except ConnectionError:
                 pass
-            far._put_wire.shut(farewell=False)
+            far._back_end._put_exchange.shut(farewell=False)
             while channel.stats().num_items:
                 try:
                     channel.take(timeout_s=0.0)
@@ -212,7 +219,7 @@ def test_a_door_bears_requests_that_are_none(num_calls, log):
         with nothing_grows():
             for seed in range(num_calls):
                 ask(seed)
-        far = RemoteChannel.open(served.address)
+        far = Channel.open(served.address)
         far.put("an item")
         assert channel.take(timeout_s=HANG_S)[0].value == "an item"
         far.close()
@@ -225,7 +232,7 @@ def test_the_server_of_segments_bears_them(num_calls):
     pid = os.getpid()
     with open("/proc/net/unix") as sockets:
         name = next(line.split()[-1] for line in sockets if f"@rlinf-comm/{pid}-" in line)
-    _, _, fd, nonce = channel._native.address()
+    _, _, fd, nonce = native_of(channel).address()
     rightful = fd.to_bytes(8, "little") + nonce.to_bytes(8, "little")
 
     def ask(seed: int) -> None:

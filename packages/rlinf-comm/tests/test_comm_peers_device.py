@@ -16,10 +16,10 @@ from comm_nurseries import Nursery, kill, wait_until
 from rlinf_comm.errors import NoTransport, PeerLost, PeerTimeout, UnsupportedValueError
 from rlinf_comm.ipc import IpcArena, leases, opened
 from rlinf_comm.peers import Peer
-from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.transports.base import Unusable
 from rlinf_comm.peers.transports.cuda_ipc import CudaIpcTransport
 from rlinf_comm.testing import TRANSPORT_CHECKS, PeersOver, assert_bitwise_equal
+from rlinf_comm.wire.deadline import Deadline
 
 HANG_S = 60.0
 

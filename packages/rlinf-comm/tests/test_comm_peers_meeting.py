@@ -22,8 +22,8 @@ from rlinf_comm import (
     unpack,
 )
 from rlinf_comm.peers import HostIdentity, Peer
-from rlinf_comm.peers.deadline import SLICE_S
-from rlinf_comm.peers.handshake import GREETING, MAGIC, VERSION
+from rlinf_comm.wire.deadline import SLICE_S
+from rlinf_comm.wire.handshake import GREETING, MAGIC, VERSION
 
 HANG_S = 20.0
 
@@ -102,7 +102,7 @@ def test_one_that_accepts_and_says_nothing_is_slow(pair):
     a, b = pair("tcp")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = dataclasses.replace(b.address, name="silent", endpoint=silent.getsockname()[:2])
-        with pytest.raises(PeerTimeout, match=r"'silent' .* accepted a connection and then said nothing"):
+        with pytest.raises(PeerTimeout, match=r"'silent' .* has sent nothing for 0.3 s"):
             a.connect(address, timeout_s=0.3)
 
 

@@ -9,8 +9,9 @@ import pytest
 torch_distributed = pytest.importorskip("torch.distributed")
 
 from rlinf_comm import NotTrusted  # noqa: E402
-from rlinf_comm.peers import Peer, job_secret, secret  # noqa: E402
-from rlinf_comm.peers.secret import FILE_VARIABLE, SECRET_VARIABLE, key_for  # noqa: E402
+from rlinf_comm.peers import Peer, job_secret  # noqa: E402
+from rlinf_comm.wire import secret  # noqa: E402
+from rlinf_comm.wire.secret import FILE_VARIABLE, SECRET_VARIABLE, key_for  # noqa: E402
 
 
 @pytest.fixture

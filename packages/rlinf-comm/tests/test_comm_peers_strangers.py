@@ -18,10 +18,12 @@ import pytest
 import torch
 
 from rlinf_comm import _C, Channel, CommError, NotTrusted, PeerLost, PeerNameTaken
-from rlinf_comm.peers import Peer, reception, secret
-from rlinf_comm.peers.complaints import Complaints
-from rlinf_comm.peers.handshake import GREETING, MAGIC, PROOF_BYTES, VERSION
-from rlinf_comm.peers.secret import SECRET_VARIABLE
+from rlinf_comm.channel import native_of
+from rlinf_comm.peers import Peer
+from rlinf_comm.wire import connection, listener, secret
+from rlinf_comm.wire.handshake import GREETING, MAGIC, PROOF_BYTES, VERSION
+from rlinf_comm.wire.limited_log import LimitedLog
+from rlinf_comm.wire.secret import SECRET_VARIABLE
 
 HANG_S = 30.0
 NOBODY = 65534
@@ -180,7 +182,7 @@ def test_a_message_that_was_changed_on_its_way_is_refused(trainer, endpoint, cap
     recorder._pass_on = change.__get__(recorder)
     with caplog.at_level(logging.WARNING), pytest.raises(CommError, match="does not answer any more"):
         Peer.join(f"127.0.0.1:{recorder.endpoint[1]}", "engine/0", serve=False, timeout_s=1.0)
-    assert any("its seal is broken" in record.getMessage() for record in caplog.records)
+    assert any("its tag is wrong" in record.getMessage() for record in caplog.records)
 
 
 # --- whom they hold up ------------------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def is_there(stranger: socket.socket) -> bool:
 
 def test_strangers_who_hang_on_delay_nobody(trainer, endpoint, monkeypatch):
     """However long they are borne with: a contact is made while all of them are still there."""
-    monkeypatch.setattr(reception, "PROOF_TIMEOUT_S", 10 * HANG_S)
+    monkeypatch.setattr(listener, "PROOF_TIMEOUT_S", 10 * HANG_S)
     idle = [call(door, "127.0.0.2") for door in doors_of(trainer, endpoint) for _ in range(50)]
     for number, stranger in enumerate(idle):
         stranger.sendall(GREETED[: number % (GREETING.size + 1)])  # nothing, a part, or all of a greeting
@@ -214,10 +216,10 @@ def test_strangers_who_hang_on_delay_nobody(trainer, endpoint, monkeypatch):
 
 
 def test_more_strangers_than_are_borne_with_take_each_other_s_place(trainer, endpoint, monkeypatch):
-    monkeypatch.setattr(reception, "PROOF_TIMEOUT_S", 10 * HANG_S)
+    monkeypatch.setattr(listener, "PROOF_TIMEOUT_S", 10 * HANG_S)
     door, _ = doors_of(trainer, endpoint)
     other = call(door, "127.0.0.3")
-    strangers = [call(door, "127.0.0.2") for _ in range(reception._MAX_UNPROVEN + 20)]
+    strangers = [call(door, "127.0.0.2") for _ in range(listener._MAX_UNPROVEN + 20)]
     with Peer.join(endpoint, "engine/0", serve=False):
         pass
     for stranger in strangers[:20]:
@@ -231,7 +233,7 @@ def test_a_burst_of_strangers_leaves_room_for_a_peer():
     """Before any of them is accepted: where there is no room the kernel lets a peer try again after a second."""
     with open("/proc/sys/net/core/somaxconn") as limit:
         num_calls = min(800, int(limit.read()) - 1)
-    listening = reception.Reception(("127.0.0.1", 0), b"key", lambda line: None, "a listener that is busy")
+    listening = listener.Listener(("127.0.0.1", 0), b"key", lambda line: None, "a listener that is busy")
     lines = [socket.create_connection(("127.0.0.1", listening.port), timeout=0.9) for _ in range(num_calls)]
     for line in lines:
         line.close()
@@ -240,12 +242,12 @@ def test_a_burst_of_strangers_leaves_room_for_a_peer():
 
 def test_a_flood_of_silent_strangers_drives_out_none_who_has_greeted(trainer, endpoint, monkeypatch):
     """Though he came before them, from the same address, as on one machine all do."""
-    monkeypatch.setattr(reception, "PROOF_TIMEOUT_S", 10 * HANG_S)
+    monkeypatch.setattr(listener, "PROOF_TIMEOUT_S", 10 * HANG_S)
     for door in doors_of(trainer, endpoint):
         greeting = call(door)
         greeting.sendall(GREETED)
         assert greeting.recv(GREETING.size).startswith(MAGIC)
-        silent = [call(door) for _ in range(2 * reception._MAX_UNPROVEN)]
+        silent = [call(door) for _ in range(2 * listener._MAX_UNPROVEN)]
         assert everything_from(silent[0]) == b""
         assert is_there(greeting)
         for stranger in (greeting, *silent):
@@ -253,7 +255,7 @@ def test_a_flood_of_silent_strangers_drives_out_none_who_has_greeted(trainer, en
 
 
 def test_who_does_not_prove_himself_in_time_is_turned_away_with_a_line(trainer, endpoint, monkeypatch, caplog):
-    monkeypatch.setattr(reception, "PROOF_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(listener, "PROOF_TIMEOUT_S", 0.05)
     with caplog.at_level(logging.WARNING):
         for door, said in zip(doors_of(trainer, endpoint), (b"", GREETED), strict=True):
             with call(door, "127.0.0.2") as stranger:
@@ -269,32 +271,31 @@ def test_who_does_not_prove_himself_in_time_is_turned_away_with_a_line(trainer, 
 @pytest.mark.parametrize("is_slow", [True, False], ids=["slow", "in a crowd"])
 def test_a_caller_of_the_job_who_was_turned_away_calls_again(is_slow, trainer, endpoint, monkeypatch):
     """Its first proof comes too late, as on a machine that is very busy, or it had to go for others."""
-    from rlinf_comm.peers import line
 
     if is_slow:
-        monkeypatch.setattr(line, "PROOF_TIMEOUT_S", 0.0)  # whatever fails counts as slow
-        monkeypatch.setattr(line, "_MAX_TURNED_AWAY", 0)
+        monkeypatch.setattr(connection, "PROOF_TIMEOUT_S", 0.0)  # whatever fails counts as slow
+        monkeypatch.setattr(connection, "_MAX_TURNED_AWAY", 0)
     calls = []
-    real = line.proof
+    real = connection.proof
 
     def wrong_once(key: bytes, greetings: bytes, side: bytes) -> bytes:
         calls.append(side)
         return real(key, greetings, side) if len(calls) > 1 else bytes(PROOF_BYTES)
 
-    monkeypatch.setattr(line, "proof", wrong_once)
+    monkeypatch.setattr(connection, "proof", wrong_once)
     with Peer.join(endpoint, "engine/0", serve=False):
         assert len(calls) == 2
 
 
 def test_the_log_has_so_many_lines_and_then_a_sum(caplog):
     clock = [0.0]
-    complaints = Complaints(logging.getLogger("strangers"), lambda: clock[0])
+    complaints = LimitedLog(logging.getLogger("strangers"), lambda: clock[0])
     with caplog.at_level(logging.WARNING):
         for number in range(1000):
-            complaints.say(f"stranger {number}")
+            complaints.warn(f"stranger {number}")
         assert [record.getMessage() for record in caplog.records] == [f"stranger {number}" for number in range(20)]
         clock[0] = 60.0
-        complaints.say("another")
+        complaints.warn("another")
     assert [record.getMessage() for record in caplog.records][20:] == [
         "980 more callers were turned away within 60 s",
         "another",
@@ -360,7 +361,7 @@ def test_nobody_gets_no_segment_and_holds_up_nobody():
     channel = Channel.create("private")
     (name,) = set(own_socket_names())
     pid, ticks = _C.current_process()
-    _, _, fd, nonce = channel._native.address()
+    _, _, fd, nonce = native_of(channel).address()
     assert name == f"@rlinf-comm/{pid}-{ticks}-{nonce >> 32:08x}"
     request = fd.to_bytes(8, "little") + nonce.to_bytes(8, "little")
 

@@ -26,6 +26,7 @@ from rlinf_comm import (
     records,
     unpack,
 )
+from rlinf_comm.channel import native_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8, torch.float8_e4m3fn]
 CAPACITY = 1 << 20
@@ -279,7 +280,7 @@ def test_a_full_table_of_holds_is_an_error_that_leaves_nothing(pool):
 def header_in(channel):
     """The encoded structure of the one item in a channel, which is a tensor in a pool: a view of the channel's memory.
     Its length is read from the block's header of 128 bytes."""
-    memory = memoryview(_C.Segment.open(channel._native.address()))
+    memory = memoryview(_C.Segment.open(native_of(channel).address()))
     start = bytes(memory).index(bytes([0x92, 0x90, 0x9C, 13]))
     (num_bytes,) = struct.unpack_from("<Q", memory, start - 24)
     return memory[start : start + num_bytes]

@@ -21,6 +21,7 @@ from rlinf_comm import (
     Channel,
     ChannelAborted,
     ChannelClosed,
+    ChannelServer,
     ChannelTimeout,
     CommError,
     DecodeError,
@@ -32,24 +33,23 @@ from rlinf_comm import (
     encode,
 )
 from rlinf_comm._carried import Carried, carried
-from rlinf_comm.peers import handshake, secret
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.line import Line
-from rlinf_comm.peers.secret import SECRET_VARIABLE
-from rlinf_comm.peers.transports.frames import Outbox
-from rlinf_comm.remote import ChannelDoor, RemoteChannel
 from rlinf_comm.remote.messages import Put, Take, compose
 from rlinf_comm.testing import CHANNEL_CHECKS, assert_bitwise_equal
+from rlinf_comm.wire import handshake, secret
+from rlinf_comm.wire.connection import Connection
+from rlinf_comm.wire.deadline import Deadline
+from rlinf_comm.wire.secret import SECRET_VARIABLE
+from rlinf_comm.wire.values import Outbox
 
 HANG_S = 60.0
 SCRIPT = "comm_remote.py"
 
 
 @contextmanager
-def linked(name: str = "samples", **options: Any) -> Iterator[tuple[Channel, ChannelDoor, RemoteChannel]]:
+def linked(name: str = "samples", **options: Any) -> Iterator[tuple[Channel, ChannelServer, Channel]]:
     channel = Channel.create(name, **options)
-    with ChannelDoor(channel) as door:
-        far = RemoteChannel.open(door.address)
+    with ChannelServer(channel) as door:
+        far = Channel.open(door.address)
         try:
             yield channel, door, far
         finally:
@@ -62,7 +62,7 @@ def linked(name: str = "samples", **options: Any) -> Iterator[tuple[Channel, Cha
 class _Ends:
     """A channel of which some calls go through its door."""
 
-    def __init__(self, near: Channel, far: RemoteChannel, puts: str, takes: str) -> None:
+    def __init__(self, near: Channel, far: Channel, puts: str, takes: str) -> None:
         ends = {"near": near, "far": far}
         self._far = far
         self._flushes = (puts, takes) == ("far", "near")
@@ -239,13 +239,13 @@ def test_a_put_that_waits_in_vain_was_not_put():
 def test_far_producers_fill_no_more_than_they_were_granted():
     """Half of the room at most is granted, to all of them together."""
     with linked(capacity_items=64) as (_, door, far):
-        others = [RemoteChannel.open(door.address) for _ in range(3)]
+        others = [Channel.open(door.address) for _ in range(3)]
         for channel in (far, *others):
             channel.put("first")
         for channel in (far, *others):
             channel.put("second")
-            assert channel._granted.num_items <= 32
-        granted = sum(channel._granted.num_items for channel in others)
+            assert channel._back_end._granted.num_items <= 32
+        granted = sum(channel._back_end._granted.num_items for channel in others)
         assert 0 < granted <= 32
         for channel in others:
             channel.leave()
@@ -254,30 +254,30 @@ def test_far_producers_fill_no_more_than_they_were_granted():
 @pytest.mark.parametrize("ends", ["leaves", "dies"])
 def test_what_found_its_room_taken_waits_at_the_door_and_survives_its_producer(ends):
     with linked(capacity_items=8, lost_peers="tolerate") as (near, door, _):
-        producer = RemoteChannel.open(door.address)
+        producer = Channel.open(door.address)
         producer.put(0)
         for index in range(7):
             near.put(index)
         producer.put("waits")
         producer.put("too")
-        assert producer._num_unanswered == 2, "there was room when it was granted"
+        assert producer._back_end._num_unanswered == 2, "there was room when it was granted"
         if ends == "leaves":
             producer.leave()
         else:
-            producer._put_wire._lifeline._socket.close()
+            producer._back_end._put_exchange._lifeline._socket.close()
         assert len(near.take(max_items=8, min_items=8)) == 8
         assert [near.take(timeout_s=HANG_S)[0].value for _ in range(2)] == ["waits", "too"]
 
 
 def test_a_take_that_is_given_up_by_leaving_is_no_loss():
     with linked() as (near, door, _):
-        other = RemoteChannel.open(door.address)
+        other = Channel.open(door.address)
         waiting = threading.Thread(target=lambda: outcome(other.take), daemon=True)
         waiting.start()
-        while len(door._visits) < 3:
+        while len(door._connections) < 3:
             time.sleep(0.001)
         other.leave()
-        while len(door._visits) > 1:
+        while len(door._connections) > 1:
             time.sleep(0.001)
         with pytest.raises(ChannelTimeout):
             near.take(timeout_s=0.15)
@@ -285,12 +285,12 @@ def test_a_take_that_is_given_up_by_leaving_is_no_loss():
 
 def test_a_farewell_that_is_read_together_with_the_take_before_it_is_no_loss():
     with linked() as (near, door, far):
-        wire = far._another_wire(Deadline(HANG_S))
+        wire = far._back_end._another_exchange(Deadline(HANG_S))
         take = compose(Take(1, 1, 0.0, None, None, None))
         wire._lifeline._socket.sendall(b"".join(piece for message in (take, None) for piece in Outbox(message)._pieces))
         wire.shut(farewell=False)
-        (guest,) = door._guests.values()
-        while not guest.has_taken or guest.num_lines > 1:
+        (guest,) = door._clients.values()
+        while not guest.has_taken or guest.num_connections > 1:
             time.sleep(0.001)
         with pytest.raises(ChannelTimeout):
             near.take(timeout_s=0.15)
@@ -323,9 +323,9 @@ def test_a_key_with_a_share_of_its_own_does_not_wait_behind_another():
         waiting.join(HANG_S)
 
 
-def granted_puts(far: RemoteChannel) -> None:
+def granted_puts(far: Channel) -> None:
     """Puts until one goes without an answer."""
-    while not far._granted.num_items:
+    while not far._back_end._granted.num_items:
         far.put("answered")
 
 
@@ -368,7 +368,7 @@ def test_a_checked_channel_checks_from_end_to_end(monkeypatch):
             put(values[1])
             first, second = take(max_items=2, min_items=2)
             assert first.value["x"].tolist() == list(range(1000)) and second.value == 3
-        monkeypatch.setattr("rlinf_comm.remote.channel.sealed", lambda value: (bytes(16), value))
+        monkeypatch.setattr("rlinf_comm.channel.sealed", lambda value: (bytes(16), value))
         far.put(1)
         with pytest.raises(DecodeError, match="not those that were put"):
             near.take()
@@ -462,11 +462,11 @@ def test_what_a_producer_that_is_killed_in_its_puts_has_sent_whole_is_there_alon
 
 def test_what_is_cut_in_its_middle_is_not_there_and_its_producer_is_missed():
     with linked() as (near, door, far):
-        producer = RemoteChannel.open(door.address)
+        producer = Channel.open(door.address)
         outbox = Outbox(compose(Put(0, 1.0, -1, None, answers=False), encode(np.ones(100_000))))
         first = outbox._pieces[0]
-        producer._put_wire._lifeline._socket.sendall(bytes(first) + bytes(outbox._pieces[1])[:300_000])
-        producer._put_wire.shut(farewell=False)
+        producer._back_end._put_exchange._lifeline._socket.sendall(bytes(first) + bytes(outbox._pieces[1])[:300_000])
+        producer._back_end._put_exchange.shut(farewell=False)
         with pytest.raises(PeerLost):
             near.take(timeout_s=HANG_S)
         assert near.stats().num_put == 0
@@ -489,7 +489,7 @@ def test_with_lost_peers_tolerated_nobody_is_told(start_peer):
         producer = start_peer("put_and_stay", far.address, 5, script=SCRIPT)
         producer.process.kill()
         producer.process.wait(HANG_S)
-        while len(door._guests) > 1:
+        while len(door._clients) > 1:
             time.sleep(0.001)
         assert len(near.take(max_items=5, min_items=5, timeout_s=HANG_S)) == 5
         with pytest.raises(ChannelTimeout):
@@ -500,7 +500,7 @@ def test_a_killed_door_ends_all_waits(start_peer):
     told = Channel.create("told")
     server = start_peer("serve", told.address, script=SCRIPT)
     address, near_address = told.take(timeout_s=HANG_S)[0].value
-    far, other, near = RemoteChannel.open(address), RemoteChannel.open(address), Channel.open(near_address)
+    far, other, near = Channel.open(address), Channel.open(address), Channel.open(near_address)
     far.put(0)
     errors: list[Exception] = []
 
@@ -524,7 +524,7 @@ def test_a_killed_door_ends_all_waits(start_peer):
         with pytest.raises(PeerLost):
             call()
     with pytest.raises(PeerLost):
-        RemoteChannel.open(address)
+        Channel.open(address)
 
 
 def test_a_closed_door_says_so():
@@ -540,7 +540,7 @@ def test_a_closed_door_says_so():
 
         thread = threading.Thread(target=take)
         thread.start()
-        while not far._wires[1:]:
+        while not far._back_end._exchanges[1:]:
             time.sleep(0.001)
         door.close()
         thread.join(HANG_S)
@@ -553,9 +553,9 @@ def test_a_closed_door_says_so():
 def test_a_door_stands_where_the_channel_was_created():
     channel = Channel.create("samples")
     with pytest.raises(ValueError, match="in the process that created it"):
-        ChannelDoor(Channel.open(channel.address))
+        ChannelServer(Channel.open(channel.address))
     with pytest.raises(ValueError, match=r"host='0\.0\.0\.0' is no address"):
-        ChannelDoor(channel, host="0.0.0.0")
+        ChannelServer(channel, host="0.0.0.0")
 
 
 def test_a_forked_child_opens_its_own(capfd):
@@ -565,7 +565,7 @@ def test_a_forked_child_opens_its_own(capfd):
             try:
                 far.put(1)
             except PeerLost:
-                RemoteChannel.open(far.address).put("of the child")
+                Channel.open(far.address).put("of the child")
                 os._exit(0)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -582,14 +582,14 @@ def test_garbage_is_nothing_but_lines_in_the_log(caplog):
     greeted = handshake.GREETING.pack(handshake.MAGIC, handshake.VERSION, bytes(16))
     with linked() as (near, door, far), caplog.at_level(logging.WARNING):
         for number in range(2000):
-            stranger = socket.create_connection(door.address.door.endpoint, timeout=HANG_S)
+            stranger = socket.create_connection(door.address.server.endpoint, timeout=HANG_S)
             with stranger:
                 garbage = random.bytes(int(random.integers(1, 200)))
                 stranger.sendall(garbage if number % 2 else greeted + garbage)
             if number % 100 == 0:
                 far.put(number)
         assert [item.value for item in near.take(max_items=20, min_items=20)] == list(range(0, 2000, 100))
-        assert RemoteChannel.open(door.address).stats().num_put == 20
+        assert Channel.open(door.address).stats().num_put == 20
         assert door.traffic.num_put == 20
     lines = [record.getMessage() for record in caplog.records]
     assert 1 <= len(lines) <= 20 and all("was turned away" in line for line in lines)
@@ -600,12 +600,12 @@ def test_garbage_of_a_member_costs_it_its_line(caplog):
     random = np.random.default_rng(17)
     with linked() as (near, door, far), caplog.at_level(logging.WARNING):
         for _ in range(50):
-            line = Line.to_peer(door.address.door, Deadline(HANG_S))
-            line.socket.sendall(random.bytes(100))
-            line.close()
+            connection = Connection.to_peer(door.address.server, Deadline(HANG_S))
+            connection.socket.sendall(random.bytes(100))
+            connection.shut()
         for _ in range(20):
-            member = RemoteChannel.open(door.address)
-            member._put_wire._lifeline._socket.sendall(random.bytes(100))
+            member = Channel.open(door.address)
+            member._back_end._put_exchange._lifeline._socket.sendall(random.bytes(100))
             with pytest.raises(PeerLost):
                 member.close()
         far.put("still there")
@@ -616,7 +616,7 @@ def test_who_has_another_secret_is_turned_away(monkeypatch, caplog):
     with linked() as (near, door, far), caplog.at_level(logging.WARNING):
         monkeypatch.setenv(SECRET_VARIABLE, "another secret, of thirty-two characters")
         with pytest.raises(PeerLost, match="of another job"):
-            RemoteChannel.open(door.address)
+            Channel.open(door.address)
         monkeypatch.undo()
         far.put(1)
         assert near.take()[0].value == 1
@@ -626,13 +626,13 @@ def test_who_has_another_secret_is_turned_away(monkeypatch, caplog):
 def test_another_version_is_refused_by_name(monkeypatch):
     with linked() as (near, door, far):
         greeting = handshake.GREETING.pack(handshake.MAGIC, handshake.VERSION + 1, bytes(16))
-        monkeypatch.setattr("rlinf_comm.peers.line.new_greeting", lambda: greeting)
+        monkeypatch.setattr("rlinf_comm.wire.connection.new_greeting", lambda: greeting)
         with pytest.raises(PeerLost):
-            RemoteChannel.open(door.address)
+            Channel.open(door.address)
         monkeypatch.undo()
-        monkeypatch.setattr("rlinf_comm.peers.reception.new_greeting", lambda: greeting)
+        monkeypatch.setattr("rlinf_comm.wire.listener.new_greeting", lambda: greeting)
         with pytest.raises(DecodeError, match=f"speaks version {handshake.VERSION + 1} of the peer protocol"):
-            RemoteChannel.open(door.address)
+            Channel.open(door.address)
         far.put(1)
         assert near.take()[0].value == 1
 
@@ -640,19 +640,19 @@ def test_another_version_is_refused_by_name(monkeypatch):
 def test_beyond_this_machine_a_door_needs_a_secret_that_was_set(monkeypatch):
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     secret.job_secret()
-    with pytest.raises(NotTrusted, match="the door of channel 'samples' can be reached from other machines"):
-        ChannelDoor(Channel.create("samples"), host="10.1.2.3")
+    with pytest.raises(NotTrusted, match="the server of channel 'samples' can be reached from other machines"):
+        ChannelServer(Channel.create("samples"), host="10.1.2.3")
 
 
 def test_a_peer_left_is_told_from_a_lost_one():
     channel = Channel.create("samples")
-    door = ChannelDoor(channel)
-    far = RemoteChannel.open(door.address)
+    door = ChannelServer(channel)
+    far = Channel.open(door.address)
     far.put(1)
     far.leave()
     with pytest.raises(PeerLost, match="this process has left it"):
         far.put(2)
-    while door._guests:
+    while door._clients:
         time.sleep(0.001)
     assert door._lost == {} and not issubclass(PeerLost, PeerLeft)
     door.close()

@@ -6,21 +6,19 @@ import signal
 import socket
 import threading
 from dataclasses import replace
-from multiprocessing import Pipe
 
-import msgspec
 import pytest
 from workers_agents import GPUS, ProcessAgents
 
-from rlinf_comm.peers import reception
-from rlinf_comm.peers.address import this_host
-from rlinf_comm.testing.listeners import Called, disturb, nothing_grows
+from rlinf_comm.testing import Called, disturb, nothing_grows
+from rlinf_comm.wire import Connection, encode_hello, listener, this_host
 from rlinf_workers import WorkerLost, WorkersError
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.launchers import agent_messages as messages
 from rlinf_workers.launchers import agents
 from rlinf_workers.launchers.agents import AgentHandle
 from rlinf_workers.launchers.base import Identity, WorkerSpec
+from rlinf_workers.launchers.interpreter import own_hello
 from rlinf_workers.testing.launchers import (
     CHECKS,
     NOTICE_S,
@@ -153,14 +151,14 @@ def test_callers_that_talk_nonsense_change_nothing(num_calls, tmp_path, monkeypa
     """Strangers, and members who come twice, unasked, or with words that are none."""
     failed = []
     monkeypatch.setattr(threading, "excepthook", lambda arguments: failed.append(repr(arguments.exc_value)))
-    monkeypatch.setattr(reception, "_LOG", logging.Logger("unheard"))  # pytest would keep every line
+    monkeypatch.setattr(listener, "_LOG", logging.Logger("unheard"))  # pytest would keep every line
     with launched(ProcessAgents) as launcher:
         agents_there = [launcher._arrival_of(node).result(START_S) for node in range(2)]
         rightful = [messages.Arrival(agents_there[0].arrival), messages.Arrival(messages.WorkerArrival(3))]
         called = Called(
             endpoint=launcher._settings_of(0).endpoint,
             key=launcher._key,
-            messages=[msgspec.msgpack.encode(arrival) for arrival in rightful],
+            messages=[encode_hello(own_hello("launcher", messages.encode(arrival))) for arrival in rightful],
         )
         disturb(called, 500, seed=10**6)
         with nothing_grows():
@@ -172,12 +170,12 @@ def test_callers_that_talk_nonsense_change_nothing(num_calls, tmp_path, monkeypa
 
 
 def test_an_agent_that_says_what_is_no_report_is_given_up(caplog):
-    near, far = Pipe()
+    near, far = Connection.pair()
     agent = AgentHandle(messages.AgentArrival(0, "here", this_host(), []), near)
     far.send_bytes(b"\xa2\xff\xff")
     agent._hearing.join(START_S)
     assert "the agent of node 0 (here) said what is no report" in caplog.text
-    assert near.closed
+    assert near.is_closed
 
 
 def test_nothing_is_left_when_it_was_shut_down(tmp_path):

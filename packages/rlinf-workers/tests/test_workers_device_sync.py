@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_comm.errors import IpcError
-from rlinf_comm.testing.host_device import HostDevice
+from rlinf_comm import IpcError
+from rlinf_comm.testing import HostDevice
 from rlinf_comm.weights import plan
 from rlinf_comm.weights.device.memory import read_handle
 from rlinf_sched.cluster import Cluster

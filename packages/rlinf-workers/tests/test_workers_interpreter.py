@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import rlinf_workers
+from rlinf_comm import DecodeError
+from rlinf_comm.wire import Connection, Deadline, disagreement, encode_hello, receive_hello
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.launchers import interpreter
-from rlinf_workers.launchers.hello import Hello, disagreement
 from rlinf_workers.protocol import PROTOCOL
 from rlinf_workers.testing.environments import second_environment
 
@@ -68,9 +70,17 @@ def test_an_environment_gets_the_users_folders_and_nothing_of_the_drivers(tmp_pa
 
 def test_a_hello_is_read_by_those_who_know_more_or_less():
     later = b'{"rlinf": "hello", "interpreter": "/p", "python": "3.15", "protocols": {"rlinf-comm": 7}, "mood": "good"}'
-    told = disagreement(Hello(interpreter="/d", python="3.11"), Hello.decode(later))
-    assert told is not None and "/p (Python 3.15)" in told and "/d (Python 3.11)" in told
-    assert f"rlinf-comm: 7 against 1, rlinf-workers: none against {PROTOCOL}" in told
-    assert disagreement(Hello(), Hello.decode(Hello().encode())) is None
-    with pytest.raises(ValueError, match="no hello"):
-        Hello.decode(b'{"role": "actor"}')
+    own = structs.replace(interpreter.own_hello("worker"), interpreter="/d", python="3.11")
+    text = disagreement(own, received(later))
+    assert text is not None and "/p (Python 3.15)" in text and "/d (Python 3.11)" in text
+    assert f"rlinf-comm: 7 against 1, rlinf-workers: none against {PROTOCOL}" in text
+    assert disagreement(own, received(encode_hello(own))) is None
+    with pytest.raises(DecodeError, match="no hello"):
+        received(b'{"role": "actor"}')
+
+
+def received(message: bytes):
+    ours, theirs = Connection.pair()
+    with ours, theirs:
+        theirs.send_bytes(message)
+        return receive_hello(ours, Deadline(10.0))

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlinf_comm.channel import Channel
-from rlinf_comm.peers.secret import SECRET_VARIABLE
-from rlinf_comm.remote import DoorAddress, RemoteChannel
+from rlinf_comm import Channel, ServerAddress
+from rlinf_comm.wire import SECRET_VARIABLE
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, StepContext
@@ -95,9 +94,9 @@ def test_a_channel_lives_where_most_of_its_readers_are(readers, home):
 def test_a_place_looks_different_from_here_and_there():
     home = HomeChannel(ChannelSpec(name="x", capacity_items=2, capacity_bytes=100, num_keys=1), 1, has_door=True)
     assert home.place.seen_from(1) == home.channel.address
-    assert isinstance(home.place.seen_from(0), DoorAddress)
+    assert isinstance(home.place.seen_from(0), ServerAddress)
     closed = ChannelPlace(node=1, near=home.channel.address, door=None)
-    with pytest.raises(AssertionError, match="has no door, and node 0 uses it"):
+    with pytest.raises(AssertionError, match="has no server, and node 0 uses it"):
         closed.seen_from(0)
 
 
@@ -114,7 +113,7 @@ def test_what_waits_for_neither_items_nor_room_waits_for_the_door():
             asked.append(told.target)
             yield
 
-    far = FarChannel(RemoteChannel.open(home.door.address), asking)
+    far = FarChannel(Channel.open(home.door.address), asking)
     far.put("first", key=0, timeout_s=0.0)
     far.put("second", key=0)
     assert [item.value for item in far.take(keys=None, timeout_s=0.0)] == ["first"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from workers_own_processes import TP, TwoProcesses
 
-from rlinf_comm.errors import LayoutError, WeightMismatchError
+from rlinf_comm import LayoutError, WeightMismatchError
 from rlinf_comm.weights import Layout, plan, specs_of
 from rlinf_workers.engines.inside import Held
 from rlinf_workers.engines.serving_layout import serving_layout

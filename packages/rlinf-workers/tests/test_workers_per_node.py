@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_comm.errors import WeightTimeout
+from rlinf_comm import WeightTimeout
 from rlinf_comm.peers import peer
-from rlinf_comm.peers.address import this_host
-from rlinf_comm.peers.secret import SECRET_VARIABLE
 from rlinf_comm.weights import Layout, plan
+from rlinf_comm.wire import SECRET_VARIABLE, this_host
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, StepContext, Worker

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlinf_comm.channel import Channel
+from rlinf_comm import Channel
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_envs import ActionSpec, EnvSpec, FieldSpec, episode_seed
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings, training_seeds

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_comm.channel import Channel
+from rlinf_comm import Channel
 from rlinf_workers import WorkersError
 from rlinf_workers.execution.ports import Pauses, Reader, Writer
 from rlinf_workers.execution.stage_calls import Port

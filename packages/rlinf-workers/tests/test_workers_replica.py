@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rlinf_comm.channel import Channel
+from rlinf_comm import Channel
 from rlinf_workers import WorkersError
 from rlinf_workers.execution.ports import Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank

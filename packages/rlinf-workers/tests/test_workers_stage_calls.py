@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlinf_comm.channel import ChannelAddress
+from rlinf_comm import ChannelAddress
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.modes import plan_for_mode

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_comm.errors import LayoutError, WeightTimeout
-from rlinf_comm.testing.host_device import HostDevice
+from rlinf_comm import LayoutError, WeightTimeout
+from rlinf_comm.testing import HostDevice
 from rlinf_comm.weights import plan
 from rlinf_workers.addresses import own_address
 from rlinf_workers.testing.weight_sync import (

@@ -1,11 +1,11 @@
-"""Bounded queues of items between threads and processes of one machine, in shared memory.
+"""Bounded queues of items between threads and processes: of one machine in shared memory, of others through a server.
 
-An item is copied once, into the channel; the consumer's tensors are views of that memory, which is freed when the last
-of them is collected. The native part (csrc/comm/channel.cc) knows bytes, keys and weights; this file adds values and
-errors.
+On one machine an item is copied once, into the channel; the consumer's tensors are views of that memory, which is freed
+when the last of them is collected. The native part (csrc/comm/channel.cc) knows bytes, keys and weights; this file adds
+values and errors. Processes of other machines reach the same channel through a ChannelServer (rlinf_comm.remote).
 
     channel = Channel.create("samples", num_producers=2)      # the owner
-    channel = Channel.open(address)                           # a peer; `address` travels as any value
+    channel = Channel.open(address)                           # any other process; `address` travels as any value
 
     channel.put(value, key=3)                                 # blocks while the channel is full, in items or in bytes
     for value in channel: ...                                 # until every producer has called close()
@@ -18,11 +18,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol
 
 from rlinf_comm import (
     _C,
-    _carried,  # noqa: F401 - what comes through a door is decoded by it
+    _carried,  # noqa: F401 - what comes through a server is decoded by it
     _leaving,
     codec,
 )
@@ -32,10 +32,14 @@ from rlinf_comm._outcomes import outcome_error
 from rlinf_comm.errors import DecodeError, PeerLost
 from rlinf_comm.records import record
 
-_MAX_COUNT = (1 << 63) - 1
+if TYPE_CHECKING:
+    from rlinf_comm.remote.address import ServerAddress
+
+MAX_COUNT = (1 << 63) - 1
+_OPEN_TIMEOUT_S = 60.0
+"""A loaded machine needs less, and a person can wait that long for the message."""
 _SLICE_S = 0.1
 """A take that waits for more than the channel itself looks after it this often."""
-_NOT_PUT = (Refused, UnicodeEncodeError, RecursionError, ValueError)
 
 
 @record
@@ -105,16 +109,32 @@ class ChannelStats:
     aborted: bool
 
 
-class Elsewhere(Protocol):
-    """The users of a channel in processes of other hosts."""
+class Request(NamedTuple):
+    """What a take asks for: the arguments of Channel.take."""
 
-    def check(self) -> None:
-        """Raises PeerLost when one of them was lost."""
-        ...
+    max_items: int
+    min_items: int
+    min_weight: float
+    max_weight: float | None
+    keys: Sequence[Key] | None
 
-    def drop(self) -> list[int]:
-        """Goes on without those that were lost; their pids."""
-        ...
+
+class BackEnd(Protocol):
+    """Where a channel's items are: in this machine's shared memory, or behind the server of another one.
+
+    Each method does what Channel's of the same name says, with its errors. Values have their digests already where the
+    channel is checked.
+    """
+
+    def put(self, value: Any, key: Key, weight: float, policy_version: int, timeout_s: float | None) -> None: ...
+    def take(self, request: Request, timeout_s: float | None) -> list[Item]: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+    def reopen(self, num_producers: int) -> None: ...
+    def abort(self, reason: str) -> None: ...
+    def leave(self) -> None: ...
+    def drop_lost_peers(self) -> list[int]: ...
+    def stats(self) -> ChannelStats: ...
 
 
 class Channel:
@@ -126,25 +146,20 @@ class Channel:
     The channel lives as long as somebody uses it, and vanishes without a trace when all its processes are gone, however
     they ended. A process that dies while it puts or takes leaves the channel in order; its memory is taken back, and
     those who wait for it are told by PeerLost. A process uses the channel from its first put or take until it leaves.
+
+    **On another machine** than its memory, a put goes at once, and without waiting for an answer while the server has
+    granted room for it; `flush` waits until all of them are in the channel. A put that returned gets there also when
+    this process is killed afterwards. When the *connection* breaks, or the server's process ends, all calls raise
+    PeerLost, and what was put since the last call that was answered may not have arrived. A channel that is closed or
+    aborted while such puts are on their way refuses them; the next call raises it.
     """
 
-    def __init__(
-        self,
-        native: _C.Channel,
-        address: ChannelAddress,
-        *,
-        owner_pid: int | None,
-        raises_on_loss: bool = False,
-    ) -> None:
+    def __init__(self, back_end: BackEnd, address: ChannelAddress | ServerAddress) -> None:
         """Private: use Channel.create or Channel.open."""
         _leaving.watch_the_end_of_this_process()
-        self._native = native
+        self._back_end = back_end
         self._address = address
-        self._owner_pid = owner_pid
         self._is_checked = address.checked
-        self._raises_on_loss = raises_on_loss
-        self._elsewhere: Elsewhere | None = None
-        """Of an object that has a door (remote/door.py)."""
 
     @classmethod
     def create(
@@ -197,28 +212,36 @@ class Channel:
         address = ChannelAddress(
             name=name, creator_pid=pid, creator_start_ticks=start_ticks, fd=fd, nonce=nonce, checked=checked
         )
-        return cls(native, address, owner_pid=pid, raises_on_loss=lost_peers == "raise")
+        return cls(SharedBackEnd(native, address, owner_pid=pid, raises_on_loss=lost_peers == "raise"), address)
 
     @classmethod
-    def open(cls, address: ChannelAddress) -> Channel:
-        """The channel at `address`, from any process of this machine and user.
+    def open(cls, address: ChannelAddress | ServerAddress, *, timeout_s: float = _OPEN_TIMEOUT_S) -> Channel:
+        """The channel at `address`: from any process of its machine and user or, by the address of a ChannelServer,
+        from any process of the job. `timeout_s` is for the server to answer.
 
         Raises:
-            PeerLost: the creating process is gone or has dropped its Channel object.
+            PeerLost: the creating process is gone or has dropped its Channel object; or the server's process is gone,
+                has closed the server, or has another secret.
+            PeerTimeout: the server's host or process does not answer in time.
+            DecodeError: the server speaks another version of the protocol.
         """
+        if not isinstance(address, ChannelAddress):
+            from rlinf_comm.remote.client import RemoteBackEnd
+
+            return cls(RemoteBackEnd.open(address, timeout_s), address)
         fields = (address.creator_pid, address.creator_start_ticks, address.fd, address.nonce)
         try:
             native = _C.Channel.open(fields)
         except ValueError as error:
             raise PeerLost(f"channel {address.name!r}: {error}") from error
-        return cls(native, address, owner_pid=None)
+        return cls(SharedBackEnd(native, address, owner_pid=None), address)
 
     @property
     def name(self) -> str:
         return self._address.name
 
     @property
-    def address(self) -> ChannelAddress:
+    def address(self) -> ChannelAddress | ServerAddress:
         return self._address
 
     def __repr__(self) -> str:
@@ -253,17 +276,8 @@ class Channel:
             PeerLost: it was not put, the channel is full, and a process that used it died; see drop_lost_peers.
         """
         if not 0.0 <= weight < math.inf:
-            raise ValueError(self._about_weight(weight))
-        self._append(sealed(value) if self._is_checked else value, key, weight, policy_version, timeout_s)
-
-    def _append(self, value: Any, key: Key, weight: float, policy_version: int, timeout_s: float | None) -> None:
-        """put() of a value that has its digest, where the channel is checked."""
-        try:
-            outcome = self._native.put(codec.NATIVE, value, key, weight, policy_version, timeout_s)
-        except _NOT_PUT as error:
-            raise self._not_put(error, value) from None
-        if outcome:
-            self._raise_not_put(outcome, value, key, timeout_s)
+            raise ValueError(f"channel {self.name!r}: weight={weight}; finite and not negative")
+        self._back_end.put(sealed(value) if self._is_checked else value, key, weight, policy_version, timeout_s)
 
     def take(
         self,
@@ -295,80 +309,22 @@ class Channel:
             PeerLost: nothing was taken, it would have to wait, and a process that used the channel died.
             ChannelStalled: min_items do not fit the channel's capacity, and the next producer waits for room.
         """
-        look = None if self._elsewhere is None else self._elsewhere.check
-        taken = self._remove(max_items, min_items, min_weight, max_weight, keys, timeout_s, look)
-        return self._unsealed(taken) if self._is_checked else taken
-
-    def _remove(
-        self,
-        max_items: int,
-        min_items: int,
-        min_weight: float,
-        max_weight: float | None,
-        keys: Sequence[Key] | None,
-        timeout_s: float | None,
-        look: Callable[[], None] | None,
-    ) -> list[Item]:
-        """take() of values that still have their digests, where the channel is checked. `look` is called about every
-        0.1 s of a wait, and raises what ends it."""
-        max_items, min_items = self._check_request(max_items, min_items, min_weight, max_weight, keys)
-        request = (max_items, min_items, min_weight, max_weight, keys)
-        try:
-            if look is None:
-                taken = self._native.take(codec.NATIVE, Item, *request, timeout_s)
-            else:
-                taken = self._remove_in_slices(request, timeout_s, look)
-        except DecodeError as error:
-            raise DecodeError(f"channel {self.name!r}, {error}") from error
-        except PeerLost as error:
-            raise PeerLost(f"channel {self.name!r}, {error}", pids=error.pids) from error
-        if isinstance(taken, int):
-            self._raise_not_taken(taken, min_items, keys, timeout_s)
-        return taken
-
-    def _remove_in_slices(
-        self,
-        request: tuple[int, int, float, float | None, Sequence[Key] | None],
-        timeout_s: float | None,
-        look: Callable[[], None],
-    ) -> list[Item] | int:
-        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left_s = end_s - time.monotonic()
-            is_short = timeout_s is not None and not timeout_s >= _SLICE_S  # also what is no number of seconds at all
-            slice_s = timeout_s if is_short else max(min(left_s, _SLICE_S), 0.0)
-            taken = self._native.take(codec.NATIVE, Item, *request, slice_s)
-            if taken != _C.Outcome.TIMED_OUT or is_short or left_s <= _SLICE_S:
-                return taken
-            look()
-
-    def _unsealed(self, items: list[Item]) -> list[Item]:
+        request = checked_request(self.name, max_items, min_items, min_weight, max_weight, keys)
+        taken = self._back_end.take(request, timeout_s)
+        if not self._is_checked:
+            return taken
         place = f"channel {self.name!r}, item"
-        return [replace(item, value=unsealed(item.value, f"{place} {item.sequence}")) for item in items]
-
-    def _about_weight(self, weight: float) -> str:
-        return f"channel {self.name!r}: weight={weight}; finite and not negative"
-
-    def _check_request(
-        self, max_items: int, min_items: int, min_weight: float, max_weight: float | None, keys: Sequence[Key] | None
-    ) -> tuple[int, int]:
-        """The two numbers, cut to what the native code takes."""
-        if max_items < 1 or min_items < 1:
-            raise ValueError(f"channel {self.name!r}: max_items={max_items}, min_items={min_items}; at least 1 each")
-        if max_weight is not None and not max_weight >= 0.0:
-            raise ValueError(f"channel {self.name!r}: max_weight={max_weight}; must not be negative")
-        if min_weight != 0.0 and not 0.0 <= min_weight <= (math.inf if max_weight is None else max_weight):
-            raise ValueError(f"channel {self.name!r}: min_weight={min_weight}; from 0 to max_weight={max_weight}")
-        if keys is not None and (len(keys) == 0 or isinstance(keys, str)):
-            raise ValueError(f"channel {self.name!r}: keys={keys!r}; a sequence of keys, or None for any")
-        # Comparisons: min() takes longer than all that is above.
-        max_items = max_items if max_items < _MAX_COUNT else _MAX_COUNT
-        return max_items, min_items if min_items < max_items else max_items
+        return [replace(item, value=unsealed(item.value, f"{place} {item.sequence}")) for item in taken]
 
     def __iter__(self) -> Iterator[Any]:
         """Values one by one, until the channel is closed and empty."""
         while items := self.take():
             yield items.pop().value
+
+    def flush(self) -> None:
+        """Returns when all that was put through this object is in the channel, for who tells others of it on another
+        way. `close` does so by itself, and a take or stats() of this object sees what was put before."""
+        self._back_end.flush()
 
     def close(self) -> None:
         """One producer is done. Counted: the channel is closed after num_producers calls, from wherever they come.
@@ -376,43 +332,32 @@ class Channel:
         Raises:
             ValueError: one call too many.
         """
-        try:
-            self._native.close_producer()
-        except ValueError as error:
-            raise ValueError(f"channel {self.name!r}: {error}") from None
+        self._back_end.close()
 
     def reopen(self, num_producers: int) -> None:
-        """Makes a closed and drained channel ready for the next step. Only the process that created it may.
+        """Makes a closed and drained channel ready for the next step. Only the process that created it may, and its
+        server.
 
         Raises:
             ValueError: another process calls it, items are left, or producers have not closed; says how many.
         """
-        if self._owner_pid != os.getpid():
-            raise ValueError(
-                f"channel {self.name!r}: only its owner, process {self._address.creator_pid}, may reopen it; "
-                f"this is process {os.getpid()}, or a Channel from Channel.open"
-            )
-        if num_producers < 1:
-            raise ValueError(f"channel {self.name!r}: num_producers={num_producers}; at least 1")
-        try:
-            self._native.reopen(num_producers)
-        except ValueError as error:
-            raise ValueError(f"channel {self.name!r}: {error}") from None
+        self._back_end.reopen(num_producers)
 
     def abort(self, reason: str) -> None:
         """Ends the channel for everybody: each waiting and each later put or take raises ChannelAborted(reason).
 
         The first reason stays.
         """
-        self._native.abort(reason)
+        self._back_end.abort(reason)
 
     def leave(self) -> None:
-        """This process has no more to do with the channel; from now on its death concerns nobody.
+        """Unregisters this process from the channel; its exit is no longer reported.
 
         Happens by itself when its last Channel object is collected, when the interpreter ends without an exception, and
-        on close() of a process that takes nothing. Call it before os._exit. A later put or take joins again.
+        on close() of a process that takes nothing. Call it before os._exit. A later put or take joins again; through a
+        server it raises PeerLost.
         """
-        self._native.leave()
+        self._back_end.leave()
 
     def drop_lost_peers(self) -> list[int]:
         """Goes on without the processes that died: takes back what they held, and returns their pids, [] if there are
@@ -421,24 +366,138 @@ class Channel:
         Items that the dead had put stay; items that they had taken are gone. A dead producer closes nothing: call
         close() in its place, or start another one.
         """
-        elsewhere = [] if self._elsewhere is None else self._elsewhere.drop()
-        return self._native.drop_lost_users() + elsewhere
+        return self._back_end.drop_lost_peers()
 
     def stats(self) -> ChannelStats:
-        return ChannelStats(**self._native.counts())
+        return self._back_end.stats()
 
-    def _not_put(self, error: Exception, value: Any) -> Exception:
-        """What to raise after encoding or the native put has raised `error`."""
-        if isinstance(error, (Refused, UnicodeEncodeError, RecursionError)):
-            return codec.refusal(value, error)
-        return ValueError(f"channel {self.name!r}: {error}")
 
-    def _raise_not_put(self, outcome: int, value: Any, key: Key, timeout_s: float | None) -> NoReturn:
-        what = f"put of {codec.encode(value).num_bytes} bytes with key {key!r}"
-        raise outcome_error(self.name, self._native, outcome, what, timeout_s)
+def checked_request(
+    name: str,
+    max_items: int,
+    min_items: int,
+    min_weight: float,
+    max_weight: float | None,
+    keys: Sequence[Key] | None,
+) -> Request:
+    """The request, its numbers cut to what the native code takes. Raises ValueError."""
+    if max_items < 1 or min_items < 1:
+        raise ValueError(f"channel {name!r}: max_items={max_items}, min_items={min_items}; at least 1 each")
+    if max_weight is not None and not max_weight >= 0.0:
+        raise ValueError(f"channel {name!r}: max_weight={max_weight}; must not be negative")
+    if min_weight != 0.0 and not 0.0 <= min_weight <= (math.inf if max_weight is None else max_weight):
+        raise ValueError(f"channel {name!r}: min_weight={min_weight}; from 0 to max_weight={max_weight}")
+    if keys is not None and (len(keys) == 0 or isinstance(keys, str)):
+        raise ValueError(f"channel {name!r}: keys={keys!r}; a sequence of keys, or None for any")
+    # Comparisons: min() takes longer than all that is above.
+    max_items = max_items if max_items < MAX_COUNT else MAX_COUNT
+    return Request(max_items, min_items if min_items < max_items else max_items, min_weight, max_weight, keys)
 
-    def _raise_not_taken(
-        self, outcome: int, min_items: int, keys: Sequence[Key] | None, timeout_s: float | None
-    ) -> NoReturn:
-        what = f"take of {min_items} items" + (f" with keys {list(keys)}" if keys else "")
-        raise outcome_error(self.name, self._native, outcome, what, timeout_s, keys=keys)
+
+class SharedBackEnd:
+    """A channel in the shared memory of this machine."""
+
+    def __init__(
+        self, native: _C.Channel, address: ChannelAddress, *, owner_pid: int | None, raises_on_loss: bool = False
+    ) -> None:
+        self.native = native
+        self.owner_pid = owner_pid
+        self.raises_on_loss = raises_on_loss
+        self.remote_users: RemoteUsers | None = None
+        """Of a channel that has a server, which sets it."""
+        self._name = address.name
+        self._creator_pid = address.creator_pid
+
+    def put(self, value: Any, key: Key, weight: float, policy_version: int, timeout_s: float | None) -> None:
+        try:
+            outcome = self.native.put(codec.NATIVE, value, key, weight, policy_version, timeout_s)
+        except (Refused, UnicodeEncodeError, RecursionError) as error:
+            raise codec.refusal(value, error) from None
+        except ValueError as error:
+            raise ValueError(f"channel {self._name!r}: {error}") from None
+        if outcome:
+            what = f"put of {codec.encode(value).num_bytes} bytes with key {key!r}"
+            raise outcome_error(self._name, self.native, outcome, what, timeout_s)
+
+    def take(self, request: Request, timeout_s: float | None, look: Callable[[], None] | None = None) -> list[Item]:
+        """`look` is called about every 0.1 s of a wait, and raises what ends it."""
+        if look is None and self.remote_users is not None:
+            look = self.remote_users.check
+        try:
+            if look is None:
+                taken = self.native.take(codec.NATIVE, Item, *request, timeout_s)
+            else:
+                taken = self._take_in_slices(request, timeout_s, look)
+        except DecodeError as error:
+            raise DecodeError(f"channel {self._name!r}, {error}") from error
+        except PeerLost as error:
+            raise PeerLost(f"channel {self._name!r}, {error}", pids=error.pids) from error
+        if isinstance(taken, int):
+            keys = request.keys
+            what = f"take of {request.min_items} items" + (f" with keys {list(keys)}" if keys else "")
+            raise outcome_error(self._name, self.native, taken, what, timeout_s, keys=keys)
+        return taken
+
+    def _take_in_slices(self, request: Request, timeout_s: float | None, look: Callable[[], None]) -> list[Item] | int:
+        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = end_s - time.monotonic()
+            is_short = timeout_s is not None and not timeout_s >= _SLICE_S  # also what is no number of seconds at all
+            slice_s = timeout_s if is_short else max(min(left_s, _SLICE_S), 0.0)
+            taken = self.native.take(codec.NATIVE, Item, *request, slice_s)
+            if taken != _C.Outcome.TIMED_OUT or is_short or left_s <= _SLICE_S:
+                return taken
+            look()
+
+    def flush(self) -> None:
+        pass  # a put that has returned is in the channel
+
+    def close(self) -> None:
+        try:
+            self.native.close_producer()
+        except ValueError as error:
+            raise ValueError(f"channel {self._name!r}: {error}") from None
+
+    def reopen(self, num_producers: int) -> None:
+        if self.owner_pid != os.getpid():
+            raise ValueError(
+                f"channel {self._name!r}: only its owner, process {self._creator_pid}, may reopen it; "
+                f"this is process {os.getpid()}, or a Channel from Channel.open"
+            )
+        if num_producers < 1:
+            raise ValueError(f"channel {self._name!r}: num_producers={num_producers}; at least 1")
+        try:
+            self.native.reopen(num_producers)
+        except ValueError as error:
+            raise ValueError(f"channel {self._name!r}: {error}") from None
+
+    def abort(self, reason: str) -> None:
+        self.native.abort(reason)
+
+    def leave(self) -> None:
+        self.native.leave()
+
+    def drop_lost_peers(self) -> list[int]:
+        remote = [] if self.remote_users is None else self.remote_users.drop()
+        return self.native.drop_lost_users() + remote
+
+    def stats(self) -> ChannelStats:
+        return ChannelStats(**self.native.counts())
+
+
+def native_of(channel: Channel) -> _C.Channel:
+    """That of a channel in this machine's shared memory."""
+    assert isinstance(channel._back_end, SharedBackEnd), f"{channel!r} is on another machine"
+    return channel._back_end.native
+
+
+class RemoteUsers(Protocol):
+    """The users of a channel in processes of other hosts."""
+
+    def check(self) -> None:
+        """Raises PeerLost when one of them was lost."""
+        ...
+
+    def drop(self) -> list[int]:
+        """Goes on without those that were lost; their pids."""
+        ...

@@ -50,6 +50,10 @@ class DecodeError(CommError):
     """Received bytes that are no encoded value, or that name a class which this process cannot build."""
 
 
+class TornStream(DecodeError):
+    """Bytes between two values are not what the protocol says: there is no going on with this connection."""
+
+
 class LayoutError(CommError, ValueError):
     """Layouts or tensors that do not fit each other; the text names the tensor."""
 

@@ -34,7 +34,7 @@ from rlinf_algos.parts import (
 )
 from rlinf_algos.policy_loss import PolicyLoss
 from rlinf_algos.value_loss import ValueLoss, clipped_value_loss, huber_value_loss
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_workers.token_choice import Choice
 
 record(Algorithm)

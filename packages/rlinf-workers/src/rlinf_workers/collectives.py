@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlinf_comm.codec import pack, unpack
+from rlinf_comm import pack, unpack
 from rlinf_workers.addresses import ON_ONE_MACHINE, interface_of, own_address
 from rlinf_workers.gloo_guard import guard_gloo
 from rlinf_workers.launchers.base import Identity, RequestSender

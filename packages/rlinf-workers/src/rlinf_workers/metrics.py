@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 
 
 @record

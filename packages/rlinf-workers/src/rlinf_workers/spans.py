@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.launchers.base import OwnProcess, Wait, WaitKind
 

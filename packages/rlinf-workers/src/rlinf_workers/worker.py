@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.errors import FlowDefinitionError
 from rlinf_workers.plugins import WEIGHT_SYNCS

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlinf_comm.peers.address import HostIdentity, PeerAddress
 from rlinf_comm.peers.peer import DEFAULT_CAPACITY_BYTES, Peer
-from rlinf_comm.peers.secret import job_secret
 from rlinf_comm.peers.transports.base import ChosenTransport, Transport
+from rlinf_comm.wire.address import HostIdentity, PeerAddress
+from rlinf_comm.wire.secret import job_secret
 
 __all__ = [
     "Peer",

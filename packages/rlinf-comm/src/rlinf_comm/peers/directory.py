@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from rlinf_comm.errors import CommError, NotTrusted, PeerLost, PeerNameTaken, PeerTimeout
-from rlinf_comm.peers.address import PeerAddress
-from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.name_server import NameServer, ServedNames
 from rlinf_comm.peers.names import Names, StoreNames
-from rlinf_comm.peers.secret import require_secret_beyond
+from rlinf_comm.wire.address import PeerAddress
+from rlinf_comm.wire.deadline import Deadline
+from rlinf_comm.wire.secret import require_secret_beyond
 
 if TYPE_CHECKING:
     import torch.distributed

@@ -7,10 +7,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
-from rlinf_comm.peers.address import PeerAddress
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.transports.base import Incoming, TornStream
+from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout, TornStream
+from rlinf_comm.peers.transports.base import Incoming
+from rlinf_comm.wire.address import PeerAddress
+from rlinf_comm.wire.deadline import Deadline
 
 
 class NoLink(Exception):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.meeting import Link
+from rlinf_comm.peers.negotiation import Link
+from rlinf_comm.wire.deadline import Deadline
 
 
 class Links:
@@ -37,7 +37,7 @@ class Links:
         with deadline.holding(making) as held:
             if not held:
                 raise PeerTimeout(
-                    f"{self._mine!r}: another thread has been meeting {name!r} for timeout_s={deadline.timeout_s:g}"
+                    f"{self._mine!r}: another thread has been negotiation {name!r} for timeout_s={deadline.timeout_s:g}"
                 )
             link = self._links.get(name)
             if link is None:

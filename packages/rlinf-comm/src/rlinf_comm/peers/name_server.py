@@ -9,12 +9,12 @@ from typing import Literal
 import msgspec
 
 from rlinf_comm.errors import NotTrusted, PeerLost
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.handshake import Stranger
-from rlinf_comm.peers.line import Line
 from rlinf_comm.peers.names import MAX_LISTED
-from rlinf_comm.peers.reception import Reception
-from rlinf_comm.peers.secret import key_for, where_it_comes_from
+from rlinf_comm.wire.connection import Connection
+from rlinf_comm.wire.deadline import Deadline
+from rlinf_comm.wire.handshake import Stranger
+from rlinf_comm.wire.listener import Listener
+from rlinf_comm.wire.secret import key_for, where_it_comes_from
 
 _ANSWER_TIMEOUT_S = 10.0
 """Many times what a busy server needs: it only looks into a dictionary."""
@@ -39,10 +39,10 @@ class NameServer:
         """Binds exactly this endpoint. OSError when that is taken."""
         self._lock = threading.Lock()
         self._claims: dict[str, bytes] = {}
-        self._lines: set[Line] = set()
+        self._connections: set[Connection] = set()
         host, port = endpoint
-        self._reception = Reception(endpoint, _key(), self._serve, f"the directory {host}:{port}")
-        self._reception.start()
+        self._listener = Listener(endpoint, _key(), self._serve, f"the directory {host}:{port}")
+        self._listener.start()
 
     def swap(self, name: str, expected: bytes, new: bytes) -> bytes:
         with self._lock:
@@ -59,26 +59,26 @@ class NameServer:
             return list(self._claims)[:MAX_LISTED]
 
     def close(self) -> None:
-        self._reception.close()
+        self._listener.close()
         with self._lock:
-            lines, self._lines = self._lines, set()
-        for line in lines:
-            line.close()
+            connections, self._connections = self._connections, set()
+        for connection in connections:
+            connection.shut()
 
-    def _serve(self, line: Line) -> None:
+    def _serve(self, connection: Connection) -> None:
         """Answers one caller until it goes."""
         with self._lock:
-            self._lines.add(line)
+            self._connections.add(connection)
         try:
             while True:
-                request = line.hear(_Request, Deadline(math.inf))
-                line.tell(self._answer(request), Deadline(_ANSWER_TIMEOUT_S))
+                request = connection.receive(_Request, Deadline(math.inf))
+                connection.send(self._answer(request), Deadline(_ANSWER_TIMEOUT_S))
         except PeerLost:
             pass  # it has gone
         finally:
             with self._lock:
-                self._lines.discard(line)
-            line.close()
+                self._connections.discard(connection)
+            connection.shut()
 
     def _answer(self, request: _Request) -> _Reply:
         if request.what == "list":
@@ -91,9 +91,9 @@ class NameServer:
 class ServedNames:
     """The names of another process. Safe for several threads."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, connection: Connection) -> None:
         """Private: use ServedNames.at."""
-        self._line = line
+        self._connection = connection
         self._lock = threading.Lock()
 
     @classmethod
@@ -107,7 +107,7 @@ class ServedNames:
         """
         host, port = endpoint
         try:
-            return cls(Line.call(endpoint, _key(), f"the directory {host}:{port}", deadline))
+            return cls(Connection.open(endpoint, _key(), f"the directory {host}:{port}", deadline))
         except Stranger as error:
             raise NotTrusted(
                 f"{host}:{port} is no directory of this job: {error}; {where_it_comes_from()}. Give all processes of "
@@ -124,16 +124,16 @@ class ServedNames:
         return self._ask(_Request("list")).names
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.shut()
 
     def _ask(self, request: _Request) -> _Reply:
         deadline = Deadline(_ANSWER_TIMEOUT_S)
         with self._lock:
             try:
-                self._line.tell(request, deadline)
-                return self._line.hear(_Reply, deadline)
+                self._connection.send(request, deadline)
+                return self._connection.receive(_Reply, deadline)
             except BaseException:  # also a signal: the reply may still come, and would be taken for the next one's
-                self._line.close()
+                self._connection.shut()
                 raise
 
 

@@ -9,7 +9,7 @@ import hmac
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlinf_comm.errors import CommError, NotTrusted
-from rlinf_comm.peers.secret import key_for, where_it_comes_from
+from rlinf_comm.wire.secret import key_for, where_it_comes_from
 
 if TYPE_CHECKING:
     import torch.distributed

@@ -24,21 +24,20 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rlinf_comm import _C
 from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
-from rlinf_comm.peers import meeting
-from rlinf_comm.peers.address import PeerAddress, check_arguments, this_host
-from rlinf_comm.peers.deadline import DEFAULT_TIMEOUT_S, SLICE_S, Deadline
+from rlinf_comm.peers import negotiation
 from rlinf_comm.peers.directory import Directory, route_to
 from rlinf_comm.peers.inbox import Arrival, Inbox, NoLink
-from rlinf_comm.peers.line import Line, peer_key
 from rlinf_comm.peers.links import Links
-from rlinf_comm.peers.reception import Reception
-from rlinf_comm.peers.secret import require_secret_beyond
 from rlinf_comm.peers.transports import Transport, chosen_transports
 from rlinf_comm.peers.transports.base import ChosenTransport, Incoming, Unusable
 from rlinf_comm.peers.transports.memory import open_door, shut_door
 from rlinf_comm.peers.transports.tcp import ReadAhead
+from rlinf_comm.wire.address import PeerAddress, check_arguments, own_address
+from rlinf_comm.wire.connection import Connection, peer_key
+from rlinf_comm.wire.deadline import DEFAULT_TIMEOUT_S, SLICE_S, Deadline
+from rlinf_comm.wire.listener import Listener
+from rlinf_comm.wire.secret import require_secret_beyond
 
 if TYPE_CHECKING:
     import torch.distributed
@@ -68,16 +67,8 @@ class Peer:
         self._transports = chosen_transports(transports)
         self._capacity_bytes = capacity_bytes
         incarnation = secrets.token_bytes(16)
-        self._reception = Reception((host, 0), peer_key(incarnation), self._meet, f"peer {name!r}")
-        pid, start_ticks = _C.current_process()
-        self._address = PeerAddress(
-            name=name,
-            host=this_host(),
-            pid=pid,
-            start_ticks=start_ticks,
-            endpoint=(host, self._reception.port),
-            incarnation=incarnation,
-        )
+        self._listener = Listener((host, 0), peer_key(incarnation), self._meet, f"peer {name!r}")
+        self._address = own_address(name, (host, self._listener.port), incarnation)
         self._directory: Directory | None = None
         self._known: dict[str, PeerAddress] = {}
         self._links = Links(name, self._make_link)
@@ -87,7 +78,7 @@ class Peer:
         self._read_ahead = ReadAhead()
         self._is_open = True
         open_door(incarnation, self)
-        self._reception.start()
+        self._listener.start()
 
     @classmethod
     def join(
@@ -123,7 +114,7 @@ class Peer:
         found = Directory.of(directory, serve, Deadline(timeout_s))
         peer = cls(name, host=host or route_to(directory), transports=transports, capacity_bytes=capacity_bytes)
         try:
-            found.claim(peer.address, lambda owner: meeting.is_living(owner, Deadline(_LOOK_TIMEOUT_S)))
+            found.claim(peer.address, lambda owner: negotiation.is_living(owner, Deadline(_LOOK_TIMEOUT_S)))
         except BaseException:
             peer.close()
             raise
@@ -188,7 +179,7 @@ class Peer:
         deadline = Deadline(timeout_s)
         while True:
             address = self._find(name)
-            if address is not None and meeting.is_living(address, deadline.capped(_LOOK_TIMEOUT_S)):
+            if address is not None and negotiation.is_living(address, deadline.capped(_LOOK_TIMEOUT_S)):
                 return address
             if deadline.has_passed:
                 raise PeerTimeout(f"{self.name!r}: no living {name!r} within timeout_s={timeout_s:g}; {self._where()}")
@@ -230,9 +221,9 @@ class Peer:
         self._check_open()
         self._links.send(to, value, Deadline(timeout_s))
 
-    def _make_link(self, name: str, deadline: Deadline) -> meeting.Link:
+    def _make_link(self, name: str, deadline: Deadline) -> negotiation.Link:
         theirs = self._await_address(name, deadline)
-        return meeting.call(self._address, theirs, self._transports, self._capacity_bytes, deadline)
+        return negotiation.call(self._address, theirs, self._transports, self._capacity_bytes, deadline)
 
     def _await_address(self, name: str, deadline: Deadline) -> PeerAddress:
         while (address := self._find(name)) is None:
@@ -300,12 +291,14 @@ class Peer:
 
     # --- being called ---
 
-    def _meet(self, line: Line) -> None:
-        """Meets a caller, in a thread of the reception."""
+    def _meet(self, connection: Connection) -> None:
+        """Meets a caller, in a thread of the listener."""
         deadline = Deadline(_MEETING_TIMEOUT_S)
-        met = meeting.answer(line, self._address, self._transports, self._capacity_bytes, self._objection, deadline)
+        met = negotiation.answer(
+            connection, self._address, self._transports, self._capacity_bytes, self._objection, deadline
+        )
         if met is None:
-            line.close()
+            connection.shut()
         else:
             self.enter(*met)
 
@@ -316,7 +309,7 @@ class Peer:
         if (
             before
             and before.incarnation != caller.incarnation
-            and (is_me or meeting.is_living(before, Deadline(_LOOK_TIMEOUT_S)))
+            and (is_me or negotiation.is_living(before, Deadline(_LOOK_TIMEOUT_S)))
         ):
             return f"a living peer has the name {caller.name!r}: {before.place}"
         with self._changed:
@@ -360,7 +353,7 @@ class Peer:
             inboxes = list(self._inboxes.values())
             self._changed.notify_all()
         shut_door(self._address.incarnation)
-        self._reception.close()
+        self._listener.close()
         self._read_ahead.close()
         if farewell and self._directory is not None:
             self._directory.leave()

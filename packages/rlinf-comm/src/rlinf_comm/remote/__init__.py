@@ -1,9 +1,9 @@
-"""Channels for processes of other hosts: a door beside the channel (door.py), and its other side (channel.py)."""
+"""Channels for processes of other hosts: a server beside the channel (server.py), and the other side (client.py)."""
 
 from __future__ import annotations
 
-from rlinf_comm.remote.address import DoorAddress
-from rlinf_comm.remote.channel import RemoteChannel
-from rlinf_comm.remote.door import ChannelDoor, DoorTraffic
+from rlinf_comm.remote.address import ServerAddress
+from rlinf_comm.remote.server import ChannelServer
+from rlinf_comm.remote.serving import ServerTraffic
 
-__all__ = ["ChannelDoor", "DoorAddress", "DoorTraffic", "RemoteChannel"]
+__all__ = ["ChannelServer", "ServerAddress", "ServerTraffic"]

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlinf_comm.peers.address import PeerAddress
 from rlinf_comm.records import record
+from rlinf_comm.wire.address import PeerAddress
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DoorAddress:
-    """How a process of the job opens a channel from anywhere. Valid while the ChannelDoor lives. It holds no secret."""
+class ServerAddress:
+    """How a process of the job opens a channel from anywhere. Valid while its ChannelServer lives. No secret."""
 
-    door: PeerAddress
+    server: PeerAddress
     """The process that serves it; its name is the channel's."""
     checked: bool
     """Whether items carry a digest from the producer to the consumer."""
 
     @property
     def name(self) -> str:
-        return self.door.name
+        return self.server.name
+
+    @property
+    def creator_pid(self) -> int:
+        """The process that the channel lives in, as its host counts them."""
+        return self.server.pid

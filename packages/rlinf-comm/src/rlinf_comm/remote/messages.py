@@ -1,10 +1,11 @@
-"""What is said over a door's line: the caller asks, the door answers, and neither speaks out of turn.
+"""The messages between a client and a channel's server: the client asks, the server answers, and neither speaks out of
+turn.
 
-A put that does not ask for an answer is the exception: the door has granted it room beforehand. So nothing is ever on
-its way to a caller that is not waiting for it, and a caller that is killed takes nothing back: the system still
+A put that does not ask for an answer is the exception: the server has granted it room beforehand. So nothing is ever on
+its way to a client that is not waiting for it, and a client that is killed takes nothing back: the system still
 delivers what a dead process has written, unless it had left something unread.
 
-A message travels as the header of a value of the peers' stream (peers/transports/frames.py): its length, itself, and
+A message travels as the header of a value of the peers' stream (wire/values.py): its length, itself, and
 behind it the headers of the values that it carries, whose buffers are the stream's.
 """
 
@@ -22,13 +23,16 @@ from rlinf_comm.errors import DecodeError
 _LENGTH = struct.Struct("<I")
 
 
+SERVICE = "channel"
+"""What a server is called in a Hello."""
+
+
 class Enter(msgspec.Struct):
-    """The first message of a door, on the line on which the two met."""
+    """What the answer to a caller's hello says of the channel."""
 
     capacity_items: int
     capacity_bytes: int
     num_keys: int
-    refusal: str = ""
 
 
 class Put(msgspec.Struct, tag=True, array_like=True):
@@ -84,7 +88,7 @@ class DropLost(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
-Request = Put | Room | Flush | Take | Close | Reopen | Abort | Stats | DropLost
+Message = Put | Room | Flush | Take | Close | Reopen | Abort | Stats | DropLost
 
 
 class Granted(msgspec.Struct, tag=True, array_like=True):
@@ -111,7 +115,7 @@ class Taken(msgspec.Struct, tag=True, array_like=True):
     labels: list[Label]
 
 
-class Told(msgspec.Struct, tag=True, array_like=True):
+class Numbers(msgspec.Struct, tag=True, array_like=True):
     """An answer in numbers: of Stats by name, of DropLost the lost processes."""
 
     stats: dict[str, int | float | bool]
@@ -126,24 +130,24 @@ class Failed(msgspec.Struct, tag=True, array_like=True):
     pids: list[int]
 
 
-Answer = Granted | Taken | Told | Failed
+Answer = Granted | Taken | Numbers | Failed
 
 _encoder = msgspec.msgpack.Encoder()
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_requests: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
-_Message = TypeVar("_Message")
+_Kind = TypeVar("_Kind")
 
 NOTHING = Encoded(b"", ())
 
 
-def compose(message: Request | Answer, *values: Encoded) -> Encoded:
+def compose(message: Message | Answer, *values: Encoded) -> Encoded:
     """The message with the values that it carries."""
     said = _encoder.encode(message)
     buffers = values[0].buffers if len(values) == 1 else tuple(buffer for value in values for buffer in value.buffers)
     return Encoded(b"".join((_LENGTH.pack(len(said)), said, *(value.header for value in values))), buffers)
 
 
-def request_of(header: bytes) -> tuple[Request, bytes]:
+def request_of(header: bytes) -> tuple[Message, bytes]:
     """The message, and the headers of its values. Raises DecodeError."""
     return _parse(header, _requests)
 
@@ -153,10 +157,10 @@ def answer_of(header: bytes) -> tuple[Answer, bytes]:
     return _parse(header, _answers)
 
 
-def _parse(header: bytes, decoder: msgspec.msgpack.Decoder[_Message]) -> tuple[_Message, bytes]:
+def _parse(header: bytes, decoder: msgspec.msgpack.Decoder[_Kind]) -> tuple[_Kind, bytes]:
     try:
         (num_bytes,) = _LENGTH.unpack_from(header)
         end = _LENGTH.size + num_bytes
         return decoder.decode(memoryview(header)[_LENGTH.size : end]), header[end:]
     except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DecodeError(f"no message of a door: {error}") from error
+        raise DecodeError(f"no message of a channel's server: {error}") from error

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.handshake import GREETING, MAGIC, PROOF_BYTES, Stranger, new_greeting, proof
-from rlinf_comm.peers.line import Line
 from rlinf_comm.testing.mutations import mutated
+from rlinf_comm.wire.connection import Connection
+from rlinf_comm.wire.deadline import Deadline
+from rlinf_comm.wire.handshake import GREETING, MAGIC, PROOF_BYTES, Stranger, new_greeting, proof
 
 HANG_S = 60.0
 SETTLE_S = 30.0
@@ -42,7 +42,7 @@ class Called:
     key: bytes
     """What its callers prove to know."""
     messages: Sequence[bytes]
-    """Some that a rightful caller says first, as MessagePack, without length and seal."""
+    """Some that a rightful caller sends first, encoded, without length and tag."""
 
 
 def disturb(called: Called, num_calls: int, seed: int) -> Counter[str]:
@@ -53,7 +53,7 @@ def disturb(called: Called, num_calls: int, seed: int) -> Counter[str]:
             repeats the call.
     """
     counts: Counter[str] = Counter()
-    kinds = [_noise, _greeting, _proof, _noise_of_a_member, _unsealed, _sealed]
+    kinds = [_noise, _greeting, _proof, _noise_of_a_member, _untagged, _right_tag]
     for index in range(num_calls):
         numbers = random.Random(seed + index)
         kind = numbers.choice(kinds)
@@ -91,7 +91,7 @@ def _held() -> tuple[int, int, int]:
     """Descriptors, threads, bytes of memory that is this process's own."""
     gc.collect()
     with open("/proc/self/status") as status:
-        own = next(line for line in status if line.startswith("RssAnon"))
+        own = next(connection for connection in status if connection.startswith("RssAnon"))
     return len(os.listdir("/proc/self/fd")), threading.active_count(), 1024 * int(own.split()[1])
 
 
@@ -119,8 +119,8 @@ def _proof(called: Called, numbers: random.Random) -> None:
 
 def _as_stranger(called: Called, numbers: random.Random, said: bytes) -> None:
     source = f"127.0.1.{1 + numbers.randrange(NUM_SOURCES)}"
-    with socket.create_connection(called.endpoint, timeout=HANG_S, source_address=(source, 0)) as line:
-        told = _say_all(line, said)
+    with socket.create_connection(called.endpoint, timeout=HANG_S, source_address=(source, 0)) as connection:
+        told = _say_all(connection, said)
     assert len(told) <= GREETING.size and MAGIC.startswith(told[: len(MAGIC)]), f"a stranger was told {told!r}"
 
 
@@ -128,47 +128,48 @@ def _as_stranger(called: Called, numbers: random.Random, said: bytes) -> None:
 
 
 def _noise_of_a_member(called: Called, numbers: random.Random) -> None:
-    _as_member(called, lambda line: numbers.randbytes(numbers.choice((0, 1, 4, 100, 5000))))
+    _as_member(called, lambda connection: numbers.randbytes(numbers.choice((0, 1, 4, 100, 5000))))
 
 
-def _unsealed(called: Called, numbers: random.Random) -> None:
-    """A message that was changed, with its length and its seal: lengths beyond all bounds are among them."""
-    _as_member(called, lambda line: mutated(_sealed_message(line, numbers.choice(called.messages)), numbers))
+def _untagged(called: Called, numbers: random.Random) -> None:
+    """A message that was changed, with its length and its tag: lengths beyond all bounds are among them."""
+    _as_member(called, lambda connection: mutated(_tagged(connection, numbers.choice(called.messages)), numbers))
 
 
-def _sealed(called: Called, numbers: random.Random) -> None:
-    """A changed message with the seal that belongs to it, and then perhaps another."""
+def _right_tag(called: Called, numbers: random.Random) -> None:
+    """A changed message with the tag that belongs to it, and then perhaps another."""
     bodies = [mutated(numbers.choice(called.messages), numbers) for _ in range(numbers.choice((1, 1, 2)))]
-    _as_member(called, lambda line: b"".join(_sealed_message(line, body) for body in bodies))
+    _as_member(called, lambda connection: b"".join(_tagged(connection, body) for body in bodies))
 
 
-def _sealed_message(line: Line, body: bytes) -> bytes:
-    return _LENGTH.pack(len(body)) + body + line._seals.next_of_mine(body)
+def _tagged(connection: Connection, body: bytes) -> bytes:
+    assert connection._tags is not None
+    return _LENGTH.pack(len(body)) + body + connection._tags.of_next(body)
 
 
-def _as_member(called: Called, words: Callable[[Line], bytes]) -> None:
-    line = _proven(called)
+def _as_member(called: Called, words: Callable[[Connection], bytes]) -> None:
+    connection = _proven(called)
     try:
-        _say_all(line.socket, words(line))
+        _say_all(connection.socket, words(connection))
     finally:
-        line.close()
+        connection.shut()
 
 
-def _proven(called: Called) -> Line:
+def _proven(called: Called) -> Connection:
     try:
-        return Line.call(called.endpoint, called.key, "the listener", Deadline(HANG_S))
+        return Connection.open(called.endpoint, called.key, "the listener", Deadline(HANG_S))
     except Stranger as error:
         raise AssertionError("a rightful caller was taken for a stranger") from error
 
 
-def _say_all(line: socket.socket, said: bytes) -> bytes:
+def _say_all(connection: socket.socket, said: bytes) -> bytes:
     """Says it and no more; what was answered until the listener hung up."""
-    line.settimeout(HANG_S)
+    connection.settimeout(HANG_S)
     told = b""
     try:
-        line.sendall(said)
-        line.shutdown(socket.SHUT_WR)
-        while len(told) < 1 << 20 and (more := line.recv(1 << 16)):
+        connection.sendall(said)
+        connection.shutdown(socket.SHUT_WR)
+        while len(told) < 1 << 20 and (more := connection.recv(1 << 16)):
             told += more
     except (ConnectionError, OSError) as error:
         if isinstance(error, TimeoutError):

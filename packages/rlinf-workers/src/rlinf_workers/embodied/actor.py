@@ -27,7 +27,7 @@ from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.normalization import Moments
 from rlinf_algos.policy_loss import BatchTokens, at_level, logprobs_at_level
 from rlinf_algos.selection import scattered
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, PolicyTerms, value_loss
 from rlinf_workers.embodied.steps import action_steps, chunk_steps, of_actions, state_ids, was_executed
 from rlinf_workers.execution.ports import Reader

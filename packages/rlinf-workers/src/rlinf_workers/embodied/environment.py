@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_envs import (
     PICTURE,
     ActionSpec,

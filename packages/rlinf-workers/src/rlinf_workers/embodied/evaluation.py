@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_envs import EpisodeEnd
 from rlinf_workers.embodied.actor import PolicyModel
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_envs import (
     ActionSpec,
     BatchedEnv,

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rlinf_comm.errors import PoolFull
-from rlinf_comm.pool import SharedPool
+from rlinf_comm import PoolFull, SharedPool
 
 _CAPACITY_BYTES = 2 << 30
 """Addresses, not memory, which is used as far as pictures reach. A group has at most three batches and as many true

@@ -15,23 +15,22 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from rlinf_comm import codec
-from rlinf_comm.errors import LayoutError, WeightMismatchError
-from rlinf_comm.records import record
+from rlinf_comm import LayoutError, PeerLost, WeightMismatchError, pack, record, unpack
 from rlinf_comm.weights import BufferSpec, specs_of
+from rlinf_comm.wire import FOREVER, Connection, Deadline, Hello, receive_hello, send_hello
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import Check, WeightPort, WeightReceiver
 
+SERVICE = "engine"
+"""What the worker is called in a Hello."""
 COMMAND_S = 60.0
 """A command is sent before the engine is told to enter, so it is there at once."""
 
@@ -39,7 +38,7 @@ COMMAND_S = 60.0
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registration:
-    """The first message of a process."""
+    """What the hello of a process has besides."""
 
     rank: int
     """Among the engine's processes, as its tensor parallelism counts them."""
@@ -130,10 +129,11 @@ class Inside:
     @classmethod
     def connect(cls, address: str, model: Model, *, rank: int, sizes: Mapping[str, int]) -> Inside:
         """Registers with the worker, and listens to it from now on."""
-        found = socket.socket(socket.AF_UNIX)
-        found.connect(address)
-        inside = cls(Connection(found.detach()), model, dict(sizes))
-        inside._send(Registration(rank=rank, pid=os.getpid()))
+        deadline = Deadline(COMMAND_S)
+        connection = Connection.open_local(address, "the engine's worker", deadline)
+        registration = pack(Registration(rank=rank, pid=os.getpid()))
+        send_hello(connection, Hello(service=SERVICE, details=registration), deadline)
+        inside = cls(connection, model, dict(sizes))
         threading.Thread(target=inside._listen, name="rlinf-weights", daemon=True).start()
         return inside
 
@@ -149,15 +149,16 @@ class Inside:
         self._do(command)
 
     def _listen(self) -> None:
-        while True:
-            try:
-                command = codec.unpack(self.connection.recv_bytes())
-            except (EOFError, OSError):  # the worker has ended, and the engine ends with it
-                return
-            if command.waits:
-                self._waiting.put(command)
-            else:
-                self._do(command)
+        try:
+            receive_hello(self.connection, FOREVER)  # the worker's, when all processes have called
+            while True:
+                command = unpack(self.connection.receive_bytes())
+                if command.waits:
+                    self._waiting.put(command)
+                else:
+                    self._do(command)
+        except PeerLost:  # the worker has ended, and the engine ends with it
+            return
 
     def _do(self, command: Command) -> None:
         try:
@@ -170,7 +171,7 @@ class Inside:
 
     def _send(self, message: Any) -> None:
         with self._sending:
-            self.connection.send_bytes(codec.pack(message))
+            self.connection.send_bytes(pack(message))
 
     # -- what the worker may ask -----------------------------------------------------------------------------------
 

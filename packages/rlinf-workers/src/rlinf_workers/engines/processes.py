@@ -7,15 +7,14 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 from torch import Tensor
 
-from rlinf_comm import codec, errors
-from rlinf_comm.errors import WeightMismatchError
+from rlinf_comm import PeerLost, PeerTimeout, WeightMismatchError, errors, pack, unpack
 from rlinf_comm.weights import Layout
-from rlinf_workers.engines.inside import Answer, Attested, Command, Registration
+from rlinf_comm.wire import Connection, Deadline, Hello, meet, send_hello
+from rlinf_workers.engines.inside import SERVICE, Answer, Attested, Command, Registration
 from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WeightSyncRefused, WorkersError
 from rlinf_workers.leftovers import SweptFolder
@@ -104,25 +103,24 @@ class EngineProcesses:
     def _connect(self) -> tuple[_Process, ...]:
         self._enter(f"0 {self._address}")
         found: dict[int, _Process] = {}
-        self._listener.settimeout(self._timeout_s)
+        deadline, own = Deadline(self._timeout_s), Hello(service=SERVICE)
         while len(found) < self._num_processes:
             try:
-                accepted, _ = self._listener.accept()
-            except TimeoutError as error:
+                connection = Connection.accept_local(self._listener, "a process of the engine", deadline)
+                said: Registration = unpack(meet(connection, own, deadline).details)
+            except PeerTimeout as error:
                 raise WorkersError(
                     f"{len(found)} of the engine's {self._num_processes} processes have called the weight loader; "
                     "the engine said that all had"
                 ) from error
-            accepted.setblocking(True)
-            connection = Connection(accepted.detach())
-            said: Registration = codec.unpack(connection.recv_bytes())
+            send_hello(connection, own, deadline)
             found[said.rank] = _Process(connection, said.pid, f"engine process {said.rank} (pid {said.pid})")
         return tuple(found[rank] for rank in range(self._num_processes))
 
     def _send(self, process: _Process, command: Command) -> None:
         try:
-            process.connection.send_bytes(codec.pack(command))
-        except OSError as error:
+            process.connection.send_bytes(pack(command))
+        except PeerLost as error:
             raise WorkersError(f"{process.name} has died") from error
 
     def _answer(self, process: _Process, number: int, what: str) -> Answer:
@@ -130,8 +128,8 @@ class EngineProcesses:
             if not process.connection.poll(self._timeout_s):
                 raise WorkersError(f"{process.name} has not answered within {self._timeout_s:.0f} s: {what}")
             try:
-                answer: Answer = codec.unpack(process.connection.recv_bytes())
-            except (EOFError, OSError) as error:
+                answer: Answer = unpack(process.connection.receive_bytes())
+            except PeerLost as error:
                 raise WorkersError(f"{process.name} has died") from error
             if answer.number == number:  # an earlier one belongs to a call that was given up
                 return answer

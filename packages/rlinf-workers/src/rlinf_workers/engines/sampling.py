@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 
 
 @record

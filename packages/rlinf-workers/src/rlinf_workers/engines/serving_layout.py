@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlinf_comm.errors import LayoutError
+from rlinf_comm import LayoutError
 from rlinf_comm.weights import Layout, RankLayout
 from rlinf_comm.weights.layouts import TransformerShape, huggingface, merged
 from rlinf_workers.engines.inside import Held, check_held

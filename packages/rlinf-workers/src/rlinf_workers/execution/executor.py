@@ -17,9 +17,7 @@ from typing import Any
 
 import msgspec
 
-from rlinf_comm.channel import Channel
-from rlinf_comm.errors import PeerLost
-from rlinf_comm.remote import RemoteChannel
+from rlinf_comm import Channel, PeerLost
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan
@@ -99,7 +97,7 @@ class _OpenFlow:
     """A flow with its plan and its channels, ready to run any number of times."""
 
     planned: PlannedFlow
-    channels: dict[str, Channel | RemoteChannel] = field(default_factory=dict)
+    channels: dict[str, Channel] = field(default_factory=dict)
     """As the driver reaches them."""
     homes: dict[str, HomeChannel] = field(default_factory=dict)
     """Those that live in the driver."""
@@ -405,7 +403,7 @@ class Executor:
         opened.channels[channel].close()
 
     @staticmethod
-    def _collect(name: str, channel: Channel | RemoteChannel, on_items: OnItems | None) -> list[Any]:
+    def _collect(name: str, channel: Channel, on_items: OnItems | None) -> list[Any]:
         collected: list[tuple[int, Any]] = []
         for entry in channel:
             if on_items is None:

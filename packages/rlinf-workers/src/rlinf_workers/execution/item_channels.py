@@ -14,9 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlinf_comm.channel import Channel, ChannelAddress, Item
-from rlinf_comm.records import record
-from rlinf_comm.remote import ChannelDoor, DoorAddress, RemoteChannel
+from rlinf_comm import Channel, ChannelAddress, ChannelServer, Item, ServerAddress, record
 from rlinf_workers.addresses import DRIVERS_NODE, own_address
 from rlinf_workers.execution.stage_calls import ItemAddress, StageCall
 
@@ -40,13 +38,13 @@ class ChannelPlace:
     node: int
     near: ChannelAddress
     """For ranks of the node."""
-    door: DoorAddress | None
+    door: ServerAddress | None
     """For those of others; None where there are none."""
 
     def seen_from(self, node: int) -> ItemAddress:
         if node == self.node:
             return self.near
-        assert self.door is not None, f"channel {self.near.name!r} has no door, and node {node} uses it"
+        assert self.door is not None, f"channel {self.near.name!r} has no server, and node {node} uses it"
         return self.door
 
 
@@ -62,7 +60,7 @@ class HomeChannel:
             num_keys=spec.num_keys,
             lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
         )
-        self.door = ChannelDoor(self.channel, host=own_address()) if has_door else None
+        self.door = ChannelServer(self.channel, host=own_address()) if has_door else None
         self.place = ChannelPlace(
             node=node, near=self.channel.address, door=None if self.door is None else self.door.address
         )
@@ -76,7 +74,7 @@ class FarChannel:
         asking: makes the block inside which the stage waits for that.
     """
 
-    def __init__(self, channel: RemoteChannel, asking: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(self, channel: Channel, asking: Callable[[], AbstractContextManager[object]]) -> None:
         self._channel, self._asking = channel, asking
 
     def take(self, *, keys: Sequence[int] | None, timeout_s: float | None) -> list[Item]:
@@ -93,9 +91,9 @@ class FarChannel:
 
 
 @functools.lru_cache(maxsize=256)
-def open_channel(address: ItemAddress) -> Channel | RemoteChannel:
+def open_channel(address: ItemAddress) -> Channel:
     """One for each channel and process, kept for the process's life."""
-    return RemoteChannel.open(address) if isinstance(address, DoorAddress) else Channel.open(address)
+    return Channel.open(address)
 
 
 def home_of(readers: Iterable[int]) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_workers.execution.residents import group_of
 
 

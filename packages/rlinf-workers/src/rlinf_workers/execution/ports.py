@@ -13,9 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, Literal, TypeVar
 
-from rlinf_comm.channel import Channel
-from rlinf_comm.errors import ChannelTimeout
-from rlinf_comm.remote import RemoteChannel
+from rlinf_comm import Channel, ChannelTimeout
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.item_channels import FarChannel
 from rlinf_workers.execution.replica import FirstRank, OtherRank
@@ -52,7 +50,7 @@ class Pauses:
         that were published, and raises WeightMismatchError when they are not."""
 
 
-ItemEnd = Channel | RemoteChannel | FarChannel | FirstRank | OtherRank
+ItemEnd = Channel | FarChannel | FirstRank | OtherRank
 """A channel of this node or of another, or how the ranks of a replica see it."""
 
 

@@ -12,9 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from rlinf_comm.channel import Channel, Item
-from rlinf_comm.errors import ChannelTimeout
-from rlinf_comm.remote import RemoteChannel
+from rlinf_comm import Channel, ChannelTimeout, Item
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.item_channels import FarChannel
 from rlinf_workers.launchers.base import Identity
@@ -34,7 +32,7 @@ class FirstRank:
         self,
         name: str,
         channel: Channel | FarChannel,
-        told: Channel | RemoteChannel,
+        told: Channel,
         identity: Identity,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
@@ -80,7 +78,7 @@ class OtherRank:
     def __init__(
         self,
         name: str,
-        told: Channel | RemoteChannel,
+        told: Channel,
         identity: Identity,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:

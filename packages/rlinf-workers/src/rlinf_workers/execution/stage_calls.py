@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlinf_comm.channel import ChannelAddress
-from rlinf_comm.records import record
-from rlinf_comm.remote import DoorAddress
+from rlinf_comm import ChannelAddress, ServerAddress, record
 from rlinf_sched.flow_graph import FlowGraph, WeightEdge
 from rlinf_sched.plan import Plan
 from rlinf_workers.flow import Flow
@@ -25,7 +23,7 @@ WHOLE_BATCH = 0
 """Granularity of a stage that takes everything of a run in one chunk."""
 
 
-ItemAddress = ChannelAddress | DoorAddress
+ItemAddress = ChannelAddress | ServerAddress
 """Of a channel on the rank's own node, and of its door for all others."""
 
 

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rlinf_comm.channel import Channel
-from rlinf_comm.remote import RemoteChannel
+from rlinf_comm import Channel
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.item_channels import FarChannel, open_channel
 from rlinf_workers.execution.lease import LeaseRequest
@@ -123,7 +122,7 @@ class StageRunner(Pauses):
             channel = open_channel(port.address)
         return channel if isinstance(channel, Channel) else FarChannel(channel, asking)
 
-    def _end_telling(self, told: Channel | RemoteChannel) -> None:
+    def _end_telling(self, told: Channel) -> None:
         if self._is_first:
             told.close()
             return

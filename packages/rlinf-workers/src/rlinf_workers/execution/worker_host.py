@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_workers.collectives import RankGroup, RankGroups, connect
 from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, HomeChannel, open_channel
 from rlinf_workers.execution.stage_calls import StageCall, StageOutcome

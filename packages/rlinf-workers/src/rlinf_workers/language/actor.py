@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlinf_algos.algorithm import Algorithm
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_workers.balance import balanced
 from rlinf_workers.collectives import exchanged
 from rlinf_workers.execution.ports import Reader, Writer

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_algos.errors import NonFiniteError
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_comm.weights import Layout
 from rlinf_workers.engines.base import Completions, Forgets, GenerationEngine
 from rlinf_workers.engines.sampling import SamplingSettings

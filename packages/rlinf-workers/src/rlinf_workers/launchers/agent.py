@@ -14,18 +14,17 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
 
-from rlinf_comm.peers.address import this_host
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.line import Line
+from rlinf_comm import PeerLost
+from rlinf_comm.wire import Connection, Deadline, Refused, introduce, this_host
 from rlinf_workers.addresses import ADDRESS_VARIABLE
 from rlinf_workers.compiled_code import keep_compiled_code_private
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.explaining.processes import is_running
 from rlinf_workers.launchers import agent_messages as messages
+from rlinf_workers.launchers.interpreter import own_hello
 from rlinf_workers.launchers.interpreter_process import InterpreterProcess, kill_with_group
 from rlinf_workers.leftovers import SweptFolder
 
@@ -88,14 +87,14 @@ class Agent:
                 workers = list(self._workers.values())
                 sends = any(worker.sent_bytes is not None for worker in workers)
                 sentinels = [worker.process.sentinel for worker in workers]
-                ready = wait_for_any([self._control, *sentinels], LOG_PERIOD_S if sends else None)
+                ready = wait_for_any([self._control.socket, *sentinels], LOG_PERIOD_S if sends else None)
                 for worker in workers:
                     self._send_log(worker)
                     if worker.process.sentinel in ready:
                         self._ended(worker)
-                if self._control in ready:
-                    self._obey(messages.decode_order(self._control.recv_bytes()))
-        except (EOFError, OSError):
+                if self._control.socket in ready:
+                    self._obey(messages.decode_order(self._control.receive_bytes()))
+        except PeerLost:
             return  # the driver has hung up, or is gone
         finally:
             for worker in self._workers.values():
@@ -115,7 +114,7 @@ class Agent:
         if isinstance(order, messages.StartWorker):
             try:
                 self._start(order)
-            except InterpreterRefused as error:
+            except (InterpreterRefused, Refused) as error:
                 self._control.send_bytes(messages.encode(messages.Refused(order.number, str(error))))
         elif isinstance(order, messages.LookAtWorker):
             worker = self._workers.get(order.number)
@@ -129,8 +128,8 @@ class Agent:
         log = Path(order.log_path) if is_shared else self._own_logs.path / f"{order.number}.log"
         own = {} if order.python else {name: os.environ[name] for name in ("VIRTUAL_ENV",) if name in os.environ}
         own |= {} if order.python else {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        connection = self._call_driver(messages.WorkerArrival(order.number))
-        own[ADDRESS_VARIABLE] = _own_end(connection)
+        connection = self._call_driver(messages.WorkerArrival(order.number)).without_tags()
+        own[ADDRESS_VARIABLE] = connection.socket.getsockname()[0]  # from which it was made
         with connection:
             environment = self._settings.environment | own | order.environment
             process = InterpreterProcess(order.python or sys.executable, connection, log, environment)
@@ -139,9 +138,9 @@ class Agent:
 
     def _call_driver(self, arrival: messages.AgentArrival | messages.WorkerArrival) -> Connection:
         deadline = Deadline(CALL_TIMEOUT_S)
-        line = Line.call(self._settings.endpoint, self._settings.key, "the driver", deadline)
-        line.tell(messages.Arrival(arrival), deadline)
-        return connection_of(line)
+        connection = Connection.open(self._settings.endpoint, self._settings.key, "the driver", deadline)
+        introduce(connection, own_hello("launcher", messages.encode(messages.Arrival(arrival))), deadline)
+        return connection
 
     def _send_log(self, worker: _Worker) -> None:
         if worker.sent_bytes is None:
@@ -160,18 +159,6 @@ class Agent:
         kill_with_group(worker.process)  # what its process group has left behind
         del self._workers[worker.number]
         self._control.send_bytes(messages.encode(messages.Ended(worker.number, exit_code)))
-
-
-def connection_of(line: Line) -> Connection:
-    """The line's socket, once the two have met, as a connection that frames bytes."""
-    line.socket.setblocking(True)
-    return Connection(line.socket.detach())
-
-
-def _own_end(connection: Connection) -> str:
-    """The address of this machine from which it was made."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        return same.getsockname()[0]
 
 
 def _can_read(path: Path, text: str) -> bool:

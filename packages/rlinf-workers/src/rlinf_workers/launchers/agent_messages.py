@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rlinf_comm.peers.address import HostIdentity
+from rlinf_comm.wire import HostIdentity
 
 
 class AgentArrival(msgspec.Struct, tag=True):
@@ -27,7 +27,7 @@ class WorkerArrival(msgspec.Struct, tag=True):
 
 
 class Arrival(msgspec.Struct):
-    """The first message of a connection."""
+    """What a caller's Hello has besides."""
 
     of: AgentArrival | WorkerArrival
 
@@ -99,6 +99,7 @@ class Ended(msgspec.Struct, tag=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
+decode_arrival = msgspec.msgpack.Decoder(Arrival).decode
 Order = StartWorker | KillWorker | LookAtWorker
 Report = Started | Refused | Seen | LogBytes | Ended
 decode_order = msgspec.msgpack.Decoder(Order).decode

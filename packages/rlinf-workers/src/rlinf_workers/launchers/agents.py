@@ -12,29 +12,37 @@ import logging
 import os
 import queue
 import secrets
-import socket
 import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
 
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.line import Line
-from rlinf_comm.peers.reception import Reception
-from rlinf_comm.peers.secret import FILE_VARIABLE, SECRET_VARIABLE, job_secret, key_for
+from rlinf_comm import DecodeError, PeerLost
+from rlinf_comm.wire import (
+    FILE_VARIABLE,
+    SECRET_VARIABLE,
+    Connection,
+    Deadline,
+    Listener,
+    job_secret,
+    key_for,
+    meet,
+    refusing,
+    send_hello,
+)
 from rlinf_workers import compiled_code
 from rlinf_workers.addresses import ADDRESS_VARIABLE
 from rlinf_workers.errors import InterpreterRefused, WorkersError
 from rlinf_workers.launchers import agent_messages as messages
-from rlinf_workers.launchers.agent import AgentSettings, connection_of
+from rlinf_workers.launchers.agent import AgentSettings
 from rlinf_workers.launchers.base import WorkerSpec
 from rlinf_workers.launchers.credentials import without_credentials
+from rlinf_workers.launchers.interpreter import own_hello
 from rlinf_workers.launchers.served import ServedWorker, ServingLauncher, birth_of, check_outside_main, describe_exit
 
 _LOG = logging.getLogger(__name__)
@@ -136,18 +144,14 @@ class AgentHandle:
         with self._lock:
             try:
                 self._control.send_bytes(messages.encode(order))
-            except OSError:
+            except PeerLost:
                 pass
 
     def hang_up(self) -> None:
         """The agent ends, and what is left of its workers."""
         with self._lock:
             self._is_gone = True
-            try:
-                with socket.socket(fileno=os.dup(self._control.fileno())) as same:
-                    same.shutdown(socket.SHUT_RDWR)  # wakes the thread, too
-            except OSError:
-                pass  # the agent had gone first
+            self._control.hang_up()  # wakes the thread, too
         self._hearing.join(timeout=5.0)
 
     def _hear(self) -> None:
@@ -169,8 +173,8 @@ class AgentHandle:
     def _next_report(self) -> bytes | None:
         """None: the agent is gone."""
         try:
-            return self._control.recv_bytes()
-        except (EOFError, OSError):
+            return self._control.receive_bytes()
+        except PeerLost:
             return None
 
     def _take(self, report: messages.Report) -> None:
@@ -211,8 +215,8 @@ class AgentLauncher(ServingLauncher):
         os.environ[ADDRESS_VARIABLE] = listen_at
         self._key = key_for("launcher", secrets.token_bytes(16))
         self._listen_at = listen_at
-        self._reception = Reception((listen_at, 0), self._key, self._let_in, "the launcher")
-        self._reception.start()
+        self._listener = Listener((listen_at, 0), self._key, self._let_in, "the launcher")
+        self._listener.start()
 
     def start(self, spec: WorkerSpec) -> ServedWorker:
         self._check(spec)
@@ -249,7 +253,7 @@ class AgentLauncher(ServingLauncher):
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._reception.close()
+        self._listener.close()
         for arrived in self._agents.values():
             if arrived.done() and not arrived.exception():
                 arrived.result().hang_up()
@@ -263,7 +267,7 @@ class AgentLauncher(ServingLauncher):
         self._arrival_of(node)  # from now on it may come
         return AgentSettings(
             node=node,
-            endpoint=(self._listen_at, self._reception.port),
+            endpoint=(self._listen_at, self._listener.port),
             key=self._key,
             path=[os.path.abspath(entry) for entry in sys.path],
             folder=os.getcwd(),
@@ -274,15 +278,22 @@ class AgentLauncher(ServingLauncher):
         """The agent of that node, once it has called."""
         return self._agents.setdefault(node, Future())
 
-    def _let_in(self, line: Line) -> None:
-        arrival = line.hear(messages.Arrival, Deadline(ARRIVAL_TIMEOUT_S)).of
+    def _let_in(self, connection: Connection) -> None:
+        deadline, own = Deadline(ARRIVAL_TIMEOUT_S), own_hello("launcher")
+        try:
+            arrival = messages.decode_arrival(meet(connection, own, deadline).details).of
+        except msgspec.DecodeError as error:
+            raise DecodeError(f"{connection.who} does not say what it is: {error}") from error
         if isinstance(arrival, messages.AgentArrival):
             agent = self._agents.get(arrival.node)
             if agent is not None and not agent.done():
-                return agent.set_result(AgentHandle(arrival, connection_of(line)))
+                send_hello(connection, own, deadline)
+                return agent.set_result(AgentHandle(arrival, connection))
         elif (process := self._starting.get(arrival.number)) is not None and not process.connected.done():
-            return process.connected.set_result(connection_of(line))
-        line.close()  # nobody waits for it: whoever wanted it has given up, or it came twice
+            send_hello(connection, own, deadline)
+            return process.connected.set_result(connection.without_tags())
+        send_hello(connection, refusing(own, "nobody waits for it any more, or it has come twice"), deadline)
+        connection.shut()
 
 
 def _settle_secret() -> None:

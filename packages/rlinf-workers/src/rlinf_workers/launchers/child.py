@@ -18,15 +18,15 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from rlinf_comm import codec
+from rlinf_comm import DecodeError, PeerLost, pack, unpack
+from rlinf_comm.wire import FOREVER, Connection, meet, send_hello
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launchers import messages
-from rlinf_workers.launchers.hello import Hello, disagreement
+from rlinf_workers.launchers.interpreter import own_hello
 from rlinf_workers.launchers.messages import Birth
 from rlinf_workers.log_level import set_up_logging
 
@@ -48,22 +48,21 @@ def main(connection: Connection) -> None:
 
 def main_of_interpreter(descriptor: int) -> None:
     """Entry point of a process that InterpreterProcess has started, with the descriptor of its connection."""
-    os.set_inheritable(descriptor, False)
-    main(Connection(descriptor))
+    main(Connection.inherited(descriptor))
 
 
 def _meet(connection: Connection) -> Birth:
-    """Says hello and hears what to become; ends the process where the two do not speak the same protocols."""
-    own = Hello()
+    """Receives what to become; ends the process where it does not speak the driver's protocols."""
+    own = own_hello("worker")
     try:
-        connection.send_bytes(own.encode())
-        why = disagreement(Hello.decode(connection.recv_bytes()), own)
-        if why is None:
-            return messages.decode_birth(connection.recv_bytes())
-    except (EOFError, OSError):
+        meet(connection, own, FOREVER)
+        send_hello(connection, own, FOREVER)
+        return messages.decode_birth(connection.receive_bytes())
+    except PeerLost:
         os._exit(1)  # the driver is gone
-    print(why, file=sys.stderr)
-    raise SystemExit(1)
+    except DecodeError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 class Process:
@@ -89,7 +88,7 @@ class Process:
             for name in birth.record_modules:
                 importlib.import_module(name)
             self._host = WorkerHost(identity, self.request)
-            self._host.make(worker_class, *codec.unpack(birth.arguments))
+            self._host.make(worker_class, *unpack(birth.arguments))
         except BaseException as error:
             self._send(_raised(-1, error))
             raise SystemExit(1) from error
@@ -114,19 +113,19 @@ class Process:
             self._requests[call_id] = future
             if self._receiver.ident is None:  # the constructor asks
                 self._receiver.start()
-        self._send(messages.Request(call_id, service, codec.pack(value)))
+        self._send(messages.Request(call_id, service, pack(value)))
         return future
 
     def _receive(self) -> None:
         while True:
             try:
-                message = messages.decode(self._connection.recv_bytes())
-            except (EOFError, OSError):
+                message = messages.decode(self._connection.receive_bytes())
+            except PeerLost:
                 os._exit(1)  # the driver is gone; nothing here is worth saving
             if isinstance(message, messages.Call):
                 self._lane(message.lane).put(message)
             elif isinstance(message, messages.Returned):
-                self._requests.pop(message.call_id).set_result(codec.unpack(message.payload))
+                self._requests.pop(message.call_id).set_result(unpack(message.payload))
             else:
                 self._lanes[0].put(None)
 
@@ -144,8 +143,8 @@ class Process:
 
     def _run(self, call: messages.Call) -> messages.Returned | messages.Raised:
         try:
-            result = self._host.call(call.method, *codec.unpack(call.payload))
-            return messages.Returned(call.call_id, codec.pack(result))
+            result = self._host.call(call.method, *unpack(call.payload))
+            return messages.Returned(call.call_id, pack(result))
         except BaseException as error:  # noqa: BLE001 - it belongs to the caller, in the driver
             return _raised(call.call_id, error)
 
@@ -158,7 +157,7 @@ class Process:
         with self._send_lock:
             try:
                 self._connection.send_bytes(messages.encode(message))
-            except OSError:
+            except PeerLost:
                 os._exit(1)
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from rlinf_comm.peers.secret import FILE_VARIABLE, SECRET_VARIABLE
+from rlinf_comm.wire import FILE_VARIABLE, SECRET_VARIABLE
 
 OWN = (SECRET_VARIABLE, FILE_VARIABLE)
 """The secret of the job, without which workers do not meet."""

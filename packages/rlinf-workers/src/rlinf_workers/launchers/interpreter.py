@@ -16,8 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import rlinf_comm.protocol
+from rlinf_comm.wire import Hello, disagreement
+from rlinf_workers import protocol
 from rlinf_workers.errors import InterpreterRefused
-from rlinf_workers.launchers.hello import Hello, disagreement
 
 EXAMINE_TIMEOUT_S = 60.0
 PACKAGES = ("rlinf-comm", "rlinf-workers", "rlinf-algos")
@@ -72,7 +74,7 @@ def examine(python: str | Path) -> Interpreter:
         InterpreterRefused: it is none, or rlinf-workers is not installed in its environment, or speaks another protocol
             than here.
     """
-    path, own = os.fspath(python), Hello()
+    path, own = os.fspath(python), own_hello("worker")
     found = _answer(path, ",".join(PACKAGES))
     missing = [name for name in PACKAGES if name not in found["folders"]]
     if missing:
@@ -85,6 +87,16 @@ def examine(python: str | Path) -> Interpreter:
         raise InterpreterRefused(why)
     folders = {name: Path(folder) for name, folder in found["folders"].items()}
     return Interpreter(path=path, python=found["python"], packages=found["packages"], folders=folders)
+
+
+def own_protocols() -> dict[str, int]:
+    """Distribution -> the protocol that it speaks in this process."""
+    return {"rlinf-comm": rlinf_comm.protocol.PROTOCOL, "rlinf-workers": protocol.PROTOCOL}
+
+
+def own_hello(service: str, details: bytes = b"") -> Hello:
+    """The first message of this process on a connection between a driver and what it starts."""
+    return Hello(protocols=own_protocols(), service=service, details=details)
 
 
 def command(python: str, code: str, argument: str) -> list[str]:

@@ -11,10 +11,10 @@ import signal
 import subprocess
 import weakref
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from rlinf_comm.wire import Connection
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.launchers import interpreter
 from rlinf_workers.launchers.credentials import without_credentials

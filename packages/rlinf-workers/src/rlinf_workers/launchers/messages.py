@@ -1,7 +1,7 @@
 """Control messages between the driver and a worker process: small, typed, never pickled.
 
-Each side says Hello first (launchers/hello.py); then the driver sends the worker's Birth, and the others follow. The
-`payload` fields hold values packed by rlinf_comm.codec; tensors of any size belong into channels, not here.
+Each side sends its Hello first (rlinf_comm.wire.handshake); then the driver sends the worker's Birth, and the others
+follow. The `payload` fields hold values packed by rlinf_comm.codec; large tensors belong into channels, not here.
 """
 
 from __future__ import annotations

@@ -13,18 +13,16 @@ import signal
 import threading
 import time
 from concurrent.futures import Future, InvalidStateError
-from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any, Protocol
 
 from rlinf_algos.registry import path_of
-from rlinf_comm import codec
-from rlinf_comm.errors import DecodeError
-from rlinf_comm.records import modules_of
+from rlinf_comm import DecodeError, PeerLost, modules_of, pack, unpack
+from rlinf_comm.wire import FOREVER, Connection, disagreement, encode_hello, receive_hello
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, SettingsRefused, WorkerLost, WorkersError
 from rlinf_workers.launchers import messages
 from rlinf_workers.launchers.base import ServiceHandler, Wait, WorkerHandle, WorkerSpec
-from rlinf_workers.launchers.hello import Hello, disagreement
+from rlinf_workers.launchers.interpreter import own_hello
 
 _LOG = logging.getLogger(__name__)
 
@@ -95,7 +93,7 @@ class ServedWorker:
                 future.set_exception(self.end)
                 return future
             self._pending[call_id] = future
-        self.send(messages.encode(messages.Call(call_id, lane, method, codec.pack(args))))
+        self.send(messages.encode(messages.Call(call_id, lane, method, pack(args))))
         return future
 
     @property
@@ -107,7 +105,7 @@ class ServedWorker:
         with self._send_lock:
             try:
                 self.connection.send_bytes(message)
-            except OSError:
+            except PeerLost:
                 pass
 
     def finish_call(self, message: messages.Returned | messages.Raised) -> None:
@@ -119,7 +117,7 @@ class ServedWorker:
             future.set_exception(RemoteError(self.name, message.error_type, message.message, message.traceback))
             return
         try:
-            result = codec.unpack(message.payload)
+            result = unpack(message.payload)
         except DecodeError as error:
             text = f"worker {self.name} returned what cannot be decoded here: {error}"
             future.set_exception(WorkersError(f"{text}; do both run the same version of rlinf and of your own code?"))
@@ -218,7 +216,7 @@ class ServingLauncher:
     ) -> ServedWorker:
         """Tells a new process what to become, and watches it from now on."""
         worker = ServedWorker(spec, process, connection)
-        worker.send(Hello().encode())
+        worker.send(encode_hello(own_hello("worker")))
         worker.send(messages.encode(birth))
         worker.watcher = threading.Thread(target=self._watch, args=(worker,), name=f"watch {worker.name}", daemon=True)
         worker.watcher.start()
@@ -232,7 +230,7 @@ class ServingLauncher:
         try:
             while worker.end is None:
                 limit_s = max(self._heartbeat_timeout_s, 0.0 if worker.is_ready else START_TIMEOUT_S)
-                ready = wait_for_any([worker.connection, worker.process.sentinel], limit_s)
+                ready = wait_for_any([worker.connection.socket, worker.process.sentinel], limit_s)
                 self._read(worker)  # a process that failed says why before it ends
                 if worker.process.sentinel in ready:
                     self._process_ended(worker)
@@ -261,17 +259,16 @@ class ServingLauncher:
         """Takes what has come."""
         try:
             while worker.end is None and worker.connection.poll():
-                received = worker.connection.recv_bytes()
                 if worker.is_greeted:
-                    self._dispatch(worker, messages.decode(received))
+                    self._dispatch(worker, messages.decode(worker.connection.receive_bytes()))
                 else:
-                    self._greet(worker, received)
-        except (EOFError, OSError):
+                    self._greet(worker)
+        except PeerLost:
             self._process_ended(worker)
 
-    def _greet(self, worker: ServedWorker, message: bytes) -> None:
+    def _greet(self, worker: ServedWorker) -> None:
         """Takes the worker's first message."""
-        why = disagreement(Hello(), Hello.decode(message))
+        why = disagreement(own_hello("worker"), receive_hello(worker.connection, FOREVER))
         if why is not None:
             self._declare_lost(worker, f"could not start: {why}", raised_at_start=True)
         worker.is_greeted = True
@@ -296,9 +293,9 @@ class ServingLauncher:
 
         def reply(value: Any) -> None:
             if request.call_id >= 0:
-                worker.send(messages.encode(messages.Returned(request.call_id, codec.pack(value))))
+                worker.send(messages.encode(messages.Returned(request.call_id, pack(value))))
 
-        handler(worker.name, codec.unpack(request.payload), reply)
+        handler(worker.name, unpack(request.payload), reply)
 
     def _process_ended(self, worker: ServedWorker) -> None:
         worker.process.join(timeout=1.0)
@@ -327,7 +324,7 @@ def birth_of(spec: WorkerSpec, **how: Any) -> messages.Birth:
     return messages.Birth(
         identity=spec.identity,
         worker_class=path_of(spec.worker_class),
-        arguments=codec.pack(spec.arguments),
+        arguments=pack(spec.arguments),
         record_modules=modules_of(spec.arguments),
         **how,
     )

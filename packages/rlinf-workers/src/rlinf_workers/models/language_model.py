@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_workers.models.parts import meta_parameters
 from rlinf_workers.models.placement import align
 

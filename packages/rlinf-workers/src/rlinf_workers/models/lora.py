@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.models.language_model import ADAPTER_CONFIG, ModelSettings, is_adapter, load_tokenizer
 from rlinf_workers.models.placement import tensors_of

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.plugins import POLICIES

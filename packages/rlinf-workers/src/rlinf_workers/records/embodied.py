@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_envs import RowSnapshot
 
 record(RowSnapshot)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 
 
 @record

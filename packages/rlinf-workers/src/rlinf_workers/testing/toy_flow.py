@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_workers.errors import SettingsRefused
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.flow import Flow

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from rlinf_algos.registry import path_of
-from rlinf_comm import codec
-from rlinf_comm.errors import WeightMismatchError, WeightTimeout
+from rlinf_comm import WeightMismatchError, WeightTimeout, codec
 from rlinf_comm.weights import Layout, TensorSpec, execute, plan, specs_of
 from rlinf_workers.errors import RemoteError
 from rlinf_workers.group import WorkerGroup

@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_comm.weights import Layout
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.weight_names import StoredWeights, plain_weights

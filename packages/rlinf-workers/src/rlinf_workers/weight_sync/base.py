@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from rlinf_comm.records import record
+from rlinf_comm import record
 from rlinf_comm.weights import ReshardPlan
 
 Check = Callable[[], object]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlinf_comm.errors import WeightMismatchError
+from rlinf_comm import WeightMismatchError
 
 
 class HostCopies:

@@ -142,8 +142,8 @@ def _own(environment: Environment, probed: Probed) -> Finding:
 def _protocols(environment: Environment) -> Finding:
     """Whether a run from here could start its workers there."""
     from rlinf_workers.errors import InterpreterRefused
-    from rlinf_workers.launchers.hello import own_protocols
     from rlinf_workers.launchers.interpreter import examine as ask_for_protocols
+    from rlinf_workers.launchers.interpreter import own_protocols
 
     try:
         ask_for_protocols(environment.python)

@@ -13,8 +13,7 @@ from rlinf.doors import named_class
 from rlinf.errors import ProcessesLost, RlinfError, RunFailed, UserError
 from rlinf.processes.environment import worker_environment
 from rlinf.processes.machines import launcher_spec
-from rlinf_comm.errors import PeerLost
-from rlinf_comm.peers.transports.base import TornStream
+from rlinf_comm import PeerLost, TornStream
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import Executor, RemoteError, WorkerLost, WorkersError
 from rlinf_workers.errors import ClusterRefused, NodeLost, ProcessLost, StepTimeout

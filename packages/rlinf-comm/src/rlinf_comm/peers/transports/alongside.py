@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from rlinf_comm.peers.address import PeerAddress
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.transports.base import Answer, Incoming, Meeting, Offer, Outgoing, Transport
+from rlinf_comm.peers.transports.base import Answer, Incoming, Negotiation, Offer, Outgoing, Transport
 from rlinf_comm.peers.transports.shared import SharedTransport
 from rlinf_comm.peers.transports.tcp import TcpTransport
+from rlinf_comm.wire.address import PeerAddress
+from rlinf_comm.wire.deadline import Deadline
 
 
 def host_transport(mine: PeerAddress, theirs: PeerAddress) -> Transport:
@@ -21,16 +21,16 @@ def host_transport(mine: PeerAddress, theirs: PeerAddress) -> Transport:
     return shared if shared.objection(mine, theirs) is None else TcpTransport()
 
 
-def offer_alongside(name: str, question: bytes, meeting: Meeting) -> tuple[Outgoing, str, bytes]:
+def offer_alongside(name: str, question: bytes, negotiation: Negotiation) -> tuple[Outgoing, str, bytes]:
     """Offers `name`, which asks `question`: (sender's end of the host transport, its reason, the reply).
 
     Raises:
         Unusable: one of the two does not work.
     """
-    line = _LineAlongside(meeting.line, name, question)
-    host = host_transport(meeting.mine, meeting.theirs)
-    outgoing, reason = host.offer(dataclasses.replace(meeting, line=line))  # pyright: ignore[reportArgumentType]
-    return outgoing, reason, line.reply
+    connection = _ConnectionAlongside(negotiation.connection, name, question)
+    host = host_transport(negotiation.mine, negotiation.theirs)
+    outgoing, reason = host.offer(dataclasses.replace(negotiation, connection=connection))  # pyright: ignore[reportArgumentType]
+    return outgoing, reason, connection.reply
 
 
 def question_in(details: bytes) -> tuple[bytes, bytes]:
@@ -38,32 +38,32 @@ def question_in(details: bytes) -> tuple[bytes, bytes]:
     return msgspec.msgpack.decode(details, type=tuple[bytes, bytes])
 
 
-def answer_alongside(host_details: bytes, reply: bytes, meeting: Meeting) -> tuple[Incoming, bytes]:
+def answer_alongside(host_details: bytes, reply: bytes, negotiation: Negotiation) -> tuple[Incoming, bytes]:
     """(the receiver's end of the host transport, what the offer is answered with). Raises Unusable."""
-    incoming, arrived = host_transport(meeting.mine, meeting.theirs).answer(host_details, meeting)
+    incoming, arrived = host_transport(negotiation.mine, negotiation.theirs).answer(host_details, negotiation)
     return incoming, msgspec.msgpack.encode((arrived, reply))
 
 
-class _LineAlongside:
-    """What the host transport takes for its line: its offer and the answer to it travel inside of the other's."""
+class _ConnectionAlongside:
+    """What the host transport takes for its connection: its offer and the answer to it travel inside of the other's."""
 
-    def __init__(self, line: Any, name: str, question: bytes) -> None:
-        assert line is not None, "this transport needs a line"
-        self._line = line
+    def __init__(self, connection: Any, name: str, question: bytes) -> None:
+        assert connection is not None, "this transport needs a connection"
+        self._connection = connection
         self._name = name
         self._question = question
         self.reply = b""
 
     @property
     def socket(self) -> socket.socket:
-        return self._line.socket
+        return self._connection.socket
 
-    def tell(self, message: Offer, deadline: Deadline) -> None:
+    def send(self, message: Offer, deadline: Deadline) -> None:
         details = msgspec.msgpack.encode((message.details, self._question))
-        self._line.tell(Offer(self._name, details), deadline)
+        self._connection.send(Offer(self._name, details), deadline)
 
-    def hear(self, kind: type[Answer], deadline: Deadline) -> Answer:
-        answer = self._line.hear(kind, deadline)
+    def receive(self, kind: type[Answer], deadline: Deadline) -> Answer:
+        answer = self._connection.receive(kind, deadline)
         if answer.refusal:
             return answer
         arrived, self.reply = msgspec.msgpack.decode(answer.arrived, type=tuple[bytes, bytes])

@@ -5,24 +5,22 @@ of another transport. When a peer first sends to another, it goes through its tr
 the first that really carries a probe:
 
     objection(mine, theirs)     known without trying, from the two addresses
-    offer(meeting)              the sender's part: sends a probe, checks that it came back, returns its end
-    answer(offer, meeting)      the receiver's part: gives back the probe that arrived, returns its end
+    offer(negotiation)              the sender's part: sends a probe, checks that it came back, returns its end
+    answer(offer, negotiation)      the receiver's part: gives back the probe that arrived, returns its end
 
 Further ones are further classes in the list of Peer(transports=...).
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
-from rlinf_comm.errors import DecodeError, PeerTimeout
-from rlinf_comm.peers.address import PeerAddress
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.line import Line
+from rlinf_comm.wire.address import PeerAddress
+from rlinf_comm.wire.connection import Connection
+from rlinf_comm.wire.deadline import Deadline
 
 PROBE_BYTES = 4096
 """One page: larger than what any transport treats as a special case of small."""
@@ -59,42 +57,41 @@ class Answer(msgspec.Struct):
     refusal: str = ""
 
 
-class TornStream(DecodeError):
-    """Bytes between two values are not what the protocol says: there is no going on with this link."""
-
-
 class Unusable(Exception):
     """This transport does not work for this pair; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Negotiation:
     """Two peers about to be linked, as one of them sees it."""
 
     mine: PeerAddress
     theirs: PeerAddress
-    line: Line | None
-    """The authenticated socket between the two; the link that is made owns it. None where needs_line is False."""
+    connection: Connection | None
+    """The authenticated socket between the two; the link that is made owns it. None where needs_connection is False."""
     capacity_bytes: int
     """Bytes of values that may be on their way before the sender has to wait."""
     deadline: Deadline
 
 
-def send_probe(name: str, details: bytes, probe: bytes, meeting: Meeting) -> Line:
-    """Offers the transport `name`, whose receiver answers with what it has got of the probe; the meeting's line.
+def send_probe(name: str, details: bytes, probe: bytes, negotiation: Negotiation) -> Connection:
+    """Offers the transport `name`, whose receiver answers with what it has got of the probe.
+
+    Returns:
+        The negotiation's connection.
 
     Raises:
         Unusable: the receiver refuses, or something else has arrived.
     """
-    line = meeting.line
-    assert line is not None, "this transport needs a line"
-    line.tell(Offer(name, details), meeting.deadline)
-    answer = line.hear(Answer, meeting.deadline)
+    connection = negotiation.connection
+    assert connection is not None, "this transport needs a connection"
+    connection.send(Offer(name, details), negotiation.deadline)
+    answer = connection.receive(Answer, negotiation.deadline)
     if answer.refusal:
         raise Unusable(answer.refusal)
     if answer.arrived != probe:
         raise Unusable(f"a probe of {len(probe)} bytes arrived as something else")
-    return line
+    return connection
 
 
 class Outgoing(Protocol):
@@ -149,41 +146,16 @@ class Transport(Protocol):
         ...
 
     @property
-    def needs_line(self) -> bool:
+    def needs_connection(self) -> bool:
         """Whether the peers have to meet over a socket first."""
         ...
 
     def objection(self, mine: PeerAddress, theirs: PeerAddress) -> str | None: ...
 
-    def offer(self, meeting: Meeting) -> tuple[Outgoing, str]:
+    def offer(self, negotiation: Negotiation) -> tuple[Outgoing, str]:
         """The sender's end, and the reason why it is usable. Raises Unusable."""
         ...
 
-    def answer(self, details: bytes, meeting: Meeting) -> tuple[Incoming, bytes]:
+    def answer(self, details: bytes, negotiation: Negotiation) -> tuple[Incoming, bytes]:
         """The receiver's end, and what arrived of the probe. Raises Unusable."""
         ...
-
-
-class Traffic:
-    """What has gone over a link, for messages."""
-
-    def __init__(self, transport: str, theirs: PeerAddress) -> None:
-        self.theirs = theirs
-        self._transport = transport
-        self._start_s = time.monotonic()
-        self._last_s = self._start_s
-        self._num_values = 0
-
-    def count(self) -> None:
-        self._num_values += 1
-        self._last_s = time.monotonic()
-
-    def timeout(self, what: str, deadline: Deadline, detail: str) -> PeerTimeout:
-        """`what` is 'receive from' or 'send to'."""
-        now_s = time.monotonic()
-        last = f", the last {now_s - self._last_s:.1f} s ago" if self._num_values else ""
-        return PeerTimeout(
-            f"{what} {self.theirs.name!r} not done within timeout_s={deadline.timeout_s:g}: {detail}. The peer is "
-            f"{self.theirs.place}, over {self._transport}, connected {now_s - self._start_s:.1f} s ago, "
-            f"{self._num_values} values since{last}; raise timeout_s, or see what that process does"
-        )

@@ -28,15 +28,16 @@ from rlinf_comm.ipc.arena import ALIGNMENT, ArenaHandle, DeviceMemory, IpcArena,
 from rlinf_comm.ipc.leases import BucketReader, BucketWriter, LeaseAddress
 from rlinf_comm.ipc.probe import ECHO_BYTES, invert, inverted
 from rlinf_comm.ipc.transport import Choice, Facts, choose
-from rlinf_comm.peers.address import PeerAddress
-from rlinf_comm.peers.deadline import SLICE_S, Deadline
-from rlinf_comm.peers.line import lost
 from rlinf_comm.peers.transports.accelerator import Accelerator, CudaAccelerator, copy_bits
 from rlinf_comm.peers.transports.alongside import answer_alongside, offer_alongside, question_in
-from rlinf_comm.peers.transports.base import Incoming, Meeting, Outgoing, Traffic, Unusable
+from rlinf_comm.peers.transports.base import Incoming, Negotiation, Outgoing, Unusable
 from rlinf_comm.peers.transports.lifted import lift_out
 from rlinf_comm.peers.transports.parcels import CLOSE_TIMEOUT_S, IncomingParcels, Parcel
 from rlinf_comm.records import record
+from rlinf_comm.wire.address import PeerAddress
+from rlinf_comm.wire.deadline import SLICE_S, Deadline
+from rlinf_comm.wire.lifeline import lost
+from rlinf_comm.wire.stream import Traffic
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +78,7 @@ class CudaIpcTransport:
     """Shared device memory beside shared host memory, within one host."""
 
     name = "ipc"
-    needs_line = True
+    needs_connection = True
 
     def __init__(self, open_accelerator: Callable[[], Accelerator] = CudaAccelerator.open) -> None:
         """`open_accelerator` raises Unusable where there is no device."""
@@ -93,7 +94,7 @@ class CudaIpcTransport:
             return str(error)
         return None
 
-    def offer(self, meeting: Meeting) -> tuple[Outgoing, str]:
+    def offer(self, negotiation: Negotiation) -> tuple[Outgoing, str]:
         accelerator = self._open_accelerator()
         driver, device = accelerator.driver, accelerator.device
         arenas: dict[str, IpcArena] = {}
@@ -116,14 +117,14 @@ class CudaIpcTransport:
             }
             writer = BucketWriter(_NUM_LEASES, device=device, driver=driver)
             question = pack(_Question(facts, writer.address, echoes, refusals))
-            host, host_reason, reply = offer_alongside(self.name, question, meeting)
+            host, host_reason, reply = offer_alongside(self.name, question, negotiation)
             choice: Choice = unpack(reply)
             assert choice.kind is not None, "else the receiver refuses"
             pointer = arenas[choice.kind].handle.pointer + _ECHO_OFFSET
             if driver.read(device, pointer, ECHO_BYTES) != inverted(contents[choice.kind]):
                 raise Unusable(f"{ECHO_BYTES} bytes of device memory came back wrong through a {choice.kind} handle")
-            traffic = Traffic("CUDA IPC", meeting.theirs)
-            link = _IpcOutgoing(host, traffic, accelerator, writer, choice.kind, meeting.capacity_bytes)
+            traffic = Traffic("CUDA IPC", negotiation.theirs)
+            link = _IpcOutgoing(host, traffic, accelerator, writer, choice.kind, negotiation.capacity_bytes)
             writer = None  # the link's
             return link, f"{host_reason}; {choice.reason}"
         except OSError as error:
@@ -134,7 +135,7 @@ class CudaIpcTransport:
             if writer is not None:
                 writer.close()
 
-    def answer(self, details: bytes, meeting: Meeting) -> tuple[Incoming, bytes]:
+    def answer(self, details: bytes, negotiation: Negotiation) -> tuple[Incoming, bytes]:
         accelerator = self._open_accelerator()
         driver, device = accelerator.driver, accelerator.device
         host_details, packed = question_in(details)
@@ -157,8 +158,8 @@ class CudaIpcTransport:
             reader = BucketReader(question.leases, device=device, driver=driver)
         except (IpcError, OSError, PeerLost) as error:
             raise Unusable(f"device memory cannot be shared: {error}") from error
-        host, arrived = answer_alongside(host_details, pack(choice), meeting)
-        return _IpcIncoming(host, Traffic("CUDA IPC", meeting.theirs), accelerator, reader), arrived
+        host, arrived = answer_alongside(host_details, pack(choice), negotiation)
+        return _IpcIncoming(host, Traffic("CUDA IPC", negotiation.theirs), accelerator, reader), arrived
 
 
 @dataclass(slots=True)

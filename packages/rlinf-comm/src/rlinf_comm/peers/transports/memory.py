@@ -12,10 +12,11 @@ from collections import deque
 from typing import Any, Protocol
 
 from rlinf_comm.errors import PeerLost
-from rlinf_comm.peers.address import PeerAddress
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.line import left, lost
-from rlinf_comm.peers.transports.base import Incoming, Meeting, Outgoing, Traffic, Unusable
+from rlinf_comm.peers.transports.base import Incoming, Negotiation, Outgoing, Unusable
+from rlinf_comm.wire.address import PeerAddress
+from rlinf_comm.wire.deadline import Deadline
+from rlinf_comm.wire.lifeline import left, lost
+from rlinf_comm.wire.stream import Traffic
 
 _MAX_VALUES = 4096
 
@@ -44,7 +45,7 @@ class MemoryTransport:
     """Hands values over by reference, between two peers of one process."""
 
     name = "memory"
-    needs_line = False
+    needs_connection = False
 
     def objection(self, mine: PeerAddress, theirs: PeerAddress) -> str | None:
         if theirs.incarnation in _doors:
@@ -53,15 +54,15 @@ class MemoryTransport:
             return "the peer of this process has been closed"
         return "another process"
 
-    def offer(self, meeting: Meeting) -> tuple[Outgoing, str]:
-        door = _doors.get(meeting.theirs.incarnation)
+    def offer(self, negotiation: Negotiation) -> tuple[Outgoing, str]:
+        door = _doors.get(negotiation.theirs.incarnation)
         if door is None:
             raise Unusable("the peer has just been closed")
         pipe = _Pipe()
-        door.enter(self.name, meeting.mine, _MemoryIncoming(pipe, Traffic(self.name, meeting.mine)))
-        return _MemoryOutgoing(pipe, Traffic(self.name, meeting.theirs)), "the same process; values by reference"
+        door.enter(self.name, negotiation.mine, _MemoryIncoming(pipe, Traffic(self.name, negotiation.mine)))
+        return _MemoryOutgoing(pipe, Traffic(self.name, negotiation.theirs)), "the same process; values by reference"
 
-    def answer(self, details: bytes, meeting: Meeting) -> tuple[Incoming, bytes]:
+    def answer(self, details: bytes, negotiation: Negotiation) -> tuple[Incoming, bytes]:
         raise Unusable("another process")
 
 

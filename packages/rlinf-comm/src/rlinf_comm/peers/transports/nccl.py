@@ -23,18 +23,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlinf_comm import _arrays
 from rlinf_comm import nccl as nccl_binding
 from rlinf_comm.codec import pack, unpack
-from rlinf_comm.errors import CommError, NcclError, PeerLeft, PeerTimeout
+from rlinf_comm.errors import CommError, NcclError, PeerLeft, PeerTimeout, TornStream
 from rlinf_comm.ipc.driver import uuid_text
 from rlinf_comm.nccl import Communicator, Library, Transfer
-from rlinf_comm.peers.address import PeerAddress
-from rlinf_comm.peers.deadline import SLICE_S, Deadline
-from rlinf_comm.peers.line import lost
 from rlinf_comm.peers.transports.accelerator import STAGED, Accelerator, CudaAccelerator, copy_bits
 from rlinf_comm.peers.transports.alongside import answer_alongside, offer_alongside, question_in
-from rlinf_comm.peers.transports.base import Incoming, Meeting, Outgoing, TornStream, Traffic, Unusable
+from rlinf_comm.peers.transports.base import Incoming, Negotiation, Outgoing, Unusable
 from rlinf_comm.peers.transports.lifted import lift_out
 from rlinf_comm.peers.transports.parcels import IncomingParcels, Parcel
 from rlinf_comm.records import record
+from rlinf_comm.wire.address import PeerAddress
+from rlinf_comm.wire.deadline import SLICE_S, Deadline
+from rlinf_comm.wire.lifeline import lost
+from rlinf_comm.wire.stream import Traffic
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +92,7 @@ class NcclTransport:
     """NCCL beside a host transport."""
 
     name = "nccl"
-    needs_line = True
+    needs_connection = True
 
     def __init__(
         self,
@@ -117,20 +118,20 @@ class NcclTransport:
             return str(error)
         return None
 
-    def offer(self, meeting: Meeting) -> tuple[Outgoing, str]:
+    def offer(self, negotiation: Negotiation) -> tuple[Outgoing, str]:
         accelerator, side = self._open()
-        host, host_reason, _ = offer_alongside(self.name, pack(side), meeting)
-        link = _NcclOutgoing(host, meeting, accelerator, self._nccl)
+        host, host_reason, _ = offer_alongside(self.name, pack(side), negotiation)
+        link = _NcclOutgoing(host, negotiation, accelerator, self._nccl)
         return link, f"{host_reason}; tensors in device memory by NCCL {side.version}, from {uuid_text(side.uuid)}"
 
-    def answer(self, details: bytes, meeting: Meeting) -> tuple[Incoming, bytes]:
+    def answer(self, details: bytes, negotiation: Negotiation) -> tuple[Incoming, bytes]:
         accelerator, side = self._open()
         host_details, packed = question_in(details)
         objection = unpack(packed).objection(side)
         if objection is not None:
             raise Unusable(objection)
-        host, arrived = answer_alongside(host_details, b"", meeting)
-        return _NcclIncoming(host, meeting, accelerator, self._nccl), arrived
+        host, arrived = answer_alongside(host_details, b"", negotiation)
+        return _NcclIncoming(host, negotiation, accelerator, self._nccl), arrived
 
 
 class _Departure:
@@ -144,11 +145,11 @@ class _Departure:
 
 
 class _NcclOutgoing:
-    def __init__(self, host: Outgoing, meeting: Meeting, accelerator: Accelerator, nccl: Nccl) -> None:
+    def __init__(self, host: Outgoing, negotiation: Negotiation, accelerator: Accelerator, nccl: Nccl) -> None:
         self._host = host
-        self._mine = meeting.mine.name
-        self._traffic = Traffic("NCCL", meeting.theirs)
-        self._capacity_bytes = meeting.capacity_bytes
+        self._mine = negotiation.mine.name
+        self._traffic = Traffic("NCCL", negotiation.theirs)
+        self._capacity_bytes = negotiation.capacity_bytes
         self._accelerator = accelerator
         self._nccl = nccl
         self._unique_id = b""
@@ -263,9 +264,9 @@ class _NcclOutgoing:
 
 
 class _NcclIncoming(IncomingParcels[_Parcel]):
-    def __init__(self, host: Incoming, meeting: Meeting, accelerator: Accelerator, nccl: Nccl) -> None:
-        super().__init__(host, Traffic("NCCL", meeting.theirs), _Parcel)
-        self._mine = meeting.mine.name
+    def __init__(self, host: Incoming, negotiation: Negotiation, accelerator: Accelerator, nccl: Nccl) -> None:
+        super().__init__(host, Traffic("NCCL", negotiation.theirs), _Parcel)
+        self._mine = negotiation.mine.name
         self._accelerator = accelerator
         self._nccl = nccl
         self._communicator: Future[Communicator] | None = None

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.transports.base import Incoming, Traffic
+from rlinf_comm.peers.transports.base import Incoming
 from rlinf_comm.peers.transports.lifted import put_back
+from rlinf_comm.wire.deadline import Deadline
+from rlinf_comm.wire.stream import Traffic
 
 CLOSE_TIMEOUT_S = 1.0
 """Time for a call in another thread to notice the end of its link."""

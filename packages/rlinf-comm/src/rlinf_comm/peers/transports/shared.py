@@ -15,22 +15,14 @@ import numpy as np
 
 from rlinf_comm import _C, codec
 from rlinf_comm._arrays import Refused
-from rlinf_comm.channel import Channel, ChannelAddress, Item
-from rlinf_comm.errors import ChannelTimeout, PeerLost
-from rlinf_comm.peers.address import PeerAddress
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.line import Lifeline, left
-from rlinf_comm.peers.transports.base import (
-    PROBE_BYTES,
-    Incoming,
-    Meeting,
-    Outgoing,
-    TornStream,
-    Traffic,
-    Unusable,
-    send_probe,
-)
-from rlinf_comm.peers.transports.landing import allocate, chunks
+from rlinf_comm.channel import Channel, ChannelAddress, Item, native_of
+from rlinf_comm.errors import ChannelTimeout, PeerLost, TornStream
+from rlinf_comm.peers.transports.base import PROBE_BYTES, Incoming, Negotiation, Outgoing, Unusable, send_probe
+from rlinf_comm.wire.address import PeerAddress
+from rlinf_comm.wire.buffers import allocate, chunks
+from rlinf_comm.wire.deadline import Deadline
+from rlinf_comm.wire.lifeline import Lifeline, left
+from rlinf_comm.wire.stream import Traffic
 
 _VALUE, _START, _PART, _CANCEL = range(4)
 """Keys: a whole value; the structure and lengths of a large one; its bytes in order; 'the rest does not come'."""
@@ -51,39 +43,41 @@ class SharedTransport:
     """Channels of rlinf_comm, within one host."""
 
     name = "shared"
-    needs_line = True
+    needs_connection = True
 
     def objection(self, mine: PeerAddress, theirs: PeerAddress) -> str | None:
         return mine.host.difference_to(theirs.host)
 
-    def offer(self, meeting: Meeting) -> tuple[Outgoing, str]:
+    def offer(self, negotiation: Negotiation) -> tuple[Outgoing, str]:
         channel = Channel.create(
-            f"{meeting.mine.name} to {meeting.theirs.name}",
-            capacity_bytes=meeting.capacity_bytes,
+            f"{negotiation.mine.name} to {negotiation.theirs.name}",
+            capacity_bytes=negotiation.capacity_bytes,
             lost_peers="tolerate",  # the lifeline tells, and names the peer
         )
         probe = os.urandom(PROBE_BYTES)
         channel.put(probe)
-        line = send_probe(self.name, msgspec.msgpack.encode(channel.address), probe, meeting)
-        link = _SharedOutgoing(channel, Lifeline(line, meeting.theirs), Traffic("shared memory", meeting.theirs))
+        connection = send_probe(self.name, msgspec.msgpack.encode(channel.address), probe, negotiation)
+        link = _SharedOutgoing(
+            channel, Lifeline(connection, negotiation.theirs), Traffic("shared memory", negotiation.theirs)
+        )
         return link, f"the same host, and a probe of {PROBE_BYTES} bytes came back"
 
-    def answer(self, details: bytes, meeting: Meeting) -> tuple[Incoming, bytes]:
-        assert meeting.line is not None, "this transport needs a line"
+    def answer(self, details: bytes, negotiation: Negotiation) -> tuple[Incoming, bytes]:
+        assert negotiation.connection is not None, "this transport needs a connection"
         try:
             channel = Channel.open(msgspec.msgpack.decode(details, type=ChannelAddress))
-            (item,) = channel.take(timeout_s=meeting.deadline.capped(_PROBE_TIMEOUT_S).left_s)
+            (item,) = channel.take(timeout_s=negotiation.deadline.capped(_PROBE_TIMEOUT_S).left_s)
         except (PeerLost, ChannelTimeout, OSError, RuntimeError) as error:
             raise Unusable(f"the segment cannot be opened: {error}") from error
         link = _SharedIncoming(
-            channel, Lifeline(meeting.line, meeting.theirs), Traffic("shared memory", meeting.theirs)
+            channel, Lifeline(negotiation.connection, negotiation.theirs), Traffic("shared memory", negotiation.theirs)
         )
         return link, item.value
 
 
 class _SharedOutgoing:
     def __init__(self, channel: Channel, lifeline: Lifeline, traffic: Traffic) -> None:
-        self._channel = channel
+        self._channel, self._native = channel, native_of(channel)
         self._lifeline = lifeline
         self._traffic = traffic
         self._capacity_bytes = channel.stats().capacity_bytes
@@ -117,11 +111,11 @@ class _SharedOutgoing:
     def _put(self, value: Any, kind: int, deadline: Deadline) -> None:
         """Encodes once, however long it waits."""
         try:
-            put = _C.PendingPut(self._channel._native, codec.NATIVE, value, kind, 1.0, -1, None)
+            put = _C.PendingPut(self._native, codec.NATIVE, value, kind, 1.0, -1, None)
         except (Refused, UnicodeEncodeError, RecursionError) as error:
             raise codec.refusal(value, error) from None
         while True:
-            seen = self._channel._native.event_sequence(_FOR_ROOM)
+            seen = self._native.event_sequence(_FOR_ROOM)
             try:
                 outcome = put.attempt()
             except ValueError as error:
@@ -134,7 +128,7 @@ class _SharedOutgoing:
                 stats = self._channel.stats()
                 detail = f"{stats.num_items} items of {stats.num_bytes} bytes wait for the receiver"
                 raise self._traffic.timeout("send to", deadline, f"{detail} (capacity_bytes={self._capacity_bytes})")
-            self._channel._native.wait_for_event(_FOR_ROOM, seen)
+            self._native.wait_for_event(_FOR_ROOM, seen)
             self._lifeline.check(look_at_process=True)
 
     def check(self) -> None:

@@ -15,6 +15,7 @@ import socket
 import threading
 from typing import Any
 
+from rlinf_comm.wire import Connection
 from rlinf_workers.explaining.processes import is_running
 from rlinf_workers.launchers import child
 from rlinf_workers.launchers.base import WorkerSpec
@@ -88,7 +89,7 @@ class LocalLauncher(ServingLauncher):
             dies_with_thread=is_forked or threading.current_thread() is threading.main_thread(),
             driver_pid=os.getpid(),
         )
-        ours, theirs = self._context.Pipe(duplex=True)
+        ours, theirs = Connection.pair()
         process: Any
         if spec.python is not None:
             process = InterpreterProcess(spec.python, theirs, spec.log_path, spec.environment)

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
+from rlinf_comm.weights.layouts import shard_boxes
 from rlinf_workers.trainers.checkpoint import host_copy
 
 T = TypeVar("T")

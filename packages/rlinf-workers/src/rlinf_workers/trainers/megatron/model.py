@@ -17,8 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout
-from rlinf_comm.weights.layouts import TransformerShape, megatron
-from rlinf_comm.weights.layouts.assembly import rounded_up
+from rlinf_comm.weights.layouts import TransformerShape, megatron, rounded_up
 from rlinf_workers.trainers.megatron.answers import Asked
 from rlinf_workers.trainers.megatron.attention import CausalAttention
 from rlinf_workers.trainers.megatron.heads import Head

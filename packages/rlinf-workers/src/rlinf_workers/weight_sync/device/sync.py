@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from rlinf_comm.cuda import DeviceUnavailable
-from rlinf_comm.errors import IpcError
+from rlinf_comm import DeviceUnavailable, IpcError
 from rlinf_comm.weights import ReshardPlan, WeightStore, WeightStoreAddress
 from rlinf_comm.weights.device import (
     CudaDevice,

@@ -16,8 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlinf_comm import weights
-from rlinf_comm.errors import PeerTimeout, WeightTimeout
+from rlinf_comm import PeerTimeout, WeightTimeout, weights
 from rlinf_comm.weights import ReshardPlan, WeightStore, WeightStoreAddress, crossing_plan, spread_plan
 from rlinf_workers.weight_sync.base import Check, WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedReceiver

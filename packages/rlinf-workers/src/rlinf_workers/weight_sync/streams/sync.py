@@ -18,12 +18,19 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlinf_comm.cuda import DeviceUnavailable
-from rlinf_comm.errors import IpcError, PeerLeft, PeerLost, PeerTimeout, WeightMismatchError, WeightTimeout
-from rlinf_comm.peers import Peer
-from rlinf_comm.peers.secret import SECRET_VARIABLE, is_loopback, job_secret
+from rlinf_comm import (
+    DeviceUnavailable,
+    IpcError,
+    Peer,
+    PeerLeft,
+    PeerLost,
+    PeerTimeout,
+    WeightMismatchError,
+    WeightTimeout,
+)
 from rlinf_comm.weights import LentTensors, ReshardPlan, WeightStreamReceiver, WeightStreamSender
 from rlinf_comm.weights.device import CudaDevice, Device
+from rlinf_comm.wire import SECRET_VARIABLE, is_loopback, job_secret
 from rlinf_workers.weight_sync.base import Settle, WeightPort
 from rlinf_workers.weight_sync.host_memory import HostCopies
 
@@ -39,7 +46,7 @@ class StreamsWeightSync:
 
     Args:
         host: address of the driver that all machines of the edge reach; loopback for one machine. Other machines need
-            the job's secret in their environment (rlinf_comm.peers.secret).
+            the job's secret in their environment (rlinf_comm.wire.secret).
         deltas: whether a version may travel as what has changed. Both ends of a pair then keep a copy of what they sent
             or got. Versions in device memory travel whole.
         device_memory: whether weights on a GPU stay in device memory on their way. A trainer's GPU then holds a copy of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -20,6 +21,11 @@ class Deadline:
             raise ValueError(f"timeout_s={timeout_s}; seconds, not negative (math.inf waits for as long as it takes)")
         self.timeout_s = timeout_s
         self._end_s = time.monotonic() + timeout_s
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it ever passes."""
+        return self._end_s < math.inf
 
     @property
     def left_s(self) -> float:
@@ -60,3 +66,7 @@ class _Holding:
     def __exit__(self, *_: object) -> None:
         if self._held:
             self._lock.release()
+
+
+FOREVER = Deadline(math.inf)
+"""Waits for as long as it takes."""

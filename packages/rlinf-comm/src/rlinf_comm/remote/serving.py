@@ -1,4 +1,4 @@
-"""What a door does for one line of one caller: a thread that hears a request, and waits in the channel for it."""
+"""What a server does for one connection of a client: a thread that takes a request, and waits in the channel for it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from functools import partial
 from rlinf_comm import _C, codec
 from rlinf_comm._carried import Carried, carried, staying_carried
 from rlinf_comm._outcomes import outcome_error
-from rlinf_comm.channel import Channel, ChannelStats, Item
+from rlinf_comm.channel import Channel, ChannelStats, Item, SharedBackEnd, checked_request
 from rlinf_comm.codec import Encoded
 from rlinf_comm.errors import ChannelTimeout, CommError, PeerLost
-from rlinf_comm.peers.address import PeerAddress
-from rlinf_comm.peers.deadline import SLICE_S, Deadline
+from rlinf_comm.remote.exchange import Exchange
 from rlinf_comm.remote.messages import (
     Abort,
     Close,
@@ -26,18 +25,19 @@ from rlinf_comm.remote.messages import (
     Flush,
     Granted,
     Label,
+    Message,
+    Numbers,
     Put,
     Reopen,
-    Request,
     Room,
     Stats,
     Take,
     Taken,
-    Told,
     compose,
     request_of,
 )
-from rlinf_comm.remote.wire import Wire
+from rlinf_comm.wire.address import PeerAddress
+from rlinf_comm.wire.deadline import SLICE_S, Deadline
 
 _ANSWER_TIMEOUT_S = 60.0
 """Time for an answer to a caller that has stopped reading, though it waits for one."""
@@ -47,11 +47,11 @@ _MAX_GRANTED_BYTES = 64 << 20
 
 
 @dataclass(slots=True, eq=False)
-class Guest:
-    """One RemoteChannel, with all of its lines."""
+class Client:
+    """One Channel object of a process elsewhere, with all of its connections."""
 
     address: PeerAddress
-    num_lines: int = 0
+    num_connections: int = 0
     has_put: bool = False
     has_taken: bool = False
     has_closed: bool = False
@@ -62,8 +62,8 @@ class Guest:
         return self.has_taken or (self.has_put and not self.has_closed)
 
 
-class DoorTraffic:
-    """What has come and gone through a door, of all callers."""
+class ServerTraffic:
+    """What has come and gone through a server, of all clients."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,32 +81,34 @@ class DoorTraffic:
             self.taken_bytes += num_bytes
 
 
-class CallerGone(Exception):
-    """The caller has ended while the door waited on its behalf."""
+class ClientGone(Exception):
+    """The client has ended while the server waited on its behalf."""
 
     def __init__(self, loss: PeerLost) -> None:
         super().__init__(str(loss))
         self.loss = loss
 
 
-class Visit:
-    """One line of a caller."""
+class ServedConnection:
+    """One connection of a client."""
 
     def __init__(
         self,
         channel: Channel,
-        wire: Wire,
-        guest: Guest,
-        traffic: DoorTraffic,
+        back_end: SharedBackEnd,
+        exchange: Exchange,
+        client: Client,
+        traffic: ServerTraffic,
         *,
         num_producers: Callable[[], int],
         check_others: Callable[[], None] | None,
     ) -> None:
         """`num_producers` says how many callers put; `check_others` raises PeerLost when a caller was lost and who
         waits is to be told."""
-        self.wire = wire
-        self.guest = guest
+        self.exchange = exchange
+        self.client = client
         self._channel = channel
+        self._back_end = back_end
         self._traffic = traffic
         self._num_producers = num_producers
         self._check_others = check_others
@@ -117,25 +119,25 @@ class Visit:
         self._is_stopped = False
 
     def serve(self) -> None:
-        """Until the line ends, by whose PeerLost this ends too. What was put before is in the channel then."""
+        """Until the connection ends, by whose PeerLost this ends too. What was put before is in the channel then."""
         try:
             self._serve()
-        except CallerGone as gone:
+        except ClientGone as gone:
             raise gone.loss from gone
         finally:
             while self._owed and not self._is_stopped:
                 self._try_owed(SLICE_S)
 
     def stop(self) -> None:
-        """Ends the line from here."""
+        """Ends the connection from here."""
         self._is_stopped = True
-        self.wire.shut(farewell=True)
+        self.exchange.shut(farewell=True)
 
     def _serve(self) -> None:
         while True:
-            while self._owed and not self.wire.has_more():
+            while self._owed and not self.exchange.has_more():
                 self._try_owed(SLICE_S)
-            header, buffers = self.wire.hear()
+            header, buffers = self.exchange.receive()
             request, rest = request_of(header)
             if isinstance(request, Put):
                 self._accept(request, rest, buffers)
@@ -148,10 +150,10 @@ class Visit:
         except (CommError, ValueError) as error:
             pids = list(error.pids) if isinstance(error, PeerLost) else []
             said = compose(Failed(type(error).__name__, str(error), pids))
-        self.wire.check()
-        self.wire.say(said, Deadline(_ANSWER_TIMEOUT_S))
+        self.exchange.check()
+        self.exchange.send(said, Deadline(_ANSWER_TIMEOUT_S))
 
-    def _do(self, request: Request) -> Encoded:
+    def _do(self, request: Message) -> Encoded:
         if isinstance(request, Take):
             return self._take(request)
         if isinstance(request, Room):
@@ -166,22 +168,22 @@ class Visit:
         elif isinstance(request, Close):
             self._put_owed(Deadline(math.inf))
             self._channel.close()
-            self.guest.has_closed = True
+            self.client.has_closed = True
         elif isinstance(request, Reopen):
             self._channel.reopen(request.num_producers)
         elif isinstance(request, Stats):
-            return compose(Told(asdict(self._channel.stats()), []))
+            return compose(Numbers(asdict(self._channel.stats()), []))
         elif isinstance(request, DropLost):
-            return compose(Told({}, self._channel.drop_lost_peers()))
+            return compose(Numbers({}, self._channel.drop_lost_peers()))
         return compose(self._grant())
 
     # --- putting ---
 
     def _accept(self, put: Put, header: bytes, buffers: list[memoryview]) -> None:
         value = carried(header, buffers)
-        self.guest.has_put, self.guest.has_closed = True, False
+        self.client.has_put, self.client.has_closed = True, False
         self._traffic.count_put(value.num_bytes)
-        append = partial(self._channel._append, value, put.key, put.weight, put.policy_version)
+        append = partial(self._back_end.put, value, put.key, put.weight, put.policy_version)
         if put.answers:
             self._answer(partial(self._put, append, put.timeout_s))
             return
@@ -237,22 +239,16 @@ class Visit:
         if _is_over(counts) or (has_room and not self._owed):  # the put itself will say that it is over
             return self._grant()
         what = f"put of {num_bytes} bytes"
-        raise outcome_error(self._channel.name, self._channel._native, _C.Outcome.TIMED_OUT, what, 0.0)
+        raise outcome_error(self._channel.name, self._back_end.native, _C.Outcome.TIMED_OUT, what, 0.0)
 
     # --- taking ---
 
     def _take(self, request: Take) -> Encoded:
-        self.guest.has_taken = True
+        self.client.has_taken = True
+        limits = (request.max_items, request.min_items, request.min_weight, request.max_weight)
+        wanted = checked_request(self._channel.name, *limits, request.keys)
         with staying_carried():
-            items = self._channel._remove(
-                request.max_items,
-                request.min_items,
-                request.min_weight,
-                request.max_weight,
-                request.keys,
-                request.timeout_s,
-                self._look,
-            )
+            items = self._back_end.take(wanted, request.timeout_s, self._look)
         values = [_encoded(item) for item in items]
         labels = [
             Label(item.key, item.weight, item.policy_version, item.sequence, len(value.header), len(value.buffers))
@@ -263,9 +259,9 @@ class Visit:
 
     def _look(self) -> None:
         try:
-            self.wire.check()
+            self.exchange.check()
         except PeerLost as error:
-            raise CallerGone(error) from error
+            raise ClientGone(error) from error
         if self._check_others is not None:
             self._check_others()
 

@@ -10,7 +10,7 @@ _MAX_LINES = 20
 _PERIOD_S = 60.0
 
 
-class Complaints:
+class LimitedLog:
     """A log that writes a limited number of lines in a period. One thread uses it at a time."""
 
     def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
@@ -19,7 +19,7 @@ class Complaints:
         self._start_s = now()
         self._num_lines = self._num_left_out = 0
 
-    def say(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Logs one line, or none when there have been too many lately."""
         self.sum_up()
         if self._num_lines < _MAX_LINES:

@@ -1,10 +1,9 @@
 """How two peers agree on a transport, when the first value is to go from one to the other.
 
 caller                                            called one
-proof of the job's secret, both ways (handshake.py)
-Hello: my address, whom I am looking for    ->    Welcome, or why not
+the handshake (wire/handshake.py): my address, whom I am looking for, and whether I am welcome
 Offer: a transport, and how to open it      ->    Answer: the probe that arrived, or why none      (repeated)
-Chosen: this one                            ->    Welcome; from here on the link owns the socket
+Chosen: this one                            ->    Ready; from here on the link owns the connection
 """
 
 from __future__ import annotations
@@ -15,32 +14,30 @@ from dataclasses import dataclass
 import msgspec
 
 from rlinf_comm.errors import CommError, DecodeError, NoTransport, PeerLost, PeerNameTaken
-from rlinf_comm.peers.address import PeerAddress
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.line import Line
 from rlinf_comm.peers.transports.base import (
     Answer,
     ChosenTransport,
     Incoming,
-    Meeting,
+    Negotiation,
     Offer,
     Outgoing,
     Transport,
     Unusable,
 )
+from rlinf_comm.wire.address import PeerAddress
+from rlinf_comm.wire.connection import Connection
+from rlinf_comm.wire.deadline import Deadline
+from rlinf_comm.wire.handshake import Hello, Refused, introduce, meet, refusing, send_hello
 
-
-class Hello(msgspec.Struct, tag=True):
-    caller: PeerAddress
-    wanted: str
-
-
-class Welcome(msgspec.Struct):
-    refusal: str = ""
+_OWN = Hello(service="peer")
 
 
 class Chosen(msgspec.Struct, tag=True):
     transport: str
+
+
+class Ready(msgspec.Struct):
+    """The called side has its end of the link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ def call(
         NoTransport: none works; says why, for each.
         PeerTimeout, PeerNameTaken: as they say.
     """
-    line: Line | None = None
+    connection: Connection | None = None
     refused: list[tuple[str, str]] = []
     try:
         for transport in transports:
@@ -74,23 +71,25 @@ def call(
             if objection is not None:
                 refused.append((transport.name, objection))
                 continue
-            if transport.needs_line and line is None:
-                line = _introduce(mine, theirs, deadline)
-            meeting = Meeting(mine, theirs, line if transport.needs_line else None, capacity_bytes, deadline)
+            if transport.needs_connection and connection is None:
+                connection = _introduce(mine, theirs, deadline)
+            negotiation = Negotiation(
+                mine, theirs, connection if transport.needs_connection else None, capacity_bytes, deadline
+            )
             try:
-                outgoing, reason = transport.offer(meeting)
+                outgoing, reason = transport.offer(negotiation)
             except Unusable as error:
                 refused.append((transport.name, str(error)))
                 continue
-            if transport.needs_line and line is not None:
-                line.tell(Chosen(transport.name), deadline)
-                line.hear(Welcome, deadline)
-                line.socket.setblocking(False)
-                line = None  # the link's
+            if transport.needs_connection and connection is not None:
+                connection.send(Chosen(transport.name), deadline)
+                connection.receive(Ready, deadline)
+                connection.socket.setblocking(False)
+                connection = None  # the link's
             return Link(outgoing, ChosenTransport(transport.name, reason, tuple(refused)), theirs)
     finally:
-        if line is not None:
-            line.close()
+        if connection is not None:
+            connection.shut()
     raise NoTransport(
         f"no transport from {mine.name!r} to {theirs.name!r} ({theirs.place}): "
         + "; ".join(f"{name}: {reason}" for name, reason in refused)
@@ -98,17 +97,17 @@ def call(
     )
 
 
-def _introduce(mine: PeerAddress, theirs: PeerAddress, deadline: Deadline) -> Line:
-    line = Line.to_peer(theirs, deadline)
+def _introduce(mine: PeerAddress, theirs: PeerAddress, deadline: Deadline) -> Connection:
+    connection = Connection.to_peer(theirs, deadline)
     try:
-        line.tell(Hello(mine, theirs.name), deadline)
-        welcome = line.hear(Welcome, deadline)
-        if welcome.refusal:
-            raise PeerNameTaken(f"{theirs.name!r} refuses {mine.name!r}: {welcome.refusal}")
+        introduce(connection, Hello(service=_OWN.service, name=theirs.name, caller=mine), deadline)
+    except Refused as error:
+        connection.shut()
+        raise PeerNameTaken(f"{theirs.name!r} refuses {mine.name!r}: {error}") from error
     except BaseException:
-        line.close()
+        connection.shut()
         raise
-    return line
+    return connection
 
 
 def is_living(address: PeerAddress, deadline: Deadline) -> bool:
@@ -116,7 +115,7 @@ def is_living(address: PeerAddress, deadline: Deadline) -> bool:
     if address.is_known_dead():
         return False
     try:
-        Line.to_peer(address, deadline).close()
+        Connection.to_peer(address, deadline).shut()
     except PeerLost:
         return False
     except (CommError, TimeoutError):
@@ -125,7 +124,7 @@ def is_living(address: PeerAddress, deadline: Deadline) -> bool:
 
 
 def answer(
-    line: Line,
+    connection: Connection,
     mine: PeerAddress,
     transports: Sequence[Transport],
     capacity_bytes: int,
@@ -138,40 +137,41 @@ def answer(
         PeerLost, PeerTimeout, DecodeError: no link came of it.
     """
     try:
-        hello = line.hear(Hello, deadline)
+        hello = meet(connection, _OWN, deadline)
     except PeerLost:
         return None
-    refusal = objection(hello.caller)
-    if refusal is None and hello.wanted != mine.name:
-        refusal = f"this is {mine.name!r}, and {hello.wanted!r} was called"
-    line.tell(Welcome(refusal or ""), deadline)
+    caller = hello.caller
+    if caller is None:
+        raise DecodeError(f"{connection.who} wants a peer and has no address of its own")
+    refusal = objection(caller)
+    if refusal is None and hello.name != mine.name:
+        refusal = f"this is {mine.name!r}, and {hello.name!r} was called"
+    send_hello(connection, refusing(_OWN, refusal or ""), deadline)
     if refusal is not None:
         return None
-    meeting = Meeting(mine, hello.caller, line, capacity_bytes, deadline)
+    negotiation = Negotiation(mine, caller, connection, capacity_bytes, deadline)
     offered: tuple[str, Incoming] | None = None
     while True:
-        message = line.hear(Offer | Chosen, deadline)  # pyright: ignore[reportArgumentType]
+        message = connection.receive(Offer | Chosen, deadline)  # pyright: ignore[reportArgumentType]
         if isinstance(message, Chosen):
             if offered is None or offered[0] != message.transport:
-                raise DecodeError(
-                    f"{hello.caller.name!r} chose {message.transport!r} without a probe that came through"
-                )
-            line.tell(Welcome(), deadline)
-            line.socket.setblocking(False)
-            return message.transport, hello.caller, offered[1]
+                raise DecodeError(f"{caller.name!r} chose {message.transport!r} without a probe that came through")
+            connection.send(Ready(), deadline)
+            connection.socket.setblocking(False)
+            return message.transport, caller, offered[1]
         offered = None
         try:
-            incoming, arrived = _probe(message, transports, meeting)
+            incoming, arrived = _probe(message, transports, negotiation)
         except Unusable as error:
-            line.tell(Answer(refusal=str(error)), deadline)
+            connection.send(Answer(refusal=str(error)), deadline)
         else:
             offered = message.transport, incoming
-            line.tell(Answer(arrived=arrived), deadline)
+            connection.send(Answer(arrived=arrived), deadline)
 
 
-def _probe(offer: Offer, transports: Sequence[Transport], meeting: Meeting) -> tuple[Incoming, bytes]:
+def _probe(offer: Offer, transports: Sequence[Transport], negotiation: Negotiation) -> tuple[Incoming, bytes]:
     for transport in transports:
         if transport.name == offer.transport:
-            return transport.answer(offer.details, meeting)
+            return transport.answer(offer.details, negotiation)
     allowed = ", ".join(transport.name for transport in transports)
-    raise Unusable(f"{meeting.mine.name!r} allows {allowed} only")
+    raise Unusable(f"{negotiation.mine.name!r} allows {allowed} only")

@@ -18,20 +18,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlinf_comm.errors import CommError, DecodeError
-from rlinf_comm.peers.complaints import Complaints
-from rlinf_comm.peers.handshake import (
+from rlinf_comm.wire.connection import Connection, prepare, watched
+from rlinf_comm.wire.handshake import (
     GREETING,
     MAGIC,
     PROOF_BYTES,
     PROOF_TIMEOUT_S,
-    Seals,
     Stranger,
+    Tags,
     check_greeting,
     check_proof,
     new_greeting,
     proof,
 )
-from rlinf_comm.peers.line import Line, prepare, watched
+from rlinf_comm.wire.limited_log import LimitedLog
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,10 +71,10 @@ class _Caller:
     """False: it was turned away, or let in."""
 
 
-class Reception:
+class Listener:
     """Accepts calls until it is closed."""
 
-    def __init__(self, endpoint: tuple[str, int], key: bytes, enter: Callable[[Line], None], whose: str) -> None:
+    def __init__(self, endpoint: tuple[str, int], key: bytes, enter: Callable[[Connection], None], whose: str) -> None:
         """Binds exactly this endpoint at once (port 0: any). From start() on, `enter` gets each proven line in a thread
         of its own, and owns it; `whose` is for the log.
         """
@@ -89,9 +89,9 @@ class Reception:
         """Callers that have proven nothing yet, the oldest first."""
         self._selector = selectors.PollSelector()  # epoll's would be shared with forked children
         self._selector.register(self._socket, selectors.EVENT_READ)
-        self._complaints = Complaints(_LOG)
+        self._log = LimitedLog(_LOG)
         self._is_open = True
-        self._thread = threading.Thread(target=self._run, name="rlinf-comm reception", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rlinf-comm listener", daemon=True)
 
     @property
     def port(self) -> int:
@@ -115,7 +115,7 @@ class Reception:
     def _run(self) -> None:
         while self._is_open:
             ready = self._selector.select(self._wait_s())
-            self._complaints.sum_up()
+            self._log.sum_up()
             for key, _ in ready:
                 if key.data is None:
                     self._accept_those_who_wait()
@@ -138,7 +138,7 @@ class Reception:
                 return
             except OSError as error:
                 if self._is_open:
-                    self._complaints.say(f"{self._whose}: a connection was not accepted: {error.strerror or error}")
+                    self._log.warn(f"{self._whose}: a connection was not accepted: {error.strerror or error}")
                     time.sleep(_PAUSE_S)
                 return
             connected.setblocking(False)
@@ -159,7 +159,7 @@ class Reception:
 
     def _hear(self, caller: _Caller) -> None:
         try:
-            line = self._next_step(caller)
+            connection = self._next_step(caller)
         except BlockingIOError:
             return
         except (Stranger, DecodeError) as error:
@@ -167,12 +167,12 @@ class Reception:
         except OSError as error:
             self._turn_away(caller, f"the connection broke: {error.strerror or error}")
         else:
-            if line is not None:
+            if connection is not None:
                 self._forget(caller)
-                self._let_in(line)
+                self._let_in(connection)
 
-    def _next_step(self, caller: _Caller) -> Line | None:
-        """The line, once it has proven that it knows the key."""
+    def _next_step(self, caller: _Caller) -> Connection | None:
+        """The connection, once it has proven that it knows the key."""
         num_wanted = PROOF_BYTES if caller.greetings else GREETING.size
         received = caller.socket.recv(num_wanted - len(caller.heard))
         if not received:
@@ -190,8 +190,8 @@ class Reception:
             return None
         check_proof(said, self._key, caller.greetings, b"caller")
         caller.socket.send(proof(self._key, caller.greetings, b"called"))
-        return Line(
-            prepare(caller.socket), f"a caller from {caller.host}", Seals(self._key, caller.greetings, b"called")
+        return Connection(
+            prepare(caller.socket), f"a caller from {caller.host}", Tags(self._key, caller.greetings, b"called")
         )
 
     def _forget(self, caller: _Caller) -> None:
@@ -200,24 +200,24 @@ class Reception:
         self._selector.unregister(caller.socket)
 
     def _turn_away(self, caller: _Caller, why: str) -> None:
-        self._complaints.say(f"{self._whose}: a caller from {caller.host} was turned away: {why}")
+        self._log.warn(f"{self._whose}: a caller from {caller.host} was turned away: {why}")
         self._forget(caller)
         caller.socket.close()
 
-    def _let_in(self, line: Line) -> None:
+    def _let_in(self, connection: Connection) -> None:
         try:
-            threading.Thread(target=self._serve, args=(line,), name="rlinf-comm call", daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection,), name="rlinf-comm call", daemon=True).start()
         except RuntimeError as error:  # no more threads; others may come once some have ended
-            line.close()
-            self._complaints.say(f"{self._whose}: no link with a caller: {error}")
+            connection.shut()
+            self._log.warn(f"{self._whose}: no link with a caller: {error}")
 
-    def _serve(self, line: Line) -> None:
+    def _serve(self, connection: Connection) -> None:
         try:
-            self._enter(line)
+            self._enter(connection)
         except (CommError, OSError) as error:
-            line.close()
+            connection.shut()
             if self._is_open:
                 _LOG.warning("%s: no link with a caller: %s", self._whose, error)
         except BaseException:  # a mistake of this program's must not leave the caller hanging
-            line.close()
+            connection.shut()
             raise

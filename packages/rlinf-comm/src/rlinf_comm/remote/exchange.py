@@ -1,38 +1,38 @@
-"""One line between a caller and a door, once they have met: the peers' stream of values, in both directions."""
+"""One connection between a client and a channel's server, after the handshake: a stream of values each way."""
 
 from __future__ import annotations
 
 import math
 
 from rlinf_comm.codec import Encoded
-from rlinf_comm.peers.address import PeerAddress
-from rlinf_comm.peers.deadline import Deadline
-from rlinf_comm.peers.line import Lifeline, Line, left
-from rlinf_comm.peers.transports.base import Traffic
-from rlinf_comm.peers.transports.tcp import TcpIncoming, TcpOutgoing
+from rlinf_comm.wire.address import PeerAddress
+from rlinf_comm.wire.connection import Connection
+from rlinf_comm.wire.deadline import Deadline
+from rlinf_comm.wire.lifeline import Lifeline, left
+from rlinf_comm.wire.stream import Traffic, ValueReceiver, ValueSender
 
 _NO_READ_AHEAD = 0
-"""A wire is read by who waits for a message, and by nobody else."""
+"""It is read by who waits for a message, and by nobody else."""
 
 
-class Wire:
-    """Says and hears messages (messages.py). For one thread at a time."""
+class Exchange:
+    """Sends and receives messages (messages.py). For one thread at a time."""
 
-    def __init__(self, line: Line, theirs: PeerAddress) -> None:
-        """Owns the line; `theirs` is at its other end."""
+    def __init__(self, connection: Connection, theirs: PeerAddress) -> None:
+        """Owns the connection; `theirs` is at its other end."""
         self._theirs = theirs
-        self._lifeline = Lifeline(line, theirs, carries_values=True)
+        self._lifeline = Lifeline(connection, theirs, carries_values=True)
         traffic = Traffic("TCP", theirs)
-        self._outgoing = TcpOutgoing(line.socket, self._lifeline, traffic)
-        self._incoming = TcpIncoming(line.socket, _NO_READ_AHEAD, traffic)
+        self._outgoing = ValueSender(connection.socket, self._lifeline, traffic)
+        self._incoming = ValueReceiver(connection.socket, _NO_READ_AHEAD, traffic)
         self.is_in_turn = True
         """Whether both sides agree on who speaks next; not after a wait for an answer was broken off."""
 
-    def say(self, message: Encoded, deadline: Deadline) -> None:
+    def send(self, message: Encoded, deadline: Deadline) -> None:
         """Whole or not at all. Raises PeerLost, PeerLeft, or PeerTimeout: it will not arrive."""
         self._outgoing.send_encoded(message, deadline)
 
-    def hear(self, timeout_s: float = math.inf) -> tuple[bytes, list[memoryview]]:
+    def receive(self, timeout_s: float = math.inf) -> tuple[bytes, list[memoryview]]:
         """The next message. Raises PeerLost, PeerLeft, PeerTimeout or TornStream."""
         return self._incoming.receive_encoded(Deadline(timeout_s))
 
@@ -42,7 +42,7 @@ class Wire:
         return self._incoming.is_amid_a_value
 
     def has_more(self) -> bool:
-        """Whether hear() would return at once, or raise."""
+        """Whether receive() would return at once, or raise."""
         return self._incoming.has_more()
 
     def check(self) -> None:
@@ -53,11 +53,11 @@ class Wire:
         self._lifeline.check(look_at_process=True)
 
     def leave(self) -> None:
-        """Ends the line on purpose, for its caller."""
+        """Ends the connection on purpose, for its client."""
         self._outgoing.close(farewell=True)
         self._incoming.close(farewell=False)
 
     def shut(self, *, farewell: bool) -> None:
-        """Ends the line, for the door, or, without farewell, as if this process had been killed."""
+        """Ends the connection, for the server, or, without farewell, as if this process had been killed."""
         self._incoming.close(farewell=farewell)
         self._outgoing.close(farewell=False)

@@ -73,6 +73,19 @@ class PeerAddress:
         return not _C.is_alive(self.pid, self.start_ticks)
 
 
+def own_address(name: str, endpoint: tuple[str, int] = ("", 0), incarnation: bytes | None = None) -> PeerAddress:
+    """The address of this process under a name; without an endpoint nobody can call it."""
+    pid, start_ticks = _C.current_process()
+    return PeerAddress(
+        name=name,
+        host=this_host(),
+        pid=pid,
+        start_ticks=start_ticks,
+        endpoint=endpoint,
+        incarnation=incarnation or os.urandom(16),
+    )
+
+
 def check_arguments(name: str, host: str, capacity_bytes: int) -> None:
     """Raises ValueError for what a peer cannot be made of."""
     if not name:

@@ -24,8 +24,8 @@ from collections.abc import Generator, Sequence
 
 from rlinf_comm import _C
 from rlinf_comm.codec import Encoded
-from rlinf_comm.peers.transports.base import TornStream
-from rlinf_comm.peers.transports.landing import allocate, chunks
+from rlinf_comm.errors import TornStream
+from rlinf_comm.wire.buffers import allocate, chunks
 
 _PREFIX = struct.Struct("<4sIIQII")  # magic, kind, number of buffers, bytes of the header, meta's crc, crc of the rest
 _MAGIC = b"rlv2"
