@@ -227,6 +227,6 @@ def test_after_a_reset_the_buffer_is_sent_whole():
     encoder, delta = encoded(old, old)
     assert delta is not None
     encoder.reset()
-    assert not encoder.has_snapshot
+    assert encoder._snapshot is None
     assert encoder.encode(tensor(old)) is None and encoder.num_changed is None
     assert encoder.encode(tensor(old)) is not None

@@ -177,7 +177,7 @@ def test_reserved_memory_comes_back_when_its_last_user_is_gone_and_a_full_arena_
         arena.reserve(1000)
     del first, second
     gc.collect()
-    assert arena.num_free_bytes() == 4 * ALIGNMENT
+    assert arena._ranges.num_free() == 4 * ALIGNMENT
 
 
 class View:

@@ -124,7 +124,7 @@ def test_a_tensor_in_an_arena_crosses_without_a_copy_and_its_room_comes_back(ech
     me.send("echo", torch.zeros(10), timeout_s=HANG_S)
     me.receive("echo", timeout_s=HANG_S)
     assert link._take_back(Deadline(HANG_S))
-    assert link._arenas[0].num_free_bytes() == link._arenas[0].handle.num_bytes
+    assert link._arenas[0]._ranges.num_free() == link._arenas[0].handle.num_bytes
 
 
 def test_a_tensor_of_the_link_s_arena_may_follow_one_of_another_that_nobody_has_received(ipc):

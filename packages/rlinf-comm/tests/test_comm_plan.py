@@ -233,14 +233,6 @@ def test_tied_memory_is_copied_once_and_counted_once():
 # --- what a plan says of itself ---------------------------------------------------------------------------------------
 
 
-def test_bytes_by_link():
-    specs = {"w": TensorSpec((8, 8), "bfloat16")}
-    reshard = plan(Layout.sharded(specs, 4), Layout.sharded(specs, 2))
-    assert reshard.bytes_by_link(["a", "a", "b", "b"], ["b", "c"]) == {("a", "b"): 64, ("b", "c"): 64}
-    with pytest.raises(ValueError, match="3 nodes for 4 ranks"):
-        reshard.bytes_by_link(["a"] * 3, ["b", "c"])
-
-
 def test_casts_are_counted_in_the_bytes_that_arrive():
     specs = {"w": TensorSpec((8, 8), "float32")}
     reshard = plan(Layout.replicated(specs, 1), Layout.replicated(specs, 2, dtype="bfloat16"))

@@ -70,7 +70,7 @@ def test_a_channel_lives_with_its_readers_and_each_item_crosses_once(tmp_path):
         homes = {channel: place.node for channel, place in opened.places.items()}
         assert homes == {"numbers": of_scale, "scaled": 0, "shifted": of_learn}
         for channel, end in opened.channels.items():
-            assert isinstance(end, Channel) == (homes[channel] == 0)
+            assert end.is_remote == (homes[channel] != 0)
             assert end.stats().num_put == len(NUMBERS)
         far = [home.door for home in opened.homes.values() if home.door is not None]
         assert [door.traffic.num_put + door.traffic.num_taken for door in far] == [len(NUMBERS)] * len(far)

@@ -244,6 +244,11 @@ class Channel:
     def address(self) -> ChannelAddress | ServerAddress:
         return self._address
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is reached through a server."""
+        return not isinstance(self._address, ChannelAddress)
+
     def __repr__(self) -> str:
         return f"<Channel {self.name!r} of process {self._address.creator_pid}>"
 

@@ -5,7 +5,7 @@
     comm.exchange([send(bucket, to=1), send(other, to=2)], stream=stream, timeout_s=30)   # one group
     comm.wait_until(event, timeout_s=30)        # watches the device *and* the communicator
 
-torch.distributed keeps the trainer's own collectives; this is for groups that appear, shrink and grow. No NCCL is
+torch.distributed keeps the trainer's own collectives; this is for pairs of peers, which come and go. No NCCL is
 needed to build or to import: the library is opened at run time (csrc/comm/nccl). Arrays are torch's, CuPy's, or
 anything that `rlinf_comm.cuda.as_region` takes.
 """
@@ -149,24 +149,6 @@ class Communicator:
         native = _C.NcclCommunicator.create(library, unique_id, num_ranks, rank, name, max_ctas)
         return cls(native, library, num_ranks, rank, name)._made("creation", timeout_s, check)
 
-    @classmethod
-    def join(
-        cls,
-        grow_id: bytes,
-        *,
-        num_ranks: int,
-        rank: int,
-        timeout_s: float,
-        name: str = "rlinf",
-        max_ctas: int = 0,
-        library: Library | None = None,
-    ) -> Communicator:
-        """A new rank of a communicator whose ranks call `grow`."""
-        library = library or find_library()
-        _check_capability(library, "grow")
-        native = _C.NcclCommunicator.join(library, grow_id, num_ranks, rank, name, max_ctas)
-        return cls(native, library, num_ranks, rank, name)._made("join", timeout_s)
-
     def exchange(
         self,
         transfers: Iterable[Transfer],
@@ -190,15 +172,6 @@ class Communicator:
         tuples = [(each.is_send, each.peer, each.pointer, each.num_bytes) for each in transfers]
         self._run(_describe(transfers), timeout_s, lambda: self._native.exchange(tuples, stream_handle(stream)), check)
 
-    def broadcast(self, array: Any, *, root: int, stream: Any, timeout_s: float) -> None:
-        """Enqueues a broadcast of the root's array into the others', in place."""
-        if not 0 <= root < self.num_ranks:
-            raise ValueError(f"{self}: root={root}, the ranks are 0..{self.num_ranks - 1}")
-        pointer, num_bytes = _dense(array)
-        what = f"broadcast of {num_bytes} bytes from rank {root}"
-        handle = stream_handle(stream)
-        self._run(what, timeout_s, lambda: self._native.broadcast(pointer, pointer, num_bytes, root, handle))
-
     def wait_until(
         self,
         done: Any,
@@ -212,56 +185,6 @@ class Communicator:
         Unlike a stream synchronization it notices a broken communicator, and it ends. `check` is as in exchange().
         """
         self._poll(what, timeout_s, _probe_of(done), check)
-
-    def split(self, color: int | None, *, key: int = 0, num_ranks: int, rank: int, timeout_s: float) -> Communicator:
-        """The ranks of one color as a communicator. `num_ranks` and `rank` are the new ones, which the caller knows."""
-        _check_capability(self.library, "split")
-        native = self._begin(lambda: self._native.split(-1 if color is None else color, key, self.name, 0))
-        return Communicator(native, self.library, num_ranks, rank, self.name)._made("split", timeout_s)
-
-    def shrink(self, lost: Iterable[int], *, timeout_s: float, aborts: bool = True) -> Communicator:
-        """A communicator of the ranks that are left; the others' numbers close up. All that are left call it.
-
-        Args:
-            lost: ranks to leave out.
-            aborts: ends this communicator's operations first, which a dead peer would keep for ever.
-        """
-        excluded = sorted(set(lost))
-        if self.rank in excluded or not excluded or not 0 <= excluded[0] <= excluded[-1] < self.num_ranks:
-            raise ValueError(f"{self} cannot shrink by {excluded}; name other ranks of 0..{self.num_ranks - 1}")
-        _check_capability(self.library, "shrink")
-        native = self._begin(lambda: self._native.shrink(excluded, aborts, self.name, 0), may_be_broken=aborts)
-        rank = self.rank - sum(other < self.rank for other in excluded)
-        child = Communicator(native, self.library, self.num_ranks - len(excluded), rank, self.name)
-        return child._made(f"shrink without ranks {excluded}", timeout_s)
-
-    def grow_id(self) -> bytes:
-        """Makes the id with which new ranks `join`; one rank (the root of the grow) makes it and hands it to them."""
-        _check_capability(self.library, "grow")
-        return self._native.grow_id()
-
-    def grow(self, num_ranks: int, *, timeout_s: float, grow_id: bytes | None = None) -> Communicator:
-        """A communicator with new ranks at the end. Of the old ranks only the one that made `grow_id` passes it."""
-        if num_ranks <= self.num_ranks:
-            raise ValueError(f"{self} cannot grow to {num_ranks} ranks")
-        _check_capability(self.library, "grow")
-        native = self._begin(lambda: self._native.grow(num_ranks, grow_id, self.name, 0))
-        return Communicator(native, self.library, num_ranks, self.rank, self.name)._made("grow", timeout_s)
-
-    def revoke(self, *, timeout_s: float) -> None:
-        """Stops operations in flight; afterwards the communicator can shrink or be aborted."""
-        _check_capability(self.library, "revoke")
-        self._run("revoke", timeout_s, self._native.revoke)
-
-    def suspend(self, *, timeout_s: float) -> None:
-        """Gives NCCL's device memory back until `resume`."""
-        _check_capability(self.library, "suspend")
-        self._run("suspend", timeout_s, self._native.suspend)
-
-    def resume(self, *, timeout_s: float) -> None:
-        """Takes the memory again."""
-        _check_capability(self.library, "suspend")
-        self._run("resume", timeout_s, self._native.resume)
 
     def close(self, *, timeout_s: float = 30.0) -> None:
         """Finalizes and destroys a healthy communicator; all ranks call it. A broken one is aborted instead."""
@@ -302,8 +225,8 @@ class Communicator:
             raise
         return self
 
-    def _begin(self, call: Callable[[], Any], *, may_be_broken: bool = False) -> Any:
-        if self._broken is not None and not may_be_broken:
+    def _begin(self, call: Callable[[], Any]) -> Any:
+        if self._broken is not None:
             raise NcclError(f"{self} is broken: {self._broken}")
         try:
             return call()
@@ -347,11 +270,6 @@ class Communicator:
         reason = self.library.error_string(result) + (f" ({detail})" if detail else "")
         self._broken = f"{what} failed: {reason}"
         raise NcclError(f"{self}: {what} failed: {reason}")
-
-
-def _check_capability(library: Library, name: str) -> None:
-    if name not in library.capabilities():
-        raise NcclError(f"NCCL {library.version} ({library.path}) cannot {name}; it can {library.capabilities()}")
 
 
 def _describe(transfers: Sequence[Transfer]) -> str:

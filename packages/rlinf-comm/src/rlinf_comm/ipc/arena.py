@@ -236,10 +236,6 @@ class IpcArena:
             self.handle, region.pointer - base, region.shape, tuple(stride // itemsize for stride in strides), dtype
         )
 
-    def num_free_bytes(self) -> int:
-        """Returns the number of free bytes, which may lie in several ranges."""
-        return self._ranges.num_free()
-
     def close(self) -> None:
         """Frees the memory. Nobody may use it any more, here or elsewhere."""
         if self._fd is not None:

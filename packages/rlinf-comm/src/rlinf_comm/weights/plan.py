@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -137,16 +137,6 @@ class ReshardPlan:
         totals = np.zeros(self.num_src_ranks * self.num_dst_ranks, np.int64)
         np.add.at(totals, pairs, self.bytes_of_moves[moving])
         return {divmod(int(pair), self.num_dst_ranks): int(totals[pair]) for pair in np.flatnonzero(totals)}
-
-    def bytes_by_link(self, node_of_src: Sequence[str], node_of_dst: Sequence[str]) -> dict[tuple[str, str], int]:
-        """Bytes for each (source node, destination node) that exchange any, given the node of every rank."""
-        for nodes, num_ranks in ((node_of_src, self.num_src_ranks), (node_of_dst, self.num_dst_ranks)):
-            if len(nodes) != num_ranks:
-                raise ValueError(f"{len(nodes)} nodes for {num_ranks} ranks; give the node of every rank")
-        totals: dict[tuple[str, str], int] = defaultdict(int)
-        for (src_rank, dst_rank), num_bytes in self.bytes_by_pair.items():
-            totals[node_of_src[src_rank], node_of_dst[dst_rank]] += num_bytes
-        return dict(totals)
 
     # --- for executors ------------------------------------------------------------------------------------------------
 

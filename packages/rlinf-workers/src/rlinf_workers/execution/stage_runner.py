@@ -120,7 +120,7 @@ class StageRunner(Pauses):
         asking = functools.partial(self._host.waits.waiting, "door", port.channel)
         with asking():
             channel = open_channel(port.address)
-        return channel if isinstance(channel, Channel) else FarChannel(channel, asking)
+        return FarChannel(channel, asking) if channel.is_remote else channel
 
     def _end_telling(self, told: Channel) -> None:
         if self._is_first:

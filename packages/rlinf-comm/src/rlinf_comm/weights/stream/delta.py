@@ -53,11 +53,6 @@ class DeltaEncoder:
         """Elements that the last `encode` found different; None when there was nothing to compare with."""
         self._snapshot: Bytes | None = None
 
-    @property
-    def has_snapshot(self) -> bool:
-        """Whether there is a version to compare with."""
-        return self._snapshot is not None
-
     def encode(self, tensor: torch.Tensor) -> Bytes | None:
         """What takes the version before to this one; from then on this one is what the receiver is taken to hold.
 
