@@ -198,7 +198,8 @@ def test_a_door_bears_requests_that_are_none(num_calls, log):
         def ask(seed: int) -> None:
             numbers = random.Random(seed)
             far = Channel.open(served.address, timeout_s=HANG_S)
-            line = far._back_end._put_exchange._lifeline._socket
+            back_end: Any = far._back_end
+            line = back_end._put_exchange._lifeline._socket
             line.settimeout(HANG_S)
             line.sendall(torn(messages, numbers))
             line.shutdown(socket.SHUT_WR)
@@ -207,7 +208,7 @@ def test_a_door_bears_requests_that_are_none(num_calls, log):
                     pass
             except ConnectionError:
                 pass
-            far._back_end._put_exchange.shut(farewell=False)
+            back_end._put_exchange.shut(farewell=False)
             while channel.stats().num_items:
                 try:
                     channel.take(timeout_s=0.0)

@@ -45,6 +45,11 @@ HANG_S = 60.0
 SCRIPT = "comm_remote.py"
 
 
+def client(channel: Channel) -> Any:
+    """What a channel of another host is here, with its connections."""
+    return channel._back_end
+
+
 @contextmanager
 def linked(name: str = "samples", **options: Any) -> Iterator[tuple[Channel, ChannelServer, Channel]]:
     channel = Channel.create(name, **options)
@@ -244,8 +249,8 @@ def test_far_producers_fill_no_more_than_they_were_granted():
             channel.put("first")
         for channel in (far, *others):
             channel.put("second")
-            assert channel._back_end._granted.num_items <= 32
-        granted = sum(channel._back_end._granted.num_items for channel in others)
+            assert client(channel)._granted.num_items <= 32
+        granted = sum(client(channel)._granted.num_items for channel in others)
         assert 0 < granted <= 32
         for channel in others:
             channel.leave()
@@ -260,11 +265,11 @@ def test_what_found_its_room_taken_waits_at_the_door_and_survives_its_producer(e
             near.put(index)
         producer.put("waits")
         producer.put("too")
-        assert producer._back_end._num_unanswered == 2, "there was room when it was granted"
+        assert client(producer)._num_unanswered == 2, "there was room when it was granted"
         if ends == "leaves":
             producer.leave()
         else:
-            producer._back_end._put_exchange._lifeline._socket.close()
+            client(producer)._put_exchange._lifeline._socket.close()
         assert len(near.take(max_items=8, min_items=8)) == 8
         assert [near.take(timeout_s=HANG_S)[0].value for _ in range(2)] == ["waits", "too"]
 
@@ -285,7 +290,7 @@ def test_a_take_that_is_given_up_by_leaving_is_no_loss():
 
 def test_a_farewell_that_is_read_together_with_the_take_before_it_is_no_loss():
     with linked() as (near, door, far):
-        wire = far._back_end._another_exchange(Deadline(HANG_S))
+        wire = client(far)._another_exchange(Deadline(HANG_S))
         take = compose(Take(1, 1, 0.0, None, None, None))
         wire._lifeline._socket.sendall(b"".join(piece for message in (take, None) for piece in Outbox(message)._pieces))
         wire.shut(farewell=False)
@@ -325,7 +330,7 @@ def test_a_key_with_a_share_of_its_own_does_not_wait_behind_another():
 
 def granted_puts(far: Channel) -> None:
     """Puts until one goes without an answer."""
-    while not far._back_end._granted.num_items:
+    while not client(far)._granted.num_items:
         far.put("answered")
 
 
@@ -465,8 +470,8 @@ def test_what_is_cut_in_its_middle_is_not_there_and_its_producer_is_missed():
         producer = Channel.open(door.address)
         outbox = Outbox(compose(Put(0, 1.0, -1, None, answers=False), encode(np.ones(100_000))))
         first = outbox._pieces[0]
-        producer._back_end._put_exchange._lifeline._socket.sendall(bytes(first) + bytes(outbox._pieces[1])[:300_000])
-        producer._back_end._put_exchange.shut(farewell=False)
+        client(producer)._put_exchange._lifeline._socket.sendall(bytes(first) + bytes(outbox._pieces[1])[:300_000])
+        client(producer)._put_exchange.shut(farewell=False)
         with pytest.raises(PeerLost):
             near.take(timeout_s=HANG_S)
         assert near.stats().num_put == 0
@@ -540,7 +545,7 @@ def test_a_closed_door_says_so():
 
         thread = threading.Thread(target=take)
         thread.start()
-        while not far._back_end._exchanges[1:]:
+        while not client(far)._exchanges[1:]:
             time.sleep(0.001)
         door.close()
         thread.join(HANG_S)
@@ -605,7 +610,7 @@ def test_garbage_of_a_member_costs_it_its_line(caplog):
             connection.shut()
         for _ in range(20):
             member = Channel.open(door.address)
-            member._back_end._put_exchange._lifeline._socket.sendall(random.bytes(100))
+            client(member)._put_exchange._lifeline._socket.sendall(random.bytes(100))
             with pytest.raises(PeerLost):
                 member.close()
         far.put("still there")

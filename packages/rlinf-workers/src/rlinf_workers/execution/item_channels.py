@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlinf_comm import Channel, ChannelAddress, ChannelServer, Item, ServerAddress, record
+from rlinf_comm import Channel, ChannelServer, Item, ServerAddress, record
 from rlinf_workers.addresses import DRIVERS_NODE, own_address
 from rlinf_workers.execution.stage_calls import ItemAddress, StageCall
 
@@ -36,7 +36,7 @@ class ChannelPlace:
     """Where a channel lives."""
 
     node: int
-    near: ChannelAddress
+    near: ItemAddress
     """For ranks of the node."""
     door: ServerAddress | None
     """For those of others; None where there are none."""
