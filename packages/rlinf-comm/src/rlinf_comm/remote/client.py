@@ -321,6 +321,9 @@ def _enter(address: ServerAddress, me: PeerAddress, deadline: Deadline) -> tuple
         hello = Hello(service=SERVICE, name=address.name, caller=me)
         answer = introduce(connection, hello, deadline)
         return connection, me, msgspec.msgpack.decode(answer.details, type=Enter)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        connection.shut()
+        raise DecodeError(f"{connection.who} does not describe its channel: {error}") from error
     except Refused as error:
         connection.shut()
         raise PeerLost(f"{connection.who}: {error}") from error

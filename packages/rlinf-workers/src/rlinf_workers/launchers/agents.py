@@ -282,7 +282,7 @@ class AgentLauncher(ServingLauncher):
         deadline, own = Deadline(ARRIVAL_TIMEOUT_S), own_hello("launcher")
         try:
             arrival = messages.decode_arrival(meet(connection, own, deadline).details).of
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DecodeError(f"{connection.who} does not say what it is: {error}") from error
         if isinstance(arrival, messages.AgentArrival):
             agent = self._agents.get(arrival.node)
