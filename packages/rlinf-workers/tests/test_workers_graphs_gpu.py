@@ -90,7 +90,8 @@ def test_weights_that_are_filled_in_place_are_served_by_the_same_graphs(qwen2):
             with torch.no_grad():
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
     assert_same(sample(made, prompts_of(MIXED), LONG), sample(plain, prompts_of(MIXED), LONG))
-    assert decoder_of(made)._graphs == graphs_before
+    graphs = decoder_of(made)._graphs  # other weights sample other lengths, whose sizes may be captured beside them
+    assert all(graphs[step] is graph for step, graph in graphs_before.items())
 
 
 def test_offloading_gives_the_memory_back_and_graphs_are_captured_again(qwen2):
