@@ -79,5 +79,5 @@ def test_its_spec_is_planned_with_and_refuses_by_key():
 
 def test_the_docs_show_it_as_it_is():
     root = Path(__file__).parent.parent
-    page = (root / "docs/doors/backend.md").read_text()
+    page = (root / "docs/plugins/backend.md").read_text()
     assert (root / "integration_tests/extensions/backend.py").read_text() in page

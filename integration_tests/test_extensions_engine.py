@@ -53,7 +53,7 @@ def test_ten_steps_with_it_give_the_numbers_of_the_shipped_engine(tmp_path):
 
 
 def test_the_page_shows_the_file():
-    page = (FOLDER.parent / "docs" / "doors" / "engine.md").read_text()
+    page = (FOLDER.parent / "docs" / "plugins" / "engine.md").read_text()
     source = (FOLDER / "extensions" / "engine.py").read_text()
     assert f"```python\n{source}```" in page
     assert len(source.splitlines()) < 60

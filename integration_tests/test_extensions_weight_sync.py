@@ -62,5 +62,5 @@ def test_the_link_of_the_docs_refuses_a_flipped_byte():
 
 def test_the_docs_show_it_as_it_is():
     root = Path(__file__).parent.parent
-    page = (root / "docs/doors/link.md").read_text()
+    page = (root / "docs/plugins/weight_sync.md").read_text()
     assert (root / "integration_tests/extensions/weight_sync.py").read_text() in page

@@ -19,9 +19,9 @@ from rlinf_workers.plugins import ENGINES, TRAINERS
 from rlinf_workers.records.language import Prompt, SampleGroup
 from rlinf_workers.trainers.base import (
     BackendSettings,
-    Evaluation,
+    ModelAdapter,
+    ModelOutputs,
     OptimizerSettings,
-    Trainable,
     TrainingBackend,
 )
 from rlinf_workers.worker import Worker
@@ -196,7 +196,7 @@ def warm_up(case: Case, device: torch.device) -> None:
 def backend_of(case: Case, model: ModelSettings, worker: Worker) -> TrainingBackend:
     """What a rank of the case holds; frozen where it does not train."""
     settings = BackendSettings(name=case.backend, options=case.options, num_shards=case.num_shards)
-    kind: Trainable = TokenModel(model, 1.0)
+    kind: ModelAdapter = TokenModel(model, 1.0)
     if case.lora_rank:
         targets, _ = find_targets(model.folder, ["all-linear"])
         lora = LoraSettings(rank=case.lora_rank, alpha=16.0, targets=targets, base_digest="none")
@@ -214,7 +214,7 @@ def update(case: Case, backend: TrainingBackend, device: torch.device) -> None:
     backend.step(8.0)
 
 
-def _loss(answers: Evaluation) -> tuple[torch.Tensor, list[float]]:
+def _loss(answers: ModelOutputs) -> tuple[torch.Tensor, list[float]]:
     return -answers.logprobs.mean(-1).sum(), [1.0]
 
 

@@ -194,7 +194,7 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
         for index in range(case.num_groups)
     ]
     while waiting or engine.finished():
-        room = engine.room(sampling.group_size)
+        room = engine.free_capacity(sampling.group_size)
         now, waiting = waiting[:room], waiting[room:]
         if now:
             engine.submit(now, sampling, seed=0, step=0)

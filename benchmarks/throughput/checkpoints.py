@@ -29,7 +29,7 @@ from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.run_folder import RunFolder
 from rlinf.run_folder.checkpoints import writing_sealed
 from rlinf_workers.testing.backends import trial_worker
-from rlinf_workers.trainers.base import Evaluation, OptimizerSettings, Trainable
+from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs, OptimizerSettings
 from rlinf_workers.trainers.checkpoint import CheckpointFiles, optimizer_tensors
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
@@ -37,12 +37,12 @@ NUM_LAYERS, WIDTH = 18, 2041
 """75.0 million parameters."""
 
 
-class Layers(Trainable):
+class Layers(ModelAdapter):
     def build(self, device: torch.device) -> nn.Module:
         return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(NUM_LAYERS))).to(device)
 
-    def answers(self, model: Any, batch: Tensor, *, entropies: bool) -> Evaluation:
-        return Evaluation(values=model(batch)[:, 0])
+    def answers(self, model: Any, batch: Tensor, *, entropies: bool) -> ModelOutputs:
+        return ModelOutputs(values=model(batch)[:, 0])
 
 
 class OneRank:

@@ -12,7 +12,7 @@ from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
 from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.policies.pictures import chosen_cameras
-from rlinf_workers.trainers.base import Evaluation
+from rlinf_workers.trainers.base import ModelOutputs
 
 
 class Glance(Policy):
@@ -37,9 +37,9 @@ class Glance(Policy):
         logprobs = self.head.log_prob(outputs, actions)
         return Answer(actions=actions[:, None], logprobs=logprobs[:, None], values=values)
 
-    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
         outputs, values = self._outputs(fields)
-        return Evaluation(
+        return ModelOutputs(
             logprobs=self.head.log_prob(outputs, actions[:, 0])[:, None],
             entropies=self.head.entropy(outputs)[:, None],
             values=values,

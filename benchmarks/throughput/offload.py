@@ -28,7 +28,7 @@ from rlinf_workers.launchers.base import Identity
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.trainers.base import BackendSettings, Evaluation, OptimizerSettings
+from rlinf_workers.trainers.base import BackendSettings, ModelOutputs, OptimizerSettings
 from rlinf_workers.trainers.worker import TrainingWorker
 
 GPU = torch.device("cuda", 0)
@@ -77,7 +77,7 @@ class Trainer(TrainingWorker):
         return self._step(32.0)
 
 
-def _loss(answers: Evaluation) -> tuple[Tensor, list[float]]:
+def _loss(answers: ModelOutputs) -> tuple[Tensor, list[float]]:
     return -answers.logprobs.sum(), [1.0]
 
 

@@ -140,7 +140,7 @@ def sample(
     """All completions, asked for as the rollout stage does."""
     waiting, found, missing = list(prompts), [], 0
     while waiting or missing:
-        while waiting and (room := engine.room(sampling.group_size)) > 0:
+        while waiting and (room := engine.free_capacity(sampling.group_size)) > 0:
             engine.submit(waiting[:room], sampling, seed=0, step=step)
             missing += sampling.group_size * len(waiting[:room])
             waiting = waiting[room:]

@@ -26,8 +26,8 @@ class OutOfOrder(HuggingFaceEngine):
         self._under_way: list[Completions] = []
         self._order = random.Random(order_seed)
 
-    def room(self, group_size):
-        return super().room(group_size) - len({one.index for one in self._under_way})
+    def free_capacity(self, group_size):
+        return super().free_capacity(group_size) - len({one.index for one in self._under_way})
 
     def submit(self, prompts, sampling, *, seed, step):
         super().submit(prompts, sampling, seed=seed, step=step)

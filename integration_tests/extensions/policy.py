@@ -5,7 +5,7 @@ from torch import nn
 
 from rlinf_workers.policies.base import Answer, Needs, Policy, PolicyError
 from rlinf_workers.policies.heads.choose import head_for
-from rlinf_workers.trainers.base import Evaluation
+from rlinf_workers.trainers.base import ModelOutputs
 
 CHUNK_SIZE = 2
 
@@ -40,7 +40,7 @@ class Pairs(Policy):
     def evaluate(self, fields, actions, extras):
         hidden = self.trunk(fields["state"])
         logits = self.logits(hidden)
-        return Evaluation(
+        return ModelOutputs(
             logprobs=self.head.log_prob(logits, actions.flatten(-2)).unflatten(-1, (CHUNK_SIZE, -1)),
             entropies=self.head.entropy(logits).unflatten(-1, (CHUNK_SIZE, -1)),
             values=self.value(hidden)[:, 0],

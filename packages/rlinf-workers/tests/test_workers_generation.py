@@ -87,8 +87,8 @@ class ForgetsStopStrings(HuggingFaceEngine):
 
 
 class TakesTooMany(HuggingFaceEngine):
-    def room(self, group_size):
-        return 2 * super().room(group_size)
+    def free_capacity(self, group_size):
+        return 2 * super().free_capacity(group_size)
 
 
 class ServesACopy(HuggingFaceEngine):
@@ -145,7 +145,7 @@ def test_a_group_does_not_depend_on_its_batch(model, lengths):
 def test_splitting_by_max_batch_sequences_changes_nothing(model):
     some = prompts_of([8] * 6)
     whole, split = engine(model), engine(model, max_batch_sequences=8)
-    assert (whole.room(4), split.room(4)) == (128, 2)
+    assert (whole.free_capacity(4), split.free_capacity(4)) == (128, 2)
     for one, other in zip(sample(whole, some), sample(split, some), strict=True):
         assert_bitwise_equal(one.logprobs, other.logprobs)
 
@@ -184,8 +184,8 @@ class Scattered(HuggingFaceEngine):
         super().__init__(*arguments, **options)
         self.made, self.most_under_way = [], 0
 
-    def room(self, group_size):
-        return super().room(group_size) - len({one.index for one in self.made})
+    def free_capacity(self, group_size):
+        return super().free_capacity(group_size) - len({one.index for one in self.made})
 
     def submit(self, prompts, sampling, *, seed, step):
         super().submit(prompts, sampling, seed=seed, step=step)

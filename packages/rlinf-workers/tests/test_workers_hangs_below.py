@@ -50,7 +50,7 @@ class SilentEngine:
     def open_receiver(self, ports):
         raise NotImplementedError
 
-    def room(self, group_size):
+    def free_capacity(self, group_size):
         return self._room
 
     def submit(self, prompts, sampling, *, seed, step):

@@ -10,6 +10,7 @@ import torch
 
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.sglang.arguments import OWNED, bound_cores, check_names, server_arguments, suspects
+from rlinf_workers.engines.sglang.capacity import Capacity
 from rlinf_workers.engines.sglang.child import last_error
 from rlinf_workers.engines.sglang.requests import (
     answer_of,
@@ -18,7 +19,6 @@ from rlinf_workers.engines.sglang.requests import (
     request_parameters,
     sampling_seed,
 )
-from rlinf_workers.engines.sglang.room import Room
 from rlinf_workers.engines.sglang.server import with_hint
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.language_model import ModelSettings
@@ -175,10 +175,10 @@ def test_an_offload_on_cpu_slots_pauses_what_is_under_way_and_asks_for_no_memory
             work.close()
 
     engine: Any = object.__new__(SGLangEngine)
-    engine._server, engine._room, engine._lost = Server(), Room(1000, None), None
+    engine._server, engine._capacity, engine._lost = Server(), Capacity(1000, None), None
     engine._gives_memory_back, engine._is_away, engine._waits = gives_back, False, False
     if is_busy:
-        engine._room.begin(prompt(0), SAMPLING)
+        engine._capacity.begin(prompt(0), SAMPLING)
     for _ in range(2):
         engine.offload()
     for _ in range(2):
@@ -187,7 +187,7 @@ def test_an_offload_on_cpu_slots_pauses_what_is_under_way_and_asks_for_no_memory
 
 
 def test_room_is_what_the_cache_holds_less_what_is_under_way():
-    room = Room(1000, None)
+    room = Capacity(1000, None)
     assert room.prompts(3) == 1  # nothing is known of prompts yet
     room.begin(prompt(0), SAMPLING)  # 10 + 3 * 20 tokens expected
     assert room.prompts(3) == (1000 - 70) // 70
@@ -197,13 +197,13 @@ def test_room_is_what_the_cache_holds_less_what_is_under_way():
 
 
 def test_room_is_never_refused_to_a_prompt_alone_and_never_beyond_the_users_bound():
-    room = Room(50, 4)
+    room = Capacity(50, 4)
     room.begin(prompt(0), SAMPLING)
     assert room.prompts(3) == 0
     for member in range(3):
         room.end(0, member, 40)
     assert room.prompts(3) == 1
-    room = Room(10**6, 4)
+    room = Capacity(10**6, 4)
     room.begin(prompt(0), SAMPLING)
     assert room.prompts(1) == 1 and room.prompts(3) == 0
     room.end(0, 1, 4)

@@ -120,11 +120,11 @@ def test_a_row_that_has_ended_goes_to_the_next_completion(model, monkeypatch):
 
 def test_it_takes_the_next_prompt_while_a_group_is_under_way(model):
     made, settings = engine(model, max_batch_sequences=6), replace(LONG, max_new_tokens=60)
-    assert made.room(4) == 2, "a part of a group may begin"
+    assert made.free_capacity(4) == 2, "a part of a group may begin"
     made.submit(prompts_of([4, 4]), settings, seed=1, step=0)
-    assert made.room(4) == 0
+    assert made.free_capacity(4) == 0
     back = []
-    while made.room(4) == 0:
+    while made.free_capacity(4) == 0:
         back += made.finished()
     assert len(back) == 3 and slots_of(made).num_running > 0, "eight completions in six rows: room when three are back"
     made.submit(prompts_of([4], first=2), settings, seed=1, step=0)
@@ -136,7 +136,7 @@ def test_it_takes_the_next_prompt_while_a_group_is_under_way(model):
             sample(engine(model, refill=False), prompts_of([4, 4, 4])[:2] + prompts_of([4], first=2), settings)
         ),
     )
-    assert made.room(4) == 2
+    assert made.free_capacity(4) == 2
 
 
 def test_completions_under_way_are_all_sampled_alike(model):

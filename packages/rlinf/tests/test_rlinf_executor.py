@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rlinf.config.common import ClusterConfig
-from rlinf.doors import named_class
 from rlinf.errors import ProcessesLost, RunFailed, UserError
+from rlinf.plugin_checks import named_class
 from rlinf.processes.environment import as_in_workers, worker_environment
-from rlinf.processes.executor import check_doors, make_executor, run_failed
+from rlinf.processes.executor import check_plugins, make_executor, run_failed
 from rlinf.processes.machines import machine_of
 from rlinf_algos.registry import Registry
 from rlinf_sched.cluster import Cluster
@@ -112,7 +112,7 @@ def test_workers_get_the_credentials_that_the_config_names(monkeypatch: pytest.M
     assert os.environ["WANDB_API_KEY"] == "0a1b"
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(UserError, match=r"cluster\.pass_env_vars: OPENAI_API_KEY not set"):
-        check_doors(passing)
+        check_plugins(passing)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_workers_get_the_credentials_that_the_config_names(monkeypatch: pytest.M
 )
 def test_what_cannot_be_made_is_named_by_its_key(config: dict, text: str) -> None:
     with pytest.raises(UserError) as caught:
-        check_doors(ClusterConfig(**config))
+        check_plugins(ClusterConfig(**config))
     assert str(caught.value).startswith(text)
 
 

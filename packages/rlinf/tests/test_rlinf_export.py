@@ -18,12 +18,12 @@ from rlinf_workers.models.weight_writer import index_of, write_tensors
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.trainers.base import Trainable
+from rlinf_workers.trainers.base import ModelAdapter
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 
-def save(run: Path, step: int, kind: Trainable, score: float | None = None) -> Path:
+def save(run: Path, step: int, kind: ModelAdapter, score: float | None = None) -> Path:
     """A checkpoint as a run writes it."""
     new = not (run / "manifest.json").exists()
     with RunFolder(run, config_yaml="name: a\n", command=["rlinf"], keep_checkpoints=9, resume=not new) as folder:

@@ -85,7 +85,7 @@ class DriftDetector:
         return factor
 
     def reset(self) -> None:
-        """Forgets what it saw, for a new prediction."""
+        """SupportsAbort what it saw, for a new prediction."""
         self._values.clear()
         self._up = self._down = 0.0
         self._num_up = self._num_down = 0

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from rlinf_workers.engines.base import GenerationEngine, ServesElsewhere
+from rlinf_workers.engines.base import GenerationEngine, RemoteWeights
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
 from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 from rlinf_workers.worker import Worker
@@ -59,7 +59,7 @@ class ServingWorker(Worker):
         return self._host.waits.waiting("engine", processes=self.serving_processes)
 
     def serving_processes(self) -> Sequence[int]:
-        return self._served.process_ids() if isinstance(self._served, ServesElsewhere) else ()
+        return self._served.process_ids() if isinstance(self._served, RemoteWeights) else ()
 
     def weights_received(self, policy_version: int) -> None:
         self._version = policy_version
@@ -69,10 +69,10 @@ class ServingWorker(Worker):
 
     @property
     def checks_first(self) -> bool:
-        return isinstance(self._served, ServesElsewhere)
+        return isinstance(self._served, RemoteWeights)
 
     def open_receiver(self, ports: Sequence[WeightPort]) -> WeightReceiver:
-        if isinstance(self._served, ServesElsewhere):
+        if isinstance(self._served, RemoteWeights):
             return self._served.open_receiver(ports)
         return super().open_receiver(ports)
 

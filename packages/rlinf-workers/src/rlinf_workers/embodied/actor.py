@@ -36,7 +36,7 @@ from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.records.embodied import DemonstratedBatch, Trajectory
 from rlinf_workers.token_choice import Choice, TokenChooser, TokenValues
-from rlinf_workers.trainers.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
+from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
 from rlinf_workers.trainers.warm_start import WarmStartedWorker
 
 ADAM_EPSILON = 1e-5
@@ -63,7 +63,7 @@ class EmbodiedActorSettings:
     """Train an adapter of the policy's backbone; None: train the policy as its options say."""
 
     @property
-    def model(self) -> Trainable:
+    def model(self) -> ModelAdapter:
         """What the backend holds."""
         policy = PolicyModel(self.policy)
         if self.lora is None:
@@ -142,7 +142,7 @@ class _Shown:
         return _Shown(fields=fields, actions=self.actions[rows], noise=self.noise[rows])
 
 
-class PolicyModel(Trainable):
+class PolicyModel(ModelAdapter):
     """A policy as a training backend holds it: evaluates the actions of a `ShardBatch`; for demonstrated chunks the
     log-probabilities are minus the supervised losses, [B]."""
 
@@ -152,9 +152,9 @@ class PolicyModel(Trainable):
     def build(self, device: torch.device) -> Policy:
         return make_policy(self._settings, device)
 
-    def answers(self, model: Any, batch: ShardBatch | _Shown, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: ShardBatch | _Shown, *, entropies: bool) -> ModelOutputs:
         if isinstance(batch, _Shown):
-            return Evaluation(logprobs=-model.imitate(batch.fields, batch.actions, batch.noise))
+            return ModelOutputs(logprobs=-model.imitate(batch.fields, batch.actions, batch.noise))
         return model.evaluate(batch.fields, batch.actions, batch.extras)
 
 
@@ -377,7 +377,7 @@ class EmbodiedActor(WarmStartedWorker):
         found = self._chooser.choose(values, masks, self._backend.sum_over_shards)
         return dict(zip(pieces, found, strict=True))
 
-    def _loss(self, batch: ShardBatch, choice: Choice | None, answers: Evaluation) -> tuple[Tensor, list[float]]:
+    def _loss(self, batch: ShardBatch, choice: Choice | None, answers: ModelOutputs) -> tuple[Tensor, list[float]]:
         found, entropy_sum, num_ratios = self._policy_terms(batch, choice, answers)
         policy_sum, value_sum = _sum_of_means(found.terms), torch.zeros(())
         loss = policy_sum - self._algorithm.entropy_coef * entropy_sum
@@ -390,14 +390,14 @@ class EmbodiedActor(WarmStartedWorker):
         return loss, [float(total) for total in (*totals, *found.statistics.values())]
 
     def _policy_terms(
-        self, batch: ShardBatch, choice: Choice | None, answers: Evaluation
+        self, batch: ShardBatch, choice: Choice | None, answers: ModelOutputs
     ) -> tuple[PolicyTerms, Tensor, Tensor]:
         """Of the policy loss, with the entropies summed over samples and the number of ratios."""
         of = self._ratios(batch, answers)
         found = self._policy_loss(of.policy, of.proximal, of.rollout, of.advantages, of.mask, choice)
         return found, _sum_of_means(of.entropies), of.mask.sum()
 
-    def _ratios(self, batch: ShardBatch, answers: Evaluation) -> _Ratios:
+    def _ratios(self, batch: ShardBatch, answers: ModelOutputs) -> _Ratios:
         """The chunk is one action of the policy, executed to its end or not; where its parts have ratios of their own,
         those that were not executed are left out."""
         level = self._algorithm.ratio_level
@@ -435,7 +435,7 @@ def _sums_of_shown(policy: Policy, batches: Sequence[DemonstratedBatch], shards:
     return [torch.stack(of_shard).sum(0) for of_shard in sums]
 
 
-def _imitation_loss(answers: Evaluation) -> tuple[Tensor, list[float]]:
+def _imitation_loss(answers: ModelOutputs) -> tuple[Tensor, list[float]]:
     loss = -answers.logprobs.sum()
     return loss, [float(len(answers.logprobs)), float(loss.detach())]
 

@@ -3,7 +3,7 @@
 The rollout stage (language/rollout.py) keeps an engine full: it submits prompts while there is room, takes what has
 finished, puts groups together and hands each on when it is whole. An engine knows nothing of channels, leases or plans.
 
-    engine.submit([prompt, ...], sampling, seed=0, step=12)   as many as engine.room(sampling.group_size) says
+    engine.submit([prompt, ...], sampling, seed=0, step=12)   as many as engine.free_capacity(sampling.group_size) says
     engine.finished() -> [Completions]                        until all have come back
     engine.submit([...], ...)                                 also while earlier ones are on their way
 
@@ -54,7 +54,7 @@ class GenerationEngine(Protocol):
     """Samples completions with a model whose weights are filled from outside.
 
     One object for each rank of the rollout; all methods are called from one thread. The ranks of a replica make the
-    same calls in the same order, so `room` and `finished` answer the same on each. The rollout makes it as
+    same calls in the same order, so `free_capacity` and `finished` answer the same on each. The rollout makes it as
     `Engine(model, device, max_prompt_tokens=..., max_batch_sequences=..., **engine_options)`:
         model: ModelSettings, the folder with config and tokenizer, and whether it has the first weights.
         device: the rank's first device; the process sees no GPUs but the rank's own.
@@ -66,7 +66,7 @@ class GenerationEngine(Protocol):
     """
 
     def submit(self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, step: int) -> None:
-        """Takes prompts, at most as many as `room` says; may begin with them at once.
+        """Takes prompts, at most as many as `free_capacity` says; may begin with them at once.
 
         Args:
             prompts: their indices differ from those of the prompts under way.
@@ -82,7 +82,7 @@ class GenerationEngine(Protocol):
         """
         ...
 
-    def room(self, group_size: int) -> int:
+    def free_capacity(self, group_size: int) -> int:
         """How many prompts of so many completions it takes now; at least one when nothing is under way."""
         ...
 
@@ -113,7 +113,7 @@ class GenerationEngine(Protocol):
 
 
 @runtime_checkable
-class Forgets(Protocol):
+class SupportsAbort(Protocol):
     """What an engine has besides that can forget what is under way. The process of another one ends where a run is
     given up meanwhile, and a new one takes its place."""
 
@@ -123,7 +123,7 @@ class Forgets(Protocol):
 
 
 @runtime_checkable
-class ServesElsewhere(Protocol):
+class RemoteWeights(Protocol):
     """What an engine has besides whose weights lie in processes of its own.
 
     `weights` is empty then, and `layout` speaks of these processes, whatever the number of ranks: each rank has an

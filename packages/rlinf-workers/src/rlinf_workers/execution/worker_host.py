@@ -159,7 +159,7 @@ class WorkerHost:
             return StageRunner(self, call).run()
 
     def abandon(self) -> None:
-        """Forgets what a run has recorded that is given up."""
+        """SupportsAbort what a run has recorded that is given up."""
         self.metrics.drain()
         self.shown, self.notes = [], []
         try:

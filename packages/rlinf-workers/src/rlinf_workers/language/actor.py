@@ -31,7 +31,7 @@ from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
 from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.models.trainable import CompletionBatch, LogitNorms, TokenModel, ValueModel
 from rlinf_workers.records.language import ComparedGroup, ExampleBatch, SampleGroup, ScoredGroup
-from rlinf_workers.trainers.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
+from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
 from rlinf_workers.trainers.warm_start import WarmStartedWorker
 
 CHECK_OPTIMIZER = OptimizerSettings(learning_rate=3e-4)
@@ -77,7 +77,7 @@ class Actor(WarmStartedWorker):
         algorithm = settings.algorithm
         self._optimizer = settings.optimizer
         balances_routers = algorithm.router_aux_coef > 0
-        policy: Trainable = TokenModel(settings.model, settings.temperature, balances_routers=balances_routers)
+        policy: ModelAdapter = TokenModel(settings.model, settings.temperature, balances_routers=balances_routers)
         if settings.lora is not None:
             policy = LoraModel(policy, settings.model, settings.lora)
         self._backends = {"": settings.backend.make(policy, self, self._optimizer)}
@@ -393,7 +393,7 @@ class Actor(WarmStartedWorker):
     def _add_examples(self, batch: ExampleBatch) -> None:
         batch = replace(batch, token_ids=batch.token_ids.to(self.device), loss_mask=batch.loss_mask.to(self.device))
 
-        def loss_of(answers: Evaluation) -> tuple[Tensor, list[float]]:
+        def loss_of(answers: ModelOutputs) -> tuple[Tensor, list[float]]:
             mask = batch.loss_mask[:, 1:]
             loss = (-answers.logprobs * mask).sum()
             return loss, [float(mask.sum()), float(loss.detach())]
@@ -412,6 +412,6 @@ class Actor(WarmStartedWorker):
         self._loss.entropy_bonus.restore(state)
 
 
-def _likelihood(mask: Tensor, answers: Evaluation) -> tuple[Tensor, list[float]]:
+def _likelihood(mask: Tensor, answers: ModelOutputs) -> tuple[Tensor, list[float]]:
     """A loss that makes tokens likelier, and their number."""
     return -(answers.logprobs * mask).sum(), [float(mask.sum())]

@@ -18,14 +18,14 @@ from rlinf_workers.language.advantages import kl_estimate
 from rlinf_workers.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token
 from rlinf_workers.language.micro_batches import MicroBatch, Tokens
 from rlinf_workers.token_choice import TokenChooser, TokenValues
-from rlinf_workers.trainers.base import Evaluation, TrainingBackend
+from rlinf_workers.trainers.base import ModelOutputs, TrainingBackend
 
 TOTALS = ("divisor", "loss", "tokens", "trained tokens")
 """Sums over an update that every algorithm has."""
 
 
 class ActorLoss:
-    """Evaluation and advantages -> a scalar whose gradient adds up over micro-batches, shards and ranks."""
+    """Model outputs and advantages -> a scalar whose gradient adds up over micro-batches, shards and ranks."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
@@ -55,7 +55,7 @@ class ActorLoss:
         worst, self._worst = self._worst, None
         return worst
 
-    def of(self, micro_batch: MicroBatch, answers: Evaluation) -> tuple[Tensor, list[float]]:
+    def of(self, micro_batch: MicroBatch, answers: ModelOutputs) -> tuple[Tensor, list[float]]:
         """Summed loss of what the micro-batch has for the policy, and the totals of an update: of `TOTALS`, then of
         `statistics`, then those of `gap_sums`."""
         batch = micro_batch.for_policy
@@ -107,7 +107,7 @@ class ActorLoss:
                 for_policy = replace(micro_batch.for_policy, choice=next(choices[micro_batch.shard]))
                 yield replace(micro_batch, for_policy=for_policy)
 
-    def _values(self, batch: Tokens, answers: Evaluation) -> TokenValues:
+    def _values(self, batch: Tokens, answers: ModelOutputs) -> TokenValues:
         mask = batch.sequences.loss_mask != 0
         logprobs, advantages = answers.logprobs, batch.advantages
         anchor = logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs

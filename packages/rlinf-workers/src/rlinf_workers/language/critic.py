@@ -12,7 +12,7 @@ from rlinf_algos.algorithm import Algorithm
 from rlinf_workers.algorithm_parts import value_loss
 from rlinf_workers.language.micro_batches import Tokens
 from rlinf_workers.models.trainable import CompletionBatch
-from rlinf_workers.trainers.base import Evaluation, TrainingBackend
+from rlinf_workers.trainers.base import ModelOutputs, TrainingBackend
 
 NUM_STATISTICS = 5
 
@@ -45,7 +45,7 @@ class Critic:
         """Adds the gradient of a micro-batch."""
         self.backend.backward(shard, batch.sequences, lambda answers: self._loss(answers, batch))
 
-    def _loss(self, answers: Evaluation, batch: Tokens) -> tuple[Tensor, list[float]]:
+    def _loss(self, answers: ModelOutputs, batch: Tokens) -> tuple[Tensor, list[float]]:
         values, old, returns, mask = answers.values, batch.values, batch.returns, batch.sequences.loss_mask
         assert old is not None and returns is not None, "where there is a critic, the groups have values and returns"
         loss = value_loss(self._algorithm, values, old, returns, mask)

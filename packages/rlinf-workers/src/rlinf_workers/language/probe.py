@@ -232,7 +232,7 @@ def _engine(model: Any, **options: Any) -> float:
     prompts, largest = _prompts(), 0.0
     waiting, num_done = list(prompts), 0
     while num_done < len(prompts) * GROUP_SIZE:
-        while waiting and engine.room(GROUP_SIZE) > 0:
+        while waiting and engine.free_capacity(GROUP_SIZE) > 0:
             engine.submit([waiting.pop(0)], sampling, seed=0, step=0)
         for found in engine.finished():
             for token_ids, logprobs in zip(found.token_ids, found.logprobs, strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlinf_algos.errors import NonFiniteError
 from rlinf_comm import record
 from rlinf_comm.weights import Layout
-from rlinf_workers.engines.base import Completions, Forgets, GenerationEngine
+from rlinf_workers.engines.base import Completions, GenerationEngine, SupportsAbort
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
@@ -100,7 +100,7 @@ class Rollout(ServingWorker):
     ) -> Sequence[Prompt]:
         """Fills the engine. Returns the prompts for which there is no free capacity."""
         size = sampling.group_size
-        while (capacity := self._engine.room(size)) > 0:
+        while (capacity := self._engine.free_capacity(size)) > 0:
             if not waiting and further_prompts is not None:
                 waiting = further_prompts(capacity)
             if not waiting:
@@ -153,7 +153,7 @@ class Rollout(ServingWorker):
     def abandon(self) -> None:
         if not self._groups:
             return
-        if not isinstance(self._engine, Forgets):
+        if not isinstance(self._engine, SupportsAbort):
             raise WorkersError(f"{self._settings.engine} cannot forget the {len(self._groups)} groups under way")
         with self.asking():
             self._engine.abandon()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlinf_algos.head import head_logprobs, head_logprobs_and_entropy
 from rlinf_algos.logprobs import logit_norms
 from rlinf_sched.derive.memory import MAX_LOGITS_BYTES
-from rlinf_workers.trainers.base import Evaluation
+from rlinf_workers.trainers.base import ModelOutputs
 
 PLAIN_HEADS = frozenset({"gemma", "gemma2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 """Architectures (`model_type`) whose logits are a linear layer of the last states, capped at most."""
@@ -30,7 +30,7 @@ def has_large_logits(model: Any, num_tokens: int) -> bool:
 
 def answers_of_states(
     model: Any, states: Tensor, ids: Tensor, loss_mask: Tensor, temperature: float, *, entropies: bool
-) -> Evaluation:
+) -> ModelOutputs:
     """Answers for tokens, 0.0 outside the mask.
 
     Args:
@@ -46,9 +46,9 @@ def answers_of_states(
         "kept_bytes": MAX_LOGITS_BYTES,
     }
     if not entropies:
-        return Evaluation(logprobs=head_logprobs(states, head.weight, ids, temperature, **settings))
+        return ModelOutputs(logprobs=head_logprobs(states, head.weight, ids, temperature, **settings))
     logprobs, found = head_logprobs_and_entropy(states, head.weight, ids, temperature, **settings)
-    return Evaluation(logprobs=logprobs, entropies=found)
+    return ModelOutputs(logprobs=logprobs, entropies=found)
 
 
 def logit_norms_of_states(model: Any, states: Tensor, ids: Tensor, temperature: float) -> Tensor:

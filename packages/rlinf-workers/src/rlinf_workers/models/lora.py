@@ -23,7 +23,7 @@ from rlinf_comm import record
 from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.models.language_model import ADAPTER_CONFIG, ModelSettings, is_adapter, load_tokenizer
 from rlinf_workers.models.placement import tensors_of
-from rlinf_workers.trainers.base import Evaluation, Trainable
+from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs
 from rlinf_workers.trainers.served import LowRank, Served
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _matching(modules: Mapping[str, Any], targets: Sequence[str]) -> set[str]:
     return {name for name in modules if any(name == one or name.endswith(f".{one}") for one in targets)}
 
 
-class LoraModel(Trainable):
+class LoraModel(ModelAdapter):
     """A model with an adapter, which is trained and saved with what lies outside the backbone, and nothing else. Its
     files are one for all ranks.
 
@@ -135,7 +135,7 @@ class LoraModel(Trainable):
 
     stem = ADAPTER_STEM
 
-    def __init__(self, base: Trainable, model: ModelSettings, lora: LoraSettings) -> None:
+    def __init__(self, base: ModelAdapter, model: ModelSettings, lora: LoraSettings) -> None:
         self._base, self._settings, self._lora = base, model, lora
 
     def build(self, device: torch.device) -> nn.Module:
@@ -155,10 +155,10 @@ class LoraModel(Trainable):
                 parameter.data = parameter.data.float()
         return model.eval()
 
-    def answers(self, model: Any, batch: Any, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: Any, *, entropies: bool) -> ModelOutputs:
         return self._base.answers(model, batch, entropies=entropies)
 
-    def base_answers(self, model: Any, batch: Any) -> Evaluation:
+    def base_answers(self, model: Any, batch: Any) -> ModelOutputs:
         with _adapter_off(model):
             return self._base.answers(model, batch, entropies=False)
 

@@ -30,7 +30,7 @@ from rlinf_workers.models.weight_names import (
     under_file_names,
 )
 from rlinf_workers.records.language import ExampleBatch
-from rlinf_workers.trainers.base import Evaluation, Trainable
+from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs
 
 CompletionBatch = SequenceBatch | PackedBatch
 """Completions behind their prompts, padded or not; both have `completion_ids` and `loss_mask`, [B, T]."""
@@ -43,7 +43,7 @@ class LogitNorms:
     batch: CompletionBatch
 
 
-class TokenModel(Trainable):
+class TokenModel(ModelAdapter):
     """A causal language model. Answers a CompletionBatch with the log-probabilities of its completion tokens, an
     ExampleBatch with those of all tokens but the first, and `LogitNorms` with those of its completion tokens.
 
@@ -69,9 +69,11 @@ class TokenModel(Trainable):
         _refuse_adapter(folder)
         return pretrained_weights(model, folder)
 
-    def answers(self, model: Any, batch: CompletionBatch | ExampleBatch | LogitNorms, *, entropies: bool) -> Evaluation:
+    def answers(
+        self, model: Any, batch: CompletionBatch | ExampleBatch | LogitNorms, *, entropies: bool
+    ) -> ModelOutputs:
         if isinstance(batch, LogitNorms):
-            return Evaluation(logit_norms=self._logit_norms(model, batch.batch))
+            return ModelOutputs(logit_norms=self._logit_norms(model, batch.batch))
         if isinstance(batch, ExampleBatch):
             return _example_answers(model, batch)
         if not self._balances_routers or not torch.is_grad_enabled():
@@ -80,19 +82,19 @@ class TokenModel(Trainable):
             found = self._completion_answers(model, batch, entropies)
         return replace(found, router_loss=balance_loss(model, batch, routers))
 
-    def _completion_answers(self, model: Any, batch: CompletionBatch, entropies: bool) -> Evaluation:
+    def _completion_answers(self, model: Any, batch: CompletionBatch, entropies: bool) -> ModelOutputs:
         if isinstance(batch, PackedBatch):
             found = self._packed_answers(model, batch, entropies)
             logprobs = batch.spread(found.logprobs)
             if not entropies:
-                return Evaluation(logprobs=logprobs)
-            return Evaluation(logprobs=logprobs, entropies=batch.spread(found.entropies))
+                return ModelOutputs(logprobs=logprobs)
+            return ModelOutputs(logprobs=logprobs, entropies=batch.spread(found.entropies))
         if has_large_logits(model, batch.completion_ids.numel()):
             states, ids, mask = completion_states(model, batch), batch.completion_ids, batch.loss_mask
             return answers_of_states(model, states, ids, mask, self.temperature, entropies=entropies)
         return self._answers_of_logits(completion_logits(model, batch), batch.completion_ids, entropies)
 
-    def _packed_answers(self, model: Any, batch: PackedBatch, entropies: bool) -> Evaluation:
+    def _packed_answers(self, model: Any, batch: PackedBatch, entropies: bool) -> ModelOutputs:
         """For the completion tokens alone, [M]."""
         ids = batch.ids
         if not has_large_logits(model, len(ids)):
@@ -100,11 +102,11 @@ class TokenModel(Trainable):
         states, mask = packed_states(model, batch), torch.ones_like(ids)
         return answers_of_states(model, states, ids, mask, self.temperature, entropies=entropies)
 
-    def _answers_of_logits(self, logits: Tensor, ids: Tensor, entropies: bool) -> Evaluation:
+    def _answers_of_logits(self, logits: Tensor, ids: Tensor, entropies: bool) -> ModelOutputs:
         if not entropies:
-            return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self.temperature))
+            return ModelOutputs(logprobs=token_logprobs(logits, ids, temperature=self.temperature))
         logprobs, found = logprobs_and_entropy(logits, ids, self.temperature)
-        return Evaluation(logprobs=logprobs, entropies=found)
+        return ModelOutputs(logprobs=logprobs, entropies=found)
 
     def _logit_norms(self, model: Any, batch: CompletionBatch) -> Tensor:
         """[B, T], 0 outside the mask."""
@@ -142,7 +144,7 @@ class TokenModel(Trainable):
         model.load_state_dict(loaded.state_dict())
 
 
-class ValueModel(Trainable):
+class ValueModel(ModelAdapter):
     """A causal language model whose head gives one number a token: the reward still to come before each token of a
     CompletionBatch is chosen. The head begins at 0."""
 
@@ -162,10 +164,10 @@ class ValueModel(Trainable):
         own = [name for name, tensor in model.named_parameters() if any(tensor is other for other in head.parameters())]
         return pretrained_weights(model, self.settings.folder, without=own)
 
-    def answers(self, model: Any, batch: CompletionBatch, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: CompletionBatch, *, entropies: bool) -> ModelOutputs:
         if isinstance(batch, PackedBatch):
-            return Evaluation(values=batch.spread(packed_logits(model, batch)[..., 0].float()))
-        return Evaluation(values=completion_logits(model, batch)[..., 0].float())
+            return ModelOutputs(values=batch.spread(packed_logits(model, batch)[..., 0].float()))
+        return ModelOutputs(values=completion_logits(model, batch)[..., 0].float())
 
     def num_calls(self, batch: CompletionBatch) -> int:
         return num_calls(batch) if isinstance(batch, SequenceBatch) else 1
@@ -184,7 +186,7 @@ def _with_value_head(model: Any) -> Any:
     return model
 
 
-def _example_answers(model: Any, batch: ExampleBatch) -> Evaluation:
+def _example_answers(model: Any, batch: ExampleBatch) -> ModelOutputs:
     """Log-probabilities [B, T - 1] of the tokens from the second on, at temperature 1."""
     if has_large_logits(model, batch.token_ids.numel()):
         states = model.base_model(input_ids=batch.token_ids, use_cache=False).last_hidden_state[:, :-1]
@@ -193,4 +195,4 @@ def _example_answers(model: Any, batch: ExampleBatch) -> Evaluation:
     logits = model(input_ids=batch.token_ids, use_cache=False).logits[:, :-1]
     ids = batch.token_ids[:, 1:]
     losses = nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten(), reduction="none")
-    return Evaluation(logprobs=-losses.view_as(ids))
+    return ModelOutputs(logprobs=-losses.view_as(ids))

@@ -24,7 +24,7 @@ from rlinf_comm import record
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.plugins import POLICIES
-from rlinf_workers.trainers.base import Evaluation
+from rlinf_workers.trainers.base import ModelOutputs
 
 record(FieldSpec)
 record(ActionSpec)
@@ -114,7 +114,7 @@ class Policy(nn.Module, ABC):
         """
 
     @abstractmethod
-    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
         """What it thinks of actions [n, K, A], differentiable; those that `act` answered get the log-probabilities and
         values that it gave.
 

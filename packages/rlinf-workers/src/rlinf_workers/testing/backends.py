@@ -28,7 +28,14 @@ from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.weight_sync import parts_of
-from rlinf_workers.trainers.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, Trainable, TrainingBackend
+from rlinf_workers.trainers.base import (
+    NOT_ASKED,
+    LossOf,
+    ModelAdapter,
+    ModelOutputs,
+    OptimizerSettings,
+    TrainingBackend,
+)
 from rlinf_workers.trainers.checkpoint import MODEL, OPTIMIZER, CheckpointFiles
 from rlinf_workers.worker import Worker
 
@@ -46,7 +53,7 @@ MakeBackend = Callable[..., TrainingBackend]
 """The class, or a function with the arguments of its constructor."""
 
 
-class Chooser(Trainable):
+class Chooser(ModelAdapter):
     """A network that chooses, and says what a row is worth."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -59,10 +66,10 @@ class Chooser(Trainable):
         model.register_buffer("count", torch.zeros(1))
         return model.double().to(device)
 
-    def answers(self, model: Any, batch: Tensor, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: Tensor, *, entropies: bool) -> ModelOutputs:
         found = model(batch)
         logprobs = found[:, :NUM_CHOICES].log_softmax(-1)
-        return Evaluation(
+        return ModelOutputs(
             logprobs=logprobs.gather(1, batch[:, -1:].long())[:, 0],
             entropies=-(logprobs.exp() * logprobs).sum(-1) if entropies else NOT_ASKED,
             values=found[:, NUM_CHOICES],
@@ -77,7 +84,7 @@ class Subject:
     readable = READABLE
     ordinary = ORDINARY
 
-    def kind(self, seed: int = 0) -> Trainable:
+    def kind(self, seed: int = 0) -> ModelAdapter:
         return Chooser(seed)
 
     def rows(self, which: slice) -> Any:
@@ -88,7 +95,7 @@ class Subject:
         """Statistics of a micro-batch: its rows, and another sum."""
         return float(len(batch)), float(batch[:, 0].sum())
 
-    def loss(self, batch: Any, answers: Evaluation) -> Tensor:
+    def loss(self, batch: Any, answers: ModelOutputs) -> Tensor:
         """A summed loss of all answers that there are."""
         return ((answers.values - batch[:, 0]).square() - answers.logprobs - 0.1 * answers.entropies).sum()
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from rlinf_comm.weights import Layout, ReshardPlan, execute, plan, specs_of
-from rlinf_workers.engines.base import Completions, GenerationEngine, ServesElsewhere
+from rlinf_workers.engines.base import Completions, GenerationEngine, RemoteWeights
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
 from rlinf_workers.records.language import Prompt
@@ -105,7 +105,7 @@ def sample(
     """All that the engine makes of the prompts, asked as the rollout stage does; each completion came once."""
     waiting, missing, found = list(prompts), {}, []
     while waiting or missing:
-        while waiting and (room := engine.room(sampling.group_size)) > 0:
+        while waiting and (room := engine.free_capacity(sampling.group_size)) > 0:
             now, waiting = waiting[:room], waiting[room:]
             engine.submit(now, sampling, seed=1, step=step)
             missing.update({prompt.index: set(range(sampling.group_size)) for prompt in now})
@@ -234,10 +234,10 @@ def check_stop_strings(engine: GenerationEngine, reference: Any, model: ModelSet
 def check_room(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
     """It takes what it has room for, also while earlier prompts are under way, and no more than it was allowed."""
     for group_size, most in ((1, MAX_SEQUENCES), (4, MAX_SEQUENCES // 4), (MAX_SEQUENCES + 1, 1)):
-        room = engine.room(group_size)
+        room = engine.free_capacity(group_size)
         assert 1 <= room <= most, f"room for {room} prompts of {group_size} completions, of {MAX_SEQUENCES} at once"
     waiting, size = prompts_of([3] * 64), SAMPLING.group_size
-    while waiting and (room := engine.room(size)) > 0:
+    while waiting and (room := engine.free_capacity(size)) > 0:
         engine.submit(waiting[:room], SAMPLING, seed=1, step=0)
         waiting = waiting[room:]
     num_taken, num_back = 64 - len(waiting), 0
@@ -245,7 +245,7 @@ def check_room(engine: GenerationEngine, reference: Any, model: ModelSettings) -
     while parts := engine.finished():
         num_back += sum(len(part.members) for part in parts)
     assert num_back == num_taken * size, f"{num_back} completions of {num_taken} prompts came back"
-    assert engine.room(size) > 0, "no room once everything came back"
+    assert engine.free_capacity(size) > 0, "no room once everything came back"
 
 
 @_check
@@ -319,7 +319,7 @@ def _send_other_weights(engine: GenerationEngine, reference: Any) -> None:
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
     specs = specs_of(weights)
     reshard = plan(Layout.replicated(specs, 1), engine.layout().with_dtypes_of(specs))
-    if isinstance(engine, ServesElsewhere):
+    if isinstance(engine, RemoteWeights):
         _send_elsewhere(engine, weights, reshard, 5)
     else:
         execute(reshard, [weights], [engine.weights()])
@@ -327,7 +327,7 @@ def _send_other_weights(engine: GenerationEngine, reference: Any) -> None:
 
 
 def _send_elsewhere(
-    engine: ServesElsewhere, weights: dict[str, torch.Tensor], reshard: ReshardPlan, version: int
+    engine: RemoteWeights, weights: dict[str, torch.Tensor], reshard: ReshardPlan, version: int
 ) -> None:
     sync = SharedWeightSync("reference -> engine", reshard)
 

@@ -21,7 +21,7 @@ from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.backends import NUM_ROWS, Subject
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.trainers.base import Evaluation, OptimizerSettings, Trainable
+from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs, OptimizerSettings
 
 TEMPERATURE, WIDTH, LENGTH = 0.7, 5, 6
 
@@ -45,7 +45,7 @@ class LanguageSubject(Subject):
         self._folder = tempfile.TemporaryDirectory()
         self._model = replace(tiny_model(Path(self._folder.name)), has_weights=False)
 
-    def kind(self, seed: int = 0) -> Trainable:
+    def kind(self, seed: int = 0) -> ModelAdapter:
         return TokenModel(replace(self._model, seed=seed), TEMPERATURE)
 
     def rows(self, which: slice) -> SequenceBatch:
@@ -66,7 +66,7 @@ class LanguageSubject(Subject):
     def sums(self, batch: SequenceBatch) -> tuple[float, float]:
         return float(len(batch.completion_ids)), float(batch.completion_ids.sum())
 
-    def loss(self, batch: SequenceBatch, answers: Evaluation) -> Tensor:
+    def loss(self, batch: SequenceBatch, answers: ModelOutputs) -> Tensor:
         return ((answers.logprobs.exp() - 0.1 * answers.entropies) * batch.loss_mask).sum()
 
     def touch(self, model: Any) -> None:
@@ -76,8 +76,8 @@ class LanguageSubject(Subject):
 class ValueSubject(LanguageSubject):
     """The same as a critic, which learns the tokens that come."""
 
-    def kind(self, seed: int = 0) -> Trainable:
+    def kind(self, seed: int = 0) -> ModelAdapter:
         return ValueModel(replace(self._model, seed=seed))
 
-    def loss(self, batch: SequenceBatch, answers: Evaluation) -> Tensor:
+    def loss(self, batch: SequenceBatch, answers: ModelOutputs) -> Tensor:
         return ((answers.values - batch.completion_ids).square() * batch.loss_mask).sum()

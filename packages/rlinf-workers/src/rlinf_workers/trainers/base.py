@@ -1,6 +1,6 @@
 """TrainingBackend: how a model is held and trained on the ranks of a worker group.
 
-A role (actor, critic, reference, embodied actor) makes one from its `BackendSettings` and a `Trainable`, which says
+A role (actor, critic, reference, embodied actor) makes one from its `BackendSettings` and a `ModelAdapter`, which says
 what kind of model it is, and speaks to nothing else about weights. One update, in the order of the calls:
 
     backend.begin(num_statistics)
@@ -126,7 +126,7 @@ NOT_ASKED = torch.zeros(0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
+class ModelOutputs:
     """What a model says of a batch; [B, T] for the completion tokens of language models. Of the n rows of a policy
     log-probabilities and entropies are [n, K, D], for D numbers or tokens of K actions, and values [n] or [n, K].
 
@@ -145,7 +145,7 @@ class Evaluation:
     """Of `LogitNorms` alone: `rlinf_algos.logit_norms` of the tokens."""
 
 
-class Trainable(ABC):
+class ModelAdapter(ABC):
     """One kind of model: how it is made, what it answers, how its files lie in a folder."""
 
     stem = MODEL
@@ -156,10 +156,10 @@ class Trainable(ABC):
         """The model with its first weights, the same in every process."""
 
     @abstractmethod
-    def answers(self, model: Any, batch: Any, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: Any, *, entropies: bool) -> ModelOutputs:
         """One forward, differentiable; the batch is on the model's device."""
 
-    def base_answers(self, model: Any, batch: Any) -> Evaluation:
+    def base_answers(self, model: Any, batch: Any) -> ModelOutputs:
         """As `answers`, of the model as it was before an adapter changed it."""
         raise NotImplementedError(f"{type(self).__name__} has no adapter")
 
@@ -210,7 +210,7 @@ class Trainable(ABC):
         stored.files.fill(stored.layout, 0, tensors_of(model))
 
 
-LossOf = Callable[[Evaluation], tuple[Tensor, Sequence[float]]]
+LossOf = Callable[[ModelOutputs], tuple[Tensor, Sequence[float]]]
 """What the model says of a micro-batch -> its summed loss, and its statistics, which are sums too."""
 
 
@@ -224,7 +224,7 @@ class TrainingBackend(Protocol):
     """
 
     @property
-    def kind(self) -> Trainable:
+    def kind(self) -> ModelAdapter:
         """The model that it was constructed with."""
         ...
 
@@ -238,7 +238,7 @@ class TrainingBackend(Protocol):
         """Steps of the optimizer in use; the next one takes the learning rate of this number."""
         ...
 
-    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> Evaluation:
+    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> ModelOutputs:
         """Answers without gradient. A batch's numbers depend on nothing but the weights and the batch.
 
         Args:
@@ -286,8 +286,8 @@ class TrainingBackend(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """This rank's part of what is served (`Trainable.served`), as the layout says; every rank calls. No copies, but
-        of weights that an adapter changes, which are made when they are read."""
+        """This rank's part of what is served (`ModelAdapter.served`), as the layout says; every rank calls. No copies,
+        but of weights that an adapter changes, which are made when they are read."""
         ...
 
     def layout(self) -> Layout:
@@ -329,7 +329,7 @@ class BackendSettings:
     """Further arguments of its constructor."""
     num_shards: int = 1
 
-    def make(self, model: Trainable, worker: Worker, optimizer: OptimizerSettings | None = None) -> TrainingBackend:
+    def make(self, model: ModelAdapter, worker: Worker, optimizer: OptimizerSettings | None = None) -> TrainingBackend:
         """The backend, on the worker's device."""
         made = TRAINERS.get(self.name)
         return made(model, worker, optimizer=optimizer, num_shards=self.num_shards, **self.options)

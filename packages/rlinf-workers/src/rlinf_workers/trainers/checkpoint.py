@@ -24,7 +24,7 @@ from rlinf_workers.models.weight_writer import index_of, write_tensors
 from rlinf_workers.worker import Worker
 
 if TYPE_CHECKING:
-    from rlinf_workers.trainers.base import Trainable, TrainingBackend
+    from rlinf_workers.trainers.base import ModelAdapter, TrainingBackend
 
 MODEL, OPTIMIZER = "model", "optimizer"
 """With these the names of the files begin."""
@@ -105,7 +105,7 @@ class CheckpointFiles:
             raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say which file
 
 
-def writers(kind: Trainable, model: nn.Module, num_ranks: int) -> dict[str, int]:
+def writers(kind: ModelAdapter, model: nn.Module, num_ranks: int) -> dict[str, int]:
     """Tensor that is saved -> the rank that writes it. What is one tensor in a file is written by one rank. Ranks that
     have the same model have the same answer."""
     sizes = {name: tensor.nbytes for name, tensor in kind.saved(tensors_of(model)).items()}

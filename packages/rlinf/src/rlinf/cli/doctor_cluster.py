@@ -11,8 +11,8 @@ from rlinf.cli.finding_lines import print_findings
 from rlinf.cli.table import aligned
 from rlinf.cluster_findings import clock, judge, rate
 from rlinf.doctor import OWN_PACKAGES
-from rlinf.doors import spec_of
 from rlinf.errors import UserError
+from rlinf.plugin_checks import spec_of
 from rlinf_sched.cluster import Links
 from rlinf_sched.errors import SchedError
 from rlinf_sched.explain.quantities import gib

@@ -61,7 +61,7 @@ class TrainerConfig(OptimizerConfig):
         default="replicated",
         min_length=1,
         description="What holds and trains the model: replicated, fsdp2, megatron (docs/backends.md), or "
-        "package.module:Class of one's own (docs/doors/backend.md).",
+        "package.module:Class of one's own (docs/plugins/backend.md).",
     )
     backend_options: dict[str, bool | int | float | str] = Field(
         default={},

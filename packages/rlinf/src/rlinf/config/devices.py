@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal, TypeVar
 
 from rlinf.config.common import ClusterConfig, JobConfig
-from rlinf.doors import spec_of
 from rlinf.errors import UserError
 from rlinf.jobs.plugins import job_spec
 from rlinf.machine import Machine
+from rlinf.plugin_checks import spec_of
 from rlinf_workers.plugins import WEIGHT_SYNCS
 
 DeviceKind = Literal["cuda", "cpu"]

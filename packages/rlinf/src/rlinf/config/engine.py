@@ -21,7 +21,7 @@ class EngineConfig(Section):
     engine: str = Field(
         default="huggingface",
         description="What samples completions: huggingface, sglang (docs/sglang.md), or package.module:Class of a "
-        "custom engine (docs/doors/engine.md).",
+        "custom engine (docs/plugins/engine.md).",
     )
     engine_options: dict[str, bool | int | float | str | list[int | float | str]] = Field(
         default={},

@@ -31,7 +31,7 @@ from rlinf.jobs.models import check_architecture, engine_ways
 from rlinf.planning.cluster import make_cluster
 from rlinf.processes.environment import as_in_workers
 from rlinf.processes.environments import describe_environments, examine_environments
-from rlinf.processes.executor import check_doors, make_executor, run_failed
+from rlinf.processes.executor import check_plugins, make_executor, run_failed
 from rlinf.processes.machines import machine_of
 from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder
@@ -238,7 +238,7 @@ def prepare(config: EvalConfig) -> EvalRun:
 
     Raises: UserError.
     """
-    check_doors(config.cluster)
+    check_plugins(config.cluster)
     cluster = make_cluster(config.cluster, machine_of(config.cluster))
     environments = examine_environments(config.environments)
     check_installed(config, environments.get("rollout"))

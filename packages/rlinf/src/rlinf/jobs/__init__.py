@@ -33,10 +33,10 @@ def prepare(config: JobConfig, machine: Machine | None = None) -> Job:
     from rlinf.planning.plans import make_plans
     from rlinf.processes.environment import as_in_workers
     from rlinf.processes.environments import examine_environments
-    from rlinf.processes.executor import check_doors
+    from rlinf.processes.executor import check_plugins
     from rlinf.processes.machines import machine_of
 
-    check_doors(config.cluster)
+    check_plugins(config.cluster)
     environments = examine_environments(config.environments)
     machine = machine or machine_of(config.cluster)
     config = settle(config, check_devices(config, machine))

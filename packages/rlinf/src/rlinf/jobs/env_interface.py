@@ -10,8 +10,8 @@ import traceback
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rlinf.doors import named_class
 from rlinf.errors import UserError
+from rlinf.plugin_checks import named_class
 from rlinf_envs import PICTURE, EnvError, EnvSpec, make_env
 from rlinf_workers import LocalLauncher, RemoteError, WorkerLost
 from rlinf_workers.embodied.interface import EnvInterface, EnvProbe, interface_of, one_step

@@ -15,8 +15,8 @@ from rlinf.config.engine import EngineConfig
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.reasoning import EvaluationConfig, RolloutConfig
 from rlinf.config.tasks import FilesTask
-from rlinf.doors import named_class
 from rlinf.errors import UserError
+from rlinf.plugin_checks import named_class
 from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder, is_chat
 from rlinf_sched.derive.memory import JobShape

@@ -45,7 +45,7 @@ def policy_lora(lora: LoraConfig | None, backend: str, policy: PolicySettings) -
         adaptable = ", ".join(spec.name for spec in POLICIES.specs() if spec.adapted_modules)
         raise UserError(
             f"actor.lora: policy.name={policy.name} has no backbone whose weights could stay; it is trained whole",
-            hint=f"leave actor.lora out, or use one of {adaptable}; docs/doors/policy.md says how a policy "
+            hint=f"leave actor.lora out, or use one of {adaptable}; docs/plugins/policy.md says how a policy "
             "can take one",
         )
     _check_trains(backend)
@@ -68,7 +68,7 @@ def _check_trains(backend: str) -> None:
         others = either(TRAINERS, lambda spec: spec.trains_adapters)
         raise UserError(
             f"actor.lora: actor.backend={backend} cannot train adapters",
-            hint=f"use {others}, or leave actor.lora out; docs/doors/backend.md says how a backend can",
+            hint=f"use {others}, or leave actor.lora out; docs/plugins/backend.md says how a backend can",
         )
 
 

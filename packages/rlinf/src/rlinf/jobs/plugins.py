@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlinf.doors import spec_of
+from rlinf.plugin_checks import spec_of
 from rlinf_workers.plugins import Plugins
 
 if TYPE_CHECKING:

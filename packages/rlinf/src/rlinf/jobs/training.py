@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from rlinf.config.common import OptimizerConfig, TrainerConfig
-from rlinf.doors import named_class
 from rlinf.errors import UserError
+from rlinf.plugin_checks import named_class
 from rlinf_workers.plugins import POLICIES, TRAINERS
 from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf.doors import spec_of
 from rlinf.errors import UserError
 from rlinf.planning.engines import can_be_served, pool_shortage
 from rlinf.planning.fitting import fitting_changes, hint_of
+from rlinf.plugin_checks import spec_of
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Gpu, Lengths
 from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT

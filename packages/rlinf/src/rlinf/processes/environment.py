@@ -29,7 +29,7 @@ def as_in_workers(config: ClusterConfig) -> Iterator[None]:
 
 
 def _passed(config: ClusterConfig) -> dict[str, str]:
-    """Those that are set; `check_doors` names the others."""
+    """Those that are set; `check_plugins` names the others."""
     return {name: os.environ[name] for name in config.pass_env_vars if name in os.environ}
 
 

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from rlinf.config.common import ClusterConfig
-from rlinf.doors import named_class
 from rlinf.errors import ProcessesLost, RlinfError, RunFailed, UserError
+from rlinf.plugin_checks import named_class
 from rlinf.processes.environment import worker_environment
 from rlinf.processes.machines import launcher_spec
 from rlinf_comm import PeerLost, TornStream
@@ -22,7 +22,7 @@ from rlinf_workers.plugins import LAUNCHERS, WEIGHT_SYNCS
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def check_doors(config: ClusterConfig) -> None:
+def check_plugins(config: ClusterConfig) -> None:
     """Raises: UserError for a launcher or a weight sync that is not there, or options that it does not take, and for an
     env var that is not set."""
     if unset := [name for name in config.pass_env_vars if name not in os.environ]:
@@ -50,7 +50,7 @@ def make_executor(
     """An executor on the devices of `cluster`; leaving it ends every process.
 
     Args:
-        config: has been through `check_doors`.
+        config: has been through `check_plugins`.
         worker_timeout_s: a worker that is silent for so long is lost.
         forks: workers are forked from the fork server.
         pythons: worker group -> interpreter of its own environment; its workers are not forked.

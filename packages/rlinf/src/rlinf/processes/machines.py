@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlinf.config.common import ClusterConfig
-from rlinf.doors import spec_of
 from rlinf.errors import UserError
 from rlinf.machine import Gpu, Machine, this_machine
+from rlinf.plugin_checks import spec_of
 from rlinf_workers.errors import ClusterRefused
 from rlinf_workers.launchers.base import Node
 from rlinf_workers.launchers.spec import LauncherSpec

@@ -114,13 +114,13 @@ class HuggingFaceEngine(ServedModule):
     def close(self) -> None:
         self._release_caches()
 
-    def room(self, group_size: int) -> int:
+    def free_capacity(self, group_size: int) -> int:
         if self._slots is not None:
-            return self._slots.room(group_size)
+            return self._slots.free_capacity(group_size)
         return 0 if self._batch else max(1, self._max_batch_sequences // group_size)
 
     def submit(self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, step: int) -> None:
-        if len(prompts) > self.room(sampling.group_size):
+        if len(prompts) > self.free_capacity(sampling.group_size):
             raise ValueError(f"{len(prompts)} prompts are more than there is room for: ask room() before submit()")
         for prompt in prompts:
             self._check_length(prompt)

@@ -163,7 +163,7 @@ class Slots:
         """Completions that run or wait for a row."""
         return self.num_running + sum(len(one.members) for one in self._waiting)
 
-    def room(self, group_size: int) -> int:
+    def free_capacity(self, group_size: int) -> int:
         """How many prompts it takes now. The last of them may get rows for a part of its group only, so that rows do
         not stay empty until as many are free as a group has completions."""
         limit = self._limit or self._max_rows or group_size

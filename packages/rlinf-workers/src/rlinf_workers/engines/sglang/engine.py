@@ -30,9 +30,9 @@ from rlinf_workers.engines.sglang.arguments import (
     server_arguments,
     suspects,
 )
+from rlinf_workers.engines.sglang.capacity import Capacity
 from rlinf_workers.engines.sglang.loader import LOADER
 from rlinf_workers.engines.sglang.requests import Answer, answer_of, completions_of, cut_at, request_parameters
-from rlinf_workers.engines.sglang.room import Room
 from rlinf_workers.engines.sglang.server import EngineServer
 from rlinf_workers.engines.sglang.spec import SPEC
 from rlinf_workers.engines.stopping import StopStrings
@@ -112,7 +112,7 @@ class SGLangEngine:
             self._server = EngineServer(arguments, folder, self._on_lost)
         except SettingsRefused as error:
             raise SettingsRefused(f"{error}{suspects(str(error), server)}") from error
-        self._room = Room(self._server.num_tokens, max_batch_sequences)
+        self._capacity = Capacity(self._server.num_tokens, max_batch_sequences)
         self._model = replace(model, folder=str(served))
         self._processes = EngineProcesses(self._num_devices, self.enter)
         if device.type == "cuda":
@@ -127,12 +127,12 @@ class SGLangEngine:
         for prompt in prompts:
             self._check_length(prompt, sampling)
         for prompt in prompts:
-            self._room.begin(prompt, sampling)
+            self._capacity.begin(prompt, sampling)
             parameters = request_parameters(sampling, self._stop_ids, seed=seed, step=step, index=prompt.index)
             self._server.spawn(self._complete(prompt, sampling, parameters, self._version))
 
     def finished(self) -> list[Completions]:
-        if self._room.is_empty:
+        if self._capacity.is_empty:
             return []
         found = [self._results.get()]
         while not self._results.empty():
@@ -143,11 +143,11 @@ class SGLangEngine:
                 self._raise_if_lost()
                 raise one
             answers.append(one)
-            self._room.end(one.index, one.member, len(one.token_ids))
+            self._capacity.end(one.index, one.member, len(one.token_ids))
         return completions_of(answers)
 
-    def room(self, group_size: int) -> int:
-        return self._room.prompts(group_size)
+    def free_capacity(self, group_size: int) -> int:
+        return self._capacity.prompts(group_size)
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class SGLangEngine:
         """What is under way is computed anew with the new weights from its next token on; nothing of the KV cache and
         of common prefixes stays."""
         self._raise_if_lost()
-        self._server.run(self._drop_caches(pauses=not (self._room.is_empty or self._waits)))
+        self._server.run(self._drop_caches(pauses=not (self._capacity.is_empty or self._waits)))
         self._version, self._has_weights = policy_version, True
 
     # -- devices ----------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class SGLangEngine:
         back there, and being asked for it takes up to a second."""
         self._raise_if_lost()
         if not self._is_away:
-            self._waits = not self._room.is_empty
+            self._waits = not self._capacity.is_empty
             if self._gives_memory_back:
                 self._server.run(self._release(pauses=self._waits))
             elif self._waits:

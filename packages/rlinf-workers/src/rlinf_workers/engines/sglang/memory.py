@@ -64,7 +64,7 @@ def _weights_bytes(model: ModelShape, job: JobShape) -> int:
 
 
 def _cpu_tokens(model: ModelShape, job: JobShape) -> int:
-    """Room for all sequences that a rank may have at once at their longest, within a share of the slot's memory."""
+    """Capacity for all sequences that a rank may have at once at their longest, within a share of the slot's memory."""
     num_sequences = min(job.num_groups * job.lengths.group_size, job.max_sequences)
     most = int(CPU_SHARE * job.device_bytes) // kv_token_bytes(model, job)
     return min(num_sequences * job.longest_tokens, most)

@@ -14,7 +14,7 @@ from rlinf_workers.policies.base import Answer, Fields, Needs
 from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.policies.layers import POLICY_GAIN, VALUE_GAIN, in_own_dtype, tanh_tower
 from rlinf_workers.policies.state_statistics import StatePolicy, check_state
-from rlinf_workers.trainers.base import Evaluation
+from rlinf_workers.trainers.base import ModelOutputs
 
 
 class ActorCritic(StatePolicy):
@@ -63,10 +63,10 @@ class ActorCritic(StatePolicy):
             values=in_own_dtype(self.value, states)[..., 0],
         )
 
-    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
         states = self._states(fields)
         outputs = in_own_dtype(self.policy, states)
-        return Evaluation(
+        return ModelOutputs(
             logprobs=self.head.log_prob(outputs, actions.flatten(-2)).unflatten(-1, self._chunk_shape),
             entropies=self.head.entropy(outputs).unflatten(-1, self._chunk_shape),
             values=in_own_dtype(self.value, states)[..., 0],

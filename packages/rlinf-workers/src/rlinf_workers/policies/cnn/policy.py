@@ -22,7 +22,7 @@ from rlinf_workers.policies.layers import POLICY_GAIN, VALUE_GAIN, in_own_dtype,
 from rlinf_workers.policies.options import options_of
 from rlinf_workers.policies.pictures import chosen_cameras
 from rlinf_workers.policies.state_statistics import StatePolicy, check_state
-from rlinf_workers.trainers.base import Evaluation
+from rlinf_workers.trainers.base import ModelOutputs
 
 MIN_SIDE = 36
 """Pixels: with fewer the last layer of the encoder has nothing to look at."""
@@ -94,9 +94,9 @@ class CnnActorCritic(StatePolicy):
         shape = self._chunk_shape
         return Answer(actions=actions.unflatten(-1, shape), logprobs=logprobs.unflatten(-1, shape), values=values)
 
-    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
         outputs, values = self._outputs(fields)
-        return Evaluation(
+        return ModelOutputs(
             logprobs=self.head.log_prob(outputs, actions.flatten(-2)).unflatten(-1, self._chunk_shape),
             entropies=self.head.entropy(outputs).unflatten(-1, self._chunk_shape),
             values=values,

@@ -33,7 +33,7 @@ from rlinf_workers.policies.openvla.base import (
 )
 from rlinf_workers.policies.options import options_of
 from rlinf_workers.policies.pictures import chosen_cameras
-from rlinf_workers.trainers.base import Evaluation
+from rlinf_workers.trainers.base import ModelOutputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +97,11 @@ class OpenVLA(PrismaticPolicy):
             extras=extras,
         )
 
-    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
         bins = self._bins(actions, extras)[:, 0]
         states = self._states(fields, bins)
         logits = self._logits(states).flatten(1)
-        return Evaluation(
+        return ModelOutputs(
             logprobs=self._tokens.log_prob(logits, bins)[:, None],
             entropies=self._tokens.entropy(logits)[:, None],
             values=self._values(states[:, 0]),

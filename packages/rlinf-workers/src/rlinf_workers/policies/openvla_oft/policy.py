@@ -48,7 +48,7 @@ from rlinf_workers.policies.openvla_oft.heads import (
 )
 from rlinf_workers.policies.openvla_oft.options import OftOptions
 from rlinf_workers.policies.openvla_oft.scaling import Scaling
-from rlinf_workers.trainers.base import Evaluation
+from rlinf_workers.trainers.base import ModelOutputs
 
 END = 2
 """Ends a sequence, in Llama's vocabulary and among the bytes of a model without a tokenizer."""
@@ -137,15 +137,17 @@ class OpenVLAOFT(PrismaticPolicy):
             extras=extras,
         )
 
-    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
         states = self._states(fields)
         values = self._values_of(states)
         if self.action_head is not None:
             centre = self._predicted(states)
             logprobs = laplace_log_prob(extras["scaled_actions"], centre, self._options.spread)
-            return Evaluation(logprobs=logprobs, entropies=laplace_entropy(centre, self._options.spread), values=values)
+            return ModelOutputs(
+                logprobs=logprobs, entropies=laplace_entropy(centre, self._options.spread), values=values
+            )
         logits, bins = self._logits(states), self._bins(actions, extras).reshape(len(actions), -1, 1)
-        return Evaluation(
+        return ModelOutputs(
             logprobs=self._in_chunks(self._token.log_prob(logits, bins)),
             entropies=self._in_chunks(self._token.entropy(logits)),
             values=values,

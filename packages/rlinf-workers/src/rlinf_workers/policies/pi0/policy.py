@@ -49,7 +49,7 @@ from rlinf_workers.policies.pi0.options import Pi0Options, check_checkpoint, che
 from rlinf_workers.policies.pi0.processor import Prompts, make_prompts, prepare_pictures
 from rlinf_workers.policies.pi0.spec import SPEC
 from rlinf_workers.policies.pi0.statistics import normalizers
-from rlinf_workers.trainers.base import Evaluation
+from rlinf_workers.trainers.base import ModelOutputs
 
 NOISE_HEAD_WIDTHS = (128, 64)
 """Of the network that learns Flow-Noise's deviations, as in the authors' code."""
@@ -162,12 +162,12 @@ class Pi0(Policy):
         actions = self.normalize_actions.inverse(chosen) + self._origin(fields)
         return Answer(actions=actions, logprobs=logprobs, values=values, extras=extras)
 
-    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
         denoiser, times, steps = self._denoiser(fields), self._times(fields), extras.get("noisy_step")
         states = extras["chain"].transpose(0, 1)
         logprobs = flow_chain_logprobs(denoiser, states, times, noise_level=self._noise_level, indices=steps)
         entropies = self._sde_entropies(times, steps) if steps is not None else denoiser.entropies()
-        return Evaluation(
+        return ModelOutputs(
             logprobs=self._of_executed(logprobs), entropies=self._of_executed(entropies), values=denoiser.values(None)
         )
 

@@ -30,10 +30,10 @@ from rlinf_workers.models.placement import HOST, HostPlaces, copy_alike, move_mo
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.models.weight_names import StoredWeights
 from rlinf_workers.trainers.base import (
-    Evaluation,
     LossOf,
+    ModelAdapter,
+    ModelOutputs,
     OptimizerSettings,
-    Trainable,
     TrainingBackend,
     shards_of,
 )
@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 def fsdp2(
-    model: Trainable,
+    model: ModelAdapter,
     worker: Worker,
     *,
     optimizer: OptimizerSettings | None,
@@ -83,10 +83,10 @@ def fsdp2(
     return FSDP2Backend(model, worker, optimizer=optimizer, num_shards=num_shards, lower=lower, recompute=recompute)
 
 
-class _InDtype(Trainable):
+class _InDtype(ModelAdapter):
     """A frozen model whose parameters are held in the dtype that trained ones are computed in."""
 
-    def __init__(self, kind: Trainable, dtype: torch.dtype) -> None:
+    def __init__(self, kind: ModelAdapter, dtype: torch.dtype) -> None:
         self._kind, self._dtype = kind, dtype
         self.load, self.describe = kind.load, kind.describe
         self.written_together, self.to_files = kind.written_together, kind.to_files
@@ -97,7 +97,7 @@ class _InDtype(Trainable):
             parameter.data = parameter.data.to(self._dtype)
         return model
 
-    def answers(self, model: Any, batch: Any, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: Any, *, entropies: bool) -> ModelOutputs:
         return self._kind.answers(model, batch, entropies=entropies)
 
 
@@ -109,7 +109,7 @@ class FSDP2Backend:
 
     def __init__(
         self,
-        model: Trainable,
+        model: ModelAdapter,
         worker: Worker,
         *,
         optimizer: OptimizerSettings,
@@ -150,7 +150,7 @@ class FSDP2Backend:
         self.restart(optimizer)
 
     @property
-    def kind(self) -> Trainable:
+    def kind(self) -> ModelAdapter:
         return self._kind
 
     def _read(self, stored: StoredWeights) -> None:
@@ -161,12 +161,12 @@ class FSDP2Backend:
 
     # -- an update -------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> Evaluation:
+    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> ModelOutputs:
         return self._rounds.take(self._pass(batch, False), batch, lambda: self._answers(batch, entropies, adapter))
 
     @torch.no_grad()
-    def _answers(self, batch: Any, entropies: bool = False, adapter: bool = True) -> Evaluation:
-        def answers() -> Evaluation:
+    def _answers(self, batch: Any, entropies: bool = False, adapter: bool = True) -> ModelOutputs:
+        def answers() -> ModelOutputs:
             if not adapter:
                 return self._kind.base_answers(self._model, batch)
             return self._kind.answers(self._model, batch, entropies=entropies)

@@ -24,7 +24,7 @@ from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.models.weight_files import WeightFiles, region
 from rlinf_workers.models.weight_names import CONVERTS
 from rlinf_workers.records.language import ExampleBatch
-from rlinf_workers.trainers.base import Evaluation, LossOf, OptimizerSettings, shards_of
+from rlinf_workers.trainers.base import LossOf, ModelOutputs, OptimizerSettings, shards_of
 from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.trainers.megatron.answers import Asked, rows_of
 from rlinf_workers.trainers.megatron.files import gathered, leaving_out, owned, stacked
@@ -117,7 +117,7 @@ class MegatronBackend:
     @torch.no_grad()
     def forward(
         self, batch: SequenceBatch | ExampleBatch, *, entropies: bool = False, adapter: bool = True
-    ) -> Evaluation:
+    ) -> ModelOutputs:
         asked = Asked.of(batch, self._head.temperature)
         whole = torch.zeros(self._head.num_answers, *asked.targets.shape, device=self._worker.device)
 

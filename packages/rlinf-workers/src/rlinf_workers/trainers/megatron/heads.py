@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rlinf_comm.weights.layouts import TransformerShape
 from rlinf_workers.models.trainable import TokenModel, ValueModel
-from rlinf_workers.trainers.base import NOT_ASKED, Evaluation
+from rlinf_workers.trainers.base import NOT_ASKED, ModelOutputs
 from rlinf_workers.trainers.megatron.answers import Asked, answers_of_states, values_of_states
 
 
@@ -44,7 +44,7 @@ class Head(Protocol):
         stage that work on these rows."""
         ...
 
-    def evaluation(self, answers: Tensor, *, entropies: bool) -> Evaluation:
+    def evaluation(self, answers: Tensor, *, entropies: bool) -> ModelOutputs:
         """Such answers of a whole micro-batch, by their names."""
         ...
 
@@ -75,8 +75,8 @@ class TokenHead:
         group = parallel_state.get_tensor_model_parallel_group()
         return answers_of_states(states, weight, asked, first, model.num_words, group)
 
-    def evaluation(self, answers: Tensor, *, entropies: bool) -> Evaluation:
-        return Evaluation(logprobs=answers[0], entropies=answers[1] if entropies else NOT_ASKED)
+    def evaluation(self, answers: Tensor, *, entropies: bool) -> ModelOutputs:
+        return ModelOutputs(logprobs=answers[0], entropies=answers[1] if entropies else NOT_ASKED)
 
 
 class ValueHead:
@@ -96,8 +96,8 @@ class ValueHead:
             states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)
         return values_of_states(states.transpose(0, 1), model.output_layer, asked)
 
-    def evaluation(self, answers: Tensor, *, entropies: bool) -> Evaluation:
-        return Evaluation(values=answers[0])
+    def evaluation(self, answers: Tensor, *, entropies: bool) -> ModelOutputs:
+        return ModelOutputs(values=answers[0])
 
 
 def head_of(model: TokenModel | ValueModel) -> Head:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rlinf_workers.models.trainable import TokenModel, ValueModel
-from rlinf_workers.trainers.base import OptimizerSettings, Trainable, TrainingBackend
+from rlinf_workers.trainers.base import ModelAdapter, OptimizerSettings, TrainingBackend
 from rlinf_workers.trainers.fsdp2.backend import fsdp2
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.spec import is_installed
@@ -13,7 +13,7 @@ from rlinf_workers.worker import Worker
 
 
 def megatron(
-    model: Trainable,
+    model: ModelAdapter,
     worker: Worker,
     *,
     optimizer: OptimizerSettings | None,

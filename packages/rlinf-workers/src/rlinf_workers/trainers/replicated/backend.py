@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, copy_alike, move_moments, tensors_of
-from rlinf_workers.trainers.base import Evaluation, LossOf, OptimizerSettings, Trainable, shards_of
+from rlinf_workers.trainers.base import LossOf, ModelAdapter, ModelOutputs, OptimizerSettings, shards_of
 from rlinf_workers.trainers.checkpoint import host_copy, load_optimizer, optimizer_tensors, writers
 from rlinf_workers.trainers.served import Served
 from rlinf_workers.worker import Worker
@@ -34,7 +34,7 @@ class ReplicatedBackend:
     num_steps = 0
 
     def __init__(
-        self, model: Trainable, worker: Worker, *, optimizer: OptimizerSettings | None, num_shards: int
+        self, model: ModelAdapter, worker: Worker, *, optimizer: OptimizerSettings | None, num_shards: int
     ) -> None:
         self._kind, self._worker = model, worker
         self._model = model.build(HOST)
@@ -59,13 +59,13 @@ class ReplicatedBackend:
         self.restart(optimizer)
 
     @property
-    def kind(self) -> Trainable:
+    def kind(self) -> ModelAdapter:
         return self._kind
 
     # -- an update -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> Evaluation:
+    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> ModelOutputs:
         if not adapter:
             return self._kind.base_answers(self._model, batch)
         return self._kind.answers(self._model, batch, entropies=entropies)

@@ -21,7 +21,7 @@ class _Open:
 
 
 @dataclass
-class Room:
+class Capacity:
     """Counts the tokens that prompts and their completions need in a KV cache.
 
     A prompt counts once for its group, and each of its completions that has not ended with its expected length: the
