@@ -18,7 +18,7 @@ TASKS = ("open the drawer", "close the drawer")
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(EnvError, match="no demonstrations of source 'rlds'; there are lerobot, libero, maniskill"):
+    with pytest.raises(EnvError, match="no demonstrations of source 'rlds'; there are lerobot, maniskill, libero"):
         open_demonstrations("rlds", tmp_path)
     with pytest.raises(EnvError, match="nowhere does not exist"):
         open_demonstrations("lerobot", tmp_path / "nowhere")

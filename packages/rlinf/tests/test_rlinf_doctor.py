@@ -25,7 +25,7 @@ def test_the_command_lists_findings_as_lines_and_as_json(
         Finding(subject="cores", verdict="ok", text="2 x chip"),
         Finding(subject="disk", verdict="problem", text="full", hint="make room"),
     ]
-    monkeypatch.setattr(doctor, "examine", lambda folder: iter(findings))
+    monkeypatch.setattr(doctor, "examine", lambda folder, config: iter(findings))
     assert main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines] == [
