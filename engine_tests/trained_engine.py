@@ -13,7 +13,7 @@ from rlinf_comm.weights import Layout, plan, specs_of
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.sglang import engine as engine_module
 from rlinf_workers.models.language_model import build_model
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.weight_sync.base import Check, Settle, WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync

@@ -16,7 +16,7 @@ from rlinf_workers.models.packed import PackedBatch, pack_without_padding
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.plugins import ENGINES, TRAINERS
-from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.trainers.base import (
     BackendSettings,
     ModelAdapter,

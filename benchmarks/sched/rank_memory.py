@@ -92,7 +92,7 @@ class Measured(Worker):
     def _generate(self, case: Case, model: ModelSettings) -> tuple[object, Callable[[], None]]:
         from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
         from rlinf_workers.engines.sampling import SamplingSettings
-        from rlinf_workers.records.language import Prompt
+        from rlinf_workers.roles.records.language import Prompt
 
         _, size, prompt_tokens, limit = SIZES[case.size]
         engine = _EngineWithoutTokenizer(model, self.device, max_prompt_tokens=prompt_tokens)

@@ -38,7 +38,7 @@ from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.sglang.memory import kv_tokens
 from rlinf_workers.engines.sglang.spec import SPEC
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 
 RESULT = Path(__file__).parents[1] / "results" / "sglang-memory.json"
 LENGTHS = Lengths(mean_tokens=96, limit_tokens=96, prompt_tokens=32, group_size=8)

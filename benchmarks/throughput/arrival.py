@@ -37,7 +37,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.planning.plans import make_plans
 from rlinf_sched.simulator import simulate
 from rlinf_workers.execution.executor import FlowRun
-from rlinf_workers.language.rollout import RolloutSettings
+from rlinf_workers.roles.language.rollout import RolloutSettings
 from rlinf_workers.spans import COMPUTE
 
 ENGINE = "benchmarks.throughput.planted:PlantedEngine"

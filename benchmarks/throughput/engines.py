@@ -29,9 +29,9 @@ from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.sglang.arguments import server_arguments
 from rlinf_workers.engines.sglang.loader import LOADER
 from rlinf_workers.engines.sglang.requests import request_parameters
-from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
+from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.testing.architectures import tiny_architecture
 
 SHAPE: dict[str, Any] = {

@@ -34,7 +34,7 @@ from rlinf_workers.engines.base import Completions
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.testing.architectures import write_tokenizer
 
 SHAPE: dict[str, Any] = {

@@ -20,10 +20,10 @@ from benchmarks.harness import compare, interleave, report
 from benchmarks.throughput.batches import VOCAB_SIZE, made_model
 
 from rlinf_algos import preset
-from rlinf_workers.language.actor_loss import ActorLoss
-from rlinf_workers.language.micro_batches import MicroBatch, Tokens
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.roles.language.actor_loss import ActorLoss
+from rlinf_workers.roles.language.micro_batches import MicroBatch, Tokens
 
 SHAPES = {"sort": (16, 8, 9, 96, 3), "long": (2, 8, 1024, 128, 2)}
 """Name -> groups, completions of each, tokens of each, hidden size and layers of the model."""

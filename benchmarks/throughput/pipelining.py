@@ -31,7 +31,7 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_sched.plan import Plan
 from rlinf_workers import Executor, Flow, StepContext
-from rlinf_workers.records.embodied import Trajectory
+from rlinf_workers.roles.records.embodied import Trajectory
 from rlinf_workers.spans import Span
 
 NUM_ENV_RANKS = 2

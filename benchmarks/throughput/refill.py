@@ -29,7 +29,7 @@ from benchmarks.throughput.planted import SIGMA, PlantedEngine
 from rlinf_workers.engines.base import Completions
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.testing.architectures import write_tokenizer
 
 SHAPE: dict[str, Any] = {

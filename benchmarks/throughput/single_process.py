@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlinf_workers import Flow
-from rlinf_workers.embodied.environment import Environment
 from rlinf_workers.execution.in_process import InProcessWorkers
-from rlinf_workers.records.embodied import GroupObservation
+from rlinf_workers.roles.embodied.environment import Environment
+from rlinf_workers.roles.records.embodied import GroupObservation
 
 
 class ListWriter:

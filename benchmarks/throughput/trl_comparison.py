@@ -47,11 +47,11 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.language.actor import Actor, ActorSettings
-from rlinf_workers.language.reward import Reward, RewardSettings
-from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.language.actor import Actor, ActorSettings
+from rlinf_workers.roles.language.reward import Reward, RewardSettings
+from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
+from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.spans import Span
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 

@@ -17,9 +17,9 @@ from rlinf_algos import (
 )
 from rlinf_algos.parts import POLICY_LOSSES
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_workers.language.actor import Actor, ActorSettings
 from rlinf_workers.metrics import merge
-from rlinf_workers.records.language import ExampleBatch, Prompt, SampleGroup, ScoredGroup
+from rlinf_workers.roles.language.actor import Actor, ActorSettings
+from rlinf_workers.roles.records.language import ExampleBatch, Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5

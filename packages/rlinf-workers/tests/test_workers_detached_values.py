@@ -5,7 +5,7 @@ import torch
 
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.plugins import POLICIES
-from rlinf_workers.records.embodied import text_tensor
+from rlinf_workers.roles.records.embodied import text_tensor
 from rlinf_workers.testing.policies import random_fields
 
 SEEN = {"image.front": FieldSpec(shape=(28, 28, 3), dtype="uint8"), "state": FieldSpec(shape=(4,), dtype="float32")}

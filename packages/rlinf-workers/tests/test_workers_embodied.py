@@ -12,15 +12,15 @@ from rlinf_algos import icepop, preset
 from rlinf_algos.policy_loss import cispo_loss, policy_gradient_loss, sapo_loss
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.embodied.actor import EmbodiedActor, EmbodiedActorSettings
-from rlinf_workers.embodied.environment import TRAIN_SEED_BIT, training_seeds
-from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.metrics import merge
 from rlinf_workers.policies.actor_critic.policy import ActorCritic
 from rlinf_workers.policies.base import PolicySettings, make_policy
 from rlinf_workers.policies.cnn.policy import CnnActorCritic
-from rlinf_workers.records.embodied import GroupObservation, Trajectory
+from rlinf_workers.roles.embodied.actor import EmbodiedActor, EmbodiedActorSettings
+from rlinf_workers.roles.embodied.environment import TRAIN_SEED_BIT, training_seeds
+from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
+from rlinf_workers.roles.records.embodied import GroupObservation, Trajectory
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 POLICY = PolicySettings(

@@ -13,9 +13,9 @@ import torch
 
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_envs import EnvSpec, episode_seed
-from rlinf_workers.embodied import environment
-from rlinf_workers.embodied.environment import Environment, EnvironmentSettings, training_seeds
-from rlinf_workers.records.embodied import MAX_TEXT_BYTES, Action, text_tensor, texts_of
+from rlinf_workers.roles.embodied import environment
+from rlinf_workers.roles.embodied.environment import Environment, EnvironmentSettings, training_seeds
+from rlinf_workers.roles.records.embodied import MAX_TEXT_BYTES, Action, text_tensor, texts_of
 from rlinf_workers.worker import StepContext
 
 CARTPOLE = EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=2, max_episode_steps=9)

@@ -18,8 +18,8 @@ from rlinf_workers.engines.base import Completions
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.language.rollout import OpenGroups, Rollout, RolloutSettings
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.language.rollout import OpenGroups, Rollout, RolloutSettings
+from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import (
     ENGINE_CHECKS,

@@ -15,13 +15,13 @@ from workers_hangs import FOUND_S, Taker, explained, running
 from rlinf_algos.rewards.process_pool import ProcessPool, awaited_processes
 from rlinf_envs import EnvSpec
 from rlinf_workers import Executor, Flow, Reader, Worker, Writer
-from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.explaining.text import explanation_text
-from rlinf_workers.language.reward import Reward, RewardSettings
-from rlinf_workers.language.rollout import Rollout, RolloutSettings
-from rlinf_workers.records.embodied import Action, GroupObservation
-from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.embodied.environment import Environment, EnvironmentSettings
+from rlinf_workers.roles.language.reward import Reward, RewardSettings
+from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
+from rlinf_workers.roles.records.embodied import Action, GroupObservation
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
 
 HERE = Path(__file__).stem
 """As the processes of workers import it."""

@@ -9,7 +9,7 @@ from rlinf_workers.models.head import has_large_logits
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.records.language import ExampleBatch
+from rlinf_workers.roles.records.language import ExampleBatch
 
 SIZES = {
     "vocab_size": 16,

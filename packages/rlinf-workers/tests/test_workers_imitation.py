@@ -9,11 +9,11 @@ import torch
 from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.embodied.actor import EmbodiedActor, EmbodiedActorSettings
 from rlinf_workers.metrics import merge
 from rlinf_workers.policies.actor_critic.policy import ActorCritic
 from rlinf_workers.policies.base import PolicySettings, make_policy
-from rlinf_workers.records.embodied import DemonstratedBatch
+from rlinf_workers.roles.embodied.actor import EmbodiedActor, EmbodiedActorSettings
+from rlinf_workers.roles.records.embodied import DemonstratedBatch
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 POLICY = PolicySettings(

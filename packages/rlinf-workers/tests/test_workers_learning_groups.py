@@ -7,11 +7,11 @@ import torch
 
 from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_workers.language.advantages import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
-from rlinf_workers.language.micro_batches import tokens_of
 from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import pack_groups
-from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
+from rlinf_workers.roles.language.advantages import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
+from rlinf_workers.roles.language.micro_batches import tokens_of
+from rlinf_workers.roles.records.language import Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.testing.backends import ORDINARY, Chooser, trial_worker
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_workers.language.logprob_gap import NUM_SUMS, LogprobGap, WorstToken, gap_sums, worst_token
+from rlinf_workers.roles.language.logprob_gap import NUM_SUMS, LogprobGap, WorstToken, gap_sums, worst_token
 
 
 def drift_of(num_rows, num_tokens, scale, seed=0):

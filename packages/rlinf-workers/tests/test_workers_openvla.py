@@ -23,7 +23,7 @@ from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.openvla.actions import ActionStatistics, action_table, actions_of, bins_of
 from rlinf_workers.policies.openvla.pixels import resized
 from rlinf_workers.policies.openvla.policy import OpenVLA
-from rlinf_workers.records.embodied import text_tensor
+from rlinf_workers.roles.records.embodied import text_tensor
 from rlinf_workers.testing.policies import check_policy, random_fields
 from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 

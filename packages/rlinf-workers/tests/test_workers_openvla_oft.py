@@ -22,15 +22,15 @@ from workers_plain_openvla_oft import (
 
 from rlinf_algos import preset
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.embodied.actor import EmbodiedActor, EmbodiedActorSettings
-from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.metrics import merge
 from rlinf_workers.policies.base import PolicyError, PolicySettings
 from rlinf_workers.policies.openvla.actions import bins_of
 from rlinf_workers.policies.openvla.pixels import center_cropped
 from rlinf_workers.policies.openvla_oft.heads import laplace_draw, laplace_log_prob
 from rlinf_workers.policies.openvla_oft.policy import OpenVLAOFT
-from rlinf_workers.records.embodied import GroupObservation, Trajectory, text_tensor
+from rlinf_workers.roles.embodied.actor import EmbodiedActor, EmbodiedActorSettings
+from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
+from rlinf_workers.roles.records.embodied import GroupObservation, Trajectory, text_tensor
 from rlinf_workers.testing.policies import check_policy, random_fields
 from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings

@@ -14,7 +14,7 @@ from rlinf_workers.models import head, packed
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.packed import num_computed_tokens, pack_without_padding, packed_logits
 from rlinf_workers.models.trainable import TokenModel, ValueModel
-from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 
 VOCAB_SIZE, NUM_TOKENS, TEMPERATURE = 97, 24, 0.7

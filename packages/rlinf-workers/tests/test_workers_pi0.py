@@ -14,15 +14,15 @@ from workers_plain_pi import plain_predict
 
 from rlinf_algos import preset
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.embodied.actor import EmbodiedActor, EmbodiedActorSettings
-from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.metrics import merge
 from rlinf_workers.policies.base import PolicyError, PolicySettings
 from rlinf_workers.policies.pi0.options import Pi0Options
 from rlinf_workers.policies.pi0.policy import Pi0
 from rlinf_workers.policies.pi0.processor import BEGIN, BytePrompts, prepare_pictures
 from rlinf_workers.policies.pi0.statistics import normalizers
-from rlinf_workers.records.embodied import GroupObservation, text_tensor
+from rlinf_workers.roles.embodied.actor import EmbodiedActor, EmbodiedActorSettings
+from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
+from rlinf_workers.roles.records.embodied import GroupObservation, text_tensor
 from rlinf_workers.testing.policies import check_policy, random_fields
 from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings

@@ -13,7 +13,7 @@ from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.pi0.processor import byte_ids, prepare_pictures
 from rlinf_workers.policies.pi05.policy import Pi05
 from rlinf_workers.policies.pi05.prompts import StatePrompts, state_bins
-from rlinf_workers.records.embodied import text_tensor
+from rlinf_workers.roles.records.embodied import text_tensor
 from rlinf_workers.testing.policies import check_policy, random_fields
 from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 

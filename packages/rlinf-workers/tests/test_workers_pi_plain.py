@@ -13,7 +13,7 @@ from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.pi0.policy import Pi0
 from rlinf_workers.policies.pi0.processor import prepare_pictures
 from rlinf_workers.policies.pi05.policy import Pi05
-from rlinf_workers.records.embodied import texts_of
+from rlinf_workers.roles.records.embodied import texts_of
 from rlinf_workers.testing.policies import random_fields
 
 pytest.importorskip("transformers", minversion="5.17")

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rlinf_envs import ActionSpec, EnvSpec, FieldSpec, make_env
-from rlinf_workers.embodied.interface import interface_of
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies.actor_critic.policy import ActorCritic
 from rlinf_workers.policies.base import PolicyError
+from rlinf_workers.roles.embodied.interface import interface_of
 from rlinf_workers.testing.policies import check_policy
 
 FIELDS = {"state": FieldSpec(shape=(6,), dtype="float32"), "image.front": FieldSpec(shape=(4, 4, 3), dtype="uint8")}

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.embodied.actor import EmbodiedActorSettings, _Shown
 from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.lora import LoraSettings, add_adapter, policy_targets
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
+from rlinf_workers.roles.embodied.actor import EmbodiedActorSettings, _Shown
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.policies import random_fields

@@ -5,8 +5,8 @@ from transformers import AutoConfig
 
 from rlinf_workers.engines.huggingface import engine as huggingface
 from rlinf_workers.engines.huggingface import masks
-from rlinf_workers.language.probe import BOUND, WAYS, probe_architecture, refusal
 from rlinf_workers.models.small_copy import NoSmallCopy, small_config, small_model
+from rlinf_workers.roles.language.probe import BOUND, WAYS, probe_architecture, refusal
 from rlinf_workers.testing.every_architecture import model_types, verdict_on
 
 EVERY_WAY = frozenset(WAYS)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from rlinf_workers.language.reference import Reference
+from rlinf_workers.roles.language.reference import Reference
 from rlinf_workers.trainers.base import BackendSettings
 
 

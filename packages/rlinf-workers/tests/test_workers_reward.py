@@ -11,11 +11,11 @@ from transformers import AddedToken
 
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, exact_match
-from rlinf_workers.language import reward as module
-from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.metrics import merge
 from rlinf_workers.models.language_model import load_tokenizer, silent_token_ids
-from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.language import reward as module
+from rlinf_workers.roles.language.reward import Reward, RewardSettings
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
 
 needs_math_verify = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is an extra")
 

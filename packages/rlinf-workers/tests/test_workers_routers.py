@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from rlinf_algos import preset
-from rlinf_workers.language.actor import Actor, ActorSettings
 from rlinf_workers.metrics import merge
 from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.routers import has_balanced_routers, recorded_routers
 from rlinf_workers.models.sequences import pack_groups
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
+from rlinf_workers.roles.language.actor import Actor, ActorSettings
+from rlinf_workers.roles.records.language import Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 

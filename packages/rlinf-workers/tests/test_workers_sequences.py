@@ -6,7 +6,7 @@ import torch
 from rlinf_algos.logprobs import token_logprobs
 from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.sequences import completion_logits, pack_groups
-from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 
 GROUP_SIZE, NUM_TOKENS, TEMPERATURE = 3, 5, 0.7

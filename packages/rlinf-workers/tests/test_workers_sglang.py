@@ -22,7 +22,7 @@ from rlinf_workers.engines.sglang.requests import (
 from rlinf_workers.engines.sglang.server import with_hint
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 
 KNOWN = ("model_path", "tp_size", "mem_fraction_static", "schedule_policy", "max_total_tokens", "_private")
 SAMPLING = SamplingSettings(group_size=3, max_new_tokens=40)

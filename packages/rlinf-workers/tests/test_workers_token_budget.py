@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.balance import balanced
-from rlinf_workers.language.actor import Actor, ActorSettings
-from rlinf_workers.language.micro_batches import bins_within, filled_up, num_tokens_of, split
-from rlinf_workers.language.reference import Reference
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.packed import PackedBatch
-from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
+from rlinf_workers.roles.language.actor import Actor, ActorSettings
+from rlinf_workers.roles.language.micro_batches import bins_within, filled_up, num_tokens_of, split
+from rlinf_workers.roles.language.reference import Reference
+from rlinf_workers.roles.records.language import Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings

@@ -15,7 +15,7 @@ from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.plugins import TRAINERS
-from rlinf_workers.records.language import ExampleBatch
+from rlinf_workers.roles.records.language import ExampleBatch
 from rlinf_workers.testing.backends import check_backend
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.trainers.base import OptimizerSettings

@@ -18,8 +18,8 @@ from rlinf.jobs.env_interface import probe
 from rlinf.machine import Gpu, Machine
 from rlinf_envs import EnvSpec, RowSnapshot
 from rlinf_workers import FlowRun
-from rlinf_workers.embodied.interface import EnvInterface
-from rlinf_workers.records.embodied import GroupEpisodes
+from rlinf_workers.roles.embodied.interface import EnvInterface
+from rlinf_workers.roles.records.embodied import GroupEpisodes
 from rlinf_workers.testing.environments import second_environment
 
 GPUS = (Gpu(name="fake", memory_bytes=80 << 30),) * 2

@@ -17,7 +17,8 @@ NOT_OF_STEPS = {"warm_start/loss", "check/moved_kl"}
 def recorded() -> set[str]:
     """Every name that a role records, as it stands in the source; what is filled in is written {}."""
     package = Path(rlinf_workers.__file__).parent
-    files = [package / "algorithm_parts.py", *(package / "language").glob("*.py"), *(package / "embodied").glob("*.py")]
+    roles = [file for job in ("language", "embodied") for file in (package / "roles" / job).glob("*.py")]
+    files = [package / "algorithm_parts.py", *roles]
     text = "\n".join(file.read_text() for file in files)
     names = re.findall(r"record(?:_spread)?\(\s*f?\"([^\"]+)\"", text) + re.findall(r"\"((?:actor|critic)/\w+)\"", text)
     return {re.sub(r"\{[^}]*\}", "{}", name) for name in names} - NOT_OF_STEPS

@@ -36,7 +36,7 @@ from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits
 from rlinf_workers.plugins import TRAINERS
-from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.trainers.megatron.memory import MegatronPass
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 

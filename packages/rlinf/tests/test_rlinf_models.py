@@ -9,8 +9,8 @@ from transformers import AutoConfig, Phi3Config
 
 from rlinf.errors import UserError
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes
-from rlinf_workers.language.probe import kept_state, rope_limit
 from rlinf_workers.models.language_model import load_tokenizer, stop_token_ids
+from rlinf_workers.roles.language.probe import kept_state, rope_limit
 
 TRAIN = (
     "train gsm8k-grpo --model.path model --task.train_files [train.jsonl] --task.eval_files [test.jsonl] "

@@ -1,7 +1,8 @@
 """What every generation engine offers: prompts in, completions out, several at once and in any order.
 
-The rollout stage (language/rollout.py) keeps an engine full: it submits prompts while there is room, takes what has
-finished, puts groups together and hands each on when it is whole. An engine knows nothing of channels, leases or plans.
+The rollout stage (roles/language/rollout.py) keeps an engine full: it submits prompts while there is room, takes what
+has finished, puts groups together and hands each on when all its completions have ended. An engine knows nothing of
+channels, leases or plans.
 
     engine.submit([prompt, ...], sampling, seed=0, step=12)   as many as engine.free_capacity(sampling.group_size) says
     engine.finished() -> [Completions]                        until all have come back
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from rlinf_comm.weights import Layout
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 
 

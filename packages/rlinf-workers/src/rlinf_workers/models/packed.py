@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlinf_workers.models.packed_attention import PackedAttention, attention_of, packed
 from rlinf_workers.models.sequences import PAD_ID, fit_width
-from rlinf_workers.records.language import SampleGroup
+from rlinf_workers.roles.records.language import SampleGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -143,7 +143,7 @@ def _of_similar_length(rows: Tensor, lengths: Tensor) -> Iterator[Tensor]:
 @contextmanager
 def packed(model: Any) -> Iterator[None]:
     """The model's layers attend by the `attend` that its call is given, where they hand every argument to the attention
-    function; language/probe.py tells whether an architecture computes the same so."""
+    function; roles/language/probe.py tells whether an architecture computes the same so."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attention)

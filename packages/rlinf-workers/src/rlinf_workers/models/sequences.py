@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlinf_workers.models.cache_argument import as_cache
-from rlinf_workers.records.language import SampleGroup
+from rlinf_workers.roles.records.language import SampleGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

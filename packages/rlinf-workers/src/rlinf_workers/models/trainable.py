@@ -29,7 +29,7 @@ from rlinf_workers.models.weight_names import (
     pretrained_weights,
     under_file_names,
 )
-from rlinf_workers.records.language import ExampleBatch
+from rlinf_workers.roles.records.language import ExampleBatch
 from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs
 
 CompletionBatch = SequenceBatch | PackedBatch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from rlinf_envs import FieldSpec
 from rlinf_workers.policies.base import PolicyError
-from rlinf_workers.records.embodied import MAX_TEXT_BYTES
+from rlinf_workers.roles.records.embodied import MAX_TEXT_BYTES
 
 
 def check_instructions(fields: Mapping[str, FieldSpec], check: Callable[[str], None]) -> None:

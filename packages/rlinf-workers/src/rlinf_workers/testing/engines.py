@@ -24,7 +24,7 @@ from rlinf_comm.weights import Layout, ReshardPlan, execute, plan, specs_of
 from rlinf_workers.engines.base import Completions, GenerationEngine, RemoteWeights
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.testing.architectures import write_tokenizer
 from rlinf_workers.weight_sync.base import WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync

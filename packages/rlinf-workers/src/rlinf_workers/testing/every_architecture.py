@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlinf_workers.language.probe import WAYS, Probe, kept_state, probe_architecture, refusal
 from rlinf_workers.models.small_copy import NoSmallCopy
+from rlinf_workers.roles.language.probe import WAYS, Probe, kept_state, probe_architecture, refusal
 
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     **{name: {"head_dim": 128} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},

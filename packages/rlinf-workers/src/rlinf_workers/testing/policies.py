@@ -18,7 +18,7 @@ from torch import Tensor
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
 from rlinf_workers.policies.heads.base import ActionHead
-from rlinf_workers.records.embodied import text_tensor
+from rlinf_workers.roles.records.embodied import text_tensor
 
 NUM_ROWS = 6
 

@@ -41,11 +41,11 @@ from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.errors import ProfileError
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext, WorkersError
-from rlinf_workers.language.reward import Reward, RewardSettings
-from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.launchers.interpreter import Interpreter
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records.language import ScoredGroup
+from rlinf_workers.roles.language.reward import Reward, RewardSettings
+from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
+from rlinf_workers.roles.records.language import ScoredGroup
 
 HANDOVERS = 4
 """Pieces that a device's share of a benchmark comes in at least: progress shows, and a slow device holds up little."""

@@ -28,11 +28,11 @@ from rlinf_envs import (
     open_demonstrations,
 )
 from rlinf_workers import Flow
-from rlinf_workers.embodied.actor import EmbodiedActor
-from rlinf_workers.embodied.environment import TRAIN_SEED_BIT
-from rlinf_workers.embodied.interface import EnvInterface
 from rlinf_workers.policies.base import Needs
-from rlinf_workers.records.embodied import DemonstratedBatch, text_tensor
+from rlinf_workers.roles.embodied.actor import EmbodiedActor
+from rlinf_workers.roles.embodied.environment import TRAIN_SEED_BIT
+from rlinf_workers.roles.embodied.interface import EnvInterface
+from rlinf_workers.roles.records.embodied import DemonstratedBatch, text_tensor
 from rlinf_workers.trainers.base import OptimizerSettings
 
 if TYPE_CHECKING:

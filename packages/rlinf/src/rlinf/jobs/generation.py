@@ -24,7 +24,7 @@ from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.launchers.interpreter import Interpreter
 from rlinf_workers.plugins import ENGINES
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

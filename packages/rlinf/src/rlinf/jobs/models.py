@@ -44,8 +44,8 @@ def code_notes(folder: Path, key: str = "model.path") -> tuple[str, ...]:
 
 
 def engine_ways(engine: EngineConfig, *, on_gpu: bool) -> tuple[str, ...]:
-    """How the engine computes, in the words of `rlinf_workers.language.probe.WAYS`; empty for an engine with a model of
-    its own."""
+    """How the engine computes, in the words of `rlinf_workers.roles.language.probe.WAYS`; empty for an engine with a
+    model of its own."""
     return engine.engine_spec.probe_ways(engine.engine_options, on_gpu=on_gpu)
 
 
@@ -60,7 +60,7 @@ def check_architecture(folder: Path, ways: Sequence[str], *, num_tokens: int, ke
     """Whether the system computes a model as transformers does, by its config and by a small copy of it.
 
     Args:
-        ways: of `rlinf_workers.language.probe.WAYS`.
+        ways: of `rlinf_workers.roles.language.probe.WAYS`.
         num_tokens: the longest prompt and completion together.
     Raises: UserError.
     """
@@ -68,7 +68,7 @@ def check_architecture(folder: Path, ways: Sequence[str], *, num_tokens: int, ke
         return
     from transformers import AutoConfig
 
-    from rlinf_workers.language.probe import refusal
+    from rlinf_workers.roles.language.probe import refusal
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     reason = refusal(config, ways, num_tokens=num_tokens)

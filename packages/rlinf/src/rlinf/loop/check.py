@@ -22,8 +22,8 @@ from rlinf.processes import fork_server
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder import RunFolder
 from rlinf_workers import FlowRun, WorkersError
-from rlinf_workers.language.logprob_gap import LogprobGap, WorstToken, gap_sums, worst_token
-from rlinf_workers.records.language import ComparedGroup
+from rlinf_workers.roles.language.logprob_gap import LogprobGap, WorstToken, gap_sums, worst_token
+from rlinf_workers.roles.records.language import ComparedGroup
 from rlinf_workers.spans import COMPUTE, SYNC
 
 NUM_PROMPTS, NUM_WORST = 8, 5

@@ -32,10 +32,10 @@ from rlinf_envs import EnvSpec, EpisodeEnd, FieldSpec, RecordedEpisode
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Flow, RemoteError, StepContext, WorkersError
-from rlinf_workers.embodied.environment import EnvironmentSettings
-from rlinf_workers.embodied.evaluation import EvaluationEnvironment, EvaluationPolicy
-from rlinf_workers.embodied.interface import EnvInterface
 from rlinf_workers.errors import WeightFilesError
+from rlinf_workers.roles.embodied.environment import EnvironmentSettings
+from rlinf_workers.roles.embodied.evaluation import EvaluationEnvironment, EvaluationPolicy
+from rlinf_workers.roles.embodied.interface import EnvInterface
 
 WORKER_TIMEOUT_S = 60.0
 """A worker that gives no sign of life for so long is lost."""

@@ -23,11 +23,11 @@ from rlinf.jobs.reasoning.job import REFERENCE_FOLDER, ReasoningJob
 from rlinf.program.recipe import main, make_workers
 from rlinf_workers import FlowRun, StepContext
 from rlinf_workers.execution.in_process import InProcessWorkers
-from rlinf_workers.language.actor import Actor
-from rlinf_workers.language.reference import Reference
-from rlinf_workers.language.reward import Reward
-from rlinf_workers.language.rollout import Rollout
-from rlinf_workers.records.language import Prompt, ScoredGroup
+from rlinf_workers.roles.language.actor import Actor
+from rlinf_workers.roles.language.reference import Reference
+from rlinf_workers.roles.language.reward import Reward
+from rlinf_workers.roles.language.rollout import Rollout
+from rlinf_workers.roles.records.language import Prompt, ScoredGroup
 
 
 def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:

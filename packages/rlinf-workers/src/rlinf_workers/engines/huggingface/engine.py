@@ -26,7 +26,7 @@ from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.language_model import LoadedModel, ModelSettings, load_model
 from rlinf_workers.models.sequences import pad_left
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.serving import ServedModule
 
 if TYPE_CHECKING:

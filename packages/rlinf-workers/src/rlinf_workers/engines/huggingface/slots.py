@@ -37,7 +37,7 @@ from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.placement import HOST
 from rlinf_workers.models.sequences import pad_left
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 
 ATTENTION = "rlinf_slots"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 
 FIRST_GUESS = 0.5
 """Share of max_new_tokens that completions are expected to have before one has ended."""

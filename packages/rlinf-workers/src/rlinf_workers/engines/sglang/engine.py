@@ -46,7 +46,7 @@ from rlinf_workers.models.language_model import (
     load_tokenizer,
     stop_token_ids,
 )
-from rlinf_workers.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 
 STOP_INTERVAL = 8

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rlinf_workers.records.embodied import texts_of
+from rlinf_workers.roles.records.embodied import texts_of
 
 PROMPT = "In: What action should the robot take to {}?\nOut:"
 SPACE_PIECE = "\u2581"

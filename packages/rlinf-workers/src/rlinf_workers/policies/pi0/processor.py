@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.pi0.options import Pi0Options
-from rlinf_workers.records.embodied import texts_of
+from rlinf_workers.roles.records.embodied import texts_of
 
 BYTES = 256
 BEGIN, IMAGE = BYTES, BYTES + 1

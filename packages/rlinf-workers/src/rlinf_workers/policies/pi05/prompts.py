@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.pi0.processor import TokenIds, check_length, cleaned, padded
-from rlinf_workers.records.embodied import texts_of
+from rlinf_workers.roles.records.embodied import texts_of
 
 PROMPT = "Task: {task}, State: {state};\nAction: "
 NUM_BINS = 256

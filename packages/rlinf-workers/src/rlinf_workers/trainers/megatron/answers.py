@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from rlinf_algos.logprobs import LEAST
 from rlinf_sched.derive.memory import CPU_CHUNK_BYTES, GPU_CHUNK_BYTES, MAX_LOGITS_BYTES
 from rlinf_workers.models.sequences import SequenceBatch
-from rlinf_workers.records.language import ExampleBatch
+from rlinf_workers.roles.records.language import ExampleBatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

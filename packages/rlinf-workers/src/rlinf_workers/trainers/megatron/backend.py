@@ -23,7 +23,7 @@ from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.models.weight_files import WeightFiles, region
 from rlinf_workers.models.weight_names import CONVERTS
-from rlinf_workers.records.language import ExampleBatch
+from rlinf_workers.roles.records.language import ExampleBatch
 from rlinf_workers.trainers.base import LossOf, ModelOutputs, OptimizerSettings, shards_of
 from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.trainers.megatron.answers import Asked, rows_of

@@ -32,8 +32,8 @@ from rlinf.machine import Machine
 from rlinf.run_folder.fingerprints import path_fingerprint
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.embodied.actor import ADAM_EPSILON, EmbodiedActorSettings
-from rlinf_workers.embodied.environment import EnvironmentSettings
+from rlinf_workers.roles.embodied.actor import ADAM_EPSILON, EmbodiedActorSettings
+from rlinf_workers.roles.embodied.environment import EnvironmentSettings
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session

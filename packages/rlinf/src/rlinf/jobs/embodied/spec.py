@@ -32,7 +32,7 @@ class EmbodiedSpec(JobSpec):
             check_file(config.warm_start.path, "warm_start.path", "check the path of the demonstrations")
 
     def preload(self, config: EmbodiedConfig) -> Sequence[str]:
-        return [f"rlinf_workers.{role}" for role in ROLES]
+        return [f"rlinf_workers.roles.{role}" for role in ROLES]
 
     def problem(self, config: EmbodiedConfig, num_devices: int, *, gpu: str, env_step_s: float | None) -> Problem:
         from rlinf.jobs.embodied.planning import embodied_problem

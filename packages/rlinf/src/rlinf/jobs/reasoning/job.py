@@ -68,12 +68,12 @@ from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.language.actor import ActorSettings
-from rlinf_workers.language.reward import RewardSettings
-from rlinf_workers.language.rollout import RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.routers import has_balanced_routers
-from rlinf_workers.records.language import ExampleBatch, ScoredGroup
+from rlinf_workers.roles.language.actor import ActorSettings
+from rlinf_workers.roles.language.reward import RewardSettings
+from rlinf_workers.roles.language.rollout import RolloutSettings
+from rlinf_workers.roles.records.language import ExampleBatch, ScoredGroup
 from rlinf_workers.trainers.base import OptimizerSettings
 
 if TYPE_CHECKING:

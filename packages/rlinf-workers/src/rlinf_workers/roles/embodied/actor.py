@@ -29,12 +29,12 @@ from rlinf_algos.policy_loss import BatchTokens, at_level, logprobs_at_level
 from rlinf_algos.selection import scattered
 from rlinf_comm import record
 from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, PolicyTerms, value_loss
-from rlinf_workers.embodied.steps import action_steps, chunk_steps, of_actions, state_ids, was_executed
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
-from rlinf_workers.records.embodied import DemonstratedBatch, Trajectory
+from rlinf_workers.roles.embodied.steps import action_steps, chunk_steps, of_actions, state_ids, was_executed
+from rlinf_workers.roles.records.embodied import DemonstratedBatch, Trajectory
 from rlinf_workers.token_choice import Choice, TokenChooser, TokenValues
 from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
 from rlinf_workers.trainers.warm_start import WarmStartedWorker

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rlinf_comm import record
 from rlinf_envs import EpisodeEnd
-from rlinf_workers.embodied.actor import PolicyModel
-from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
-from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.models.language_model import is_adapter
 from rlinf_workers.models.lora import add_adapter
 from rlinf_workers.policies.base import PolicySettings
+from rlinf_workers.roles.embodied.actor import PolicyModel
+from rlinf_workers.roles.embodied.environment import Environment, EnvironmentSettings
+from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
 
 record(EpisodeEnd)
 

@@ -27,7 +27,7 @@ from rlinf_workers.models.language_model import LoadedModel
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.models.small_copy import NoSmallCopy, one_line, small_config, small_model
-from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
 
 CPU = torch.device("cpu")
 CACHE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}

@@ -14,9 +14,9 @@ from rlinf_algos.kl import ratio_weighted_kl
 from rlinf_algos.policy_loss import BatchTokens
 from rlinf_algos.selection import scattered
 from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart
-from rlinf_workers.language.advantages import kl_estimate
-from rlinf_workers.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token
-from rlinf_workers.language.micro_batches import MicroBatch, Tokens
+from rlinf_workers.roles.language.advantages import kl_estimate
+from rlinf_workers.roles.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token
+from rlinf_workers.roles.language.micro_batches import MicroBatch, Tokens
 from rlinf_workers.token_choice import TokenChooser, TokenValues
 from rlinf_workers.trainers.base import ModelOutputs, TrainingBackend
 

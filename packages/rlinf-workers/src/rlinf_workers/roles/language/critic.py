@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlinf_algos.algorithm import Algorithm
 from rlinf_workers.algorithm_parts import value_loss
-from rlinf_workers.language.micro_batches import Tokens
 from rlinf_workers.models.trainable import CompletionBatch
+from rlinf_workers.roles.language.micro_batches import Tokens
 from rlinf_workers.trainers.base import ModelOutputs, TrainingBackend
 
 NUM_STATISTICS = 5

@@ -13,7 +13,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from rlinf_workers.records.embodied import Trajectory
+from rlinf_workers.roles.records.embodied import Trajectory
 
 
 def was_executed(num_executed: Tensor, num_actions: int) -> Tensor:

@@ -17,7 +17,7 @@ from rlinf_algos.rewards.process_pool import awaited_processes
 from rlinf_comm import record
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer, silent_token_ids
-from rlinf_workers.records.language import SampleGroup, ScoredGroup
+from rlinf_workers.roles.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.worker import Worker
 
 COIN_DOMAIN = 0x5EED_C015

@@ -41,9 +41,9 @@ from rlinf_envs import (
     record_expert,
     recorded_env,
 )
-from rlinf_workers.embodied.picture_pool import PicturePool
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.records.embodied import Action, GroupEpisodes, GroupObservation, text_tensor
+from rlinf_workers.roles.embodied.picture_pool import PicturePool
+from rlinf_workers.roles.records.embodied import Action, GroupEpisodes, GroupObservation, text_tensor
 from rlinf_workers.spans import now_ns
 from rlinf_workers.worker import Worker
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.policies.base import Answer, PolicySettings, make_policy
-from rlinf_workers.records.embodied import Action, GroupObservation, Trajectory
+from rlinf_workers.roles.records.embodied import Action, GroupObservation, Trajectory
 from rlinf_workers.serving import ServedModule, ServingWorker
 
 

@@ -18,11 +18,11 @@ from rlinf_algos.aggregation import divisor
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.parts import BUILTIN_POLICY_LOSSES
 from rlinf_workers.balance import balanced
-from rlinf_workers.language.advantages import LearningGroup
 from rlinf_workers.models.packed import num_computed_tokens, pack_without_padding
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch
-from rlinf_workers.records.language import SampleGroup
+from rlinf_workers.roles.language.advantages import LearningGroup
+from rlinf_workers.roles.records.language import SampleGroup
 from rlinf_workers.token_choice import Choice
 
 T = TypeVar("T")

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from rlinf_algos.kl import mixed_reference
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.language.micro_batches import split
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch, TokenModel
 from rlinf_workers.models.weight_files import WeightFiles
-from rlinf_workers.records.language import SampleGroup
+from rlinf_workers.roles.language.micro_batches import split
+from rlinf_workers.roles.records.language import SampleGroup
 from rlinf_workers.trainers.base import BackendSettings
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
 from rlinf_workers.trainers.worker import TrainingWorker

@@ -21,7 +21,7 @@ from rlinf_workers.execution.stage_calls import WHOLE_BATCH
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import fit_width
 from rlinf_workers.plugins import ENGINES
-from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.serving import ServingWorker
 from rlinf_workers.spans import now_ns
 

@@ -20,7 +20,7 @@ from rlinf_algos.normalization import Moments
 from rlinf_algos.parts import BUILTIN_ADVANTAGES
 from rlinf_algos.presets import KLS
 from rlinf_workers.algorithm_parts import AdvantagePart
-from rlinf_workers.records.language import SampleGroup, ScoredGroup
+from rlinf_workers.roles.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.trainers.base import TrainingBackend
 
 

@@ -22,15 +22,15 @@ from rlinf_comm import record
 from rlinf_workers.balance import balanced
 from rlinf_workers.collectives import exchanged
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.language.actor_loss import ActorLoss
-from rlinf_workers.language.advantages import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
-from rlinf_workers.language.critic import Critic
-from rlinf_workers.language.logprob_gap import LogprobGap, k3
-from rlinf_workers.language.micro_batches import MicroBatch, MicroBatches, num_tokens_of
 from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
 from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.models.trainable import CompletionBatch, LogitNorms, TokenModel, ValueModel
-from rlinf_workers.records.language import ComparedGroup, ExampleBatch, SampleGroup, ScoredGroup
+from rlinf_workers.roles.language.actor_loss import ActorLoss
+from rlinf_workers.roles.language.advantages import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
+from rlinf_workers.roles.language.critic import Critic
+from rlinf_workers.roles.language.logprob_gap import LogprobGap, k3
+from rlinf_workers.roles.language.micro_batches import MicroBatch, MicroBatches, num_tokens_of
+from rlinf_workers.roles.records.language import ComparedGroup, ExampleBatch, SampleGroup, ScoredGroup
 from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
 from rlinf_workers.trainers.warm_start import WarmStartedWorker
 
