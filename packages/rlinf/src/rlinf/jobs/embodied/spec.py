@@ -32,7 +32,7 @@ class EmbodiedSpec(JobSpec):
             check_file(config.warm_start.path, "warm_start.path", "check the path of the demonstrations")
 
     def preload(self, config: EmbodiedConfig) -> Sequence[str]:
-        return [f"rlinf_workers.roles.{role}" for role in ROLES]
+        return [f"rlinf_workers.{role}" for role in ROLES]
 
     def problem(self, config: EmbodiedConfig, num_devices: int, *, gpu: str, env_step_s: float | None) -> Problem:
         from rlinf.jobs.embodied.planning import embodied_problem
@@ -48,7 +48,10 @@ class EmbodiedSpec(JobSpec):
         return self.load()(config, machine, environments["env"].path if "env" in environments else None)
 
 
-ROLES = ("embodied.environment", "embodied.rollout", "embodied.actor", "trainers.replicated.backend")
+ROLES = (
+    *("roles.embodied.environment", "roles.embodied.rollout", "roles.embodied.actor"),
+    "trainers.replicated.backend",
+)
 SPEC = EmbodiedSpec(
     name="embodied",
     implementation="rlinf.jobs.embodied.job:EmbodiedJob",

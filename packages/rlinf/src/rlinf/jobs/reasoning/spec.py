@@ -54,7 +54,7 @@ class ReasoningSpec(JobSpec):
         family = config.model.architecture.family if config.model.architecture else _family(config.model.path)
         model = [f"transformers.models.{family}.modeling_{family}"] if family else []
         engine = [config.rollout.engine_spec.module] if "rollout" not in config.environments else []
-        roles = [f"rlinf_workers.roles.{role}" for role in ROLES]
+        roles = [f"rlinf_workers.{role}" for role in ROLES]
         return [*roles, *engine, *model, "transformers.tokenization_utils_tokenizers"]
 
     def problem(self, config: ReasoningConfig, num_devices: int, *, gpu: str, env_step_s: float | None) -> Problem:
@@ -89,7 +89,7 @@ def _family(folder: Path | None) -> str:
 
 
 ROLES = (
-    *("language.actor", "language.reference", "language.reward", "language.rollout"),
+    *("roles.language.actor", "roles.language.reference", "roles.language.reward", "roles.language.rollout"),
     "trainers.replicated.backend",
 )
 SPEC = ReasoningSpec(
