@@ -175,13 +175,13 @@ class RemoteBackEnd:
     def take(self, request: Request, timeout_s: float | None) -> list[Item]:
         """Items that were on their way when this process died are gone."""
         deadline = _deadline(self._name, timeout_s)
-        keys = None if request.keys is None else [self._checked(key) for key in request.keys]
+        max_items, min_items, min_weight, max_weight, keys = request
         message = Take(
-            operator.index(request.max_items),
-            operator.index(request.min_items),
-            request.min_weight,
-            request.max_weight,
-            keys,
+            operator.index(max_items),
+            operator.index(min_items),
+            min_weight,
+            max_weight,
+            None if keys is None else [self._checked(key) for key in keys],
             None if timeout_s == math.inf else timeout_s,
         )
         answer, rest, buffers = self._ask_for_values(message, deadline)
