@@ -1,5 +1,6 @@
 """An engine `sglang` that cannot start says why on one screen; one whose worker dies leaves nothing behind."""
 
+import dataclasses
 import gc
 import json
 import os
@@ -34,7 +35,8 @@ def test_a_model_that_sglang_does_not_serve_is_refused_before_anything_starts(mo
 
 
 def test_another_version_is_refused_with_those_that_are_known(model, monkeypatch):
-    monkeypatch.setattr(engine_module, "KNOWN_VERSIONS", ("0.1.2",))
+    other = dataclasses.replace(engine_module.SPEC, known_versions=("0.1.2",))
+    monkeypatch.setattr(engine_module, "SPEC", other)
     with pytest.raises(WorkersError, match=r"is installed; known to work: 0\.1\.2\..*any_version=true"):
         engine_module.SGLangEngine(model, CPU, max_prompt_tokens=8)
 

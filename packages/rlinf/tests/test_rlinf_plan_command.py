@@ -301,7 +301,7 @@ def test_simulators_have_the_cores_of_the_drivers_node_however_many_nodes_there_
         ([*RECIPE, "--model.path", "Qwen2.5-8B"], "model='Qwen2.5-8B'; did you mean 'Qwen2.5-"),
         ([*RECIPE, "--gpu", "H10"], "gpu='H10'; did you mean 'H100'?"),
         (LARGE, "model.path: Qwen2.5-7B, 7.62 billion parameters, does not fit: a device needs about"),
-        (["sort-grpo"], "model.path is not set: times are derived from the shape of a model"),
+        (["sort-grpo", *DEVICES], "model.path is not set: times are derived from the shape of a model"),
     ],
 )
 def test_a_mistake_is_told(plan, arguments: list[str], expected: str):
