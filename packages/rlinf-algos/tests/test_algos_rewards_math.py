@@ -276,6 +276,9 @@ def test_a_missing_extra_is_named(monkeypatch):
 @pytest.fixture(scope="module")
 def reward():
     with MathReward(num_processes=1, time_limit_s=0.5, wall_limit_s=120) as reward:
+        for _ in range(5):  # the first comparisons of a process import and compile what later ones have
+            if reward(r"\boxed{\frac{a+2b}{3}}", r"\frac{1}{3}a+\frac{2}{3}b").outcome == "right":
+                break
         yield reward
 
 

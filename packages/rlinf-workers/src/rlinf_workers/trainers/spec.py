@@ -8,21 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_envs import VenvSpec
-from rlinf_sched.derive import Gpu, ModelShape
-from rlinf_sched.derive.memory import (
-    NUM_MOMENTS,
-    JobShape,
-    RankMemory,
-    update_bytes,
-    warm_start_bytes,
-)
-from rlinf_sched.derive.parallel import ring_bytes_per_s
-from rlinf_sched.derive.steps import describe_numbers, forward_s, launch_s, proportional, read_profile
-from rlinf_sched.profile import InstanceProfile, StageProfile
 from rlinf_workers.plugins import Spec
+
+if TYPE_CHECKING:  # a spec is read while a recipe is looked at, which imports no numpy
+    from rlinf_sched.derive import Gpu, ModelShape
+    from rlinf_sched.derive.memory import JobShape, RankMemory
+    from rlinf_sched.profile import StageProfile
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -96,15 +90,9 @@ class TrainerSpec(Spec):
     def memory(self, model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
         """One of `num_ranks` ranks that train whole models: the model, a gradient buffer for each of the rank's shards,
         both moments. What an adapter changes of it is counted in `rank_memory`."""
-        copy = job.num_models * job.dtype_bytes * model.num_parameters
-        return RankMemory(
-            weights=copy,
-            gradients=-(-job.num_shards // num_ranks) * copy,
-            optimizer=NUM_MOMENTS * copy,
-            activations=max(update_bytes(model, job), warm_start_bytes(model, job)),
-            step=copy // job.num_models if job.on_gpu else 2 * largest_tensor_bytes(model, job),
-            host_copy=-(-(1 + NUM_MOMENTS) * copy // num_ranks),
-        )
+        from rlinf_workers.trainers.counts import whole_copy_memory
+
+        return whole_copy_memory(model, job, num_ranks)
 
     def rank_memory(self, model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
         """What one of `num_ranks` ranks of the actor holds."""
@@ -139,46 +127,13 @@ class TrainerSpec(Spec):
     def train_profile(self, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
         """Times and memory of a stage that trains: one choice for each number of replicas, which decides how many
         gradient buffers a rank has. An instance is a replica, whose ranks share its work out."""
-        span, computed, (expert_parallel, num_stages) = (
-            self.num_ranks_of_replica(job),
-            self.computed(job),
-            self.cut(job),
-        )
-        copy = job.dtype_bytes * model.num_parameters
-        pass_s = forward_s(model, gpu, computed, expert_parallel) / span + launch_s(model, job, num_stages)
-        item_s = self.num_passes(job) * job.num_models * pass_s
-        instances = []
-        for num_ranks in (count for count in range(1, job.num_shards + 1) if job.num_shards % count == 0):
-            memory = self.rank_memory(model, job, num_ranks * span)
-            sent = job.num_models * self.copies_sent(job, num_ranks) * copy if num_ranks > 1 else 0
-            link = ring_bytes_per_s(gpu, span, num_ranks)
-            moved = (3 + 2 * NUM_MOMENTS) * memory.optimizer / NUM_MOMENTS  # all but the gradient is read and written
-            instances.append(
-                InstanceProfile(
-                    num_devices=span,
-                    num_ranks=num_ranks,
-                    points=proportional(item_s, job.num_groups),
-                    step_s=job.num_updates * (sent / link + moved / gpu.memory_bytes_per_s),
-                    state_bytes=memory.state,
-                    work_bytes=memory.work(),
-                )
-            )
-        return StageProfile(
-            instances=tuple(instances),
-            costs=job.lengths.total_costs,
-            weights_bytes=copy,
-            source=f"derived: {self.name} AdamW training of {model.name} on {gpu.name}, "
-            f"{describe_numbers(model, computed)}",
-        )
+        from rlinf_workers.trainers.counts import train_profile
+
+        return train_profile(self, model, gpu, job)
 
     def forward_profile(self, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
         """Times and memory of a stage that reads with a frozen model: the reference."""
+        from rlinf_sched.derive.steps import read_profile
+
         expert_parallel, num_stages = self.cut(job)
         return read_profile(model, gpu, self.computed(job), expert_parallel=expert_parallel, num_stages=num_stages)
-
-
-def largest_tensor_bytes(model: ModelShape, job: JobShape) -> int:
-    """Bytes of the largest tensor of the model: the embeddings, or all experts of a layer."""
-    experts = 2 * model.num_experts * model.hidden_size * model.expert_intermediate_size
-    widest = max(model.vocab_size * model.hidden_size, model.intermediate_size * model.hidden_size, experts)
-    return job.dtype_bytes * widest

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlinf_sched.derive import ModelShape
-from rlinf_sched.derive.memory import JobShape, RankMemory, batch_memory
-from rlinf_workers.engines.huggingface.rows import refill_memory
 from rlinf_workers.engines.spec import EngineSpec
 from rlinf_workers.plugins import OptionError
+
+if TYPE_CHECKING:
+    from rlinf_sched.derive import ModelShape
+    from rlinf_sched.derive.memory import JobShape, RankMemory
 
 CACHE_SHARES = (0.6, 0.4, 0.25, 0.2, 0.1, 0.05)
 """Shares of the free memory for a cache whose rows are refilled, to try."""
@@ -38,7 +39,11 @@ class HuggingFaceSpec(EngineSpec):
     """One device a rank."""
 
     def memory(self, model: ModelShape, job: JobShape) -> RankMemory:
-        return (refill_memory if self.fills_its_memory(job.engine_options) else batch_memory)(model, job)
+        if not self.fills_its_memory(job.engine_options):
+            return EngineSpec.memory(self, model, job)
+        from rlinf_workers.engines.huggingface.rows import refill_memory
+
+        return refill_memory(model, job)
 
     def fills_its_memory(self, options: Mapping[str, Any]) -> bool:
         return options.get("refill") is True

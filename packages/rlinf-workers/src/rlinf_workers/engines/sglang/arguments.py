@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from rlinf_workers.engines.sglang.memory import MEM_FRACTION
-from rlinf_workers.engines.sglang.options import OWNED, unknown_argument
+from rlinf_workers.engines.sglang.options import MEM_FRACTION, OWNED, unknown_argument
 from rlinf_workers.errors import SettingsRefused
 from rlinf_workers.models.language_model import ModelSettings
 

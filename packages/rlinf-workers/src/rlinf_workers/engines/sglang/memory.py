@@ -12,11 +12,8 @@ import math
 
 from rlinf_sched.derive import ModelShape
 from rlinf_sched.derive.memory import FLOAT_BYTES, JobShape, RankMemory, feed_forward_bytes, kv_bytes
-from rlinf_workers.engines.sglang.options import NOT_CUT, SGLangOptions
+from rlinf_workers.engines.sglang.options import MEM_FRACTION, NOT_CUT, SGLangOptions
 
-MEM_FRACTION = 0.7
-"""Share of a GPU for weights and KV pool where the recipe names none. SGLang itself would take nearly 0.9, all that its
-own passes leave; on a device that is shared with a trainer their contexts and a published version need room, too."""
 CPU_SHARE = 0.25
 """Share of a CPU slot's memory that the KV pool takes at most where the recipe names no size."""
 MB = 1 << 20

@@ -15,6 +15,9 @@ SERVER_ARGUMENTS = Path(__file__).with_name("server_arguments.txt")
 """Names of the server arguments of SGLang 0.5.23, so that a machine without SGLang finds a mistake too."""
 ANY_VERSION = "any_version"
 """The one option that is not SGLang's: start a version that these files were not tested with."""
+MEM_FRACTION = 0.7
+"""Share of a GPU for weights and KV pool where the recipe names none. SGLang itself would take nearly 0.9, all that its
+own passes leave; on a device that is shared with a trainer their contexts and a published version need room, too."""
 NOT_CUT = -1
 """A `chunked_prefill_size` with which SGLang does not cut prompts."""
 

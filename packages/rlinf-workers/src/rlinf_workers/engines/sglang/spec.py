@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_envs import VenvSpec
-from rlinf_sched.derive import Gpu, ModelShape
-from rlinf_sched.derive.generation import continuous_points, group_cache_tokens
-from rlinf_sched.derive.memory import JobShape, RankMemory
-from rlinf_sched.derive.steps import describe_numbers
-from rlinf_sched.errors import ProfileError
-from rlinf_sched.profile import InstanceProfile, StageProfile
 from rlinf_workers.engines.sglang import options as server
-from rlinf_workers.engines.sglang.memory import MEM_FRACTION, kv_token_bytes, kv_tokens, sglang_memory
-from rlinf_workers.engines.sglang.options import SGLangOptions
+from rlinf_workers.engines.sglang.options import MEM_FRACTION, SGLangOptions
 from rlinf_workers.engines.spec import EngineSpec
+
+if TYPE_CHECKING:
+    from rlinf_sched.derive import Gpu, ModelShape
+    from rlinf_sched.derive.memory import JobShape, RankMemory
+    from rlinf_sched.profile import StageProfile
 
 OTHER_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
 """Shares of a GPU that an engine may take; the nearest few are tried."""
@@ -42,41 +40,21 @@ class SGLangSpec(EngineSpec):
         return tensor_parallel_size
 
     def memory(self, model: ModelShape, job: JobShape) -> RankMemory:
+        from rlinf_workers.engines.sglang.memory import sglang_memory
+
         return sglang_memory(model, job)
 
     def profile(self, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
-        """An engine over the devices of a rank; as many groups run as its KV pool holds."""
-        lengths, size, dtype_bytes = job.lengths, job.tensor_parallel, job.served.dtype_bytes
-        memory, num_tokens = self.memory(model, job), kv_tokens(model, job)
-        if num_tokens < job.longest_tokens:
-            raise ProfileError(
-                f"the KV pool of an engine of {size} x {gpu.name} holds {max(0, num_tokens):,} tokens, and the longest "
-                f"sequence has {job.longest_tokens:,}; use more devices for an engine, or shorter sequences"
-            )
-        limit = SGLangOptions.of(job.engine_options).max_running_requests or job.num_groups * lengths.group_size
-        running = min(num_tokens / group_cache_tokens(lengths), limit / lengths.group_size)
-        most = max(1, min(job.num_groups, int(running)))
-        instance = InstanceProfile(
-            num_devices=size,
-            points=continuous_points(model, gpu, lengths, most=most, num_devices=size, dtype_bytes=dtype_bytes),
-            max_items=most,
-            state_bytes=memory.state,
-            work_bytes=memory.work(),
-            onload_s=0.0,
-            offload_s=0.0,  # the pool is given back and taken anew, and the next weights come with the sync
-        )
-        return StageProfile(
-            instances=(instance,),
-            batching="continuous",
-            costs=lengths.longest_costs,
-            weights_bytes=dtype_bytes * model.num_parameters,
-            source=f"derived: SGLang with {model.name} on {size} x {gpu.name}, {describe_numbers(model, job.served)}",
-        )
+        from rlinf_workers.engines.sglang.profile import sglang_profile
+
+        return sglang_profile(model, gpu, job, self.memory(model, job))
 
     def fills_its_memory(self, options: Mapping[str, Any]) -> bool:
         return True
 
     def shortage(self, model: ModelShape, job: JobShape) -> str | None:
+        from rlinf_workers.engines.sglang.memory import kv_token_bytes, kv_tokens
+
         num_tokens, needed = kv_tokens(model, job), job.longest_tokens
         if num_tokens >= needed:
             return None
@@ -101,6 +79,8 @@ class SGLangSpec(EngineSpec):
     def settled(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
         """With the tokens of the pool on CPU slots, where the recipe names none. All other defaults are set as the
         engine starts (arguments.py)."""
+        from rlinf_workers.engines.sglang.memory import kv_tokens
+
         sizes = {} if job.on_gpu else {"max_total_tokens": kv_tokens(model, job)}
         return {**sizes, **job.engine_options}
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from rlinf_sched.derive import ModelShape
-from rlinf_sched.derive.memory import NUM_MOMENTS, JobShape, RankMemory, update_bytes, warm_start_bytes
-from rlinf_workers.trainers.spec import TrainerSpec, largest_tensor_bytes
+from rlinf_workers.trainers.spec import TrainerSpec
 
-NORM_BYTES = 8
-"""Bytes of each squared gradient of the norm, which is float64."""
+if TYPE_CHECKING:
+    from rlinf_sched.derive import ModelShape
+    from rlinf_sched.derive.memory import JobShape, RankMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,31 +51,9 @@ class FSDP2Spec(TrainerSpec):
             yield "compute_dtype", ["bfloat16"]
 
     def memory(self, model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
-        """A part of weights, one gradient and moments, and what a pass has gathered.
+        from rlinf_workers.trainers.fsdp2.memory import fsdp2_memory
 
-        What is in no layer is gathered for the whole pass. Of the layers, one is in use, the next is on its way, and a
-        gradient is sent in the dtype of the weights. The norm squares a gradient in float64.
-        """
-        copy = job.dtype_bytes * model.num_parameters
-        part = job.num_models * -(-copy // num_ranks)
-        computed = self.computed(job)
-        embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
-        rest = embeddings + model.hidden_size + model.vision_parameters
-        layer = -(-(model.num_parameters - rest) // model.num_layers)
-        recomputes = bool(job.trainer_options.get("recompute"))
-        update = update_bytes(model, computed, recomputes=recomputes)
-        sent = 0 if num_ranks == 1 or job.sole_adapter else job.dtype_bytes * layer
-        largest = largest_tensor_bytes(model, job)
-        return RankMemory(
-            weights=part,
-            gradients=part,
-            optimizer=NUM_MOMENTS * part,
-            activations=max(update, warm_start_bytes(model, computed, recomputes=recomputes)),
-            gathered=computed.dtype_bytes * (rest + 2 * layer) + sent,
-            step=-(-2 * NORM_BYTES * largest // (job.dtype_bytes * num_ranks)),
-            host_start=copy if job.adapter else 2 * largest,  # what is read, or made, whole
-            host_copy=(1 + NUM_MOMENTS) * part + (0 if num_ranks == 1 else 2 * largest),  # gathered
-        )
+        return fsdp2_memory(model, job, self.computed(job), num_ranks)
 
     def copies_sent(self, job: JobShape, num_ranks: int) -> int:
         """Gathered twice and reduced in each pass."""

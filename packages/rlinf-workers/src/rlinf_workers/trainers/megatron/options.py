@@ -9,12 +9,14 @@ other rows of a micro-batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from rlinf_sched.derive import ModelShape
 from rlinf_workers.plugins import OptionError
+
+if TYPE_CHECKING:
+    from rlinf_sched.derive import ModelShape
 
 NumRanks = Annotated[int, Meta(ge=1)]
 

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_envs import VenvSpec
-from rlinf_sched.derive import ModelShape
-from rlinf_sched.derive.memory import JobShape, RankMemory
 from rlinf_workers.plugins import OptionError
-from rlinf_workers.trainers.megatron.memory import megatron_memory
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.spec import TrainerSpec
+
+if TYPE_CHECKING:
+    from rlinf_sched.derive import ModelShape
+    from rlinf_sched.derive.memory import JobShape, RankMemory
 
 MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
 """Architectures (`model_type`) with a mapping that was compared with transformers."""
@@ -51,6 +52,8 @@ class MegatronSpec(TrainerSpec):
                 f"model_type={kind!r} has no mapping to megatron-core; those that have: {', '.join(MODEL_TYPES)}; "
                 "other backends train other models"
             )
+        from rlinf_sched.derive import ModelShape
+
         problem = self.model_problem(options, ModelShape.from_config(config))
         return problem and "".join(problem)
 
@@ -74,6 +77,8 @@ class MegatronSpec(TrainerSpec):
             yield name, [size << doublings for doublings in range(1, (num_devices // size).bit_length())]
 
     def memory(self, model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
+        from rlinf_workers.trainers.megatron.memory import megatron_memory
+
         return megatron_memory(model, job, self.read(job.trainer_options), num_ranks)
 
     def cut(self, job: JobShape) -> tuple[int, int]:

@@ -1,0 +1,66 @@
+"""How training backends are counted: the memory of whole copies, the times of replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlinf_sched.derive import Gpu, ModelShape
+from rlinf_sched.derive.memory import NUM_MOMENTS, JobShape, RankMemory, update_bytes, warm_start_bytes
+from rlinf_sched.derive.parallel import ring_bytes_per_s
+from rlinf_sched.derive.steps import describe_numbers, forward_s, launch_s, proportional
+from rlinf_sched.profile import InstanceProfile, StageProfile
+
+if TYPE_CHECKING:
+    from rlinf_workers.trainers.spec import TrainerSpec
+
+
+def whole_copy_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
+    """One of `num_ranks` ranks that hold whole models: a gradient buffer for each of its shards, and both moments."""
+    copy = job.num_models * job.dtype_bytes * model.num_parameters
+    return RankMemory(
+        weights=copy,
+        gradients=-(-job.num_shards // num_ranks) * copy,
+        optimizer=NUM_MOMENTS * copy,
+        activations=max(update_bytes(model, job), warm_start_bytes(model, job)),
+        step=copy // job.num_models if job.on_gpu else 2 * largest_tensor_bytes(model, job),
+        host_copy=-(-(1 + NUM_MOMENTS) * copy // num_ranks),
+    )
+
+
+def train_profile(spec: TrainerSpec, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
+    """As `TrainerSpec.train_profile`."""
+    span, computed = spec.num_ranks_of_replica(job), spec.computed(job)
+    expert_parallel, num_stages = spec.cut(job)
+    copy = job.dtype_bytes * model.num_parameters
+    pass_s = forward_s(model, gpu, computed, expert_parallel) / span + launch_s(model, job, num_stages)
+    item_s = spec.num_passes(job) * job.num_models * pass_s
+    instances = []
+    for num_ranks in (count for count in range(1, job.num_shards + 1) if job.num_shards % count == 0):
+        memory = spec.rank_memory(model, job, num_ranks * span)
+        sent = job.num_models * spec.copies_sent(job, num_ranks) * copy if num_ranks > 1 else 0
+        link = ring_bytes_per_s(gpu, span, num_ranks)
+        moved = (3 + 2 * NUM_MOMENTS) * memory.optimizer / NUM_MOMENTS  # all but the gradient is read and written
+        instances.append(
+            InstanceProfile(
+                num_devices=span,
+                num_ranks=num_ranks,
+                points=proportional(item_s, job.num_groups),
+                step_s=job.num_updates * (sent / link + moved / gpu.memory_bytes_per_s),
+                state_bytes=memory.state,
+                work_bytes=memory.work(),
+            )
+        )
+    return StageProfile(
+        instances=tuple(instances),
+        costs=job.lengths.total_costs,
+        weights_bytes=copy,
+        source=f"derived: {spec.name} AdamW training of {model.name} on {gpu.name}, "
+        f"{describe_numbers(model, computed)}",
+    )
+
+
+def largest_tensor_bytes(model: ModelShape, job: JobShape) -> int:
+    """Bytes of the largest tensor of the model: the embeddings, or all experts of a layer."""
+    experts = 2 * model.num_experts * model.hidden_size * model.expert_intermediate_size
+    widest = max(model.vocab_size * model.hidden_size, model.intermediate_size * model.hidden_size, experts)
+    return job.dtype_bytes * widest

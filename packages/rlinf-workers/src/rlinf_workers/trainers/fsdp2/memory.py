@@ -1,0 +1,37 @@
+"""What a rank holds whose model is sharded."""
+
+from __future__ import annotations
+
+from rlinf_sched.derive import ModelShape
+from rlinf_sched.derive.memory import NUM_MOMENTS, JobShape, RankMemory, update_bytes, warm_start_bytes
+from rlinf_workers.trainers.counts import largest_tensor_bytes
+
+NORM_BYTES = 8
+"""Bytes of each squared gradient of the norm, which is float64."""
+
+
+def fsdp2_memory(model: ModelShape, job: JobShape, computed: JobShape, num_ranks: int) -> RankMemory:
+    """A part of weights, one gradient and moments, and what a pass has gathered.
+
+    What is in no layer is gathered for the whole pass. Of the layers, one is in use, the next is on its way, and a
+    gradient is sent in the dtype of the weights. The norm squares a gradient in float64.
+    """
+    copy = job.dtype_bytes * model.num_parameters
+    part = job.num_models * -(-copy // num_ranks)
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
+    rest = embeddings + model.hidden_size + model.vision_parameters
+    layer = -(-(model.num_parameters - rest) // model.num_layers)
+    recomputes = bool(job.trainer_options.get("recompute"))
+    update = update_bytes(model, computed, recomputes=recomputes)
+    sent = 0 if num_ranks == 1 or job.sole_adapter else job.dtype_bytes * layer
+    largest = largest_tensor_bytes(model, job)
+    return RankMemory(
+        weights=part,
+        gradients=part,
+        optimizer=NUM_MOMENTS * part,
+        activations=max(update, warm_start_bytes(model, computed, recomputes=recomputes)),
+        gathered=computed.dtype_bytes * (rest + 2 * layer) + sent,
+        step=-(-2 * NORM_BYTES * largest // (job.dtype_bytes * num_ranks)),
+        host_start=copy if job.adapter else 2 * largest,  # what is read, or made, whole
+        host_copy=(1 + NUM_MOMENTS) * part + (0 if num_ranks == 1 else 2 * largest),  # gathered
+    )
