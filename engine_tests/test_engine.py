@@ -129,7 +129,7 @@ def test_a_request_that_sglang_refuses_is_an_error_of_the_stage(engine):
     engine.submit(engines.prompts_of([3]), replace(engines.SAMPLING, group_size=1, temperature=-1.0), seed=1, step=0)
     with pytest.raises(ValueError, match="temperature"):
         engine.finished()
-    engine._room.end(0, 0, 1)
+    engine._capacity.end(0, 0, 1)
 
 
 def test_a_killed_process_is_named_at_once_and_nothing_is_left(running):
