@@ -30,10 +30,9 @@ from benchmarks.comm.weight_sync import DENSE
 from benchmarks.harness import Step, compare, interleave, report
 
 from rlinf_comm import codec
-from rlinf_comm.peers import peer
 from rlinf_comm.weights import BufferSpec, Layout, plan
 from rlinf_comm.weights.layouts import TransformerShape, merged
-from rlinf_comm.wire import this_host
+from rlinf_comm.wire import address, this_host
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import Settle, WeightPort
 
@@ -94,7 +93,7 @@ def serve(pipe: Connection) -> None:
     """One engine rank, of another host: takes the versions that it is told to."""
     torch.set_num_threads(1)
     there = replace(this_host(), boot_id="there")
-    peer.this_host = lambda: there
+    address.this_host = lambda: there
     port: WeightPort = codec.unpack(pipe.recv_bytes())
     tensors = _tensors(port.reshard.dst_buffers[port.rank])
     receiver = WEIGHT_SYNCS.get(port.weight_sync).open_receiver(port)
