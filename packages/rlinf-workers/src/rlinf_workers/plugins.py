@@ -20,7 +20,10 @@ from rlinf_algos.registry import Registry, did_you_mean
 
 if TYPE_CHECKING:
     from rlinf_workers.engines.spec import EngineSpec
+    from rlinf_workers.launchers.spec import LauncherSpec
+    from rlinf_workers.policies.spec import PolicySpec
     from rlinf_workers.trainers.spec import TrainerSpec
+    from rlinf_workers.weight_sync.spec import WeightSyncSpec
 
 
 class OptionError(ValueError):
@@ -33,12 +36,6 @@ class OptionError(ValueError):
     def __init__(self, option: str, text: str) -> None:
         super().__init__(f"{option}{text}")
         self.option, self.text = option, text
-
-
-if TYPE_CHECKING:
-    from rlinf_workers.launchers.spec import LauncherSpec
-    from rlinf_workers.policies.spec import PolicySpec
-    from rlinf_workers.weight_sync.spec import WeightSyncSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +77,8 @@ class Spec:
                 raise error.__cause__ from None
             reason, _, place = str(error).partition(" - at `$.")
             option = place.partition("`")[0].partition("[")[0]
-            choices = get_args(get_type_hints(self.options)[option])
             if "enum value" in reason:
+                choices = get_args(get_type_hints(self.options)[option])
                 reason = f"allowed: {', '.join(map(repr, choices))}"
             raise OptionError(option, f"={options.get(option)!r}: {reason[0].lower()}{reason[1:]}") from None
 
@@ -145,8 +142,7 @@ class Plugins(Registry[Any], Generic[S]):
             return self._base_class()(name=name)
 
     def _base_class(self) -> type[S]:
-        module, _, attribute = self._base.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return imported(self._base)
 
     def specs(self) -> list[S]:
         """All that have a name, in the order of the table and then as they were registered."""
@@ -160,8 +156,6 @@ class Plugins(Registry[Any], Generic[S]):
             return self._imported(path, callable_only) if isinstance(path, str) else path
         return super().get(name, callable_only=callable_only)
 
-
-SPEC = f"{__name__}:Spec"
 
 TRAINERS: Plugins[TrainerSpec] = Plugins(
     "training backend",

@@ -7,7 +7,7 @@ counted as one that holds the whole model on every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from rlinf_envs import VenvSpec
@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # a spec is read while a recipe is looked at, which imports n
     from rlinf_sched.profile import StageProfile
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-NO_OPTIONS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +81,13 @@ class TrainerSpec(Spec):
         self, options: Mapping[str, Any], model_dtype: str, num_devices: int
     ) -> Iterator[tuple[str, Sequence[Any]]]:
         """Other values of its options to try where a recipe does not fit on so many devices, mild ones first: (option,
-        values)."""
-        return iter(())
+        values). Of any backend that has the options, to compute layers again and to compute in bfloat16."""
+        names = [field.name for field in fields(self.options)] if self.options else []
+        if "recompute" in names and not options.get("recompute"):  # costs time
+            yield "recompute", [True]
+        computes_less = options.get("compute_dtype") == "bfloat16"
+        if "compute_dtype" in names and not computes_less and model_dtype == "float32":
+            yield "compute_dtype", ["bfloat16"]
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

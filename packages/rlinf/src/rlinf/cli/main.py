@@ -100,13 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser()
     try:
         arguments = _set_up_logging(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return WRONG_INPUT
-    if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:], "--help"]
-    known, overrides = split_overrides(arguments, parser.options(arguments))
-    try:
+        if arguments[:1] == ["help"]:
+            arguments = [*arguments[1:], "--help"]
+        known, overrides = split_overrides(arguments, parser.options(arguments))
         _check_command(known)
         args, unknown = parser.parse_known_args([argument for argument in known if argument != "--traceback"])
         if not getattr(args, "takes_overrides", False):

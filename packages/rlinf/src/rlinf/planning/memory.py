@@ -25,6 +25,7 @@ from rlinf_sched.derive.shapes import ModelShape, resolve_model
 from rlinf_sched.errors import ProfileError
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.plugins import WEIGHT_SYNCS
+from rlinf_workers.trainers.spec import DTYPE_BYTES
 from rlinf_workers.weight_sync.choose import suitable
 from rlinf_workers.weight_sync.spec import EdgeEnds
 
@@ -42,7 +43,6 @@ CONTEXT_BYTES = 1 << 30
 NUM_STORED = 2
 """Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
 and the next."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int = 0) -> JobShape:
@@ -396,8 +396,8 @@ def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices:
         job = job_shape(changed, device_bytes=gpu.memory_bytes)
         size = changed.actor.trainer_spec.num_ranks_of_replica(job)
         ranks = {"actor": _ranks_in_replicas(changed, size, num_devices)}
-        found = rank_memory(changed, shape, job, ranks)
-        alone = [Load(group=group, memory=memory, num_items=1, offload=True) for group, memory in found.items()]
+        memory_of = rank_memory(changed, shape, job, ranks)
+        alone = [Load(group=group, memory=memory, num_items=1, offload=True) for group, memory in memory_of.items()]
         places = [device_place(gpu.name, gpu.memory_bytes, [load]) for load in alone]
         return max(places, key=lambda place: place.missing_bytes)
 

@@ -41,8 +41,7 @@ def batch_memory(model: ModelShape, job: JobShape) -> RankMemory:
     """The memory of a rank that generates whole batches; an item is a group. Caches grow by copying, one layer at a
     time."""
     lengths, job = job.lengths, job.served
-    context = lengths.prompt_tokens + lengths.limit_tokens
-    cache = context * kv_bytes(model, job) * (1 + 1 / model.num_layers)
+    cache = job.longest_tokens * kv_bytes(model, job) * (1 + 1 / model.num_layers)
     logits = model.vocab_size * (job.dtype_bytes + 3 * FLOAT_BYTES)
     return RankMemory(
         weights=job.dtype_bytes * model.num_parameters,

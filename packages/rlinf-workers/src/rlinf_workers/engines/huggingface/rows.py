@@ -29,7 +29,7 @@ def refill_memory(model: ModelShape, job: JobShape) -> RankMemory:
     """
     job, lengths = job.served, job.lengths
     weights, token_bytes = job.dtype_bytes * model.num_parameters, kv_bytes(model, job)
-    row_bytes = row_tokens(lengths.prompt_tokens + lengths.limit_tokens) * token_bytes
+    row_bytes = row_tokens(job.longest_tokens) * token_bytes
     num_rows = cache_rows(job.most_under_way, most=_most_rows(job, weights, row_bytes))
     num_prompts, width = -(-num_rows // lengths.group_size), row_tokens(lengths.prompt_tokens)
     num_prefilled = min(num_prompts, max(1, PREFILL_TOKENS // width)) * width

@@ -40,7 +40,7 @@ class HuggingFaceSpec(EngineSpec):
 
     def memory(self, model: ModelShape, job: JobShape) -> RankMemory:
         if not self.fills_its_memory(job.engine_options):
-            return EngineSpec.memory(self, model, job)
+            return super().memory(model, job)
         from rlinf_workers.engines.huggingface.rows import refill_memory
 
         return refill_memory(model, job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,14 +41,6 @@ class FSDP2Spec(TrainerSpec):
         except ValueError as error:
             return str(error)
         return None
-
-    def smaller(
-        self, options: Mapping[str, Any], model_dtype: str, num_devices: int
-    ) -> Iterator[tuple[str, Sequence[Any]]]:
-        if not options.get("recompute"):  # costs time
-            yield "recompute", [True]
-        if options.get("compute_dtype") != "bfloat16" and model_dtype == "float32":
-            yield "compute_dtype", ["bfloat16"]
 
     def memory(self, model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
         from rlinf_workers.trainers.fsdp2.memory import fsdp2_memory

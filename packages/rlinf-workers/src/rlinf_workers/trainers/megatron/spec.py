@@ -68,10 +68,7 @@ class MegatronSpec(TrainerSpec):
     def smaller(
         self, options: Mapping[str, Any], model_dtype: str, num_devices: int
     ) -> Iterator[tuple[str, Sequence[Any]]]:
-        if not options.get("recompute"):  # costs time
-            yield "recompute", [True]
-        if options.get("compute_dtype") != "bfloat16" and model_dtype == "float32":
-            yield "compute_dtype", ["bfloat16"]
+        yield from super().smaller(options, model_dtype, num_devices)
         for name in ("tensor_parallel", "expert_parallel"):  # what ranks send each other
             size = int(options.get(name, 1))
             yield name, [size << doublings for doublings in range(1, (num_devices // size).bit_length())]
