@@ -134,9 +134,9 @@ class Alone:
 
 def prediction(side: Timed) -> dict[str, float]:
     """The step by the profile of the first steps, beside the later ones."""
-    found = simulate(side.measured().problem, side.plan)
+    timeline = simulate(side.measured().problem, side.plan)
     measured_s = statistics.median(side.step_s[side.num_observed :])
-    return {"predicted_s": found.step_s, "measured_s": measured_s, "error": found.step_s / measured_s - 1}
+    return {"predicted_s": timeline.step_s, "measured_s": measured_s, "error": timeline.step_s / measured_s - 1}
 
 
 def main() -> None:

@@ -21,9 +21,9 @@ def drift(monitor, factors):
     """Feeds in steps until something is found; all stages but those named run as predicted."""
     expected = dict(monitor.predicted_s)
     for _ in range(100):
-        found = monitor.observe({name: s * factors.get(name, 1.0) for name, s in expected.items()})
-        if found:
-            return found
+        drifts = monitor.observe({name: s * factors.get(name, 1.0) for name, s in expected.items()})
+        if drifts:
+            return drifts
     return {}
 
 
@@ -54,9 +54,9 @@ def test_a_lasting_drift_is_found_soon_and_its_size_is_right(factor):
     for value in draw.standard_normal(40):
         assert detector.observe(float(np.exp(0.03 * value)), 1.0) is None
     for step, value in enumerate(draw.standard_normal(20)):
-        found = detector.observe(factor * float(np.exp(0.03 * value)), 1.0)
-        if found is not None:
-            assert found == pytest.approx(factor, rel=0.08)
+        drift_factor = detector.observe(factor * float(np.exp(0.03 * value)), 1.0)
+        if drift_factor is not None:
+            assert drift_factor == pytest.approx(factor, rel=0.08)
             assert step < 12
             return
     pytest.fail("not found")
@@ -72,10 +72,10 @@ def test_only_the_stage_that_drifted_is_named_and_rescaled(running):
     monitor = DriftMonitor(problem=problem, plan=chosen)
     before_s = monitor.step_s
     assert before_s == simulate(problem, chosen).step_s
-    found = drift(monitor, {"actor": 1.6})
-    assert found == {"actor": pytest.approx(1.6, rel=0.01)}
-    expected = monitor.predicted_s["actor"] * found["actor"]
-    monitor.rescale("actor", found["actor"])
+    drifts = drift(monitor, {"actor": 1.6})
+    assert drifts == {"actor": pytest.approx(1.6, rel=0.01)}
+    expected = monitor.predicted_s["actor"] * drifts["actor"]
+    monitor.rescale("actor", drifts["actor"])
     assert monitor.predicted_s["actor"] == pytest.approx(expected)
     assert monitor.step_s == simulate(monitor.problem, chosen).step_s > before_s
     assert drift(monitor, {}) == {}

@@ -253,8 +253,8 @@ FARM = Farm(name="farm", implementation="nowhere:Launcher")
 
 def test_a_custom_launcher_says_what_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--cluster", "barn", "--launcher", f"{__name__}:FARM"]) == 0
-    shown = capsys.readouterr()
-    assert "host0" in shown.out and shown.err == "looking at barn\n"
+    terminal = capsys.readouterr()
+    assert "host0" in terminal.out and terminal.err == "looking at barn\n"
     assert main(["doctor", "--cluster", "--launcher", "local"]) == 2
     assert "--launcher=local: it has no cluster to look at" in capsys.readouterr().err
     assert main(["doctor", "--launcher", "ray"]) == 2

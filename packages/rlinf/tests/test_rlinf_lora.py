@@ -78,12 +78,12 @@ def test_gradients_and_moments_are_counted_for_what_is_trained(tmp_path, backend
         adapter=adapter,
         has_critic=has_critic,
     )
-    found = TRAINERS.spec(backend).rank_memory(shape, job, 1)
+    memory = TRAINERS.spec(backend).rank_memory(shape, job, 1)
     own, copy = 4 * adapter.num_parameters(shape), 2 * shape.num_parameters
     critic = copy if has_critic else 0
-    assert found.weights == copy + critic + own
-    assert found.gradients == num_buffers * (own + critic)
-    assert found.optimizer == 2 * (own + critic)
+    assert memory.weights == copy + critic + own
+    assert memory.gradients == num_buffers * (own + critic)
+    assert memory.optimizer == 2 * (own + critic)
 
 
 def test_an_adapter_stands_for_the_model_that_it_makes(run, tmp_path):

@@ -224,9 +224,9 @@ def test_on_cpu_slots_the_pool_has_room_for_the_steps_sequences():
     assert SGLANG_SPEC.memory(shape, job).kv_pool == 16 * 4 * 25 * (2 * 2 * 4 * 16 * 4)
     tight = job_shape(config, on_gpu=False, device_bytes=1 << 20)
     assert engine_options(config.rollout, shape, tight)["max_total_tokens"] == (1 << 18) // (2 * 2 * 4 * 16 * 4)
-    given = config_of("--rollout.engine_options={max_total_tokens: 77, attention_backend: torch_native}")
-    job = job_shape(given, on_gpu=False, device_bytes=1 << 30)
-    assert engine_options(given.rollout, shape, job) == given.rollout.engine_options
+    sized = config_of("--rollout.engine_options={max_total_tokens: 77, attention_backend: torch_native}")
+    job = job_shape(sized, on_gpu=False, device_bytes=1 << 30)
+    assert engine_options(sized.rollout, shape, job) == sized.rollout.engine_options
 
 
 def test_no_engine_took_more_than_was_counted():

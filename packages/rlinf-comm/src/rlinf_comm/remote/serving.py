@@ -246,9 +246,9 @@ class ServedConnection:
     def _take(self, request: Take) -> Encoded:
         self.client.has_taken = True
         limits = (request.max_items, request.min_items, request.min_weight, request.max_weight)
-        wanted = checked_request(self._channel.name, *limits, request.keys)
+        take_request = checked_request(self._channel.name, *limits, request.keys)
         with staying_carried():
-            items = self._back_end.take(wanted, request.timeout_s, self._look)
+            items = self._back_end.take(take_request, request.timeout_s, self._look)
         values = [_encoded(item) for item in items]
         labels = [
             Label(item.key, item.weight, item.policy_version, item.sequence, len(value.header), len(value.buffers))

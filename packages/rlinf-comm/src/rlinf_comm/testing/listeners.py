@@ -120,8 +120,8 @@ def _proof(called: Called, numbers: random.Random) -> None:
 def _as_stranger(called: Called, numbers: random.Random, said: bytes) -> None:
     source = f"127.0.1.{1 + numbers.randrange(NUM_SOURCES)}"
     with socket.create_connection(called.endpoint, timeout=HANG_S, source_address=(source, 0)) as connection:
-        told = _say_all(connection, said)
-    assert len(told) <= GREETING.size and MAGIC.startswith(told[: len(MAGIC)]), f"a stranger was told {told!r}"
+        reply = _say_all(connection, said)
+    assert len(reply) <= GREETING.size and MAGIC.startswith(reply[: len(MAGIC)]), f"a stranger was told {reply!r}"
 
 
 # --- members ----------------------------------------------------------------------------------------------------------

@@ -102,20 +102,21 @@ class EngineProcesses:
 
     def _connect(self) -> tuple[_Process, ...]:
         self._enter(f"0 {self._address}")
-        found: dict[int, _Process] = {}
+        processes: dict[int, _Process] = {}
         deadline, own = Deadline(self._timeout_s), Hello(service=SERVICE)
-        while len(found) < self._num_processes:
+        while len(processes) < self._num_processes:
             try:
                 connection = Connection.accept_local(self._listener, "a process of the engine", deadline)
-                said: Registration = unpack(meet(connection, own, deadline).details)
+                registration: Registration = unpack(meet(connection, own, deadline).details)
             except PeerTimeout as error:
                 raise WorkersError(
-                    f"{len(found)} of the engine's {self._num_processes} processes have called the weight loader; "
+                    f"{len(processes)} of the engine's {self._num_processes} processes have called the weight loader; "
                     "the engine said that all had"
                 ) from error
             send_hello(connection, own, deadline)
-            found[said.rank] = _Process(connection, said.pid, f"engine process {said.rank} (pid {said.pid})")
-        return tuple(found[rank] for rank in range(self._num_processes))
+            who = f"engine process {registration.rank} (pid {registration.pid})"
+            processes[registration.rank] = _Process(connection, registration.pid, who)
+        return tuple(processes[rank] for rank in range(self._num_processes))
 
     def _send(self, process: _Process, command: Command) -> None:
         try:

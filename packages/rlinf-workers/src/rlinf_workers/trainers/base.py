@@ -331,5 +331,5 @@ class BackendSettings:
 
     def make(self, model: ModelAdapter, worker: Worker, optimizer: OptimizerSettings | None = None) -> TrainingBackend:
         """The backend, on the worker's device."""
-        made = TRAINERS.get(self.name)
-        return made(model, worker, optimizer=optimizer, num_shards=self.num_shards, **self.options)
+        backend_class = TRAINERS.get(self.name)
+        return backend_class(model, worker, optimizer=optimizer, num_shards=self.num_shards, **self.options)

@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--links is of --cluster: the network between nodes is what is measured")
     if args.launcher is not None:
         raise UserError("--launcher is of --cluster: it says whose cluster is looked at")
-    found = doctor.examine(args.output, None if args.recipe is None else load_config(args.recipe))
-    findings = list(found) if args.json else print_findings(found)
+    looks = doctor.examine(args.output, None if args.recipe is None else load_config(args.recipe))
+    findings = list(looks) if args.json else print_findings(looks)
     num_problems = sum(finding.verdict == "problem" for finding in findings)
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1, ensure_ascii=False))

@@ -107,9 +107,9 @@ def _trained(folder: Path) -> Tree:
             f"{folder} is a run of job={job}; only a robot's policy acts in an environment",
             hint=f"a language model answers problems: rlinf eval NAME=FILE --model {folder}",
         )
-    kept = {key: stored.values[key] for key in FROM_RUN if key in stored.values}
-    kept["environments"] = {role: python for role, python in kept.get("environments", {}).items() if role in ROLES}
-    return Tree(values=kept, places=stored.places, notes=stored.notes)
+    values = {key: stored.values[key] for key in FROM_RUN if key in stored.values}
+    values["environments"] = {role: python for role, python in values.get("environments", {}).items() if role in ROLES}
+    return Tree(values=values, places=stored.places, notes=stored.notes)
 
 
 def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> JobConfig:

@@ -78,8 +78,8 @@ def spec_of_sizes(chosen: Sizes, actions: ActionSpec) -> ModelSpec:
     """
     for whole, part in (("image_size", "patch_size"), ("vision_width", "vision_heads"), ("width", "num_heads")):
         if getattr(chosen, whole) % getattr(chosen, part):
-            found = f"{getattr(chosen, whole)} and {getattr(chosen, part)}"
-            raise PolicyError(f"options.{whole} has to be a multiple of options.{part}; they are {found}")
+            sizes = f"{getattr(chosen, whole)} and {getattr(chosen, part)}"
+            raise PolicyError(f"options.{whole} has to be a multiple of options.{part}; they are {sizes}")
     if not (actions.low.isfinite().all() and actions.high.isfinite().all()):
         raise PolicyError("its bins span what the environment takes, and the environment's actions have no bounds")
     tower: dict[str, Any] = {
@@ -161,20 +161,20 @@ def _check_kind(folder: str, config: Mapping[str, Any], processor: Mapping[str, 
     names = config.get("timm_model_ids", [])
     if len(names) != 2 or set(names) - set(NUM_HEADS):
         raise PolicyError(f"{folder} has the towers {names}; this policy knows {list(NUM_HEADS)}")
-    found = {
+    preprocessing = {
         "image_resize_strategy": processor.get("image_resize_strategy"),
         "interpolations": processor.get("interpolations"),
     }
-    wanted = {"image_resize_strategy": "resize-naive", "interpolations": ["bicubic", "bicubic"]}
-    if found != wanted:
-        raise PolicyError(f"{folder}/preprocessor_config.json says {found}; this policy does {wanted}")
+    computed = {"image_resize_strategy": "resize-naive", "interpolations": ["bicubic", "bicubic"]}
+    if preprocessing != computed:
+        raise PolicyError(f"{folder}/preprocessor_config.json says {preprocessing}; this policy does {computed}")
     if config.get("text_config", {}).get("model_type") != "llama":
         raise PolicyError(f"{folder} has the language model {config.get('text_config')}; this policy has Llama's")
 
 
 def _tower(specs: Mapping[str, TensorSpec], prefix: str, num_heads: int, folder: str) -> TowerShape:
     mine = {name.removeprefix(prefix): spec.shape for name, spec in specs.items() if name.startswith(prefix)}
-    blocks = [int(found[1]) for name in mine if (found := re.match(r"blocks\.(\d+)\.", name))]
+    blocks = [int(match[1]) for name in mine if (match := re.match(r"blocks\.(\d+)\.", name))]
     needed = ("patch_embed.proj.weight", "pos_embed", "blocks.0.mlp.fc1.weight")
     if missing := [prefix + name for name in needed if name not in mine]:
         raise PolicyError(f"{folder}: {', '.join(missing)} not in its safetensors files; is it another architecture?")
@@ -215,9 +215,9 @@ def statistics_of(dataset: Mapping[str, Any], what: str, normalization: str) -> 
 
     Raises: PolicyError where the dataset has no such numbers.
     """
-    found, keys = dataset.get(what, {}), NORMALIZATIONS[normalization]
-    if missing := [key for key in keys if key not in found]:
-        has = ", ".join(sorted(found)) or "nothing"
+    statistics, keys = dataset.get(what, {}), NORMALIZATIONS[normalization]
+    if missing := [key for key in keys if key not in statistics]:
+        has = ", ".join(sorted(statistics)) or "nothing"
         raise PolicyError(f"the statistics of {what!r} have no {' and no '.join(missing)}; they have {has}")
-    low, high = (found[key] for key in keys)
-    return ActionStatistics(low=low, high=high, mask=found.get("mask", [True] * len(low)))
+    low, high = (statistics[key] for key in keys)
+    return ActionStatistics(low=low, high=high, mask=statistics.get("mask", [True] * len(low)))

@@ -103,11 +103,11 @@ def loaded(folder: str, policy: Pi0Spec, make: Make) -> nn.Module:
 
 
 def _check_files(folder: str, policy: Pi0Spec, wanted: Mapping[str, torch.Tensor]) -> None:
-    found = {name: spec.shape for name, spec in _named(WeightFiles(folder), policy).items()}
+    shapes = {name: spec.shape for name, spec in _named(WeightFiles(folder), policy).items()}
     for what, names in {
-        "lacks": [name for name in wanted if name not in found],
-        f"has other tensors than {policy.published_model}:": [name for name in found if name not in wanted],
-        "has in another shape": [n for n in wanted if n in found and found[n] != tuple(wanted[n].shape)],
+        "lacks": [name for name in wanted if name not in shapes],
+        f"has other tensors than {policy.published_model}:": [name for name in shapes if name not in wanted],
+        "has in another shape": [n for n in wanted if n in shapes and shapes[n] != tuple(wanted[n].shape)],
     }.items():
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
@@ -154,8 +154,8 @@ def _read_config(folder: Path, policy: Pi0Spec) -> dict[str, Any]:
             f"{policy.published_model}"
         )
     config = json.loads(path.read_text())
-    if (found := config.get("type", config.get("model_type", policy.name))) != policy.name:
-        raise PolicyError(f"{path} is of type {found!r}; this policy loads {policy.name!r}")
+    if (model_type := config.get("type", config.get("model_type", policy.name))) != policy.name:
+        raise PolicyError(f"{path} is of type {model_type!r}; this policy loads {policy.name!r}")
     if not any(key in config for key in HORIZON_KEYS):
         raise PolicyError(f"{path} says neither {' nor '.join(HORIZON_KEYS)}, the number of actions it predicts")
     return config
@@ -172,7 +172,7 @@ def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
 
 
 def _num_layers(shapes: Mapping[str, Any], prefix: str) -> int:
-    numbers = [int(found[1]) for name in shapes if (found := re.match(re.escape(prefix) + r"(\d+)\.", name))]
+    numbers = [int(match[1]) for name in shapes if (match := re.match(re.escape(prefix) + r"(\d+)\.", name))]
     return 1 + max(numbers, default=-1)
 
 

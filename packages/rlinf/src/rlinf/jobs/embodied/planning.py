@@ -150,13 +150,13 @@ def _of_workers(config: EmbodiedConfig, stage: Stage, profile: StageProfile, num
     """The profile as the workers of `rlinf train` have it: of groups, on no more cores than there are, and with a whole
     copy of the training state on every rank unless it is sharded."""
     num_groups = config.env.num_groups
-    found = profile_of_groups(profile, config.env.num_envs // num_groups, num_groups)
+    of_groups = profile_of_groups(profile, config.env.num_envs // num_groups, num_groups)
     if not stage.needs_device:
         on_drivers_node = min(num_devices, GPUS_PER_NODE)  # where all processes without a device are
-        return on_busy_cores(found, CORES_PER_DEVICE * on_drivers_node)
+        return on_busy_cores(of_groups, CORES_PER_DEVICE * on_drivers_node)
     if stage.trains and not config.actor.trainer_spec.shards_state:
-        return replace(found, instances=tuple(map(_whole, found.instances)))
-    return found
+        return replace(of_groups, instances=tuple(map(_whole, of_groups.instances)))
+    return of_groups
 
 
 def _whole(instance: InstanceProfile) -> InstanceProfile:
