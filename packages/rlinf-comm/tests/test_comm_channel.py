@@ -314,6 +314,7 @@ def test_channels_are_not_pickled():
 def test_stale_addresses_are_refused():
     channel = Channel.create("stale")
     address = channel.address
+    assert isinstance(address, ChannelAddress)
     wrong = ChannelAddress(
         name="wrong",
         creator_pid=address.creator_pid,

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from rlinf_comm import WeightTimeout
-from rlinf_comm.peers import peer
 from rlinf_comm.weights import Layout, plan
-from rlinf_comm.wire import SECRET_VARIABLE, this_host
+from rlinf_comm.wire import SECRET_VARIABLE, address, this_host
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, StepContext, Worker
@@ -35,7 +34,7 @@ class Elsewhere(Worker):
 
     def open(self, port: WeightPort) -> int:
         there = replace(this_host(), boot_id="there")
-        peer.this_host = lambda: there
+        address.this_host = lambda: there
         self._receiver = PerNodeWeightSync.open_receiver(port)
         self._held = {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in SPECS.items()}
         return os.getpid()

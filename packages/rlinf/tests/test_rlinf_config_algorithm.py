@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ FIELDS = {field.name for field in dataclasses.fields(Algorithm)}
 
 
 def algorithm(line: str = "", recipe: str = "sort-grpo") -> Algorithm:
-    config = load_config(recipe, parse_overrides(line.split()))
+    config: Any = load_config(recipe, parse_overrides(line.split()))
     return config.algorithm
 
 
@@ -47,7 +48,7 @@ NEEDS = {
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_name_chooses_a_preset(name):
-    config = load_config("sort-grpo", parse_overrides(["--algorithm.name", name, *NEEDS.get(name, [])]))
+    config: Any = load_config("sort-grpo", parse_overrides(["--algorithm.name", name, *NEEDS.get(name, [])]))
     assert config.algorithm == preset(name)
 
 
@@ -55,11 +56,12 @@ def test_a_name_chooses_a_preset(name):
 def test_a_name_chooses_a_preset_of_robots(name):
     own = {"gamma": 0.95, "gae_lambda": 0.9, "bootstrap_at_termination": True} if name == "ppo" else {}
     recipe = ["--algorithm.name", name]
-    assert load_config("pushcube-ppo", parse_overrides(recipe)).algorithm == preset(name, samples="episodes", **own)
+    config: Any = load_config("pushcube-ppo", parse_overrides(recipe))
+    assert config.algorithm == preset(name, samples="episodes", **own)
 
 
 def test_an_algorithm_with_a_critic_has_its_settings():
-    config = load_config("sort-grpo", parse_overrides(["--algorithm.name", "ppo", "--critic.learning_rate", "0.1"]))
+    config: Any = load_config("sort-grpo", parse_overrides(["--algorithm.name", "ppo", "--critic.learning_rate", "0.1"]))
     assert config.job == "reasoning"
     assert config.critic.learning_rate == 0.1
 
@@ -222,5 +224,5 @@ def test_robots_are_compared_by_episodes_or_by_steps():
     ],
 )
 def test_a_robot_may_have(line):
-    config = load_config("pushcube-ppo", parse_overrides(shlex.split(line.replace("{", "'{").replace("}", "}'"))))
+    config: Any = load_config("pushcube-ppo", parse_overrides(shlex.split(line.replace("{", "'{").replace("}", "}'"))))
     assert config.algorithm.samples == "episodes"

@@ -340,7 +340,8 @@ def test_what_a_cluster_has_is_said_of_the_cluster():
 
 def test_shards_left_to_the_machine_are_as_many_as_its_devices_can_share():
     def shards(num_devices: int, *overrides: str) -> object:
-        return settle(load_config("sort-grpo", parse_overrides(overrides)), num_devices).actor.num_shards
+        config: Any = settle(load_config("sort-grpo", parse_overrides(overrides)), num_devices)
+        return config.actor.num_shards
 
     auto = "--actor.num_shards=auto"
     assert [shards(n, auto, "--warm_start=null") for n in (1, 6, 8)] == [1, 6, 8]
@@ -357,8 +358,8 @@ def test_ranks_follow_from_the_devices_with_the_shards(tmp_path, backend: str, n
     name, _, cut = backend.partition(" ")
     overrides = ["--actor.num_shards=auto", "--warm_start=null", "--mode=collocated", f"--actor.backend={name}"]
     overrides += [f"--actor.backend_options.{cut}=2"] if cut else []
-    config = settle(load_config("sort-grpo", parse_overrides([*overrides, "--cluster.num_devices=4"])), 4)
-    job = ReasoningJob(config, Machine(num_cpus=4, memory_bytes=16 << 30))  # pyright: ignore[reportArgumentType]
+    config: Any = settle(load_config("sort-grpo", parse_overrides([*overrides, "--cluster.num_devices=4"])), 4)
+    job = ReasoningJob(config, Machine(num_cpus=4, memory_bytes=16 << 30))
     flows = job.build(tmp_path)
     actor = make_plans(job, flows, tmp_path).plans[flows.train.name].stage("actor")
     assert (actor.num_ranks, len(actor.devices)) == (num_ranks, 4)

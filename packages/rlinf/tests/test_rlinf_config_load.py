@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -325,7 +326,7 @@ def test_resume_refuses_other_overrides(run_folder: Path, argument: str, change:
 
 def test_a_run_may_go_on_elsewhere(run_folder: Path):
     arguments = ["--mode=disaggregated", "--cluster.num_devices=2", "--plan.granularity.rollout=4"]
-    config = load_for_resume(run_folder, parse_overrides([*arguments, "--actor.backend=fsdp2"]))
+    config: Any = load_for_resume(run_folder, parse_overrides([*arguments, "--actor.backend=fsdp2"]))
     assert config.actor.backend == "fsdp2"
     assert (config.mode, config.cluster.num_devices, config.plan.granularity) == ("disaggregated", 2, {"rollout": 4})
 

@@ -188,7 +188,7 @@ def test_what_megatrons_layers_keep_is_what_autograd_records(
     from rlinf_workers.trainers.megatron.parallel import disconnect
 
     shape = write_config(tmp_path, kind, **{"max_position_embeddings": 64, **more})
-    options = {"compute_dtype": dtype}
+    options: dict[str, Any] = {"compute_dtype": dtype}
     settings = BackendSettings(name="megatron", options=options)
     kept = TokenModel(ModelSettings(folder=str(tmp_path), has_weights=False), 1.0)
     backend: Any = settings.make(kept, trial_worker(), OptimizerSettings(learning_rate=0.1))
