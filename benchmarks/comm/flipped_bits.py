@@ -20,9 +20,9 @@ import torch
 from rlinf_comm import Channel, CommError, Peer, SharedPool
 from rlinf_comm.weights import (
     Layout,
+    StoreReceiver,
+    StoreSender,
     TensorSpec,
-    WeightReceiver,
-    WeightSender,
     WeightStore,
     WeightStreamReceiver,
     WeightStreamSender,
@@ -166,7 +166,7 @@ def store(in_use: bool) -> Iterator[Flip]:
     """In the store's memory or, with `in_use`, in the served tensors, which are checked after they were used."""
     reshard = plan(LAYOUT, LAYOUT)
     made = WeightStore.create(reshard, name="flipped weights")
-    sender, receiver = WeightSender(made, reshard, 0), WeightReceiver(made, reshard, 0)
+    sender, receiver = StoreSender(made, reshard, 0), StoreReceiver(made, reshard, 0)
     memory = _memory_of("flipped weights")
     published, served, version = weights(), weights(), -1
 

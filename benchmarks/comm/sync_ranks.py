@@ -16,7 +16,7 @@ import torch
 
 from rlinf_comm import unpack
 from rlinf_comm.copies import CopyProgram, CopyTable, StridedCopy, addresses_of
-from rlinf_comm.weights import Layout, RankLayout, WeightReceiver, WeightSender, WeightStore
+from rlinf_comm.weights import Layout, RankLayout, StoreReceiver, StoreSender, WeightStore
 
 TIMEOUT_S = 120.0
 STORE = "weight-sync"
@@ -37,7 +37,7 @@ class _NoDigests:
         return []
 
 
-class Sender(WeightSender):
+class Sender(StoreSender):
     """Publishes with digests or without."""
 
     attests = True
@@ -49,7 +49,7 @@ class Sender(WeightSender):
         return type("Plain", (), {"publish": _NoDigests(transfer.publish, len(self._own))})
 
 
-class Receiver(WeightReceiver):
+class Receiver(StoreReceiver):
     """Checks what it has copied, or not."""
 
     attests = True

@@ -33,7 +33,7 @@ from benchmarks.comm.transports import SPAWN, TIMEOUT_S
 
 from rlinf_comm import Channel, ChannelAddress, SharedPool
 from rlinf_comm.copies import addresses_of
-from rlinf_comm.weights import ReshardExecutor, WeightReceiver, WeightSender, WeightStore
+from rlinf_comm.weights import ReshardExecutor, StoreReceiver, StoreSender, WeightStore
 
 NUM_ROUNDS = int(os.environ.get("RLINF_BENCHMARK_ROUNDS", "7"))
 NAMES = [name for name in CASES if "PP2" not in name]
@@ -49,7 +49,7 @@ class Engine:
         self.parameters = views_of(self.case.engine, self.memory)
         self.executors = [ReshardExecutor(self.case.plan, rank) for rank in range(self.case.engine.num_ranks)]
         opened = WeightStore.open(store)
-        self.receivers = [WeightReceiver(opened, self.case.plan, rank) for rank in range(self.case.engine.num_ranks)]
+        self.receivers = [StoreReceiver(opened, self.case.plan, rank) for rank in range(self.case.engine.num_ranks)]
         self.received = torch.zeros(num_bytes_of(self.case.trainer), dtype=torch.uint8)
         self.version = 0
         dst = self.memory.view(torch.bfloat16)
@@ -108,7 +108,7 @@ class Trainer:
         self.shards = views_of(case.trainer, self.flat)
         fill(case.trainer, self.shards)
         self._store = WeightStore.create(case.plan, name="benchmark")
-        self._senders = [WeightSender(self._store, case.plan, rank) for rank in range(case.trainer.num_ranks)]
+        self._senders = [StoreSender(self._store, case.plan, rank) for rank in range(case.trainer.num_ranks)]
         self._version = 0
         self._orders, self._answers = Channel.create("orders"), Channel.create("answers")
         gloo = os.path.join(tempfile.mkdtemp(), "gloo")

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from rlinf_workers.testing.every_architecture import Verdict, model_types, verdict_on
+from rlinf_workers.testing.every_architecture import ArchitectureResult, model_types, verdict_on
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "architectures.json"
@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "models.md"
 HEADING = "\n## Every architecture\n"
 
 
-def tables(verdicts: Sequence[Verdict], version: str) -> Iterator[str]:
+def tables(verdicts: Sequence[ArchitectureResult], version: str) -> Iterator[str]:
     """Lines of the page from its last heading on."""
     taken, refused = ([one for one in verdicts if (one.refused is None) == is_taken] for is_taken in (True, False))
     worst = max(taken, key=lambda one: (one.largest or 0.0) / (one.bound or 1.0))
@@ -54,7 +54,7 @@ def main() -> None:
     before = {}
     if again := set(sys.argv[1:]):
         rows = json.loads(RESULT.read_text(encoding="utf-8"))["architectures"]
-        before = {row["model_type"]: Verdict(**{**row, "ways": tuple(row["ways"])}) for row in rows}
+        before = {row["model_type"]: ArchitectureResult(**{**row, "ways": tuple(row["ways"])}) for row in rows}
     verdicts = []
     for model_type in model_types():
         is_kept = model_type in before and model_type not in again

@@ -3,7 +3,7 @@
 
 What is too large to enumerate is attacked: random problems (attack_problems.py), then the published workloads up to 64
 devices. Of the processor time for each a quarter goes to random plans, half to annealing from three of them, and a
-quarter to annealing from the plan that `plan` returns. Beside that function and `simulate` nothing here is the
+quarter to annealing from the plan that `best_plan` returns. Beside that function and `simulate` nothing here is the
 planner's: plans are held in another way and memory is counted anew (attack_space.py), and other changes are tried
 (attack_moves.py). The draws are the same in each run, but how far they get in the time is not.
 """
@@ -29,7 +29,7 @@ from benchmarks.sched.attack_space import Space, State
 from rlinf_sched import Plan, Problem, simulate
 from rlinf_sched.derive.workloads import WORKLOADS
 from rlinf_sched.errors import InfeasibleError
-from rlinf_sched.planner import plan
+from rlinf_sched.planner import best_plan
 
 RESULT = Path(__file__).parents[1] / "results" / "planner-attack.json"
 ROUNDING = 1e-9
@@ -64,7 +64,7 @@ class Attacked:
     """By what part of the best step the plan is longer."""
     found_by: FoundBy
     planning_s: float
-    """Processor time of `plan`."""
+    """Processor time of `best_plan`."""
     num_tried: int
     """Plans that the attack looked at."""
     plan: list[str]
@@ -102,7 +102,7 @@ def attack(problem: Problem, seconds: float, *, seed: int | None = None, name: s
 def _planned(problem: Problem) -> tuple[Plan, float, float]:
     """The planner's plan, its step, and the processor time of planning."""
     began_s = time.process_time()
-    made = plan(problem)
+    made = best_plan(problem)
     return made, simulate(problem, made).step_s, time.process_time() - began_s
 
 

@@ -22,7 +22,7 @@ from rlinf_sched import Problem
 from rlinf_sched.derive import WORKLOADS, embodied, grpo, workload, workloads
 from rlinf_sched.derive.datasheets import GPUS, find_gpu
 from rlinf_sched.errors import ProfileError
-from rlinf_sched.planner import plan
+from rlinf_sched.planner import best_plan
 
 RESULT = Path(__file__).parents[1] / "results" / "calibration.json"
 PAPER = {
@@ -129,7 +129,7 @@ def table(content: dict[str, Any]) -> Iterator[str]:
 
 def outcome(problem: Problem) -> dict[str, float]:
     """Seconds of a step of the best plan of each mode, and of the best with simulator and policy apart."""
-    made = plan(problem)
+    made = best_plan(problem)
     assert made.prediction is not None
     found = {made.mode: made.prediction.step_s} | {other.mode: other.step_s for other in made.prediction.runners_up}
     return {mode: round(seconds, 3) for mode, seconds in sorted(found.items())}
@@ -149,7 +149,7 @@ def compared(model: str, num_devices: int, mean: int, longest: int, published_s:
         sequence_tokens=longest,
         mean_tokens=mean - 256,
     )
-    made = plan(problem, modes=["collocated"])
+    made = best_plan(problem, modes=["collocated"])
     assert made.prediction is not None
     return {"model": model, "devices": num_devices, "published_s": published_s, "derived_s": made.prediction.step_s}
 

@@ -49,7 +49,7 @@ from rlinf_sched import (
 )
 from rlinf_sched.errors import InfeasibleError
 from rlinf_sched.plan import ALL_MODES
-from rlinf_sched.planner import plan
+from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.plan_timer import PlanTimer
 from rlinf_sched.planner.spots import Spot, Spots, devices_of, shares_of, spots_of
 from rlinf_sched.profile import Batching
@@ -314,7 +314,7 @@ class Enumeration:
 def enumerated(problem: Problem) -> tuple[Spots, Enumeration] | None:
     """Today's plan, and what is known after a search around it; None where nothing fits."""
     try:
-        made = spots_of(problem, plan(problem))
+        made = spots_of(problem, best_plan(problem))
     except InfeasibleError:
         return None
     everything = Enumeration(problem, [made])
@@ -385,7 +385,7 @@ def enumerate_into(path: Path, num_problems: int, seed: int, num_drawn: int) -> 
             typical=_known(everything, made),
         )
         if len(known) < num_drawn:
-            made = spots_of(problem, plan(problem, num_draws=NUM_DRAWS))
+            made = spots_of(problem, best_plan(problem, num_draws=NUM_DRAWS))
             drawn = Enumeration(problem, [made, *(spots for _, spots in everything.shortest)], DRAWN)
             drawn.search()
             one.drawn = _known(drawn, made)
@@ -451,13 +451,13 @@ def compare(
         if number not in known:
             continue
         began_s = time.process_time()
-        found = plan(problem)
+        found = best_plan(problem)
         plan_s.append(time.process_time() - began_s)
         num_worse += also_alone and _is_worse_than_a_mode(problem, found)
         made, best = spots_of(problem, found), known[number]
         of_problem = {"typical": _gap(problem, made, best.typical, TYPICAL)}
         if also_drawn and best.drawn is not None:
-            for_draws = spots_of(problem, plan(problem, num_draws=NUM_DRAWS))
+            for_draws = spots_of(problem, best_plan(problem, num_draws=NUM_DRAWS))
             of_problem["drawn"] = _gap(problem, for_draws, best.drawn, DRAWN)
             of_problem["typical on drawn"] = _over(problem, made, best.drawn.spots, DRAWN)
             of_problem["drawn on others"] = _over(problem, for_draws, best.drawn.spots, FRESH)
@@ -522,7 +522,7 @@ def _is_worse_than_a_mode(problem: Problem, found: Plan) -> bool:
     steps_s = [found.prediction.step_s]
     for mode in ALL_MODES:
         try:
-            alone = plan(problem, [mode]).prediction
+            alone = best_plan(problem, [mode]).prediction
         except InfeasibleError:
             continue
         assert alone is not None

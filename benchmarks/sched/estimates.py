@@ -2,10 +2,10 @@
 `python -m benchmarks.sched.estimates [NUM_EACH] [SEED]`.
 
 Random graphs of 5, 6 and 7 unequal stages (`random_graphs`) on 1,024 devices. Of each, the best candidates of every
-mode and every way to share devices are executed by the simulator beside their estimates. Then the plan that `plan`
-returns is attacked with what wrong estimates could have kept from it: local search from each of those candidates, and
-from plans made at random, with as many plans timed from each as `plan` times in all. By how much the plan is beaten is
-what wrong estimates cost.
+mode and every way to share devices are executed by the simulator beside their estimates. Then the plan that
+`best_plan` returns is attacked with what wrong estimates could have kept from it: local search from each of those candidates, and
+from plans made at random, with as many plans timed from each as `best_plan` times in all. By how much the plan is
+beaten is what wrong estimates cost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.sched.random_graphs import random_graph
 
 from rlinf_sched import Problem
 from rlinf_sched.plan import ALL_MODES
-from rlinf_sched.planner import plan
+from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.local_search import Found, LocalSearch
 from rlinf_sched.planner.polishing import affordable_plans, spots_of_candidate
 from rlinf_sched.planner.pools import pools_of
@@ -83,7 +83,7 @@ def one_graph(num_stages: int, seed: int) -> dict[str, Any]:
     """Errors of the estimates of one graph, and what its plan is beaten by."""
     problem = random_graph(num_stages, NUM_DEVICES, seed=seed)
     candidates = list(proposed(problem, NUM_CANDIDATES))
-    made = plan(problem)
+    made = best_plan(problem)
     assert made.prediction is not None
     step_s, num_plans, draw = made.prediction.step_s, affordable_plans(problem), random.Random(seed)
     from_candidates = beaten_by(problem, [spots for spots, _, _ in candidates], num_plans)

@@ -38,7 +38,7 @@ from rlinf.planning.plans import make_plans
 from rlinf_sched.simulator import simulate
 from rlinf_workers.execution.executor import FlowRun
 from rlinf_workers.roles.language.rollout import RolloutSettings
-from rlinf_workers.spans import COMPUTE
+from rlinf_workers.spans import COMPUTE_SPAN
 
 ENGINE = "benchmarks.throughput.planted:PlantedEngine"
 FIRST = "first micro-batch"
@@ -67,7 +67,9 @@ class Timed(Placed):
 
 def began_s(run: FlowRun, stage: str) -> float:
     """When a stage first computed on items."""
-    return min(span.start_s for span in run.spans if span.category == COMPUTE and span.name == stage and span.num_items)
+    return min(
+        span.start_s for span in run.spans if span.category == COMPUTE_SPAN and span.name == stage and span.num_items
+    )
 
 
 def overrides_of(options: argparse.Namespace, name: str) -> list[str]:

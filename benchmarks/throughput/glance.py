@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
+from rlinf_workers.policies.base import Fields, Needs, Policy, PolicyStep
 from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.policies.pictures import chosen_cameras
 from rlinf_workers.trainers.base import ModelOutputs
@@ -31,11 +31,11 @@ class Glance(Policy):
             torch.manual_seed(seed)
             self.layer = nn.Linear(1, self.head.num_outputs + 1)
 
-    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+    def act(self, fields: Fields, noise: Tensor | None) -> PolicyStep:
         outputs, values = self._outputs(fields)
         actions = self.head.mode(outputs) if noise is None else self.head.sample(outputs, noise)
         logprobs = self.head.log_prob(outputs, actions)
-        return Answer(actions=actions[:, None], logprobs=logprobs[:, None], values=values)
+        return PolicyStep(actions=actions[:, None], logprobs=logprobs[:, None], values=values)
 
     def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
         outputs, values = self._outputs(fields)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf_workers.spans import COMPUTE, Span
+from rlinf_workers.spans import COMPUTE_SPAN, Span
 
 WIDTH, LEFT, LANE, TOP, GAP = 960, 90, 26, 34, 40
 """Pixels: of the page, of the lanes' names, of a lane, above a panel's lanes, below them (the scale)."""
@@ -24,7 +24,7 @@ class Panel:
 
 def draw(panels: Sequence[Panel], path: Path, *, window_s: float) -> None:
     """Panels below each other, on one scale, each a stretch of `window_s` from the middle of its run."""
-    stages = sorted({span.name for panel in panels for span in panel.spans if span.category == COMPUTE})
+    stages = sorted({span.name for panel in panels for span in panel.spans if span.category == COMPUTE_SPAN})
     colors = dict(zip(stages, COLORS * len(stages), strict=False))
     y, parts = 0, []
     for panel in panels:
@@ -42,7 +42,7 @@ def draw(panels: Sequence[Panel], path: Path, *, window_s: float) -> None:
 
 def _panel(panel: Panel, y: int, window_s: float, colors: Mapping[str, str]) -> tuple[str, int]:
     """The panel's SVG and its height in pixels."""
-    spans = [span for span in panel.spans if span.category == COMPUTE]
+    spans = [span for span in panel.spans if span.category == COMPUTE_SPAN]
     workers = sorted({span.worker for span in spans})
     first = min(span.start_s for span in spans)
     last = max(span.start_s + span.duration_s for span in spans)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from rlinf_workers.policies.base import Answer, Needs, Policy, PolicyError
+from rlinf_workers.policies.base import Needs, Policy, PolicyError, PolicyStep
 from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.trainers.base import ModelOutputs
 
@@ -31,7 +31,7 @@ class Pairs(Policy):
         hidden = self.trunk(fields["state"])
         logits = self.logits(hidden)
         actions = self.head.mode(logits) if noise is None else self.head.sample(logits, noise)
-        return Answer(
+        return PolicyStep(
             actions=actions.unflatten(-1, (CHUNK_SIZE, -1)),
             logprobs=self.head.log_prob(logits, actions).unflatten(-1, (CHUNK_SIZE, -1)),
             values=self.value(hidden)[:, 0],

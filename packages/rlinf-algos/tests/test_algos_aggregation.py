@@ -16,7 +16,7 @@ from rlinf_algos import (
     token_mean,
     token_sum,
 )
-from rlinf_algos.aggregation import divisor, summed
+from rlinf_algos.aggregation import aggregated_sum, aggregation_divisor
 from rlinf_algos.presets import AGGREGATIONS
 
 quick = settings(max_examples=60)
@@ -128,8 +128,8 @@ def test_sums_and_divisors_of_micro_batches_make_the_aggregation(name):
     terms = torch.randn(6, 5, dtype=torch.float64, generator=generator)
     mask = torch.arange(5)[None] < torch.tensor([[5], [1], [0], [3], [2], [4]])
     parts = [slice(0, 2), slice(2, 3), slice(3, 6)]
-    total = sum(divisor(name, mask[part], max_completion_tokens=7) for part in parts)
-    found = sum(summed(name, terms[part], mask[part]) for part in parts) / (total or 1.0)
+    total = sum(aggregation_divisor(name, mask[part], max_completion_tokens=7) for part in parts)
+    found = sum(aggregated_sum(name, terms[part], mask[part]) for part in parts) / (total or 1.0)
     by_row = [terms[b, : int(mask[b].sum())] for b in range(6) if mask[b].any()]
     expected = {
         "token_mean": torch.cat(by_row).mean(),

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rlinf_algos import Algorithm, AlgosError, preset, register_advantage, register_policy_loss
-from rlinf_algos.algorithm import DEFAULTS, EPISODE_PRESETS, KLS, PRESETS, problems
+from rlinf_algos.algorithm import DEFAULTS, EPISODE_PRESETS, KL_ESTIMATES, PRESETS, problems
 from rlinf_algos.parts import (
     ADVANTAGES,
     BUILTIN_ADVANTAGES,
@@ -66,7 +66,7 @@ def test_a_preset_is_whole(name, samples):
     assert made.correction is None
     assert ADVANTAGES.get(made.advantage)
     assert POLICY_LOSSES.get(made.policy_loss)
-    assert KLS.get(made.kl)
+    assert KL_ESTIMATES.get(made.kl)
 
 
 def test_the_presets_differ_as_their_sources_do():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_algos import AlgosError
-from rlinf_algos.selection import choose_largest, scattered
+from rlinf_algos.selection import choose_largest, sequence_hash
 
 
 def alone(rows):
@@ -49,9 +49,9 @@ def test_zero_has_one_place_and_integers_have_a_range():
 
 def test_what_is_scattered_looks_drawn_and_is_a_function_of_its_ids():
     prompts, rows, places = torch.arange(64)[:, None, None], torch.arange(8)[:, None], torch.arange(50)
-    found = scattered([prompts, rows, places])
+    found = sequence_hash([prompts, rows, places])
     assert found.shape == (64, 8, 50)
-    assert torch.equal(found[3, 2], scattered([torch.tensor(3), torch.tensor(2), places]))
+    assert torch.equal(found[3, 2], sequence_hash([torch.tensor(3), torch.tensor(2), places]))
     assert len(found.unique()) > 0.999 * found.numel()
     shares = found.double() / 2**32
     for dims in ((1, 2), (0, 2), (0, 1)):

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from rlinf_comm import Channel
-from rlinf_comm.weights import Layout, WeightReceiver, WeightSender, WeightStore, plan
+from rlinf_comm.weights import Layout, StoreReceiver, StoreSender, WeightStore, plan
 from rlinf_comm.weights.layouts import fsdp2, local_shards
 
 
@@ -20,7 +20,7 @@ def train(rank, rendezvous, layouts, stores):
     Channel.open(layouts).put(fsdp2(parameters, canonical_dtype="bfloat16"), key=rank)  # float32 here, served as bf16
     address, reshard = Channel.open(stores).take(keys=[rank])[0].value
     sender, optimizer = (
-        WeightSender(WeightStore.open(address), reshard, rank),
+        StoreSender(WeightStore.open(address), reshard, rank),
         torch.optim.SGD(model.parameters(), 0.01),
     )
     for version in range(3):
@@ -40,7 +40,7 @@ if __name__ == "__main__":
     store = WeightStore.create(reshard, name="weights")
     for rank in range(2):
         stores.put((store.address, reshard), key=rank)
-    receiver = WeightReceiver(store, reshard, dst_rank=0)
+    receiver = StoreReceiver(store, reshard, dst_rank=0)
     for version in range(3):
         report = receiver.receive(engine.state_dict(), version)
         print(version, report.num_bytes, engine(torch.ones(1, 64).bfloat16()).item())

@@ -114,9 +114,9 @@ def put_and_raise(address: ChannelAddress, value: Any) -> None:
 def publish(store: Any, plan: Any, reports: ChannelAddress) -> None:
     import torch
 
-    from rlinf_comm.weights import WeightSender, WeightStore
+    from rlinf_comm.weights import StoreSender, WeightStore
 
-    sender = WeightSender(WeightStore.open(store), plan, 0)
+    sender = StoreSender(WeightStore.open(store), plan, 0)
     weights = {name: torch.ones(buffer.shape) for name, buffer in plan.src_buffers[0].items()}
     report = Channel.open(reports)
     version = 0
@@ -133,9 +133,9 @@ def publish(store: Any, plan: Any, reports: ChannelAddress) -> None:
 def receive(store: Any, plan: Any, reports: ChannelAddress) -> None:
     import torch
 
-    from rlinf_comm.weights import WeightReceiver, WeightStore
+    from rlinf_comm.weights import StoreReceiver, WeightStore
 
-    receiver = WeightReceiver(WeightStore.open(store), plan, 0)
+    receiver = StoreReceiver(WeightStore.open(store), plan, 0)
     weights = {name: torch.zeros(buffer.shape) for name, buffer in plan.dst_buffers[0].items()}
     report = Channel.open(reports)
     version = 0

@@ -131,9 +131,9 @@ def publish(store_address: Any, plan: Any, src_rank: int, num_versions: int) -> 
     """Version v of tensor "w" is full of v, of "b" full of -v."""
     import torch
 
-    from rlinf_comm.weights import WeightSender, WeightStore
+    from rlinf_comm.weights import StoreSender, WeightStore
 
-    sender = WeightSender(WeightStore.open(store_address), plan, src_rank)
+    sender = StoreSender(WeightStore.open(store_address), plan, src_rank)
     shapes = {name: buffer.shape for name, buffer in plan.src_buffers[src_rank].items()}
     ready()
     for version in range(num_versions):
@@ -149,9 +149,9 @@ def lend(store_address: Any, plan: Any, num_versions: int) -> None:
     """Version v of tensor "w", whose memory stays, is full of v. The last one is not settled."""
     import torch
 
-    from rlinf_comm.weights import WeightSender, WeightStore
+    from rlinf_comm.weights import StoreSender, WeightStore
 
-    sender = WeightSender(WeightStore.open(store_address), plan, 0)
+    sender = StoreSender(WeightStore.open(store_address), plan, 0)
     tensors = {"w": torch.zeros(plan.src_buffers[0]["w"].shape, dtype=torch.int64)}
     ready()
     for version in range(num_versions):

@@ -51,7 +51,7 @@ class Guarded:
 Guarded.amount = property(Guarded.get_amount, Guarded.set_amount)  # type: ignore[assignment]
 
 without_dlpack = _C.Codec(
-    refused=_arrays.Refused,
+    refused=_arrays.NotEncodable,
     describe_class=_lowering.describe_class,
     describe_tensor=_arrays.describe_tensor,
     describe_array=_arrays.describe_array,

@@ -15,7 +15,7 @@ from rlinf_comm.copies import DigestTable, StridedBox
 from rlinf_comm.cuda import CudaDigestProgram
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.testing.host_device import HostDevice
-from rlinf_comm.weights import Layout, WeightSender, WeightStore, execute, plan, specs_of
+from rlinf_comm.weights import Layout, StoreSender, WeightStore, execute, plan, specs_of
 from rlinf_comm.weights.device import (
     DeviceWeightReceiver,
     DeviceWeightSender,
@@ -102,7 +102,7 @@ def test_digests_are_those_of_the_store_on_the_host(source):
     host_store = WeightStore.create(reshard, name="host")
     for rank, (sender, tensors) in enumerate(zip(senders, parts(SOURCES[source]), strict=True)):
         sender.publish(tensors, 0)
-        WeightSender(host_store, reshard, rank).publish(tensors, 0)
+        StoreSender(host_store, reshard, rank).publish(tensors, 0)
     words = range(senders[0]._control.piece(0, 0), senders[0]._control.piece(1, 0))
     assert [device_store.words.load(word) for word in words] == [host_store.words.load(word) for word in words]
 

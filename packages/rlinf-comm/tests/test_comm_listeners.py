@@ -20,8 +20,8 @@ from rlinf_comm.channel import native_of
 from rlinf_comm.errors import TornStream
 from rlinf_comm.peers import Peer
 from rlinf_comm.peers.name_server import NameServer, ServedNames, _key, _Request
-from rlinf_comm.peers.negotiation import Chosen
-from rlinf_comm.peers.transports.base import Offer
+from rlinf_comm.peers.negotiation import ChosenMessage
+from rlinf_comm.peers.transports.base import TransportOffer
 from rlinf_comm.remote import server
 from rlinf_comm.remote.messages import Flush, Put, Room, Stats, Take, compose
 from rlinf_comm.testing.listeners import Called, disturb, nothing_grows
@@ -121,7 +121,9 @@ def test_a_peer_bears_them(num_calls, log):
     ):
         names = ("trainer", "somebody else")
         hellos = [encode_hello(Hello(service="peer", name=name, caller=rude.address)) for name in names]
-        rightful = hellos + pack(Offer("tcp", bytes(16)), Offer("shared", bytes(16)), Chosen("tcp"))
+        rightful = hellos + pack(
+            TransportOffer("tcp", bytes(16)), TransportOffer("shared", bytes(16)), ChosenMessage("tcp")
+        )
         key = key_for("peer", trainer.address.incarnation)
         called = Called(endpoint=trainer.address.endpoint, key=key, messages=rightful)
         disturb(called, WARM_UP, seed=10**6)

@@ -13,9 +13,9 @@ from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import (
     Box,
     Layout,
+    StoreReceiver,
+    StoreSender,
     TensorSpec,
-    WeightReceiver,
-    WeightSender,
     WeightStore,
     plan,
     specs_of,
@@ -55,8 +55,8 @@ def blank(layout, rank):
 def connect(src, dst, name="weights"):
     reshard = plan(src, dst)
     store = WeightStore.create(reshard, name=name)
-    senders = [WeightSender(store, reshard, rank) for rank in range(src.num_ranks)]
-    receivers = [WeightReceiver(WeightStore.open(store.address), reshard, rank) for rank in range(dst.num_ranks)]
+    senders = [StoreSender(store, reshard, rank) for rank in range(src.num_ranks)]
+    receivers = [StoreReceiver(WeightStore.open(store.address), reshard, rank) for rank in range(dst.num_ranks)]
     return store, senders, receivers
 
 
@@ -177,7 +177,7 @@ def test_a_check_may_come_later_and_keeps_its_version_in_the_store():
 def test_a_receiver_that_attests_nothing_digests_nothing_and_frees_the_store(monkeypatch):
     store, sender, _ = pair()
     reshard = plan(LAYOUTS["one"], LAYOUTS["one"])
-    receiver = WeightReceiver(store, reshard, 0, attests=False)
+    receiver = StoreReceiver(store, reshard, 0, attests=False)
     monkeypatch.setattr(receiver, "_digests", lambda tensors: pytest.fail("nothing is to be digested"))
     tensors = blank(LAYOUTS["one"], 0)
     for version in range(4):
@@ -253,9 +253,9 @@ def test_other_plans_and_ranks_are_refused():
     store, _, _ = pair()
     other = plan(LAYOUTS["two replicas"], LAYOUTS["one"])
     with pytest.raises(LayoutError, match="created for another plan"):
-        WeightSender(store, other, 0)
+        StoreSender(store, other, 0)
     with pytest.raises(LayoutError, match="sender rank 1; the plan has 1"):
-        WeightSender(store, plan(LAYOUTS["one"], LAYOUTS["one"]), 1)
+        StoreSender(store, plan(LAYOUTS["one"], LAYOUTS["one"]), 1)
 
 
 # --- two slots --------------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_weights_cross_processes(start_peer):
     reshard = plan(src, dst)
     store = WeightStore.create(reshard, name="processes")
     senders = [start_peer("publish", store.address, reshard, rank, 6) for rank in range(2)]
-    receivers = [WeightReceiver(store, unpack(pack(reshard)), rank) for rank in range(2)]
+    receivers = [StoreReceiver(store, unpack(pack(reshard)), rank) for rank in range(2)]
     for version in range(6):
         for rank, receiver in enumerate(receivers):
             tensors = {block.name: torch.zeros(block.box.shape, dtype=torch.int64) for block in dst.ranks[rank].blocks}
@@ -347,7 +347,7 @@ def test_a_dead_sender_is_noticed(start_peer):
     layout = Layout.replicated(PROCESS_SPECS, 1)
     reshard = plan(layout, layout)
     store = WeightStore.create(reshard, name="dead sender")
-    receiver = WeightReceiver(store, reshard, 0)
+    receiver = StoreReceiver(store, reshard, 0)
     tensors = {name: torch.zeros(spec.shape, dtype=torch.int64) for name, spec in PROCESS_SPECS.items()}
     with start_peer("publish_and_die", store.address, reshard):
         receiver.receive(tensors, 0, timeout_s=HANG_S)
@@ -355,7 +355,7 @@ def test_a_dead_sender_is_noticed(start_peer):
         with pytest.raises(PeerLost, match="sender 0 died before it published version 1; its last is 0"):
             receiver.receive(tensors, 1, timeout_s=HANG_S)
         assert time.monotonic() - start_s < HANG_S
-    replacement = WeightSender(store, reshard, 0)
+    replacement = StoreSender(store, reshard, 0)
     replacement.publish(tensors, 1)
     receiver.receive(tensors, 1)
 
@@ -366,7 +366,7 @@ def test_a_second_process_for_a_rank_is_refused(start_peer):
     store = WeightStore.create(reshard, name="second")
     peer = start_peer("publish", store.address, reshard, 0, 3)  # waits for its receiver
     with pytest.raises(LayoutError, match=f"sender 0 is process {peer.process.pid}, which is alive"):
-        WeightSender(store, reshard, 0)
+        StoreSender(store, reshard, 0)
 
 
 def test_a_dead_store_is_noticed():

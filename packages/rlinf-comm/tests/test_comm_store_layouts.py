@@ -11,9 +11,9 @@ from rlinf_comm.weights import (
     BufferSpec,
     Layout,
     RankLayout,
+    StoreReceiver,
+    StoreSender,
     TensorSpec,
-    WeightReceiver,
-    WeightSender,
     WeightStore,
     plan,
 )
@@ -23,8 +23,8 @@ from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
 def connect(src, dst):
     reshard = plan(src, dst)
     store = WeightStore.create(reshard, name="weights")
-    senders = [WeightSender(store, reshard, rank) for rank in range(src.num_ranks)]
-    receivers = [WeightReceiver(WeightStore.open(store.address), reshard, rank) for rank in range(dst.num_ranks)]
+    senders = [StoreSender(store, reshard, rank) for rank in range(src.num_ranks)]
+    receivers = [StoreReceiver(WeightStore.open(store.address), reshard, rank) for rank in range(dst.num_ranks)]
     return store, senders, receivers
 
 

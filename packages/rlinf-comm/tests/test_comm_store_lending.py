@@ -10,7 +10,7 @@ import torch
 
 from rlinf_comm import PeerLost, WeightMismatchError, WeightTimeout
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_comm.weights import Layout, TensorSpec, WeightReceiver, WeightSender, WeightStore, execute, plan
+from rlinf_comm.weights import Layout, StoreReceiver, StoreSender, TensorSpec, WeightStore, execute, plan
 from rlinf_comm.weights.store import shared_tensors
 from rlinf_comm.weights.store.memory import NO_VERSION, Where
 
@@ -51,8 +51,8 @@ class Edge:
         self.target = target
         self.plan = plan(source, target)
         self.store = WeightStore.create(self.plan, name="edge")
-        self.senders = [WeightSender(self.store, self.plan, rank) for rank in range(source.num_ranks)]
-        self.receivers = [WeightReceiver(self.store, self.plan, rank) for rank in range(target.num_ranks)]
+        self.senders = [StoreSender(self.store, self.plan, rank) for rank in range(source.num_ranks)]
+        self.receivers = [StoreReceiver(self.store, self.plan, rank) for rank in range(target.num_ranks)]
         self.tensors = [buffers(source, rank) for rank in range(source.num_ranks)]
         self.served = [buffers(target, rank) for rank in range(target.num_ranks)]
         self.lend(0)
@@ -240,7 +240,7 @@ def test_tensors_that_share_memory_still_do():
     layout = Layout.replicated({name: TensorSpec((4,), "float32") for name in views}, 1)
     reshard = plan(layout, layout)
     store = WeightStore.create(reshard, name="views")
-    sender, receiver = WeightSender(store, reshard, 0), WeightReceiver(store, reshard, 0)
+    sender, receiver = StoreSender(store, reshard, 0), StoreReceiver(store, reshard, 0)
     other, served = memory.detach(), {name: torch.zeros(4) for name in views}
     for version in range(3):
         sender.settle()
@@ -280,7 +280,7 @@ def test_weights_are_lent_to_another_process_whose_end_is_noticed_before_they_ar
     layout = Layout.replicated(specs, 1)
     reshard = plan(layout, layout)
     store = WeightStore.create(reshard, name="lent")
-    receiver, tensors = WeightReceiver(store, reshard, 0), {"w": torch.zeros(50, 40, dtype=torch.int64)}
+    receiver, tensors = StoreReceiver(store, reshard, 0), {"w": torch.zeros(50, 40, dtype=torch.int64)}
     control = receiver._control
     with start_peer("lend", store.address, reshard, 4) as peer:
         for version in range(3):
@@ -292,7 +292,7 @@ def test_weights_are_lent_to_another_process_whose_end_is_noticed_before_they_ar
         peer.process.wait(HANG_S)
         with pytest.raises(PeerLost, match="sender 0 died before it had said what version 3 is"):
             check()
-    replacement = WeightSender(store, reshard, 0)
+    replacement = StoreSender(store, reshard, 0)
     with pytest.raises(WeightMismatchError, match="expected version 3"):
         receiver.receive(tensors, 3)
     replacement.lend(tensors, 4)

@@ -27,7 +27,7 @@ from rlinf_sched import (
     simulate,
 )
 from rlinf_sched.plan import ALL_MODES
-from rlinf_sched.planner import plan
+from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 from rlinf_sched.profile import Batching
@@ -268,14 +268,14 @@ def test_cores_enough_change_nothing(one: tuple[Problem, Plan]):
 
 def test_the_planner_has_no_more_processes_than_cores_can_run():
     free = beside_each_other(16, 0, check=profile(1.0))
-    assert plan(free).stage("check").num_ranks == 16
+    assert best_plan(free).stage("check").num_ranks == 16
     for allowed, most in ((3, 3), (12, 8)):
         limited = beside_each_other(16, 8, check=replace(profile(1.0), max_instances=allowed))
         assert limited.most_on_host("check") == most
     for cpu_cores, cores, most in ((8, None, 8), (8, 3.0, 2), (2, 3.0, 1), (2, 0.25, 8), (8, 0.0, 16)):
         problem = beside_each_other(16, cpu_cores, check=profile(1.0, cores=cores))
         assert problem.most_on_host("check") == (most if cores != 0 else 0)
-        made = plan(problem)
+        made = best_plan(problem)
         assert made.stage("check").num_ranks == most
         assert made.prediction is not None
         assert made.prediction.estimate_s == pytest.approx(made.prediction.step_s, rel=0.5 if cores == 3.0 else 1e-9)
@@ -290,7 +290,7 @@ def test_a_step_takes_what_the_cores_have_to_compute(num_slots: int, reward_s: f
         "actor": profile(0.5, num_devices=1),
     }
     problem = chain(profiles, replace(Cluster.cpu_slots(num_slots, 1 << 34), cpu_cores=2), num_items=32)
-    made = plan(problem)
+    made = best_plan(problem)
     least_s = 32 * (0.5 + reward_s + 0.5) / 2
     estimates_s = [candidate.step_s for candidate in Search(problem, pools_of(problem.cluster)).best(ALL_MODES)]
     assert min(estimates_s) == pytest.approx(least_s, rel=0.03)

@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_sched import InstanceProfile, ItemCosts
 from rlinf_sched.derive import Lengths, find_gpu, find_model, train_profile
-from rlinf_sched.derive.parallel import Layout, bubble_s, exchange_s, layouts, longest_share, reduction_s
+from rlinf_sched.derive.parallel import InstanceLayout, bubble_s, exchange_s, layouts, longest_share, reduction_s
 from rlinf_sched.derive.training import MOE_UTILISATION, _item_s, sequence_arguments
 
 H100 = find_gpu("H100")
@@ -41,7 +41,7 @@ def test_a_bubble_is_what_a_played_pipeline_waits(num_stages: int) -> None:
         done = 0.0
         for stage in range(num_stages):
             done = free[stage] = max(free[stage], done) + one
-    layout = Layout(width=1, num_stages=num_stages)
+    layout = InstanceLayout(width=1, num_stages=num_stages)
     assert free[-1] == pytest.approx(seconds.sum() + bubble_s(layout, seconds.max()))
 
 
@@ -80,7 +80,7 @@ def test_experts_over_four_nodes_cost_more_than_a_pipeline_over_them() -> None:
     token_s = {
         layout.width: layout.num_devices
         * _item_s(QWEN_MOE, H100, layout, 4 * QWEN_MOE.forward_flops(3000), 1, passes=6)
-        for layout in (Layout(width=8, num_stages=1), Layout(width=32, num_stages=1))
+        for layout in (InstanceLayout(width=8, num_stages=1), InstanceLayout(width=32, num_stages=1))
     }
     assert token_s[32] > 1.5 * token_s[8]
     trained = instances("Qwen3-30B-A3B")
@@ -91,8 +91,8 @@ def test_experts_over_four_nodes_cost_more_than_a_pipeline_over_them() -> None:
 def test_only_whole_layers_and_heads_are_shared_out() -> None:
     assert {(one.width, one.num_stages) for one in layouts(QWEN_7B, 8)} == {(2, 4), (4, 2)}
     assert not list(layouts(QWEN_7B, 32))  # 4 KV heads, 28 layers
-    assert Layout(width=32, num_stages=1) in layouts(QWEN_MOE, 32)
-    assert Layout(width=8, num_stages=4) in layouts(QWEN_MOE, 32)
+    assert InstanceLayout(width=32, num_stages=1) in layouts(QWEN_MOE, 32)
+    assert InstanceLayout(width=8, num_stages=4) in layouts(QWEN_MOE, 32)
 
 
 def test_more_ranks_lose_more_and_a_pipeline_waits() -> None:

@@ -32,7 +32,7 @@ from rlinf_sched.derive.datasheets import SYNC_BYTES_PER_S
 from rlinf_sched.derive.generation import decode_step_s
 from rlinf_sched.derive.simulators import host_simulator_profile, on_busy_cores, slowed
 from rlinf_sched.plan import Mode
-from rlinf_sched.planner import plan
+from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 
@@ -365,7 +365,7 @@ def test_a_sync_takes_the_time_to_pack_the_model(mode: Mode) -> None:
     at_once = replace(
         problem, cluster=replace(problem.cluster, links=replace(problem.cluster.links, sync_bytes_per_s=None))
     )
-    packed, unpacked = (plan(one, modes=[mode]).prediction for one in (problem, at_once))
+    packed, unpacked = (best_plan(one, modes=[mode]).prediction for one in (problem, at_once))
     packing_s = 2 * find_model("Qwen2.5-1.5B").weights_bytes / SYNC_BYTES_PER_S
     assert packed and unpacked
     assert packed.step_s - unpacked.step_s == pytest.approx(packing_s)

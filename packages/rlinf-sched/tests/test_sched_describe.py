@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlinf_sched import Cluster, FlowError, FlowGraph, PlanError, Stage, describe_plan, diagram, plan_for_mode
+from rlinf_sched import Cluster, FlowError, FlowGraph, PlanError, Stage, describe_plan, flow_diagram, plan_for_mode
 
 
 def test_describe_plan(grpo):
@@ -34,7 +34,7 @@ def test_describe_plan_refuses_a_plan_that_does_not_fit(grpo):
 
 def test_diagram(embodied):
     graph = replace(embodied, feeds=("actions",))
-    assert diagram(graph) == (
+    assert flow_diagram(graph) == (
         "flowchart LR\n"
         '  feed(["driver"])\n'
         '  s0["env<br/>cycle"]\n'
@@ -58,7 +58,7 @@ def test_diagram_draws_groups_of_several_stages_and_escapes_names():
         feeds=("a<b",),
         collects=("out",),
     )
-    assert diagram(graph) == (
+    assert flow_diagram(graph) == (
         "flowchart LR\n"
         '  feed(["driver"])\n'
         '  subgraph g0["the #quot;actor#quot;"]\n'
@@ -74,4 +74,4 @@ def test_diagram_draws_groups_of_several_stages_and_escapes_names():
 
 def test_diagram_refuses_an_invalid_flow():
     with pytest.raises(FlowError, match="no stages"):
-        diagram(FlowGraph(name="f", stages=()))
+        flow_diagram(FlowGraph(name="f", stages=()))

@@ -30,7 +30,7 @@ from rlinf_sched.explain.make import lost_term
 from rlinf_sched.explain.memory import memory_uses
 from rlinf_sched.explain.quantities import gib, listed, seconds
 from rlinf_sched.explain.what_if import changes, grown
-from rlinf_sched.planner import plan as make_plan
+from rlinf_sched.planner import best_plan as make_plan
 from rlinf_sched.problem_file import read_problem
 from rlinf_sched.simulator import simulate
 

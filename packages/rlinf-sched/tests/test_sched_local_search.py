@@ -20,7 +20,7 @@ from rlinf_sched import (
     TimePoint,
     WeightEdge,
 )
-from rlinf_sched.planner import plan
+from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.local_search import Found, LocalSearch
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.spots import Spot, bits_of
@@ -83,20 +83,20 @@ def crowded() -> Problem:
 
 
 def test_who_shares_devices_is_chosen_anew(crowded: Problem):
-    found = plan(crowded)
+    found = best_plan(crowded)
     assert set(found.stage("rollout").devices) == set(found.stage("actor").devices)
     assert set(found.stage("score").devices) == set(found.stage("value").devices)
     assert found.prediction is not None and found.prediction.estimate_s is None
 
 
 def test_what_is_not_allowed_is_not_tried(crowded: Problem):
-    for stage in plan(crowded).stages:
+    for stage in best_plan(crowded).stages:
         assert not stage.offload
-    assert plan(crowded, ["disaggregated"]).mode == "disaggregated"
+    assert best_plan(crowded, ["disaggregated"]).mode == "disaggregated"
 
 
 def test_a_plan_for_drawn_steps_is_shorter_on_them_and_predicts_their_mean(crowded: Problem):
-    typical, drawn = plan(crowded), plan(crowded, num_draws=20)
+    typical, drawn = best_plan(crowded), best_plan(crowded, num_draws=20)
     takes_s = [simulate(crowded, made, seed=0, num_steps=20).step_s for made in (typical, drawn)]
     assert drawn.prediction is not None and typical.prediction is not None
     assert (drawn.prediction.step_s, drawn.prediction.num_draws) == (takes_s[1], 20)
@@ -106,7 +106,7 @@ def test_a_plan_for_drawn_steps_is_shorter_on_them_and_predicts_their_mean(crowd
 
 def test_draws_cannot_be_negative(crowded: Problem):
     with pytest.raises(ProblemError, match=r"num_draws=-1 must be 0 \(typical costs\) or more"):
-        plan(crowded, num_draws=-1)
+        best_plan(crowded, num_draws=-1)
 
 
 @pytest.mark.parametrize("declared_first", ["quick", "long"])
@@ -139,7 +139,7 @@ def test_turns_that_need_nothing_of_each_other_come_in_the_better_order(declared
         cluster=Cluster.cuda_nodes(1, 1, name="GPU", memory_bytes=80 * GIB),
         num_items=100,
     )
-    found = plan(problem)
+    found = best_plan(problem)
     assert found.stage("long").turn < found.stage("quick").turn
     assert found.prediction is not None
     assert found.prediction.step_s == pytest.approx(210.0, rel=1e-3)
@@ -179,7 +179,7 @@ def of_two_products(draw: random.Random) -> Problem:
 def test_a_worker_group_is_on_one_product():
     for seed in range(12):
         problem = of_two_products(random.Random(seed))
-        for stage in plan(problem).stages:
+        for stage in best_plan(problem).stages:
             assert len({problem.cluster.devices[device].name for device in stage.devices}) == 1, (seed, stage)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_sched import Cluster, FlowGraph, Plan, PlanError, Stage, describe_plan, diagram, plan_for_mode
+from rlinf_sched import Cluster, FlowGraph, Plan, PlanError, Stage, describe_plan, flow_diagram, plan_for_mode
 
 
 def cluster(num_devices):
@@ -214,7 +214,7 @@ def test_every_mode_plans_every_flow(graph, num_devices, mode):
     if graph.training_groups or mode == "collocated":
         assert used in (set(), set(range(num_devices)))
     assert describe_plan(plan, graph, cluster(num_devices)).count("\n") == 6 + len(graph.stages)
-    assert diagram(graph).startswith("flowchart LR\n")
+    assert flow_diagram(graph).startswith("flowchart LR\n")
 
 
 @given(flows(), st.integers(2, 9), st.sampled_from(["collocated", "disaggregated", "hybrid"]))

@@ -10,7 +10,7 @@ from rlinf_sched import Plan, Problem, simulate
 from rlinf_sched.derive import workload
 from rlinf_sched.derive.workloads import grpo
 from rlinf_sched.plan import ALL_MODES
-from rlinf_sched.planner import plan
+from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.polishing import spots_of_candidate
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
@@ -24,7 +24,7 @@ LONG_TAILED = ("grpo-qwen2.5-7b-64", "ppo-qwen2.5-7b-32", "grpo-qwen3-30b-a3b-32
 @cache
 def planned(name: str) -> tuple[Problem, Plan]:
     problem = workload(name)
-    return problem, plan(problem)
+    return problem, best_plan(problem)
 
 
 def first_found(problem: Problem) -> tuple[float, float]:
@@ -71,7 +71,7 @@ def test_the_search_estimates_steps_that_overlap(max_staleness: int) -> None:
 def test_a_rollout_that_runs_ahead_of_training_is_planned_for_it() -> None:
     """236 s synchronous; 233 s if each side of the flow counts as a box whose steps do not overlap."""
     problem = grpo(max_staleness=1)
-    prediction = plan(problem).prediction
+    prediction = best_plan(problem).prediction
     assert prediction is not None
     assert prediction.step_s < 210
     estimate_s, step_s = first_found(problem)

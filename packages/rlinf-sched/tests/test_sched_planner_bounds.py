@@ -21,7 +21,7 @@ from rlinf_sched import (
     StageProfile,
     TimePoint,
 )
-from rlinf_sched.planner import plan
+from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.local_search import LocalSearch
 from rlinf_sched.planner.pools import device_counts, pools_of
 from rlinf_sched.planner.search import Search
@@ -48,12 +48,12 @@ def small(seed: int) -> Problem:
 @pytest.mark.parametrize("seed", range(12))
 def test_no_mode_alone_is_better_than_all_of_them(seed: int):
     problem = small(seed)
-    found = plan(problem).prediction
+    found = best_plan(problem).prediction
     assert found is not None
     rows = {one.mode: one.step_s for one in found.runners_up}
     for mode in MODES:
         try:
-            alone = plan(problem, [mode]).prediction
+            alone = best_plan(problem, [mode]).prediction
         except InfeasibleError:
             continue
         assert alone is not None
@@ -70,7 +70,7 @@ def test_every_count_that_a_profile_lists_is_tried():
         for count, seconds in points.items()
     )
     problem = chain({"rollout": StageProfile(instances=instances), "actor": profile(0.01)}, gpus(128), num_items=71)
-    assert plan(problem).stage("rollout").num_ranks == 71
+    assert best_plan(problem).stage("rollout").num_ranks == 71
 
 
 @pytest.mark.parametrize("num_devices", [3, 6])
@@ -83,7 +83,7 @@ def test_shares_of_a_cycle_may_be_uneven(num_devices: int):
     env = replace(env, role="env", reads=("to-env",))
     policy = replace(policy, writes=("to-env",), role="rollout", trains=False)
     problem = replace(problem, flow=replace(flow, stages=(env, policy), feeds=(), weight_edges=()))
-    found = plan(problem)
+    found = best_plan(problem)
     assert len({device for stage in found.stages for device in stage.devices}) == num_devices
 
 
@@ -104,14 +104,14 @@ def test_of_plans_that_take_equally_long_the_one_with_slack_is_kept():
 
 
 def test_the_reason_says_that_the_search_was_bounded(monkeypatch: pytest.MonkeyPatch):
-    assert "candidates" not in plan(ppo(8, num_items=16)).reason
+    assert "candidates" not in best_plan(ppo(8, num_items=16)).reason
     monkeypatch.setattr("rlinf_sched.planner.search._PAIRS", 1000)
     problem = ppo(64)
     search = Search(problem, pools_of(problem.cluster))
     for mode in MODES:
         search.best([mode])
     assert search.was_thinned
-    assert f"at most {search.most_rows} candidates" in plan(problem).reason
+    assert f"at most {search.most_rows} candidates" in best_plan(problem).reason
 
 
 def test_ctrl_c_interrupts_within_a_second():

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sched_planner_problems import GIB, gpus, profile
 
 from rlinf_sched import FlowGraph, Plan, Problem, Profiles, Stage, StagePlan, WeightEdge, simulate
-from rlinf_sched.planner import plan
-from rlinf_sched.planner.columns import Columns
+from rlinf_sched.planner import best_plan
+from rlinf_sched.planner.columns import RowColumns
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 from rlinf_sched.planner.tree import Cycle, leaves
@@ -63,7 +63,7 @@ def every_plan(problem: Problem, sizes: Sequence[int] = SIZES) -> Iterator[Plan]
 @given(cycles())
 def test_the_best_is_as_good_as_trying_all_splits_and_granularities(problem: Problem) -> None:
     least = min(simulate(problem, candidate).step_s for candidate in every_plan(problem))
-    found = plan(problem)
+    found = best_plan(problem)
     assert found.prediction is not None
     assert found.prediction.step_s == pytest.approx(simulate(problem, found).step_s)
     assert found.prediction.step_s <= 1.03 * least
@@ -114,7 +114,7 @@ def test_what_only_uneven_shares_can_do_is_planned(problem: Problem):
         if all(len(candidate.stage(group).devices) == count for group, count in pinned.items())
         and (fits or len(candidate.stage("policy").devices) >= 3)
     ]
-    found = plan(problem)
+    found = best_plan(problem)
     assert found.prediction is not None
     assert found.prediction.step_s <= min(simulate(problem, one).step_s for one in tried) * (1 + 1e-9)
     assert all(len(found.stage(group).devices) == count for group, count in pinned.items())
@@ -126,7 +126,7 @@ def test_no_part_of_an_instance_waits_for_ever_for_a_hand_over(num_devices: int)
     problem = forty_items(num_devices, granularities=(4, 12), policy=2)
     stages = tuple(replace(stage, num_parts=12, dispatch="key") for stage in problem.flow.stages)
     problem = replace(problem, flow=replace(problem.flow, stages=stages), num_items=12)
-    for placed in plan(problem).stages:
+    for placed in best_plan(problem).stages:
         assert 12 // placed.num_ranks % placed.granularity == 0
 
 
@@ -155,7 +155,7 @@ def test_not_all_of_many_uneven_numbers_are_offered():
 @pytest.mark.parametrize(("num_ranks", "granularity"), [(3, 1), (3, 2), (6, 1), (7, 2)])
 def test_the_estimate_of_uneven_shares_is_near_what_they_take(num_ranks: int, granularity: int):
     problem = forty_items(num_ranks)
-    search, columns = Search(problem, pools_of(problem.cluster)), Columns(num_pools=1, num_edges=0)
+    search, columns = Search(problem, pools_of(problem.cluster)), RowColumns(num_pools=1, num_edges=0)
     options = search.turn_options[0]
     for row in range(len(options.rows)):
         env, policy = leaves(options.tree(row))
@@ -186,7 +186,7 @@ def test_a_chunk_of_the_whole_batch_goes_round_as_a_number():
         cluster=gpus(1),
         num_items=NUM_ITEMS,
     )
-    assert [stage.granularity for stage in plan(problem).stages] == [NUM_ITEMS, NUM_ITEMS]
+    assert [stage.granularity for stage in best_plan(problem).stages] == [NUM_ITEMS, NUM_ITEMS]
 
 
 def test_more_devices_than_items_are_left_out_without_a_warning():
@@ -201,7 +201,7 @@ def test_more_devices_than_items_are_left_out_without_a_warning():
         num_items=1,
     )
     with np.errstate(all="raise"):
-        assert [stage.num_ranks for stage in plan(problem).stages] == [1, 1]
+        assert [stage.num_ranks for stage in best_plan(problem).stages] == [1, 1]
 
 
 def test_a_weight_sync_within_a_cycle_takes_time():
@@ -216,7 +216,7 @@ def test_a_weight_sync_within_a_cycle_takes_time():
         cluster=gpus(1),
         num_items=4,
     )
-    links, found = problem.cluster.links, plan(problem).prediction
+    links, found = problem.cluster.links, best_plan(problem).prediction
     assert found is not None
     sync_s = links.latency_s + GIB / links.node_bytes_per_s
     assert found.sync_s == pytest.approx(sync_s, rel=1e-6)
@@ -241,7 +241,7 @@ def test_two_stages_with_unequal_ranks_may_take_longer_than_the_bound(
         num_items=12,
         allow_offload=False,
     )
-    search, columns = Search(problem, pools_of(problem.cluster)), Columns(num_pools=1, num_edges=0)
+    search, columns = Search(problem, pools_of(problem.cluster)), RowColumns(num_pools=1, num_edges=0)
     options = search.turn_options[0]
     for row in range(len(options.rows)):
         env, policy = leaves(options.tree(row))
@@ -302,7 +302,7 @@ def test_what_is_said_of_three_stages_is_no_bound(
         num_items=num_items,
         allow_offload=False,
     )
-    options, columns = Search(problem, pools_of(problem.cluster)).turn_options[0], Columns(num_pools=1, num_edges=0)
+    options, columns = Search(problem, pools_of(problem.cluster)).turn_options[0], RowColumns(num_pools=1, num_edges=0)
     blocks = tuple(tuple(i for i in range(3) if devices[i] == device) for device in sorted(set(devices)))
     estimates_s = [
         options.rows[row, columns.last]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from rlinf_sched import _C
-from rlinf_sched.planner.columns import NUM_OUT, Columns
+from rlinf_sched.planner.columns import NUM_OUT, RowColumns
 from rlinf_sched.planner.tree import JOINS, JoinKind
 
 INFINITE = float("inf")
-C = Columns(num_pools=1, num_edges=0)
+C = RowColumns(num_pools=1, num_edges=0)
 
 
 def front(

@@ -9,7 +9,7 @@ from sched_planner_problems import GIB, MODES, chain, gpus, ppo, profile
 
 from rlinf_sched import Cluster, Device, Plan, PlanError, ProblemError, StagePlan, simulate
 from rlinf_sched.plan import Mode
-from rlinf_sched.planner import plan, plan_and_compare
+from rlinf_sched.planner import best_plan, plan_and_compare
 from rlinf_sched.profile import MAX_SECONDS
 
 TWO = {"rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB), "actor": profile(1.0, state_bytes=20 * GIB)}
@@ -17,23 +17,23 @@ TWO = {"rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB), "actor": profil
 
 @pytest.mark.parametrize("mode", ["collocated", "disaggregated"])
 def test_only_the_modes_that_were_asked_for(mode: Mode):
-    made = plan(chain(TWO, gpus(4)), modes=(mode,))
+    made = best_plan(chain(TWO, gpus(4)), modes=(mode,))
     assert made.mode == mode
     assert made.prediction is not None
     assert made.prediction.runners_up == ()
 
 
 def test_hybrid_alone_is_found_where_collocated_is_better():
-    assert plan(chain(TWO, gpus(4)), modes=("hybrid",)).mode == "hybrid"
+    assert best_plan(chain(TWO, gpus(4)), modes=("hybrid",)).mode == "hybrid"
 
 
 def test_the_best_of_all_modes_is_the_best_of_each():
     problem = chain(TWO, gpus(4))
-    best = plan(problem)
+    best = best_plan(problem)
     assert best.prediction is not None
     rows = {best.mode: best.prediction.step_s} | {o.mode: o.step_s for o in best.prediction.runners_up}
     for mode in ("collocated", "disaggregated"):
-        alone = plan(problem, modes=(mode,))
+        alone = best_plan(problem, modes=(mode,))
         assert alone.prediction is not None
         assert alone.prediction.step_s == pytest.approx(rows[mode])
         assert best.prediction.step_s <= alone.prediction.step_s
@@ -43,7 +43,7 @@ def test_the_plans_that_lost_come_with_their_timelines():
     problem = chain(TWO, gpus(4))
     planned = plan_and_compare(problem)
     prediction = planned.plan.prediction
-    assert planned.plan == plan(problem)
+    assert planned.plan == best_plan(problem)
     assert prediction is not None
     assert planned.timeline.step_s == prediction.step_s
     assert planned.others
@@ -61,9 +61,9 @@ def test_a_stage_gets_the_devices_per_rank_that_it_asks_for(span: int):
     problem = chain(names, gpus(4), workers={"logprob": "rollout"})
     for asks in ("rollout", "logprob"):
         stages = tuple(replace(s, devices_per_rank=span) if s.name == asks else s for s in problem.flow.stages)
-        made = plan(replace(problem, flow=replace(problem.flow, stages=stages)))
+        made = best_plan(replace(problem, flow=replace(problem.flow, stages=stages)))
         alone = one_by_one[(1, 2, 4).index(span)]
-        only = plan(chain(names | {"rollout": alone, "logprob": alone}, gpus(4), workers={"logprob": "rollout"}))
+        only = best_plan(chain(names | {"rollout": alone, "logprob": alone}, gpus(4), workers={"logprob": "rollout"}))
         assert made.prediction is not None and only.prediction is not None
         assert made.prediction.step_s == pytest.approx(only.prediction.step_s, rel=1e-9)
         assert {len(made.stage(name).devices_of(0)) for name in ("rollout", "logprob")} == {span}
@@ -72,15 +72,15 @@ def test_a_stage_gets_the_devices_per_rank_that_it_asks_for(span: int):
 def test_a_mode_that_does_not_exist_and_none_at_all():
     problem = chain(TWO, gpus(2))
     with pytest.raises(PlanError, match="did you mean 'hybrid'"):
-        plan(problem, modes=("hybird",))  # type: ignore[arg-type]
+        best_plan(problem, modes=("hybird",))  # type: ignore[arg-type]
     with pytest.raises(ProblemError, match="modes is empty"):
-        plan(problem, modes=())
+        best_plan(problem, modes=())
     assert set(get_args(Mode)) == set(MODES)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_pinned_devices_are_kept(count: int):
-    made = plan(chain(TWO, gpus(4), pinned_devices={"rollout": count}))
+    made = best_plan(chain(TWO, gpus(4), pinned_devices={"rollout": count}))
     assert len(made.stage("rollout").devices) == count
 
 
@@ -94,7 +94,7 @@ def test_stages_of_a_worker_group_land_in_one_place():
     }
     problem = chain(profiles, gpus(4), num_items=8, workers={"values": "critic"})
     for mode in ("collocated", "disaggregated"):
-        made = plan(problem, modes=(mode,))
+        made = best_plan(problem, modes=(mode,))
         values, critic = made.stage("values"), made.stage("critic")
         assert (values.devices, values.num_ranks) == (critic.devices, critic.num_ranks)
 
@@ -108,7 +108,7 @@ def test_no_stage_is_on_devices_of_several_products_unless_its_times_hold_for_al
     both = replace(fast, instances=fast.instances + slow.instances)
     for rollout in (fast, both):
         problem = chain({"rollout": rollout, "actor": profile(0.5)}, Cluster(devices=devices), num_items=64)
-        made = plan(problem)
+        made = best_plan(problem)
         assert made.prediction is not None
         assert made.prediction.step_s >= 64 / (4 + 0.4)
         assert len({devices[i].name for i in made.stage("rollout").devices}) == 1
@@ -125,7 +125,7 @@ def test_products_differ_and_each_stage_gets_the_one_its_profile_names():
         "rollout": profile(1.0, device_name="small", state_bytes=10 * GIB),
         "actor": profile(1.0, device_name="fast", state_bytes=60 * GIB),
     }
-    made = plan(chain(profiles, Cluster(devices=devices)))
+    made = best_plan(chain(profiles, Cluster(devices=devices)))
     assert set(made.stage("rollout").devices) <= set(range(4, 8))
     assert set(made.stage("actor").devices) <= set(range(4))
     assert made.mode == "disaggregated"
@@ -136,7 +136,7 @@ def test_a_plan_that_may_run_ahead_is_no_slower(mode: Mode | None):
     steps = []
     for max_staleness in (0, 1):
         problem = chain(TWO, gpus(4), max_staleness=max_staleness)
-        made = plan(problem) if mode is None else plan(problem, modes=(mode,))
+        made = best_plan(problem) if mode is None else best_plan(problem, modes=(mode,))
         assert made.prediction is not None
         steps.append(made.prediction.step_s)
     assert steps[1] <= steps[0] * (1 + 1e-9)
@@ -151,7 +151,7 @@ def test_stages_of_a_plan_that_runs_ahead_are_predicted_for_the_steady_state(rol
     """(start, end, busy) of one item; a step may begin at the end of that before the last."""
     places = {"rollout": rollout, "actor": actor}
     profiles = {name: profile(busy_s) for name, (_, _, busy_s) in places.items()}
-    made = plan(chain(profiles, gpus(2), num_items=1, max_staleness=1), modes=("disaggregated",))
+    made = best_plan(chain(profiles, gpus(2), num_items=1, max_staleness=1), modes=("disaggregated",))
     assert made.prediction is not None
     for name, expected in places.items():
         found = made.prediction.stages[name]
@@ -162,7 +162,7 @@ def test_stages_of_one_side_overlap_across_steps():
     """Three whole batches of 100 s on three devices: with staleness 2 a step ends every 100 s."""
     profiles = {name: profile(100.0) for name in ("rollout", "reference", "actor")}
     problem = chain(profiles, gpus(3), num_items=1, max_staleness=2)
-    made = plan(problem)
+    made = best_plan(problem)
     assert made.prediction is not None
     assert made.prediction.step_s == pytest.approx(100, rel=1e-3)
     assert made.prediction.estimate_s == pytest.approx(100, rel=1e-3)
@@ -191,7 +191,7 @@ def test_the_longest_times_are_planned_without_a_warning():
         for name, batching in (("rollout", "continuous"), ("reference", "longest"), ("actor", "sum"))
     }
     with np.errstate(all="raise"):
-        made = plan(chain(profiles, gpus(4), num_items=64))
+        made = best_plan(chain(profiles, gpus(4), num_items=64))
     assert made.prediction is not None
     assert MAX_SECONDS < made.prediction.step_s < 10 * MAX_SECONDS
 
@@ -199,7 +199,7 @@ def test_the_longest_times_are_planned_without_a_warning():
 @pytest.mark.parametrize("num_devices", [8, 64, 1024])
 def test_plans_of_any_size_are_valid_and_say_what_the_search_thought(num_devices: int, record_property):
     problem = ppo(num_devices)
-    made = plan(problem)
+    made = best_plan(problem)
     made.validate(problem.flow, problem.cluster)
     assert made.prediction is not None
     assert made.prediction.step_s == pytest.approx(simulate(problem, replace(made, prediction=None)).step_s)
@@ -213,4 +213,4 @@ def test_plans_of_any_size_are_valid_and_say_what_the_search_thought(num_devices
 @pytest.mark.parametrize("num_devices", [8, 64])
 def test_the_same_problem_gives_the_same_plan(num_devices: int):
     problem = ppo(num_devices, num_items=128)
-    assert plan(problem).to_json() == plan(type(problem).from_json(problem.to_json())).to_json()
+    assert best_plan(problem).to_json() == best_plan(type(problem).from_json(problem.to_json())).to_json()

@@ -5,13 +5,13 @@ from functools import cache
 import pytest
 
 from rlinf_sched.derive import workload
-from rlinf_sched.planner import plan
+from rlinf_sched.planner import best_plan
 
 
 @cache
 def steps(name: str) -> dict[str, float]:
     """Seconds of a step in the best plan of each mode that the planner found."""
-    made = plan(workload(name))
+    made = best_plan(workload(name))
     assert made.prediction is not None
     return {made.mode: made.prediction.step_s} | {o.mode: o.step_s for o in made.prediction.runners_up}
 

@@ -15,7 +15,7 @@ import pytest
 from rlinf_sched import Cluster, Links, Problem, ProblemError, SchedError, TimePoint
 from rlinf_sched.explain import explain_problem, explanation_text, trace_json
 from rlinf_sched.problem_file import problem_of_tree, read_problem
-from rlinf_sched.problem_schema import problem_schema
+from rlinf_sched.problem_schema import problem_json_schema
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
@@ -262,7 +262,7 @@ def test_a_cycle_that_goes_round_too_often_is_refused():
 @pytest.mark.parametrize("name", names())
 def test_the_schema_accepts_the_examples(name: str):
     jsonschema = pytest.importorskip("jsonschema")
-    schema = problem_schema()
+    schema = problem_json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(tree_of(name), schema)
     jsonschema.validate(json.loads(read_problem(EXAMPLES / name).to_json()), schema)
@@ -284,13 +284,13 @@ def test_every_form_of_a_cluster_takes_the_cores_of_a_node(cluster):
 
 def test_the_published_schema_is_that_of_the_records():
     published = Path(__file__).parents[1] / "problem.schema.json"
-    assert json.loads(published.read_text()) == problem_schema(), "rlinf plan --schema > packages/rlinf-sched/" + (
+    assert json.loads(published.read_text()) == problem_json_schema(), "rlinf plan --schema > packages/rlinf-sched/" + (
         published.name
     )
 
 
 def test_the_schema_knows_every_key_with_its_text():
-    schema = problem_schema()
+    schema = problem_json_schema()
     points = schema["$defs"]["InstanceProfile"]["properties"]["points"]
     assert "Ascending in items" in points["description"]
     assert schema["$defs"]["StageProfile"]["properties"]["batching"]["enum"] == ["sum", "longest", "continuous"]
@@ -337,7 +337,7 @@ def mutate(tree: dict, rng: random.Random) -> dict:
 
 def test_mutated_problems_give_no_traceback_and_name_a_key():
     trees = [tree_of(name) for name in names()]
-    schema = problem_schema()
+    schema = problem_json_schema()
     sections = [schema, *schema["$defs"].values()]
     keys = {key for section in sections for key in section["properties"]}
     rng = random.Random(20)

@@ -154,7 +154,7 @@ def test_callers_that_talk_nonsense_change_nothing(num_calls, tmp_path, monkeypa
     monkeypatch.setattr(listener, "_LOG", logging.Logger("unheard"))  # pytest would keep every line
     with launched(ProcessAgents) as launcher:
         agents_there = [launcher._arrival_of(node).result(START_S) for node in range(2)]
-        rightful = [messages.Arrival(agents_there[0].arrival), messages.Arrival(messages.WorkerArrival(3))]
+        rightful = [messages.CallerRole(agents_there[0].arrival), messages.CallerRole(messages.WorkerArrival(3))]
         called = Called(
             endpoint=launcher._settings_of(0).endpoint,
             key=launcher._key,

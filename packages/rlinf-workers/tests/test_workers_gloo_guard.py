@@ -20,12 +20,12 @@ from rlinf_workers.addresses import ON_ONE_MACHINE
 from rlinf_workers.collectives import connect, connect_alone
 from rlinf_workers.engines.sglang import child
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.gloo_guard import Connection, guard_gloo, refuse_strangers, users_of_ends
+from rlinf_workers.gloo_guard import TcpConnection, guard_gloo, refuse_strangers, users_of_ends
 from rlinf_workers.launchers.base import Identity
 from rlinf_workers.spans import WaitTable
 
 NOBODY = 65534
-OWN = Connection(("127.0.0.1", 4000), ("127.0.0.1", 5000))
+OWN = TcpConnection(("127.0.0.1", 4000), ("127.0.0.1", 5000))
 END = "0100007F:1388 0100007F:0FA0"
 """The other end of it, as the table has it on a machine with little-endian words."""
 OWN_END = "0100007F:0FA0 0100007F:1388"
@@ -156,7 +156,7 @@ def test_only_ends_of_this_user_pass(monkeypatch, users, whose):
 
 def test_connections_that_did_not_come_in_and_those_of_other_machines_are_not_judged(monkeypatch):
     monkeypatch.setattr(gloo_guard, "users_of_ends", lambda: {})
-    refuse_strangers([OWN, Connection(("10.0.0.1", 4001), ("10.0.0.2", 5000))], {4001})
+    refuse_strangers([OWN, TcpConnection(("10.0.0.1", 4001), ("10.0.0.2", 5000))], {4001})
 
 
 def test_a_system_whose_table_lacks_our_own_sockets_is_not_refused(monkeypatch, caplog):

@@ -18,7 +18,7 @@ from rlinf_workers.testing.environments import second_environment
 
 def test_an_interpreter_says_what_it_is(tmp_path):
     python = second_environment(tmp_path / "environment")
-    found = interpreter.examine(python)
+    found = interpreter.examine_interpreter(python)
     assert (found.path, found.python.split(".")[:2]) == (python, [*map(str, sys.version_info[:2])])
     assert found.packages["torch"] and found.packages["rlinf-workers"] == rlinf_workers.__version__
     assert found.folders["rlinf-workers"] == Path(rlinf_workers.__file__).parent
@@ -33,7 +33,7 @@ def executable(path: Path, script: str) -> str:
 def test_what_cannot_start_workers_is_refused(tmp_path):
     def refusal(python: str) -> str:
         with pytest.raises(InterpreterRefused) as caught:
-            interpreter.examine(python)
+            interpreter.examine_interpreter(python)
         return str(caught.value)
 
     second_environment(tmp_path / "other", protocol=987)

@@ -10,7 +10,7 @@ from rlinf_sched.simulator import simulate
 from rlinf_workers.execution.executor import FlowRun
 from rlinf_workers.item_costs import engine_times, seconds_as_they_came, spread_of
 from rlinf_workers.profiling import Profiler
-from rlinf_workers.spans import COMPUTE, Span
+from rlinf_workers.spans import COMPUTE_SPAN, Span
 
 GRAPH = FlowGraph(
     name="grpo",
@@ -25,7 +25,7 @@ GRAPH = FlowGraph(
 def span(start_s, end_s, began_s=(), *, name="rollout", num_items=None, rank=0):
     return Span(
         name=name,
-        category=COMPUTE,
+        category=COMPUTE_SPAN,
         start_ns=round(start_s * 1e9),
         duration_ns=round((end_s - start_s) * 1e9),
         num_items=len(began_s) if num_items is None else num_items,

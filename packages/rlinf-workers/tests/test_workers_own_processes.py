@@ -11,7 +11,7 @@ from workers_own_processes import TP, TwoProcesses
 
 from rlinf_comm import LayoutError, WeightMismatchError
 from rlinf_comm.weights import Layout, plan, specs_of
-from rlinf_workers.engines.inside import Held
+from rlinf_workers.engines.inside import HeldWeights
 from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.language_model import build_model
@@ -174,7 +174,7 @@ def test_a_model_that_does_not_fit_is_refused_by_name(model):
 
 def test_a_padded_or_unknown_parameter_is_refused_by_name(model):
     engine = TwoProcesses(model, torch.device("cpu"), max_prompt_tokens=8)
-    held = [Held(buffers=dict(rank.buffers), sizes={"tp": TP}) for rank in engine.stored.ranks]
+    held = [HeldWeights(buffers=dict(rank.buffers), sizes={"tp": TP}) for rank in engine.stored.ranks]
     name, other = "model.layers.0.mlp.down_proj.weight", "model.layers.0.mlp.scale"
     spec = held[1].buffers[name]
     held[1].buffers.update({name: type(spec)((spec.shape[0], 64), spec.dtype), other: spec})

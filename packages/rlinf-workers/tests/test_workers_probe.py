@@ -6,7 +6,7 @@ from transformers import AutoConfig
 from rlinf_workers.engines.huggingface import engine as huggingface
 from rlinf_workers.engines.huggingface import masks
 from rlinf_workers.models.small_copy import NoSmallCopy, small_config, small_model
-from rlinf_workers.roles.language.probe import BOUND, WAYS, probe_architecture, refusal
+from rlinf_workers.roles.language.probe import BOUND, WAYS, probe_architecture, probe_refusal
 from rlinf_workers.testing.every_architecture import model_types, verdict_on
 
 EVERY_WAY = frozenset(WAYS)
@@ -65,10 +65,10 @@ def test_a_mask_without_windows_is_noticed(monkeypatch):
 @pytest.mark.parametrize(("name", "says"), [("llama4_text", "nats off"), ("gpt_neo", "0 of 2 layers kept")])
 def test_sequences_are_not_packed_for_layers_that_attend_in_another_way(name, says):
     """Llama 4 has chunks, which packed attention does not know; GPT-Neo's layers do not call the attention function."""
-    reason = refusal(config_of(name), ["packed"], num_tokens=40)
+    reason = probe_refusal(config_of(name), ["packed"], num_tokens=40)
     assert reason is not None and reason.startswith("the actor with packed sequences computes it wrongly: ")
     assert says in reason and reason.endswith("leave actor.max_tokens_per_micro_batch out")
-    assert refusal(config_of(name), ["actor"], num_tokens=40) is None
+    assert probe_refusal(config_of(name), ["actor"], num_tokens=40) is None
 
 
 def test_a_small_copy_keeps_kinds_of_layers_and_shrinks_their_windows():

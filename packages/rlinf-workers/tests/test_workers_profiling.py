@@ -10,7 +10,7 @@ from rlinf_sched.modes import plan_for_mode
 from rlinf_sched.simulator import simulate
 from rlinf_workers import Executor, FlowDefinitionError, FlowRun, LocalLauncher, StepContext
 from rlinf_workers.profiling import Profiler, probe_plans
-from rlinf_workers.spans import COMPUTE, LEASE, SYNC, Span
+from rlinf_workers.spans import COMPUTE_SPAN, LEASE, SYNC_SPAN, Span
 from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
 
 CLUSTER = Cluster.cpu_slots(2)
@@ -65,7 +65,7 @@ class Steps:
     def __init__(self):
         self.spans = []
 
-    def add(self, worker, name, start_s, duration_s, num_items=0, category=COMPUTE, collective_s=0.0, devices=()):
+    def add(self, worker, name, start_s, duration_s, num_items=0, category=COMPUTE_SPAN, collective_s=0.0, devices=()):
         span = Span(
             name=name,
             category=category,
@@ -90,7 +90,7 @@ def grpo_step(granularity):
     for rank, slower in ((0, 1.0), (1, 1.25)):
         now_s = steps.add(f"rollout/{rank}", "wait for lease", 0.0, 0.2, category=LEASE)
         now_s = steps.add(f"rollout/{rank}", "onload", now_s, 0.3, category=LEASE)
-        now_s = steps.add(f"rollout/{rank}", "receive weights", now_s, 0.5, category=SYNC)
+        now_s = steps.add(f"rollout/{rank}", "receive weights", now_s, 0.5, category=SYNC_SPAN)
         for _ in range(8 // granularity):
             now_s = steps.add(f"rollout/{rank}", "rollout", now_s, (1 + granularity) * slower, granularity)
         end_s = now_s
@@ -101,7 +101,7 @@ def grpo_step(granularity):
         now_s = steps.add(f"actor/{rank}", "onload", now_s, 0.02, category=LEASE)
         now_s = steps.add(f"actor/{rank}", "actor", now_s, 16.0, 8)
         now_s = steps.add(f"actor/{rank}", "actor", now_s, 3.0)
-        steps.add(f"actor/{rank}", "publish weights", now_s, 0.3, category=SYNC)
+        steps.add(f"actor/{rank}", "publish weights", now_s, 0.3, category=SYNC_SPAN)
     return steps.run()
 
 

@@ -12,7 +12,7 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_sched.plan import Mode
 from rlinf_workers import Executor, Flow, Reader, StepContext, Worker, Writer
-from rlinf_workers.explaining.explanation import Explanation, explain
+from rlinf_workers.explaining.explanation import RunExplanation, explain
 from rlinf_workers.explaining.graph import SETTLED_S, Cause
 from rlinf_workers.explaining.text import explanation_text
 from rlinf_workers.testing.toy_flow import Number
@@ -76,7 +76,7 @@ def running(
         assert run.exception() is not None
 
 
-def explained(executor: Executor, *culprit: str, cause: Cause = "busy", inside: str = "") -> Explanation:
+def explained(executor: Executor, *culprit: str, cause: Cause = "busy", inside: str = "") -> RunExplanation:
     """Waits until the first culprit is made of these nodes, is inside that function, and no wait is too young."""
     deadline = time.monotonic() + FOUND_S
     while True:
@@ -90,7 +90,7 @@ def explained(executor: Executor, *culprit: str, cause: Cause = "busy", inside: 
         assert time.monotonic() < deadline, f"no {culprit}:\n{explanation_text(found)}"
 
 
-def functions(found: Explanation, process: str) -> set[str]:
+def functions(found: RunExplanation, process: str) -> set[str]:
     look = found.looks.get(process)
     threads = look.stacks.threads if look and look.stacks else ()
     return {frame.name for thread in threads for frame in thread.frames}

@@ -21,7 +21,7 @@ from rlinf.planning.plans import make_plans, placements_to_measure, plans_of_pro
 from rlinf_sched import InstanceProfile, Problem, Profiles, StageProfile, TimePoint
 from rlinf_sched.cluster import Cluster, Links
 from rlinf_workers import FlowRun
-from rlinf_workers.spans import COMPUTE, SYNC, Span
+from rlinf_workers.spans import COMPUTE_SPAN, SYNC_SPAN, Span
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
@@ -42,7 +42,7 @@ def step_run(item_s=None, step_s=0.0, **num_ranks):
             spans.append(
                 Span(
                     name=stage,
-                    category=COMPUTE,
+                    category=COMPUTE_SPAN,
                     worker=f"{stage}/{rank}",
                     devices=(),
                     start_ns=0,
@@ -295,7 +295,7 @@ def test_a_step_should_take_what_was_predicted_or_what_those_before_took():
 
 def test_only_computing_counts_as_busy():
     run = step_run()
-    waiting = replace(run.spans[0], category=SYNC, duration_ns=9_000_000_000)
+    waiting = replace(run.spans[0], category=SYNC_SPAN, duration_ns=9_000_000_000)
     run.spans.append(waiting)
     assert busy_seconds(run)["rollout"] == pytest.approx(0.32)
 

@@ -192,14 +192,14 @@ def test_a_file_that_cannot_have_links_is_refused_before_anything_is_measured(li
 
 def test_a_probe_measures_the_way_to_another_and_says_why_there_is_none(monkeypatch):
     monkeypatch.setattr(probe, "LONG_ENOUGH_S", 0.01)
-    one, other = probe.Probe("127.0.0.1", TOKEN), probe.Probe("127.0.0.2", TOKEN)
+    one, other = probe.NodeProbe("127.0.0.1", TOKEN), probe.NodeProbe("127.0.0.2", TOKEN)
     found = one.measure(("127.0.0.2", other.port()))
     assert found.keys() == {"round_trip_s", "bytes_per_s"}
     assert 0 < found["round_trip_s"] < 1 and found["bytes_per_s"] > 1e6
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()[1]
     assert one.measure(("127.0.0.1", closed)) == {"problem": "Connection refused"}
-    stranger = probe.Probe("127.0.0.1", bytes(16))
+    stranger = probe.NodeProbe("127.0.0.1", bytes(16))
     assert one.measure(("127.0.0.1", stranger.port())).keys() == {"problem"}, "it does not know the token"
 
 
@@ -220,7 +220,7 @@ def test_a_probe_counts_every_byte(monkeypatch):
 
 
 def test_a_probe_sees_its_machine():
-    found = probe.Probe("127.0.0.1", TOKEN).look(["torch", "no-such-package"])
+    found = probe.NodeProbe("127.0.0.1", TOKEN).look(["torch", "no-such-package"])
     import torch
 
     assert found["packages"] == {"torch": torch.__version__}

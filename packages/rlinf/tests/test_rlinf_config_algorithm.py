@@ -11,7 +11,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.schema import json_schema
 from rlinf.errors import UserError
 from rlinf_algos.algorithm import EPISODE_PRESETS, PRESETS, Algorithm, preset
-from rlinf_algos.presets import ONLY
+from rlinf_algos.presets import FIELDS_OF_SAMPLES
 
 FIELDS = {field.name for field in dataclasses.fields(Algorithm)}
 
@@ -30,7 +30,7 @@ def message(line: str, recipe: str = "sort-grpo") -> str:
 @pytest.mark.parametrize(("recipe", "other"), [("sort-grpo", "episodes"), ("pushcube-ppo", "completions")])
 def test_a_resolved_config_has_what_makes_sense_for_its_job(recipe, other):
     shown = load_config(recipe).model_dump()["algorithm"]
-    assert set(shown) == FIELDS - {"samples"} - set(ONLY[other])
+    assert set(shown) == FIELDS - {"samples"} - set(FIELDS_OF_SAMPLES[other])
 
 
 def test_every_field_is_described():
@@ -61,7 +61,9 @@ def test_a_name_chooses_a_preset_of_robots(name):
 
 
 def test_an_algorithm_with_a_critic_has_its_settings():
-    config: Any = load_config("sort-grpo", parse_overrides(["--algorithm.name", "ppo", "--critic.learning_rate", "0.1"]))
+    config: Any = load_config(
+        "sort-grpo", parse_overrides(["--algorithm.name", "ppo", "--critic.learning_rate", "0.1"])
+    )
     assert config.job == "reasoning"
     assert config.critic.learning_rate == 0.1
 

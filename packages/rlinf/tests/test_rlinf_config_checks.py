@@ -12,7 +12,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ModelConfig
 from rlinf.errors import UserError
 from rlinf.jobs.reasoning.job import ReasoningJob
-from rlinf.machine import Gpu, Machine
+from rlinf.machine import InstalledGpu, Machine
 from rlinf.planning.cluster import make_cluster
 from rlinf.planning.plans import make_plans
 
@@ -203,7 +203,7 @@ def test_from_python_the_same_text_comes_in_pydantics_error():
 
 
 def machine(num_cpus: int = 4, num_gpus: int = 0, **more: Any) -> Machine:
-    gpus = (Gpu(name="fake", memory_bytes=80 << 30),) * num_gpus
+    gpus = (InstalledGpu(name="fake", memory_bytes=80 << 30),) * num_gpus
     return Machine(num_cpus=num_cpus, memory_bytes=64 << 30, gpus=gpus, **more)
 
 

@@ -15,14 +15,14 @@ from rlinf.jobs.acting import limit_notes, termination_notes
 from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.jobs.embodied.running_episodes import RunningEpisodes
 from rlinf.jobs.env_interface import probe
-from rlinf.machine import Gpu, Machine
+from rlinf.machine import InstalledGpu, Machine
 from rlinf_envs import EnvSpec, RowSnapshot
 from rlinf_workers import FlowRun
 from rlinf_workers.roles.embodied.interface import EnvInterface
 from rlinf_workers.roles.records.embodied import GroupEpisodes
 from rlinf_workers.testing.environments import second_environment
 
-GPUS = (Gpu(name="fake", memory_bytes=80 << 30),) * 2
+GPUS = (InstalledGpu(name="fake", memory_bytes=80 << 30),) * 2
 ROBOTS = """
 import gymnasium as gym
 import numpy as np

@@ -15,7 +15,7 @@ from rlinf.evaluation.run import benchmark_seed
 from rlinf.evaluation.scores import score_benchmark, score_table, show
 from rlinf.run_folder.checkpoints import checkpoint_name, point_to_best, writing_sealed
 from rlinf.run_folder.fingerprints import BLOCK_BYTES, NUM_BLOCKS, model_fingerprint
-from rlinf.tasks import Problem
+from rlinf.tasks import TaskProblem
 from rlinf_algos import Estimate
 from rlinf_algos.rewards import RewardSpec
 
@@ -135,7 +135,7 @@ def test_a_folder_of_other_inputs_or_of_a_run_is_refused(tmp_path: Path):
 
 
 def benchmark(num_problems: int) -> Benchmark:
-    problems = [Problem(prompt="p", answer="1", number=number) for number in range(1, num_problems + 1)]
+    problems = [TaskProblem(prompt="p", answer="1", number=number) for number in range(1, num_problems + 1)]
     return Benchmark(
         name="own",
         title="Own",

@@ -20,7 +20,7 @@ from rlinf.cli.main import main
 from rlinf.console.progress import Progress
 from rlinf.loop.watch import RunWatch
 from rlinf.run_folder import RunFolder
-from rlinf_workers.explaining.explanation import Explanation, Seen, explain, look_here
+from rlinf_workers.explaining.explanation import ProcessSight, RunExplanation, explain, look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot, StageState, read_snapshot, snapshot_json
 from rlinf_workers.explaining.text import graph_lines
@@ -206,10 +206,10 @@ class FakeExecutor:
     def snapshot(self) -> Snapshot:
         return self._snapshot
 
-    def explain(self, snapshot: Snapshot) -> Explanation:
+    def explain(self, snapshot: Snapshot) -> RunExplanation:
         return explain(snapshot, elsewhere=self.look_elsewhere(snapshot))
 
-    def look_elsewhere(self, snapshot: Snapshot) -> list[Seen]:
+    def look_elsewhere(self, snapshot: Snapshot) -> list[ProcessSight]:
         """As a worker there would."""
         far = [one for one in snapshot.processes if one.host != platform.node()]
         seen = look_here([replace(one, host=platform.node()) for one in far])

@@ -12,11 +12,11 @@ from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ArchitectureConfig
-from rlinf.machine import Gpu, Machine, this_machine
+from rlinf.machine import InstalledGpu, Machine, this_machine
 from rlinf.planning.plans import RunPlans, make_plans
 from rlinf.tasks.language import write_model_folder
 
-SERVER = Machine(num_cpus=64, memory_bytes=1 << 40, gpus=(Gpu(name="fake", memory_bytes=80 << 30),) * 8)
+SERVER = Machine(num_cpus=64, memory_bytes=1 << 40, gpus=(InstalledGpu(name="fake", memory_bytes=80 << 30),) * 8)
 
 
 def planned(recipe: str, *overrides: str) -> RunPlans:
@@ -62,7 +62,7 @@ def test_gsm8k_trains_on_every_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("memory_bytes", "leaves"), [(80 << 30, False), (1 << 30, True)])
 def test_state_leaves_a_gpu_only_where_it_has_to(memory_bytes: int, leaves: bool) -> None:
-    machine = replace(SERVER, gpus=(Gpu(name="fake", memory_bytes=memory_bytes),))
+    machine = replace(SERVER, gpus=(InstalledGpu(name="fake", memory_bytes=memory_bytes),))
     job = jobs.prepare(load_config("sort-grpo", parse_overrides([])), machine)
     made = make_plans(job, job.build(Path("none")), Path("none"))
     placed = [stage for plan in made.plans.values() for stage in plan.stages if stage.devices]

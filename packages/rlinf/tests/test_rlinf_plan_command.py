@@ -18,8 +18,8 @@ from rlinf.jobs.reasoning.flow import training_flow as reasoning_flow
 from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched import Plan
 from rlinf_sched.derive import find_model
-from rlinf_sched.derive.memory.rank import KINDS
-from rlinf_sched.problem_schema import problem_schema
+from rlinf_sched.derive.memory.rank import MEMORY_KINDS
+from rlinf_sched.problem_schema import problem_json_schema
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
@@ -96,7 +96,7 @@ def test_a_mode_can_be_asked_for(plan, mode: str):
 
 
 def test_the_schema_needs_no_problem(plan):
-    assert json.loads(plan("--schema").out) == problem_schema()
+    assert json.loads(plan("--schema").out) == problem_json_schema()
 
 
 def test_a_recipe_is_planned_for_gpus_that_are_not_there(plan):
@@ -110,7 +110,7 @@ def test_what_a_rank_needs_is_told_by_kind(plan, tmp_path: Path):
     """On the terminal and on the page; the kinds of a pass add up to the peak."""
     out = plan(*RECIPE, "--output", "page").out
     header, *rows = out.partition("memory of a rank, GiB\n")[2].partition("\n\n")[0].splitlines()
-    kinds = [kind for kind in KINDS if kind in header]
+    kinds = [kind for kind in MEMORY_KINDS if kind in header]
     assert {"weights", "gradients", "optimizer", "activations", "KV cache"} < set(kinds)
     assert [row.split()[0] for row in rows] == ["rollout", "reference", "actor"]
     actor = [float(number) for number in rows[-1].split()[1:]]

@@ -24,7 +24,7 @@ from rlinf_sched import (
     WeightEdge,
     plan_for_mode,
 )
-from rlinf_sched.explain import KINDS, Answer, Explanation, Spans, explain
+from rlinf_sched.explain import KINDS, PlanExplanation, Spans, WhatIf, explain
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
@@ -94,7 +94,7 @@ def make_problem(num_nodes: int, num_devices_per_node: int, name: str = "ppo") -
     return Problem(flow=flow, profiles=Profiles(stages=profiles), cluster=cluster, num_items=4096)
 
 
-def make_explanation(problem: Problem, plan: Plan, answers: tuple[Answer, ...] = ()) -> Explanation:
+def make_explanation(problem: Problem, plan: Plan, answers: tuple[WhatIf, ...] = ()) -> PlanExplanation:
     """Stage i computes from 20 i seconds on; rank by rank it ends a little earlier."""
     rows = [
         (i, rank, 20.0 * i, 20.0 * i + 20.0 - 10.0 * rank / max(1, plan.stage(stage).num_ranks))
@@ -120,12 +120,12 @@ def make_explanation(problem: Problem, plan: Plan, answers: tuple[Answer, ...] =
 
 
 @pytest.fixture
-def collocated() -> Explanation:
+def collocated() -> PlanExplanation:
     problem = make_problem(1, 4)
     return make_explanation(problem, plan_for_mode(problem.flow, problem.cluster, "collocated"))
 
 
-def test_the_page_is_whole_and_loads_nothing(collocated: Explanation):
+def test_the_page_is_whole_and_loads_nothing(collocated: PlanExplanation):
     text = render(collocated)
     page = Page(text)
     assert not re.search(r"""(src|href)=|url\(|@import""", text)
@@ -143,7 +143,7 @@ def test_the_page_is_whole_and_loads_nothing(collocated: Explanation):
         assert words in page.says
 
 
-def test_where_steps_overlap_the_page_says_what_is_drawn(collocated: Explanation):
+def test_where_steps_overlap_the_page_says_what_is_drawn(collocated: PlanExplanation):
     """The step of 100 s as two steps of 50 s each."""
     flow = replace(collocated.problem.flow, max_staleness=1)
     spans = replace(collocated.spans, step_s=STEP_S / 2, num_steps=2)
@@ -166,7 +166,7 @@ def test_names_are_escaped():
     assert "<script>x</script>" in Page(text).says
 
 
-def test_a_row_of_one_device_has_an_area_where_a_stage_computes(collocated: Explanation):
+def test_a_row_of_one_device_has_an_area_where_a_stage_computes(collocated: PlanExplanation):
     text = render(collocated)
     areas = re.findall(r'<path fill="([^"]+)" d="([^"]+)"', text)[:4]
     expected = [("var(--c0)", 0, 20), ("var(--c1)", 20, 40), ("var(--c3)", 60, 80), ("var(--c4)", 80, 100)]
@@ -220,9 +220,9 @@ def test_a_thousand_devices_have_few_rows_and_a_small_page():
     assert mean == pytest.approx(0.75 * 256, rel=0.02)
 
 
-def test_what_if_answers_are_shown_only_where_asked(collocated: Explanation):
+def test_what_if_answers_are_shown_only_where_asked(collocated: PlanExplanation):
     assert "What if" not in Page(render(collocated)).says
-    answer = Answer(
+    answer = WhatIf(
         question="no offload",
         meaning="state stays",
         step_s=None,
@@ -234,7 +234,7 @@ def test_what_if_answers_are_shown_only_where_asked(collocated: Explanation):
     assert "does not fit" in says and "actor: 12 GiB too much" in says
 
 
-def test_careful_notes_come_first(collocated: Explanation):
+def test_careful_notes_come_first(collocated: PlanExplanation):
     noted = replace(collocated, notes=("profiles.stages.actor: beyond",))
     says = Page(render(noted)).says
     assert says.index("Be careful") < says.index("In plain words")

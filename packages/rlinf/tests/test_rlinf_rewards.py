@@ -15,7 +15,7 @@ from rlinf.jobs import rewards as module
 from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.jobs.rewards import TriedReward, check_reward, reward_spec, try_rewards
 from rlinf.machine import Machine
-from rlinf.tasks import Problem
+from rlinf.tasks import TaskProblem
 from rlinf_algos.rewards import RewardSpec, SandboxRun, make_reward, score_all
 
 
@@ -147,7 +147,7 @@ def test_the_example_in_the_docs(tmp_path, monkeypatch):
     (tmp_path / "my_rewards.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     found = config(tmp_path, "kind: function\npath: my_rewards:close_and_short")
-    problem = Problem(prompt="2+2?", answer="#### 4", row={"max_factor": 2})
+    problem = TaskProblem(prompt="2+2?", answer="#### 4", row={"max_factor": 2})
     assert try_rewards(found, problem) == TriedReward(judges=False, reads_rows=True)
     reward = make_reward(reward_spec(found, random_stands_for="exact"))
     values = [
@@ -173,7 +173,7 @@ def test_mistakes_of_ones_own_function_show_before_a_process_starts(tmp_path, mo
     monkeypatch.syspath_prepend(tmp_path)
     found = config(tmp_path, f"kind: function\npath: {name}:f\ntime_limit_s: 0.5")
     with pytest.raises(UserError) as caught:
-        try_rewards(found, Problem(prompt="p", answer="a", place="rows.jsonl:1"))
+        try_rewards(found, TaskProblem(prompt="p", answer="a", place="rows.jsonl:1"))
     text = str(caught.value)
     assert text.startswith(f"reward.path={name}:f, called once about rows.jsonl:1 with the answer as completion: ")
     assert message in text

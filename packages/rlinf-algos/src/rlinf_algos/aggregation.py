@@ -102,9 +102,11 @@ def constant_length_mean(
     return sequence_mean_token_sum(terms, mask, total_sequences, sequence_ids=sequence_ids) / max_completion_tokens
 
 
-def summed(aggregation: str, terms: Tensor, mask: Tensor | None, *, sequence_ids: Tensor | None = None) -> Tensor:
+def aggregated_sum(
+    aggregation: str, terms: Tensor, mask: Tensor | None, *, sequence_ids: Tensor | None = None
+) -> Tensor:
     """The numerator of the aggregation of that name, for an update whose totals are known only at its end: sums of
-    micro-batches, added up and divided by the sum of their `divisor`, are the aggregation of the batch.
+    micro-batches, added up and divided by the sum of their `aggregation_divisor`, are the aggregation of the batch.
 
     Args, raises: as `sequence_mean_token_mean`.
 
@@ -117,9 +119,11 @@ def summed(aggregation: str, terms: Tensor, mask: Tensor | None, *, sequence_ids
     return sequences.mean(filled).sum() if aggregation == "sequence_mean_token_mean" else filled.sum()
 
 
-def divisor(aggregation: str, mask: Tensor, *, max_completion_tokens: int, sequence_ids: Tensor | None = None) -> float:
-    """The denominator that belongs to `summed`: tokens, sequences, sequences * max_completion_tokens, or 0 for
-    `token_sum`, which has none: divide by `divisor or 1`.
+def aggregation_divisor(
+    aggregation: str, mask: Tensor, *, max_completion_tokens: int, sequence_ids: Tensor | None = None
+) -> float:
+    """The denominator that belongs to `aggregated_sum`: tokens, sequences, sequences * max_completion_tokens, or 0 for
+    `token_sum`, which has none: divide by `aggregation_divisor or 1`.
 
     Args: mask, sequence_ids: as `count_tokens_and_sequences`. max_completion_tokens: as `constant_length_mean`.
     """

@@ -17,8 +17,8 @@ from rlinf_algos.parts import (
     ADVANTAGES,
     BUILTIN_ADVANTAGES,
     BUILTIN_POLICY_LOSSES,
-    CHOICES,
     POLICY_LOSSES,
+    TOKEN_CHOICES,
     Takes,
     advantage_takes,
     policy_loss_takes,
@@ -30,9 +30,9 @@ from rlinf_algos.presets import (
     CORRECTIONS,
     DEFAULTS,
     EPISODE_PRESETS,
-    KLS,
+    FIELDS_OF_SAMPLES,
+    KL_ESTIMATES,
     NULLABLE,
-    ONLY,
     OPTIONS_OF_RATIO,
     PRESETS,
     PROXIMAL_POLICIES,
@@ -219,7 +219,7 @@ class Algorithm:
     @property
     def chooses_tokens(self) -> bool:
         """Whether tokens are chosen over the whole batch of an optimizer step before its first gradient."""
-        return self.top_entropy_fraction < 1 or self.policy_loss in CHOICES.names()
+        return self.top_entropy_fraction < 1 or self.policy_loss in TOKEN_CHOICES.names()
 
     @property
     def idle_fields(self) -> tuple[str, ...]:
@@ -365,14 +365,14 @@ def _preset_fields(name: str, samples: str | None) -> dict[str, Any]:
 
 
 def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, registry in (("advantage", ADVANTAGES), ("policy_loss", POLICY_LOSSES), ("kl", KLS)):
+    for key, registry in (("advantage", ADVANTAGES), ("policy_loss", POLICY_LOSSES), ("kl", KL_ESTIMATES)):
         name = values[key]
         if ":" not in name and name not in registry.names():
             yield key, f"={name}: {registry.unknown(name)}"
     known_words = {
         "aggregation": AGGREGATIONS,
         "kl_in": ("loss", "reward"),
-        "samples": tuple(ONLY),
+        "samples": tuple(FIELDS_OF_SAMPLES),
         "correction": (None, *CORRECTIONS),
         "correction_level": (None, *CORRECTION_LEVELS),
         "rejection": (None, *REJECTIONS),
@@ -390,11 +390,11 @@ def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Values that the chosen parts do not use, and values that they need."""
     used, samples = set(used_options(values)), values["samples"]
-    (other,) = set(ONLY) - {samples}
-    for option in ONLY[other]:
+    (other,) = set(FIELDS_OF_SAMPLES) - {samples}
+    for option in FIELDS_OF_SAMPLES[other]:
         if values[option] != _FIELDS[option].default:
             yield option, f"={values[option]} is not used: it is about {other}, and samples are {samples}; leave it out"
-    for option in (option for option in DEFAULTS if option not in ONLY[other]):
+    for option in (option for option in DEFAULTS if option not in FIELDS_OF_SAMPLES[other]):
         value = values[option]
         if option not in used and value is not None:
             yield option, f"={value} is not used: {_home_of(option, values)}; leave it out"

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlinf_algos.errors import AlgosError, ShapeError
-from rlinf_algos.logprobs import LEAST, check_rows, checked_ids, checked_mask, compute_dtype
+from rlinf_algos.logprobs import LEAST_LOGPROB, check_rows, checked_ids, checked_mask, compute_dtype
 
 _MAX_TILE_ROWS = 8192
 _CPU_TILE_ELEMENTS = 1 << 24
@@ -153,7 +153,7 @@ class _HeadStatistics(torch.autograd.Function):
                 sum_of_powers = sums * shrink + powers.sum(1)
                 if wants_entropy:  # the sum of exp(x - max) (x - max), of all columns so far
                     earlier = shrink * (weighted[rows] + sums * (before - now))
-                    weighted[rows] = earlier + powers.mul_(shifted.clamp_(min=LEAST)).sum(1)
+                    weighted[rows] = earlier + powers.mul_(shifted.clamp_(min=LEAST_LOGPROB)).sum(1)
                 largest[rows], total[rows] = now, sum_of_powers
         log_total = total.log()
         logprobs = at_token - largest - log_total
@@ -194,7 +194,9 @@ class _HeadStatistics(torch.autograd.Function):
                 log_probs = scores.sub_(logsumexp[rows, None])
                 gradient = torch.exp(log_probs, out=tiles.buffer(1, scores) if has_entropies else log_probs)
                 if has_entropies:  # p * (-slope - of_entropies * (log p + H))
-                    gradient.mul_(log_probs.clamp_(min=LEAST).mul_(-of_entropies[rows, None]).sub_(offset[rows, None]))
+                    gradient.mul_(
+                        log_probs.clamp_(min=LEAST_LOGPROB).mul_(-of_entropies[rows, None]).sub_(offset[rows, None])
+                    )
                 else:
                     gradient.mul_(-slope[rows, None])
                 token, is_here = _places_of(ids[rows], columns)

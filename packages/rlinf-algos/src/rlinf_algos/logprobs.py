@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from rlinf_algos.checks import as_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, ShapeError
 
-LEAST = -1e4
+LEAST_LOGPROB = -1e4
 """Stands for the logarithm of a probability that is 0 in every dtype: a -inf times 0 would be NaN, and p log p is 0."""
 
 _CPU_CHUNK_ELEMENTS = 1 << 20
@@ -143,7 +143,7 @@ class _TokenStatistics(torch.autograd.Function):
             if logprobs is not None:
                 logprobs[rows] -= log_total
             if entropies is not None:
-                expectation = weights.mul_(shifted.clamp_(min=LEAST)).sum(dim=-1) / total
+                expectation = weights.mul_(shifted.clamp_(min=LEAST_LOGPROB)).sum(dim=-1) / total
                 entropies[rows] = log_total - expectation
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits, ids, mask, logsumexp, entropies)
@@ -171,7 +171,7 @@ class _TokenStatistics(torch.autograd.Function):
             if of_entropies is None:
                 probs.mul_(-slope[rows, None])
             else:  # p * (-slope - weight * (log p + H))
-                probs.mul_(shifted.clamp_(min=LEAST).mul_(-weight[rows, None]).sub_(offset[rows, None]))
+                probs.mul_(shifted.clamp_(min=LEAST_LOGPROB).mul_(-weight[rows, None]).sub_(offset[rows, None]))
             if ids is not None:
                 at_token = probs.gather(1, ids[rows, None]) + slope[rows, None]
                 probs.scatter_(1, ids[rows, None], at_token)  # one target a row: no atomic additions as in scatter_add_

@@ -76,7 +76,7 @@ POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
 )
 
 
-CHOICES: Registry[Callable[..., Any]] = Registry(
+TOKEN_CHOICES: Registry[Callable[..., Any]] = Registry(
     "choice of tokens",
     {
         "clip_cov": "rlinf_algos.policy_loss:clip_cov_choice",

@@ -14,7 +14,7 @@ AGGREGATIONS = (
     "sequence_mean_token_sum",
     "constant_length_mean",
 )
-KLS: Registry[Callable[..., Any]] = Registry(
+KL_ESTIMATES: Registry[Callable[..., Any]] = Registry(
     "KL estimate",
     {
         "k1": "rlinf_algos.kl:kl_k1",
@@ -173,7 +173,7 @@ EPISODE_PRESETS: dict[str, dict[str, Any]] = {
 }
 """The same where samples are episodes of environments."""
 
-ONLY: dict[str, tuple[str, ...]] = {
+FIELDS_OF_SAMPLES: dict[str, tuple[str, ...]] = {
     "completions": (
         "group_size",
         "aggregation",

@@ -51,7 +51,7 @@ def choose_largest(parts: Sequence[Tensor], num_chosen: int, sum_over_parts: Sum
     return [key >= smallest for key in keys]
 
 
-def scattered(ids: Sequence[Tensor]) -> Tensor:
+def sequence_hash(ids: Sequence[Tensor]) -> Tensor:
     """Integers between 0 and 2^32 - 1 that look drawn, a function of the ids alone: choosing the largest of them draws
     without replacement, the same tokens under any plan.
 

@@ -21,7 +21,7 @@ _NUMPY_KINDS = frozenset("biufcMmSU")  # bool, integers, floats, complex, dates,
 _NUMPY_DTYPE = re.compile(r"[<>=|]?[biufcMmSU][0-9]{0,8}(\[[0-9]{0,8}[A-Za-z]{1,7}\])?")
 
 
-class Refused(Exception):
+class NotEncodable(Exception):
     """Why a value cannot be encoded."""
 
 
@@ -114,7 +114,7 @@ def tensor_of(array: Any) -> torch.Tensor:
     try:
         return torch.from_dlpack(array) if hasattr(array, "__dlpack__") else torch.as_tensor(array, device="cuda")
     except (RuntimeError, TypeError, ValueError, BufferError, AssertionError) as error:
-        raise Refused(f"{describe_type(type(array))} that torch cannot take: {error}") from error
+        raise NotEncodable(f"{describe_type(type(array))} that torch cannot take: {error}") from error
 
 
 def describe_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int, str]:
@@ -126,14 +126,14 @@ def describe_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int, str]:
     import torch
 
     if tensor.layout is not torch.strided:
-        raise Refused(f"a tensor of layout {tensor.layout}; convert it with tensor.to_dense()")
+        raise NotEncodable(f"a tensor of layout {tensor.layout}; convert it with tensor.to_dense()")
     if tensor.is_meta:
-        raise Refused("a tensor on meta; it has a shape but no values")
+        raise NotEncodable("a tensor on meta; it has a shape but no values")
     if tensor.requires_grad and not tensor.is_leaf:
-        raise Refused("a tensor with a gradient graph; the graph stays behind, say so with tensor.detach()")
+        raise NotEncodable("a tensor with a gradient graph; the graph stays behind, say so with tensor.detach()")
     name = dtype_name(tensor.dtype)
     if name is None:
-        raise Refused(f"a tensor of dtype {tensor.dtype}")
+        raise NotEncodable(f"a tensor of dtype {tensor.dtype}")
     if not tensor.is_cpu:
         tensor = tensor.detach().cpu()  # waits for the device
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
@@ -192,7 +192,7 @@ def torch_bridge() -> tuple[Any, list[tuple[str, torch.Tensor]]]:
 def describe_array(array: np.ndarray) -> tuple[np.ndarray, int, int, str]:
     """(owner, pointer, num_bytes, dtype's string) of the row-major bytes; no copy when it is contiguous."""
     if array.dtype.kind not in _NUMPY_KINDS:
-        raise Refused(f"an array of dtype {array.dtype}")
+        raise NotEncodable(f"an array of dtype {array.dtype}")
     array = np.ascontiguousarray(array)
     return array, array.__array_interface__["data"][0], array.nbytes, array.dtype.str
 

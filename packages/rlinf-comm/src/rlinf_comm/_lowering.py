@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_comm import _arrays, records
-from rlinf_comm._arrays import Refused, describe_type
+from rlinf_comm._arrays import NotEncodable, describe_type
 
 DATACLASS, STRUCT, ENUM, FLAG, PATH, TENSOR, NDARRAY, NUMPY_SCALAR = range(5, 13)
 FOREIGN_ARRAY = 14
@@ -49,7 +49,7 @@ def describe_class(cls: type) -> Description:
         return PATH, None, None, _lower_path
     if _arrays.is_foreign_array(cls):
         return FOREIGN_ARRAY, None, None, _lower_foreign_array
-    raise Refused(describe_type(cls))
+    raise NotEncodable(describe_type(cls))
 
 
 def _record(cls: type, tag: int, names: tuple[str, ...]) -> Description:
@@ -73,14 +73,14 @@ def _lower_foreign_array(value: Any) -> tuple[Any, ...]:
 def _lower_numpy_scalar(value: np.generic) -> tuple[Any, ...]:
     array = np.asarray(value)
     if array.dtype.hasobject or array.dtype.fields:
-        raise Refused(f"an array of dtype {array.dtype}")
+        raise NotEncodable(f"an array of dtype {array.dtype}")
     return NUMPY_SCALAR, array.dtype.str, array.tobytes()
 
 
 def _name_of(cls: type) -> str:
     name = records.name_of(cls)
     if name is None:
-        raise Refused(
+        raise NotEncodable(
             f"a {cls.__module__}.{cls.__qualname__}; put @rlinf_comm.record above the class, "
             f"or call rlinf_comm.record({cls.__name__}) in both processes"
         )

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlinf_comm._arrays import Refused
+from rlinf_comm._arrays import NotEncodable
 from rlinf_comm.errors import UnsupportedValueError
 from rlinf_comm.records import is_struct
 
@@ -49,7 +49,7 @@ def _first_refusal(value: Any, path: str, encode: Callable[[Any], Any]) -> tuple
             return found
     try:
         encode(value)
-    except Refused as error:
+    except NotEncodable as error:
         return path, str(error)
     except UnicodeEncodeError as error:
         return path, f"text that is no valid Unicode ({error.reason})"

@@ -26,7 +26,7 @@ from rlinf_comm import (
     _leaving,
     codec,
 )
-from rlinf_comm._arrays import Refused
+from rlinf_comm._arrays import NotEncodable
 from rlinf_comm._checked import sealed, unsealed
 from rlinf_comm._outcomes import outcome_error
 from rlinf_comm.errors import DecodeError, PeerLost
@@ -412,7 +412,7 @@ class SharedBackEnd:
     def put(self, value: Any, key: Key, weight: float, policy_version: int, timeout_s: float | None) -> None:
         try:
             outcome = self.native.put(codec.NATIVE, value, key, weight, policy_version, timeout_s)
-        except (Refused, UnicodeEncodeError, RecursionError) as error:
+        except (NotEncodable, UnicodeEncodeError, RecursionError) as error:
             raise codec.refusal(value, error) from None
         except ValueError as error:
             raise ValueError(f"channel {self._name!r}: {error}") from None

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_comm import _C, _arrays, _lifting, _lowering, records
-from rlinf_comm._arrays import Refused
+from rlinf_comm._arrays import NotEncodable
 from rlinf_comm._refusal import located
 from rlinf_comm.errors import DecodeError, PeerLost, UnsupportedValueError
 
@@ -54,7 +54,7 @@ def _decode_error(error: BaseException, place: str) -> Exception:
 
 
 NATIVE = _C.Codec(
-    refused=Refused,
+    refused=NotEncodable,
     describe_class=_lowering.describe_class,
     describe_tensor=_arrays.describe_tensor,
     describe_array=_arrays.describe_array,
@@ -98,7 +98,7 @@ def encode(value: Any) -> Encoded:
     """
     try:
         return Encoded(*NATIVE.encode(value))
-    except (Refused, UnicodeEncodeError, RecursionError) as error:
+    except (NotEncodable, UnicodeEncodeError, RecursionError) as error:
         raise refusal(value, error) from None
 
 

@@ -64,7 +64,7 @@ def unique_id(library: Library | None = None) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Transfer:
+class NcclTransfer:
     """One send or receive of an exchange: raw bytes in device memory."""
 
     is_send: bool
@@ -93,16 +93,16 @@ def _dense(array: Any) -> tuple[int, int]:
     return region.pointer, num_bytes
 
 
-def send(array: Any, *, to: int) -> Transfer:
+def send(array: Any, *, to: int) -> NcclTransfer:
     """Sends a contiguous device array."""
     pointer, num_bytes = _dense(array)
-    return Transfer(is_send=True, peer=to, pointer=pointer, num_bytes=num_bytes)
+    return NcclTransfer(is_send=True, peer=to, pointer=pointer, num_bytes=num_bytes)
 
 
-def receive(array: Any, *, from_: int) -> Transfer:
+def receive(array: Any, *, from_: int) -> NcclTransfer:
     """Receives into a contiguous device array."""
     pointer, num_bytes = _dense(array)
-    return Transfer(is_send=False, peer=from_, pointer=pointer, num_bytes=num_bytes)
+    return NcclTransfer(is_send=False, peer=from_, pointer=pointer, num_bytes=num_bytes)
 
 
 class Communicator:
@@ -151,7 +151,7 @@ class Communicator:
 
     def exchange(
         self,
-        transfers: Iterable[Transfer],
+        transfers: Iterable[NcclTransfer],
         *,
         stream: Any,
         timeout_s: float,
@@ -272,7 +272,7 @@ class Communicator:
         raise NcclError(f"{self}: {what} failed: {reason}")
 
 
-def _describe(transfers: Sequence[Transfer]) -> str:
+def _describe(transfers: Sequence[NcclTransfer]) -> str:
     shown = ", ".join(map(str, transfers[:4]))
     rest = len(transfers) - 4
     return f"exchange [{shown}{f', and {rest} more' if rest > 0 else ''}]"

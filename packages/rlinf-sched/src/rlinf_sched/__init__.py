@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlinf_sched.cluster import Cluster, Device, Links
-    from rlinf_sched.describe import describe_plan, diagram
+    from rlinf_sched.describe import describe_plan, flow_diagram
     from rlinf_sched.errors import (
         ClusterError,
         FlowError,
@@ -52,7 +52,7 @@ __all__ = [
     "simulate",
     "Timeline",
     "describe_plan",
-    "diagram",
+    "flow_diagram",
     "SchedError",
     "FlowError",
     "ClusterError",
@@ -70,7 +70,7 @@ _MODULES = {
     ),
     "describe": (
         "describe_plan",
-        "diagram",
+        "flow_diagram",
     ),
     "errors": (
         "ClusterError",

@@ -19,7 +19,7 @@ def describe_plan(plan: Plan, graph: FlowGraph, cluster: Cluster) -> str:
         (
             stage_plan.stage,
             graph.stage(stage_plan.stage).worker,
-            ranges(stage_plan.devices) or "host",
+            index_ranges(stage_plan.devices) or "host",
             str(stage_plan.num_ranks),
             str(stage_plan.granularity or "whole batch"),
             "yes" if stage_plan.offload else "no",
@@ -44,7 +44,7 @@ def describe_plan(plan: Plan, graph: FlowGraph, cluster: Cluster) -> str:
     )
 
 
-def diagram(graph: FlowGraph) -> str:
+def flow_diagram(graph: FlowGraph) -> str:
     """The flow as a Mermaid flowchart: stages as boxes, channels as labelled arrows, weights as dotted ones.
 
     A worker group with several stages is drawn round them. Stages of a cycle and those that train say so.
@@ -90,7 +90,7 @@ def _escape(text: str) -> str:
     return text.replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
 
 
-def ranges(indices: Sequence[int]) -> str:
+def index_ranges(indices: Sequence[int]) -> str:
     """(0, 1, 2, 5) -> "0-2, 5"; the order given is kept."""
     runs: list[list[int]] = []
     for index in indices:

@@ -23,7 +23,7 @@ class StageSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fit:
+class FittedTimes:
     """A table of times, and its errors."""
 
     points: tuple[TimePoint, ...]
@@ -43,7 +43,7 @@ class Fit:
         return text if self.left_out is None else f"{text}; a size left out is predicted within {self.left_out:.1%}"
 
 
-def fit_stage(samples: Sequence[StageSample]) -> Fit:
+def fit_stage(samples: Sequence[StageSample]) -> FittedTimes:
     """The median of each size, so that a few disturbed steps do not count; where noise says that more items take less
     time, both take their mean. Where only one size was measured, one item
     takes the fixed part whole and its share of the rest.
@@ -60,7 +60,7 @@ def fit_stage(samples: Sequence[StageSample]) -> Fit:
         by_size.setdefault(sample.num_items, []).append(sample.seconds)
     table = _ascending({size: median(times) for size, times in sorted(by_size.items())})
     errors = [abs(sample.seconds / table[sample.num_items] - 1) for sample in samples]
-    return Fit(
+    return FittedTimes(
         points=_points(_with_one_item(table, median(sample.fixed_s for sample in samples))),
         step_s=median(sample.step_s for sample in samples),
         num_samples=len(samples),

@@ -16,7 +16,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
-def problem_schema() -> dict[str, Any]:
+def problem_json_schema() -> dict[str, Any]:
     """JSON schema (2020-12) of a problem file, shorthands included; descriptions are those of the records."""
     definitions: dict[str, Any] = {}
     schema = _record(Problem, definitions)

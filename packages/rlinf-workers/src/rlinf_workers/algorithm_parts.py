@@ -27,15 +27,15 @@ from rlinf_algos.parts import (
     ADVANTAGES,
     BUILTIN_ADVANTAGES,
     BUILTIN_POLICY_LOSSES,
-    CHOICES,
     POLICY_LOSSES,
+    TOKEN_CHOICES,
     advantage_takes,
     policy_loss_takes,
 )
 from rlinf_algos.policy_loss import PolicyLoss
 from rlinf_algos.value_loss import ValueLoss, clipped_value_loss, huber_value_loss
 from rlinf_comm import record
-from rlinf_workers.token_choice import Choice
+from rlinf_workers.token_choice import TokenChoice
 
 record(Algorithm)
 
@@ -119,11 +119,11 @@ class PolicyLossPart:
         rollout_logprobs: Tensor,
         advantages: Tensor,
         mask: Tensor,
-        choice: Choice | None = None,
+        choice: TokenChoice | None = None,
     ) -> PolicyTerms:
         """All [B, T], but for advantages, which may be [B]. The choice belongs to algorithms that `chooses_tokens`."""
         more = {"rollout_logprobs": rollout_logprobs} if "rollout_logprobs" in self._takes.inputs else {}
-        if self._algorithm.policy_loss in CHOICES.names():
+        if self._algorithm.policy_loss in TOKEN_CHOICES.names():
             assert choice is not None and choice.by_loss is not None, "tokens are chosen before the first gradient"
             more["chosen"] = choice.by_loss
         inputs = [policy_logprobs, proximal_logprobs, advantages, mask]

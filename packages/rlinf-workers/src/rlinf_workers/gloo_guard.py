@@ -47,7 +47,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class TcpConnection:
     """One of this process's, with both ends as (address, port)."""
 
     local: tuple[str, int]
@@ -95,7 +95,7 @@ def guard_gloo() -> None:
     dist.ProcessGroupGloo.__init__ = make  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def refuse_strangers(connections: Sequence[Connection], ports: Collection[int]) -> None:
+def refuse_strangers(connections: Sequence[TcpConnection], ports: Collection[int]) -> None:
     """Raises: WorkersError where another user's process has the other end of a connection.
 
     Args:
@@ -168,13 +168,13 @@ def _is_used(one: socket.socket) -> bool:
     return any(one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL_BYTES))
 
 
-def _connection(one: socket.socket) -> Connection:
+def _connection(one: socket.socket) -> TcpConnection:
     local = one.getsockname()
     try:
         remote = one.getpeername()
     except OSError:
-        return Connection((local[0], local[1]), None)
-    return Connection((local[0], local[1]), (remote[0], remote[1]))
+        return TcpConnection((local[0], local[1]), None)
+    return TcpConnection((local[0], local[1]), (remote[0], remote[1]))
 
 
 def _close_port(listener: socket.socket) -> None:

@@ -17,7 +17,7 @@ from rlinf_comm import record
 
 @record
 @dataclass(slots=True)
-class Metric:
+class WeightedMetric:
     """The terms of a weighted mean, or of a standard deviation."""
 
     terms: list[float] = field(default_factory=list)
@@ -32,39 +32,39 @@ class MetricTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._metrics: dict[str, Metric] = {}
+        self._metrics: dict[str, WeightedMetric] = {}
 
     def add(self, name: str, value: float, weight: float = 1.0, *, is_spread: bool = False) -> None:
         with self._lock:
-            metric = self._metrics.setdefault(name, Metric(is_spread=is_spread))
+            metric = self._metrics.setdefault(name, WeightedMetric(is_spread=is_spread))
             metric.terms.append(float(value) * weight)
             metric.weights.append(weight)
 
-    def drain(self) -> dict[str, Metric]:
+    def drain(self) -> dict[str, WeightedMetric]:
         with self._lock:
             drained, self._metrics = self._metrics, {}
         return drained
 
 
-def merge(tables: Iterable[Mapping[str, Metric]]) -> dict[str, float]:
+def merge(tables: Iterable[Mapping[str, WeightedMetric]]) -> dict[str, float]:
     """The mean or deviation of each metric over all tables, sorted by name; means of weight 0 and deviations of less
     than two terms are left out."""
-    merged: dict[str, Metric] = {}
+    merged: dict[str, WeightedMetric] = {}
     for table in tables:
         for name, metric in table.items():
-            into = merged.setdefault(name, Metric(is_spread=metric.is_spread))
+            into = merged.setdefault(name, WeightedMetric(is_spread=metric.is_spread))
             into.terms.extend(metric.terms)
             into.weights.extend(metric.weights)
     values = {name: _spread(metric) if metric.is_spread else _mean(metric) for name, metric in merged.items()}
     return {name: value for name, value in sorted(values.items()) if value is not None}
 
 
-def _mean(metric: Metric) -> float | None:
+def _mean(metric: WeightedMetric) -> float | None:
     weight = math.fsum(metric.weights)
     return _sum(metric.terms) / weight if weight > 0 else None
 
 
-def _spread(metric: Metric) -> float | None:
+def _spread(metric: WeightedMetric) -> float | None:
     """Unbiased (n - 1)."""
     count = len(metric.terms)
     if count < 2:

@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from rlinf_sched.cluster import Cluster, Links
-from rlinf_sched.fit import Fit, StageSample, fit_stage
+from rlinf_sched.fit import FittedTimes, StageSample, fit_stage
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_sched.problem import Problem
@@ -25,7 +25,7 @@ from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 from rlinf_workers.execution.executor import Executor, FlowRun
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.item_costs import EngineTimes, engine_times, seconds_as_they_came, spread_of
-from rlinf_workers.spans import COMPUTE, LEASE, SYNC, Span
+from rlinf_workers.spans import COMPUTE_SPAN, LEASE, SYNC_SPAN, Span
 
 NUM_SIZES = 3
 """Granularities that are measured: an even share of the step, half of it and a quarter."""
@@ -61,7 +61,7 @@ class Measured:
     """What profiling found."""
 
     problem: Problem
-    fits: Mapping[tuple[str, int], Fit]
+    fits: Mapping[tuple[str, int], FittedTimes]
     """Stage and number of its ranks -> a table of times, and the table's errors."""
 
 
@@ -103,7 +103,7 @@ class Profiler:
         spans = _by_worker(run.spans)
         compute = {
             stage.name: {
-                worker: [span for span in mine if span.category == COMPUTE and span.name == stage.name]
+                worker: [span for span in mine if span.category == COMPUTE_SPAN and span.name == stage.name]
                 for worker, mine in spans.items()
                 if _group(worker) == stage.worker
             }
@@ -218,7 +218,7 @@ class Profiler:
             work_bytes=max(0, peak - state),
         )
 
-    def _stage_profile(self, stage: Stage, fits: Mapping[tuple[str, int], Fit]) -> StageProfile:
+    def _stage_profile(self, stage: Stage, fits: Mapping[tuple[str, int], FittedTimes]) -> StageProfile:
         """A rank of a stage that does not say otherwise computes on the first of its devices, so one that was given
         several takes as long on one."""
         group, name = stage.worker, stage.name
@@ -351,7 +351,7 @@ def _granting_seconds(wait: Span, devices: set[str], spans: Mapping[str, Sequenc
     then."""
     others = [span for of_worker in spans.values() for span in of_worker]
     end_ns = wait.start_ns + wait.duration_ns
-    busy = (span for span in others if span.category == COMPUTE and not devices.isdisjoint(span.devices))
+    busy = (span for span in others if span.category == COMPUTE_SPAN and not devices.isdisjoint(span.devices))
     ends_ns = [end for span in busy if (end := span.start_ns + span.duration_ns) <= end_ns]
     free_ns = max([wait.start_ns, *ends_ns])
     leaving = [span.duration_ns for span in _switches(others, "offload") if free_ns <= span.start_ns <= end_ns]
@@ -362,7 +362,7 @@ def _sync_seconds(spans: Mapping[str, Sequence[Span]]) -> float:
     """Publishing on the slowest rank, then receiving on the slowest."""
     slowest: dict[str, float] = defaultdict(float)
     for mine in spans.values():
-        for name in {span.name for span in mine if span.category == SYNC}:
+        for name in {span.name for span in mine if span.category == SYNC_SPAN}:
             slowest[name] = max(slowest[name], sum(span.duration_s for span in mine if span.name == name))
     return sum(slowest.values())
 

@@ -35,9 +35,9 @@ def _unix_ns() -> int:
 
 _UNIX_NS = _unix_ns()
 
-COMPUTE = "stage"
+COMPUTE_SPAN = "stage"
 LEASE = "lease"
-SYNC = "sync"
+SYNC_SPAN = "sync"
 CHANNEL = "channel"
 
 

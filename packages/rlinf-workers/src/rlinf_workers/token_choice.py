@@ -1,8 +1,8 @@
 """Which tokens an algorithm treats apart, chosen over the whole batch of an optimizer step: those of the highest
 entropies, or of a covariance (docs/decisions/040).
 
-A pass of the model over all micro-batches of the step -> `TokenValues` of each -> `TokenChooser` -> `Choice` of each ->
-the policy loss.
+A pass of the model over all micro-batches of the step -> `TokenValues` of each -> `TokenChooser` -> `TokenChoice` of
+each -> the policy loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlinf_algos.algorithm import Algorithm
-from rlinf_algos.parts import CHOICES, policy_loss_takes
+from rlinf_algos.parts import TOKEN_CHOICES, policy_loss_takes
 from rlinf_algos.policy_loss import BatchTokens
 from rlinf_algos.selection import SumOverParts, choose_largest
 
@@ -31,7 +31,7 @@ class TokenValues:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class TokenChoice:
     """The tokens of a micro-batch that were chosen over the batch of its optimizer step."""
 
     by_loss: Tensor | None
@@ -45,7 +45,9 @@ class TokenChooser:
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._top_entropy_fraction = algorithm.top_entropy_fraction
-        self._choose = CHOICES.get(algorithm.policy_loss) if algorithm.policy_loss in CHOICES.names() else None
+        self._choose = (
+            TOKEN_CHOICES.get(algorithm.policy_loss) if algorithm.policy_loss in TOKEN_CHOICES.names() else None
+        )
         if self._choose is not None:
             options = algorithm.options_of(policy_loss_takes(algorithm.policy_loss))
             read = inspect.signature(self._choose).parameters
@@ -54,7 +56,7 @@ class TokenChooser:
     @torch.no_grad()
     def choose(
         self, shards: Sequence[Sequence[TokenValues]], masks: Sequence[Sequence[Tensor]], sum_over_shards: SumOverParts
-    ) -> list[list[Choice]]:
+    ) -> list[list[TokenChoice]]:
         """Over all tokens of an optimizer step, of all ranks, so that micro-batches, shards and ranks change nothing.
 
         Args:
@@ -72,7 +74,7 @@ class TokenChooser:
             num_chosen = math.ceil(self._top_entropy_fraction * float(num_tokens))
             uncertain = _apart(choose_largest(entropies, num_chosen, sum_over_shards), masks)
         return [
-            [Choice(by_loss=one, uncertain=other) for one, other in zip(*pair, strict=True)]
+            [TokenChoice(by_loss=one, uncertain=other) for one, other in zip(*pair, strict=True)]
             for pair in zip(by_loss, uncertain, strict=True)
         ]
 

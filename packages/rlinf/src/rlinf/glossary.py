@@ -17,7 +17,7 @@ SHARE = "share"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Metric:
+class MetricEntry:
     """One metric, or a family of them.
 
     Example: Metric(name="time/<stage>_s", unit="s", job="both", meaning="...") is the one for time/rollout_s.
@@ -34,10 +34,10 @@ class Metric:
         return re.fullmatch(pattern, name) is not None
 
 
-def _of(job: Kind, table: str) -> tuple[Metric, ...]:
+def _of(job: Kind, table: str) -> tuple[MetricEntry, ...]:
     """The metrics in the lines `name | unit | meaning`; a line that is further in goes on with the one above."""
     rows = [row.split(" | ") for row in dedent(table).strip().replace("\n    ", " ").splitlines()]
-    return tuple(Metric(name=name, unit=unit, meaning=meaning, job=job) for name, unit, meaning in rows)
+    return tuple(MetricEntry(name=name, unit=unit, meaning=meaning, job=job) for name, unit, meaning in rows)
 
 
 TRAINING = (
@@ -176,7 +176,7 @@ WANDB = (
 )
 
 
-def find(name: str, *, evaluation: bool = False) -> Metric | None:
+def find(name: str, *, evaluation: bool = False) -> MetricEntry | None:
     """The metric that covers a name; the one that says it out before a family."""
     found = [metric for metric in (EVALUATION if evaluation else TRAINING) if metric.covers(name)]
     return min(found, key=lambda metric: "<" in metric.name, default=None)

@@ -15,7 +15,7 @@ NVIDIA_DEVICE = Path("/dev/nvidia0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
+class InstalledGpu:
     """One that torch can use."""
 
     name: str
@@ -34,7 +34,7 @@ class Machine:
     """Cores that this process may use."""
     memory_bytes: int
     """Main memory of the host in bytes, or the container's limit where that is less."""
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[InstalledGpu, ...] = ()
     unusable_gpus: str = ""
     """GPUs that the system shows and torch cannot use, and why; empty where there are none."""
     torch_has_cuda: bool = True
@@ -66,7 +66,7 @@ def this_machine() -> Machine:
     return Machine(
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=host_memory.usable_bytes(),
-        gpus=tuple(Gpu(name=one.name, memory_bytes=one.total_memory) for one in found),
+        gpus=tuple(InstalledGpu(name=one.name, memory_bytes=one.total_memory) for one in found),
         unusable_gpus="" if is_available else _why_unusable(),
         torch_has_cuda=torch.version.cuda is not None or torch.version.hip is not None,
     )

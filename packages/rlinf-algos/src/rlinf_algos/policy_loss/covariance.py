@@ -29,7 +29,7 @@ from rlinf_algos.policy_loss.base import (
     clipped_surrogate,
     measured_loss,
 )
-from rlinf_algos.selection import SumOverParts, choose_largest, scattered
+from rlinf_algos.selection import SumOverParts, choose_largest, sequence_hash
 
 ROUNDING_NATS = 1e-5
 """Log-probabilities in float32 of the same weights differ by less: by up to 1e-6 with another order of sums."""
@@ -194,7 +194,7 @@ def _tokens(inputs: CheckedInputs) -> BatchTokens:
         policy_logprobs=policy[mask],
         proximal_logprobs=(policy - inputs.log_ratio.detach())[mask],
         advantages=inputs.advantages[mask],
-        priorities=scattered([torch.arange(int(mask.sum()), device=mask.device)]),
+        priorities=sequence_hash([torch.arange(int(mask.sum()), device=mask.device)]),
     )
 
 

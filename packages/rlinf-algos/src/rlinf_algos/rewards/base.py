@@ -90,7 +90,7 @@ def as_result(value: object, name: str) -> RewardResult:
     return RewardResult(value=number, outcome="right" if number >= 1 else "wrong", has_verdict=isinstance(value, bool))
 
 
-class Reward(Protocol):
+class RewardRule(Protocol):
     """What `make_reward` gives. Pure: the same arguments give the same result. Raises `RewardError` for an unusable
     reference."""
 
@@ -98,7 +98,7 @@ class Reward(Protocol):
 
 
 class RewardFunction(Protocol):
-    """A reward as its author writes it: as `Reward`, and it may return the number alone."""
+    """A reward as its author writes it: as `RewardRule`, and it may return the number alone."""
 
     def __call__(self, completion: str, reference: str, /) -> RewardResult | float: ...
 

@@ -13,7 +13,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+\s?")
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class BoxSpan:
     """Where a box stands in its text."""
 
     start: int
@@ -26,7 +26,7 @@ class Box:
         return text[self.inner : self.inner_end].strip()
 
 
-def boxes(text: str) -> list[Box]:
+def boxes(text: str) -> list[BoxSpan]:
     """The boxes with a content that are in no other one, in order. A box whose brace never closes is none."""
     openings, closings = [], {}
     tokens = list(_TOKEN.finditer(text))
@@ -35,7 +35,7 @@ def boxes(text: str) -> list[Box]:
             openings.append(token.start())
         elif token[0] == "}" and openings:
             closings[openings.pop()] = token.start()
-    outermost: list[Box] = []
+    outermost: list[BoxSpan] = []
     for token in tokens:
         if len(token[0]) < 5 or (outermost and token.start() < outermost[-1].end):
             continue
@@ -64,15 +64,15 @@ def unwrapped(content: str) -> str:
     return content
 
 
-def _box(text: str, token: re.Match[str], closings: dict[int, int]) -> Box | None:
+def _box(text: str, token: re.Match[str], closings: dict[int, int]) -> BoxSpan | None:
     start, place = token.start(), token.end()
     if text.startswith("{", place):
-        return Box(start, place + 1, closings[place], closings[place] + 1) if place in closings else None
+        return BoxSpan(start, place + 1, closings[place], closings[place] + 1) if place in closings else None
     bare = _BARE.match(text, place)
     if bare:
-        return Box(start, place, bare.end(), bare.end())
+        return BoxSpan(start, place, bare.end(), bare.end())
     command = _COMMAND.match(text, place)
     end = command.end() if command else place
     while end in closings:
         end = closings[end] + 1
-    return Box(start, place, end, end)
+    return BoxSpan(start, place, end, end)

@@ -33,7 +33,7 @@ from rlinf_algos.rewards.letters import differ_in_letters
 from rlinf_algos.rewards.plain_number import equal_numbers, rational
 from rlinf_algos.rewards.ranges import FLIPPED, Range, integers_of, ranges, roster_of, turned
 from rlinf_algos.rewards.restated import in_feet, people, restated
-from rlinf_algos.rewards.structure import Answer, has_words, mentions, name_of, read
+from rlinf_algos.rewards.structure import AnswerPart, has_words, mentions, name_of, read
 from rlinf_algos.rewards.units import Unit, is_unit, read_unit
 from rlinf_algos.rewards.wording import says, says_number, says_values, turns
 
@@ -90,7 +90,7 @@ class Comparison:
         """Questions without an answer, after `run`."""
 
     @staticmethod
-    def _plain(one: Answer, other: Answer) -> Answer:
+    def _plain(one: AnswerPart, other: AnswerPart) -> AnswerPart:
         """A set in words or by a condition on integers, and a class of residues, in the form of the other answer."""
         if one.kind == "phrase" and (other.kind in ("set", "list") or other.text == r"\mathbb{Z}"):
             return set_in_words(one.text) or one
@@ -180,7 +180,7 @@ class Comparison:
             return self._same(one.with_parameter("t"), other.with_parameter("t"))
         return self._any(self._same(one.with_parameter("t"), member) for member in shifted(other))
 
-    def _same(self, one: Answer, other: Answer) -> Verdict:
+    def _same(self, one: AnswerPart, other: AnswerPart) -> Verdict:
         """Whether `other`, of what was found, means the same as `one`, of what is expected. The order matters: only an
         expected equation may be trusted."""
         if one.text == other.text:
@@ -223,7 +223,9 @@ class Comparison:
             return self._all(self._same(expected, found) for expected in ones for found in others)
         return self._same_formulas(one.text, other.text) if pair == {"formula"} else False
 
-    def _same_residues(self, one: Answer, other: Answer, expected: Residue | None, found: Residue | None) -> Verdict:
+    def _same_residues(
+        self, one: AnswerPart, other: AnswerPart, expected: Residue | None, found: Residue | None
+    ) -> Verdict:
         """Residues of one modulus that differ by a multiple of it; a number equals the residue as it is written."""
         if expected is None or found is None:
             residue, bare = expected or found, other if expected else one
@@ -249,12 +251,12 @@ class Comparison:
             return False
         return self._ask(("equal", one, other))
 
-    def _in_order(self, ones: tuple[Answer, ...], others: tuple[Answer, ...]) -> Verdict:
+    def _in_order(self, ones: tuple[AnswerPart, ...], others: tuple[AnswerPart, ...]) -> Verdict:
         if len(ones) != len(others):
             return False
         return self._all(self._same(one, other) for one, other in zip(ones, others, strict=True))
 
-    def _matched(self, ones: tuple[Answer, ...], others: tuple[Answer, ...]) -> Verdict:
+    def _matched(self, ones: tuple[AnswerPart, ...], others: tuple[AnswerPart, ...]) -> Verdict:
         """Each is one of the others, and the other way round."""
         if len(ones) == len(others) and _are_numbers(ones) and _are_numbers(others):
             values, other_values = (
@@ -272,7 +274,7 @@ class Comparison:
             [*(self._any(row) for row in verdicts), *(self._any(column) for column in zip(*verdicts, strict=True))]
         )
 
-    def _same_collections(self, one: Answer, other: Answer) -> Verdict:
+    def _same_collections(self, one: AnswerPart, other: AnswerPart) -> Verdict:
         if one.kind == other.kind == "tuple":
             return one.marks == other.marks and self._in_order(one.parts, other.parts)
         if (r"\text{or}" in one.text) != (r"\text{or}" in other.text) and len(_named(one) or _named(other) or ()) > 1:
@@ -283,18 +285,18 @@ class Comparison:
             return self._in_order(_by_letter(one), _by_letter(other)) if is_comparable else False
         names, numbered = _named(one), {"_" in part.parts[0].text for part in one.parts + other.parts if part.parts}
         if names and names == _named(other) and len(names) == 1 and len(numbered) == 2:  # x=1,2 and x_1=1, x_2=2
-            one, other = (Answer("list", a.text, tuple(part.parts[-1] for part in a.parts)) for a in (one, other))
+            one, other = (AnswerPart("list", a.text, tuple(part.parts[-1] for part in a.parts)) for a in (one, other))
         if (_named(one) is None) != (_named(other) is None) and len(_named(one) or _named(other) or ()) > 1:
             return self._in_order(one.parts, other.parts)  # x=5, y=2 is 5, 2; x=1, x=2 is 1, 2 in any order
         return self._matched(one.parts, other.parts)
 
-    def _same_vectors(self, one: Answer, other: Answer) -> Verdict:
+    def _same_vectors(self, one: AnswerPart, other: AnswerPart) -> Verdict:
         """A matrix of one row or column equals the tuple of its cells."""
         matrix, items = (one, other) if one.kind == "matrix" else (other, one)
         is_vector = len(matrix.marks) == 1 or set(matrix.marks) == {"1"}
         return is_vector and items.marks in ((), ("()",), ("[]",)) and self._in_order(one.parts, other.parts)
 
-    def _same_quantities(self, one: Answer, other: Answer) -> Verdict:
+    def _same_quantities(self, one: AnswerPart, other: AnswerPart) -> Verdict:
         if one.unit is not None and other.unit is not None:
             if _DEGREE in (one.unit.bases, other.unit.bases) and _TEMPERATURES & {one.unit.bases, other.unit.bases}:
                 return one.unit.factor == other.unit.factor and self._same(one.parts[0], other.parts[0])
@@ -316,13 +318,15 @@ class Comparison:
         if quantity.marks:  # 2 hours 30 minutes is 2.5, not 150
             return bare.kind == "formula" and self._same_formulas(quantity.marks[0], bare.text)
         if quantity.unit and quantity.unit.bases == _DEGREE and r"\pi" in bare.text and bare.kind == "formula":
-            return self._same_angles(quantity, Answer("quantity", bare.text, (bare,), (), Unit(_RADIAN, Fraction(1))))
+            return self._same_angles(
+                quantity, AnswerPart("quantity", bare.text, (bare,), (), Unit(_RADIAN, Fraction(1)))
+            )
         if quantity.unit and quantity.unit.factor == Fraction(1, 100) and quantity.unit.bases in _MONEY:
             number, cents = rational(bare.text), rational(quantity.parts[0].text)  # 75 cents for 0.75
             if number and cents and number.places:
                 return number.value in (cents.value, cents.value / 100)
         if quantity.unit and quantity.unit.bases == _STERLING and re.fullmatch(r"[0-9.]+p", bare.text):
-            pence = Answer("quantity", bare.text, (read(bare.text[:-1]),), (), Unit(_STERLING, Fraction(1, 100)))
+            pence = AnswerPart("quantity", bare.text, (read(bare.text[:-1]),), (), Unit(_STERLING, Fraction(1, 100)))
             return self._same_quantities(quantity, pence)
         joined = _JOINED_UNIT.fullmatch(bare.text) if bare.kind == "formula" else None
         if joined and quantity.unit and read_unit(rf"\text{{{joined[2]}}}") == quantity.unit:
@@ -332,7 +336,7 @@ class Comparison:
             return False
         return self._same(one.parts[0], other) if quantity is one else self._same(one, other.parts[0])
 
-    def _same_angles(self, one: Answer, other: Answer) -> Verdict:
+    def _same_angles(self, one: AnswerPart, other: AnswerPart) -> Verdict:
         degrees, radians = (one, other) if one.unit and one.unit.bases == _DEGREE else (other, one)
         if degrees.unit is None or degrees.parts[0].kind != "formula" or radians.parts[0].kind != "formula":
             return False
@@ -341,7 +345,7 @@ class Comparison:
 
     # -- relations
 
-    def _same_relations(self, one: Answer, other: Answer) -> Verdict:
+    def _same_relations(self, one: AnswerPart, other: AnswerPart) -> Verdict:
         chain, other_chain = _chain(one), _chain(other)
         if chain and other_chain and (None in (chain.name, other_chain.name) or chain.name == other_chain.name):
             return self._same_values(chain, other_chain)
@@ -361,7 +365,7 @@ class Comparison:
             return verdict
         return self._any((verdict, self._same_differences(one, other)))
 
-    def _same_differences(self, one: Answer, other: Answer) -> Verdict:
+    def _same_differences(self, one: AnswerPart, other: AnswerPart) -> Verdict:
         operator = one.marks[0]
         if any(part.kind != "formula" or has_words(part.text) for part in (*one.parts, *other.parts)):
             return False
@@ -421,25 +425,25 @@ def _unnamed(text: str) -> str:
     return re.sub(r"\A[A-Za-z](?:\([a-z]\))?=", "", text)
 
 
-def _result(answer: Answer) -> Answer:
+def _result(answer: AnswerPart) -> AnswerPart:
     """What an equation comes to whose last side is a number: 7 of `a+b=7`; other answers as they are."""
     if answer.kind == "list":
         parts = tuple(_result(part) if _is_derivation(part) else part for part in answer.parts)
-        return Answer("list", answer.text, parts, answer.marks, answer.unit)
+        return AnswerPart("list", answer.text, parts, answer.marks, answer.unit)
     if answer.kind != "relation" or set(answer.marks) != {"="}:
         return answer
     last = spread(answer.parts[-1])
     if name_of(answer.parts[0]) or _OPERATION.match(answer.parts[0].text):
         name, *sides, _ = answer.parts
         if name_of(name) is None:
-            name = Answer("formula", "y")
+            name = AnswerPart("formula", "y")
         letters = _letters(last.text)
         sides = [
             side
             for side in map(spread, sides)
             if side.kind == last.kind and not has_words(side.text) and letters >= _letters(side.text)
         ]
-        return Answer("relation", answer.text, (name, *sides, last), ("=",) * (len(sides) + 1))
+        return AnswerPart("relation", answer.text, (name, *sides, last), ("=",) * (len(sides) + 1))
     if last.kind in ("quantity", "formula") and any(part.kind == "phrase" for part in answer.parts[:-1]):
         return last
     value = last.parts[0] if last.kind == "quantity" else last
@@ -464,12 +468,12 @@ def _letters(formula: str) -> set[str]:
     return set(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", formula)))
 
 
-def _is_derivation(answer: Answer) -> bool:
+def _is_derivation(answer: AnswerPart) -> bool:
     """Whether it is a named value with what it was computed from."""
     return answer.kind == "relation" and len(answer.parts) > 2 and name_of(answer.parts[0]) is not None
 
 
-def _are_one_currency(one: Answer, other: Answer) -> bool:
+def _are_one_currency(one: AnswerPart, other: AnswerPart) -> bool:
     """Whether one is in pounds sterling, the other in pounds of an unknown kind, or in yen or yuan and in \u00a5."""
     pairs = ((one, other), (other, one))
     currencies = {answer.unit.bases[0] for answer in (one, other) if answer.unit and answer.unit.bases}
@@ -481,12 +485,12 @@ def _are_one_currency(one: Answer, other: Answer) -> bool:
     )
 
 
-def _without_braces(answer: Answer) -> Answer:
+def _without_braces(answer: AnswerPart) -> AnswerPart:
     r"""The tuple of a set that holds one; other answers as they are."""
     return answer.parts[0] if answer.kind == "set" and [part.kind for part in answer.parts] == ["tuple"] else answer
 
 
-def _is_one_value(answer: Answer) -> bool:
+def _is_one_value(answer: AnswerPart) -> bool:
     """Whether several forms of one value may be listed: not where they have different names."""
     return (answer.kind == "list" and len(_named(answer) or ()) < 2) or (
         answer.kind == "set" and len(answer.parts) == 1
@@ -502,22 +506,22 @@ def _is_rate(one: Unit, other: Unit) -> bool:
     return is_money_or_thing and is_same and list(added.values()) == [-1]
 
 
-def _by_letter(answer: Answer) -> tuple[Answer, ...]:
+def _by_letter(answer: AnswerPart) -> tuple[AnswerPart, ...]:
     """The items of an answer; the values of x, y and z in this order."""
     names = _named(answer) or set()
     is_ordered = names <= set("xyz") and len(names) == len(answer.parts)
     return tuple(sorted(answer.parts, key=lambda part: part.text[0])) if is_ordered else answer.parts
 
 
-def _distinct(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
+def _distinct(items: tuple[AnswerPart, ...]) -> tuple[AnswerPart, ...]:
     return tuple({item.text: item for item in items}.values())
 
 
-def _are_numbers(items: tuple[Answer, ...]) -> bool:
+def _are_numbers(items: tuple[AnswerPart, ...]) -> bool:
     return all(rational(item.text) is not None for item in items)
 
 
-def _named(items: Answer) -> set[str] | None:
+def _named(items: AnswerPart) -> set[str] | None:
     """The names in a list of assignments; None where one is none."""
     chains = [_chain(item) for item in items.parts]
     names = {re.sub(r"_\{?[0-9]\}?\Z", "", chain.name) for chain in chains if chain and chain.name}
@@ -529,11 +533,11 @@ class _Chain:
     r"""`x=\frac{22}{7}\approx3.14`: one value, its name, and what it is rounded to."""
 
     name: str | None
-    exact: tuple[Answer, ...]
-    rounded: tuple[Answer, ...] = ()
+    exact: tuple[AnswerPart, ...]
+    rounded: tuple[AnswerPart, ...] = ()
 
 
-def _chain(answer: Answer) -> _Chain | None:
+def _chain(answer: AnswerPart) -> _Chain | None:
     """A value alone, named, or a chain of numbers such as `2+3=5`; None for other relations."""
     if answer.kind != "relation":
         return _Chain(None, (answer,))
@@ -553,7 +557,7 @@ def _chain(answer: Answer) -> _Chain | None:
     return _Chain(name, exact, tuple(side for mark, side in zip(marks, sides, strict=True) if mark != "="))
 
 
-def _is_rounded(exact: Answer, side: Answer, mark: str) -> bool:
+def _is_rounded(exact: AnswerPart, side: AnswerPart, mark: str) -> bool:
     r"""Whether a decimal after an equals sign is a rounded fraction: `\frac{2}{3}=0.667`."""
     numbers = rational(exact.text), rational(side.text)
     if mark != "=" or not numbers[0] or not numbers[1] or numbers[0].places is not None or not numbers[1].places:
@@ -568,12 +572,12 @@ def _are_mixed(one: _Chain, other: _Chain) -> bool:
     return any(name and any(mentions(side, name) for side in (*chain.exact, *chain.rounded)) for name, chain in pairs)
 
 
-def _difference(relation: Answer) -> str:
+def _difference(relation: AnswerPart) -> str:
     left, right = (part.text for part in relation.parts)
     return left if right == "0" else f"({left})-({right})"
 
 
-def _is_harder(one: Answer, other: Answer) -> bool:
+def _is_harder(one: AnswerPart, other: AnswerPart) -> bool:
     """Whether two inequalities are about different names."""
     names, others = ({name_of(part) for part in answer.parts} - {None} for answer in (one, other))
     return _letters(one.text) != _letters(other.text) or (bool(names) and bool(others) and names != others)

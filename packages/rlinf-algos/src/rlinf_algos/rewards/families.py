@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlinf_algos.rewards.structure import Answer, name_of, read
+from rlinf_algos.rewards.structure import AnswerPart, name_of, read
 
 _DOMAIN = re.compile(r"([A-Za-z])\\in ?\\mathbb\{([ZNQR])\}")
 _LETTER = re.compile(r"(?<![A-Za-z\\{])[a-z](?![a-z}])")
@@ -28,18 +28,18 @@ _BUILT = re.compile(r"\\\{(.+?)[|:](.+)\\\}")
 class Family:
     """Example: `x=2k, k\\in\\mathbb{Z}` is Family(member `2k`, "k", "Z")."""
 
-    member: Answer
+    member: AnswerPart
     parameter: str
     domain: str | None
     """Z, N, Q or R; None where it is not stated."""
 
-    def with_parameter(self, name: str) -> Answer:
+    def with_parameter(self, name: str) -> AnswerPart:
         """The member with another name for the parameter."""
         pattern = rf"(?<![A-Za-z\\]){self.parameter}(?![A-Za-z_])|(?<=\\pi )?(?<=\\pi){self.parameter}\b"
         return read(re.sub(pattern, name, self.member.text))
 
 
-def family_of(answer: Answer) -> Family | None:
+def family_of(answer: AnswerPart) -> Family | None:
     """The family that an answer states with the domain of its parameter; None for others."""
     built = _BUILT.fullmatch(answer.text) if answer.kind == "set" else None
     if built:
@@ -59,7 +59,7 @@ def family_of(answer: Answer) -> Family | None:
     return Family(member, parameter, domain) if member and parameter in _letters(member) else None
 
 
-def set_in_words(text: str) -> Answer | None:
+def set_in_words(text: str) -> AnswerPart | None:
     r"""`\text{all}\text{odd}\text{integers}` as `\{2k+1|k\in\mathbb{Z}\}`, "the primes below 10" as these; None for
     others."""
     words = _IN_WORDS.fullmatch(_ARTICLES.sub("", text))
@@ -81,7 +81,7 @@ def _primes_below(end: int) -> list[int]:
     return [n for n in range(2, end) if all(n % factor for factor in range(2, math.isqrt(n) + 1))]
 
 
-def shifted(family: Family) -> Iterator[Answer]:
+def shifted(family: Family) -> Iterator[AnswerPart]:
     """The members of a family over the integers t with t + c in place of t, and with c - t, for small c."""
     yield family.with_parameter("t")
     for shift in _SHIFTS:
@@ -90,18 +90,18 @@ def shifted(family: Family) -> Iterator[Answer]:
                 yield family.with_parameter(f"({sign if sign == '-' else ''}t{shift:+d})")
 
 
-def same_family(family: Family, answer: Answer) -> Family | None:
+def same_family(family: Family, answer: AnswerPart) -> Family | None:
     """An answer that states no domain as a family, where it has one letter; None for others."""
     member = _member(list(answer.parts) if answer.kind == "list" else [answer])
     letters = _letters(member) if member else set()
     return Family(member, letters.pop(), None) if member and len(letters) == 1 else None
 
 
-def _parts(answer: Answer) -> list[Answer]:
+def _parts(answer: AnswerPart) -> list[AnswerPart]:
     return list(answer.parts) if answer.kind == "list" else [answer]
 
 
-def _member(parts: list[Answer]) -> Answer | None:
+def _member(parts: list[AnswerPart]) -> AnswerPart | None:
     """What is equal to a name, or stands alone: `2k` of `x=2k`, `(t,2t)` of `x=t,y=2t`."""
     values = [
         part.parts[1] if part.kind == "relation" and part.marks == ("=",) and name_of(part.parts[0]) else part
@@ -112,5 +112,5 @@ def _member(parts: list[Answer]) -> Answer | None:
     return values[0] if len(values) == 1 else read(f"({','.join(value.text for value in values)})")
 
 
-def _letters(member: Answer) -> set[str]:
+def _letters(member: AnswerPart) -> set[str]:
     return set(_LETTER.findall(re.sub(r"\\(?:text|begin|end)\{[^{}]*\}|\\[A-Za-z]+ ?", " ", member.text))) - {"e", "i"}

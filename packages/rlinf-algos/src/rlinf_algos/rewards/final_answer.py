@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlinf_algos.rewards.assignments import assigned, listed
-from rlinf_algos.rewards.boxes import Box, boxes, unwrapped
+from rlinf_algos.rewards.boxes import BoxSpan, boxes, unwrapped
 from rlinf_algos.rewards.chinese import without_asides
 from rlinf_algos.rewards.clauses import statement
 from rlinf_algos.rewards.conclusion import concluded, conclusion, last_sentence
@@ -212,7 +212,7 @@ def _stated(text: str, in_words: bool, *, with_markers: bool = True) -> str | No
     return last.text if last else None
 
 
-def _last_statement(text: str, in_words: bool, boxed: list[Box], *, with_markers: bool = True) -> _Statement | None:
+def _last_statement(text: str, in_words: bool, boxed: list[BoxSpan], *, with_markers: bool = True) -> _Statement | None:
     statements = [
         *_boxed(text, boxed),
         *_phrases(text, boxed, in_words=in_words),
@@ -226,7 +226,7 @@ def _last_statement(text: str, in_words: bool, boxed: list[Box], *, with_markers
 # -- boxes and markers -----------------------------------------------------------------------------------------------
 
 
-def _boxed(text: str, boxed: list[Box] | None = None, *, with_others: bool = True) -> Iterator[_Statement]:
+def _boxed(text: str, boxed: list[BoxSpan] | None = None, *, with_others: bool = True) -> Iterator[_Statement]:
     """The last box, with those that are joined to it, and what an "or" after it adds."""
     last_ones = (boxes(text) if boxed is None else boxed)[-MAX_STATEMENTS:]
     if not last_ones:
@@ -264,7 +264,7 @@ def _markers(text: str) -> Iterator[_Statement]:
 # -- phrases ---------------------------------------------------------------------------------------------------------
 
 
-def _phrases(text: str, boxed: list[Box], *, in_words: bool) -> Iterator[_Statement]:
+def _phrases(text: str, boxed: list[BoxSpan], *, in_words: bool) -> Iterator[_Statement]:
     for phrase in list(_PHRASE.finditer(text))[-MAX_STATEMENTS:]:
         if _QUESTION.match(text, phrase.end()) or _OPINION.search(text[max(0, phrase.start() - 30) : phrase.start()]):
             continue

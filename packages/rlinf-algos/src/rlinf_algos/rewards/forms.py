@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlinf_algos.rewards.plain_number import rational
-from rlinf_algos.rewards.structure import Answer, name_of, read
+from rlinf_algos.rewards.structure import AnswerPart, name_of, read
 from rlinf_algos.rewards.units import read_unit
 
 _CHOICE = re.compile(r"\(([A-Ja-e])\)(?:[.:]|,(?!\())?(.*)|([A-Ja-e])\)[.:]?(.*)|([A-J])[.:](.+)", flags=re.DOTALL)
@@ -28,12 +28,12 @@ _SCALED = re.compile(r"([^&=,]+?)(?:\\cdot|\\times)?(\\begin\{pmatrix\}.*\\end\{
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceOption:
     """A choice of a question."""
 
     letters: str
     """Capitals in order."""
-    content: Answer | None
+    content: AnswerPart | None
     """What stands after the letter."""
 
 
@@ -46,7 +46,7 @@ class Residue:
     modulus: str
 
 
-def residue_of(answer: Answer) -> Residue | None:
+def residue_of(answer: AnswerPart) -> Residue | None:
     """The residue of an answer with a modulus; None for others. A number on the left side is no name."""
     if not answer.text.endswith("}") or r"\pmod" not in answer.text:
         return None
@@ -58,19 +58,19 @@ def residue_of(answer: Answer) -> Residue | None:
     return Residue(name if name and re.search(r"(?<![A-Za-z\\])[a-z]", name) else None, match[1].strip(), match[2])
 
 
-def residues_of(answer: Answer) -> Answer | None:
+def residues_of(answer: AnswerPart) -> AnswerPart | None:
     r"""`x\equiv7\pmod{9}` as `x=9k+7,k\in\mathbb{Z}`; None for other answers."""
     residue = residue_of(answer)
     return read(rf"x={residue.modulus}k+({residue.value}),k\in\mathbb{{Z}}") if residue else None
 
 
-def choice_of(text: str) -> Choice | None:
+def choice_of(text: str) -> ChoiceOption | None:
     """The choice that a normalised answer is, with its letter in brackets or before a full stop; None for others."""
     match = _CHOICE.fullmatch(text)
     if match is None:
         return None
     letter, content = match[1] or match[3] or match[5], match[2] or match[4] or match[6]
-    return Choice(letter.upper(), spread(read(content)) if content else None)
+    return ChoiceOption(letter.upper(), spread(read(content)) if content else None)
 
 
 def letters_of(text: str) -> str | None:
@@ -86,7 +86,7 @@ def choice_letter(text: str) -> str | None:
     return letters if letters and len(letters) == 1 else None
 
 
-def spread(answer: Answer) -> Answer:
+def spread(answer: AnswerPart) -> AnswerPart:
     r"""`x\in\{1,2\}` as the set, `\{x|x>1\}` as its condition, a matrix with a factor as the matrix, a relation between
     a tuple of names and one of values as the list of its relations, a
     formula with what it counts as a quantity; other answers as they are."""
@@ -98,7 +98,7 @@ def spread(answer: Answer) -> Answer:
         factor = rational(vector[1]) if vector else None
         if vector and (factor or vector[1] == "-"):
             cells = tuple(_product(vector[1], cell) for cell in read(vector[2]).parts)
-            return Answer("tuple", answer.text, cells, ("()",))
+            return AnswerPart("tuple", answer.text, cells, ("()",))
     scaled = _SCALED.fullmatch(answer.text) or _SCALED_AFTER.fullmatch(answer.text)
     if scaled and scaled.re is _SCALED_AFTER:
         factor = f"\\frac{{1}}{{{scaled[3]}}}" if scaled[2] == "/" else scaled[3]
@@ -106,14 +106,14 @@ def spread(answer: Answer) -> Answer:
     if scaled and answer.kind == "formula" and scaled[1].count("(") == scaled[1].count(")"):
         matrix = read(scaled[2])
         cells = tuple(_product(scaled[1], cell) for cell in matrix.parts)
-        return Answer("matrix", answer.text, cells, matrix.marks) if matrix.kind == "matrix" else answer
+        return AnswerPart("matrix", answer.text, cells, matrix.marks) if matrix.kind == "matrix" else answer
     if answer.kind == "relation" and answer.marks == ("\\in",) and answer.parts[1].kind == "set":
         return answer.parts[1] if name_of(answer.parts[0]) else answer
     if answer.kind == "relation" and len(answer.parts) > 2 and set(answer.marks) == {"="}:
         *names, last = answer.parts
         if all(map(name_of, names)) and not name_of(last):  # a=b=2
-            items = (Answer("relation", f"{name.text}={last.text}", (name, last), ("=",)) for name in names)
-            return Answer("list", answer.text, tuple(items))
+            items = (AnswerPart("relation", f"{name.text}={last.text}", (name, last), ("=",)) for name in names)
+            return AnswerPart("list", answer.text, tuple(items))
         if name_of(names[0]) and last.kind == "list":
             return last
     if answer.kind == "relation" and answer.marks == ("=",) and len(answer.parts) == 2:
@@ -123,27 +123,27 @@ def spread(answer: Answer) -> Answer:
         are_tuples = names.kind == values.kind == "tuple" and len(names.parts) == len(values.parts)
         if are_tuples and all(name_of(name) for name in names.parts):
             pairs = zip(names.parts, values.parts, strict=True)
-            items = tuple(Answer("relation", f"{x.text}={y.text}", (x, y), ("=",)) for x, y in pairs)
-            return Answer("list", answer.text, items)
+            items = tuple(AnswerPart("relation", f"{x.text}={y.text}", (x, y), ("=",)) for x, y in pairs)
+            return AnswerPart("list", answer.text, items)
     if answer.kind == "union" and all(
         part.kind == "set" and "|" not in part.text and ":" not in part.text for part in answer.parts
     ):
-        return Answer("set", answer.text, tuple(item for part in answer.parts for item in part.parts))
+        return AnswerPart("set", answer.text, tuple(item for part in answer.parts for item in part.parts))
     if answer.kind == "list":
         items = (
             part if part.kind == "relation" and part.parts[0].kind == "tuple" else spread(part) for part in answer.parts
         )
         parts = (part.parts if part.kind == "list" else (part,) for part in items)
-        return Answer("list", answer.text, tuple(item for items in parts for item in items))
+        return AnswerPart("list", answer.text, tuple(item for items in parts for item in items))
     if answer.kind == "phrase" and len(answer.marks) == 2 and answer.marks[0] == "" and len(answer.parts) == 1:
         words = "".join(rf"\text{{{word}}}" for word in answer.marks[1].split())
         unit = read_unit(words)
         if unit is not None and not re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", answer.parts[0].text):
-            return Answer("quantity", answer.text, answer.parts, (), unit)
+            return AnswerPart("quantity", answer.text, answer.parts, (), unit)
     return answer
 
 
-def alternatives_of(answer: Answer) -> Answer | None:
+def alternatives_of(answer: AnswerPart) -> AnswerPart | None:
     r"""`x=2,y=3\\text{or}x=3,y=2` as a list of tuples; None for other answers."""
     if answer.kind != "list" or r"\text{or}" not in answer.text:
         return None
@@ -153,7 +153,7 @@ def alternatives_of(answer: Answer) -> Answer | None:
     if len(names) < 2 or any(group is None or sorted(group) != names for group in named):
         return None
     tuples = [read(f"({','.join(group[name] for name in names)})") for group in named if group]
-    return Answer("list", answer.text, tuple(tuples))
+    return AnswerPart("list", answer.text, tuple(tuples))
 
 
 def names_of(expected: str) -> tuple[str, ...]:
@@ -168,14 +168,14 @@ def names_of(expected: str) -> tuple[str, ...]:
     return names if is_plain and len(names) > 1 and not any(" " in name for name in names) else ()
 
 
-def _by_name(group: Answer) -> dict[str, str] | None:
+def _by_name(group: AnswerPart) -> dict[str, str] | None:
     """The values of a list of assignments by their names."""
     if group.kind != "list" or any(part.kind != "relation" or part.marks != ("=",) for part in group.parts):
         return None
     return {part.parts[0].text: part.parts[1].text for part in group.parts if name_of(part.parts[0])}
 
 
-def in_unit_vectors(answer: Answer, size: int) -> Answer | None:
+def in_unit_vectors(answer: AnswerPart, size: int) -> AnswerPart | None:
     """A sum of multiples of i, j and k as the tuple of its components, three of them where the size is three; None for
     others."""
     terms = _UNIT_TERM.findall(answer.text) if answer.kind == "formula" else []
@@ -185,21 +185,21 @@ def in_unit_vectors(answer: Answer, size: int) -> Answer | None:
     if len(components) < len(terms):
         return None
     names = "ijk" if "k" in components or size == 3 else "ij"
-    return Answer("tuple", answer.text, tuple(read(components.get(name, "0")) for name in names), ("()",))
+    return AnswerPart("tuple", answer.text, tuple(read(components.get(name, "0")) for name in names), ("()",))
 
 
-def as_matrix(answer: Answer, sizes: tuple[str, ...]) -> Answer | None:
+def as_matrix(answer: AnswerPart, sizes: tuple[str, ...]) -> AnswerPart | None:
     r"""`3I_2` and `O` as the matrices that they are, for a matrix whose rows have these sizes; None for others."""
     n = len(sizes)
     if answer.text in ("0", "O"):
-        return Answer("matrix", answer.text, (read("0"),) * sum(map(int, sizes)), sizes)
+        return AnswerPart("matrix", answer.text, (read("0"),) * sum(map(int, sizes)), sizes)
     identity = _IDENTITY.fullmatch(answer.text)
     is_square = set(sizes) == {str(n)} and n > 1
     if identity is None or not is_square or (identity[2] and int(identity[2]) != n):
         return None
     factor = read({"": "1", "-": "-1"}.get(identity[1], identity[1]))
     cells = tuple(factor if i % (n + 1) == 0 else read("0") for i in range(n * n))
-    return Answer("matrix", answer.text, cells, sizes)
+    return AnswerPart("matrix", answer.text, cells, sizes)
 
 
 def ratio_of(text: str) -> tuple[Fraction, bool] | None:
@@ -238,7 +238,7 @@ def bearing_of(text: str) -> Fraction | None:
     return east if compass[3] == "E" else 360 - east
 
 
-def _product(factor: str, cell: Answer) -> Answer:
+def _product(factor: str, cell: AnswerPart) -> AnswerPart:
     factor = "-1" if factor == "-" else factor
     numbers = rational(factor), rational(cell.text)
     if numbers[0] and numbers[1]:

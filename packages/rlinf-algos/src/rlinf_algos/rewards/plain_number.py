@@ -33,7 +33,7 @@ _INFINITIES = {r"\infty": math.inf, r"-\infty": -math.inf}
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class PlainNumber:
     """An exact value, and how it was written."""
 
     value: Fraction
@@ -43,7 +43,7 @@ class Number:
     decimal may be a rounded number, integers, fractions and powers are not."""
 
 
-def rational(normal: str) -> Number | None:
+def rational(normal: str) -> PlainNumber | None:
     r"""The exact value of a normalised answer that is a plain number, or None.
 
     Example: rational("0.75") and rational(r"\frac{3}{4}") both have the value 3/4; rational(r"\sqrt{2}") is None.
@@ -60,7 +60,7 @@ def rational(normal: str) -> Number | None:
     for reader in (_fraction, _based, _repeating):
         value = reader(text)
         if value is not None:
-            return Number(value, is_percent=is_percent)
+            return PlainNumber(value, is_percent=is_percent)
     return None
 
 
@@ -80,7 +80,7 @@ def place_of(normal: str) -> float | None:
     return -value if multiple["sign"] else value
 
 
-def equal_numbers(one: Number, other: Number) -> bool:
+def equal_numbers(one: PlainNumber, other: PlainNumber) -> bool:
     """Equal in value; a percentage also equals the number before its sign, unless that is a fraction or below 1, which
     is the value itself: 12.5% is 1/8 or 12.5, 0.125% is not 1/8. A decimal of at least six places may be the rounded or
     cut form of a fraction, unless nothing but zeros is left of it."""
@@ -96,14 +96,14 @@ def equal_numbers(one: Number, other: Number) -> bool:
     return is_rounded and abs(decimal.value - exact.value) < Fraction(1, 10**decimal.places)
 
 
-def _plain(match: re.Match[str], is_percent: bool) -> Number | None:
+def _plain(match: re.Match[str], is_percent: bool) -> PlainNumber | None:
     exponent = int(match["braced"] or match["bare"] or match["power"] or match["digit"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
     value = _digits(match["decimal"] or "1") * Fraction(10) ** exponent
     _, point, digits = (match["decimal"] or "").partition(".")
     value = -value if match["sign"] == "-" else value
-    return Number(value, is_percent=is_percent, places=len(digits) - exponent if point else None)
+    return PlainNumber(value, is_percent=is_percent, places=len(digits) - exponent if point else None)
 
 
 def _fraction(text: str) -> Fraction | None:

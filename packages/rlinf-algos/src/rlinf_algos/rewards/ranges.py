@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlinf_algos.rewards.forms import spread
 from rlinf_algos.rewards.plain_number import place_of, rational
-from rlinf_algos.rewards.structure import Answer, name_of, read
+from rlinf_algos.rewards.structure import AnswerPart, name_of, read
 
 FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _INFINITY, _MINUS_INFINITY, _EVERYTHING = read(r"\infty"), read(r"-\infty"), r"\mathbb{R}"
@@ -27,12 +27,12 @@ _ABSOLUTE = re.compile(r"\|(?:([1-9][0-9]{0,9})(?:\\cdot)?)?([A-Za-z])(?:([-+])(
 class Range:
     """An interval from `low` to `high`; `brackets` are "[" or "(", and "]" or ")"."""
 
-    low: Answer
-    high: Answer
+    low: AnswerPart
+    high: AnswerPart
     brackets: str
 
 
-def ranges(answer: Answer) -> tuple[Range, ...] | None:
+def ranges(answer: AnswerPart) -> tuple[Range, ...] | None:
     """The intervals of an answer; None where it describes none."""
     answer = spread(answer)
     without = _WITHOUT.fullmatch(answer.text)
@@ -64,7 +64,7 @@ def ranges(answer: Answer) -> tuple[Range, ...] | None:
     return _of_absolute(_of_square(answer)) or _of_inequality(answer)
 
 
-def _of_square(relation: Answer) -> Answer:
+def _of_square(relation: AnswerPart) -> AnswerPart:
     r"""`|x|\le2` for `x^2\le4`; other relations as they are."""
     squared = re.fullmatch(r"([A-Za-z])\^2(<|>|\\[lg]e) ?([1-9][0-9]{0,9})", relation.text)
     if squared is None:
@@ -74,7 +74,7 @@ def _of_square(relation: Answer) -> Answer:
     return read(rf"|{squared[1]}|{squared[2]}{bound}")
 
 
-def _single(answer: Answer) -> tuple[Range, ...] | None:
+def _single(answer: AnswerPart) -> tuple[Range, ...] | None:
     r"""The points of `\{1,2\}` or `x=1`."""
     if answer.kind == "relation" and answer.marks == ("=",) and name_of(answer.parts[0]):
         answer = answer.parts[1]
@@ -87,18 +87,18 @@ def _excluded(match: re.Match[str]) -> str:
     return "" if match[0].endswith("=") else "0"
 
 
-def turned(relation: Answer) -> Answer:
+def turned(relation: AnswerPart) -> AnswerPart:
     """The relation read from right to left."""
     marks = tuple(FLIPPED.get(mark, mark) for mark in reversed(relation.marks))
-    return Answer("relation", relation.text, relation.parts[::-1], marks)
+    return AnswerPart("relation", relation.text, relation.parts[::-1], marks)
 
 
-def _around(values: Sequence[Answer]) -> tuple[Range, ...] | None:
+def _around(values: Sequence[AnswerPart]) -> tuple[Range, ...] | None:
     """Everything but these values."""
     return _without((Range(_MINUS_INFINITY, _INFINITY, "()"),), _points(values))
 
 
-def _points(values: Sequence[Answer]) -> tuple[Range, ...]:
+def _points(values: Sequence[AnswerPart]) -> tuple[Range, ...]:
     return tuple(Range(value, value, "[]") for value in values)
 
 
@@ -120,7 +120,7 @@ def _without(whole: tuple[Range, ...] | None, excluded: tuple[Range, ...] | None
     return whole or None
 
 
-def _earlier(one: Answer, bracket: str, other: Answer, other_bracket: str) -> tuple[Answer, str] | None:
+def _earlier(one: AnswerPart, bracket: str, other: AnswerPart, other_bracket: str) -> tuple[AnswerPart, str] | None:
     """The lower one of two upper ends; None where it is not known."""
     low, high = _place(one), _place(other)
     if one.text == other.text or (low is not None and low == high):
@@ -134,7 +134,7 @@ def _earlier(one: Answer, bracket: str, other: Answer, other_bracket: str) -> tu
     return (one, bracket) if low < high else (other, other_bracket)
 
 
-def _later(one: Answer, bracket: str, other: Answer, other_bracket: str) -> tuple[Answer, str] | None:
+def _later(one: AnswerPart, bracket: str, other: AnswerPart, other_bracket: str) -> tuple[AnswerPart, str] | None:
     """The higher one of two lower ends; None where it is not known."""
     earlier = _earlier(one, bracket, other, other_bracket)
     if one.text == other.text or (_place(one) is not None and _place(one) == _place(other)):
@@ -152,11 +152,11 @@ def _is_filled(piece: Range) -> bool:
     return low < high or (low == high and piece.brackets == "[]" and abs(low) != math.inf)
 
 
-def _place(end: Answer) -> float | None:
+def _place(end: AnswerPart) -> float | None:
     return place_of(end.text)
 
 
-def integers_of(answer: Answer) -> Answer | None:
+def integers_of(answer: AnswerPart) -> AnswerPart | None:
     r"""`\{x\in\mathbb{Z}|-2\le x\le2\}` and `1\le n\le3,n\in\mathbb{Z}` as the set of those integers; None for
     others and where there are too many."""
     if answer.kind not in ("set", "list") or r"\mathbb" not in answer.text:
@@ -184,10 +184,10 @@ def integers_of(answer: Answer) -> Answer | None:
         values.update(range(first, last + 1))
     if not values:
         return None
-    return Answer("set", answer.text, tuple(read(str(value)) for value in sorted(values)))
+    return AnswerPart("set", answer.text, tuple(read(str(value)) for value in sorted(values)))
 
 
-def roster_of(answer: Answer) -> Answer | None:
+def roster_of(answer: AnswerPart) -> AnswerPart | None:
     r"""`\{2n:1\le n\le4\}` and `\{x:x^2=4\}` as the sets of their members; None for others."""
     built = _BUILT.fullmatch(answer.text) if answer.kind == "set" else None
     squared = built and re.fullmatch(r"([a-z])\^2=([0-9]{1,9})", built[2])
@@ -207,7 +207,7 @@ def roster_of(answer: Answer) -> Answer | None:
     return read(rf"\{{{','.join(map(str, sorted(set(members))))}\}}")
 
 
-def _of_all(parts: tuple[Answer, ...], *, is_joined: bool = True) -> tuple[Range, ...] | None:
+def _of_all(parts: tuple[AnswerPart, ...], *, is_joined: bool = True) -> tuple[Range, ...] | None:
     """Inequalities of one name that all hold: exclusions, or a lower and an upper bound; where no number satisfies both
     and nothing says "and", those of which one holds."""
     if not all(part.kind == "relation" and len(part.parts) <= 3 for part in parts):
@@ -236,7 +236,7 @@ def _of_all(parts: tuple[Answer, ...], *, is_joined: bool = True) -> tuple[Range
     return (Range(above.low, below.high, above.brackets[0] + below.brackets[1]),)
 
 
-def _of_absolute(relation: Answer) -> tuple[Range, ...] | None:
+def _of_absolute(relation: AnswerPart) -> tuple[Range, ...] | None:
     """`|x-1|<3` as (-2,4), `|x|>3` as the two intervals outside, `1<|x|<2` as those between."""
     if len(relation.parts) == 3 and re.fullmatch(r"\|[A-Za-z]\|", relation.parts[1].text):
         return _between(relation)
@@ -257,7 +257,7 @@ def _of_absolute(relation: Answer) -> tuple[Range, ...] | None:
     return Range(_MINUS_INFINITY, low, "(" + ends[0]), Range(high, _INFINITY, ends[1] + ")")
 
 
-def _between(relation: Answer) -> tuple[Range, ...] | None:
+def _between(relation: AnswerPart) -> tuple[Range, ...] | None:
     if relation.marks[0] in (">", "\\ge"):
         relation = turned(relation)
     low, high = relation.parts[0], relation.parts[2]
@@ -272,7 +272,7 @@ def _between(relation: Answer) -> tuple[Range, ...] | None:
     return Range(minus_high, minus_low, right + closing[left]), Range(low, high, left + closing[right])
 
 
-def _evaluated(text: str, factor: str | None) -> Answer:
+def _evaluated(text: str, factor: str | None) -> AnswerPart:
     """A sum of two terms in brackets, divided by the factor; a plain number where the terms are ones."""
     terms = [(sign, rational(term)) for sign, term in re.findall(r"([-+]?)\(([^()]*)\)", text)]
     if all(number for _, number in terms) and text == "".join(re.findall(r"[-+]?\([^()]*\)", text)):
@@ -281,7 +281,7 @@ def _evaluated(text: str, factor: str | None) -> Answer:
     return read(rf"\frac{{{text}}}{{{factor}}}" if factor else text)
 
 
-def _of_inequality(relation: Answer) -> tuple[Range, ...] | None:
+def _of_inequality(relation: AnswerPart) -> tuple[Range, ...] | None:
     if not set(relation.marks) <= set(FLIPPED):
         return None
     if relation.marks[0] in (">", "\\ge"):

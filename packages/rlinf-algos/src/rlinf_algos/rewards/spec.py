@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards.base import BatchReward, Reward
+from rlinf_algos.rewards.base import BatchReward, RewardRule
 from rlinf_algos.rewards.choice import MultipleChoice
 from rlinf_algos.rewards.length import LengthPenalty, LengthTarget
 from rlinf_algos.rewards.mathematics import MathReward
@@ -59,13 +59,13 @@ def _code_reward(
     )
 
 
-def _reward_model(**options: Any) -> Reward:
+def _reward_model(**options: Any) -> RewardRule:
     from rlinf_algos.rewards.reward_model import RewardModel  # torch is for those who have one
 
     return RewardModel(**options)
 
 
-_CLASSES: dict[str, Callable[..., Reward]] = {
+_CLASSES: dict[str, Callable[..., RewardRule]] = {
     "math_answer": MathReward,
     "multiple_choice": MultipleChoice,
     "code_tests": _code_reward,
@@ -78,7 +78,7 @@ RULES_WITH_OPTIONS = (*_CLASSES, "weighted")
 """code_tests takes the fields of `SandboxLimits` beside its own."""
 
 
-def make_reward(spec: RewardSpec | str) -> Reward:
+def make_reward(spec: RewardSpec | str) -> RewardRule:
     """The reward that a spec, or a rule without options, describes. What it returns may hold processes or a model: call
     its `close` where it has one.
 

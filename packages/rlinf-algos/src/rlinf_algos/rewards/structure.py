@@ -35,7 +35,7 @@ MAX_ITEMS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerPart:
     r"""A part of an answer.
 
     Example: `x=1,2` is a list of two relations, whose sides are the formulas x and 1, x and 2.
@@ -44,7 +44,7 @@ class Answer:
     kind: Kind
     text: str
     """Text of this part, normalised."""
-    parts: tuple["Answer", ...] = ()
+    parts: tuple["AnswerPart", ...] = ()
     """Items, sides of a relation, cells of a matrix by rows, formulas between words; a quantity's number."""
     marks: tuple[str, ...] = ()
     """Brackets, operators, the sizes of a matrix' rows, a compound quantity in its first unit, or the words, with ""
@@ -53,21 +53,21 @@ class Answer:
 
 
 @lru_cache(maxsize=8192)
-def read(text: str) -> Answer:
+def read(text: str) -> AnswerPart:
     """The structure of a normalised answer."""
     tokens = _TOKEN.findall(text)
     items = _split(tokens, _JOINTS)
     if len(items) > 1 and len(items) <= MAX_ITEMS:
         quantity = _compound(text)
-        return quantity or Answer("list", text, tuple(_inherited([read(item) for item in items if item])))
+        return quantity or AnswerPart("list", text, tuple(_inherited([read(item) for item in items if item])))
     for reader in (_relation, _bracketed, _union, _matrix, _signs, _quantity, _phrase):
         answer = reader(text, tokens)
         if answer is not None:
             return answer
-    return Answer("formula", text)
+    return AnswerPart("formula", text)
 
 
-def name_of(side: Answer) -> str | None:
+def name_of(side: AnswerPart) -> str | None:
     """The name that a side of a relation is, such as `x`, `f(x)` or `(x,y)`; None for other formulas."""
     if side.kind == "tuple":
         return side.text if all(name_of(part) for part in side.parts) else None
@@ -77,7 +77,7 @@ def name_of(side: Answer) -> str | None:
     return text.strip()
 
 
-def mentions(answer: Answer, name: str) -> bool:
+def mentions(answer: AnswerPart, name: str) -> bool:
     """Whether the name stands somewhere in the answer."""
     end = r"(?![A-Za-z_'])" if name[-1].isalpha() else ""
     return re.search(r"(?<![A-Za-z\\])" + re.escape(name) + end, _WORD.sub("", answer.text)) is not None
@@ -106,7 +106,7 @@ def _split(tokens: list[str], separators: frozenset[str]) -> list[str]:
     return [piece for piece in stripped if piece] if len(stripped) > 1 else stripped
 
 
-def _inherited(items: list[Answer]) -> Iterable[Answer]:
+def _inherited(items: list[AnswerPart]) -> Iterable[AnswerPart]:
     """`x=1,2` as `x=1, x=2`, and so for `x\\ne1,2`: a bare item takes the name of the one before it."""
     name, mark = None, "="
     for item in items:
@@ -115,12 +115,12 @@ def _inherited(items: list[Answer]) -> Iterable[Answer]:
             name = item.parts[0] if item.marks in (("=",), ("\\ne",)) and name_of(item.parts[0]) else None
             yield item
         elif name is not None and item.kind in (("formula", "quantity") if name.kind == "formula" else ("tuple",)):
-            yield Answer("relation", f"{name.text}{mark}{item.text}", (name, item), (mark,))
+            yield AnswerPart("relation", f"{name.text}{mark}{item.text}", (name, item), (mark,))
         else:
             yield item
 
 
-def _relation(text: str, tokens: list[str]) -> Answer | None:
+def _relation(text: str, tokens: list[str]) -> AnswerPart | None:
     if not _OPERATORS.intersection(tokens):
         return None
     sides = _split(tokens, _OPERATORS)
@@ -134,13 +134,13 @@ def _relation(text: str, tokens: list[str]) -> Answer | None:
     if operators == [":"] and sides and re.fullmatch(r"(?:\\text\{[^{}]*\})+", sides[0]):  # apple: 2
         operators = ["="]
     if len(sides) != len(operators) + 1 or len(sides) < 2:
-        return None if not operators else Answer("phrase", text, (), (text,))
+        return None if not operators else AnswerPart("phrase", text, (), (text,))
     if tokens.count("\\pm") == 1 and operators == ["="] and not _PLAIN_SIGNS.match(text):
-        return Answer("list", text, tuple(read(text.replace("\\pm", sign)) for sign in "+-"))
-    return Answer("relation", text, tuple(map(read, sides)), tuple(operators))
+        return AnswerPart("list", text, tuple(read(text.replace("\\pm", sign)) for sign in "+-"))
+    return AnswerPart("relation", text, tuple(map(read, sides)), tuple(operators))
 
 
-def _bracketed(text: str, tokens: list[str]) -> Answer | None:
+def _bracketed(text: str, tokens: list[str]) -> AnswerPart | None:
     if tokens[:1] not in (["("], ["["], ["\\{"], ["\\langle"]) or tokens[-1] not in (")", "]", "\\}", "\\rangle"):
         return None
     depth = 0
@@ -153,39 +153,39 @@ def _bracketed(text: str, tokens: list[str]) -> Answer | None:
         items = tuple(read(item) for item in inner if item)
         if len(items) == 1 and items[0].kind == "list" and "\\pm" in tokens:
             items = items[0].parts
-        return Answer("set", text, items if items else ()) if tokens[-1] == "\\}" else None
+        return AnswerPart("set", text, items if items else ()) if tokens[-1] == "\\}" else None
     if len(inner) == 1:
         return None if tokens[0] != "(" or tokens[-1] != ")" else read(inner[0])
     round_ = {"\\langle": "(", "\\rangle": ")"}
     brackets = round_.get(tokens[0], tokens[0]) + round_.get(tokens[-1], tokens[-1])
-    return Answer("tuple", text, tuple(map(read, inner)), (brackets,))
+    return AnswerPart("tuple", text, tuple(map(read, inner)), (brackets,))
 
 
-def _union(text: str, tokens: list[str]) -> Answer | None:
+def _union(text: str, tokens: list[str]) -> AnswerPart | None:
     if "\\cup" not in tokens:
         return None
     parts = _split(tokens, frozenset(("\\cup",)))
-    return Answer("union", text, tuple(map(read, parts))) if len(parts) > 1 else None
+    return AnswerPart("union", text, tuple(map(read, parts))) if len(parts) > 1 else None
 
 
-def _matrix(text: str, tokens: list[str]) -> Answer | None:
+def _matrix(text: str, tokens: list[str]) -> AnswerPart | None:
     if tokens[:1] != ["\\begin{pmatrix}"] or tokens[-1] != "\\end{pmatrix}" or tokens.count(tokens[0]) > 1:
         return None
     rows = [_split(_TOKEN.findall(row), frozenset("&")) for row in _split(tokens[1:-1], frozenset(("\\\\",))) if row]
     cells = tuple(read(cell) for row in rows for cell in row)
-    return Answer("matrix", text, cells, tuple(str(len(row)) for row in rows))
+    return AnswerPart("matrix", text, cells, tuple(str(len(row)) for row in rows))
 
 
-def _signs(text: str, tokens: list[str]) -> Answer | None:
+def _signs(text: str, tokens: list[str]) -> AnswerPart | None:
     r"""`a\pm b` as the list of its two values."""
     if tokens.count("\\pm") != 1 or "\\mp" in tokens:
         return None
     i = tokens.index("\\pm")
     before, after = "".join(tokens[:i]), "".join(tokens[i + 1 :]).strip()
-    return Answer("list", text, (read(f"{before}+{after}" if before else after), read(f"{before}-{after}")))
+    return AnswerPart("list", text, (read(f"{before}+{after}" if before else after), read(f"{before}-{after}")))
 
 
-def _quantity(text: str, tokens: list[str]) -> Answer | None:
+def _quantity(text: str, tokens: list[str]) -> AnswerPart | None:
     """A number or formula, a word that scales it, a unit; `5 million dollars` is 5 times 10^6 of a unit."""
     start = next((i for i, token in enumerate(tokens) if token.startswith("\\text{")), 0)
     if start == 0:
@@ -198,13 +198,13 @@ def _quantity(text: str, tokens: list[str]) -> Answer | None:
         number, rest = rational(value), rest[scale.end() :]
         value = f"({value})\\cdot{SCALES[scale[1]]}" if number is None else str(number.value * SCALES[scale[1]])
         if not rest:
-            return Answer("formula", value)
+            return AnswerPart("formula", value)
     unit = read_unit(rest)
     if unit is None:
         return _compound(text)
     if _counts(unit) and rational(value) is None:
         return None
-    return Answer("quantity", text, (read(value),), (), unit)
+    return AnswerPart("quantity", text, (read(value),), (), unit)
 
 
 def _counts(unit: Unit) -> bool:
@@ -212,7 +212,7 @@ def _counts(unit: Unit) -> bool:
     return len(unit.bases) == 1 and unit.bases[0][1] == 1 and unit.factor == 1
 
 
-def _compound(text: str) -> Answer | None:
+def _compound(text: str) -> AnswerPart | None:
     """`2 hours 30 minutes` as one quantity in the smaller unit, 150 minutes, with its value in the larger one, 5/2."""
     parts = re.findall(r"([0-9.]+)((?:\\text\{[^{}]*\})+?)(?:,|\\text\{and\})?(?=[0-9]|$)", text)
     if len(parts) < 2 or re.sub(r"[0-9.,]|\\text\{[^{}]*\}", "", text):
@@ -232,7 +232,7 @@ def _compound(text: str) -> Answer | None:
     first = read_parts[0][1]
     assert last is not None and first is not None, "each part has its unit"
     whole = total * last.factor / first.factor
-    return Answer("quantity", text, (Answer("formula", value),), (str(whole),), last)
+    return AnswerPart("quantity", text, (AnswerPart("formula", value),), (str(whole),), last)
 
 
 def _subunit(first: Unit | None, unit: Unit | None) -> Unit | None:
@@ -245,16 +245,16 @@ def _subunit(first: Unit | None, unit: Unit | None) -> Unit | None:
     return Unit(first.bases, unit.factor) if is_cents and first.bases == (("euro", 1),) else unit
 
 
-def _phrase(text: str, tokens: list[str]) -> Answer | None:
+def _phrase(text: str, tokens: list[str]) -> AnswerPart | None:
     """Words, and what stands between them."""
     if not any(token.startswith("\\text{") for token in tokens):
         return None
     words: list[str] = []
-    parts: list[Answer] = []
+    parts: list[AnswerPart] = []
     for piece in re.split(r"((?:\\text\{[^{}]*\})+)", text):
         if piece.startswith("\\text{"):
             words.append(" ".join(_WORD.findall(piece)))
         elif piece:
             words.append("")
-            parts.append(Answer("formula", piece) if r"\text" in piece else read(piece))
-    return Answer("phrase", text, tuple(parts), tuple(words))
+            parts.append(AnswerPart("formula", piece) if r"\text" in piece else read(piece))
+    return AnswerPart("phrase", text, tuple(parts), tuple(words))

@@ -9,7 +9,7 @@ import re
 from fractions import Fraction
 
 from rlinf_algos.rewards.plain_number import rational
-from rlinf_algos.rewards.structure import Answer
+from rlinf_algos.rewards.structure import AnswerPart
 from rlinf_algos.rewards.units import NO_THINGS, SCALES
 
 _WORD = re.compile(r"(?<=\\text\{)[^{}]*(?=\})|(?<![A-Za-z])[A-Z](?![A-Za-z])")
@@ -58,7 +58,7 @@ _COMPARATIVES = {
 _MAX_WORDS = 6
 
 
-def says(reference: Answer, claim: Answer) -> bool:
+def says(reference: AnswerPart, claim: AnswerPart) -> bool:
     """Whether a claim says what the reference does, both normalised. The reference holds nothing but words."""
     expected, leading = _stems(reference.text, is_whole=True), _stems(claim.text)
     if not expected or len(expected) > _MAX_WORDS or r"\text{" not in reference.text:
@@ -76,7 +76,7 @@ def says(reference: Answer, claim: Answer) -> bool:
     return not is_open and any(sorted(part[: len(expected)]) == sorted(expected) for part in parts)
 
 
-def says_values(reference: Answer, claim: Answer) -> bool:
+def says_values(reference: AnswerPart, claim: AnswerPart) -> bool:
     """Whether a claim names each thing of `apple:2,pear:3` once, and after each its value and no other number."""
     values: dict[str, Fraction] = {}
     for part in reference.parts if reference.kind == "list" else ():
@@ -98,7 +98,7 @@ def says_values(reference: Answer, claim: Answer) -> bool:
     return len(values) > 1 and len(named) == len(values) and dict(named) == values
 
 
-def says_number(reference: Answer, claim: Answer) -> bool:
+def says_number(reference: AnswerPart, claim: AnswerPart) -> bool:
     """Whether a claim in words, such as "there are 5 ways" or "Janet makes 18 dollars a day", has this number after its
     verb and no other."""
     number = rational(reference.text)

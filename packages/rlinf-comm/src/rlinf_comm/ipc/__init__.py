@@ -21,7 +21,7 @@ from rlinf_comm.ipc.arena import ArenaHandle, IpcArena, IpcRecord, open_record
 from rlinf_comm.ipc.driver import load_driver
 from rlinf_comm.ipc.leases import BucketReader, BucketWriter, LeaseAddress
 from rlinf_comm.ipc.probe import answer_probe, probe
-from rlinf_comm.ipc.transport import Choice, Facts, choose, facts_of
+from rlinf_comm.ipc.transport import Facts, IpcChoice, choose, facts_of
 
 __all__ = [
     "IpcArena",
@@ -33,7 +33,7 @@ __all__ = [
     "LeaseAddress",
     "probe",
     "answer_probe",
-    "Choice",
+    "IpcChoice",
     "Facts",
     "choose",
     "facts_of",

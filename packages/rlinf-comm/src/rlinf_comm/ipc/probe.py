@@ -14,21 +14,21 @@ from rlinf_comm.errors import IpcError
 from rlinf_comm.ipc.arena import IpcArena, IpcRecord
 from rlinf_comm.ipc.driver import Driver, load_driver
 from rlinf_comm.ipc.opened import OpenedArenas
-from rlinf_comm.ipc.transport import Choice, Facts, choose, facts_of
+from rlinf_comm.ipc.transport import Facts, IpcChoice, choose, facts_of
 
 ECHO_BYTES = 4096
 _ARENA_BYTES = 2 << 20  # a page of the virtual memory functions
 _OFFSET = 64 << 10  # not at the base, so that a lost offset is noticed
 
 
-class Connection(Protocol):
+class ProbeConnection(Protocol):
     """`multiprocessing.connection.Connection` is one. Its timeouts are the caller's."""
 
     def send_bytes(self, content: bytes, /) -> None: ...
     def recv_bytes(self) -> bytes: ...
 
 
-def probe(connection: Connection, *, device: int, driver: Driver | None = None) -> Choice:
+def probe(connection: ProbeConnection, *, device: int, driver: Driver | None = None) -> IpcChoice:
     """Finds the way from this process (the sender) to the other one, which calls `answer_probe`."""
     driver = driver or load_driver()
     own = facts_of(driver, device)
@@ -39,14 +39,14 @@ def probe(connection: Connection, *, device: int, driver: Driver | None = None) 
     return choice
 
 
-def answer_probe(connection: Connection, *, device: int, driver: Driver | None = None) -> Choice:
+def answer_probe(connection: ProbeConnection, *, device: int, driver: Driver | None = None) -> IpcChoice:
     """The receiver's part of `probe`."""
     driver = driver or load_driver()
     connection.recv_bytes()
     connection.send_bytes(pack(facts_of(driver, device)))
     while True:
         message: Any = unpack(connection.recv_bytes())
-        if isinstance(message, Choice):
+        if isinstance(message, IpcChoice):
             return message
         assert isinstance(message, IpcRecord), "the probe's own messages"
         try:
@@ -57,7 +57,7 @@ def answer_probe(connection: Connection, *, device: int, driver: Driver | None =
             connection.send_bytes(pack(None))
 
 
-def _echo(connection: Connection, driver: Driver, device: int, kind: str) -> str | None:
+def _echo(connection: ProbeConnection, driver: Driver, device: int, kind: str) -> str | None:
     try:
         arena = IpcArena.create(device, _ARENA_BYTES, kind=kind, driver=driver)
     except IpcError as error:

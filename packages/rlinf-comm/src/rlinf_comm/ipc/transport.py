@@ -42,7 +42,7 @@ class Facts:
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class IpcChoice:
     """The transport of a pair, and why."""
 
     transport: str
@@ -77,17 +77,17 @@ Echo = Callable[[str], "str | None"]
 """Tries a handle kind between the two processes: None when bytes came back, else why not."""
 
 
-def choose(sender: Facts, receiver: Facts, echo: Echo) -> Choice:
+def choose(sender: Facts, receiver: Facts, echo: Echo) -> IpcChoice:
     """The first way that works. `echo` is asked at most once for each kind, and only where the facts allow it."""
     if sender.host != receiver.host:
         if FABRIC not in sender.kinds or FABRIC not in receiver.kinds:
             return _without(NETWORK, "the processes are on different hosts, and no fabric connects their devices")
         refusal = echo(FABRIC)
         if refusal is None:
-            return Choice(transport=PEER_DEVICE, kind=FABRIC, reason="different hosts of one fabric; 4 KB came back")
+            return IpcChoice(transport=PEER_DEVICE, kind=FABRIC, reason="different hosts of one fabric; 4 KB came back")
         return _without(NETWORK, f"the processes are on different hosts; fabric: {refusal}")
     if sender.process == receiver.process:
-        return Choice(
+        return IpcChoice(
             transport=SAME_PROCESS, kind=None, reason="both ends are one process, which uses the pointer itself"
         )
     refused = _refusal_of_devices(sender, receiver)
@@ -100,13 +100,13 @@ def choose(sender: Facts, receiver: Facts, echo: Echo) -> Choice:
             is_same = sender.uuid == receiver.uuid
             where = f"both on {uuid_text(sender.uuid)}" if is_same else "peer access between the two devices"
             reason = "; ".join([f"{where}, 4 KB came back through a {kind} handle", *refusals])
-            return Choice(transport=SAME_DEVICE if is_same else PEER_DEVICE, kind=kind, reason=reason)
+            return IpcChoice(transport=SAME_DEVICE if is_same else PEER_DEVICE, kind=kind, reason=reason)
         refusals.append(f"{kind} handle: {refusal}")
     return _without(HOST_MEMORY, "; ".join(refusals))
 
 
-def _without(transport: str, reason: str) -> Choice:
-    return Choice(transport=transport, kind=None, reason=reason)
+def _without(transport: str, reason: str) -> IpcChoice:
+    return IpcChoice(transport=transport, kind=None, reason=reason)
 
 
 def _refusal_of_devices(sender: Facts, receiver: Facts) -> str | None:

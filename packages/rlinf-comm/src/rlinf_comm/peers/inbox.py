@@ -18,7 +18,7 @@ class NoLink(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrival:
+class IncomingLink:
     """One link that has come in."""
 
     theirs: PeerAddress
@@ -30,14 +30,14 @@ class Inbox:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._arrivals: deque[Arrival] = deque()
+        self._arrivals: deque[IncomingLink] = deque()
         self._loss: PeerLost | None = None
         """The loss of a process that ended when its links had nothing left to receive; the next receive raises it, and
         only that one."""
         self.ended: bytes | None = None
         """Token of the latest process whose end a receive has been told."""
 
-    def add(self, arrival: Arrival) -> None:
+    def add(self, arrival: IncomingLink) -> None:
         with self._lock:
             self._arrivals.append(arrival)
 
@@ -77,7 +77,7 @@ class Inbox:
             self._drop(arrival)
             raise
 
-    def _drop(self, arrival: Arrival) -> bool:
+    def _drop(self, arrival: IncomingLink) -> bool:
         with self._lock:
             if arrival not in self._arrivals:
                 return False

@@ -7,27 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
-from rlinf_comm.peers.negotiation import Link
+from rlinf_comm.peers.negotiation import OutgoingLink
 from rlinf_comm.wire.deadline import Deadline
 
 
-class Links:
+class PeerLinks:
     """A peer's links. Safe for several threads, which meet different peers at the same time, and each peer once."""
 
-    def __init__(self, mine: str, make: Callable[[str, Deadline], Link]) -> None:
+    def __init__(self, mine: str, make: Callable[[str, Deadline], OutgoingLink]) -> None:
         """`make` meets a peer; `mine` is for messages."""
         self._mine = mine
         self._make = make
         self._lock = threading.Lock()
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, OutgoingLink] = {}
         self._making: dict[str, threading.Lock] = {}
         self._losses: dict[str, PeerLost] = {}
         """Name of a peer whose link was swept -> its loss, kept until a send to that peer has raised it."""
 
-    def get(self, name: str) -> Link | None:
+    def get(self, name: str) -> OutgoingLink | None:
         return self._links.get(name)
 
-    def to(self, name: str, deadline: Deadline) -> Link:
+    def to(self, name: str, deadline: Deadline) -> OutgoingLink:
         """The link to that peer, made if there is none."""
         link = self._links.get(name)
         if link is not None:
@@ -72,7 +72,7 @@ class Links:
                 self.drop(name, link)
             raise
 
-    def drop(self, name: str, link: Link) -> None:
+    def drop(self, name: str, link: OutgoingLink) -> None:
         with self._lock:
             if self._links.get(name) is link:
                 del self._links[name]

@@ -15,13 +15,13 @@ import msgspec
 
 from rlinf_comm.errors import CommError, DecodeError, NoTransport, PeerLost, PeerNameTaken
 from rlinf_comm.peers.transports.base import (
-    Answer,
     ChosenTransport,
     Incoming,
     Negotiation,
-    Offer,
     Outgoing,
+    ProbeReply,
     Transport,
+    TransportOffer,
     Unusable,
 )
 from rlinf_comm.wire.address import PeerAddress
@@ -32,7 +32,7 @@ from rlinf_comm.wire.handshake import Hello, Refused, introduce, meet, refusing,
 _OWN = Hello(service="peer")
 
 
-class Chosen(msgspec.Struct, tag=True):
+class ChosenMessage(msgspec.Struct, tag=True):
     transport: str
 
 
@@ -41,7 +41,7 @@ class Ready(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class OutgoingLink:
     """A link as its sender keeps it."""
 
     outgoing: Outgoing
@@ -55,7 +55,7 @@ def call(
     transports: Sequence[Transport],
     capacity_bytes: int,
     deadline: Deadline,
-) -> Link:
+) -> OutgoingLink:
     """A link to the peer at `theirs`, over the first of `transports` that carries a probe.
 
     Raises:
@@ -82,11 +82,11 @@ def call(
                 refused.append((transport.name, str(error)))
                 continue
             if transport.needs_connection and connection is not None:
-                connection.send(Chosen(transport.name), deadline)
+                connection.send(ChosenMessage(transport.name), deadline)
                 connection.receive(Ready, deadline)
                 connection.socket.setblocking(False)
                 connection = None  # the link's
-            return Link(outgoing, ChosenTransport(transport.name, reason, tuple(refused)), theirs)
+            return OutgoingLink(outgoing, ChosenTransport(transport.name, reason, tuple(refused)), theirs)
     finally:
         if connection is not None:
             connection.shut()
@@ -152,8 +152,8 @@ def answer(
     negotiation = Negotiation(mine, caller, connection, capacity_bytes, deadline)
     offered: tuple[str, Incoming] | None = None
     while True:
-        message = connection.receive(Offer | Chosen, deadline)  # pyright: ignore[reportArgumentType]
-        if isinstance(message, Chosen):
+        message = connection.receive(TransportOffer | ChosenMessage, deadline)  # pyright: ignore[reportArgumentType]
+        if isinstance(message, ChosenMessage):
             if offered is None or offered[0] != message.transport:
                 raise DecodeError(f"{caller.name!r} chose {message.transport!r} without a probe that came through")
             connection.send(Ready(), deadline)
@@ -163,13 +163,13 @@ def answer(
         try:
             incoming, arrived = _probe(message, transports, negotiation)
         except Unusable as error:
-            connection.send(Answer(refusal=str(error)), deadline)
+            connection.send(ProbeReply(refusal=str(error)), deadline)
         else:
             offered = message.transport, incoming
-            connection.send(Answer(arrived=arrived), deadline)
+            connection.send(ProbeReply(arrived=arrived), deadline)
 
 
-def _probe(offer: Offer, transports: Sequence[Transport], negotiation: Negotiation) -> tuple[Incoming, bytes]:
+def _probe(offer: TransportOffer, transports: Sequence[Transport], negotiation: Negotiation) -> tuple[Incoming, bytes]:
     for transport in transports:
         if transport.name == offer.transport:
             return transport.answer(offer.details, negotiation)

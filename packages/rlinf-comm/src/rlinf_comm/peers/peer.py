@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
 from rlinf_comm.peers import negotiation
 from rlinf_comm.peers.directory import Directory, route_to
-from rlinf_comm.peers.inbox import Arrival, Inbox, NoLink
-from rlinf_comm.peers.links import Links
+from rlinf_comm.peers.inbox import Inbox, IncomingLink, NoLink
+from rlinf_comm.peers.links import PeerLinks
 from rlinf_comm.peers.transports import Transport, chosen_transports
 from rlinf_comm.peers.transports.base import ChosenTransport, Incoming, Unusable
 from rlinf_comm.peers.transports.memory import open_door, shut_door
@@ -71,7 +71,7 @@ class Peer:
         self._address = own_address(name, (host, self._listener.port), incarnation)
         self._directory: Directory | None = None
         self._known: dict[str, PeerAddress] = {}
-        self._links = Links(name, self._make_link)
+        self._links = PeerLinks(name, self._make_link)
         self._inboxes: dict[str, Inbox] = {}
         self._changed = threading.Condition()
         """Guards the dictionaries; notified when a link comes in, and by close()."""
@@ -221,7 +221,7 @@ class Peer:
         self._check_open()
         self._links.send(to, value, Deadline(timeout_s))
 
-    def _make_link(self, name: str, deadline: Deadline) -> negotiation.Link:
+    def _make_link(self, name: str, deadline: Deadline) -> negotiation.OutgoingLink:
         theirs = self._await_address(name, deadline)
         return negotiation.call(self._address, theirs, self._transports, self._capacity_bytes, deadline)
 
@@ -324,7 +324,7 @@ class Peer:
         with self._changed:
             if self._is_open:
                 self._known[theirs.name] = theirs
-                self._inboxes.setdefault(theirs.name, Inbox()).add(Arrival(theirs, incoming))
+                self._inboxes.setdefault(theirs.name, Inbox()).add(IncomingLink(theirs, incoming))
                 self._changed.notify_all()
                 inboxes = list(self._inboxes.values())
         if not self._is_open:

@@ -28,13 +28,13 @@ from rlinf_comm.weights.manifest import BoxDigest, WeightManifest, manifest_of, 
 from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, plan
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import WeightStore, WeightStoreAddress
-from rlinf_comm.weights.store.receiver import WeightReceiver
-from rlinf_comm.weights.store.sender import WeightSender
+from rlinf_comm.weights.store.receiver import StoreReceiver
+from rlinf_comm.weights.store.sender import StoreSender
 from rlinf_comm.weights.stream.delta import DeltaEncoder, apply_delta
 from rlinf_comm.weights.stream.lent import LentTensors
 from rlinf_comm.weights.stream.receiver import WeightStreamReceiver
 from rlinf_comm.weights.stream.sender import StreamReport, WeightStreamSender
-from rlinf_comm.weights.stream.wire import Link
+from rlinf_comm.weights.stream.wire import MessageLink
 
 __all__ = [
     "TensorSpec",
@@ -62,12 +62,12 @@ __all__ = [
     "DIGEST_MODULUS",
     "WeightStore",
     "WeightStoreAddress",
-    "WeightSender",
-    "WeightReceiver",
+    "StoreSender",
+    "StoreReceiver",
     "SyncReport",
     "DeltaEncoder",
     "apply_delta",
-    "Link",
+    "MessageLink",
     "LentTensors",
     "WeightStreamSender",
     "WeightStreamReceiver",

@@ -17,7 +17,7 @@ from rlinf_comm.copies import COPY_DTYPES, CopyProgram, CopyTable, StridedCopy, 
 from rlinf_comm.errors import LayoutError
 from rlinf_comm.weights.layout import BufferSpec
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.region import Place, check_tensor, extent_bytes, region_in
+from rlinf_comm.weights.region import BoxRegion, check_tensor, extent_bytes, region_in
 from rlinf_comm.weights.unlisted import check_used, checked_patterns, left_out
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class ReshardExecutor:
                 (read[src], table.src_offset[row], table.src_strides[row]),
                 (written[table.dst_buffer[row]], table.dst_offset[row], table.dst_strides[row]),
             ):
-                region = region_in(tensor, Place("", int(offset), shape, tuple(strides.tolist())))
+                region = region_in(tensor, BoxRegion("", int(offset), shape, tuple(strides.tolist())))
                 sides.append((region.pointer - tensor.data_ptr(), region.strides_bytes, _code(tensor)))
             (src_offset, src_strides, src_dtype), (dst_offset, dst_strides, dst_dtype) = sides
             copies.append(

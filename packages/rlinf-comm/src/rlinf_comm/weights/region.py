@@ -29,7 +29,7 @@ class Region:
 
 @record
 @dataclass(frozen=True, slots=True)
-class Place:
+class BoxRegion:
     """Where a box lies in a buffer, as in a Block: elements, row-major, whatever the strides of the tensor at hand."""
 
     buffer: str
@@ -84,7 +84,7 @@ def device_type_of(tensors: Mapping[str, torch.Tensor], own: str | None) -> str:
     return "cpu" if own is None or all(tensor.is_cpu for tensor in tensors.values()) else own
 
 
-def view_of(tensor: torch.Tensor, place: Place) -> torch.Tensor:
+def view_of(tensor: torch.Tensor, place: BoxRegion) -> torch.Tensor:
     """The box at `place` of a checked tensor, as a view.
 
     Raises:
@@ -98,7 +98,7 @@ def view_of(tensor: torch.Tensor, place: Place) -> torch.Tensor:
     return tensor.as_strided(place.shape, strides, tensor.storage_offset() + offset)
 
 
-def region_in(tensor: torch.Tensor, place: Place) -> Region:
+def region_in(tensor: torch.Tensor, place: BoxRegion) -> Region:
     """The same as an address; see view_of."""
     if math.prod(place.shape) == 0:
         return Region(tensor.data_ptr(), (0,) * len(place.shape))
@@ -111,7 +111,7 @@ def region_of(tensor: torch.Tensor) -> Region:
     return Region(tensor.data_ptr(), tuple(stride * size for stride in tensor.stride()))
 
 
-def _in_memory(tensor: torch.Tensor, place: Place) -> tuple[int, tuple[int, ...]]:
+def _in_memory(tensor: torch.Tensor, place: BoxRegion) -> tuple[int, tuple[int, ...]]:
     """(offset, strides) in a tensor that is not contiguous."""
     shape, memory = tuple(tensor.shape), tensor.stride()
     index = _unravel(place.offset, shape)

@@ -20,7 +20,7 @@ from rlinf_comm.copies import (
 )
 from rlinf_comm.records import record
 from rlinf_comm.weights.layout import Box, BufferSpec, TensorSpec
-from rlinf_comm.weights.region import Place, dense_strides, extent_bytes, region_in
+from rlinf_comm.weights.region import BoxRegion, dense_strides, extent_bytes, region_in
 
 if TYPE_CHECKING:
     import torch
@@ -34,18 +34,18 @@ class Part:
     box: Box
     spec: TensorSpec
     """Shape of the whole tensor, and the dtype that is served."""
-    place: Place
+    place: BoxRegion
     """Where the box lies in the rank's own buffers."""
     store: int
     """Number of the store buffer that it lies in, dense."""
     store_offset: int
     """Bytes from the start of that store buffer."""
-    source: Place | None = None
+    source: BoxRegion | None = None
     """Where a rank that takes the box finds it in the buffers of the rank that hands it out; None for the latter, and
     for a box that lies in the memory of another one (tied)."""
 
 
-class Transfer:
+class TransferPrograms:
     """The programs of one rank for tensors with certain strides.
 
     Args:

@@ -24,7 +24,7 @@ GRADIENT_BYTES_PER_PARAMETER = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class InstanceLayout:
     """How the devices of one instance share a model."""
 
     width: int
@@ -37,7 +37,7 @@ class Layout:
         return self.width * self.num_stages
 
 
-def layouts(model: ModelShape, num_devices: int) -> Iterator[Layout]:
+def layouts(model: ModelShape, num_devices: int) -> Iterator[InstanceLayout]:
     """The ways in which so many devices, a power of two, can share a model. Tensor parallelism stays within a node;
     experts may be dealt out over several."""
     for width in (1 << k for k in range(num_devices.bit_length())):
@@ -45,7 +45,7 @@ def layouts(model: ModelShape, num_devices: int) -> Iterator[Layout]:
         divides = model.num_experts % width == 0 if model.num_experts else model.num_kv_heads % width == 0
         is_near = bool(model.num_experts) or width <= GPUS_PER_NODE
         if divides and is_near and model.num_layers % num_stages == 0:
-            yield Layout(width=width, num_stages=num_stages)
+            yield InstanceLayout(width=width, num_stages=num_stages)
 
 
 def shared_layer_s(model: ModelShape, gpu: Gpu, width: int, *, passes: int) -> float:
@@ -87,7 +87,7 @@ def reduction_s(model: ModelShape, gpu: Gpu, instance_devices: int, num_ranks: i
     return num_bytes * (num_ranks - 1) / num_ranks / ring_bytes_per_s(gpu, instance_devices, num_ranks)
 
 
-def bubble_s(layout: Layout, micro_batch_s: float) -> float:
+def bubble_s(layout: InstanceLayout, micro_batch_s: float) -> float:
     """Seconds of one optimizer step in which a stage of the pipeline has nothing to do.
 
     Micro-batches that take as long on each stage, but differ among themselves, are through after the sum of all and

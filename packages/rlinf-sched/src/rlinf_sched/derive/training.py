@@ -11,7 +11,7 @@ from rlinf_sched.derive.datasheets import Gpu
 from rlinf_sched.derive.lengths import Lengths
 from rlinf_sched.derive.parallel import (
     GRADIENT_BYTES_PER_PARAMETER,
-    Layout,
+    InstanceLayout,
     bubble_s,
     layouts,
     longest_share,
@@ -185,7 +185,7 @@ def _train_s(
 ) -> tuple[float, float]:
     """Seconds of an item, and those of a mini-batch's bubble, in the layout that trains `num_items` soonest."""
 
-    def times(layout: Layout) -> tuple[float, float]:
+    def times(layout: InstanceLayout) -> tuple[float, float]:
         item_s = _item_s(model, gpu, layout, item_flops, item_tokens, passes=6)
         return item_s, bubble_s(layout, micro_batch_tokens / item_tokens * item_s)
 
@@ -193,7 +193,7 @@ def _train_s(
 
 
 def _item_s(
-    model: ModelShape, gpu: Gpu, layout: Layout, item_flops: float, item_tokens: float, *, passes: int
+    model: ModelShape, gpu: Gpu, layout: InstanceLayout, item_flops: float, item_tokens: float, *, passes: int
 ) -> float:
     """Seconds of an item on an instance: its arithmetic, and `passes` meetings of its devices in each layer."""
     arithmetic_s = item_flops / (layout.num_devices * utilisation(model) * gpu.flops_per_s)

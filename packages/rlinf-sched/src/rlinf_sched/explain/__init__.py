@@ -4,22 +4,22 @@
 on a terminal, `trace_json` draws it for Perfetto.
 """
 
-from rlinf_sched.explain.explanation import Explanation, GroupUse, ModeRow, PathPart, explain
+from rlinf_sched.explain.explanation import GroupUse, ModeRow, PathPart, PlanExplanation, explain
 from rlinf_sched.explain.gains import Gain, gains_of
 from rlinf_sched.explain.make import explain_problem
 from rlinf_sched.explain.memory import MemoryUse
 from rlinf_sched.explain.spans import KINDS, DeviceGroup, Spans, device_groups, usage
 from rlinf_sched.explain.text import explanation_text
 from rlinf_sched.explain.trace import trace_json
-from rlinf_sched.explain.what_if import Answer, what_if
+from rlinf_sched.explain.what_if import WhatIf, what_if
 
 __all__ = [
-    "Explanation",
+    "PlanExplanation",
     "PathPart",
     "ModeRow",
     "GroupUse",
     "MemoryUse",
-    "Answer",
+    "WhatIf",
     "Gain",
     "Spans",
     "KINDS",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_sched.describe import ranges
+from rlinf_sched.describe import index_ranges
 from rlinf_sched.explain.cores import core_shares
 from rlinf_sched.explain.from_timeline import MOVING_STATE
 from rlinf_sched.explain.quantities import counted, listed
@@ -15,13 +15,13 @@ from rlinf_sched.explain.spans import Spans
 from rlinf_sched.plan import Plan
 
 if TYPE_CHECKING:
-    from rlinf_sched.explain.explanation import Explanation
+    from rlinf_sched.explain.explanation import PlanExplanation
 
 WORTH_A_WORD = 0.005
 """Moving state and weight syncs that take a smaller share of the step are left out."""
 
 
-def busiest_sentence(explanation: Explanation) -> Iterator[str]:
+def busiest_sentence(explanation: PlanExplanation) -> Iterator[str]:
     """The devices, host processes or cores that compute most, or the weight syncs where these take longer still.
 
     Of a group the one that computes most counts, as it has least time to spare.
@@ -37,7 +37,7 @@ def busiest_sentence(explanation: Explanation) -> Iterator[str]:
         yield sentence
 
 
-def _cores(explanation: Explanation) -> Iterator[tuple[float, str]]:
+def _cores(explanation: PlanExplanation) -> Iterator[tuple[float, str]]:
     """Where processes want more cores than there are, these make devices and host processes slow: they come first."""
     cluster = explanation.problem.cluster
     for node, shares in core_shares(explanation.problem, explanation.plan, explanation.spans).items():
@@ -46,7 +46,7 @@ def _cores(explanation: Explanation) -> Iterator[tuple[float, str]]:
         yield share, _computes(f"the {counted(cluster.cpu_cores, 'core')}{of_node}", cluster.cpu_cores, f"{share:.0%}")
 
 
-def _devices(explanation: Explanation, synced: float) -> Iterator[tuple[float, str]]:
+def _devices(explanation: PlanExplanation, synced: float) -> Iterator[tuple[float, str]]:
     num_devices = explanation.problem.cluster.num_devices
     computes = device_shares(explanation.plan, explanation.spans, num_devices, "compute", "step")
     moves = device_shares(explanation.plan, explanation.spans, num_devices, "onload", "offload")
@@ -56,10 +56,10 @@ def _devices(explanation: Explanation, synced: float) -> Iterator[tuple[float, s
         beside += [f"weight syncs take {synced:.0%}"] if synced >= WORTH_A_WORD else []
         noun = "device" if len(mine) == 1 else "devices"
         share = _between(computes[mine])
-        yield float(computes[mine].max()), _computes(f"{noun} {ranges(use.devices)}", len(mine), share, beside)
+        yield float(computes[mine].max()), _computes(f"{noun} {index_ranges(use.devices)}", len(mine), share, beside)
 
 
-def _host_processes(explanation: Explanation) -> Iterator[tuple[float, str]]:
+def _host_processes(explanation: PlanExplanation) -> Iterator[tuple[float, str]]:
     spans = explanation.spans
     for stage in explanation.plan.stages:
         if not stage.devices:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_sched.describe import ranges
+from rlinf_sched.describe import index_ranges
 from rlinf_sched.explain.gains import Gain
 from rlinf_sched.explain.memory import MemoryUse, memory_uses
 from rlinf_sched.explain.sentences import agreement_notes, draws_notes, measured_range_notes, sentences
 from rlinf_sched.explain.spans import Spans, device_groups, usage
-from rlinf_sched.explain.what_if import Answer
+from rlinf_sched.explain.what_if import WhatIf
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
 
@@ -52,7 +52,7 @@ class GroupUse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Explanation:
+class PlanExplanation:
     """A plan and what there is to say about it. Text, JSON and the page are made from this alone."""
 
     problem: Problem
@@ -63,7 +63,7 @@ class Explanation:
     """The chosen one first, then the others from fast to slow."""
     groups: tuple[GroupUse, ...]
     memory: tuple[MemoryUse, ...]
-    answers: tuple[Answer, ...]
+    answers: tuple[WhatIf, ...]
     """Answers to what-if questions; empty if none were asked."""
     gains: tuple[Gain, ...]
     """What it would help if one thing took less time, the most first; empty if it was not asked."""
@@ -93,9 +93,9 @@ def explain(
     plan: Plan,
     spans: Spans,
     path_s: Mapping[str, float],
-    answers: Sequence[Answer] = (),
+    answers: Sequence[WhatIf] = (),
     gains: Sequence[Gain] = (),
-) -> Explanation:
+) -> PlanExplanation:
     """What there is to say about a plan.
 
     Args:
@@ -106,7 +106,7 @@ def explain(
         gains: what `gains_of` returned, where it was asked.
     """
     parts = [PathPart(label=label, seconds=s, share=s / spans.step_s) for label, s in path_s.items() if s > 0]
-    return Explanation(
+    return PlanExplanation(
         problem=problem,
         plan=plan,
         spans=spans,
@@ -139,7 +139,7 @@ def _group_uses(plan: Plan, spans: Spans) -> list[GroupUse]:
     return [use for use in found if use.devices]
 
 
-def _tree(explanation: Explanation) -> dict[str, Any]:
+def _tree(explanation: PlanExplanation) -> dict[str, Any]:
     return {
         "format": FORMAT_VERSION,
         "step_s": explanation.step_s,
@@ -148,10 +148,10 @@ def _tree(explanation: Explanation) -> dict[str, Any]:
         "critical_path": [asdict(part) for part in explanation.path],
         "gains": [asdict(gain) for gain in explanation.gains],
         "modes": [asdict(row) for row in explanation.modes],
-        "devices": [{"devices": ranges(use.devices), "busy_share": use.busy_share} for use in explanation.groups],
+        "devices": [{"devices": index_ranges(use.devices), "busy_share": use.busy_share} for use in explanation.groups],
         "memory": [
             {
-                "devices": ranges(use.group.devices),
+                "devices": index_ranges(use.group.devices),
                 "fullest_in": use.fullest,
                 "capacity_bytes": use.capacity_bytes,
                 "used_bytes": use.used_bytes,

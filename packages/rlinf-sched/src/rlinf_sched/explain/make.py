@@ -3,20 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlinf_sched.explain.explanation import Explanation, explain
+from rlinf_sched.explain.explanation import PlanExplanation, explain
 from rlinf_sched.explain.from_timeline import path_of, spans_of
 from rlinf_sched.explain.gains import gains_of
 from rlinf_sched.explain.quantities import seconds
 from rlinf_sched.explain.what_if import what_if
 from rlinf_sched.plan import Mode, Plan
 from rlinf_sched.planner import Planned, plan_and_compare
-from rlinf_sched.planner import plan as make_plan
+from rlinf_sched.planner import best_plan as make_plan
 from rlinf_sched.problem import Problem
 
 
 def explain_problem(
     problem: Problem, *, modes: Sequence[Mode] | None = None, num_draws: int = 0, asks_what_if: bool = False
-) -> Explanation:
+) -> PlanExplanation:
     """Plans a problem and explains the plan and its simulated step.
 
     Args:

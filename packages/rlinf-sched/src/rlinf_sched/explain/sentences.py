@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rlinf_sched.describe import ranges
+from rlinf_sched.describe import index_ranges
 from rlinf_sched.explain.busiest import busiest_sentence
 from rlinf_sched.explain.gains import LESS
 from rlinf_sched.explain.memory import handed_over, items_at_once
@@ -14,7 +14,7 @@ from rlinf_sched.plan import Plan, StagePlan
 from rlinf_sched.problem import Problem
 
 if TYPE_CHECKING:
-    from rlinf_sched.explain.explanation import Explanation
+    from rlinf_sched.explain.explanation import PlanExplanation
 
 BUSY_ENOUGH = 0.9
 """The least busy group is named below this share of computing devices."""
@@ -27,7 +27,7 @@ WORTH_GAINING = 0.005
 """Share of the step that something has to save to be called a help."""
 
 
-def sentences(explanation: Explanation) -> list[str]:
+def sentences(explanation: PlanExplanation) -> list[str]:
     """What happens and why, one sentence each, from the plan as a whole to its details."""
     return [
         *_headline(explanation),
@@ -70,7 +70,7 @@ def draws_notes(plan: Plan) -> Iterator[str]:
         )
 
 
-def _headline(explanation: Explanation) -> Iterator[str]:
+def _headline(explanation: PlanExplanation) -> Iterator[str]:
     problem, takes_s = explanation.problem, seconds(explanation.step_s)
     through = f"{counted(problem.num_items, 'item')} through {counted(len(problem.flow.stages), 'stage')}"
     where = f"as predicted for {problem.cluster.describe()}"
@@ -117,10 +117,10 @@ def _overlaps(problem: Problem, plan: Plan, stage: StagePlan) -> bool:
 
 
 def _where(worker: str, stage: StagePlan) -> str:
-    return f"{worker} on {counted(len(stage.devices), 'device')} ({ranges(stage.devices)})"
+    return f"{worker} on {counted(len(stage.devices), 'device')} ({index_ranges(stage.devices)})"
 
 
-def _path(explanation: Explanation) -> Iterator[str]:
+def _path(explanation: PlanExplanation) -> Iterator[str]:
     parts = [part for part in explanation.path if part.share >= 0.005]
     if parts:
         texts = [f"{part.label} ({part.share:.0%})" for part in parts]
@@ -130,7 +130,7 @@ def _path(explanation: Explanation) -> Iterator[str]:
     yield from _limits(explanation)
 
 
-def _gain(explanation: Explanation) -> Iterator[str]:
+def _gain(explanation: PlanExplanation) -> Iterator[str]:
     """What would make the step shorter most if it took less time."""
     for best in explanation.gains[:1]:
         if best.share < WORTH_GAINING:
@@ -145,7 +145,7 @@ def _gain(explanation: Explanation) -> Iterator[str]:
             )
 
 
-def _limits(explanation: Explanation) -> Iterator[str]:
+def _limits(explanation: PlanExplanation) -> Iterator[str]:
     """Host stages that the step waits for and that have as many processes as their profile or their node allows."""
     problem = explanation.problem
     waited_for = {part.label for part in explanation.path if part.share >= 0.005}
@@ -165,7 +165,7 @@ def _limits(explanation: Explanation) -> Iterator[str]:
             )
 
 
-def _use(explanation: Explanation) -> Iterator[str]:
+def _use(explanation: PlanExplanation) -> Iterator[str]:
     stages = set(explanation.spans.stages)
     shares = [
         (sum(share for label, share in use.busy_share.items() if label in stages), use.devices)
@@ -178,26 +178,26 @@ def _use(explanation: Explanation) -> Iterator[str]:
     least, where = min(shares)
     text = f"On average {mean:.0%} of the devices compute"
     if len(shares) > 1 and least < BUSY_ENOUGH:
-        text += f"; the least busy are {ranges(where)}, with {least:.0%}"
+        text += f"; the least busy are {index_ranges(where)}, with {least:.0%}"
     yield f"{text}."
     idle = len(explanation.problem.cluster.compute_devices) - num_devices
     if idle > 0:
         yield f"The plan leaves {counted(idle, 'device')} unused."
 
 
-def _memory(explanation: Explanation) -> Iterator[str]:
+def _memory(explanation: PlanExplanation) -> Iterator[str]:
     if explanation.memory:
         use = max(explanation.memory, key=lambda use: use.used_bytes / use.capacity_bytes)
         share = use.used_bytes / use.capacity_bytes
         nearly = ", which leaves hardly any room for fragmentation" if share > NEARLY_FULL else ""
         warning = ", more than there is" if share > 1 else nearly
         yield (
-            f"Memory is fullest on {ranges(use.group.devices)} while {use.fullest} computes: {gib(use.used_bytes)} of "
-            f"{gib(use.capacity_bytes)} ({share:.0%}){warning}."
+            f"Memory is fullest on {index_ranges(use.group.devices)} while {use.fullest} computes: "
+            f"{gib(use.used_bytes)} of {gib(use.capacity_bytes)} ({share:.0%}){warning}."
         )
 
 
-def _runner_up(explanation: Explanation) -> Iterator[str]:
+def _runner_up(explanation: PlanExplanation) -> Iterator[str]:
     chosen, *others = explanation.modes
     for row in others[:1]:
         more = row.step_s / chosen.step_s - 1

@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Sequence
 
-from rlinf_sched.describe import ranges
-from rlinf_sched.explain.explanation import Explanation
+from rlinf_sched.describe import index_ranges
+from rlinf_sched.explain.explanation import PlanExplanation
 from rlinf_sched.explain.memory import handed_over, peak_bytes
 from rlinf_sched.explain.quantities import gib, seconds
 
@@ -12,7 +12,7 @@ WIDTH = 110
 BAR_WIDTH = 40
 
 
-def explanation_text(explanation: Explanation, *, width: int = WIDTH) -> str:
+def explanation_text(explanation: PlanExplanation, *, width: int = WIDTH) -> str:
     """Tables of the plan, its critical path, the modes and what-if answers, and the plan in words; wrapped to a width
     where texts can be."""
     parts = [
@@ -26,7 +26,7 @@ def explanation_text(explanation: Explanation, *, width: int = WIDTH) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _plan_rows(explanation: Explanation) -> list[tuple[str, ...]]:
+def _plan_rows(explanation: PlanExplanation) -> list[tuple[str, ...]]:
     plan = explanation.plan
     times = ("computes", "of the time") if explanation.problem.flow.max_staleness else ("from", "to")
     rows = [("stage", "devices", "ranks", "items at a time", "offload", "turn", *times, "peak memory")]
@@ -34,7 +34,7 @@ def _plan_rows(explanation: Explanation) -> list[tuple[str, ...]]:
         rows.append(
             (
                 stage.stage,
-                ranges(stage.devices) or "host",
+                index_ranges(stage.devices) or "host",
                 str(stage.num_ranks),
                 f"{handed_over(explanation.problem, stage):,}",
                 "yes" if stage.offload else "no",
@@ -46,7 +46,7 @@ def _plan_rows(explanation: Explanation) -> list[tuple[str, ...]]:
     return rows
 
 
-def _times(explanation: Explanation, stage: str) -> tuple[str, str]:
+def _times(explanation: PlanExplanation, stage: str) -> tuple[str, str]:
     """Says when the stage computes; where steps overlap, how long in each of them."""
     spans = explanation.spans
     if explanation.problem.flow.max_staleness:
@@ -58,14 +58,14 @@ def _times(explanation: Explanation, stage: str) -> tuple[str, str]:
     return seconds(float(spans.start_s[mine].min())), seconds(float(spans.end_s[mine].max()))
 
 
-def _path_rows(explanation: Explanation) -> list[tuple[str, ...]]:
+def _path_rows(explanation: PlanExplanation) -> list[tuple[str, ...]]:
     return [
         (part.label, seconds(part.seconds), f"{part.share:.0%}", "#" * round(part.share * BAR_WIDTH))
         for part in explanation.path
     ]
 
 
-def _mode_rows(explanation: Explanation) -> list[tuple[str, ...]]:
+def _mode_rows(explanation: PlanExplanation) -> list[tuple[str, ...]]:
     chosen = explanation.modes[0]
     rows = [("mode", "step", "against the plan", "why")]
     for row in explanation.modes:
@@ -74,7 +74,7 @@ def _mode_rows(explanation: Explanation) -> list[tuple[str, ...]]:
     return rows
 
 
-def _answer_rows(explanation: Explanation) -> list[tuple[str, ...]]:
+def _answer_rows(explanation: PlanExplanation) -> list[tuple[str, ...]]:
     if not explanation.answers:
         return []
     rows = [("question", "step", "devices", "answer")]

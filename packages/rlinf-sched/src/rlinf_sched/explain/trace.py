@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_sched.describe import ranges
+from rlinf_sched.describe import index_ranges
 from rlinf_sched.explain.spans import KINDS, Spans, device_groups, usage
 from rlinf_sched.flow_graph import FlowGraph
 from rlinf_sched.plan import Plan
@@ -34,7 +34,7 @@ def _names(plan: Plan, flow: FlowGraph) -> list[dict[str, Any]]:
         stage = plan.stage(names[0])
         for rank in range(stage.num_ranks):
             devices = stage.devices_of(rank)
-            where = f"device {ranges(devices)}" if devices else "host"
+            where = f"device {index_ranges(devices)}" if devices else "host"
             label = f"{worker}/{rank}, {where}"
             events.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": rank, "args": {"name": label}})
     return events
@@ -69,7 +69,7 @@ def _counters(spans: Spans, plan: Plan) -> list[dict[str, Any]]:
     for group in device_groups(plan):
         if not group.devices:
             continue
-        name = f"computing on devices {ranges(group.devices)}"
+        name = f"computing on devices {index_ranges(group.devices)}"
         by_stage = {stage: busy for stage, busy in usage(spans, plan, group, edges_s).items() if stage in group.stages}
         for i in range(NUM_SAMPLES):
             values = {stage: round(float(busy[i]), 3) for stage, busy in by_stage.items()}

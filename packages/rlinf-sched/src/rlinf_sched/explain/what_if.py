@@ -16,7 +16,7 @@ LONGER = 1.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class ProblemVariant:
     """Another problem to ask about."""
 
     question: str
@@ -27,7 +27,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class WhatIf:
     """What the planner makes of a changed problem."""
 
     question: str
@@ -40,7 +40,7 @@ class Answer:
     """The change in words, or why nothing fits."""
 
 
-def changes(problem: Problem, plan: Plan) -> Iterator[Change]:
+def changes(problem: Problem, plan: Plan) -> Iterator[ProblemVariant]:
     """The questions that make sense for a problem.
 
     Args:
@@ -50,7 +50,7 @@ def changes(problem: Problem, plan: Plan) -> Iterator[Change]:
     group = _main_generation_group(problem.flow)
     if group is not None:
         own = len(plan.stage(problem.flow.workers[group][0]).devices)
-        yield Change(
+        yield ProblemVariant(
             question=f"twice the {group} devices",
             meaning=f"{own} more devices, {2 * own} of all {num_devices + own} for {group}",
             problem=replace(
@@ -59,7 +59,7 @@ def changes(problem: Problem, plan: Plan) -> Iterator[Change]:
                 pinned_devices={**problem.pinned_devices, group: 2 * own},
             ),
         )
-    yield Change(
+    yield ProblemVariant(
         question="twice the devices",
         meaning=f"{2 * num_devices} in place of {num_devices}",
         problem=replace(problem, cluster=grown(problem.cluster, num_devices)),
@@ -67,31 +67,31 @@ def changes(problem: Problem, plan: Plan) -> Iterator[Change]:
     yield from _other_machines(problem)
     yield from _other_steps(problem)
     if problem.flow.cycles():
-        yield Change(
+        yield ProblemVariant(
             question="30 % longer episodes",
             meaning=f"rounds and the time of what comes after them times {LONGER}",
             problem=_longer(problem, set().union(*problem.flow.cycles())),
         )
     else:
-        yield Change(
+        yield ProblemVariant(
             question="30 % longer answers",
             meaning=f"time, memory and bytes of every item times {LONGER}, in every stage",
             problem=_longer(problem, set()),
         )
     if problem.allow_offload:
-        yield Change(
+        yield ProblemVariant(
             question="no offload",
             meaning="state stays on the devices between turns",
             problem=replace(problem, allow_offload=False),
         )
 
 
-def _other_machines(problem: Problem) -> Iterator[Change]:
+def _other_machines(problem: Problem) -> Iterator[ProblemVariant]:
     """A faster network where there are several nodes, and the first product that is no slower by its datasheet."""
     cluster = problem.cluster
     if cluster.num_nodes > 1:
         links = replace(cluster.links, network_bytes_per_s=2 * cluster.links.network_bytes_per_s)
-        yield Change(
+        yield ProblemVariant(
             question="twice the network",
             meaning="twice the bytes per second between nodes",
             problem=replace(problem, cluster=replace(cluster, links=links)),
@@ -105,7 +105,7 @@ def _other_machines(problem: Problem) -> Iterator[Change]:
             and gpu.flops_per_s >= now.flops_per_s
             and gpu.memory_bytes_per_s > now.memory_bytes_per_s
         ):
-            yield Change(
+            yield ProblemVariant(
                 question=f"{short} in place of {now.name}",
                 meaning=f"their memory; times by the datasheets: {gpu.memory_bytes_per_s / now.memory_bytes_per_s:.2f} "
                 f"times as fast where batching is continuous (rate of memory), {gpu.flops_per_s / now.flops_per_s:.2f} "
@@ -139,11 +139,11 @@ def _on_other_gpus(problem: Problem, now: Gpu, gpu: Gpu) -> Problem:
     return replace(problem, cluster=cluster, profiles=Profiles(stages=stages))
 
 
-def _other_steps(problem: Problem) -> Iterator[Change]:
+def _other_steps(problem: Problem) -> Iterator[ProblemVariant]:
     """Twice the items, and generation one step further ahead, where there may be so many."""
     rounds = max(profile.rounds for profile in problem.profiles.stages.values())
     if 2 * problem.num_items * rounds <= MAX_ITEMS:
-        yield Change(
+        yield ProblemVariant(
             question="twice the items a step",
             meaning=f"{2 * problem.num_items:,} in place of {problem.num_items:,}; compared item for item",
             problem=replace(problem, num_items=2 * problem.num_items),
@@ -151,14 +151,14 @@ def _other_steps(problem: Problem) -> Iterator[Change]:
     ahead = problem.flow.max_staleness + 1
     if ahead > MAX_STALENESS:
         return
-    yield Change(
+    yield ProblemVariant(
         question=f"staleness {ahead}",
         meaning=f"generation may run {ahead} steps ahead of training, which no run does yet",
         problem=replace(problem, flow=replace(problem.flow, max_staleness=ahead)),
     )
 
 
-def what_if(problem: Problem, plan: Plan, make_plan: Callable[[Problem], Plan]) -> list[Answer]:
+def what_if(problem: Problem, plan: Plan, make_plan: Callable[[Problem], Plan]) -> list[WhatIf]:
     """Plans every changed problem and compares.
 
     Args:
@@ -186,12 +186,12 @@ def _main_generation_group(flow: FlowGraph) -> str | None:
     return next(iter([*playing, *groups]), None)
 
 
-def _answer(change: Change, plan: Plan, make_plan: Callable[[Problem], Plan], num_items: int) -> Answer:
+def _answer(change: ProblemVariant, plan: Plan, make_plan: Callable[[Problem], Plan], num_items: int) -> WhatIf:
     num_devices = len(change.problem.cluster.compute_devices)
     try:
         other = make_plan(change.problem)
     except InfeasibleError as e:
-        return Answer(
+        return WhatIf(
             question=change.question,
             meaning=change.meaning,
             step_s=None,
@@ -209,7 +209,7 @@ def _answer(change: Change, plan: Plan, make_plan: Callable[[Problem], Plan], nu
         text = f"{after_s / before_s - 1:.0%} slower"
     if other.mode != plan.mode:
         text += f"; {other.mode} in place of {plan.mode}"
-    return Answer(
+    return WhatIf(
         question=change.question,
         meaning=change.meaning,
         step_s=after_s,

@@ -15,7 +15,7 @@ NUM_OUT = len(FRACTIONS)
 
 
 @dataclass(frozen=True)
-class Columns:
+class RowColumns:
     """Which columns of a row hold which numbers."""
 
     num_pools: int

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlinf_sched.planner.places import Blocks, Chosen
+from rlinf_sched.planner.places import Blocks, ChosenPlaces
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import InstanceProfile, ItemCosts
 from rlinf_sched.stage_time import FRACTIONS, hand_over_size
 
 
-def cycle_times(problem: Problem, chosen: Sequence[Chosen], blocks: Blocks, granularity: int) -> np.ndarray:
+def cycle_times(problem: Problem, chosen: Sequence[ChosenPlaces], blocks: Blocks, granularity: int) -> np.ndarray:
     """float64 [rows, len(FRACTIONS) + 4], seconds: when so many items are out of the last round, how long the second
     half and the last of them take in an idle cycle, how long a step takes where the next one's items lie ready, and
     what each further step adds."""

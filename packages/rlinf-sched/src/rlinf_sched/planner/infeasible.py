@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlinf_sched.plan import Mode
-from rlinf_sched.planner.columns import Columns
+from rlinf_sched.planner.columns import RowColumns
 from rlinf_sched.planner.options import StageOptions
 from rlinf_sched.planner.pools import Pool
 from rlinf_sched.planner.search import Search
@@ -15,7 +15,7 @@ _GIB = 1 << 30
 
 def why_nothing_fits(problem: Problem, pools: Sequence[Pool], modes: Sequence[Mode]) -> str:
     """One sentence or two: the stage that fits nowhere, or the memory that stages lack together."""
-    columns, makes = Columns(len(pools), len(problem.flow.weight_edges)), StageOptions(problem, pools)
+    columns, makes = RowColumns(len(pools), len(problem.flow.weight_edges)), StageOptions(problem, pools)
     for names in problem.flow.turns():
         rows = makes.of_turn(names).rows
         stage = " and ".join(names)

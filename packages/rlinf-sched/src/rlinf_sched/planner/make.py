@@ -26,10 +26,10 @@ class Planned:
     """The best plan, with its prediction."""
     timeline: Timeline
     others: tuple[Judged, ...]
-    """The best plan of each other mode, best first, as in `plan.prediction.runners_up`."""
+    """The best plan of each other mode, best first, as in `best_plan.prediction.runners_up`."""
 
 
-def plan(problem: Problem, modes: Sequence[Mode] | None = None, *, num_draws: int = 0) -> Plan:
+def best_plan(problem: Problem, modes: Sequence[Mode] | None = None, *, num_draws: int = 0) -> Plan:
     """The plan with the shortest simulated step that was found.
 
     Args:
@@ -50,7 +50,7 @@ def plan(problem: Problem, modes: Sequence[Mode] | None = None, *, num_draws: in
 
 
 def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, num_draws: int = 0) -> Planned:
-    """Plans as `plan` does; what it says has the timelines of the plan and of the best of the other modes."""
+    """Plans as `best_plan` does; what it says has the timelines of the plan and of the best of the other modes."""
     problem.validate()
     modes = ALL_MODES if modes is None else modes
     for mode in modes:

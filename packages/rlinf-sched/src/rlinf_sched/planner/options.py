@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlinf_sched.planner.arrivals import arriving_costs
-from rlinf_sched.planner.columns import Columns
+from rlinf_sched.planner.columns import RowColumns
 from rlinf_sched.planner.cycle_time import cycle_times, of_busiest
-from rlinf_sched.planner.places import Blocks, Chosen, Places, combinations, may_share, partitions
+from rlinf_sched.planner.places import Blocks, ChosenPlaces, Places, combinations, may_share, partitions
 from rlinf_sched.planner.pools import Pool, device_counts, host_instances
 from rlinf_sched.planner.tree import Cycle, Tree
 from rlinf_sched.problem import Problem
@@ -31,7 +31,7 @@ class _Chunk:
     """Options that differ in numbers only."""
 
     rows: np.ndarray
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[ChosenPlaces, ...]
     """The place of each stage of the turn."""
     shares_everything: bool
     """Whether no two of its stages with devices lie side by side."""
@@ -78,7 +78,7 @@ class StageOptions:
     def __init__(self, problem: Problem, pools: Sequence[Pool]) -> None:
         self._problem = problem
         self._pools = pools
-        self._columns = Columns(len(pools), len(problem.flow.weight_edges))
+        self._columns = RowColumns(len(pools), len(problem.flow.weight_edges))
         flow = problem.flow
         self.groups = [group for group, stages in flow.workers.items() if len(stages) > 1]
         self._cycles = flow.cycles()
@@ -139,7 +139,7 @@ class StageOptions:
                 )
                 for offload in (False, True) if instance.num_devices and problem.allow_offload else (False,):
                     places = self._places(name, choice, pool, counts[count], sizes[size], offload)
-                    chosen = (Chosen(places, np.arange(len(count))),)
+                    chosen = (ChosenPlaces(places, np.arange(len(count))),)
                     yield self._chunk(chosen, ((0,),), times)
 
     def _counts(self, name: str, instance: InstanceProfile, sizes: tuple[int, ...]) -> Iterator[tuple[int, np.ndarray]]:
@@ -213,7 +213,7 @@ class StageOptions:
             offload_s=offload_s,
         )
 
-    def _chunk(self, chosen: tuple[Chosen, ...], blocks: Blocks, times: np.ndarray) -> _Chunk:
+    def _chunk(self, chosen: tuple[ChosenPlaces, ...], blocks: Blocks, times: np.ndarray) -> _Chunk:
         rows = self._rows(chosen, blocks, times)
         on_devices = [stage for stage in chosen if stage.places.pool >= 0]
         num_instances = sum(stage.places.num_instances[stage.index] for stage in on_devices)
@@ -226,7 +226,7 @@ class StageOptions:
             blocks=blocks if len(chosen) > 1 else (),
         )
 
-    def _rows(self, chosen: Sequence[Chosen], blocks: Blocks, times: np.ndarray) -> np.ndarray:
+    def _rows(self, chosen: Sequence[ChosenPlaces], blocks: Blocks, times: np.ndarray) -> np.ndarray:
         """Rows of stages that compute at the same time, from their times without onload and offload."""
         problem, columns = self._problem, self._columns
         rows = np.zeros((len(times), columns.width))
@@ -253,7 +253,7 @@ class StageOptions:
             rows[:, columns.period] = rows[:, columns.further] = rows[:, columns.last]
         return rows
 
-    def _sync_within(self, rows: np.ndarray, chosen: Sequence[Chosen], blocks: Blocks) -> None:
+    def _sync_within(self, rows: np.ndarray, chosen: Sequence[ChosenPlaces], blocks: Blocks) -> None:
         """Adds the weight syncs both of whose ends are here."""
         problem, columns, links = self._problem, self._columns, self._problem.cluster.links
         far = len(blocks) > 1 and problem.cluster.num_nodes > 1

@@ -50,7 +50,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenPlaces:
     """The place that each row of options has, as an index into a stage's places."""
 
     places: Places
@@ -61,18 +61,18 @@ class Chosen:
     def num_devices(self) -> np.ndarray:
         return self.places.num_devices[self.index]
 
-    def keep(self, rows: np.ndarray) -> "Chosen":
-        return Chosen(self.places, self.index[rows])
+    def keep(self, rows: np.ndarray) -> "ChosenPlaces":
+        return ChosenPlaces(self.places, self.index[rows])
 
 
 Blocks = tuple[tuple[int, ...], ...]
 """Numbers of stages; those of one block share their devices, blocks share none."""
 
 
-def combinations(options: Sequence[Places]) -> list[Chosen]:
+def combinations(options: Sequence[Places]) -> list[ChosenPlaces]:
     """Every place of the first with every place of the others."""
     grid = np.indices([len(places.num_instances) for places in options]).reshape(len(options), -1)
-    return [Chosen(places, index) for places, index in zip(options, grid, strict=True)]
+    return [ChosenPlaces(places, index) for places, index in zip(options, grid, strict=True)]
 
 
 def partitions(count: int) -> Iterator[Blocks]:
@@ -89,7 +89,7 @@ def partitions(count: int) -> Iterator[Blocks]:
     yield from extend(0, ())
 
 
-def may_share(chosen: Sequence[Chosen], blocks: Blocks) -> np.ndarray:
+def may_share(chosen: Sequence[ChosenPlaces], blocks: Blocks) -> np.ndarray:
     """bool [rows]: whether the stages of each block have equal numbers of devices of one pool, or are alone."""
     result = np.ones(len(chosen[0].index), dtype=bool)
     for first, *others in blocks:

@@ -18,7 +18,7 @@ import numpy as np
 
 from rlinf_sched import _C
 from rlinf_sched.plan import Mode
-from rlinf_sched.planner.columns import NUM_OUT, Columns
+from rlinf_sched.planner.columns import NUM_OUT, RowColumns
 from rlinf_sched.planner.core_bound import least_step_s
 from rlinf_sched.planner.options import Options, StageOptions
 from rlinf_sched.planner.pools import Pool
@@ -73,7 +73,7 @@ class Search:
         flow = problem.flow
         self._problem, self._tolerance = problem, tolerance
         self._has_network = problem.cluster.num_nodes > 1
-        self._columns = Columns(len(pools), len(flow.weight_edges))
+        self._columns = RowColumns(len(pools), len(flow.weight_edges))
         self._makes = StageOptions(problem, pools)
         self._least_step_s = least_step_s(problem)
         self._turns = flow.turns()

@@ -61,7 +61,7 @@ class Command:
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class CommandReply:
     """What came of a command."""
 
     number: int
@@ -75,7 +75,7 @@ class Answer:
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class HeldWeights:
     """What a process has of the model."""
 
     buffers: dict[str, BufferSpec]
@@ -162,11 +162,13 @@ class Inside:
 
     def _do(self, command: Command) -> None:
         try:
-            answer = Answer(number=command.number, value=getattr(self, command.method)(*command.arguments))
+            answer = CommandReply(number=command.number, value=getattr(self, command.method)(*command.arguments))
         except Exception as error:  # noqa: BLE001 - the worker raises it
             traceback.print_exc()
             tensors = error.tensors if isinstance(error, WeightMismatchError) else ()
-            answer = Answer(number=command.number, error_type=type(error).__name__, text=str(error), tensors=tensors)
+            answer = CommandReply(
+                number=command.number, error_type=type(error).__name__, text=str(error), tensors=tensors
+            )
         self._send(answer)
 
     def _send(self, message: Any) -> None:
@@ -175,10 +177,10 @@ class Inside:
 
     # -- what the worker may ask -----------------------------------------------------------------------------------
 
-    def describe(self) -> Held:
+    def describe(self) -> HeldWeights:
         """The parameters, as the engine has made them."""
         specs = specs_of(self._parameters())
-        return Held(
+        return HeldWeights(
             buffers={name: BufferSpec(spec.shape, spec.dtype) for name, spec in specs.items()}, sizes=self.sizes
         )
 
@@ -236,7 +238,7 @@ def enter(ticket: str, model: Model, *, rank: int, sizes: Mapping[str, int], kin
     Args:
         ticket: as `EngineProcesses` has made it.
         rank: of this process in the engine's tensor parallelism.
-        sizes: how the engine is cut, see `Held`.
+        sizes: how the engine is cut, see `HeldWeights`.
     """
     number, _, address = ticket.partition(" ")
     if address not in _INSIDE:
@@ -245,7 +247,7 @@ def enter(ticket: str, model: Model, *, rank: int, sizes: Mapping[str, int], kin
         _INSIDE[address].enter(int(number))
 
 
-def check_held(held: Held, wanted: Mapping[str, BufferSpec]) -> None:
+def check_held(held: HeldWeights, wanted: Mapping[str, BufferSpec]) -> None:
     """Whether a process has exactly these parameters. Raises: LayoutError naming those that differ."""
     faults = []
     for name in sorted({*held.buffers, *wanted}):

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlinf_comm import PeerLost, PeerTimeout, WeightMismatchError, errors, pack, unpack
 from rlinf_comm.weights import Layout
 from rlinf_comm.wire import Connection, Deadline, Hello, meet, send_hello
-from rlinf_workers.engines.inside import SERVICE, Answer, Attested, Command, Registration
+from rlinf_workers.engines.inside import SERVICE, Attested, Command, CommandReply, Registration
 from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WeightSyncRefused, WorkersError
 from rlinf_workers.leftovers import SweptFolder
@@ -124,12 +124,12 @@ class EngineProcesses:
         except PeerLost as error:
             raise WorkersError(f"{process.name} has died") from error
 
-    def _answer(self, process: _Process, number: int, what: str) -> Answer:
+    def _answer(self, process: _Process, number: int, what: str) -> CommandReply:
         while True:
             if not process.connection.poll(self._timeout_s):
                 raise WorkersError(f"{process.name} has not answered within {self._timeout_s:.0f} s: {what}")
             try:
-                answer: Answer = unpack(process.connection.receive_bytes())
+                answer: CommandReply = unpack(process.connection.receive_bytes())
             except PeerLost as error:
                 raise WorkersError(f"{process.name} has died") from error
             if answer.number == number:  # an earlier one belongs to a call that was given up
@@ -159,7 +159,7 @@ class EngineReceiver:
         return check
 
 
-def _raise_first(processes: Sequence[_Process], answers: Sequence[Answer]) -> None:
+def _raise_first(processes: Sequence[_Process], answers: Sequence[CommandReply]) -> None:
     """Raises what the processes raised, all in one text."""
     failed = [(process, answer) for process, answer in zip(processes, answers, strict=True) if answer.error_type]
     if not failed:

@@ -9,13 +9,13 @@ from pathlib import Path
 from rlinf_comm import LayoutError
 from rlinf_comm.weights import Layout, RankLayout
 from rlinf_comm.weights.layouts import TransformerShape, huggingface, merged
-from rlinf_workers.engines.inside import Held, check_held
+from rlinf_workers.engines.inside import HeldWeights, check_held
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.weight_names import CONVERTS
 
 
-def serving_layout(model: ModelSettings, held: Sequence[Held]) -> Layout:
+def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
     """The layout of an engine's processes, by the names of the model in transformers.
 
     Args:

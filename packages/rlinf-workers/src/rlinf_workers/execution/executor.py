@@ -29,7 +29,7 @@ from rlinf_workers.errors import (
     StepTimeout,
     WorkerLost,
 )
-from rlinf_workers.execution.groups import Groups
+from rlinf_workers.execution.groups import RunningGroups
 from rlinf_workers.execution.item_channels import (
     ChannelPlace,
     ChannelSpec,
@@ -42,7 +42,7 @@ from rlinf_workers.execution.lease import LeaseRequest, Leases, Reply
 from rlinf_workers.execution.ports import Pauses, Writer
 from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
 from rlinf_workers.execution.weight_edges import WeightEdges
-from rlinf_workers.explaining.explanation import Explanation, Seen, explain
+from rlinf_workers.explaining.explanation import ProcessSight, RunExplanation, explain
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import (
     DRIVER,
@@ -149,7 +149,7 @@ class Executor:
         self._cluster = cluster
         self._scratch = SweptFolder("rlinf-")
         self._launcher: Launcher = launcher or LocalLauncher()
-        self._groups = Groups(
+        self._groups = RunningGroups(
             cluster=cluster,
             launcher=self._launcher,
             log_folder=log_folder or self._scratch.path / "logs",
@@ -167,7 +167,7 @@ class Executor:
         self._open: dict[str, _OpenFlow] = {}
         self.notes: list[str] = []
         """What did not work as it should have, and what was done instead: one line each, for a run's manifest."""
-        self.explanation: Explanation | None = None
+        self.explanation: RunExplanation | None = None
         """Of the run that passed its deadline or lost a worker: taken before anything was ended."""
         self.driver_log = ""
         """Where faulthandler writes the driver's stacks; whoever registers it sets this."""
@@ -440,17 +440,17 @@ class Executor:
             processes=processes,
         )
 
-    def explain(self, snapshot: Snapshot) -> Explanation:
+    def explain(self, snapshot: Snapshot) -> RunExplanation:
         """As `explaining.explanation.explain`, with the processes of other hosts."""
         return explain(snapshot, elsewhere=self.look_elsewhere(snapshot))
 
-    def look_elsewhere(self, snapshot: Snapshot) -> list[Seen]:
+    def look_elsewhere(self, snapshot: Snapshot) -> list[ProcessSight]:
         """The processes of other hosts, seen by a worker there that answers within LOOK_S; from any thread."""
         hosts: dict[str, list[ProcessRecord]] = defaultdict(list)
         for record in snapshot.processes:
             if record.host != platform.node():
                 hosts[record.host].append(record)
-        found: list[Seen] = []
+        found: list[ProcessSight] = []
         for records in hosts.values():
             order = msgspec.json.encode(records)
             workers = [record.name for record in records if " " not in record.name]
@@ -461,7 +461,7 @@ class Executor:
             with suppress(concurrent.futures.TimeoutError):
                 for one in concurrent.futures.as_completed(asked, LOOK_S):
                     if one.exception() is None:
-                        found += msgspec.json.decode(one.result(), type=list[Seen])
+                        found += msgspec.json.decode(one.result(), type=list[ProcessSight])
                         break
         return found
 

@@ -26,7 +26,7 @@ LEAVE_LANE = -1
 """Of a worker that is sent away from its devices: its stages may be waiting on the others."""
 
 
-class Groups:
+class RunningGroups:
     """The groups that run, by name.
 
     Args:

@@ -15,7 +15,7 @@ from rlinf_comm import ChannelAddress, ServerAddress, record
 from rlinf_sched.flow_graph import FlowGraph, WeightEdge
 from rlinf_sched.plan import Plan
 from rlinf_workers.flow import Flow
-from rlinf_workers.metrics import Metric
+from rlinf_workers.metrics import WeightedMetric
 from rlinf_workers.spans import Span
 from rlinf_workers.worker import StepContext
 
@@ -79,7 +79,7 @@ class StageCall:
 class StageOutcome:
     """What a rank reports when its stage is done."""
 
-    metrics: dict[str, Metric]
+    metrics: dict[str, WeightedMetric]
     spans: list[Span]
     shown: list[dict[str, str | float]]
     """Rows for people, see Worker.show."""

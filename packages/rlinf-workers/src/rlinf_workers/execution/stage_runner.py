@@ -16,7 +16,7 @@ from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import ItemEnd, Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.stage_calls import Port, StageCall, StageOutcome
-from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, Processes, Span, now_ns
+from rlinf_workers.spans import CHANNEL, COMPUTE_SPAN, LEASE, SYNC_SPAN, Processes, Span, now_ns
 
 if TYPE_CHECKING:
     from rlinf_workers.execution.worker_host import WorkerHost
@@ -76,7 +76,7 @@ class StageRunner(Pauses):
         self.before_put()  # metrics and weights leave too
         for edge in call.publishes:
             self._enter()
-            with self._span("publish weights", SYNC), self._host.waits.waiting("room for weights", edge):
+            with self._span("publish weights", SYNC_SPAN), self._host.waits.waiting("room for weights", edge):
                 self._host.publish_weights(edge)
         self._leave(is_last=True)
         if self._is_first:
@@ -178,12 +178,12 @@ class StageRunner(Pauses):
             chunk, self._chunk = self._chunk, None
             num_items, began_ns = (chunk.num_items, chunk.began_ns) if self._is_first else (0, ())  # counted once
             collective_ns = self._host.waits.collective_ns - chunk.collective_ns
-            self._add_span(self._call.stage, COMPUTE, chunk.start_ns, num_items, began_ns, collective_ns)
+            self._add_span(self._call.stage, COMPUTE_SPAN, chunk.start_ns, num_items, began_ns, collective_ns)
 
     def before_put(self) -> None:
         if self._host.has_unconfirmed_weights:
             waiting = self._host.waits.waiting("check of weights", processes=self._served_elsewhere)
-            with self._span("check weights", SYNC), waiting:
+            with self._span("check weights", SYNC_SPAN), waiting:
                 self._host.confirm_weights()
         self._host.confirm_weights()
 
@@ -208,7 +208,7 @@ class StageRunner(Pauses):
             start_ns = now_ns()
             self._host.before_change()
             if now_ns() - start_ns >= SHORTEST_WAIT_SPAN_NS:
-                self._add_span("keep published weights", SYNC, start_ns)
+                self._add_span("keep published weights", SYNC_SPAN, start_ns)
             if not self._host.is_loaded:
                 with self._span("onload", LEASE):
                     self._host.load()
@@ -216,7 +216,7 @@ class StageRunner(Pauses):
                 if self._host.served_versions.get(edge) != version:
                     waits, elsewhere = self._host.waits, self._served_elsewhere
                     waiting = waits.waiting("weights", edge, number=version, processes=elsewhere)
-                    with self._span("receive weights", SYNC), waiting:
+                    with self._span("receive weights", SYNC_SPAN), waiting:
                         self._host.receive_weights(edge, version)
                     # What another rank of the replica makes with these weights leaves elsewhere.
                     if self._call.told is not None or self._worker.checks_first:

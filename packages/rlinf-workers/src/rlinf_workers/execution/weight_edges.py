@@ -9,7 +9,7 @@ from rlinf_comm.weights import Layout, ReshardPlan
 from rlinf_comm.weights import plan as reshard_plan
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, WeightSyncRefused
-from rlinf_workers.execution.groups import Groups
+from rlinf_workers.execution.groups import RunningGroups
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import WeightPort, WeightSync
 from rlinf_workers.weight_sync.choose import choose
@@ -28,7 +28,7 @@ class WeightEdges:
 
     def __init__(
         self,
-        groups: Groups,
+        groups: RunningGroups,
         *,
         weight_sync: str,
         options: Mapping[str, Any],

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlinf_workers.explaining.graph import Culprit, Halted, Node, WaitGraph, wait_graph
+from rlinf_workers.explaining.graph import Culprit, Halted, WaitGraph, WaitNode, wait_graph
 from rlinf_workers.explaining.processes import ProcessState, process_states
 from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot, workers_of
 from rlinf_workers.explaining.stacks import Stacks, backend_collective, stacks_of
@@ -34,7 +34,7 @@ class Look:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
+class RunExplanation:
     """Who waits for what in a run, who is the cause, and what those are doing."""
 
     snapshot: Snapshot
@@ -45,7 +45,7 @@ class Explanation:
     """Process -> what it does; of those without a stack too."""
 
     @property
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, WaitNode]:
         """Those of the graph, by name."""
         return {node.name: node for node in self.graph.nodes}
 
@@ -55,7 +55,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class ProcessSight:
     """A process as somebody on its own host sees it."""
 
     name: str
@@ -63,14 +63,14 @@ class Seen:
     stacks: Stacks
 
 
-def look_here(records: Sequence[ProcessRecord]) -> list[Seen]:
+def look_here(records: Sequence[ProcessRecord]) -> list[ProcessSight]:
     """All of some processes of this host; takes seconds."""
     states = process_states(records)
     with ThreadPoolExecutor(max_workers=8) as threads:
         found = threads.map(lambda record: _look(record, states[record.name], True, None), records)
         stacks = [look.stacks or Stacks(source="no stack: the process is gone") for look in found]
     return [
-        Seen(name=record.name, state=states[record.name], stacks=taken)
+        ProcessSight(name=record.name, state=states[record.name], stacks=taken)
         for record, taken in zip(records, stacks, strict=True)
     ]
 
@@ -80,8 +80,8 @@ def explain(
     *,
     every: bool = False,
     suspects: Collection[str] = (),
-    elsewhere: Collection[Seen] = (),
-) -> Explanation:
+    elsewhere: Collection[ProcessSight] = (),
+) -> RunExplanation:
     """Looks at the processes of a snapshot, which may be gone by now; takes a second or two.
 
     Args:
@@ -112,7 +112,7 @@ def explain(
             snapshot.processes,
         )
         by_name = {look.record.name: look for look in looks}
-    return Explanation(snapshot=snapshot, explained_s=time.time(), graph=graph, looks=by_name)
+    return RunExplanation(snapshot=snapshot, explained_s=time.time(), graph=graph, looks=by_name)
 
 
 def _may_meet(graph: WaitGraph, snapshot: Snapshot) -> set[str]:

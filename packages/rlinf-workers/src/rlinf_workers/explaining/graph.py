@@ -33,7 +33,7 @@ Halted = Literal["gone", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class WaitNode:
     """Somebody who has not finished."""
 
     name: str
@@ -64,7 +64,7 @@ class Culprit:
 class WaitGraph:
     """The wait-for graph of a run."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[WaitNode, ...]
     """Those that wait first, the longest wait first."""
     culprits: tuple[Culprit, ...]
     """The gravest first; of the same gravity the one that most others wait for. Empty between runs of a flow, and while
@@ -96,7 +96,7 @@ class _Maker:
         return WaitGraph(nodes=tuple(in_order), culprits=tuple(culprits))
 
     @cached_property
-    def _bare(self) -> dict[str, Node]:
+    def _bare(self) -> dict[str, WaitNode]:
         """All nodes, without edges."""
         # What was told before this run of the flow began belongs to the one before it.
         told = (wait for wait in self._snapshot.waits if wait.since_s >= self._snapshot.began_s)
@@ -106,43 +106,43 @@ class _Maker:
             for rank in stage.unfinished:
                 worker = f"{stage.worker}/{rank}"
                 wait = waits.get((worker, stage.name)) if worker not in self._halted else None
-                nodes.append(Node(name=f"{worker} {stage.name}", process=worker, wait=wait))
+                nodes.append(WaitNode(name=f"{worker} {stage.name}", process=worker, wait=wait))
         nodes += [self._driver_node("feeds", channel) for channel in self._snapshot.feeding]
         nodes += [self._driver_node("collects", channel) for channel in self._snapshot.collecting]
         for worker in self._snapshot.leaving:
-            nodes.append(Node(name=f"{worker} offload", process=worker, wait=waits.get((worker, ""))))
+            nodes.append(WaitNode(name=f"{worker} offload", process=worker, wait=waits.get((worker, ""))))
         nodes += [beside for node in nodes if node.wait is not None for beside in self._besides(node.wait)]
         seen = {node.process for node in nodes}
-        nodes += [Node(name=process, process=process) for process in self._halted if process not in seen]
+        nodes += [WaitNode(name=process, process=process) for process in self._halted if process not in seen]
         return {node.name: node for node in nodes}
 
-    def _besides(self, wait: Wait) -> list[Node]:
+    def _besides(self, wait: Wait) -> list[WaitNode]:
         """What a wait is for that is no stage: it goes on in some process without telling of its waits."""
-        own = [Node(name=name, process=name) for name in _own_processes(wait)]
+        own = [WaitNode(name=name, process=name) for name in _own_processes(wait)]
         if wait.kind == "weights":  # a version that was published before this run: its senders hand it out
             source, _, target = wait.of.partition(" -> ")
             senders = workers_of(source, self._snapshot)
-            return [*own, *(Node(name=f"{one} sends weights to {target}", process=one) for one in senders)]
+            return [*own, *(WaitNode(name=f"{one} sends weights to {target}", process=one) for one in senders)]
         if own:
             return own
         keeper = self._snapshot.keepers.get(wait.of, "")
         if (keeper and wait.kind == "door") or (wait.kind in ("items", "room") and keeper in self._halted):
-            return [Node(name=f"{keeper} keeps channel {wait.of}", process=keeper)]
+            return [WaitNode(name=f"{keeper} keeps channel {wait.of}", process=keeper)]
         return []
 
-    def _driver_node(self, verb: Literal["feeds", "collects"], channel: str) -> Node:
+    def _driver_node(self, verb: Literal["feeds", "collects"], channel: str) -> WaitNode:
         """The driver's ends tell no waits: who feeds waits for room, who collects waits for items unless some are
         there."""
         name, entries = f"{DRIVER}: {verb} {channel}", {one.name: one.num_entries for one in self._snapshot.channels}
         if DRIVER in self._halted or (verb == "collects" and entries.get(channel)):
-            return Node(name=name, process=DRIVER)
+            return WaitNode(name=name, process=DRIVER)
         kind = "room" if verb == "feeds" else "items"
         wait = Wait(waiter=DRIVER, kind=kind, of=channel, since_s=self._snapshot.began_s)
-        return Node(name=name, process=DRIVER, wait=wait)
+        return WaitNode(name=name, process=DRIVER, wait=wait)
 
     # -- edges -----------------------------------------------------------------------------------------------------
 
-    def _with_moves(self, node: Node) -> Node:
+    def _with_moves(self, node: WaitNode) -> WaitNode:
         wait = node.wait
         if wait is None:
             return node
@@ -168,7 +168,7 @@ class _Maker:
             return replace(node, whose_move=_known(self._bare, others, but=node.name))
         return node  # its own thread checks weights; or the driver answers, whose threads tell no waits
 
-    def _at_channel(self, node: Node, wait: Wait) -> Node:
+    def _at_channel(self, node: WaitNode, wait: Wait) -> WaitNode:
         stage = self._stages.get(wait.stage)
         if stage is not None and int(wait.waiter.rpartition("/")[2]) % stage.num_ranks_per_replica:
             return replace(node, whose_move=self._first_ranks(node, wait))
@@ -183,7 +183,7 @@ class _Maker:
         remark = "".join(f"{one.num_entries} entries, {one.num_bytes} of {one.capacity_bytes} bytes" for one in found)
         return replace(node, whose_move=_known(self._bare, movers), remark=remark)
 
-    def _in_collective(self, node: Node, wait: Wait) -> Node:
+    def _in_collective(self, node: WaitNode, wait: Wait) -> WaitNode:
         """Those who are not in the same collective."""
         movers, remarks = [], []
         for rank in wait.ranks:
@@ -198,7 +198,7 @@ class _Maker:
                 remarks.append(f"{name} is in {theirs.target if theirs.number else theirs.operation}")
         return replace(node, whose_move=tuple(movers), remark="; ".join(remarks))
 
-    def _first_ranks(self, node: Node, wait: Wait) -> tuple[str, ...]:
+    def _first_ranks(self, node: WaitNode, wait: Wait) -> tuple[str, ...]:
         """The first rank of a rank's replica."""
         stage, rank = self._stages.get(wait.stage), int(wait.waiter.rpartition("/")[2])
         if stage is None:
@@ -206,7 +206,7 @@ class _Maker:
         name = f"{stage.worker}/{rank - rank % stage.num_ranks_per_replica} {stage.name}"
         return _known(self._bare, [name], but=node.name)
 
-    def _other_ranks(self, node: Node, wait: Wait) -> tuple[str, ...]:
+    def _other_ranks(self, node: WaitNode, wait: Wait) -> tuple[str, ...]:
         """The ranks of a replica behind its first."""
         stage, rank = self._stages.get(wait.stage), int(wait.waiter.rpartition("/")[2])
         if stage is None:
@@ -221,7 +221,7 @@ class _Maker:
 
     # -- culprits --------------------------------------------------------------------------------------------------
 
-    def _culprits(self, nodes: Mapping[str, Node], waiting: Mapping[str, set[str]]) -> Iterable[Culprit]:
+    def _culprits(self, nodes: Mapping[str, WaitNode], waiting: Mapping[str, set[str]]) -> Iterable[Culprit]:
         for node in nodes.values():
             cause: Cause = self._cause(node)
             if not node.whose_move and (cause not in DOUBTFUL or (node.wait and self._is_settled(node.wait))):
@@ -236,7 +236,7 @@ class _Maker:
                 others = set().union(*(waiting[name] for name in circle)) - set(circle)
                 yield Culprit(cause=cause, nodes=circle, num_waiting=len(others))
 
-    def _cause(self, node: Node) -> Cause:
+    def _cause(self, node: WaitNode) -> Cause:
         if node.process in self._halted:
             return self._halted[node.process]
         if node.wait is None or node.wait.kind in ("check of weights", "service", "backend collective"):
@@ -260,12 +260,12 @@ def _collective(wait: Wait) -> tuple[object, ...]:
     return wait.kind, wait.of, wait.ranks, wait.number, wait.operation
 
 
-def _known(nodes: Mapping[str, Node], names: Iterable[str], *, but: str = "") -> tuple[str, ...]:
+def _known(nodes: Mapping[str, WaitNode], names: Iterable[str], *, but: str = "") -> tuple[str, ...]:
     """Those of the names that have not finished."""
     return tuple(name for name in dict.fromkeys(names) if name in nodes and name != but)
 
 
-def _waiting_for(nodes: Mapping[str, Node]) -> dict[str, set[str]]:
+def _waiting_for(nodes: Mapping[str, WaitNode]) -> dict[str, set[str]]:
     """Node -> all that wait for it, directly or behind others; itself too where it is in a circle."""
     direct: dict[str, set[str]] = defaultdict(set)
     for node in nodes.values():

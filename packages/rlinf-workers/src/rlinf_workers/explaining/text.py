@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from rlinf_workers.explaining.explanation import Explanation, Look
-from rlinf_workers.explaining.graph import SETTLED_S, Cause, Culprit, Node
+from rlinf_workers.explaining.explanation import Look, RunExplanation
+from rlinf_workers.explaining.graph import SETTLED_S, Cause, Culprit, WaitNode
 from rlinf_workers.explaining.stacks import Frame, Stacks, ThreadStack
 from rlinf_workers.printable import printable
 
@@ -37,7 +37,7 @@ WHAT_TO_DO: Mapping[Cause, str] = {
 }
 
 
-def explanation_text(explanation: Explanation, *, every: bool = False) -> str:
+def explanation_text(explanation: RunExplanation, *, every: bool = False) -> str:
     """Lines for people, without the run's name.
 
     Args:
@@ -47,7 +47,7 @@ def explanation_text(explanation: Explanation, *, every: bool = False) -> str:
     return "\n".join(printable(line) for line in lines)
 
 
-def culprit_line(explanation: Explanation) -> str:
+def culprit_line(explanation: RunExplanation) -> str:
     """The gravest culprit in one line."""
     snapshot = explanation.snapshot
     for culprit in explanation.graph.culprits:
@@ -60,14 +60,14 @@ def culprit_line(explanation: Explanation) -> str:
     return "nobody: every wait is short, so it moves, or has stood still for seconds only; ask again"
 
 
-def _is_on_time(explanation: Explanation) -> bool:
+def _is_on_time(explanation: RunExplanation) -> bool:
     """Whether somebody works, and the step has not taken long enough for that to be a reason to worry."""
     snapshot, culprits = explanation.snapshot, explanation.graph.culprits
     took_s, expected_s = snapshot.taken_s - snapshot.began_s, snapshot.expected_s or 0.0
     return bool(culprits) and culprits[0].cause == "busy" and took_s < max(SETTLED_S, TIMES_EXPECTED * expected_s)
 
 
-def graph_lines(explanation: Explanation, *, every: bool = False) -> Iterator[str]:
+def graph_lines(explanation: RunExplanation, *, every: bool = False) -> Iterator[str]:
     """The culprits, what to do, and who waits for what, the longest first."""
     yield f"culprit: {culprit_line(explanation)}"
     culprits = explanation.graph.culprits
@@ -87,12 +87,12 @@ def graph_lines(explanation: Explanation, *, every: bool = False) -> Iterator[st
         yield f"  and {len(waiting) - NUM_NODES} more"
 
 
-def explanation_json(explanation: Explanation) -> bytes:
+def explanation_json(explanation: RunExplanation) -> bytes:
     """All of it, for programs."""
     return msgspec.json.format(msgspec.json.encode(explanation), indent=1)
 
 
-def _head(explanation: Explanation) -> Iterator[str]:
+def _head(explanation: RunExplanation) -> Iterator[str]:
     snapshot = explanation.snapshot
     if snapshot.flow:
         took_s = snapshot.taken_s - snapshot.began_s
@@ -100,7 +100,7 @@ def _head(explanation: Explanation) -> Iterator[str]:
         yield f"flow {snapshot.flow!r}, step {snapshot.step} ({snapshot.phase}), under way for {took_s:.1f} s{expected}"
 
 
-def _culprit_text(explanation: Explanation, culprit: Culprit) -> str:
+def _culprit_text(explanation: RunExplanation, culprit: Culprit) -> str:
     behind = {0: "", 1: "; 1 other waits for it"}.get(
         culprit.num_waiting, f"; {culprit.num_waiting} others wait for it"
     )
@@ -116,7 +116,7 @@ def _culprit_text(explanation: Explanation, culprit: Culprit) -> str:
     return f"{nodes[0].name}{_process_text(culprit.cause, nodes[0], look)}{_lease_text(explanation, nodes[0])}{behind}"
 
 
-def _process_text(cause: Cause, node: Node, look: Look | None) -> str:
+def _process_text(cause: Cause, node: WaitNode, look: Look | None) -> str:
     if look is None:
         return ", whose process has not started yet"
     pid = look.record.pid
@@ -134,7 +134,7 @@ def _process_text(cause: Cause, node: Node, look: Look | None) -> str:
     )
 
 
-def _lease_text(explanation: Explanation, node: Node) -> str:
+def _lease_text(explanation: RunExplanation, node: WaitNode) -> str:
     turns = sorted(
         {
             waiter.wait.number
@@ -145,11 +145,11 @@ def _lease_text(explanation: Explanation, node: Node) -> str:
     return "".join(f"; it has devices that turn {turn} waits for" for turn in turns)
 
 
-def _waits_for(node: Node) -> str:
+def _waits_for(node: WaitNode) -> str:
     return f"{node.name} waits for {node.wait.target}" if node.wait else node.name
 
 
-def _node_text(explanation: Explanation, node: Node) -> str:
+def _node_text(explanation: RunExplanation, node: WaitNode) -> str:
     assert node.wait is not None, f"{node.name} does not wait"
     waited_s = explanation.snapshot.taken_s - node.wait.since_s
     remark = f" ({node.remark})" if node.remark else ""
@@ -161,7 +161,7 @@ def _node_text(explanation: Explanation, node: Node) -> str:
 # -- stacks ----------------------------------------------------------------------------------------------------------
 
 
-def _stack_lines(explanation: Explanation, every: bool) -> Iterator[str]:
+def _stack_lines(explanation: RunExplanation, every: bool) -> Iterator[str]:
     for name, look in explanation.looks.items():
         if look.stacks is None and not every:
             continue

@@ -115,11 +115,11 @@ class Agent:
             try:
                 self._start(order)
             except (InterpreterRefused, Refused) as error:
-                self._control.send_bytes(messages.encode(messages.Refused(order.number, str(error))))
+                self._control.send_bytes(messages.encode(messages.StartRefused(order.number, str(error))))
         elif isinstance(order, messages.LookAtWorker):
             worker = self._workers.get(order.number)
             runs = worker is not None and is_running(worker.process.pid)
-            self._control.send_bytes(messages.encode(messages.Seen(order.number, runs)))
+            self._control.send_bytes(messages.encode(messages.ProcessStatus(order.number, runs)))
         elif order.number in self._workers:
             kill_with_group(self._workers[order.number].process)
 
@@ -139,7 +139,7 @@ class Agent:
     def _call_driver(self, arrival: messages.AgentArrival | messages.WorkerArrival) -> Connection:
         deadline = Deadline(CALL_TIMEOUT_S)
         connection = Connection.open(self._settings.endpoint, self._settings.key, "the driver", deadline)
-        introduce(connection, own_hello("launcher", messages.encode(messages.Arrival(arrival))), deadline)
+        introduce(connection, own_hello("launcher", messages.encode(messages.CallerRole(arrival))), deadline)
         return connection
 
     def _send_log(self, worker: _Worker) -> None:

@@ -26,7 +26,7 @@ class WorkerArrival(msgspec.Struct, tag=True):
     """Of the StartWorker that asked for it."""
 
 
-class Arrival(msgspec.Struct):
+class CallerRole(msgspec.Struct):
     """What a caller's Hello has besides."""
 
     of: AgentArrival | WorkerArrival
@@ -70,14 +70,14 @@ class Started(msgspec.Struct, tag=True):
     """Where it writes on its own machine."""
 
 
-class Refused(msgspec.Struct, tag=True):
+class StartRefused(msgspec.Struct, tag=True):
     """The process could not be started."""
 
     number: int
     why: str
 
 
-class Seen(msgspec.Struct, tag=True):
+class ProcessStatus(msgspec.Struct, tag=True):
     """What the agent's machine says of a process."""
 
     number: int
@@ -99,8 +99,8 @@ class Ended(msgspec.Struct, tag=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_arrival = msgspec.msgpack.Decoder(Arrival).decode
+decode_arrival = msgspec.msgpack.Decoder(CallerRole).decode
 Order = StartWorker | KillWorker | LookAtWorker
-Report = Started | Refused | Seen | LogBytes | Ended
+Report = Started | StartRefused | ProcessStatus | LogBytes | Ended
 decode_order = msgspec.msgpack.Decoder(Order).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -183,7 +183,7 @@ class AgentHandle:
             return
         if isinstance(report, messages.Started):
             return process.started.set_result(report)
-        if isinstance(report, messages.Seen):
+        if isinstance(report, messages.ProcessStatus):
             return process.seen.put(report.is_running)
         if isinstance(report, messages.LogBytes):
             return process.add_to_log(report.data)

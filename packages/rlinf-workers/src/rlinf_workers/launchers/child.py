@@ -141,7 +141,7 @@ class Process:
         while (call := calls.get()) is not None:
             self._send(self._run(call))
 
-    def _run(self, call: messages.Call) -> messages.Returned | messages.Raised:
+    def _run(self, call: messages.Call) -> messages.Returned | messages.CallFailed:
         try:
             result = self._host.call(call.method, *unpack(call.payload))
             return messages.Returned(call.call_id, pack(result))
@@ -161,10 +161,10 @@ class Process:
                 os._exit(1)
 
 
-def _raised(call_id: int, error: BaseException) -> messages.Raised:
+def _raised(call_id: int, error: BaseException) -> messages.CallFailed:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     print(text, file=sys.stderr, flush=True)
-    return messages.Raised(call_id, type(error).__name__, str(error), text)
+    return messages.CallFailed(call_id, type(error).__name__, str(error), text)
 
 
 def _die_with_driver(birth: Birth) -> None:

@@ -37,7 +37,7 @@ def is_credential(name: str, value: str) -> bool:
     return len(words) > 1 and words[-1] in LAST_WORD
 
 
-def credentials(variables: Mapping[str, str]) -> list[str]:
+def credential_names(variables: Mapping[str, str]) -> list[str]:
     """The names of those that hold credentials."""
     return sorted(name for name, value in variables.items() if is_credential(name, value))
 
@@ -51,7 +51,7 @@ def without_credentials(variables: Mapping[str, str]) -> dict[str, str]:
 def worker_variables(more: Mapping[str, str]) -> Iterator[None]:
     """This process has the env vars of a worker inside the block: its own without credentials, and `more`. Processes
     that are started there inherit them."""
-    changed = {*credentials(os.environ), *more}
+    changed = {*credential_names(os.environ), *more}
     before = {name: os.environ[name] for name in changed & os.environ.keys()}
     for name in before:
         del os.environ[name]

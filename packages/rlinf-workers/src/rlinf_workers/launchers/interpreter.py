@@ -67,7 +67,7 @@ class Interpreter:
     """Each of PACKAGES -> where its modules lie."""
 
 
-def examine(python: str | Path) -> Interpreter:
+def examine_interpreter(python: str | Path) -> Interpreter:
     """Asks an interpreter what it is; takes a few tenths of a second and imports nothing that is installed there.
 
     Raises:

@@ -55,7 +55,7 @@ class Returned(msgspec.Struct, tag=True):
     payload: bytes
 
 
-class Raised(msgspec.Struct, tag=True):
+class CallFailed(msgspec.Struct, tag=True):
     """The exception of a Call. `call_id` -1: the constructor's."""
 
     call_id: int
@@ -74,7 +74,7 @@ class Stop(msgspec.Struct, tag=True):
     """The driver tells a worker to finish; the process closes its worker and exits with code 0."""
 
 
-Message = Call | Request | Returned | Raised | Beat | Stop
+Message = Call | Request | Returned | CallFailed | Beat | Stop
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode

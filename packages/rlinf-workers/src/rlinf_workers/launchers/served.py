@@ -108,12 +108,12 @@ class ServedWorker:
             except PeerLost:
                 pass
 
-    def finish_call(self, message: messages.Returned | messages.Raised) -> None:
+    def finish_call(self, message: messages.Returned | messages.CallFailed) -> None:
         with self._pending_lock:
             future = self._pending.pop(message.call_id, None)
         if future is None:
             return  # the launcher was shut down meanwhile and has failed it
-        if isinstance(message, messages.Raised):
+        if isinstance(message, messages.CallFailed):
             future.set_exception(RemoteError(self.name, message.error_type, message.message, message.traceback))
             return
         try:
@@ -278,11 +278,11 @@ class ServingLauncher:
             worker.waits, worker.is_ready = message.waits, True
         elif isinstance(message, messages.Request):
             self._serve_request(worker, message)
-        elif isinstance(message, messages.Raised) and message.call_id < 0:
+        elif isinstance(message, messages.CallFailed) and message.call_id < 0:
             refusal = message.message if message.error_type == SettingsRefused.__name__ else None
             cause = f"could not start: {message.error_type}: {message.message}"
             self._declare_lost(worker, cause, refusal, raised_at_start=True)
-        elif isinstance(message, (messages.Returned, messages.Raised)):
+        elif isinstance(message, (messages.Returned, messages.CallFailed)):
             worker.finish_call(message)
 
     def _serve_request(self, worker: ServedWorker, request: messages.Request) -> None:

@@ -53,7 +53,7 @@ class Needs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class PolicyStep:
     """What a policy does next, without gradients."""
 
     actions: Tensor
@@ -67,9 +67,9 @@ class Answer:
     """[n, ...] each: what `evaluate` needs beside the actions, a denoising chain for example. They go with the actions
     to the actor; the environment does not see them."""
 
-    def rows(self, chosen: slice | Tensor) -> Answer:
+    def rows(self, chosen: slice | Tensor) -> PolicyStep:
         """The answers to some of the rows."""
-        return Answer(
+        return PolicyStep(
             actions=self.actions[chosen],
             logprobs=self.logprobs[chosen],
             values=self.values[chosen],
@@ -105,7 +105,7 @@ class Policy(nn.Module, ABC):
         """
 
     @abstractmethod
-    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+    def act(self, fields: Fields, noise: Tensor | None) -> PolicyStep:
         """Answers n rows, none of which depends on another. Called without gradients.
 
         Args:
@@ -131,7 +131,7 @@ class Policy(nn.Module, ABC):
         another. Here it is minus the log-probability of the chunk.
 
         Args:
-            actions: [n, K, A], as `Answer.actions` has them.
+            actions: [n, K, A], as `PolicyStep.actions` has them.
             noise: [n, noise_size], standard normal, the only source of chance, for a loss that draws.
         """
         return -self.evaluate(fields, actions, {}).logprobs.reshape(len(actions), -1).sum(1)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlinf_workers.models.small_copy import NoSmallCopy
-from rlinf_workers.roles.language.probe import WAYS, Probe, kept_state, probe_architecture, refusal
+from rlinf_workers.roles.language.probe import WAYS, ProbeResult, kept_state, probe_architecture, probe_refusal
 
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     **{name: {"head_dim": 128} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
@@ -24,7 +24,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class ArchitectureResult:
     """What was found of one architecture."""
 
     model_type: str
@@ -47,7 +47,7 @@ def model_types() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def verdict_on(model_type: str, *, seed: int = 4) -> Verdict:
+def verdict_on(model_type: str, *, seed: int = 4) -> ArchitectureResult:
     """Args:
     seed: of the small copy's weights.
     """
@@ -55,17 +55,17 @@ def verdict_on(model_type: str, *, seed: int = 4) -> Verdict:
 
     try:
         config = AutoConfig.for_model(model_type, **CHANGES.get(model_type, {}))
-        reason = kept_state(config) and refusal(config, (), num_tokens=1)
+        reason = kept_state(config) and probe_refusal(config, (), num_tokens=1)
         probes = {} if reason else probe_architecture(config, tuple(WAYS), seed=seed)
     except NoSmallCopy as error:
-        return Verdict(model_type=model_type, refused=f"it could not be tried: {error}")
+        return ArchitectureResult(model_type=model_type, refused=f"it could not be tried: {error}")
     except Exception as error:  # noqa: BLE001 - a class of transformers without working defaults
-        return Verdict(model_type=model_type, refused=f"its defaults make no model: {type(error).__name__}")
+        return ArchitectureResult(model_type=model_type, refused=f"its defaults make no model: {type(error).__name__}")
     needed = [probes[way] for way in ("engine", "actor") if way in probes]
     reason = reason or next((f"{probe.way}: {probe.reason}" for probe in needed if not probe.is_right), None)
     if reason is not None:
-        return Verdict(model_type=model_type, refused=reason)
-    return Verdict(
+        return ArchitectureResult(model_type=model_type, refused=reason)
+    return ArchitectureResult(
         model_type=model_type,
         refused=None,
         largest=max(_largest(probe) for probe in needed),
@@ -74,6 +74,6 @@ def verdict_on(model_type: str, *, seed: int = 4) -> Verdict:
     )
 
 
-def _largest(probe: Probe) -> float:
+def _largest(probe: ProbeResult) -> float:
     assert probe.largest is not None, "it is right"
     return probe.largest

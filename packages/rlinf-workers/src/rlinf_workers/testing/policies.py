@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
+from rlinf_workers.policies.base import Fields, Needs, Policy, PolicyStep
 from rlinf_workers.policies.heads.base import ActionHead
 from rlinf_workers.roles.records.embodied import text_tensor
 
@@ -98,7 +98,7 @@ def check_head(head: ActionHead, num_samples: int = 40_000) -> None:
     assert least <= float(surprise.min()) + 1e-9, "something was drawn that is likelier than the mode"
 
 
-def _check_answer(answer: Answer, spec: ActionSpec, needs: Needs) -> None:
+def _check_answer(answer: PolicyStep, spec: ActionSpec, needs: Needs) -> None:
     num_actions = needs.chunk_size
     shape = [NUM_ROWS, num_actions, spec.low.numel()]
     assert list(answer.actions.shape) == shape, f"actions have shape {list(answer.actions.shape)}; [n, K, A] is {shape}"
@@ -119,7 +119,7 @@ def _check_answer(answer: Answer, spec: ActionSpec, needs: Needs) -> None:
         assert len(values) == NUM_ROWS, f"extras[{name!r}] has shape {list(values.shape)}; the first of {NUM_ROWS} rows"
 
 
-def _check_same(found: Answer, expected: Answer, bound: float, what: str) -> None:
+def _check_same(found: PolicyStep, expected: PolicyStep, bound: float, what: str) -> None:
     for name in ("actions", "logprobs", "values"):
         _close(getattr(found, name), getattr(expected, name), bound, f"{what} gave other {name}")
     assert found.extras.keys() == expected.extras.keys(), f"{what} gave other extras: {sorted(found.extras)}"
@@ -131,7 +131,7 @@ def _close(found: Tensor, expected: Tensor, bound: float, what: str) -> None:
     torch.testing.assert_close(found, expected, rtol=bound, atol=bound, msg=lambda text: f"{what}: {text}")
 
 
-def _check_evaluation(policy: Policy, shown: Fields, answer: Answer, bound: float) -> None:
+def _check_evaluation(policy: Policy, shown: Fields, answer: PolicyStep, bound: float) -> None:
     evaluation = policy.evaluate(shown, answer.actions, answer.extras)
     for name in ("logprobs", "values"):
         found = getattr(evaluation, name).detach()

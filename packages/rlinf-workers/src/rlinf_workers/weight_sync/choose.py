@@ -12,10 +12,12 @@ from rlinf_workers.weight_sync.spec import EdgeEnds, WeightSyncSpec
 def choose(name: str, options: Mapping[str, Any], ends: EdgeEnds) -> list[tuple[str, dict[str, Any]]]:
     """[(a name of `plugins.WEIGHT_SYNCS` or an import path, its options)]: what the recipe names or, for `auto`, what
     is tried in turn until one is not refused."""
-    names = {spec.name: spec for spec in suitable(ends)} if name == "auto" else {name: WEIGHT_SYNCS.spec(name)}
+    names = (
+        {spec.name: spec for spec in suitable_weight_syncs(ends)} if name == "auto" else {name: WEIGHT_SYNCS.spec(name)}
+    )
     return [(name, {**spec.settings(ends), **options}) for name, spec in names.items()]
 
 
-def suitable(ends: EdgeEnds) -> list[WeightSyncSpec]:
+def suitable_weight_syncs(ends: EdgeEnds) -> list[WeightSyncSpec]:
     """What `auto` tries for an edge, the best first."""
     return [spec for spec in WEIGHT_SYNCS.specs() if spec.suits(ends)]

@@ -17,7 +17,7 @@ from rlinf.errors import UserError
 from rlinf.run_folder.plain_files import create_plain, read_plain, read_plain_json
 
 if TYPE_CHECKING:
-    from rlinf_workers.explaining.explanation import Seen
+    from rlinf_workers.explaining.explanation import ProcessSight
     from rlinf_workers.explaining.snapshot import ProcessRecord, Snapshot
 
 STALE_S = 10.0
@@ -99,10 +99,10 @@ def _with_own_logs(snapshot: Snapshot, folder: Path) -> Snapshot:
     return replace(snapshot, processes=tuple(map(record_of, snapshot.processes)))
 
 
-def _seen_elsewhere(folder: Path, snapshot: Snapshot) -> list[Seen]:
+def _seen_elsewhere(folder: Path, snapshot: Snapshot) -> list[ProcessSight]:
     """The processes of other hosts than this one, which is the driver's: it asks its workers there."""
     from rlinf.run_folder.folder import ASKED, SEEN
-    from rlinf_workers.explaining.explanation import Seen
+    from rlinf_workers.explaining.explanation import ProcessSight
 
     hosts = {record.host for record in snapshot.processes}
     if platform.node() not in hosts or len(hosts) == 1:
@@ -114,7 +114,7 @@ def _seen_elsewhere(folder: Path, snapshot: Snapshot) -> list[Seen]:
         if time.monotonic() > deadline:
             return []
         time.sleep(0.1)
-    return msgspec.json.decode(read_plain(folder / SEEN), type=list[Seen])
+    return msgspec.json.decode(read_plain(folder / SEEN), type=list[ProcessSight])
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

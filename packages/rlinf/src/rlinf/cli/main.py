@@ -39,7 +39,7 @@ from rlinf.config.foreign_names import FOREIGN
 from rlinf.config.overrides import split_overrides
 from rlinf.config.schema import SHIPPED
 from rlinf.errors import RunFailed, Terminated, UserError
-from rlinf_workers.log_level import LEVELS, VARIABLE, set_up_logging
+from rlinf_workers.log_level import LOG_LEVEL_VARIABLE, LOG_LEVELS, set_up_logging
 
 COMMANDS = (
     train,
@@ -84,7 +84,7 @@ def make_parser() -> _Parser:
     parser = _Parser(prog="rlinf", description="Reinforcement-learning post-training of foundation models.")
     parser.add_argument("--version", "-V", action="version", version=f"rlinf {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show Python's traceback beside an error's message")
-    levels = f"{{{','.join(LEVELS)}}}"
+    levels = f"{{{','.join(LOG_LEVELS)}}}"
     logged = "what processes log; workers log to the run's logs/ (default: warning here, info there)"
     parser.add_argument(LOG_LEVEL, metavar=levels, help=logged)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
@@ -132,9 +132,9 @@ def _set_up_logging(arguments: list[str]) -> list[str]:
         if name != LOG_LEVEL:
             continue
         level = level if equals else next(iter(arguments[i + 1 :]), "")
-        if level not in LEVELS:
-            raise UserError(f"{LOG_LEVEL} {level or 'needs a level'}; allowed: {', '.join(LEVELS)}")
-        os.environ[VARIABLE] = level  # workers inherit it
+        if level not in LOG_LEVELS:
+            raise UserError(f"{LOG_LEVEL} {level or 'needs a level'}; allowed: {', '.join(LOG_LEVELS)}")
+        os.environ[LOG_LEVEL_VARIABLE] = level  # workers inherit it
         arguments = [*arguments[:i], *arguments[i + (1 if equals else 2) :]]
         break
     set_up_logging("warning")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlinf.config.common import JobConfig
     from rlinf.planning.memory import Load
     from rlinf_sched import Problem
-    from rlinf_sched.explain import Explanation
+    from rlinf_sched.explain import PlanExplanation
 
 MODES = ("auto", "collocated", "disaggregated", "hybrid")
 PROBLEM_KEYS = ("flow", "profiles", "num_items")
@@ -74,9 +74,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.schema:
-        from rlinf_sched.problem_schema import problem_schema
+        from rlinf_sched.problem_schema import problem_json_schema
 
-        print(json.dumps(problem_schema(), indent=2))
+        print(json.dumps(problem_json_schema(), indent=2))
         return 0
     if args.problem is None:
         raise UserError(
@@ -146,7 +146,7 @@ def _notes(config: JobConfig, env_step_s: float | None) -> tuple[str, ...]:
     return (*config.notes, *notes_of_recipe(config, env_step_s=env_step_s))
 
 
-def _loads(config: JobConfig, explanation: Explanation) -> list[Load]:
+def _loads(config: JobConfig, explanation: PlanExplanation) -> list[Load]:
     from rlinf.planning.problems import loads_of_recipe
 
     return loads_of_recipe(config, explanation.plan, explanation.problem.cluster)
@@ -174,7 +174,7 @@ def _is_problem_file(path: Path) -> bool:
     return any(key in values for key in PROBLEM_KEYS)
 
 
-def _write(explanation: Explanation, loads: Sequence[Load], folder: Path) -> Path:
+def _write(explanation: PlanExplanation, loads: Sequence[Load], folder: Path) -> Path:
     from rlinf.plan_page import render
     from rlinf.run_folder.rows import write_file
     from rlinf_sched.explain import trace_json

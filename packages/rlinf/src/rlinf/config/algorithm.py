@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from rlinf.config.base import CROSS_CHECK, Conflict
 from rlinf_algos.algorithm import Algorithm, AlgorithmError, filled
 from rlinf_algos.errors import AlgosError
-from rlinf_algos.presets import ONLY
+from rlinf_algos.presets import FIELDS_OF_SAMPLES
 
 
 def _validator(samples: str, default: str) -> WrapValidator:
@@ -44,8 +44,12 @@ def _refused(found: Sequence[tuple[str, str]]) -> PydanticCustomError:
 
 def _shown(algorithm: Algorithm, handler: Any) -> dict[str, Any]:
     """Without what is about other samples than the job's."""
-    (other,) = set(ONLY) - {algorithm.samples}
-    return {key: value for key, value in handler(algorithm).items() if key != "samples" and key not in ONLY[other]}
+    (other,) = set(FIELDS_OF_SAMPLES) - {algorithm.samples}
+    return {
+        key: value
+        for key, value in handler(algorithm).items()
+        if key != "samples" and key not in FIELDS_OF_SAMPLES[other]
+    }
 
 
 CompletionsAlgorithm = Annotated[Algorithm, _validator("completions", "grpo"), WrapSerializer(_shown)]

@@ -35,7 +35,7 @@ class ChoiceReward(Section):
     num_choices: int = Field(default=26, ge=2, le=26, description="Letters from A on that may be answered.")
 
 
-class MathReward(Section):
+class MathRewardConfig(Section):
     """The answer means the same as the reference, by math-verify in a pool of processes (`rlinf[math]`)."""
 
     kind: Literal["math"]
@@ -45,7 +45,7 @@ class MathReward(Section):
     memory_limit_mib: int = Field(default=1024, ge=128, description="Memory of one checking process.")
 
 
-class CodeReward(Section):
+class CodeRewardConfig(Section):
     """The last fenced program passes the tests in the reference, run in a sandbox."""
 
     kind: Literal["code"]
@@ -127,8 +127,8 @@ class LengthTargetReward(Section):
 TermReward = Annotated[
     RuleReward
     | ChoiceReward
-    | MathReward
-    | CodeReward
+    | MathRewardConfig
+    | CodeRewardConfig
     | ModelReward
     | FunctionReward
     | LengthReward
@@ -137,18 +137,18 @@ TermReward = Annotated[
 ]
 
 
-class RewardTerm(Section):
+class RewardTermConfig(Section):
     """One term of a weighted sum."""
 
     weight: float = Field(description="Factor of the term's value; not 0.")
     reward: TermReward = Field(description="What scores this term.")
 
 
-class WeightedReward(Section):
+class WeightedRewardConfig(Section):
     """A sum of weight times reward; the first term decides the outcome that is counted."""
 
     kind: Literal["weighted"]
-    terms: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], RewardTerm] = Field(
+    terms: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], RewardTermConfig] = Field(
         min_length=1, description="Name (for the metrics) -> weight and reward."
     )
 
@@ -163,5 +163,5 @@ class WeightedReward(Section):
                 )
 
 
-RewardConfig = Annotated[TermReward | WeightedReward, Field(discriminator="kind")]
+RewardConfig = Annotated[TermReward | WeightedRewardConfig, Field(discriminator="kind")]
 """Any reward's config."""

@@ -14,7 +14,7 @@ from rlinf.console.live_line import LiveLine
 from rlinf.environments import pip
 from rlinf.environments.catalog import RequirementList, kind_named, requirement_list, variant
 from rlinf.environments.examine import probe
-from rlinf.environments.folder import Environment, Stamp, discard, environments_folder, held, read_stamp, write_stamp
+from rlinf.environments.folder import Stamp, Venv, discard, environments_folder, held, read_stamp, write_stamp
 from rlinf.environments.own_packages import install_own_packages, missing_packages, own_digests
 from rlinf.environments.python_build import PythonBuild, ask, choose, minor_of
 from rlinf.environments.stand_ins import install_stand_in
@@ -31,7 +31,7 @@ NUM_LATER_STEPS = 3
 """Steps of the progress bar after the packages: rlinf's own, the imports, the stamp."""
 
 
-def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> Environment:
+def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> Venv:
     """Makes an environment, or brings rlinf's own packages up to date in one that is there.
 
     Args:
@@ -51,7 +51,7 @@ def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> En
             console.message(note)
         stamp = read_stamp(path)
         if stamp is not None and stamp.is_complete:
-            return _renew(Environment(path=path, stamp=stamp), listed, cpu=cpu, python=python, console=console)
+            return _renew(Venv(path=path, stamp=stamp), listed, cpu=cpu, python=python, console=console)
         if stamp is None and path.exists() and any(path.iterdir()):
             raise UserError(f"{path} is there and was not made by rlinf env create", hint="move it away")
         if stamp is not None:
@@ -66,9 +66,7 @@ def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> En
             raise
 
 
-def _renew(
-    environment: Environment, listed: RequirementList, *, cpu: bool, python: str | None, console: LiveLine
-) -> Environment:
+def _renew(environment: Venv, listed: RequirementList, *, cpu: bool, python: str | None, console: LiveLine) -> Venv:
     """One that is there: nothing to do, or rlinf's own packages are another version now."""
     stamp, path = environment.stamp, environment.path
     wanted = variant(stamp.name, cpu=cpu)
@@ -86,12 +84,12 @@ def _renew(
     console.message(f"{path} is there; rlinf's own packages in it are not those here and are renewed")
     write_stamp(path, replace(stamp, own_packages={}))  # so that half of it does not count as up to date
     install_own_packages(inside, collecting=lambda name: None)
-    renewed = Environment(path=path, stamp=replace(stamp, own_packages=own))
+    renewed = Venv(path=path, stamp=replace(stamp, own_packages=own))
     write_stamp(path, renewed.stamp)
     return renewed
 
 
-def _still_there(environment: Environment, anew: str) -> PythonBuild:
+def _still_there(environment: Venv, anew: str) -> PythonBuild:
     """Its interpreter. Raises: UserError where that has gone, or is another minor, which sees none of its packages."""
     try:
         inside = ask(environment.python)
@@ -112,7 +110,7 @@ def _make(
     *,
     cpu: bool,
     console: LiveLine,
-) -> Environment:
+) -> Venv:
     """All of it, in a folder that is not there."""
     stamp = Stamp(name=kind.name, cpu=cpu, python=chosen.version, list_sha256=listed.sha256)
     path.mkdir()
@@ -121,7 +119,7 @@ def _make(
     if listed.untried:
         console.message(f"the list of {variant(kind.name, cpu=cpu)} was {listed.untried}")
     _run([str(chosen.path), "-m", "venv", str(path)])
-    environment = Environment(path=path, stamp=stamp)
+    environment = Venv(path=path, stamp=stamp)
     _install_list(environment, listed, console)
     num_packages = len(listed.versions)
     num_steps = num_packages + NUM_LATER_STEPS
@@ -140,7 +138,7 @@ def _make(
     whole = replace(stamp, own_packages=own, stand_ins=stand_ins, is_complete=True)
     write_stamp(path, whole)
     console.show(f"{environment.title} is whole", num_steps, num_steps)
-    return Environment(path=path, stamp=whole)
+    return Venv(path=path, stamp=whole)
 
 
 def _run(command: list[str]) -> None:
@@ -149,7 +147,7 @@ def _run(command: list[str]) -> None:
         raise RunFailed(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
 
 
-def _install_list(environment: Environment, listed: RequirementList, console: LiveLine) -> None:
+def _install_list(environment: Venv, listed: RequirementList, console: LiveLine) -> None:
     num_wanted, num_seen = len(listed.versions), 0
 
     def collecting(name: str) -> None:

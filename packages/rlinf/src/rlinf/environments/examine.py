@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf.environments.catalog import KINDS, RequirementList, requirement_list
-from rlinf.environments.folder import Environment
+from rlinf.environments.folder import Venv
 from rlinf.environments.own_packages import own_digests
 from rlinf.environments.python_build import minor_of
 from rlinf.errors import UserError
@@ -39,7 +39,7 @@ class Probed:
     """CUDA that its torch was built for."""
 
 
-def examine(environment: Environment) -> Iterator[Finding]:
+def examine(environment: Venv) -> Iterator[Finding]:
     """Looks at one; takes as long as its slowest import. A problem comes before those that follow from it."""
     stamp = environment.stamp
     if not stamp.is_complete:
@@ -102,7 +102,7 @@ def probe(python: Path, kind: VenvSpec, *, cpu: bool) -> Probed:
     return Probed(**values)
 
 
-def _imports(environment: Environment, kind: VenvSpec, probed: Probed) -> Iterator[Finding]:
+def _imports(environment: Venv, kind: VenvSpec, probed: Probed) -> Iterator[Finding]:
     for module in (*OWN_MODULES, *kind.modules):
         if module in probed.failures:
             text = f"does not import: {probed.failures[module]}"
@@ -113,7 +113,7 @@ def _imports(environment: Environment, kind: VenvSpec, probed: Probed) -> Iterat
             yield Finding(name, "ok", version + (cuda if name == "torch" else ""))
 
 
-def _versions(environment: Environment, listed: RequirementList, probed: Probed) -> Finding:
+def _versions(environment: Venv, listed: RequirementList, probed: Probed) -> Finding:
     """The list against what is installed: a package that somebody upgraded is the usual reason for surprises."""
     if environment.stamp.list_sha256 != listed.sha256:
         return Finding("versions", "problem", "its list has changed since it was made", _anew(environment))
@@ -128,7 +128,7 @@ def _versions(environment: Environment, listed: RequirementList, probed: Probed)
     return Finding("versions", "ok", f"all {len(listed.versions)} as listed")
 
 
-def _own(environment: Environment, probed: Probed) -> Finding:
+def _own(environment: Venv, probed: Probed) -> Finding:
     subject, hint = "rlinf's own packages", f"rlinf env create {environment.title} renews them"
     digests = own_digests()
     if missing := [name for name in digests if name not in probed.versions]:
@@ -139,10 +139,10 @@ def _own(environment: Environment, probed: Probed) -> Finding:
     return Finding(subject, "ok", "the same as here")
 
 
-def _protocols(environment: Environment) -> Finding:
+def _protocols(environment: Venv) -> Finding:
     """Whether a run from here could start its workers there."""
     from rlinf_workers.errors import InterpreterRefused
-    from rlinf_workers.launchers.interpreter import examine as ask_for_protocols
+    from rlinf_workers.launchers.interpreter import examine_interpreter as ask_for_protocols
     from rlinf_workers.launchers.interpreter import own_protocols
 
     try:
@@ -153,7 +153,7 @@ def _protocols(environment: Environment) -> Finding:
     return Finding("protocols", "ok", f"the same as here: {spoken}")
 
 
-def _anew(environment: Environment) -> str:
+def _anew(environment: Venv) -> str:
     name = environment.stamp.name
     return f"rlinf env remove {name} && rlinf env create {environment.title}"
 

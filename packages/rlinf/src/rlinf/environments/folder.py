@@ -43,7 +43,7 @@ class Stamp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Environment:
+class Venv:
     """A folder with a stamp."""
 
     path: Path
@@ -84,16 +84,16 @@ def write_stamp(path: Path, stamp: Stamp) -> None:
     temporary.replace(path / STAMP)
 
 
-def environments() -> Iterator[Environment]:
+def environments() -> Iterator[Venv]:
     """Those that were made, by name, with those whose making was cut short."""
     folder = environments_folder()
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         stamp = None if path.name.startswith(".") else read_stamp(path)
         if stamp is not None:
-            yield Environment(path=path, stamp=stamp)
+            yield Venv(path=path, stamp=stamp)
 
 
-def find(name: str) -> Environment:
+def find(name: str) -> Venv:
     """A complete environment. Raises: UserError with what there is."""
     found = {one.path.name: one for one in environments() if one.stamp.is_complete}
     if name not in found:

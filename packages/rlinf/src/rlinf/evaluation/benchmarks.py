@@ -12,10 +12,10 @@ from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel
 from rlinf.jobs.generation import make_encoder
 from rlinf.jobs.rewards import try_own_reward
-from rlinf.tasks import Problem
+from rlinf.tasks import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
-from rlinf.tasks.questions import Columns, QuestionReader, load_problems
+from rlinf.tasks.questions import QuestionColumns, QuestionReader, load_problems
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import RewardSpec, make_reward, reward_names, score
 
@@ -33,7 +33,7 @@ class Benchmark:
     title: str
     file: str
     reward: RewardSpec
-    problems: list[Problem]
+    problems: list[TaskProblem]
     num_bad_rows: int
     num_long_prompts: int
     notes: tuple[str, ...]
@@ -148,7 +148,7 @@ def _benchmark(
     )
 
 
-def _check_reward(name: str, reward: RewardSpec, problems: Sequence[Problem]) -> list[str]:
+def _check_reward(name: str, reward: RewardSpec, problems: Sequence[TaskProblem]) -> list[str]:
     """Whether the reward is there, and can use all answers: better said now than after hours. Returns notes.
 
     Rules are asked about an empty completion of each problem; one's own function, which may take long, about one.
@@ -179,7 +179,7 @@ def _check_reward(name: str, reward: RewardSpec, problems: Sequence[Problem]) ->
 def _reader(name: str, benchmark: BenchmarkConfig, known: PublishedSet | None) -> QuestionReader:
     if known is not None and benchmark.question_field is None and benchmark.answer_field is None:
         return known.read
-    return Columns(
+    return QuestionColumns(
         question=benchmark.question_field or "question",
         answer=benchmark.answer_field or "answer",
         keys=(f"benchmarks.{name}.question_field", f"benchmarks.{name}.answer_field"),

@@ -33,7 +33,7 @@ from rlinf.processes.environment import as_in_workers
 from rlinf.processes.environments import describe_environments, examine_environments
 from rlinf.processes.executor import check_plugins, make_executor, run_failed
 from rlinf.processes.machines import machine_of
-from rlinf.tasks import Problem
+from rlinf.tasks import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths, ModelShape
@@ -125,7 +125,7 @@ class EvalRun:
     def _ask_benchmark(
         self,
         benchmark: Benchmark,
-        problems: Sequence[Problem],
+        problems: Sequence[TaskProblem],
         executor: Executor,
         folder: EvalFolder,
         progress: EvalProgress,
@@ -278,7 +278,7 @@ def benchmark_seed(seed: int, name: str) -> int:
     return seed | (zlib.crc32(name.encode()) << SEED_BITS)
 
 
-def _rows(benchmark: str, problem: Problem, group: ScoredGroup, encoder: PromptEncoder) -> list[dict[str, Any]]:
+def _rows(benchmark: str, problem: TaskProblem, group: ScoredGroup, encoder: PromptEncoder) -> list[dict[str, Any]]:
     """The samples of one problem as rows of samples.jsonl."""
     samples = group.samples
     assert samples.truncated is not None, "the engine says which completions did not end"

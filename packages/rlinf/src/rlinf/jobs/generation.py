@@ -17,7 +17,7 @@ from rlinf.config.reasoning import EvaluationConfig, RolloutConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.plugin_checks import named_class
-from rlinf.tasks import Problem
+from rlinf.tasks import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder, is_chat
 from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.shapes import ModelShape
@@ -38,11 +38,11 @@ class PromptMaker:
     sends_rows: bool
     """Whether the reward reads the columns of the data row."""
 
-    def all(self, problems: Iterable[Problem]) -> list[Prompt]:
+    def all(self, problems: Iterable[TaskProblem]) -> list[Prompt]:
         """Their prompts, numbered from 0."""
         return [self(index, problem) for index, problem in enumerate(problems)]
 
-    def __call__(self, index: int, problem: Problem) -> Prompt:
+    def __call__(self, index: int, problem: TaskProblem) -> Prompt:
         return Prompt(
             index=index,
             token_ids=torch.tensor(self.encoder.encode(problem.prompt, self.max_tokens)),

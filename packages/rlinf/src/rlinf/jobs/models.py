@@ -68,10 +68,10 @@ def check_architecture(folder: Path, ways: Sequence[str], *, num_tokens: int, ke
         return
     from transformers import AutoConfig
 
-    from rlinf_workers.roles.language.probe import refusal
+    from rlinf_workers.roles.language.probe import probe_refusal
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    reason = refusal(config, ways, num_tokens=num_tokens)
+    reason = probe_refusal(config, ways, num_tokens=num_tokens)
     if reason is not None:
         raise UserError(
             f"{key}={folder}: model_type={config.model_type!r} cannot be used here: {reason}",

@@ -10,18 +10,18 @@ from pathlib import Path
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.rewards import (
     ChoiceReward,
-    CodeReward,
+    CodeRewardConfig,
     FunctionReward,
     LengthReward,
     LengthTargetReward,
-    MathReward,
+    MathRewardConfig,
     ModelReward,
     RewardConfig,
     RuleReward,
-    WeightedReward,
+    WeightedRewardConfig,
 )
 from rlinf.errors import UserError
-from rlinf.tasks import Problem
+from rlinf.tasks import TaskProblem
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import RewardSpec, RewardTerm, get_reward, make_reward, run_python, score_all
 from rlinf_algos.rewards.code_tests import read_tests
@@ -49,7 +49,7 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
             return RewardSpec(rule=RULES[config.kind], options=config.model_dump(exclude={"kind"}))
         case FunctionReward():
             return RewardSpec(rule=config.path, time_limit_s=config.time_limit_s)
-        case WeightedReward():
+        case WeightedRewardConfig():
             terms = (
                 RewardTerm(
                     name=name,
@@ -59,7 +59,7 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
                 for name, term in config.terms.items()
             )
             return RewardSpec(rule="weighted", terms=tuple(terms))
-        case MathReward():
+        case MathRewardConfig():
             options = {
                 "num_processes": config.num_processes,
                 "time_limit_s": config.time_limit_s,
@@ -67,7 +67,7 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
                 "memory_limit_bytes": config.memory_limit_mib << 20,
             }
             return RewardSpec(rule="math_answer", options=options)
-        case CodeReward():
+        case CodeRewardConfig():
             options = {
                 "num_processes": config.num_processes,
                 "partial": config.partial,
@@ -86,11 +86,11 @@ def judging_s(config: RewardConfig) -> float:
     """Seconds that judging one completion takes where it comes to the limits by the clock, of which its text decides;
     0 for rewards that have none. Completions that are judged at the same time share them."""
     match config:
-        case WeightedReward():
+        case WeightedRewardConfig():
             return sum(judging_s(term.reward) for term in config.terms.values())
-        case MathReward():
+        case MathRewardConfig():
             return config.wall_limit_s / config.num_processes
-        case CodeReward():
+        case CodeRewardConfig():
             return config.wall_limit_s * (MAX_TIMEOUTS if config.partial else 1) / config.num_processes
     return 0.0
 
@@ -103,13 +103,13 @@ def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
     Raises: UserError for a missing extra, folder, module or function, or a sandbox that is weak without leave.
     """
     match config:
-        case WeightedReward():
+        case WeightedRewardConfig():
             return tuple(
                 note
                 for name, term in config.terms.items()
                 for note in check_reward(term.reward, f"{key}.terms.{name}.reward")
             )
-        case MathReward() if importlib.util.find_spec("math_verify") is None:
+        case MathRewardConfig() if importlib.util.find_spec("math_verify") is None:
             raise UserError(f"{key}.kind=math needs math-verify", hint="pip install 'rlinf[math]'")
         case ModelReward():
             check_model_folder(config.path, key=f"{key}.path")
@@ -118,7 +118,7 @@ def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
                 get_reward(config.path)
             except RewardError as error:
                 raise UserError(f"{key}.path={config.path}: {error}") from error
-        case CodeReward():
+        case CodeRewardConfig():
             try:
                 weaknesses = run_python({}, ["-c", "pass"]).weaknesses
             except RewardError as error:
@@ -137,7 +137,7 @@ def reward_folders(config: RewardConfig, key: str = "reward") -> dict[str, Path]
     match config:
         case ModelReward():
             return {f"{key}.path": config.path}
-        case WeightedReward():
+        case WeightedRewardConfig():
             terms = (reward_folders(term.reward, f"{key}.terms.{name}.reward") for name, term in config.terms.items())
             return {place: folder for found in terms for place, folder in found.items()}
     return {}
@@ -153,7 +153,7 @@ class TriedReward:
     """It reads the data row."""
 
 
-def try_rewards(config: RewardConfig, problem: Problem, key: str = "reward") -> TriedReward:
+def try_rewards(config: RewardConfig, problem: TaskProblem, key: str = "reward") -> TriedReward:
     """Calls each custom function once, about a real problem, and reads its tests where programs are judged, so that
     mistakes show before a process starts.
 
@@ -163,13 +163,13 @@ def try_rewards(config: RewardConfig, problem: Problem, key: str = "reward") -> 
     Raises: UserError with the place in the function where it failed, or where it hangs.
     """
     match config:
-        case WeightedReward():
+        case WeightedRewardConfig():
             places = {name: f"{key}.terms.{name}.reward" for name in config.terms}
             tried = [try_rewards(config.terms[name].reward, problem, place) for name, place in places.items()]
             return TriedReward(judges=tried[0].judges, reads_rows=any(one.reads_rows for one in tried))
         case FunctionReward():
             return try_own_reward(reward_spec(config, random_stands_for="exact"), problem, f"{key}.path={config.path}")
-        case CodeReward():
+        case CodeRewardConfig():
             try:
                 read_tests(problem.answer)
             except RewardError as error:
@@ -177,7 +177,7 @@ def try_rewards(config: RewardConfig, problem: Problem, key: str = "reward") -> 
     return TriedReward(judges=config.kind in JUDGES)
 
 
-def try_own_reward(spec: RewardSpec, problem: Problem, what: str) -> TriedReward:
+def try_own_reward(spec: RewardSpec, problem: TaskProblem, what: str) -> TriedReward:
     """As `try_rewards`, of one function; `what` begins the message. It judges where it returns a truth value or a
     `RewardResult` that says so."""
     hint = "a reward is f(completion, answer) and returns a number or a RewardResult; see docs/rewards.md"

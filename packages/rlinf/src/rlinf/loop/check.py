@@ -24,7 +24,7 @@ from rlinf.run_folder import RunFolder
 from rlinf_workers import FlowRun, WorkersError
 from rlinf_workers.roles.language.logprob_gap import LogprobGap, WorstToken, gap_sums, worst_token
 from rlinf_workers.roles.records.language import ComparedGroup
-from rlinf_workers.spans import COMPUTE, SYNC
+from rlinf_workers.spans import COMPUTE_SPAN, SYNC_SPAN
 
 NUM_PROMPTS, NUM_WORST = 8, 5
 ROUNDS = ("as loaded", "after a step")
@@ -124,8 +124,10 @@ def _checked(job: ReasoningJob, name: str, run: FlowRun) -> CheckedRound:
         engine_versions=frozenset(group.samples.policy_version for group in groups),
         trainer_version=groups[0].policy_version,
         moved_kl=run.metrics["check/moved_kl"],
-        sync_s=sum(span.duration_s for span in run.spans if span.category == SYNC),
-        generate_s=sum(span.duration_s for span in run.spans if span.category == COMPUTE and span.name == "rollout"),
+        sync_s=sum(span.duration_s for span in run.spans if span.category == SYNC_SPAN),
+        generate_s=sum(
+            span.duration_s for span in run.spans if span.category == COMPUTE_SPAN and span.name == "rollout"
+        ),
     )
 
 

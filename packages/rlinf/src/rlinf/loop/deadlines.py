@@ -20,7 +20,7 @@ UNKNOWN_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deadline:
+class StepLimit:
     """A limit, and why it is that."""
 
     limit_s: float
@@ -43,20 +43,20 @@ class Deadlines:
         """A run of that flow has ended well."""
         self._slowest_s[flow] = max(duration_s, self._slowest_s.get(flow, 0.0))
 
-    def of(self, flow: str, predicted_s: float | None = None) -> Deadline:
+    def of(self, flow: str, predicted_s: float | None = None) -> StepLimit:
         """For the next run of a flow.
 
         Args:
             predicted_s: what its plan says; None where nothing was predicted.
         """
         if self._chosen_s is not None:
-            return Deadline(limit_s=self._chosen_s, reason="run.step_timeout_s says so")
+            return StepLimit(limit_s=self._chosen_s, reason="run.step_timeout_s says so")
         known = {"what its plan predicts": predicted_s, "its slowest run so far": self._slowest_s.get(flow)}
         found = [(seconds, what) for what, seconds in known.items() if seconds is not None]
         if not found:
-            return Deadline(limit_s=UNKNOWN_S + self._judging_s, reason="nothing was known of how long it takes")
+            return StepLimit(limit_s=UNKNOWN_S + self._judging_s, reason="nothing was known of how long it takes")
         seconds, what = max(found)
-        return Deadline(
+        return StepLimit(
             limit_s=max(LEAST_S, TIMES_EXPECTED * seconds) + self._judging_s,
             reason=f"{TIMES_EXPECTED:.0f} times {what}, {seconds:.1f} s, and at least {LEAST_S:.0f} s"
             + (f"; {self._judging_s:.0f} s more for rewards at their limits" if self._judging_s else ""),

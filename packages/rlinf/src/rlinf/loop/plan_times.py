@@ -12,7 +12,7 @@ from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
 from rlinf_sched.simulator import simulate
 from rlinf_workers import FlowRun
-from rlinf_workers.spans import COMPUTE
+from rlinf_workers.spans import COMPUTE_SPAN
 
 RECENT_STEPS = 1000
 """Steps whose times are kept; a run may have millions."""
@@ -26,7 +26,7 @@ def busy_seconds(run: FlowRun) -> dict[str, float]:
     """Stage -> seconds that its busiest rank computed."""
     by_rank: dict[tuple[str, str], float] = defaultdict(float)
     for span in run.spans:
-        if span.category == COMPUTE:
+        if span.category == COMPUTE_SPAN:
             by_rank[span.name, span.worker] += span.duration_s
     busiest: dict[str, float] = {}
     for (stage, _), seconds in by_rank.items():

@@ -14,7 +14,7 @@ from rlinf.jobs.base import Flows, Job
 from rlinf.loop.deadlines import Deadlines
 from rlinf.run_folder import RunFolder, TraceEvent
 from rlinf_workers import Executor, Flow, FlowRun, StepContext, StepTimeout
-from rlinf_workers.spans import COMPUTE, Span
+from rlinf_workers.spans import COMPUTE_SPAN, Span
 from rlinf_workers.worker import Phase
 
 
@@ -82,7 +82,7 @@ class Session:
         self._deadlines.took(flow.name, run.duration_s)
         self._run_folder.trace([_event(span, step, phase) for span in run.spans])
         for span in run.spans:
-            if span.category == COMPUTE:
+            if span.category == COMPUTE_SPAN:
                 self.stage_s[span.name] += span.duration_s
         self._take_notes()
         return run

@@ -33,10 +33,10 @@ from rlinf.processes.environments import describe_environments
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder import RunFolder
 from rlinf.run_folder.folder import PROBLEM
-from rlinf_sched.describe import diagram
+from rlinf_sched.describe import flow_diagram
 from rlinf_workers import Executor, FlowRun, WorkersError
 from rlinf_workers.profiling import Measured
-from rlinf_workers.spans import COMPUTE, SYNC
+from rlinf_workers.spans import COMPUTE_SPAN, SYNC_SPAN
 
 
 @dataclass
@@ -114,7 +114,7 @@ class TrainingLoop:
         if self._job.environments:
             self._folder.environments(describe_environments(self._job.environments))
         self._folder.write("flow.json", flows.train.graph().to_json())
-        self._folder.write("flow.mmd", diagram(flows.train.graph()))
+        self._folder.write("flow.mmd", flow_diagram(flows.train.graph()))
         while planned is not None:
             planned = self._run_under(planned)
 
@@ -408,9 +408,9 @@ class TrainingLoop:
 
     def _record_step(self, step: int, run: FlowRun) -> None:
         stage_s: dict[str, float] = defaultdict(float)
-        for span in sorted(run.spans, key=lambda span: span.category == SYNC):
-            if span.category in (COMPUTE, SYNC):
-                stage_s[span.name if span.category == COMPUTE else "sync"] += span.duration_s
+        for span in sorted(run.spans, key=lambda span: span.category == SYNC_SPAN):
+            if span.category in (COMPUTE_SPAN, SYNC_SPAN):
+                stage_s[span.name if span.category == COMPUTE_SPAN else "sync"] += span.duration_s
         times = {"time/step_s": run.duration_s, **{f"time/{stage}_s": seconds for stage, seconds in stage_s.items()}}
         self._checkpoints.check()
         times.update(self._checkpoints.take_times())

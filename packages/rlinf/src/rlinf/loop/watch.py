@@ -23,7 +23,7 @@ from rlinf.run_folder.folder import ASKED, SEEN, WAITS
 from rlinf.run_folder.plain_files import create_plain, open_plain
 from rlinf.run_folder.rows import append_text
 from rlinf_workers import Executor
-from rlinf_workers.explaining.explanation import Explanation
+from rlinf_workers.explaining.explanation import RunExplanation
 from rlinf_workers.explaining.snapshot import Snapshot, snapshot_json
 from rlinf_workers.explaining.text import culprit_line, explanation_text
 
@@ -79,14 +79,14 @@ class RunWatch:
         for name in (WAITS, ASKED, SEEN):
             (self._folder / name).unlink(missing_ok=True)
 
-    def explain_end(self, explanation: Explanation) -> None:
+    def explain_end(self, explanation: RunExplanation) -> None:
         """Writes down why the run ends; that it could not is said, and hides nothing of why."""
         try:
             self._message(f"explained in {self._write_down(explanation)}")
         except OSError as error:
             self._message(f"note: the explanation could not be written: {error}")
 
-    def _write_down(self, explanation: Explanation) -> Path:
+    def _write_down(self, explanation: RunExplanation) -> Path:
         """Into the run's folder, behind an earlier one of the same step; returns the file."""
         snapshot = explanation.snapshot
         what = "step" if snapshot.phase == "train" else "evaluation"

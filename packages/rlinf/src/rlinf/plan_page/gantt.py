@@ -14,8 +14,8 @@ from html import escape
 import numpy as np
 
 from rlinf.report.axes import number, percent, time_axis
-from rlinf_sched.describe import ranges
-from rlinf_sched.explain import DeviceGroup, Explanation, device_groups, usage
+from rlinf_sched.describe import index_ranges
+from rlinf_sched.explain import DeviceGroup, PlanExplanation, device_groups, usage
 from rlinf_sched.explain.quantities import seconds
 
 MAX_SINGLE_ROWS = 16
@@ -51,7 +51,7 @@ class _Row:
         return GROUP_HEIGHT if self.has_scale else DEVICE_HEIGHT
 
 
-def draw_gantt(explanation: Explanation, colors: Mapping[str, str]) -> str:
+def draw_gantt(explanation: PlanExplanation, colors: Mapping[str, str]) -> str:
     """The drawing as HTML.
 
     Args:
@@ -77,7 +77,7 @@ def draw_gantt(explanation: Explanation, colors: Mapping[str, str]) -> str:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def _rows(explanation: Explanation) -> list[_Row]:
+def _rows(explanation: PlanExplanation) -> list[_Row]:
     groups = device_groups(explanation.plan)
     num_devices = sum(len(group.devices) for group in groups)
     rows = []
@@ -87,7 +87,7 @@ def _rows(explanation: Explanation) -> list[_Row]:
             rows.append(_Row("host", "", group))
         elif num_devices > MAX_SINGLE_ROWS and len(devices) > 1:
             count = f"{len(devices):,} devices"
-            label = f"devices {ranges(devices)}"
+            label = f"devices {index_ranges(devices)}"
             rows.append(_Row(label, count, group) if len(label) < 26 else _Row(count, "", group))
             devices = _examples(group)
         for device in devices:
@@ -107,7 +107,9 @@ def _examples(group: DeviceGroup) -> Sequence[int]:
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
-def _draw_row(explanation: Explanation, row: _Row, y: int, edges_s: np.ndarray, colors: Mapping[str, str]) -> list[str]:
+def _draw_row(
+    explanation: PlanExplanation, row: _Row, y: int, edges_s: np.ndarray, colors: Mapping[str, str]
+) -> list[str]:
     units = np.arange(NUM_BINS + 1) if row.has_scale else _uncrowded(explanation, row.group, edges_s)
     edges_s, nothing = edges_s[units], np.zeros(len(units) - 1)
     used = usage(explanation.spans, explanation.plan, row.group, edges_s)
@@ -138,7 +140,7 @@ def _draw_row(explanation: Explanation, row: _Row, y: int, edges_s: np.ndarray, 
     return parts
 
 
-def _uncrowded(explanation: Explanation, group: DeviceGroup, edges_s: np.ndarray) -> np.ndarray:
+def _uncrowded(explanation: PlanExplanation, group: DeviceGroup, edges_s: np.ndarray) -> np.ndarray:
     """The edges that are left, as indices, when crowded cells are one bin each."""
     spans, starts_s = explanation.spans, []
     for name in group.stages:

@@ -9,14 +9,14 @@ from rlinf.planning.memory import Load
 from rlinf.planning.memory_table import memory_rows
 from rlinf.report import html
 from rlinf.report.axes import percent
-from rlinf_sched.describe import ranges
-from rlinf_sched.explain import Explanation, MemoryUse
+from rlinf_sched.describe import index_ranges
+from rlinf_sched.explain import MemoryUse, PlanExplanation
 from rlinf_sched.explain.quantities import gib
 
 MAX_LABEL = 30
 
 
-def draw_memory(explanation: Explanation, colors: Mapping[str, str]) -> str:
+def draw_memory(explanation: PlanExplanation, colors: Mapping[str, str]) -> str:
     """The section as HTML; one bar for each group of devices, as long as its memory.
 
     Args:
@@ -58,7 +58,7 @@ def _bar(use: MemoryUse, largest_bytes: int, colors: Mapping[str, str]) -> str:
         for name, size, color in parts
     )
     devices = use.group.devices
-    where = f"device{'s' if len(devices) > 1 else ''} {ranges(devices)}"
+    where = f"device{'s' if len(devices) > 1 else ''} {index_ranges(devices)}"
     where = where if len(where) <= MAX_LABEL else f"{len(devices):,} devices"
     listing = ", ".join(f"{name} {gib(size)}" for name, size, _ in parts)
     room = use.capacity_bytes / largest_bytes

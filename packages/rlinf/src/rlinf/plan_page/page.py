@@ -11,13 +11,13 @@ from rlinf.plan_page.memory import draw_memory, memory_by_kind
 from rlinf.planning.memory import Load
 from rlinf.report import html
 from rlinf.report.axes import percent
-from rlinf_sched.explain import Explanation
+from rlinf_sched.explain import PlanExplanation
 from rlinf_sched.explain.quantities import counted, seconds
 
 NUM_COLORS = 7
 
 
-def render(explanation: Explanation, loads: Sequence[Load] = ()) -> str:
+def render(explanation: PlanExplanation, loads: Sequence[Load] = ()) -> str:
     """The page; it loads nothing from anywhere.
 
     Args:
@@ -46,7 +46,7 @@ def render(explanation: Explanation, loads: Sequence[Load] = ()) -> str:
     return html.document(f"{name} - plan", body, footer=footer)
 
 
-def _headline(explanation: Explanation) -> str:
+def _headline(explanation: PlanExplanation) -> str:
     problem, step_s = explanation.problem, explanation.step_s
     compute = {stage.name for stage in problem.flow.stages}
     num_devices = sum(len(use.devices) for use in explanation.groups)
@@ -64,7 +64,7 @@ def _headline(explanation: Explanation) -> str:
     return html.boxes(cells, main=main)
 
 
-def _timeline(explanation: Explanation, colors: Mapping[str, str]) -> str:
+def _timeline(explanation: PlanExplanation, colors: Mapping[str, str]) -> str:
     spans = explanation.spans
     entries = [(stage, colors[stage]) for stage in colors if stage in spans.stages]
     if spans.is_kind("onload", "offload").any():
@@ -79,7 +79,7 @@ def _timeline(explanation: Explanation, colors: Mapping[str, str]) -> str:
     return html.section(title, html.color_key(entries), draw_gantt(explanation, colors), note=note)
 
 
-def _critical_path(explanation: Explanation, colors: Mapping[str, str]) -> str:
+def _critical_path(explanation: PlanExplanation, colors: Mapping[str, str]) -> str:
     rows = [
         (part.label, seconds(part.seconds), percent(part.share), html.share_bar(part.share, color))
         for part in explanation.path
@@ -92,7 +92,7 @@ def _critical_path(explanation: Explanation, colors: Mapping[str, str]) -> str:
     )
 
 
-def _modes(explanation: Explanation) -> str:
+def _modes(explanation: PlanExplanation) -> str:
     fastest = explanation.modes[0].step_s
     slowest = max(row.step_s for row in explanation.modes)
     rows = [
@@ -112,7 +112,7 @@ def _modes(explanation: Explanation) -> str:
     )
 
 
-def _what_if(explanation: Explanation) -> str:
+def _what_if(explanation: PlanExplanation) -> str:
     rows = [
         (
             answer.question,

@@ -18,7 +18,7 @@ Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class KeyChange:
     """Another value of one key."""
 
     key: Key
@@ -32,10 +32,10 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fit:
+class FittingChanges:
     """Changes with which a recipe fits."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[KeyChange, ...]
     needed_bytes: int
 
     @property
@@ -52,7 +52,7 @@ def fitting_changes(
     num_ranks: int,
     most_ranks: int,
     num_devices: int,
-) -> list[Fit]:
+) -> list[FittingChanges]:
     """The first few changes of as few keys as will do, the cheapest first.
 
     Args:
@@ -62,7 +62,7 @@ def fitting_changes(
         most_ranks: as many as its devices could hold.
         num_devices: of the actor.
     """
-    found: list[Fit] = []
+    found: list[FittingChanges] = []
     axes = list(_axes(config, job, num_ranks, most_ranks, num_devices))
     for num_keys in range(1, MOST_KEYS + 1):
         for chosen in combinations(axes, num_keys):
@@ -72,14 +72,14 @@ def fitting_changes(
             for changes in product(*chosen):
                 changed = _changed(config, changes)
                 if changed is not None and (size := fitting(changed)) is not None:
-                    found.append(Fit(changes=changes, needed_bytes=size))
+                    found.append(FittingChanges(changes=changes, needed_bytes=size))
                     break
         if found:
             break
     return found[:MOST_SHOWN]
 
 
-def hint_of(fits: list[Fit]) -> str:
+def hint_of(fits: list[FittingChanges]) -> str:
     """What a refusal says of them."""
     if not fits:
         return (
@@ -92,49 +92,49 @@ def hint_of(fits: list[Fit]) -> str:
 
 def _axes(
     config: ReasoningConfig, job: JobShape, num_ranks: int, most_ranks: int, num_devices: int
-) -> Iterator[list[Change]]:
+) -> Iterator[list[KeyChange]]:
     """Values of a key to try, mild ones first; the keys in the order of what they cost."""
     actor, spec = config.actor, config.actor.trainer_spec
     budget = actor.max_tokens_per_micro_batch  # costs time alone
     key = ("actor", "micro_batch_groups" if budget is None else "max_tokens_per_micro_batch")
     size = actor.micro_batch_groups if budget is None else budget
     if size > 1:
-        yield [Change(key=key, value=size >> halvings) for halvings in range(1, size.bit_length())]
+        yield [KeyChange(key=key, value=size >> halvings) for halvings in range(1, size.bit_length())]
     if most_ranks > num_ranks:  # the last bits of the numbers
-        yield [Change(key=("actor", "num_shards"), value=most_ranks)]
+        yield [KeyChange(key=("actor", "num_shards"), value=most_ranks)]
     elif spec.sums_shards_apart and actor.settled_shards > num_ranks:
-        yield [Change(key=("actor", "num_shards"), value=num_ranks)]
+        yield [KeyChange(key=("actor", "num_shards"), value=num_ranks)]
     yield from _option_axes(
         ("actor", "backend_options"), spec.smaller(actor.backend_options, config.model.dtype, num_devices)
     )
     if spec.sums_shards_apart and most_ranks > 1:  # whole copies
         sharded = next(other.name for other in TRAINERS.specs() if other.shards_state)
-        yield [Change(key=("actor", "backend"), value=sharded)]
+        yield [KeyChange(key=("actor", "backend"), value=sharded)]
     yield from _engine_axes(config, job)
     if config.model.dtype == "float32":  # precision
-        yield [Change(key=("model", "dtype"), value="bfloat16")]
+        yield [KeyChange(key=("model", "dtype"), value="bfloat16")]
 
 
-def _engine_axes(config: ReasoningConfig, job: JobShape) -> Iterator[list[Change]]:
+def _engine_axes(config: ReasoningConfig, job: JobShape) -> Iterator[list[KeyChange]]:
     """What an engine may have otherwise."""
     rollout, spec = config.rollout, config.rollout.engine_spec
     yield from _option_axes(("rollout", "engine_options"), spec.smaller(rollout.engine_options, job))
     if not spec.cuts_models:
         return
     size = rollout.tensor_parallel_size  # what its devices send each other
-    yield [Change(key=("rollout", "tensor_parallel_size"), value=size << doublings) for doublings in (1, 2, 3)]
+    yield [KeyChange(key=("rollout", "tensor_parallel_size"), value=size << doublings) for doublings in (1, 2, 3)]
     if config.served_dtype == "float32":  # precision
-        yield [Change(key=("rollout", "dtype"), value="bfloat16")]
+        yield [KeyChange(key=("rollout", "dtype"), value="bfloat16")]
 
 
-def _option_axes(section: Key, axes: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[list[Change]]:
+def _option_axes(section: Key, axes: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[list[KeyChange]]:
     """Values of a plug-in's options."""
     for option, values in axes:
         if values:
-            yield [Change(key=(*section, option), value=value) for value in values]
+            yield [KeyChange(key=(*section, option), value=value) for value in values]
 
 
-def _changed(config: ReasoningConfig, changes: tuple[Change, ...]) -> ReasoningConfig | None:
+def _changed(config: ReasoningConfig, changes: tuple[KeyChange, ...]) -> ReasoningConfig | None:
     """The config with the changes; None where they contradict it."""
     for change in changes:
         config = _with(config, change.key, change.value)

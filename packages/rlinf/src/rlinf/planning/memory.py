@@ -26,7 +26,7 @@ from rlinf_sched.errors import ProfileError
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.trainers.spec import DTYPE_BYTES
-from rlinf_workers.weight_sync.choose import suitable
+from rlinf_workers.weight_sync.choose import suitable_weight_syncs
 from rlinf_workers.weight_sync.spec import EdgeEnds
 
 PROCESS_BYTES = 384 << 20
@@ -213,7 +213,7 @@ def _most_at_once(config: ReasoningConfig, job: JobShape, stage: StagePlan) -> i
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class MemoryPool:
     """Memory that ranks share, and what they need of it at most."""
 
     name: str
@@ -229,7 +229,9 @@ class Place:
         return self.needed_bytes - self.has_bytes
 
 
-def fullest_place(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster, memory_bytes: int) -> Place:
+def fullest_place(
+    config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster, memory_bytes: int
+) -> MemoryPool:
     """The device that has least to spare; the host where the devices are CPU slots, on which offloading leaves
     everything where it is."""
     on_gpu = cluster.devices[0].kind == "cuda"
@@ -238,7 +240,9 @@ def fullest_place(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluste
     if not on_gpu:
         needed = sum(load.process for load in loads) + stored_bytes(shape, config)
         who = f"the {len(loads)} processes need"
-        return Place(name="this machine", has_bytes=memory_bytes, needed_bytes=needed, loads=tuple(loads), needs=who)
+        return MemoryPool(
+            name="this machine", has_bytes=memory_bytes, needed_bytes=needed, loads=tuple(loads), needs=who
+        )
     mailbox = mailbox_bytes(config, shape, plan, cluster)
     places = [
         device_place(
@@ -256,7 +260,7 @@ def mailbox_bytes(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluste
     name, num_ranks = config.cluster.weight_sync, plan.stage("actor").num_ranks
     nodes = sorted({cluster.devices[index].node for stage in plan.stages for index in stage.devices})
     ends = EdgeEnds(sources=nodes, targets=nodes, on_gpus=True)
-    spec = suitable(ends)[0] if name == "auto" else spec_of(WEIGHT_SYNCS, name, at="cluster.weight_sync")
+    spec = suitable_weight_syncs(ends)[0] if name == "auto" else spec_of(WEIGHT_SYNCS, name, at="cluster.weight_sync")
     return spec.gpu_bytes(
         trained_bytes=DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks,
         served_bytes=DTYPE_BYTES[config.served_dtype] * shape.num_parameters // num_ranks,
@@ -264,7 +268,7 @@ def mailbox_bytes(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluste
     )
 
 
-def device_place(name: str, has_bytes: int, loads: Sequence[Load], mailbox: int = 0) -> Place:
+def device_place(name: str, has_bytes: int, loads: Sequence[Load], mailbox: int = 0) -> MemoryPool:
     """What stays there, and the largest of those that take turns.
 
     Args:
@@ -273,7 +277,7 @@ def device_place(name: str, has_bytes: int, loads: Sequence[Load], mailbox: int 
     resident = sum(load.memory.state for load in loads if not load.offload)
     resident += mailbox if any(load.group == "actor" for load in loads) else 0
     needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
-    return Place(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
+    return MemoryPool(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
 
 
 def all_fit_at_once(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:
@@ -300,7 +304,7 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
     room = min(len(actor.devices), config.rollout.num_prompts // config.algorithm.num_minibatches)
     most_ranks = max((count for count in range(1, room + 1) if len(actor.devices) % count == 0), default=1)
 
-    def place_of(changed: ReasoningConfig) -> Place:
+    def place_of(changed: ReasoningConfig) -> MemoryPool:
         num_ranks, size = actor.num_ranks, changed.replica_sizes.get("actor", 1)
         if size != config.replica_sizes.get("actor", 1):
             num_ranks = _ranks_in_replicas(changed, size, len(actor.devices))
@@ -341,7 +345,7 @@ def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
 def misfit(
     config: ReasoningConfig,
     shape: ModelShape,
-    place_of: Callable[[ReasoningConfig], Place],
+    place_of: Callable[[ReasoningConfig], MemoryPool],
     shortage_of: Callable[[ReasoningConfig], str | None],
     *,
     num_ranks: int,
@@ -392,7 +396,7 @@ def _can_be_cut(config: ReasoningConfig, shape: ModelShape, num_devices: int) ->
 def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int) -> None:
     """Whether each worker group alone fits GPUs that need not be there, spread over all. Raises: as `check_memory`."""
 
-    def place_of(changed: ReasoningConfig) -> Place:
+    def place_of(changed: ReasoningConfig) -> MemoryPool:
         job = job_shape(changed, device_bytes=gpu.memory_bytes)
         size = changed.actor.trainer_spec.num_ranks_of_replica(job)
         ranks = {"actor": _ranks_in_replicas(changed, size, num_devices)}

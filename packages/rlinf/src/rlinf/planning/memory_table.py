@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlinf.planning.memory import Load, Place
-from rlinf_sched.derive.memory.rank import KINDS
+from rlinf.planning.memory import Load, MemoryPool
+from rlinf_sched.derive.memory.rank import MEMORY_KINDS
 
 UNITS = (("GiB", 30), ("MiB", 20))
 
@@ -17,7 +17,7 @@ def memory_rows(loads: Sequence[Load]) -> tuple[str, list[tuple[str, ...]]]:
     """
     of_role = {load.group: load for load in loads}
     parts = {role: load.memory.parts(load.num_items) for role, load in of_role.items()}
-    kinds = [kind for kind in KINDS if any(kind in found for found in parts.values())]
+    kinds = [kind for kind in MEMORY_KINDS if any(kind in found for found in parts.values())]
     largest = max((load.peak for load in of_role.values()), default=0)
     unit, shift = next((unit for unit in UNITS if largest >> unit[1]), UNITS[-1])
 
@@ -31,7 +31,7 @@ def memory_rows(loads: Sequence[Load]) -> tuple[str, list[tuple[str, ...]]]:
     return unit, rows
 
 
-def memory_lines(place: Place) -> list[str]:
+def memory_lines(place: MemoryPool) -> list[str]:
     """What a run says before its processes start."""
     unit, rows = memory_rows(place.loads)
     lines = _columns([(f"memory, {unit}", *rows[0][1:]), *rows[1:]])

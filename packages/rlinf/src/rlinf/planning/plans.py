@@ -19,7 +19,7 @@ from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph
 from rlinf_sched.modes import plan_for_mode
 from rlinf_sched.plan import Mode, Plan
-from rlinf_sched.planner import plan as make_plan
+from rlinf_sched.planner import best_plan as make_plan
 from rlinf_sched.problem import Problem
 from rlinf_sched.problem_file import read_problem
 from rlinf_workers import Flow

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 from rlinf.config.common import ClusterConfig
 from rlinf.errors import UserError
-from rlinf_workers.launchers.credentials import credentials, worker_variables
+from rlinf_workers.launchers.credentials import credential_names, worker_variables
 
 
 @contextmanager
 def as_in_workers(config: ClusterConfig) -> Iterator[None]:
     """The driver has the env vars of a worker inside the block, so that a custom function which needs another one fails
     there, and not after the start; the error then says how to pass it on."""
-    hidden = credentials(os.environ)
+    hidden = credential_names(os.environ)
     try:
         with worker_variables(_passed(config)):
             yield

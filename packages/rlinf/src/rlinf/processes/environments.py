@@ -8,7 +8,7 @@ from typing import Any
 from rlinf.environments import python_of
 from rlinf.errors import UserError
 from rlinf_workers.errors import InterpreterRefused
-from rlinf_workers.launchers.interpreter import Interpreter, examine
+from rlinf_workers.launchers.interpreter import Interpreter, examine_interpreter
 
 SHOWN = ("torch", "transformers")
 """Packages with a line of their own in the manifest, as the driver's have."""
@@ -23,7 +23,7 @@ def examine_environments(environments: Mapping[str, str]) -> dict[str, Interpret
     for role, python in environments.items():
         try:
             if python not in known:
-                known[python] = examine(python_of(python))
+                known[python] = examine_interpreter(python_of(python))
         except UserError as error:
             raise UserError(f"environments.{role}: {error.message}", hint=error.hint) from error
         except InterpreterRefused as error:

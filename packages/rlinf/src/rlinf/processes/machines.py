@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlinf.config.common import ClusterConfig
 from rlinf.errors import UserError
-from rlinf.machine import Gpu, Machine, this_machine
+from rlinf.machine import InstalledGpu, Machine, this_machine
 from rlinf.plugin_checks import spec_of
 from rlinf_workers.errors import ClusterRefused
 from rlinf_workers.launchers.base import Node
@@ -32,7 +32,7 @@ def machine_of(config: ClusterConfig) -> Machine:
 
 
 def _machine(node: Node) -> Machine:
-    gpus = tuple(Gpu(name=name, memory_bytes=memory_bytes) for name, memory_bytes in node.gpus)
+    gpus = tuple(InstalledGpu(name=name, memory_bytes=memory_bytes) for name, memory_bytes in node.gpus)
     lacks = f"{node}, of which torch finds {len(gpus)} there" if len(gpus) < node.num_gpus else ""
     return Machine(
         num_cpus=node.num_cpus,

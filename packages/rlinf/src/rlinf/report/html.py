@@ -8,7 +8,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from rlinf_sched.describe import ranges
+from rlinf_sched.describe import index_ranges
 
 
 def document(title: str, body: Iterable[str], *, footer: str) -> str:
@@ -112,7 +112,7 @@ def plan_table(plan: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
             stage["stage"],
             ", ".join(in_flow.get(stage["stage"], {}).get("reads", [])),
             ", ".join(in_flow.get(stage["stage"], {}).get("writes", [])),
-            ranges(stage["devices"]) or "host",
+            index_ranges(stage["devices"]) or "host",
             f"{stage['num_ranks']:,}",
             f"{stage['granularity']:,}" if stage["granularity"] else "whole batch",
             "yes" if stage["offload"] else "no",

@@ -110,10 +110,10 @@ def new_manifest(config_yaml: str, command: Sequence[str]) -> dict[str, Any]:
 
 def _kept_from_workers(config: Mapping[str, Any]) -> list[str]:
     """Names of env vars with credentials that stay with the driver."""
-    from rlinf_workers.launchers.credentials import credentials  # imports numpy
+    from rlinf_workers.launchers.credentials import credential_names  # imports numpy
 
     passed = (config.get("cluster") or {}).get("pass_env_vars") or ()
-    return [name for name in credentials(os.environ) if name not in passed]
+    return [name for name in credential_names(os.environ) if name not in passed]
 
 
 def timestamp() -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rlinf.config.tasks import AddTask, FilesTask, SortTask
 from rlinf.tasks.arithmetic import GeneratedTask, add_digits, sort_digits
-from rlinf.tasks.base import Problem, Task
+from rlinf.tasks.base import Task, TaskProblem
 from rlinf.tasks.files import FileProblems
 
-__all__ = ["Problem", "Task", "make_task"]
+__all__ = ["TaskProblem", "Task", "make_task"]
 
 
 def make_task(config: SortTask | AddTask | FilesTask, seed: int) -> Task:

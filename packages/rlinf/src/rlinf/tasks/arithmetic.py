@@ -10,23 +10,23 @@ import random
 import zlib
 from collections.abc import Callable, Mapping
 
-from rlinf.tasks.base import Problem
+from rlinf.tasks.base import TaskProblem
 
 HELD_OUT_SEED = 1_000_000
 """The held-out problems are the same for every run."""
 HELD_OUT_SHARE = 10
 
 
-def sort_digits(generator: random.Random, num_digits: int) -> Problem:
+def sort_digits(generator: random.Random, num_digits: int) -> TaskProblem:
     """`58312047=` -> `01234578`"""
     digits = "".join(generator.choice("0123456789") for _ in range(num_digits))
-    return Problem(prompt=f"{digits}=", answer="".join(sorted(digits)))
+    return TaskProblem(prompt=f"{digits}=", answer="".join(sorted(digits)))
 
 
-def add_digits(generator: random.Random, num_digits: int) -> Problem:
+def add_digits(generator: random.Random, num_digits: int) -> TaskProblem:
     """`12+34=` -> `046`: every number of the same length, so that the answer has a fixed width."""
     a, b = generator.randrange(10**num_digits), generator.randrange(10**num_digits)
-    return Problem(prompt=f"{a:0{num_digits}d}+{b:0{num_digits}d}=", answer=f"{a + b:0{num_digits + 1}d}")
+    return TaskProblem(prompt=f"{a:0{num_digits}d}+{b:0{num_digits}d}=", answer=f"{a + b:0{num_digits + 1}d}")
 
 
 class GeneratedTask:
@@ -36,21 +36,21 @@ class GeneratedTask:
     notes = ()
 
     def __init__(
-        self, draw: Callable[[random.Random, int], Problem], num_digits: int, num_held_out: int, seed: int
+        self, draw: Callable[[random.Random, int], TaskProblem], num_digits: int, num_held_out: int, seed: int
     ) -> None:
         self._any_problem = draw
         self._num_digits = num_digits
         self._num_held_out = num_held_out
         self._seed = seed
 
-    def train_problem(self, index: int) -> Problem:
+    def train_problem(self, index: int) -> TaskProblem:
         return self._draw(random.Random(f"train {self._seed} {index}"), held_out=False)
 
-    def held_out(self) -> Mapping[str, list[Problem]]:
+    def held_out(self) -> Mapping[str, list[TaskProblem]]:
         seeds = range(HELD_OUT_SEED, HELD_OUT_SEED + self._num_held_out)
         return {"": [self._draw(random.Random(seed), held_out=True) for seed in seeds]}
 
-    def _draw(self, generator: random.Random, *, held_out: bool) -> Problem:
+    def _draw(self, generator: random.Random, *, held_out: bool) -> TaskProblem:
         while True:
             problem = self._any_problem(generator, self._num_digits)
             if (zlib.crc32(problem.prompt.encode()) % HELD_OUT_SHARE == 0) == held_out:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class TaskProblem:
     """One problem as text."""
 
     prompt: str
@@ -37,7 +37,7 @@ class Problem:
 class Sifted:
     """The problems of a set, after those that are no problem or too long were dealt with."""
 
-    problems: list[Problem]
+    problems: list[TaskProblem]
     num_found: int
     """Bad rows that were skipped, or long prompts that were dropped or cut."""
     notes: tuple[str, ...]
@@ -58,10 +58,10 @@ class Task(Protocol):
         """What a reader of the run must know: rows that were skipped, prompts that were cut."""
         ...
 
-    def train_problem(self, index: int) -> Problem:
+    def train_problem(self, index: int) -> TaskProblem:
         """Problem `index` of the training stream, a pure function of the run's seed and the index."""
         ...
 
-    def held_out(self) -> Mapping[str, list[Problem]]:
+    def held_out(self) -> Mapping[str, list[TaskProblem]]:
         """Sets of problems for evaluation, never in the training stream; the one that the score is of has no name."""
         ...

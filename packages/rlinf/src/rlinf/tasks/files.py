@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
-from rlinf.tasks.base import Problem
+from rlinf.tasks.base import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import published_set
-from rlinf.tasks.questions import Columns, QuestionReader, load_problems
+from rlinf.tasks.questions import QuestionColumns, QuestionReader, load_problems
 
 
 class FileProblems:
@@ -59,7 +59,7 @@ class FileProblems:
         """Problems of an epoch."""
         return len(self._sets["train_files"])
 
-    def train_problem(self, index: int) -> Problem:
+    def train_problem(self, index: int) -> TaskProblem:
         problems = self._sets["train_files"]
         epoch, position = divmod(index, len(problems))
         if epoch != self._epoch:
@@ -67,7 +67,7 @@ class FileProblems:
             random.Random(f"epoch {self._seed} {epoch}").shuffle(self._order)
         return problems[self._order[position]]
 
-    def held_out(self) -> Mapping[str, list[Problem]]:
+    def held_out(self) -> Mapping[str, list[TaskProblem]]:
         more = {name: self._sets[f"eval_sets.{name}"] for name in self._config.eval_sets}
         return {"": self._sets["eval_files"], **more}
 
@@ -84,14 +84,14 @@ class FileProblems:
             found[f"task.{name}={', '.join(map(str, paths))}"] = digest.hexdigest()
         return found
 
-    def _load(self, paths: Sequence[Path], name: str = "") -> list[Problem]:
+    def _load(self, paths: Sequence[Path], name: str = "") -> list[TaskProblem]:
         config = self._config
         known = published_set(name)
         needs_number = config.answer_format == "gsm8k"
-        own = Columns(question=config.prompt_field, answer=config.answer_field, needs_number=needs_number)
+        own = QuestionColumns(question=config.prompt_field, answer=config.answer_field, needs_number=needs_number)
         read: QuestionReader = known.read if known else own
         to_prompt = template_of(config.prompt_template, config.prompt_field)
-        problems: list[Problem] = []
+        problems: list[TaskProblem] = []
         for path in paths:
             loaded = load_problems(path, read, to_prompt, on_bad_row=config.on_bad_row)
             problems += loaded.problems

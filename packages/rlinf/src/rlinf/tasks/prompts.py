@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rlinf.errors import UserError
-from rlinf.tasks.base import Problem, Sifted
+from rlinf.tasks.base import Sifted, TaskProblem
 
 LongPrompts = Literal["stop", "keep_end", "drop"]
 
@@ -174,7 +174,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def fit_prompts(
-    problems: Sequence[Problem],
+    problems: Sequence[TaskProblem],
     encoder: PromptEncoder,
     *,
     max_prompt_tokens: int,

@@ -1,6 +1,6 @@
 """From rows to problems: which columns hold question and answer, and what is wrong with a row.
 
-`Columns` is for one's own files; the published sets have readers of their own (published.py).
+`QuestionColumns` is for one's own files; the published sets have readers of their own (published.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlinf.errors import UserError
-from rlinf.tasks.base import Problem, Sifted
+from rlinf.tasks.base import Sifted, TaskProblem
 from rlinf.tasks.row_files import BadRow, Row, listed, read_rows
 
 MAX_SHOWN = 5
@@ -46,7 +46,7 @@ QuestionReader = Callable[[Mapping[str, Any]], Question]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
+class QuestionColumns:
     """Reads two columns of any file."""
 
     question: str
@@ -98,17 +98,17 @@ def load_problems(
         bad_row_key: how the message calls the setting.
     Raises: UserError.
     """
-    problems: list[Problem] = []
+    problems: list[TaskProblem] = []
     bad: list[BadRow] = []
     first: Row | None = None
     for row in read_rows(path):
         first = row if first is None and isinstance(row, Row) else first
         found = row if isinstance(row, BadRow) else _problem(row, read, to_prompt)
-        if isinstance(found, Problem):
+        if isinstance(found, TaskProblem):
             problems.append(found)
         else:
             bad.append(found)
-    hint = read.hint(first.values) if isinstance(read, Columns) and first is not None and not problems else None
+    hint = read.hint(first.values) if isinstance(read, QuestionColumns) and first is not None and not problems else None
     if bad and on_bad_row == "stop":
         more = [f"and {len(bad) - MAX_SHOWN} more bad rows in that file"] if len(bad) > MAX_SHOWN else []
         raise UserError(
@@ -157,7 +157,7 @@ def check_number(answer: str, name: str) -> None:
         raise RowError(f"the {name} holds no number: {answer[-80:]!r}; it should end like `#### 42`")
 
 
-def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) -> Problem | BadRow:
+def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) -> TaskProblem | BadRow:
     try:
         question = read(row.values)
     except RowError as error:
@@ -165,6 +165,6 @@ def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) ->
     if len(question.text) > MAX_CHARACTERS:
         what = f"the problem has {len(question.text):,} characters; at most {MAX_CHARACTERS:,} are read"
         return BadRow(number=row.number, place=row.place, what=what)
-    return Problem(
+    return TaskProblem(
         prompt=to_prompt(question.text), answer=question.answer, place=row.place, number=row.number, row=row.values
     )

@@ -27,7 +27,7 @@ LIBRARY = (
 TESTS = "tests.py"
 
 
-class Raised(Exception):
+class ProgramError(Exception):
     """An exception of the program's that Python does not know."""
 
 
@@ -195,7 +195,7 @@ def result_of(wire, message, may_stop=False):
         raise RuntimeError(f"the program raised {message[1]}: {message[2]}")
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
         raise kind(message[2])
-    raise Raised(f"{message[1]}: {message[2]}")
+    raise ProgramError(f"{message[1]}: {message[2]}")
 
 
 def write_back(before, after):

@@ -78,7 +78,7 @@ def plain_tensor(array: Any) -> torch.Tensor:
     """Does what Accelerator.as_tensor promises. Raises UnsupportedValueError when torch cannot take the array."""
     try:
         return _arrays.tensor_of(array).detach().resolve_conj().resolve_neg()
-    except _arrays.Refused as error:
+    except _arrays.NotEncodable as error:
         raise UnsupportedValueError(str(error)) from None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rlinf_comm.peers.transports.base import Answer, Incoming, Negotiation, Offer, Outgoing, Transport
+from rlinf_comm.peers.transports.base import Incoming, Negotiation, Outgoing, ProbeReply, Transport, TransportOffer
 from rlinf_comm.peers.transports.shared import SharedTransport
 from rlinf_comm.peers.transports.tcp import TcpTransport
 from rlinf_comm.wire.address import PeerAddress
@@ -58,13 +58,13 @@ class _ConnectionAlongside:
     def socket(self) -> socket.socket:
         return self._connection.socket
 
-    def send(self, message: Offer, deadline: Deadline) -> None:
+    def send(self, message: TransportOffer, deadline: Deadline) -> None:
         details = msgspec.msgpack.encode((message.details, self._question))
-        self._connection.send(Offer(self._name, details), deadline)
+        self._connection.send(TransportOffer(self._name, details), deadline)
 
-    def receive(self, kind: type[Answer], deadline: Deadline) -> Answer:
+    def receive(self, kind: type[ProbeReply], deadline: Deadline) -> ProbeReply:
         answer = self._connection.receive(kind, deadline)
         if answer.refusal:
             return answer
         arrived, self.reply = msgspec.msgpack.decode(answer.arrived, type=tuple[bytes, bytes])
-        return Answer(arrived=arrived)
+        return ProbeReply(arrived=arrived)

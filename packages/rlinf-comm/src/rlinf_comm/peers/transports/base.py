@@ -43,14 +43,14 @@ class ChosenTransport:
         return f"{self.name}: {self.reason}{others}"
 
 
-class Offer(msgspec.Struct, tag=True):
+class TransportOffer(msgspec.Struct, tag=True):
     """The sender would like to use this transport."""
 
     transport: str
     details: bytes
 
 
-class Answer(msgspec.Struct):
+class ProbeReply(msgspec.Struct):
     """What the receiver has got of the probe, or why nothing."""
 
     arrived: bytes = b""
@@ -85,8 +85,8 @@ def send_probe(name: str, details: bytes, probe: bytes, negotiation: Negotiation
     """
     connection = negotiation.connection
     assert connection is not None, "this transport needs a connection"
-    connection.send(Offer(name, details), negotiation.deadline)
-    answer = connection.receive(Answer, negotiation.deadline)
+    connection.send(TransportOffer(name, details), negotiation.deadline)
+    answer = connection.receive(ProbeReply, negotiation.deadline)
     if answer.refusal:
         raise Unusable(answer.refusal)
     if answer.arrived != probe:

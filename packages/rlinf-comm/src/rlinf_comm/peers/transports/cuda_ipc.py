@@ -27,7 +27,7 @@ from rlinf_comm.errors import ChannelTimeout, DecodeError, IpcError, PeerLeft, P
 from rlinf_comm.ipc.arena import ALIGNMENT, ArenaHandle, DeviceMemory, IpcArena, IpcRecord, arena_with, open_memory
 from rlinf_comm.ipc.leases import BucketReader, BucketWriter, LeaseAddress
 from rlinf_comm.ipc.probe import ECHO_BYTES, invert, inverted
-from rlinf_comm.ipc.transport import Choice, Facts, choose
+from rlinf_comm.ipc.transport import Facts, IpcChoice, choose
 from rlinf_comm.peers.transports.accelerator import Accelerator, CudaAccelerator, copy_bits
 from rlinf_comm.peers.transports.alongside import answer_alongside, offer_alongside, question_in
 from rlinf_comm.peers.transports.base import Incoming, Negotiation, Outgoing, Unusable
@@ -118,7 +118,7 @@ class CudaIpcTransport:
             writer = BucketWriter(_NUM_LEASES, device=device, driver=driver)
             question = pack(_Question(facts, writer.address, echoes, refusals))
             host, host_reason, reply = offer_alongside(self.name, question, negotiation)
-            choice: Choice = unpack(reply)
+            choice: IpcChoice = unpack(reply)
             assert choice.kind is not None, "else the receiver refuses"
             pointer = arenas[choice.kind].handle.pointer + _ECHO_OFFSET
             if driver.read(device, pointer, ECHO_BYTES) != inverted(contents[choice.kind]):

@@ -15,7 +15,7 @@ _LEAVES = frozenset((type(None), bool, int, float, str, bytes))
 
 @record
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorSlot:
     """Stands in a value for the tensor of this number."""
 
     index: int
@@ -29,7 +29,7 @@ def lift_out(value: Any, is_on_device: Callable[[Any], bool]) -> tuple[Any, list
         if not is_on_device(leaf):
             return leaf
         arrays.append(leaf)
-        return Place(len(arrays) - 1)
+        return TensorSlot(len(arrays) - 1)
 
     try:
         return _mapped(value, swap), arrays
@@ -45,7 +45,7 @@ def put_back(value: Any, tensors: Sequence[Any]) -> Any:
     """
 
     def swap(leaf: Any) -> Any:
-        if not isinstance(leaf, Place):
+        if not isinstance(leaf, TensorSlot):
             return leaf
         if type(leaf.index) is not int or not 0 <= leaf.index < len(tensors):
             raise DecodeError(f"a place for tensor {leaf.index!r} of {len(tensors)}")
@@ -66,7 +66,7 @@ def _mapped(value: Any, swap: Callable[[Any], Any]) -> Any:
         children = [_mapped(child, swap) for child in value.values()]
         return dict(zip(value, children, strict=True)) if _differ(children, value.values()) else value
     names = _field_names(cls)
-    if names is None or cls is Place:
+    if names is None or cls is TensorSlot:
         return swap(value)
     if not all(hasattr(value, name) for name in names):
         return value  # the codec refuses it, and says why

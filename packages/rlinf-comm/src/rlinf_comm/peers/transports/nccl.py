@@ -25,7 +25,7 @@ from rlinf_comm import nccl as nccl_binding
 from rlinf_comm.codec import pack, unpack
 from rlinf_comm.errors import CommError, NcclError, PeerLeft, PeerTimeout, TornStream
 from rlinf_comm.ipc.driver import uuid_text
-from rlinf_comm.nccl import Communicator, Library, Transfer
+from rlinf_comm.nccl import Communicator, Library, NcclTransfer
 from rlinf_comm.peers.transports.accelerator import STAGED, Accelerator, CudaAccelerator, copy_bits
 from rlinf_comm.peers.transports.alongside import answer_alongside, offer_alongside, question_in
 from rlinf_comm.peers.transports.base import Incoming, Negotiation, Outgoing, Unusable
@@ -347,10 +347,10 @@ class _NcclIncoming(IncomingParcels[_Parcel]):
             made.add_done_callback(lambda future: None if future.exception() else future.result().abort())
 
 
-def _transfers(tensors: list[torch.Tensor], *, is_send: bool) -> list[Transfer]:
+def _transfers(tensors: list[torch.Tensor], *, is_send: bool) -> list[NcclTransfer]:
     peer = _RECEIVER if is_send else _SENDER
     return [
-        Transfer(is_send=is_send, peer=peer, pointer=tensor.data_ptr(), num_bytes=tensor.nbytes)
+        NcclTransfer(is_send=is_send, peer=peer, pointer=tensor.data_ptr(), num_bytes=tensor.nbytes)
         for tensor in tensors
         if tensor.nbytes
     ]

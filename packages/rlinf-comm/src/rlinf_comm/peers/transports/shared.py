@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from rlinf_comm import _C, codec
-from rlinf_comm._arrays import Refused
+from rlinf_comm._arrays import NotEncodable
 from rlinf_comm.channel import Channel, ChannelAddress, Item, native_of
 from rlinf_comm.errors import ChannelTimeout, PeerLost, TornStream
 from rlinf_comm.peers.transports.base import PROBE_BYTES, Incoming, Negotiation, Outgoing, Unusable, send_probe
@@ -112,7 +112,7 @@ class _SharedOutgoing:
         """Encodes once, however long it waits."""
         try:
             put = _C.PendingPut(self._native, codec.NATIVE, value, kind, 1.0, -1, None)
-        except (Refused, UnicodeEncodeError, RecursionError) as error:
+        except (NotEncodable, UnicodeEncodeError, RecursionError) as error:
             raise codec.refusal(value, error) from None
         while True:
             seen = self._native.event_sequence(_FOR_ROOM)

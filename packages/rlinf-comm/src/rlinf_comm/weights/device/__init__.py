@@ -17,7 +17,7 @@ sender.py, receiver.py   the two ends
 
 from __future__ import annotations
 
-from rlinf_comm.weights.device.device import CudaDevice, Device
+from rlinf_comm.weights.device.device import CudaDevice, TransferDevice
 from rlinf_comm.weights.device.memory import create_device_store, mailbox_bytes
 from rlinf_comm.weights.device.receiver import DeviceWeightReceiver
 from rlinf_comm.weights.device.sender import DeviceWeightSender
@@ -27,6 +27,6 @@ __all__ = [
     "mailbox_bytes",
     "DeviceWeightSender",
     "DeviceWeightReceiver",
-    "Device",
+    "TransferDevice",
     "CudaDevice",
 ]

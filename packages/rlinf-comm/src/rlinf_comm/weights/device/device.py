@@ -35,7 +35,7 @@ class Digests(Protocol):
         ...
 
 
-class Device(Protocol):
+class TransferDevice(Protocol):
     """One device of this process."""
 
     driver: Driver

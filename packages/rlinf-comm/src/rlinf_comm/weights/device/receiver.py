@@ -11,20 +11,20 @@ import numpy as np
 from rlinf_comm.copies import CopyTable, DigestTable, addresses_of
 from rlinf_comm.errors import IpcError, PeerLost, WeightMismatchError
 from rlinf_comm.ipc.arena import ArenaHandle
-from rlinf_comm.weights.device.device import Device
+from rlinf_comm.weights.device.device import TransferDevice
 from rlinf_comm.weights.device.memory import ECHO_BYTES, Mailbox, echo_of, read_handle
 from rlinf_comm.weights.device.side import DeviceSide
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import NO_VERSION, WeightStore
-from rlinf_comm.weights.store.receiver import WeightReceiver
-from rlinf_comm.weights.transfer import Transfer
+from rlinf_comm.weights.store.receiver import StoreReceiver
+from rlinf_comm.weights.transfer import TransferPrograms
 
 if TYPE_CHECKING:
     import torch
 
 
-class DeviceWeightReceiver(DeviceSide, WeightReceiver):
+class DeviceWeightReceiver(DeviceSide, StoreReceiver):
     """Fetches what one destination rank serves, out of the memory of the senders' devices.
 
     Raises:
@@ -32,7 +32,7 @@ class DeviceWeightReceiver(DeviceSide, WeightReceiver):
     """
 
     def __init__(
-        self, store: WeightStore, plan: ReshardPlan, dst_rank: int, device: Device, *, attests: bool = True
+        self, store: WeightStore, plan: ReshardPlan, dst_rank: int, device: TransferDevice, *, attests: bool = True
     ) -> None:
         super().__init__(store, plan, dst_rank, attests=attests)
         self._device, self._mailbox = device, Mailbox.of(plan)
@@ -132,7 +132,7 @@ class DeviceWeightReceiver(DeviceSide, WeightReceiver):
         finally:
             device.arenas.close(handle, device.ordinal)
 
-    def _tables(self, transfer: Transfer) -> tuple[CopyTable, DigestTable]:
+    def _tables(self, transfer: TransferPrograms) -> tuple[CopyTable, DigestTable]:
         return transfer.receive.table, transfer.held
 
     def _store_bytes(self) -> list[int]:

@@ -10,14 +10,14 @@ import numpy as np
 
 from rlinf_comm.copies import CopyTable, DigestTable, addresses_of
 from rlinf_comm.ipc.arena import IpcArena
-from rlinf_comm.weights.device.device import Device
+from rlinf_comm.weights.device.device import TransferDevice
 from rlinf_comm.weights.device.memory import ECHO_BYTES, Mailbox, echo_of, write_handle
 from rlinf_comm.weights.device.side import DeviceSide
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import NUM_SLOTS, WeightStore
-from rlinf_comm.weights.store.sender import WeightSender
-from rlinf_comm.weights.transfer import Transfer
+from rlinf_comm.weights.store.sender import StoreSender
+from rlinf_comm.weights.transfer import TransferPrograms
 
 if TYPE_CHECKING:
     import torch
@@ -26,14 +26,14 @@ _LOOK_S = 1.0
 """A thread that waits for receivers looks this often for those that it was not told of."""
 
 
-class DeviceWeightSender(DeviceSide, WeightSender):
+class DeviceWeightSender(DeviceSide, StoreSender):
     """Publishes what one source rank stores, in memory of its device.
 
     Raises:
         IpcError: the device cannot share memory, or has none left for 4 KB; says why.
     """
 
-    def __init__(self, store: WeightStore, plan: ReshardPlan, src_rank: int, device: Device) -> None:
+    def __init__(self, store: WeightStore, plan: ReshardPlan, src_rank: int, device: TransferDevice) -> None:
         super().__init__(store, plan, src_rank)
         self._device, self._mailbox = device, Mailbox.of(plan)
         self._arenas: dict[int, IpcArena] = {}
@@ -106,7 +106,7 @@ class DeviceWeightSender(DeviceSide, WeightSender):
             self._words.wait(seen, _LOOK_S)
         self._arenas.pop(slot).close()
 
-    def _tables(self, transfer: Transfer) -> tuple[CopyTable, DigestTable]:
+    def _tables(self, transfer: TransferPrograms) -> tuple[CopyTable, DigestTable]:
         return transfer.publish.table, transfer.published
 
     def _store_bytes(self) -> list[int]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlinf_comm.copies import CopyTable, DigestTable
-from rlinf_comm.weights.device.device import Copies, Device, Digests
+from rlinf_comm.weights.device.device import Copies, Digests, TransferDevice
 from rlinf_comm.weights.device.memory import Mailbox
 from rlinf_comm.weights.region import checked_tensors, device_type_of
 from rlinf_comm.weights.store.side import StoreSide
-from rlinf_comm.weights.transfer import Part, Transfer
+from rlinf_comm.weights.transfer import Part, TransferPrograms
 
 if TYPE_CHECKING:
     import torch
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class DeviceSide(StoreSide):
     """A rank's tensors are on its device, or all of them on the host: a model may not have come to its device yet."""
 
-    _device: Device
+    _device: TransferDevice
     _mailbox: Mailbox
-    _programs: tuple[Transfer, Copies, Digests] | None = None
+    _programs: tuple[TransferPrograms, Copies, Digests] | None = None
 
     def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         who, kind = f"{self._role} {self._rank}", device_type_of(tensors, self._device.type)
@@ -45,6 +45,6 @@ class DeviceSide(StoreSide):
             self._programs = (transfer, self._device.copies(copies), self._device.digests(boxes))
         return self._programs[1:]
 
-    def _tables(self, transfer: Transfer) -> tuple[CopyTable, DigestTable]:
+    def _tables(self, transfer: TransferPrograms) -> tuple[CopyTable, DigestTable]:
         """What this end copies, and what it digests."""
         raise NotImplementedError

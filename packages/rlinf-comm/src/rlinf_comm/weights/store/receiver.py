@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class WeightReceiver(StoreSide):
+class StoreReceiver(StoreSide):
     """Fetches what one destination rank serves.
 
     Args:

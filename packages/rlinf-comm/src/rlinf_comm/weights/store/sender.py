@@ -36,7 +36,7 @@ class _Loan:
     """Kept for it in the store."""
 
 
-class WeightSender(StoreSide):
+class StoreSender(StoreSide):
     """Publishes what one source rank stores."""
 
     def __init__(self, store: WeightStore, plan: ReshardPlan, src_rank: int) -> None:

@@ -13,10 +13,10 @@ from rlinf_comm import _C
 from rlinf_comm.errors import LayoutError
 from rlinf_comm.weights.layout import BufferSpec, TensorSpec
 from rlinf_comm.weights.plan import Piece, ReshardPlan
-from rlinf_comm.weights.region import Place, checked_tensors
+from rlinf_comm.weights.region import BoxRegion, checked_tensors
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import ControlWords, WeightStore, align, bytes_of, plan_words, slot_bytes_of
-from rlinf_comm.weights.transfer import Part, Transfer
+from rlinf_comm.weights.transfer import Part, TransferPrograms
 
 if TYPE_CHECKING:
     import torch
@@ -29,14 +29,14 @@ class PlacedPiece:
     """A piece that this rank writes or reads."""
 
     piece: Piece
-    place: Place
+    place: BoxRegion
     """Where the piece lies in this rank's buffers."""
     index: int
     """Index of the piece among all pieces of the plan."""
     offset: int
     """Bytes from the start of a slot."""
     num_bytes: int
-    source: Place | None
+    source: BoxRegion | None
     """For a receiver: where it lies in the sender's buffers; None where it has the memory of another (tied)."""
 
 
@@ -61,7 +61,7 @@ class StoreSide:
         self._control = ControlWords(plan, len(pieces))
         self._slot_bytes = slot_bytes_of(pieces)
         self._own = _placed(plan, rank, role)
-        self._prepared: tuple[list[tuple[int, ...]], Transfer] | None = None
+        self._prepared: tuple[list[tuple[int, ...]], TransferPrograms] | None = None
 
     def _register(self, first_word: int) -> None:
         """Tells the peers which process this rank is, so that they notice its death."""
@@ -85,12 +85,12 @@ class StoreSide:
             f"weight store {self._store.name!r}", f"{self._role} {self._rank}", self._buffers, tensors
         )
 
-    def _transfer(self, tensors: Mapping[str, torch.Tensor]) -> Transfer:
+    def _transfer(self, tensors: Mapping[str, torch.Tensor]) -> TransferPrograms:
         """The programs for these tensors; made again when their strides change."""
         strides = [tensor.stride() for tensor in tensors.values()]
         if self._prepared is None or self._prepared[0] != strides:
             parts = self._parts()
-            self._prepared = (strides, Transfer(parts, tensors, self._store_bytes()))
+            self._prepared = (strides, TransferPrograms(parts, tensors, self._store_bytes()))
         return self._prepared[1]
 
     def _parts(self) -> list[Part]:
@@ -165,12 +165,12 @@ def _placed(plan: ReshardPlan, rank: int, role: Literal["sender", "receiver"]) -
 
 def _places(
     buffers: tuple[dict[str, BufferSpec], ...], rank: Any, buffer: Any, offset: Any, strides: Any
-) -> Callable[[int, tuple[int, ...]], Place]:
+) -> Callable[[int, tuple[int, ...]], BoxRegion]:
     """Where the box of a move lies at one of its ends, given that end's columns of the table."""
     names = [list(of_rank) for of_rank in buffers]
 
-    def place(row: int, shape: tuple[int, ...]) -> Place:
+    def place(row: int, shape: tuple[int, ...]) -> BoxRegion:
         of_box = strides[row, strides.shape[1] - len(shape) :].tolist()
-        return Place(names[rank[row]][buffer[row]], int(offset[row]), shape, tuple(of_box))
+        return BoxRegion(names[rank[row]][buffer[row]], int(offset[row]), shape, tuple(of_box))
 
     return place

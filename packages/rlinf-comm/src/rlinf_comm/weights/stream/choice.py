@@ -23,7 +23,7 @@ and at most one version in so many is spent on trying."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class EncodingChoice:
     """Delta or dense, and why."""
 
     is_delta: bool
@@ -58,23 +58,23 @@ class DeltaChoice:
         self.share: float | None = None
         """Bytes of a delta per byte of the buffer."""
 
-    def choose(self, num_bytes: int) -> Choice:
+    def choose(self, num_bytes: int) -> EncodingChoice:
         """What to send for the next version of a buffer of `num_bytes`."""
         rates = (self.encode_s_per_byte, self.apply_s_per_byte, self.link_s_per_byte, self.share)
         encode, apply, link, share = (rate or 0.0 for rate in rates)
         if None in rates:
             self._num_dense = 0
-            return Choice(is_delta=True, reason="not measured yet")
+            return EncodingChoice(is_delta=True, reason="not measured yet")
         dense_s = num_bytes * link
         delta_s = num_bytes * (encode + share * link + apply)
         if delta_s < dense_s:
             self._num_dense = 0
-            return Choice(is_delta=True, reason="predicted to be faster", dense_s=dense_s, delta_s=delta_s)
+            return EncodingChoice(is_delta=True, reason="predicted to be faster", dense_s=dense_s, delta_s=delta_s)
         self._num_dense += 1
         if self._num_dense > self._retry_every:
             self._num_dense = 0
-            return Choice(is_delta=True, reason="tried again", dense_s=dense_s, delta_s=delta_s)
-        return Choice(is_delta=False, reason="predicted to be slower", dense_s=dense_s, delta_s=delta_s)
+            return EncodingChoice(is_delta=True, reason="tried again", dense_s=dense_s, delta_s=delta_s)
+        return EncodingChoice(is_delta=False, reason="predicted to be slower", dense_s=dense_s, delta_s=delta_s)
 
     def encoded(self, num_bytes: int, delta_bytes: int, seconds: float) -> None:
         """A buffer of `num_bytes` became `delta_bytes` (num_bytes when dense was as small) in `seconds`."""

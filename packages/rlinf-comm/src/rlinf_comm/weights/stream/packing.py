@@ -15,13 +15,13 @@ import numpy as np
 from rlinf_comm import kept_pages
 from rlinf_comm.copies import Int64s, addresses_of
 from rlinf_comm.weights.region import device_type_of
-from rlinf_comm.weights.transfer import Transfer
+from rlinf_comm.weights.transfer import TransferPrograms
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from rlinf_comm.weights.device.device import Copies, Device, Digests
+    from rlinf_comm.weights.device.device import Copies, Digests, TransferDevice
 
     Bytes = npt.NDArray[np.uint8]
 
@@ -49,7 +49,7 @@ class Packing(Protocol):
 class HostPacking:
     """For tensors of the host."""
 
-    def __init__(self, transfer: Transfer, num_bytes: int) -> None:
+    def __init__(self, transfer: TransferPrograms, num_bytes: int) -> None:
         self._transfer, self._num_bytes = transfer, num_bytes
 
     def pack(self, own: Int64s) -> tuple[Bytes, list[int]]:
@@ -83,7 +83,7 @@ class HostPacking:
 class DevicePacking:
     """For tensors of a device: nothing passes through host memory here."""
 
-    def __init__(self, transfer: Transfer, num_bytes: int, device: Device) -> None:
+    def __init__(self, transfer: TransferPrograms, num_bytes: int, device: TransferDevice) -> None:
         self._transfer, self._num_bytes, self._device = transfer, num_bytes, device
 
     def pack(self, own: Int64s) -> tuple[torch.Tensor, list[int]]:
@@ -121,6 +121,6 @@ class DevicePacking:
         return self._device.digests(self._transfer.held)
 
 
-def are_on(device: Device | None, tensors: Mapping[str, torch.Tensor]) -> bool:
+def are_on(device: TransferDevice | None, tensors: Mapping[str, torch.Tensor]) -> bool:
     """Whether a rank's tensors are packed on its device."""
     return device is not None and device_type_of(tensors, device.type) == device.type

@@ -19,11 +19,11 @@ from rlinf_comm.weights.stream.wire import (
     Ack,
     Bucket,
     Content,
-    Held,
-    Link,
-    Offer,
+    HeldVersion,
+    MessageLink,
     Pair,
     Reply,
+    StreamOffer,
     checked_on,
     digests_to_bytes,
 )
@@ -32,7 +32,7 @@ from rlinf_comm.weights.unlisted import listed
 if TYPE_CHECKING:
     import torch
 
-    from rlinf_comm.weights.device.device import Device
+    from rlinf_comm.weights.device.device import TransferDevice
 
 _FAREWELL_S = 1.0
 """Seconds for telling all senders that their version failed here."""
@@ -44,7 +44,7 @@ class _Source:
 
     name: str
     pair: Pair | None = None
-    held: Held | None = None
+    held: HeldVersion | None = None
     kept: list[np.ndarray] = field(default_factory=list)
     """The buckets of `held`; empty when no deltas follow."""
 
@@ -57,7 +57,7 @@ class _Source:
 class _Taken:
     """What one call of receive() has taken from one sender."""
 
-    offer: Offer
+    offer: StreamOffer
     digests: list[bytes] = field(default_factory=list)
     """The digests that came with each bucket, as in `Content.digests`."""
     window_s: float = 0.0
@@ -78,7 +78,13 @@ class WeightStreamReceiver:
     """
 
     def __init__(
-        self, plan: ReshardPlan, dst_rank: int, link: Link, src_names: Sequence[str], *, device: Device | None = None
+        self,
+        plan: ReshardPlan,
+        dst_rank: int,
+        link: MessageLink,
+        src_names: Sequence[str],
+        *,
+        device: TransferDevice | None = None,
     ) -> None:
         if not 0 <= dst_rank < plan.num_dst_ranks or len(src_names) != plan.num_src_ranks:
             raise LayoutError(
@@ -126,7 +132,7 @@ class WeightStreamReceiver:
             self._refuse(set().union(*wrong), policy_version)
             for rank, found in taken.items():
                 source = self._sources[rank]
-                source.held = Held(found.offer.session, policy_version)
+                source.held = HeldVersion(found.offer.session, policy_version)
                 talks[rank].send(self._ack(found, source.held))
         except BaseException as error:
             for source in self._sources.values():
@@ -153,16 +159,16 @@ class WeightStreamReceiver:
         talk: Talk,
         taken: dict[int, _Taken],
     ) -> None:
-        message: object = talk.receive(Offer)
+        message: object = talk.receive(StreamOffer)
         while True:
-            while not isinstance(message, Offer) or not self._is_wanted(message, policy_version, talk):
-                message = talk.receive(Offer)
+            while not isinstance(message, StreamOffer) or not self._is_wanted(message, policy_version, talk):
+                message = talk.receive(StreamOffer)
             # A sender whose call failed on the way offers again: then all begins anew.
             message = self._take_offered(self._sources[rank], message, tensors, talk, taken, rank)
             if message is None:
                 return
 
-    def _is_wanted(self, offer: Offer, policy_version: int, talk: Talk) -> bool:
+    def _is_wanted(self, offer: StreamOffer, policy_version: int, talk: Talk) -> bool:
         """Refuses it otherwise. Raises when the version can no longer come."""
         refusal = None
         if offer.plan_digest != self._plan.digest:
@@ -185,12 +191,12 @@ class WeightStreamReceiver:
     def _take_offered(
         self,
         source: _Source,
-        offer: Offer,
+        offer: StreamOffer,
         tensors: Mapping[str, torch.Tensor],
         talk: Talk,
         taken: dict[int, _Taken],
         rank: int,
-    ) -> Offer | None:
+    ) -> StreamOffer | None:
         """All buckets, unpacked. Returns another offer if that comes instead."""
         if source.pair is None or source.pair.bucket_bytes != offer.bucket_bytes:
             if offer.bucket_bytes < 16:
@@ -207,13 +213,13 @@ class WeightStreamReceiver:
         talk.send(Reply(offer.session, offer.attempt, held, None, offer.policy_version))
         start_s = time.perf_counter()
         for number, (bucket, packing) in enumerate(zip(source.pair.buckets, packings, strict=True)):
-            message = talk.receive((Offer, Content))
-            while not isinstance(message, Offer) and (message.session, message.attempt) != (
+            message = talk.receive((StreamOffer, Content))
+            while not isinstance(message, StreamOffer) and (message.session, message.attempt) != (
                 offer.session,
                 offer.attempt,
             ):
-                message = talk.receive((Offer, Content))
-            if isinstance(message, Offer):
+                message = talk.receive((StreamOffer, Content))
+            if isinstance(message, StreamOffer):
                 return message
             came_s = time.perf_counter()
             data = self._data_of(message, number, bucket, kept, held is not None, talk, found)
@@ -293,7 +299,7 @@ class WeightStreamReceiver:
                 expected_version=policy_version,
             )
 
-    def _ack(self, found: _Taken, held: Held | None, error: BaseException | None = None) -> Ack:
+    def _ack(self, found: _Taken, held: HeldVersion | None, error: BaseException | None = None) -> Ack:
         return Ack(
             session=found.offer.session,
             attempt=found.offer.attempt,
@@ -316,7 +322,7 @@ class WeightStreamReceiver:
                 if rank in taken:
                     talk.send(self._ack(taken[rank], None, error))
                 else:
-                    offer = talk.receive(Offer)
+                    offer = talk.receive(StreamOffer)
                     talk.send(Reply(offer.session, offer.attempt, None, _fault(error), policy_version))
             except (CommError, TimeoutError, OSError):
                 pass  # it is gone, or has its own trouble

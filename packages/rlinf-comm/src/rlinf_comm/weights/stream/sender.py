@@ -29,7 +29,7 @@ from rlinf_comm.copies import Int64s, addresses_of
 from rlinf_comm.errors import LayoutError, WeightMismatchError
 from rlinf_comm.records import record
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.stream.choice import Choice, DeltaChoice
+from rlinf_comm.weights.stream.choice import DeltaChoice, EncodingChoice
 from rlinf_comm.weights.stream.delta import DeltaEncoder
 from rlinf_comm.weights.stream.lent import LentTensors
 from rlinf_comm.weights.stream.packing import Packing, are_on
@@ -37,11 +37,11 @@ from rlinf_comm.weights.stream.talk import Talk, for_each
 from rlinf_comm.weights.stream.wire import (
     Ack,
     Content,
-    Held,
-    Link,
-    Offer,
+    HeldVersion,
+    MessageLink,
     Pair,
     Reply,
+    StreamOffer,
     checked_on,
     digests_to_bytes,
 )
@@ -49,7 +49,7 @@ from rlinf_comm.weights.stream.wire import (
 if TYPE_CHECKING:
     import torch
 
-    from rlinf_comm.weights.device.device import Device
+    from rlinf_comm.weights.device.device import TransferDevice
 
 BUCKET_BYTES = 16 << 20
 """Packed, sent and unpacked at the same time, while the caches have it."""
@@ -63,7 +63,7 @@ class StreamReport:
 
     policy_version: int
     dst_rank: int
-    choice: Choice
+    choice: EncodingChoice
     """Delta or dense, and why. A bucket whose delta would be as large as itself is dense in any case."""
     num_bytes: int
     """Bytes of the weights that this sender has for the receiver."""
@@ -82,7 +82,7 @@ class _Destination:
         self.pair = pair
         self.choice = choice
         self.encoders = [DeltaEncoder(bucket.num_bytes, bucket.element_bytes) for bucket in pair.buckets]
-        self.acknowledged: Held | None = None
+        self.acknowledged: HeldVersion | None = None
 
     def forget(self) -> None:
         self.acknowledged = None
@@ -109,14 +109,14 @@ class WeightStreamSender:
         self,
         plan: ReshardPlan,
         src_rank: int,
-        link: Link,
+        link: MessageLink,
         dst_names: Sequence[str],
         *,
         dst_ranks: Collection[int] | None = None,
         bucket_bytes: int | None = None,
         deltas: bool = True,
         new_choice: Callable[[], DeltaChoice] = DeltaChoice,
-        device: Device | None = None,
+        device: TransferDevice | None = None,
     ) -> None:
         if not 0 <= src_rank < plan.num_src_ranks or len(dst_names) != plan.num_dst_ranks:
             raise LayoutError(
@@ -194,7 +194,7 @@ class WeightStreamSender:
         with self._prepared(to.pair, lent) as (_, tied, addresses, on_device):
             tied_digests = digests_to_bytes(tied.digests(addresses))
         key = (self._session, self._attempt)
-        talk.send(Offer(*key, self._plan.digest, policy_version, self._bucket_bytes, tied_digests))
+        talk.send(StreamOffer(*key, self._plan.digest, policy_version, self._bucket_bytes, tied_digests))
         reply = talk.receive(Reply, key)
         if reply.refusal is not None:
             raise WeightMismatchError(
@@ -223,7 +223,7 @@ class WeightStreamSender:
                 num_deltas += 1
                 delta_bytes += bucket.num_bytes
         ack = talk.receive(Ack, key)
-        if ack.held != Held(self._session, policy_version):
+        if ack.held != HeldVersion(self._session, policy_version):
             raise WeightMismatchError(
                 f"{talk.who} could not take version {policy_version}: {ack.fault}",
                 tensors=ack.tensors,
@@ -252,18 +252,20 @@ class WeightStreamSender:
             in_order = {name: tensors[name] for name in self._plan.src_buffers[self._src_rank]}
             yield *pair.prepare(in_order), addresses_of(in_order.values()), are_on(self._device, in_order)
 
-    def _choice(self, to: _Destination, held: Held | None, on_device: bool) -> Choice:
+    def _choice(self, to: _Destination, held: HeldVersion | None, on_device: bool) -> EncodingChoice:
         if on_device:
-            return Choice(is_delta=False, reason="the weights are on a device")
+            return EncodingChoice(is_delta=False, reason="the weights are on a device")
         if not self._deltas:
-            return Choice(is_delta=False, reason="deltas=False")
+            return EncodingChoice(is_delta=False, reason="deltas=False")
         if to.acknowledged is None:
-            return Choice(is_delta=False, reason="the receiver has acknowledged no version yet, or the last one failed")
+            return EncodingChoice(
+                is_delta=False, reason="the receiver has acknowledged no version yet, or the last one failed"
+            )
         if held != to.acknowledged:
-            return Choice(is_delta=False, reason="the receiver does not hold the version that was acknowledged")
+            return EncodingChoice(is_delta=False, reason="the receiver does not hold the version that was acknowledged")
         return to.choice.choose(to.pair.num_bytes)
 
-    def _delta(self, encoder: DeltaEncoder, data: np.ndarray, choice: Choice) -> np.ndarray | None:
+    def _delta(self, encoder: DeltaEncoder, data: np.ndarray, choice: EncodingChoice) -> np.ndarray | None:
         import torch
 
         if not self._deltas:

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from rlinf_comm.errors import DecodeError, WeightTimeout
-from rlinf_comm.weights.stream.wire import Link
+from rlinf_comm.weights.stream.wire import MessageLink
 
 _Message = TypeVar("_Message")
 _Result = TypeVar("_Result")
@@ -29,7 +29,7 @@ class Talk:
         who: The other side, as errors name it.
     """
 
-    def __init__(self, link: Link, name: str, who: str, policy_version: int, timeout_s: float) -> None:
+    def __init__(self, link: MessageLink, name: str, who: str, policy_version: int, timeout_s: float) -> None:
         self._link = link
         self._name = name
         self.who = who

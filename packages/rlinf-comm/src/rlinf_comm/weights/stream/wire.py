@@ -21,21 +21,21 @@ import numpy as np
 from rlinf_comm.records import record
 from rlinf_comm.weights.layout import Box, BufferSpec, TensorSpec
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.region import Place, checked_tensors, device_type_of
+from rlinf_comm.weights.region import BoxRegion, checked_tensors, device_type_of
 from rlinf_comm.weights.stream.packing import DevicePacking, HostPacking, Packing, are_on
-from rlinf_comm.weights.transfer import Part, Transfer
+from rlinf_comm.weights.transfer import Part, TransferPrograms
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from rlinf_comm.weights.device.device import Device
+    from rlinf_comm.weights.device.device import TransferDevice
 
 _ALIGNMENT_BYTES = 64
 DIGEST_BYTES = 16
 
 
-class Link(Protocol):
+class MessageLink(Protocol):
     """Sends values to named peers, in order for each. rlinf_comm.peers.Peer is one.
 
     Several threads use it, each with another peer. Values are records of this file, numpy arrays and, from ends with a
@@ -53,7 +53,7 @@ class Link(Protocol):
 
 @record
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldVersion:
     """What a receiver holds of a sender."""
 
     session: str
@@ -63,7 +63,7 @@ class Held:
 
 @record
 @dataclass(frozen=True, slots=True)
-class Offer:
+class StreamOffer:
     session: str
     attempt: int
     """Counts the offers of a session. Every other message belongs to one."""
@@ -80,7 +80,7 @@ class Offer:
 class Reply:
     session: str
     attempt: int
-    held: Held | None
+    held: HeldVersion | None
     refusal: str | None
     wanted_version: int
 
@@ -105,7 +105,7 @@ class Content:
 class Ack:
     session: str
     attempt: int
-    held: Held | None
+    held: HeldVersion | None
     """What the receiver holds now; None: it failed, and the next version must be sent whole."""
     tensors: tuple[str, ...]
     """Names of the tensors that differ from what was sent."""
@@ -131,7 +131,7 @@ class Bucket:
 
 
 def checked_on(
-    device: Device | None, who: str, buffers: Mapping[str, BufferSpec], tensors: Mapping[str, torch.Tensor]
+    device: TransferDevice | None, who: str, buffers: Mapping[str, BufferSpec], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """`checked_tensors` of a rank whose tensors are all on its device, or all on the host."""
     kind = device_type_of(tensors, None if device is None else device.type)
@@ -180,7 +180,7 @@ class Pair:
         dst_rank: int,
         side: Literal["src", "dst"],
         bucket_bytes: int,
-        device: Device | None = None,
+        device: TransferDevice | None = None,
     ) -> None:
         self.bucket_bytes = bucket_bytes
         self.buckets, self.tied = buckets_of(plan, src_rank, dst_rank, side, bucket_bytes)
@@ -198,7 +198,7 @@ class Pair:
         return self._prepared[1], self._prepared[2]
 
     def _packing(self, bucket: Bucket, tensors: Mapping[str, torch.Tensor], on_device: bool) -> Packing:
-        transfer = Transfer(bucket.parts, tensors, [bucket.num_bytes])
+        transfer = TransferPrograms(bucket.parts, tensors, [bucket.num_bytes])
         if on_device and self._device is not None:
             return DevicePacking(transfer, bucket.num_bytes, self._device)
         return HostPacking(transfer, bucket.num_bytes)
@@ -222,7 +222,7 @@ def _parts(
     for row, number, start, strides in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
         piece = plan.piece_of_moves[row]
         shape = piece.box.shape
-        place = Place(names[number], start, shape, tuple(strides[len(strides) - len(shape) :]))
+        place = BoxRegion(names[number], start, shape, tuple(strides[len(strides) - len(shape) :]))
         spec = TensorSpec(plan.specs[piece.name].shape, piece.dtype)
         yield piece.name, Part(piece.box, spec, place, store=0, store_offset=0), bool(table.tied[row])
 
@@ -237,7 +237,7 @@ def _split(part: Part, max_elements: int) -> Iterator[Part]:
     for smaller in box.split(dim, min(-(-box.num_elements // max_elements), box.shape[dim])):
         steps = smaller.start[dim] - box.start[dim]
         offset = place.offset + steps * place.strides[dim]
-        moved = Place(place.buffer, offset, smaller.shape, place.strides)
+        moved = BoxRegion(place.buffer, offset, smaller.shape, place.strides)
         yield from _split(_part(smaller, part.spec, moved, 0), max_elements)
 
 
@@ -245,5 +245,5 @@ def _at(part: Part, store_offset: int) -> Part:
     return _part(part.box, part.spec, part.place, store_offset)
 
 
-def _part(box: Box, spec: TensorSpec, place: Place, store_offset: int) -> Part:
+def _part(box: Box, spec: TensorSpec, place: BoxRegion, store_offset: int) -> Part:
     return Part(box=box, spec=spec, place=place, store=0, store_offset=store_offset)

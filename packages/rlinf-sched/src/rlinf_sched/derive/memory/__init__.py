@@ -22,13 +22,13 @@ from rlinf_sched.derive.memory.activations import (
 from rlinf_sched.derive.memory.adapters import FLOAT_BYTES, Adapter
 from rlinf_sched.derive.memory.forward import batch_memory, forward_memory
 from rlinf_sched.derive.memory.job import JobShape
-from rlinf_sched.derive.memory.rank import KINDS, NUM_MOMENTS, RankMemory
+from rlinf_sched.derive.memory.rank import MEMORY_KINDS, NUM_MOMENTS, RankMemory
 
 __all__ = [
     "Adapter",
     "JobShape",
     "RankMemory",
-    "KINDS",
+    "MEMORY_KINDS",
     "NUM_MOMENTS",
     "FLOAT_BYTES",
     "MAX_LOGITS_BYTES",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-KINDS = (
+MEMORY_KINDS = (
     "weights",
     "masters",
     "gradients",

@@ -32,7 +32,7 @@ from rlinf_workers.engines.sglang.arguments import (
 )
 from rlinf_workers.engines.sglang.capacity import Capacity
 from rlinf_workers.engines.sglang.loader import LOADER
-from rlinf_workers.engines.sglang.requests import Answer, answer_of, completions_of, cut_at, request_parameters
+from rlinf_workers.engines.sglang.requests import Completion, answer_of, completions_of, cut_at, request_parameters
 from rlinf_workers.engines.sglang.server import EngineServer
 from rlinf_workers.engines.sglang.spec import SPEC
 from rlinf_workers.engines.stopping import StopStrings
@@ -93,7 +93,7 @@ class SGLangEngine:
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
         self._num_devices = max(1, len(devices))
         self._lost: WorkersError | None = None
-        self._results: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Completion | BaseException] = queue.SimpleQueue()
         self._is_lost_known = self._is_closed = False
         self._version, self._has_weights = -1, model.has_weights
         self._gives_memory_back = device.type != "cpu"
@@ -137,7 +137,7 @@ class SGLangEngine:
         found = [self._results.get()]
         while not self._results.empty():
             found.append(self._results.get())
-        answers: list[Answer] = []
+        answers: list[Completion] = []
         for one in found:
             if isinstance(one, BaseException):
                 self._raise_if_lost()

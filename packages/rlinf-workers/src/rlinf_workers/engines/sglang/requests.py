@@ -17,7 +17,7 @@ STOP_STRING = "a stop string"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Completion:
     """One finished completion."""
 
     index: int
@@ -57,7 +57,7 @@ def sampling_seed(seed: int, step: int, index: int, member: int) -> int:
 
 def answer_of(
     output: Mapping[str, Any], stop_token_ids: Sequence[int], *, index: int, member: int, policy_version: int
-) -> Answer:
+) -> Completion:
     """What SGLang says of one request.
 
     SGLang gives the log-probability of a sampled token in the distribution at the request's temperature, before top_p,
@@ -71,7 +71,7 @@ def answer_of(
     if not is_end and reason["type"] != "length":
         raise ValueError(f"prompt {index}, completion {member}: SGLang ended it with {reason}, tokens {token_ids[-3:]}")
     logprobs = [logprob for logprob, _, _ in about["output_token_logprobs"]]
-    return Answer(
+    return Completion(
         index=index,
         member=member,
         token_ids=token_ids,
@@ -81,15 +81,15 @@ def answer_of(
     )
 
 
-def completions_of(answers: Sequence[Answer]) -> list[Completions]:
+def completions_of(answers: Sequence[Completion]) -> list[Completions]:
     """Answers of one prompt and version become one record."""
-    groups: dict[tuple[int, int], list[Answer]] = {}
+    groups: dict[tuple[int, int], list[Completion]] = {}
     for answer in answers:
         groups.setdefault((answer.index, answer.policy_version), []).append(answer)
     return [_join(group) for group in groups.values()]
 
 
-def _join(answers: Sequence[Answer]) -> Completions:
+def _join(answers: Sequence[Completion]) -> Completions:
     width = max(len(answer.token_ids) for answer in answers)
     token_ids = torch.zeros(len(answers), width, dtype=torch.int64)
     logprobs, loss_mask = torch.zeros(len(answers), width), torch.zeros(len(answers), width)

@@ -59,7 +59,7 @@ def _place(nodes: Sequence[Node], token: bytes) -> dict[int, Any]:
     """A probe on each node, by its number."""
     cloudpickle.register_pickle_by_value(probe)
     try:
-        made = ray.remote(num_cpus=0)(probe.Probe)
+        made = ray.remote(num_cpus=0)(probe.NodeProbe)
         return {
             number: made.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
                 node.address, token

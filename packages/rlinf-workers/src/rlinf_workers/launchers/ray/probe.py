@@ -42,7 +42,7 @@ PIECE_BYTES = 1 << 20
 COUNT_BYTES = 8
 
 
-class Probe:
+class NodeProbe:
     """Runs on one node, until Ray ends it."""
 
     def __init__(self, address: str, token: bytes) -> None:

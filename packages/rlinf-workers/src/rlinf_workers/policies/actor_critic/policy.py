@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.policies.base import Answer, Fields, Needs
+from rlinf_workers.policies.base import Fields, Needs, PolicyStep
 from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.policies.layers import POLICY_GAIN, VALUE_GAIN, in_own_dtype, tanh_tower
 from rlinf_workers.policies.state_statistics import StatePolicy, check_state
@@ -53,11 +53,11 @@ class ActorCritic(StatePolicy):
     def _states(self, fields: Fields) -> Tensor:
         return self.normalize(fields["state"]) if self._normalizes else fields["state"]
 
-    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+    def act(self, fields: Fields, noise: Tensor | None) -> PolicyStep:
         states = self._states(fields)
         outputs = in_own_dtype(self.policy, states)
         actions = self.head.mode(outputs) if noise is None else self.head.sample(outputs, noise)
-        return Answer(
+        return PolicyStep(
             actions=actions.unflatten(-1, self._chunk_shape),
             logprobs=self.head.log_prob(outputs, actions).unflatten(-1, self._chunk_shape),
             values=in_own_dtype(self.value, states)[..., 0],

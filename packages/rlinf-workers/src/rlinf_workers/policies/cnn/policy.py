@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.policies.base import Answer, Fields, Needs, PolicyError
+from rlinf_workers.policies.base import Fields, Needs, PolicyError, PolicyStep
 from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.policies.layers import POLICY_GAIN, VALUE_GAIN, in_own_dtype, orthogonal
 from rlinf_workers.policies.options import options_of
@@ -87,12 +87,12 @@ class CnnActorCritic(StatePolicy):
         shared = in_own_dtype(self.shared, features)
         return in_own_dtype(self.policy, shared), in_own_dtype(self.value, shared)[..., 0]
 
-    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+    def act(self, fields: Fields, noise: Tensor | None) -> PolicyStep:
         outputs, values = self._outputs(fields)
         actions = self.head.mode(outputs) if noise is None else self.head.sample(outputs, noise)
         logprobs = self.head.log_prob(outputs, actions)
         shape = self._chunk_shape
-        return Answer(actions=actions.unflatten(-1, shape), logprobs=logprobs.unflatten(-1, shape), values=values)
+        return PolicyStep(actions=actions.unflatten(-1, shape), logprobs=logprobs.unflatten(-1, shape), values=values)
 
     def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
         outputs, values = self._outputs(fields)

@@ -25,10 +25,16 @@ from rlinf_workers.policies.openvla.actions import (
     learn_with_gripper,
     with_published_gripper,
 )
-from rlinf_workers.policies.openvla.checkpoint import NORMALIZATIONS, ModelSpec, Sizes, spec_of_folder, spec_of_sizes
+from rlinf_workers.policies.openvla.checkpoint import (
+    NORMALIZATIONS,
+    ModelSpec,
+    TinyModelSizes,
+    spec_of_folder,
+    spec_of_sizes,
+)
 from rlinf_workers.policies.openvla.model import check_files, load_parts, make_parts
 from rlinf_workers.policies.openvla.pixels import center_cropped, normalized, resized
-from rlinf_workers.policies.openvla.prompts import Prompts, file_ids, word_ids
+from rlinf_workers.policies.openvla.prompts import PromptTokens, file_ids, word_ids
 from rlinf_workers.policies.openvla.spec import SPEC
 from rlinf_workers.policies.options import check_choice
 
@@ -38,8 +44,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SharedOptions(Sizes):
-    """Options of both policies; those of `Sizes` are for a model without a folder."""
+class SharedOptions(TinyModelSizes):
+    """Options of both policies; those of `TinyModelSizes` are for a model without a folder."""
 
     folder: str | None = None
     """A published checkpoint; None: a small model."""
@@ -116,7 +122,7 @@ def check_prompts(fields: Mapping[str, FieldSpec], spec: ModelSpec, num_others: 
 
     Raises: PolicyError where one has not.
     """
-    prompts = Prompts(file_ids(spec.tokenizer) if spec.tokenizer else word_ids)
+    prompts = PromptTokens(file_ids(spec.tokenizer) if spec.tokenizer else word_ids)
     room = spec.text_config.get("max_position_embeddings", DEFAULT_CONTEXT) - num_others
 
     def check(instruction: str) -> None:
@@ -136,7 +142,7 @@ def num_patches(spec: ModelSpec) -> int:
 
 def spec_of(actions: ActionSpec, options: SharedOptions) -> ModelSpec:
     """As `checked_spec`, whose checks were made before."""
-    changed = [name for name in Sizes.__slots__ if getattr(options, name) != getattr(Sizes(), name)]
+    changed = [name for name in TinyModelSizes.__slots__ if getattr(options, name) != getattr(TinyModelSizes(), name)]
     if options.folder is None:
         if options.unnorm_key is not None:
             raise PolicyError("options.unnorm_key chooses statistics of a checkpoint; give options.folder, or neither")
@@ -196,7 +202,7 @@ class PrismaticPolicy(Policy):
                 self.make_more()
         if options.folder is not None and not self.is_outline:
             load_parts(self, options.folder)
-        self._prompts = Prompts(file_ids(spec.tokenizer) if spec.tokenizer else word_ids)
+        self._prompts = PromptTokens(file_ids(spec.tokenizer) if spec.tokenizer else word_ids)
         self.register_buffer("table", action_table(spec.statistics, spec.num_bins), persistent=False)
         self._num_dims = len(self.table)
 

@@ -35,7 +35,7 @@ SIGLIP_MEAN = SIGLIP_STD = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
+class TinyModelSizes:
     """A small model that is made from a recipe alone."""
 
     image_size: int = 56
@@ -71,7 +71,7 @@ class ModelSpec:
     """Path of tokenizer.json; None: the tokens are words."""
 
 
-def spec_of_sizes(chosen: Sizes, actions: ActionSpec) -> ModelSpec:
+def spec_of_sizes(chosen: TinyModelSizes, actions: ActionSpec) -> ModelSpec:
     """A small model whose bins span what the environment takes.
 
     Raises: PolicyError for sizes that do not go together, or actions without bounds.

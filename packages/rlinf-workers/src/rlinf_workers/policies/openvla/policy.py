@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.models.cache_argument import as_cache
-from rlinf_workers.policies.base import Answer, Fields, Needs, PolicyError
+from rlinf_workers.policies.base import Fields, Needs, PolicyError, PolicyStep
 from rlinf_workers.policies.heads.categories import CategoriesHead
 from rlinf_workers.policies.openvla.base import (
     PrismaticPolicy,
@@ -62,7 +62,7 @@ class OpenVLA(PrismaticPolicy):
         self.noise_size = self._tokens.num_outputs
 
     @torch.no_grad()
-    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+    def act(self, fields: Fields, noise: Tensor | None) -> PolicyStep:
         embeddings, mask = self._context(fields)
         positions = positions_of(mask)
         chosen: list[Tensor] = []
@@ -90,7 +90,7 @@ class OpenVLA(PrismaticPolicy):
             positions = positions[:, -1:] + 1
         all_bins = torch.stack(chosen, dim=1)
         actions, extras = self._acted(all_bins[:, None])
-        return Answer(
+        return PolicyStep(
             actions=actions,
             logprobs=self._tokens.log_prob(torch.cat(logits, dim=-1), all_bins)[:, None],
             values=values,

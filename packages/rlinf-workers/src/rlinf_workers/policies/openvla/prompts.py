@@ -43,7 +43,7 @@ def file_ids(path: str) -> Callable[[str], list[int]]:
     return ids_of
 
 
-class Prompts:
+class PromptTokens:
     """Instructions -> tokens and a mask. Those of a text are kept, as a task has few."""
 
     def __init__(self, ids_of: Callable[[str], list[int]]) -> None:

@@ -40,7 +40,7 @@ class _MlpResNet(nn.Module):
         return self.fc2(self.layer_norm2(x))
 
 
-class ActionHead(nn.Module):
+class ContinuousHead(nn.Module):
     """States [n, K A, H] of the positions that predict the numbers of a chunk -> the numbers, [n, K, A], in -1..1 as
     the dataset is scaled. The A states of an action go in side by side."""
 

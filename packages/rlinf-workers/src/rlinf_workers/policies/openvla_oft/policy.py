@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.policies.base import Answer, Fields, Needs, PolicyError
+from rlinf_workers.policies.base import Fields, Needs, PolicyError, PolicyStep
 from rlinf_workers.policies.heads.categories import CategoriesHead
 from rlinf_workers.policies.layers import in_own_dtype
 from rlinf_workers.policies.openvla.actions import act_with_gripper, learn_with_gripper
@@ -40,7 +40,7 @@ from rlinf_workers.policies.openvla.checkpoint import ModelSpec
 from rlinf_workers.policies.openvla.model import shapes_of
 from rlinf_workers.policies.openvla_oft.files import check_part, read_part, read_vision_backbone
 from rlinf_workers.policies.openvla_oft.heads import (
-    ActionHead,
+    ContinuousHead,
     ProprioProjector,
     laplace_draw,
     laplace_entropy,
@@ -99,7 +99,7 @@ class OpenVLAOFT(PrismaticPolicy):
     def make_more(self) -> None:
         num_dims = len(self._spec.statistics.low)
         self.proprio_projector = ProprioProjector(self._state_size, self._width) if self._state_size else None
-        self.action_head = ActionHead(self._width, num_dims) if self._options.head == "l1" else None
+        self.action_head = ContinuousHead(self._width, num_dims) if self._options.head == "l1" else None
         if self.action_head is not None:
             self.language_model.lm_head.requires_grad_(False)  # nothing is read from it
 
@@ -113,7 +113,7 @@ class OpenVLAOFT(PrismaticPolicy):
     # -- answers ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+    def act(self, fields: Fields, noise: Tensor | None) -> PolicyStep:
         states = self._states(fields)
         values = self._values_of(states)
         if self.action_head is not None:
@@ -121,7 +121,7 @@ class OpenVLAOFT(PrismaticPolicy):
             scaled = centre
             if noise is not None:
                 scaled = laplace_draw(centre, noise.view_as(centre), self._options.spread)
-            return Answer(
+            return PolicyStep(
                 actions=act_with_gripper(self.scale_actions.inverse(scaled), self._opens),
                 logprobs=laplace_log_prob(scaled, centre, self._options.spread),
                 values=values,
@@ -130,7 +130,7 @@ class OpenVLAOFT(PrismaticPolicy):
         logits = self._logits(states)
         bins = self._token.mode(logits) if noise is None else self._token.sample(logits, noise.view_as(logits))
         actions, extras = self._acted(self._in_chunks(bins))
-        return Answer(
+        return PolicyStep(
             actions=actions,
             logprobs=self._in_chunks(self._token.log_prob(logits, bins)),
             values=values,
@@ -230,7 +230,7 @@ def _check_parts(spec: ModelSpec, options: OftOptions, state_size: int) -> None:
     with torch.device("meta"):
         made = {
             "proprio_projector": ProprioProjector(max(state_size, 1), width),
-            "action_head": ActionHead(width, len(spec.statistics.low)),
+            "action_head": ContinuousHead(width, len(spec.statistics.low)),
         }
     shapes = {part: {name: tuple(t.shape) for name, t in module.state_dict().items()} for part, module in made.items()}
     towers = {name: shape for name, shape in shapes_of(spec).items() if name.startswith("vision_backbone.")}

@@ -33,7 +33,7 @@ from rlinf_algos.flow_matching import (
 )
 from rlinf_algos.flow_matching.transitions import FlowTransition
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
+from rlinf_workers.policies.base import Fields, Needs, Policy, PolicyStep
 from rlinf_workers.policies.instructions import check_instructions
 from rlinf_workers.policies.layers import in_own_dtype
 from rlinf_workers.policies.pi0.model import (
@@ -46,7 +46,7 @@ from rlinf_workers.policies.pi0.model import (
 )
 from rlinf_workers.policies.pi0.openpi_files import checked_config, is_openpi
 from rlinf_workers.policies.pi0.options import Pi0Options, check_checkpoint, check_sizes, check_spaces
-from rlinf_workers.policies.pi0.processor import Prompts, make_prompts, prepare_pictures
+from rlinf_workers.policies.pi0.processor import PromptTokenizer, make_prompts, prepare_pictures
 from rlinf_workers.policies.pi0.spec import SPEC
 from rlinf_workers.policies.pi0.statistics import normalizers
 from rlinf_workers.trainers.base import ModelOutputs
@@ -123,7 +123,7 @@ class Pi0(Policy):
             check_checkpoint(options, fields, actions)
 
     @classmethod
-    def make_prompts(cls, options: Any, state_size: int) -> Prompts:
+    def make_prompts(cls, options: Any, state_size: int) -> PromptTokenizer:
         """What turns instructions into tokens. Raises: PolicyError where the state has no room in them."""
         return make_prompts(options)
 
@@ -143,7 +143,7 @@ class Pi0(Policy):
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+    def act(self, fields: Fields, noise: Tensor | None) -> PolicyStep:
         denoiser = self._denoiser(fields)
         num_rows, times = len(fields["state"]), self._times(fields)
         if noise is None:
@@ -160,7 +160,7 @@ class Pi0(Policy):
             extras = {"chain": chain.states.transpose(0, 1)} | ({} if steps is None else {"noisy_step": steps})
         chosen = chain.actions[:, : self._executed[0], : self._executed[1]]
         actions = self.normalize_actions.inverse(chosen) + self._origin(fields)
-        return Answer(actions=actions, logprobs=logprobs, values=values, extras=extras)
+        return PolicyStep(actions=actions, logprobs=logprobs, values=values, extras=extras)
 
     def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
         denoiser, times, steps = self._denoiser(fields), self._times(fields), extras.get("noisy_step")

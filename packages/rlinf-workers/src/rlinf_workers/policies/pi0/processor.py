@@ -42,7 +42,7 @@ TokenIds = Callable[[str], list[int]]
 """A text -> its tokens, behind the one of the beginning."""
 
 
-class Prompts(Protocol):
+class PromptTokenizer(Protocol):
     """Turns instructions into tokens."""
 
     def __call__(self, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ class TokenizerPrompts:
         return self._known[text]
 
 
-def make_prompts(options: Pi0Options) -> Prompts:
+def make_prompts(options: Pi0Options) -> PromptTokenizer:
     """By the checkpoint's tokenizer, or of bytes."""
     if options.folder is None:
         return BytePrompts(options.max_prompt_tokens)

@@ -15,7 +15,7 @@ from rlinf_workers.policies.pi0.model import Prefix, small_config
 from rlinf_workers.policies.pi0.openpi_files import checked_config, loaded
 from rlinf_workers.policies.pi0.options import check_sizes, check_spaces
 from rlinf_workers.policies.pi0.policy import Pi0
-from rlinf_workers.policies.pi0.processor import Prompts, byte_ids, make_prompts, tokenizer_ids
+from rlinf_workers.policies.pi0.processor import PromptTokenizer, byte_ids, make_prompts, tokenizer_ids
 from rlinf_workers.policies.pi05.options import Pi05Options
 from rlinf_workers.policies.pi05.prompts import StatePrompts
 from rlinf_workers.policies.pi05.spec import SPEC
@@ -33,7 +33,7 @@ class Pi05(Pi0):
             check_sizes(options, checked_config(options.folder, SPEC, _made), fields, actions)
 
     @classmethod
-    def make_prompts(cls, options: Pi05Options, state_size: int) -> Prompts:
+    def make_prompts(cls, options: Pi05Options, state_size: int) -> PromptTokenizer:
         if not options.state_in_prompt:
             return make_prompts(options)
         ids_of = byte_ids if options.folder is None else tokenizer_ids(options.folder)

@@ -26,7 +26,7 @@ from rlinf_algos.advantages import first_episode_mask
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.normalization import Moments
 from rlinf_algos.policy_loss import BatchTokens, at_level, logprobs_at_level
-from rlinf_algos.selection import scattered
+from rlinf_algos.selection import sequence_hash
 from rlinf_comm import record
 from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, PolicyTerms, value_loss
 from rlinf_workers.execution.ports import Reader
@@ -35,7 +35,7 @@ from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.roles.embodied.steps import action_steps, chunk_steps, of_actions, state_ids, was_executed
 from rlinf_workers.roles.records.embodied import DemonstratedBatch, Trajectory
-from rlinf_workers.token_choice import Choice, TokenChooser, TokenValues
+from rlinf_workers.token_choice import TokenChoice, TokenChooser, TokenValues
 from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
 from rlinf_workers.trainers.warm_start import WarmStartedWorker
 
@@ -113,7 +113,7 @@ class PolicyMicroBatch(NamedTuple):
 
     shard: int
     samples: ShardBatch
-    choice: Choice | None
+    choice: TokenChoice | None
     """Of an algorithm that chooses tokens over the minibatch."""
 
 
@@ -355,7 +355,7 @@ class EmbodiedActor(WarmStartedWorker):
 
     def _choices(
         self, batches: Mapping[int, ShardBatch], pieces: Mapping[int, Sequence[Tensor]]
-    ) -> dict[int, list[Choice]]:
+    ) -> dict[int, list[TokenChoice]]:
         """What is chosen over a whole minibatch, after a pass over its micro-batches."""
         values, masks = [], []
         for shard, few_rows in pieces.items():
@@ -365,7 +365,9 @@ class EmbodiedActor(WarmStartedWorker):
                 batch = batches[shard][few]
                 ratios = self._ratios(batch, self._backend.forward(batch, entropies=True))
                 mask = ratios.mask != 0
-                priorities = scattered([few[:, None], torch.arange(mask.shape[1], device=few.device)]).to(mask.device)
+                priorities = sequence_hash([few[:, None], torch.arange(mask.shape[1], device=few.device)]).to(
+                    mask.device
+                )
                 tokens = BatchTokens(
                     policy_logprobs=ratios.policy[mask],
                     proximal_logprobs=ratios.proximal[mask],
@@ -377,7 +379,7 @@ class EmbodiedActor(WarmStartedWorker):
         found = self._chooser.choose(values, masks, self._backend.sum_over_shards)
         return dict(zip(pieces, found, strict=True))
 
-    def _loss(self, batch: ShardBatch, choice: Choice | None, answers: ModelOutputs) -> tuple[Tensor, list[float]]:
+    def _loss(self, batch: ShardBatch, choice: TokenChoice | None, answers: ModelOutputs) -> tuple[Tensor, list[float]]:
         found, entropy_sum, num_ratios = self._policy_terms(batch, choice, answers)
         policy_sum, value_sum = _sum_of_means(found.terms), torch.zeros(())
         loss = policy_sum - self._algorithm.entropy_coef * entropy_sum
@@ -390,7 +392,7 @@ class EmbodiedActor(WarmStartedWorker):
         return loss, [float(total) for total in (*totals, *found.statistics.values())]
 
     def _policy_terms(
-        self, batch: ShardBatch, choice: Choice | None, answers: ModelOutputs
+        self, batch: ShardBatch, choice: TokenChoice | None, answers: ModelOutputs
     ) -> tuple[PolicyTerms, Tensor, Tensor]:
         """Of the policy loss, with the entropies summed over samples and the number of ratios."""
         of = self._ratios(batch, answers)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.policies.base import Answer, PolicySettings, make_policy
+from rlinf_workers.policies.base import PolicySettings, PolicyStep, make_policy
 from rlinf_workers.roles.records.embodied import Action, GroupObservation, Trajectory
 from rlinf_workers.serving import ServedModule, ServingWorker
 
@@ -21,7 +21,7 @@ class _Segment:
     """What one group has done since its reset; lists by time."""
 
     fields: list[dict[str, Tensor]] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[PolicyStep] = field(default_factory=list)
     next_values: list[Tensor] = field(default_factory=list)
     results: list[GroupObservation] = field(default_factory=list)
 
@@ -63,7 +63,7 @@ class EmbodiedRollout(ServingWorker):
     def abandon(self) -> None:
         self._segments.clear()
 
-    def _answer(self, observation: GroupObservation, training: bool) -> tuple[Answer, Tensor]:
+    def _answer(self, observation: GroupObservation, training: bool) -> tuple[PolicyStep, Tensor]:
         """What to do next, and the values of the states that the last chunk led to, which training needs: first values
         of an answer to these. Forwards have shapes that depend on the group alone, so that numbers do not depend on
         the plan."""
@@ -76,7 +76,7 @@ class EmbodiedRollout(ServingWorker):
         both = self._policy.act(fields, noise)
         return both.rows(slice(num_envs)), _first_values(both.values[num_envs:])
 
-    def _answer_apart(self, observation: GroupObservation, training: bool) -> tuple[Answer, Tensor]:
+    def _answer_apart(self, observation: GroupObservation, training: bool) -> tuple[PolicyStep, Tensor]:
         """For a policy whose forward is what a step costs. Pictures are read where the channel has them, without a
         copy, and values of reached states are asked for where an episode has ended, or of a policy that knows them
         without an answer."""
@@ -99,7 +99,7 @@ class EmbodiedRollout(ServingWorker):
         values = np.random.Generator(np.random.Philox(key=key)).standard_normal((num_rows, self._policy.noise_size))
         return torch.from_numpy(values).float().to(self.device)
 
-    def _extend(self, observation: GroupObservation, answer: Answer, next_values: Tensor) -> Trajectory | None:
+    def _extend(self, observation: GroupObservation, answer: PolicyStep, next_values: Tensor) -> Trajectory | None:
         """Adds to the segment of the group. Copies: what lies in the channel takes room there, and a segment of
         pictures may be larger than it."""
         segment = self._segments.setdefault(observation.group, _Segment())

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlinf_algos.aggregation import summed
+from rlinf_algos.aggregation import aggregated_sum
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.kl import ratio_weighted_kl
 from rlinf_algos.policy_loss import BatchTokens
-from rlinf_algos.selection import scattered
+from rlinf_algos.selection import sequence_hash
 from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart
 from rlinf_workers.roles.language.advantages import kl_estimate
 from rlinf_workers.roles.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token
@@ -80,7 +80,7 @@ class ActorLoss:
             sums["actor/entropy"] = float(entropy.detach().sum())
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
         sums["actor/rollout_kl"] = float(k3(drift).sum())
-        total = summed(self._algorithm.aggregation, terms, mask)
+        total = aggregated_sum(self._algorithm.aggregation, terms, mask)
         if self._algorithm.router_aux_coef:  # a mean over the micro-batch, weighed by its share of the update
             total = total + self._algorithm.router_aux_coef * micro_batch.divisor * answers.router_loss
             sums["actor/router_loss"] = float(answers.router_loss.detach()) * num_tokens
@@ -118,7 +118,7 @@ class ActorLoss:
             policy_logprobs=logprobs[mask],
             proximal_logprobs=anchor[mask],
             advantages=advantages[mask],
-            priorities=scattered(ids).to(mask.device)[mask],
+            priorities=sequence_hash(ids).to(mask.device)[mask],
         )
         return TokenValues(tokens=tokens, entropies=answers.entropies[mask] if self.knows_entropy else torch.zeros(0))
 

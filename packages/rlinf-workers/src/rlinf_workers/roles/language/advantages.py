@@ -18,7 +18,7 @@ from rlinf_algos import adapted_kl_coef, dapo, rewards_at_last_token
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.normalization import Moments
 from rlinf_algos.parts import BUILTIN_ADVANTAGES
-from rlinf_algos.presets import KLS
+from rlinf_algos.presets import KL_ESTIMATES
 from rlinf_workers.algorithm_parts import AdvantagePart
 from rlinf_workers.roles.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.trainers.base import TrainingBackend
@@ -66,7 +66,7 @@ def kl_estimate(algorithm: Algorithm) -> Callable[..., Tensor] | None:
     """The KL to the reference that the algorithm names, with its clamp; None: it has no weight."""
     if not algorithm.kl_coef:
         return None
-    function = KLS.get(algorithm.kl)
+    function = KL_ESTIMATES.get(algorithm.kl)
     return function if algorithm.kl_clamp is None else partial(function, clamp=algorithm.kl_clamp)
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rlinf_algos.aggregation import divisor
+from rlinf_algos.aggregation import aggregation_divisor
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.parts import BUILTIN_POLICY_LOSSES
 from rlinf_workers.balance import balanced
@@ -23,7 +23,7 @@ from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch
 from rlinf_workers.roles.language.advantages import LearningGroup
 from rlinf_workers.roles.records.language import SampleGroup
-from rlinf_workers.token_choice import Choice
+from rlinf_workers.token_choice import TokenChoice
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Tokens:
     values: Tensor | None
     returns: Tensor | None
     """[B, T]; None: the groups have none."""
-    choice: Choice | None = None
+    choice: TokenChoice | None = None
     """Of an algorithm that chooses tokens over the batch of an optimizer step."""
 
 
@@ -220,7 +220,7 @@ class MicroBatches:
             for_critic = for_policy if is_same else tokens_of(not_empty, self._device, self._pack)
         return MicroBatch(
             shard=shard,
-            divisor=sum(divisor(name, mask, max_completion_tokens=limit) for mask in masks),
+            divisor=sum(aggregation_divisor(name, mask, max_completion_tokens=limit) for mask in masks),
             num_tokens=sum(float(mask.sum()) for mask in masks),
             for_policy=for_policy,
             for_critic=for_critic,

@@ -52,7 +52,7 @@ class NotOffered(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Probe:
+class ProbeResult:
     """What came of one way of computing an architecture."""
 
     way: str
@@ -77,7 +77,7 @@ class Probe:
         return self.error or f"log-probabilities are up to {self.largest:.2g} nats off those of the model itself"
 
 
-def refusal(config: Any, ways: Sequence[str], *, num_tokens: int) -> str | None:
+def probe_refusal(config: Any, ways: Sequence[str], *, num_tokens: int) -> str | None:
     """Why a model cannot be computed in some of `WAYS`; None: it can, in all of them.
 
     Args:
@@ -159,7 +159,7 @@ def rope_limit(config: Any) -> int | None:
     return min(limits, default=None)
 
 
-def probe_architecture(config: Any, ways: Sequence[str], *, seed: int = 4) -> dict[str, Probe]:
+def probe_architecture(config: Any, ways: Sequence[str], *, seed: int = 4) -> dict[str, ProbeResult]:
     """Tries some of `WAYS` with a small copy.
 
     Args:
@@ -176,13 +176,13 @@ def probe_architecture(config: Any, ways: Sequence[str], *, seed: int = 4) -> di
 
 
 @torch.no_grad()
-def _probe(model: Any, way: str, bound: float) -> Probe:
+def _probe(model: Any, way: str, bound: float) -> ProbeResult:
     try:
-        return Probe(way=way, bound=bound, largest=WAYS[way](model))
+        return ProbeResult(way=way, bound=bound, largest=WAYS[way](model))
     except NotOffered as error:
-        return Probe(way=way, error=str(error), is_offered=False)
+        return ProbeResult(way=way, error=str(error), is_offered=False)
     except Exception as error:  # noqa: BLE001 - as above
-        return Probe(way=way, error=one_line(error))
+        return ProbeResult(way=way, error=one_line(error))
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
-from rlinf_algos.logprobs import LEAST
+from rlinf_algos.logprobs import LEAST_LOGPROB
 from rlinf_sched.derive.memory import CPU_CHUNK_BYTES, GPU_CHUNK_BYTES, MAX_LOGITS_BYTES
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.roles.records.language import ExampleBatch
@@ -156,7 +156,7 @@ class _Answers(torch.autograd.Function):
             shifted = ctx.scaled(logits[rows]) - largest[rows, None]
             weights = shifted.exp()
             total[rows] = weights.sum(-1)
-            weighted[rows] = weights.mul_(shifted.clamp_(min=LEAST)).sum(-1)
+            weighted[rows] = weights.mul_(shifted.clamp_(min=LEAST_LOGPROB)).sum(-1)
         is_mine = (targets >= first) & (targets < first + logits.shape[1])
         places = (targets - first).clamp(0, logits.shape[1] - 1)
         target = ctx.scaled(logits.gather(1, places[:, None]), num_words=1)[:, 0] - largest
@@ -178,7 +178,7 @@ class _Answers(torch.autograd.Function):
             logprobs = ctx.scaled(logits[rows]) - normaliser[rows, None]
             found = logprobs.exp()
             if has_entropies:
-                weights = logprobs.clamp_(min=LEAST).add_(entropy[rows, None]).mul_(of_entropies[rows, None])
+                weights = logprobs.clamp_(min=LEAST_LOGPROB).add_(entropy[rows, None]).mul_(of_entropies[rows, None])
                 found *= weights.add_(of_logprobs[rows, None])
             else:
                 found *= of_logprobs[rows, None]

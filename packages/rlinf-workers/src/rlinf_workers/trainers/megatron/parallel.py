@@ -24,7 +24,7 @@ SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ParallelRank:
     """This rank in its replica."""
 
     tensor: int
@@ -35,11 +35,11 @@ class Place:
     """The ranks of its stage."""
 
 
-_made: dict[MegatronOptions, Place] = {}
+_made: dict[MegatronOptions, ParallelRank] = {}
 """At most one; the groups of a process are made once."""
 
 
-def connect(worker: Worker, options: MegatronOptions) -> Place:
+def connect(worker: Worker, options: MegatronOptions) -> ParallelRank:
     """Makes the groups, on all ranks of the worker group together, or returns the place in those that are there.
 
     Raises: ValueError where the ranks cannot be cut so, or this process has groups of other sizes.
@@ -74,7 +74,7 @@ def disconnect() -> None:
     _made.clear()
 
 
-def _place(worker: Worker, options: MegatronOptions) -> Place:
+def _place(worker: Worker, options: MegatronOptions) -> ParallelRank:
     size, within = options.ranks_per_stage, worker.identity.rank_in_replica
     stage = worker.replica_ranks
     if options.pipeline_parallel > 1:
@@ -82,7 +82,7 @@ def _place(worker: Worker, options: MegatronOptions) -> Place:
         firsts = range(0, worker.num_ranks, size)
         groups: list[Any] = [dist.new_group(range(first, first + size), timeout=TIMEOUT) for first in firsts]
         stage = RankGroup(worker.rank % size, size, groups[worker.rank // size])
-    return Place(
+    return ParallelRank(
         tensor=within % options.tensor_parallel,
         part=within % size // options.tensor_parallel,
         stage=stage,

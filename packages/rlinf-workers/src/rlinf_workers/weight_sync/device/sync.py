@@ -14,9 +14,9 @@ from rlinf_comm import DeviceUnavailable, IpcError
 from rlinf_comm.weights import ReshardPlan, WeightStore, WeightStoreAddress
 from rlinf_comm.weights.device import (
     CudaDevice,
-    Device,
     DeviceWeightReceiver,
     DeviceWeightSender,
+    TransferDevice,
     create_device_store,
 )
 from rlinf_workers.errors import WeightSyncRefused
@@ -31,7 +31,7 @@ class DeviceWeightSync:
         self._store = create_device_store(reshard, name=edge)
 
     @staticmethod
-    def make_device() -> Device:
+    def make_device() -> TransferDevice:
         """The one of the calling process."""
         return CudaDevice()
 

@@ -69,7 +69,7 @@ class NodeReceiver:
         self._spread = spread_plan(port.reshard, nodes, node)
         self._keeper_name = name_of(port.edge, "receive", number)
         self._keeper: _Keeper | None = None
-        self._receiver: weights.WeightReceiver | None = None
+        self._receiver: weights.StoreReceiver | None = None
         crossing = _crossing(port, number)
         if self._rank == 0:
             mates = [_mate(port.edge, rank) for rank in ranks[1:]]
@@ -90,7 +90,7 @@ class NodeReceiver:
         return self._shared.receive(tensors, policy_version, max(0.0, end_s - time.monotonic()))
 
     def _open(self, store: WeightStore) -> None:
-        self._receiver = weights.WeightReceiver(store, self._spread, self._rank, attests=self._attests)
+        self._receiver = weights.StoreReceiver(store, self._spread, self._rank, attests=self._attests)
         self._shared = SharedReceiver(self._receiver, attests=self._attests)
 
     def _address(self, policy_version: int, timeout_s: float) -> WeightStoreAddress:
@@ -114,7 +114,7 @@ class _Keeper:
     def __init__(self, stream: StreamsReceiver, edge: str, spread: ReshardPlan, mates: Sequence[str]) -> None:
         self.store = WeightStore.create(spread, name=edge)
         self._stream, self._edge, self._mates = stream, edge, list(mates)
-        self._sender = weights.WeightSender(self.store, spread, 0)
+        self._sender = weights.StoreSender(self.store, spread, 0)
         (buffers,) = spread.src_buffers
         self._held = {name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in buffers.items()}
         self._came = self._lent = -1

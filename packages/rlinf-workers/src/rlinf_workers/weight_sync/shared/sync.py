@@ -29,19 +29,19 @@ class SharedWeightSync:
 
     @staticmethod
     def open_sender(port: WeightPort) -> SharedSender:
-        return SharedSender(weights.WeightSender(WeightStore.open(port.address), port.reshard, port.rank))
+        return SharedSender(weights.StoreSender(WeightStore.open(port.address), port.reshard, port.rank))
 
     @staticmethod
     def open_receiver(port: WeightPort) -> SharedReceiver:
         store = WeightStore.open(port.address)
-        receiver = weights.WeightReceiver(store, port.reshard, port.rank, attests=port.attests)
+        receiver = weights.StoreReceiver(store, port.reshard, port.rank, attests=port.attests)
         return SharedReceiver(receiver, attests=port.attests)
 
 
 class SharedSender:
     """The trainer's end."""
 
-    def __init__(self, sender: weights.WeightSender) -> None:
+    def __init__(self, sender: weights.StoreSender) -> None:
         self._sender = sender
 
     def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> Settle:
@@ -52,7 +52,7 @@ class SharedSender:
 class SharedReceiver:
     """The serving end. The store holds host memory; tensors on a GPU are filled and checked through copies there."""
 
-    def __init__(self, receiver: weights.WeightReceiver, *, attests: bool) -> None:
+    def __init__(self, receiver: weights.StoreReceiver, *, attests: bool) -> None:
         self._receiver, self._attests = receiver, attests
         self._copies = HostCopies()
 

@@ -29,7 +29,7 @@ from rlinf_comm import (
     WeightTimeout,
 )
 from rlinf_comm.weights import LentTensors, ReshardPlan, WeightStreamReceiver, WeightStreamSender
-from rlinf_comm.weights.device import CudaDevice, Device
+from rlinf_comm.weights.device import CudaDevice, TransferDevice
 from rlinf_comm.wire import SECRET_VARIABLE, is_loopback, job_secret
 from rlinf_workers.weight_sync.base import Settle, WeightPort
 from rlinf_workers.weight_sync.host_memory import HostCopies
@@ -68,7 +68,7 @@ class StreamsWeightSync:
         self.address = (directory, job_secret().decode() if is_loopback(host) else "", deltas, device_memory)
 
     @staticmethod
-    def find_device() -> Device | None:
+    def find_device() -> TransferDevice | None:
         """The one of the calling process; None: it has no GPU that can be used, and packs in host memory."""
         try:
             return CudaDevice()
@@ -84,14 +84,14 @@ class StreamsWeightSync:
         return StreamsReceiver(port, cls._device(port))
 
     @classmethod
-    def _device(cls, port: WeightPort) -> Device | None:
+    def _device(cls, port: WeightPort) -> TransferDevice | None:
         return cls.find_device() if port.address[3] else None
 
 
 class StreamsSender:
     """The trainer's end."""
 
-    def __init__(self, port: WeightPort, device: Device | None) -> None:
+    def __init__(self, port: WeightPort, device: TransferDevice | None) -> None:
         deltas = port.address[2]
         self._edge, self._device = port.edge, device
         self._peer = join(port, name_of(port.edge, port.side, port.rank))
@@ -204,7 +204,7 @@ class _Way:
 class StreamsReceiver:
     """The serving end."""
 
-    def __init__(self, port: WeightPort, device: Device | None) -> None:
+    def __init__(self, port: WeightPort, device: TransferDevice | None) -> None:
         self.peer = join(port, name_of(port.edge, port.side, port.rank))
         names = [name_of(port.edge, "send", rank) for rank in range(port.reshard.num_src_ranks)]
         self._receiver = WeightStreamReceiver(port.reshard, port.rank, self.peer, names, device=device)

@@ -54,7 +54,7 @@ from rlinf.run_folder.checkpoints import (
     writing_whole,
 )
 from rlinf.run_folder.fingerprints import model_fingerprint
-from rlinf.tasks import Problem, make_task
+from rlinf.tasks import TaskProblem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import (
     character_tokenizer,
@@ -191,7 +191,7 @@ class ReasoningJob(Job):
             "ask each once"
         ]
 
-    def _check_prompts(self, problems: Sequence[Problem]) -> None:
+    def _check_prompts(self, problems: Sequence[TaskProblem]) -> None:
         """A generated task's prompts in the tokens of a tokenizer that was not made for it."""
         limit = self.config.rollout.max_prompt_tokens
         longest = max(self._encoder.num_tokens([problem.prompt for problem in problems]))
@@ -418,7 +418,7 @@ class ReasoningJob(Job):
             metrics[f"num_problems{name}"] = float(len(groups))
         return metrics
 
-    def _evaluation_sets(self) -> dict[str, list[Problem]]:
+    def _evaluation_sets(self) -> dict[str, list[TaskProblem]]:
         """End of the metrics' names -> problems; the set that the score is about comes first, under no name."""
         return {f"/{name}" if name else "": problems for name, problems in self._held_out.items()}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.references import check_data, refused
-from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, WeightedReward
+from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, WeightedRewardConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.jobs.spec import JobSpec
 from rlinf_algos.registry import Registry
@@ -70,7 +70,7 @@ class ReasoningSpec(JobSpec):
 
 def _check_reward(reward: RewardConfig, key: str) -> None:
     match reward:
-        case WeightedReward():
+        case WeightedRewardConfig():
             for name, term in reward.terms.items():
                 _check_reward(term.reward, f"{key}.terms.{name}.reward")
         case ModelReward():
