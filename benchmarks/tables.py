@@ -146,7 +146,7 @@ def _predicted_arrivals() -> Iterator[str]:
 def _generation() -> Iterator[str]:
     if not (result := _load("generation")):
         return
-    settings, found = result["settings"], result["findings"]
+    settings, findings = result["settings"], result["findings"]
     layers, hidden = (settings["shape"][key] for key in ("num_hidden_layers", "hidden_size"))
     yield (
         f"\n{settings['prompts']} prompts of {settings['prompt_tokens']} tokens, {settings['group_size']} completions "
@@ -159,16 +159,16 @@ def _generation() -> Iterator[str]:
     best_s = {way: min(samples) for way, samples in result["samples_s"].items()}
     ratios = {way: best / best_s["graphs"] for way, best in best_s.items()}
     for way in sorted(ratios, key=lambda way: ratios[way]):
-        yield f"| {way} | {found['tokens_per_s'][way]:,.0f} | {ratios[way]:.2f} |"
+        yield f"| {way} | {findings['tokens_per_s'][way]:,.0f} | {ratios[way]:.2f} |"
     yield "\nLog-probabilities of sampled tokens against one forward over prompt and completion, in nats:\n"
     yield "| way, type | largest difference | root mean square |\n|---|---|---|"
-    for way, errors in found["log_probabilities"].items():
+    for way, errors in findings["log_probabilities"].items():
         yield f"| {way} | {errors['largest']:.2g} | {errors['root_mean_square']:.2g} |"
-    if memory := found["memory_bytes"]:
+    if memory := findings["memory_bytes"]:
         counted, reserved = memory["counted"] / 2**20, memory["reserved"] / 2**20
         yield (
-            f"\nAfter an onload the first batch takes {found['capturing_s']:.2f} s more than a later one, because its "
-            f"steps are captured. Beside the weights {counted:,.0f} MiB are counted before a run, and "
+            f"\nAfter an onload the first batch takes {findings['capturing_s']:.2f} s more than a later one, because "
+            f"its steps are captured. Beside the weights {counted:,.0f} MiB are counted before a run, and "
             f"{reserved:,.0f} MiB are reserved."
         )
     yield ""
@@ -187,11 +187,11 @@ def _failures() -> Iterator[str]:
             yield f"| {victim} | {max(samples):.2f} |"
         yield ""
     if result := _load("explained"):
-        found = result["findings"]
+        findings = result["findings"]
         yield (
-            f"\n{found['hangs']} hangs of real processes, from the beginning of the run that hangs to the right "
+            f"\n{findings['hangs']} hangs of real processes, from the beginning of the run that hangs to the right "
             f"explanation: {statistics.median(map(max, result['samples_s'].values())):.1f} s (median), "
-            f"{found['slowest_s']:.1f} s at worst (target: 10 s; {_machine(result)}).\n"
+            f"{findings['slowest_s']:.1f} s at worst (target: 10 s; {_machine(result)}).\n"
         )
     if result := _load("soak"):
         growth = max(_soaked(held["rss_bytes"]) for held in result["held"].values())
@@ -209,12 +209,12 @@ def _failures() -> Iterator[str]:
             f"(target: 5 s), {named} of {len(kills)} times naming it and with no process left ({_machine(result)}).\n"
         )
     if result := _load("killed-simulators"):
-        found = result["findings"]
-        alike = "all metrics are" if found["metrics_are_equal"] else "metrics are not"
+        findings = result["findings"]
+        alike = "all metrics are" if findings["metrics_are_equal"] else "metrics are not"
         yield (
-            f"\nSimulators killed ({found['num_killed']}) or stopped ({found['num_stopped']}) at random moments of a "
-            f"run: {alike} those of an untouched run to the bit, {len(found['losses_without_a_line'])} losses are not "
-            f"in the manifest ({_machine(result)}).\n"
+            f"\nSimulators killed ({findings['num_killed']}) or stopped ({findings['num_stopped']}) at random "
+            f"moments of a run: {alike} those of an untouched run to the bit, "
+            f"{len(findings['losses_without_a_line'])} losses are not in the manifest ({_machine(result)}).\n"
         )
 
 
@@ -230,9 +230,9 @@ def _real_runs() -> Iterator[str]:
         "own": "from its own steps",
     }
     rows = [row for workload in workloads.values() for row in workload["placements"].values()]
-    found = {source: [abs(row["error"][source]) for row in rows] for source in sources}
+    sizes = {source: [abs(row["error"][source]) for row in rows] for source in sources}
     errors = ", ".join(
-        f"{text} {statistics.median(found[source]):.1%} ({max(found[source]):.0%})" for source, text in sources.items()
+        f"{text} {statistics.median(sizes[source]):.1%} ({max(sizes[source]):.0%})" for source, text in sources.items()
     )
     yield (
         "\nSteps of the main jobs on two CPU slots, measured and predicted: from probes of the collocated and the "

@@ -49,8 +49,8 @@ def apply(fault: str, arguments: list[str], served: Mapping[str, Tensor], before
         bit = int(arguments[2])
         served[arguments[1]].data.view(-1).view(torch.uint8)[bit // 8] ^= 1 << bit % 8
     elif fault == "old":
-        for name, kept in before.items():
-            served[name].data.copy_(kept)
+        for name, tensor in before.items():
+            served[name].data.copy_(tensor)
     elif fault == "replace":
         served[arguments[0]].data = before[arguments[0]]
 

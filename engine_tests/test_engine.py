@@ -28,11 +28,11 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def running(model):
-    made = engine_module.SGLangEngine(
+    engine = engine_module.SGLangEngine(
         model, torch.device("cpu"), max_prompt_tokens=engines.WIDTH, max_batch_sequences=engines.MAX_SEQUENCES
     )
-    yield made
-    made.close()
+    yield engine
+    engine.close()
 
 
 @pytest.fixture
@@ -76,28 +76,28 @@ def take_all(engine):
 
 def cached_tokens(engine):
     """Lets an engine tell how many prompt tokens of each request came from the prefix cache."""
-    found, generate = [], engine._server.engine.async_generate
+    cached, generate = [], engine._server.engine.async_generate
 
-    async def asked(**request):
+    async def counting_generate(**request):
         output = await generate(**request)
-        found.append((request["sampling_params"]["max_new_tokens"], output["meta_info"]["cached_tokens"]))
+        cached.append((request["sampling_params"]["max_new_tokens"], output["meta_info"]["cached_tokens"]))
         return output
 
-    return found, asked
+    return cached, counting_generate
 
 
 def test_a_groups_prompt_is_computed_once_and_forgotten_with_its_weights(engine, monkeypatch):
-    found, asked = cached_tokens(engine)
-    monkeypatch.setattr(engine._server.engine, "async_generate", asked)
+    cached, counting_generate = cached_tokens(engine)
+    monkeypatch.setattr(engine._server.engine, "async_generate", counting_generate)
     prompts, sampling = engines.prompts_of([8]), replace(engines.SAMPLING, max_new_tokens=2)
     for first in (0, 7):  # the second time the whole prompt but its last token is there
-        found.clear()
+        cached.clear()
         engines.sample(engine, prompts, sampling)
-        assert found[0] == (0, first) and found[1:] == [(2, 7)] * 4
+        assert cached[0] == (0, first) and cached[1:] == [(2, 7)] * 4
     engine.weights_received(9)
-    found.clear()
+    cached.clear()
     engines.sample(engine, prompts, sampling)
-    assert found[0] == (0, 0), "a prefix of earlier weights was used"
+    assert cached[0] == (0, 0), "a prefix of earlier weights was used"
 
 
 def test_weights_that_come_while_completions_run_are_served_from_their_next_token_on(engine):

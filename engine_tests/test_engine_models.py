@@ -29,12 +29,12 @@ def compare_greedy(engine, reference):
     prompts = prompts_of([3, 8, 5, 1, 2, 7, 4, 6])
     for part in sample(engine, prompts, GREEDY):
         prompt = prompts[part.index].token_ids
-        made = reference.generate(
+        sequence = reference.generate(
             prompt[None], attention_mask=torch.ones(1, len(prompt)), do_sample=False, max_new_tokens=16
         )[0]
-        found = part.token_ids[0][part.loss_mask[0].bool()]
-        assert found.tolist() == made[len(prompt) :].tolist()
+        tokens = part.token_ids[0][part.loss_mask[0].bool()]
+        assert tokens.tolist() == sequence[len(prompt) :].tolist()
         with torch.no_grad():
-            scores = reference(made[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        expected = scores.gather(-1, found[:, None])[:, 0]
-        assert (part.logprobs[0, : len(found)] - expected).abs().max() <= LOGPROB_BOUND
+            scores = reference(sequence[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected = scores.gather(-1, tokens[:, None])[:, 0]
+        assert (part.logprobs[0, : len(tokens)] - expected).abs().max() <= LOGPROB_BOUND

@@ -54,9 +54,9 @@ def evaluate(inputs, output, engine):
 
 
 def test_an_evaluation_at_temperature_0_gives_what_transformers_gives(inputs, tmp_path):
-    found = evaluate(inputs, tmp_path / "sglang", "sglang")
-    assert len(found) == 12
-    assert found == evaluate(inputs, tmp_path / "huggingface", "huggingface")
+    completions = evaluate(inputs, tmp_path / "sglang", "sglang")
+    assert len(completions) == 12
+    assert completions == evaluate(inputs, tmp_path / "huggingface", "huggingface")
 
 
 ROUNDING = 1e-4

@@ -31,9 +31,9 @@ def check_tokens_of_many_syncs(trained):
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory):
     """A Qwen3-MoE, whose loader may be broken."""
-    made = FaultyEngine("qwen3_moe", tmp_path_factory.mktemp("experts"))
-    yield made
-    made.close()
+    engine = FaultyEngine("qwen3_moe", tmp_path_factory.mktemp("experts"))
+    yield engine
+    engine.close()
 
 
 @pytest.mark.minimum

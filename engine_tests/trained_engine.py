@@ -127,13 +127,13 @@ class TrainedEngine:
                     "completions of weights that are not served any more"
                 )
                 ids = missing.pop(part.index)
-                found = part.token_ids[0][part.loss_mask[0].bool()]
-                made = self.model.generate(
+                tokens = part.token_ids[0][part.loss_mask[0].bool()]
+                sequence = self.model.generate(
                     ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=max_new_tokens
                 )
-                num_tokens += len(found)
-                num_other += found.tolist() != made[0, len(ids) :].tolist()
-                logits = self.model(torch.cat([ids, found])[None]).logits[0, len(ids) - 1 : -1]
-                expected = logits.log_softmax(-1).gather(-1, found[:, None])[:, 0]
-                worst = max(worst, float((part.logprobs[0, : len(found)] - expected).abs().max()))
+                num_tokens += len(tokens)
+                num_other += tokens.tolist() != sequence[0, len(ids) :].tolist()
+                logits = self.model(torch.cat([ids, tokens])[None]).logits[0, len(ids) - 1 : -1]
+                expected = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+                worst = max(worst, float((part.logprobs[0, : len(tokens)] - expected).abs().max()))
         return Agreement(num_tokens=num_tokens, num_other=num_other, worst_distance=worst)

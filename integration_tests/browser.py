@@ -35,18 +35,18 @@ def look(page: Path, folder: Path) -> dict[str, Any]:
     Args:
         folder: for the browser's own files.
     """
-    browser = next((found for name in NAMES if (found := shutil.which(name))), None)
+    browser = next((path for name in NAMES if (path := shutil.which(name))), None)
     if browser is None:
         pytest.skip("there is no Chromium here")
     asking = folder / "asking.html"
     asking.write_text(page.read_text(encoding="utf-8").replace("</body>", ASK), encoding="utf-8")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=20000"]
-    told = subprocess.run(
+    done = subprocess.run(
         [browser, *flags, f"--user-data-dir={folder / 'profile'}", "--dump-dom", asking.as_uri()],
         capture_output=True,
         text=True,
         timeout=300,
     )
-    found = re.search(r'<pre id="asked">(.*?)</pre>', told.stdout, re.DOTALL)
-    assert found and found[1], told.stderr[-2000:]
-    return json.loads(found[1])
+    match = re.search(r'<pre id="asked">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert match and match[1], done.stderr[-2000:]
+    return json.loads(match[1])

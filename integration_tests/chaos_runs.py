@@ -172,7 +172,7 @@ DISTURBANCES = (
 
 def main(minutes: float, seed: int, overrides: Sequence[str]) -> int:
     draw, end_s = random.Random(seed), time.monotonic() + 60 * minutes
-    found: list[Found] = []
+    runs: list[Found] = []
     skipped: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="chaos-") as scratch:
         peace = Path(scratch) / "peace"
@@ -192,16 +192,16 @@ def main(minutes: float, seed: int, overrides: Sequence[str]) -> int:
             except Skipped as why:
                 skipped[name] = str(why)
                 continue
-            found.append(one)
+            runs.append(one)
             print("  ".join(one.row()), flush=True)
-    print(f"\nseed {seed}, {len(found)} runs\n")
+    print(f"\nseed {seed}, {len(runs)} runs\n")
     print(
-        aligned([("", "disturbance", "after step", "outcome", "numbers", "left behind"), *(one.row() for one in found)])
+        aligned([("", "disturbance", "after step", "outcome", "numbers", "left behind"), *(one.row() for one in runs)])
     )
     for name, why in skipped.items():
         print(f"not tried: {name}: {why}")
     print("not tried: clock jumps: each process would need a clock of its own")
-    return 0 if found and all(one.is_fine for one in found) else 1
+    return 0 if runs and all(one.is_fine for one in runs) else 1
 
 
 def tried(
@@ -252,7 +252,7 @@ def tried(
     return Found(f"{disturbance.name} {victim}".strip(), at_step, outcome, numbers_are, left, is_fine)
 
 
-def judged(disturbance: Disturbance, code: int | None, said: str) -> tuple[str, bool]:
+def judged(disturbance: Disturbance, code: int | None, log: str) -> tuple[str, bool]:
     """What happened, in words, and whether it may."""
     if code is None:
         return f"hung for {HANG_S:.0f} s", False
@@ -260,21 +260,21 @@ def judged(disturbance: Disturbance, code: int | None, said: str) -> tuple[str, 
         return "went on", True
     if disturbance.causes == BY_US and code == -signal.SIGKILL:
         return "stopped, resumed", True
-    cause = re.search(disturbance.causes, said) if disturbance.causes else None
-    last = next((line for line in reversed(said.splitlines()) if "error:" in line or "was lost" in line), said[-200:])
-    if cause is None or "Traceback" in said:
+    cause = re.search(disturbance.causes, log) if disturbance.causes else None
+    last = next((line for line in reversed(log.splitlines()) if "error:" in line or "was lost" in line), log[-200:])
+    if cause is None or "Traceback" in log:
         return f"stopped with {code}, unnamed: {last}", False
-    line = next(line for line in said.splitlines() if re.search(disturbance.causes or "", line))
+    line = next(line for line in log.splitlines() if re.search(disturbance.causes or "", line))
     return f"stopped, named: {line.removeprefix('error: ')[:90]}", True
 
 
 def begin(folder: Path, name: str, overrides: Sequence[str], *, resumes: bool = False) -> Run:
     """A run in folder/name/run, in the background."""
     output = folder / name / "run"
-    said = folder / ("said-resumed" if resumes else "said")
+    log = folder / ("said-resumed" if resumes else "said")
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     line = command(None if resumes else RECIPE, output, {} if resumes else SETTINGS)
-    with said.open("w") as file:
+    with log.open("w") as file:
         process = subprocess.Popen(
             [*line, *([] if resumes else overrides)],
             stdout=file,
@@ -282,7 +282,7 @@ def begin(folder: Path, name: str, overrides: Sequence[str], *, resumes: bool = 
             env=environment() | {"TMPDIR": str(folder / "tmp")},
             start_new_session=True,
         )
-    return Run(process, output, said)
+    return Run(process, output, log)
 
 
 def end(run: Run) -> None:

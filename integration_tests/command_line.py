@@ -136,12 +136,12 @@ def numbers(path):
 
 def logged_processes(path):
     """Worker name -> ids of all its processes so far, from the first lines in its log."""
-    found = {}
+    pids = {}
     for log in (Path(path) / "logs").glob("*/*.log"):
         text = log.read_text(errors="replace")
         if firsts := re.findall(r"^worker \S+, process (\d+),", text, flags=re.MULTILINE):
-            found[f"{log.parent.name}/{log.stem}"] = [int(first) for first in firsts]
-    return found
+            pids[f"{log.parent.name}/{log.stem}"] = [int(first) for first in firsts]
+    return pids
 
 
 def worker_processes(path):
@@ -185,8 +185,8 @@ def refusal(*arguments: str, out: Path, capsys: pytest.CaptureFixture[str]) -> s
     from rlinf.cli.main import main
 
     code = main([*arguments, "--output", str(out)])
-    said, err = capsys.readouterr()
-    assert (code, said) == (2, ""), err
+    stdout, err = capsys.readouterr()
+    assert (code, stdout) == (2, ""), err
     assert not out.exists()
     assert err.startswith("error: ") and len(err.splitlines()) <= 3
     return err.removeprefix("error: ")

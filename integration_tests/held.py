@@ -60,11 +60,11 @@ def processes_below(pid: int) -> set[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (parent := _parent(int(folder.name))) is not None:
             children.setdefault(parent, []).append(int(folder.name))
-    found, left = set(), [pid]
+    pids, left = set(), [pid]
     while left:
-        found.add(one := left.pop())
+        pids.add(one := left.pop())
         left += children.get(one, [])
-    return {one for one in found if not _command(one).startswith(RAYS_AGENTS)}
+    return {one for one in pids if not _command(one).startswith(RAYS_AGENTS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class Before:
     def left(self, names: Mapping[int, str]) -> list[str]:
         """Processes and shared memory that are there now and were not before, a phrase each; `names` are the run's
         processes. Shared memory that a living process has is that process's: others work on this machine too."""
-        found = [f"process {pid} ({name})" for pid, name in names.items() if is_running(pid)]
+        processes = [f"process {pid} ({name})" for pid, name in names.items() if is_running(pid)]
         new = set(os.listdir(SHARED_MEMORY)) - self.shared
-        return found + [f"{SHARED_MEMORY}/{name}" for name in sorted(new - _in_use(new))]
+        return processes + [f"{SHARED_MEMORY}/{name}" for name in sorted(new - _in_use(new))]
 
     def folders(self) -> list[str]:
         """What is left of temporary files."""
@@ -94,14 +94,14 @@ class Before:
 
 def _in_use(names: set[str]) -> set[str]:
     """Those of the files in shared memory that a process has mapped."""
-    found = set()
+    mapped = set()
     for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
         try:
             text = maps.read_text()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        found |= {name for name in names if f"{SHARED_MEMORY}/{name}" in text}
-    return found
+        mapped |= {name for name in names if f"{SHARED_MEMORY}/{name}" in text}
+    return mapped
 
 
 def _command(pid: int) -> str:
@@ -127,6 +127,6 @@ def _parent(pid: int) -> int | None:
 
 
 def _number(status: str, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+)", status, flags=re.MULTILINE)
-    assert found is not None, f"no {name} in /proc/<pid>/status"
-    return int(found.group(1))
+    match = re.search(rf"^{name}:\s+(\d+)", status, flags=re.MULTILINE)
+    assert match is not None, f"no {name} in /proc/<pid>/status"
+    return int(match.group(1))

@@ -53,7 +53,7 @@ def main(output: Path, num_kills: int) -> None:
         process = start(None, output, {})
         resumed = first_line(process, "resumed from step-")
         wait_for_save(folder, newest + 1, process)
-        found = {
+        row = {
             "killed": killed,
             "inside": is_inside,
             "damage": {name: why for name, why in whole.items() if why is not None},
@@ -62,7 +62,7 @@ def main(output: Path, num_kills: int) -> None:
             "temporary": len(left),
             "stays": sorted(str(path) for path, inode in (left & temporary(output))),
         }
-        print(json.dumps(found), flush=True)
+        print(json.dumps(row), flush=True)
     process.kill()
     process.communicate()
     train(None, output, {"run.num_steps": newest_step(folder) + 1})
@@ -91,14 +91,14 @@ def newest_step(folder: Path) -> int:
 
 def temporary(output: Path) -> set[tuple[Path, int]]:
     """What should not outlive a save, with its inode: a later save may use the name again."""
-    found = set()
+    files = set()
     for path in output.rglob("*"):
         try:
             if TEMPORARY.search(path.name):
-                found.add((path, path.stat().st_ino))
+                files.add((path, path.stat().st_ino))
         except FileNotFoundError:
             continue  # a run is at work
-    return found
+    return files
 
 
 def first_line(process, text: str) -> str:

@@ -77,19 +77,19 @@ class Listeners:
 
 def _listening() -> list[tuple[int, str, bool]]:
     """(inode, name, whether others reach it) of each socket of this machine that takes calls."""
-    found = []
+    sockets = []
     for table in (*Path("/proc/net").glob("tcp*"), *Path("/proc/net").glob("udp*")):
         for line in table.read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == (_TCP_LISTENS if table.name.startswith("tcp") else _UDP_BOUND):
                 address, port = fields[1].split(":")
                 host = _host(address)
-                found.append((int(fields[9]), f"{host}:{int(port, 16)}", not host.is_loopback))
+                sockets.append((int(fields[9]), f"{host}:{int(port, 16)}", not host.is_loopback))
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         fields = line.split(maxsplit=7)
         if fields[3] == _UNIX_LISTENS and len(fields) == 8:
-            found.append((int(fields[6]), fields[7], _is_open(fields[7])))
-    return found
+            sockets.append((int(fields[6]), fields[7], _is_open(fields[7])))
+    return sockets
 
 
 def _is_open(name: str) -> bool:

@@ -46,9 +46,9 @@ class Sample:
 def main(num_steps: int, overrides: Sequence[str]) -> int:
     """Runs, prints what was found as JSON; 0 where nothing grew and nothing was left."""
     with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
-        found = soak(Path(scratch), num_steps, overrides)
-    print(json.dumps(found, indent=1))
-    return 1 if found["problems"] else 0
+        report = soak(Path(scratch), num_steps, overrides)
+    print(json.dumps(report, indent=1))
+    return 1 if report["problems"] else 0
 
 
 def soak(scratch: Path, num_steps: int, overrides: Sequence[str] = ()) -> dict:
@@ -60,10 +60,10 @@ def soak(scratch: Path, num_steps: int, overrides: Sequence[str] = ()) -> dict:
         "run.checkpoint_every": EVERY_STEPS,
         "run.trace_megabytes": TRACE_MEGABYTES,
     }
-    with (scratch / "said").open("w") as said:
+    with (scratch / "said").open("w") as log:
         process = subprocess.Popen(
             [*command(RECIPE, output, settings), *overrides],
-            stdout=said,
+            stdout=log,
             stderr=subprocess.STDOUT,
             env=environment() | {"TMPDIR": str(before.temporary)},
         )
@@ -131,15 +131,15 @@ def ends(warm: Sequence[Sample], name: str, field: str) -> tuple[float, float]:
 
 def table(samples: Sequence[Sample]) -> dict[str, dict[str, list[float]]]:
     """Process -> what it holds -> the medians of ten equal parts of the samples in which it is there."""
-    found = {}
+    medians = {}
     for name in sorted(set().union(*(sample.held for sample in samples))):
         mine = [sample.held[name] for sample in samples if name in sample.held]
         parts = [mine[len(mine) * part // 10 : len(mine) * (part + 1) // 10] for part in range(10)]
-        found[name] = {
+        medians[name] = {
             field.name: [statistics.median(getattr(held, field.name) for held in part) for part in parts if part]
             for field in fields(Held)
         }
-    return found
+    return medians
 
 
 def step_times(output: Path) -> list[float]:

@@ -25,23 +25,23 @@ def reference(tmp_path_factory):
     return train("sort-grpo", tmp_path_factory.mktemp("auto") / "run", SETTINGS | {"mode": "collocated"})
 
 
-def assert_equal(found, expected):
-    assert rows(found) == rows(expected)
-    assert rows(found, "evaluations.jsonl") == rows(expected, "evaluations.jsonl")
-    assert weights(found) == weights(expected)
+def assert_equal(actual, expected):
+    assert rows(actual) == rows(expected)
+    assert rows(actual, "evaluations.jsonl") == rows(expected, "evaluations.jsonl")
+    assert weights(actual) == weights(expected)
 
 
 def test_a_run_that_measures_and_plans_gives_the_same_numbers(tmp_path, reference):
-    found = train("sort-grpo", tmp_path / "run", SETTINGS)
-    assert_equal(found, reference)
-    first, *_, last = json.loads((found / "plan_times.json").read_text())["plans"]
+    run = train("sort-grpo", tmp_path / "run", SETTINGS)
+    assert_equal(run, reference)
+    first, *_, last = json.loads((run / "plan_times.json").read_text())["plans"]
     assert (first["num_steps"], first["step"]["predicted_s"]) == (NUM_PROBES, None)
     assert last["step"]["predicted_s"] > 0
     assert last["step"]["measured_s"] > 0
     assert set(last["stages"]) == {"rollout", "reward", "actor"}
-    problem = json.loads((found / "problem.json").read_text())
+    problem = json.loads((run / "problem.json").read_text())
     assert "measured on" in problem["profiles"]["stages"]["actor"]["source"]
-    assert "Predicted" in (found / "report.html").read_text()
+    assert "Predicted" in (run / "report.html").read_text()
 
 
 def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, reference, monkeypatch):
@@ -76,10 +76,10 @@ def test_profiling_sees_every_stage_together_and_apart(tmp_path):
     config = load_config("sort-grpo", parse_overrides([*flags, "--cluster.num_devices", "2"]))
     path = tmp_path / "run"
     with RunFolder(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=1) as folder:
-        found = jobs.measure(jobs.prepare(config), folder)
-    assert set(found.fits) == {("rollout", 1), ("rollout", 2), ("reward", 1), ("actor", 1), ("actor", 2)}
+        measured = jobs.measure(jobs.prepare(config), folder)
+    assert set(measured.fits) == {("rollout", 1), ("rollout", 2), ("reward", 1), ("actor", 1), ("actor", 2)}
     for stage in ("rollout", "actor"):
-        instances = found.problem.profiles.stages[stage].instances
+        instances = measured.problem.profiles.stages[stage].instances
         assert [instance.num_ranks for instance in instances] == [1, 2]
         assert all(instance.state_bytes > 0 for instance in instances)
-    assert make_plan(found.problem).prediction is not None
+    assert make_plan(measured.problem).prediction is not None

@@ -15,9 +15,9 @@ def test_a_run_may_go_on_or_stop_and_name_the_worker():
     assert judged(KILLED, 1, NAMED) == ("stopped, named: worker actor/0 on host was lost: killed by SIGKILL", True)
 
 
-@pytest.mark.parametrize("said", ["error: something else", NAMED + "\nTraceback (most recent call last):", ""])
-def test_a_run_that_stops_without_a_cause_is_wrong(said):
-    outcome, is_fine = judged(KILLED, 1, said)
+@pytest.mark.parametrize("log", ["error: something else", NAMED + "\nTraceback (most recent call last):", ""])
+def test_a_run_that_stops_without_a_cause_is_wrong(log):
+    outcome, is_fine = judged(KILLED, 1, log)
     assert outcome.startswith("stopped with 1, unnamed") and not is_fine
 
 

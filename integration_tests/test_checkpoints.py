@@ -66,9 +66,9 @@ def test_replicated_ranks_and_modes_go_on_to_the_bit(tmp_path):
 )
 def test_other_backends_and_numbers_of_ranks_go_on_within_rounding(tmp_path, first, others):
     written = train("sort-grpo", tmp_path / "first", SHORT | first)
-    expected, *found = (rows(run)[2] for run in resumed(written, tmp_path, others))
+    expected, *other_rows = (rows(run)[2] for run in resumed(written, tmp_path, others))
     assert expected["actor/grad_norm"] > 0
-    for row in found:
+    for row in other_rows:
         for key in ("actor/loss", "actor/grad_norm", "reward/mean"):
             assert row[key] == pytest.approx(expected[key], rel=1e-6, abs=1e-7), key
 
@@ -87,33 +87,33 @@ def lines_of(script, *arguments):
 
 
 def killed_saves(*arguments):
-    found = lines_of("killed_saves.py", *arguments)
-    for one in found:
+    saves = lines_of("killed_saves.py", *arguments)
+    for one in saves:
         assert one["damage"] is None and one["is_bit_equal"] and not one["temporary"], one
         assert not any(name.startswith(".") or ".bad" in name for name in one["names"]), one
-    return found
+    return saves
 
 
 def test_a_save_killed_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path):
     """Nothing temporary stays after the next start, and the newest checkpoint has the bits that were saved."""
-    found = killed_saves(tmp_path)
-    assert [one["killed"] for one in found] == [True] * (len(found) - 1) + [False]
-    assert len(found) > 20
+    saves = killed_saves(tmp_path)
+    assert [one["killed"] for one in saves] == [True] * (len(saves) - 1) + [False]
+    assert len(saves) > 20
     for newest in ("step-000001", "step-000002"):
-        assert any(max(one["names"]) == newest for one in found)
+        assert any(max(one["names"]) == newest for one in saves)
 
 
 @pytest.mark.slow
 def test_50_saves_killed_at_random_moments_leave_a_whole_checkpoint(tmp_path):
-    found = killed_saves(tmp_path, 50)
-    assert len(found) == 50 and any(one["inside"] for one in found)
+    saves = killed_saves(tmp_path, 50)
+    assert len(saves) == 50 and any(one["inside"] for one in saves)
 
 
 @pytest.mark.slow
 def test_runs_killed_while_they_save_go_on(tmp_path):
     """The driver or a rank that writes is killed at a random moment after a save has begun."""
-    *found, end = lines_of("killed_runs.py", tmp_path, 10)
-    assert len(found) == 10 and any(one["inside"] for one in found)
-    for one in found:
+    *kills, end = lines_of("killed_runs.py", tmp_path, 10)
+    assert len(kills) == 10 and any(one["inside"] for one in kills)
+    for one in kills:
         assert not one["damage"] and one["resumed"] == one["newest"] and not one["stays"], one
     assert end == {"at_the_end": []}

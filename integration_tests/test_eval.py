@@ -76,9 +76,9 @@ def resume_here(output, capsys, *more):
 def samples(output):
     """Rows by benchmark, problem and sample."""
     lines = [json.loads(line) for line in (output / "samples.jsonl").read_text().splitlines()]
-    found = {(row["benchmark"], row["problem"], row["sample"]): row for row in lines}
-    assert len(found) == len(lines), "a sample is there twice"
-    return found
+    rows_by_key = {(row["benchmark"], row["problem"], row["sample"]): row for row in lines}
+    assert len(rows_by_key) == len(lines), "a sample is there twice"
+    return rows_by_key
 
 
 def scores(output):
@@ -96,15 +96,15 @@ def whole(inputs, tmp_path_factory):
 
 def test_the_folder_and_the_table(whole):
     output, printed = whole
-    found = samples(output)
-    assert set(found) == {
+    rows_by_key = samples(output)
+    assert set(rows_by_key) == {
         (name, problem, i)
         for name, count in (("own", 12), ("aime24", 5))
         for problem in range(1, count + 1)
         for i in range(4)
     }
-    assert len({row["completion"] for row in found.values()}) > 40, "samples differ"
-    for row in found.values():
+    assert len({row["completion"] for row in rows_by_key.values()}) > 40, "samples differ"
+    for row in rows_by_key.values():
         assert row["num_completion_tokens"] == 100 or not row["truncated"]
         assert row["outcome"] in ("right", "wrong", "unparseable")
         assert (row["answer"] is None) == (row["outcome"] == "unparseable")
@@ -112,7 +112,7 @@ def test_the_folder_and_the_table(whole):
     assert table[-3][:5] == ["benchmark", "problems", "avg@4", "pass@4", "maj@4"]
     result = scores(output)
     for name, count in (("own", 12), ("aime24", 5)):
-        mine = [row for key, row in found.items() if key[0] == name]
+        mine = [row for key, row in rows_by_key.items() if key[0] == name]
         assert result[name]["num_problems"] == count
         assert result[name]["scores"]["avg@4"]["value"] == sum(row["outcome"] == "right" for row in mine) / len(mine)
         assert result[name]["num_truncated"] == sum(row["truncated"] for row in mine) > 0
@@ -188,8 +188,8 @@ def test_a_runs_own_model_scores_on_its_held_out_task_what_the_run_said(tmp_path
 
     settings = SHORT_SORT | {"warm_start.max_steps": 200, "run.num_steps": 2, "warm_start.target_accuracy": 0.5}
     run_folder = train("sort-grpo", tmp_path / "run", settings)
-    said = rows(run_folder, "evaluations.jsonl")[-1]["accuracy"]
-    assert 0.1 < said < 1, "a score that another prompt would change"
+    accuracy = rows(run_folder, "evaluations.jsonl")[-1]["accuracy"]
+    assert 0.1 < accuracy < 1, "a score that another prompt would change"
     held_out = make_task(SortTask(kind="sort", num_digits=3, num_held_out=64), 0).held_out()[""]
     lines = [json.dumps({"question": problem.prompt, "answer": problem.answer}) for problem in held_out]
     (tmp_path / "held_out.jsonl").write_text("\n".join(lines))
@@ -199,4 +199,4 @@ def test_a_runs_own_model_scores_on_its_held_out_task_what_the_run_said(tmp_path
     done = run([*RLINF, "eval", *benchmark, "--model", str(run_folder), *sampling, "--output", str(output)])
     assert done.returncode == 0, done.stdout + done.stderr
     assert scores(output)["sort"]["num_problems"] == 64
-    assert scores(output)["sort"]["scores"]["avg@1"]["value"] == said
+    assert scores(output)["sort"]["scores"]["avg@1"]["value"] == accuracy

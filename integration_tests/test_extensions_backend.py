@@ -36,9 +36,9 @@ def sorted_by_own(tmp_path_factory):
 
 
 def test_it_trains_ten_steps(sorted_by_own):
-    found = rows(sorted_by_own)
-    assert len(found) == 10
-    assert any(row["actor/grad_norm"] > 0 for row in found)
+    metrics = rows(sorted_by_own)
+    assert len(metrics) == 10
+    assert any(row["actor/grad_norm"] > 0 for row in metrics)
 
 
 @pytest.mark.slow

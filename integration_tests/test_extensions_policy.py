@@ -45,9 +45,9 @@ def collocated(recipe, tmp_path_factory):
 
 
 def test_a_policy_of_ones_own_trains_ten_steps(collocated):
-    found = rows(collocated)
-    assert len(found) == 10
-    assert all(row["actor/grad_norm"] > 0 for row in found)
+    metrics = rows(collocated)
+    assert len(metrics) == 10
+    assert all(row["actor/grad_norm"] > 0 for row in metrics)
     assert any("trunk.0.weight" in name for name in weights(collocated))
 
 

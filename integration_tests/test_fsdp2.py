@@ -27,15 +27,15 @@ MODES = [
 @pytest.mark.parametrize("first", ["fsdp2", "replicated"])
 def test_a_checkpoint_of_one_goes_on_under_the_other(tmp_path, mode, first):
     train("sort-grpo", tmp_path / "first", TWO | mode | {"actor.backend": first})
-    found = {}
+    runs = {}
     for name in ("replicated", "fsdp2"):
         shutil.copytree(tmp_path / "first", tmp_path / name, symlinks=True)
-        found[name] = train(None, tmp_path / name, {"actor.backend": name, "run.num_steps": 4})
-    expected, other = (rows(found[name])[2:] for name in ("replicated", "fsdp2"))
+        runs[name] = train(None, tmp_path / name, {"actor.backend": name, "run.num_steps": 4})
+    expected, other = (rows(runs[name])[2:] for name in ("replicated", "fsdp2"))
     assert any(row["actor/grad_norm"] > 0 for row in expected)
-    for row, wanted in zip(other, expected, strict=True):
+    for row, expected_row in zip(other, expected, strict=True):
         for key in ("actor/loss", "actor/grad_norm", "reward/mean"):
-            assert row.get(key) == pytest.approx(wanted.get(key), rel=1e-6, abs=1e-7), key
-    wanted = tensors(last_checkpoint(found["replicated"]) / "model")
-    for name, tensor in tensors(last_checkpoint(found["fsdp2"]) / "model").items():
-        assert (tensor - wanted[name]).abs().max() <= 1e-5 * wanted[name].abs().max(), name
+            assert row.get(key) == pytest.approx(expected_row.get(key), rel=1e-6, abs=1e-7), key
+    expected_weights = tensors(last_checkpoint(runs["replicated"]) / "model")
+    for name, tensor in tensors(last_checkpoint(runs["fsdp2"]) / "model").items():
+        assert (tensor - expected_weights[name]).abs().max() <= 1e-5 * expected_weights[name].abs().max(), name

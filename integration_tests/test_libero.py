@@ -58,9 +58,9 @@ SHORT = {
 
 def libero(**options) -> InProcessVector:
     options |= {"tasks": TASK, "cameras": ("agentview", "wrist"), "image_size": SIZE}
-    made = make_env(EnvSpec(kind="libero", id="libero_object", num_envs=1, max_episode_steps=99, options=options))
-    assert isinstance(made, InProcessVector)
-    return made
+    env = make_env(EnvSpec(kind="libero", id="libero_object", num_envs=1, max_episode_steps=99, options=options))
+    assert isinstance(env, InProcessVector)
+    return env
 
 
 def actions_of(demo: int) -> torch.Tensor:
@@ -82,16 +82,16 @@ def recorded(tmp_path_factory) -> Path:
             states, seen = [], []
             for action in actions_of(demo):
                 states.append(row.scene._env.sim.get_state().flatten())
-                shown = env.step(action).observation
-                position, turn, fingers = np.split(tensor_field(shown, "state")[0].numpy(), (3, 6))
+                observation = env.step(action).observation
+                position, turn, fingers = np.split(tensor_field(observation, "state")[0].numpy(), (3, 6))
                 seen.append(
                     {
                         "ee_pos": position,
                         "ee_ori": turn,
                         "gripper_states": fingers,
                         "joint_states": row.scene._shown.qpos[:7].copy(),
-                        "agentview_rgb": tensor_field(shown, "image.agentview")[0].numpy(),
-                        "eye_in_hand_rgb": tensor_field(shown, "image.wrist")[0].numpy(),
+                        "agentview_rgb": tensor_field(observation, "image.agentview")[0].numpy(),
+                        "eye_in_hand_rgb": tensor_field(observation, "image.wrist")[0].numpy(),
                     }
                 )
             for key in seen[0]:
@@ -142,11 +142,11 @@ def rlinf(*arguments: object, code: int = 0) -> str:
 def test_out_of_distribution_has_the_numbers_of_the_run_as_seen(run: Path, tmp_path: Path) -> None:
     only = ["--only", "vision,other words,execution"]  # unseen tasks have scenes of libero_90
     rlinf("eval", "--suite", "libero-ood", run, "--output", tmp_path / "out", "--suite.num_episodes", 2, *only)
-    found = json.loads((tmp_path / "out" / "result.json").read_text())["variants"]
+    variants = json.loads((tmp_path / "out" / "result.json").read_text())["variants"]
     evaluated = rows(run, "evaluations.jsonl")[-1]
-    assert found["seen"]["return"] == evaluated["return"]
-    assert found["seen"]["success_at_end"] == evaluated["success_at_end"]
-    assert len(found) == 8 and all(variant["num_episodes"] == 2 for variant in found.values())
+    assert variants["seen"]["return"] == evaluated["return"]
+    assert variants["seen"]["success_at_end"] == evaluated["success_at_end"]
+    assert len(variants) == 8 and all(variant["num_episodes"] == 2 for variant in variants.values())
 
 
 def test_unseen_tasks_without_their_scenes_are_refused_before_anything_is_written(run: Path, tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_unseen_tasks_without_their_scenes_are_refused_before_anything_is_writte
     with contextlib.suppress(EnvError):
         make_env(EnvSpec(kind="libero", id="libero_90", num_envs=1, options={"tasks": task})).close()
         pytest.skip("the scenes of libero_90 are on this machine")
-    asked = ["--suite", "libero-ood", run, "--output", tmp_path / "out", "--only", "unseen tasks"]
-    printed = rlinf("eval", *asked, code=2)
+    arguments = ["--suite", "libero-ood", run, "--output", tmp_path / "out", "--only", "unseen tasks"]
+    printed = rlinf("eval", *arguments, code=2)
     assert f"variant 'unseen tasks': env.id='libero_90': libero_90: {task} cannot be built from the scenes" in printed
     assert not (tmp_path / "out").exists()
 

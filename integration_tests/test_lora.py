@@ -40,8 +40,8 @@ def run(base, tmp_path_factory):
     return train("sort-grpo", tmp_path_factory.mktemp("runs") / "run", LORA | {"model.path": base})
 
 
-def close(found, wanted, rel=1e-6):
-    for row, other in zip(found, wanted, strict=True):
+def close(actual, expected, rel=1e-6):
+    for row, other in zip(actual, expected, strict=True):
         for key in ("actor/loss", "actor/grad_norm", "actor/ref_kl", "reward/mean"):
             assert row.get(key) == pytest.approx(other.get(key), rel=rel, abs=1e-6), key
 
@@ -61,11 +61,11 @@ def test_no_worker_holds_a_reference(run):
 def test_the_model_without_its_adapter_says_what_a_reference_of_its_own_says(tmp_path, base, algorithm):
     """A KL in the loss, in the reward of groups, and in that of tokens beside a critic."""
     settings = LORA | algorithm | {"model.path": base, "algorithm.kl_coef": 0.1}
-    found = train("sort-grpo", tmp_path / "found", settings)
-    wanted = train("sort-grpo", tmp_path / "wanted", settings | {"reference.path": base})
-    assert (wanted / "logs" / "reference").is_dir()
-    assert not (found / "logs" / "reference").exists()
-    close(rows(found), rows(wanted), rel=1e-4)
+    plain_run = train("sort-grpo", tmp_path / "found", settings)
+    reference_run = train("sort-grpo", tmp_path / "wanted", settings | {"reference.path": base})
+    assert (reference_run / "logs" / "reference").is_dir()
+    assert not (plain_run / "logs" / "reference").exists()
+    close(rows(plain_run), rows(reference_run), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -89,9 +89,9 @@ def test_a_run_goes_on_under_either_backend(tmp_path, run, backend):
         assert rows(copy) == rows(run)
         assert weights(copy) == weights(run)
     close(rows(copy), rows(run))
-    wanted = load_file(last_checkpoint(run) / "model" / "adapter_model.safetensors")
+    expected_weights = load_file(last_checkpoint(run) / "model" / "adapter_model.safetensors")
     for name, tensor in load_file(last_checkpoint(copy) / "model" / "adapter_model.safetensors").items():
-        assert (tensor - wanted[name]).abs().max() <= 1e-5 * wanted[name].abs().max(), name
+        assert (tensor - expected_weights[name]).abs().max() <= 1e-5 * expected_weights[name].abs().max(), name
 
 
 @pytest.mark.slow

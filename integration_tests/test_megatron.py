@@ -32,14 +32,14 @@ def test_a_run_goes_on_from_fsdp2_to_megatron_to_replicated(tmp_path):
     for step, backend in ((2, ACROSS), (3, replicated)):
         train(None, tmp_path / "moves", backend | {"run.num_steps": step})
         train(None, tmp_path / "stays", replicated | {"run.num_steps": step})
-    found, expected = rows(tmp_path / "moves")[1:], rows(tmp_path / "stays")[1:]
+    actual, expected = rows(tmp_path / "moves")[1:], rows(tmp_path / "stays")[1:]
     assert any(row["actor/grad_norm"] > 0 for row in expected)
-    for row, wanted in zip(found, expected, strict=True):
+    for row, expected_row in zip(actual, expected, strict=True):
         for key in ("actor/loss", "actor/grad_norm", "reward/mean"):
-            assert row[key] == pytest.approx(wanted[key], rel=1e-6, abs=1e-7), key
-    wanted = tensors(last_checkpoint(tmp_path / "stays") / "model")
+            assert row[key] == pytest.approx(expected_row[key], rel=1e-6, abs=1e-7), key
+    expected_weights = tensors(last_checkpoint(tmp_path / "stays") / "model")
     for name, tensor in tensors(last_checkpoint(tmp_path / "moves") / "model").items():
-        assert (tensor - wanted[name]).abs().max() <= 1e-5 * wanted[name].abs().max(), name
+        assert (tensor - expected_weights[name]).abs().max() <= 1e-5 * expected_weights[name].abs().max(), name
 
 
 @pytest.mark.parametrize(
@@ -52,20 +52,20 @@ def test_ppo_with_a_critic_goes_on_as_under_replicated(tmp_path, options):
     short = SHORT_SORT | TWO | {"algorithm.name": "ppo", "run.evaluate_every": 100, "run.checkpoint_every": 1}
     first = train("sort-grpo", tmp_path / "stays", short | {"run.num_steps": 1})
     shutil.copytree(first, tmp_path / "moves", symlinks=True)
-    said = "{" + ", ".join(f"{key}: {value}" for key, value in options.items()) + "}"
-    megatron = {"actor.backend": "megatron", "actor.backend_options": said}
+    backend_options = "{" + ", ".join(f"{key}: {value}" for key, value in options.items()) + "}"
+    megatron = {"actor.backend": "megatron", "actor.backend_options": backend_options}
     replicated = {"actor.backend": "replicated", "actor.backend_options": "{}"}
     for step, backend in ((3, megatron), (4, replicated)):
         train(None, tmp_path / "moves", backend | {"run.num_steps": step})
         train(None, tmp_path / "stays", replicated | {"run.num_steps": step})
-    found, expected = rows(tmp_path / "moves")[1:], rows(tmp_path / "stays")[1:]
-    for row, wanted in zip(found, expected, strict=True):
+    actual, expected = rows(tmp_path / "moves")[1:], rows(tmp_path / "stays")[1:]
+    for row, expected_row in zip(actual, expected, strict=True):
         for key in ("actor/grad_norm", "critic/loss", "critic/grad_norm", "critic/return", "reward/mean"):
-            assert row[key] == pytest.approx(wanted[key], rel=1e-5, abs=1e-7), key
+            assert row[key] == pytest.approx(expected_row[key], rel=1e-5, abs=1e-7), key
     for folder in ("model", "critic/model"):
-        wanted = tensors(last_checkpoint(tmp_path / "stays") / folder)
+        expected_weights = tensors(last_checkpoint(tmp_path / "stays") / folder)
         for name, tensor in tensors(last_checkpoint(tmp_path / "moves") / folder).items():
-            assert (tensor - wanted[name]).abs().max() <= 1e-5 * wanted[name].abs().max(), name
+            assert (tensor - expected_weights[name]).abs().max() <= 1e-5 * expected_weights[name].abs().max(), name
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_a_play_has_the_numbers_of_the_runs_own_evaluation(tmp_path):
     run = train(recipe, tmp_path / "run", {"cluster.num_devices": 1})
     out = tmp_path / "out"
     assert main(["play", str(run), "--episodes", "4", "--output", str(out)]) == 0
-    found = json.loads((out / "result.json").read_text())
+    scores = json.loads((out / "result.json").read_text())
     evaluated = rows(run, "evaluations.jsonl")[-1]
     names = ("return", "success_at_end", "success_once", "episode_length")
-    assert {name: found[name] for name in names} == {name: evaluated[name] for name in names}
+    assert {name: scores[name] for name in names} == {name: evaluated[name] for name in names}

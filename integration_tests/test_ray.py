@@ -62,11 +62,11 @@ def test_two_nodes_give_the_numbers_of_one_machine(mode, address, tmp_path):
     alone = train("sort-grpo", tmp_path / "local", SETTINGS | {"mode": mode})
     local = numbers(alone)
     by_ray = {"cluster.launcher": "ray", "cluster.launcher_options": f"{{address: '{address}'}}"}
-    found = train("sort-grpo", tmp_path / "ray", SETTINGS | {"mode": mode} | by_ray, on_network=True)
+    ray_run = train("sort-grpo", tmp_path / "ray", SETTINGS | {"mode": mode} | by_ray, on_network=True)
     assert any(row["actor/grad_norm"] > 0 for row in local[0]), "equal because nothing was learned proves nothing"
-    assert numbers(found) == local
-    assert all_gone(worker_processes(found).values())
-    assert logs(found) == logs(alone)
+    assert numbers(ray_run) == local
+    assert all_gone(worker_processes(ray_run).values())
+    assert logs(ray_run) == logs(alone)
 
 
 @pytest.mark.slow
@@ -108,12 +108,12 @@ def test_the_doctor_looks_at_both_nodes_and_at_the_ways_between_them(address):
         timeout=END_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert [(node["number"], node["num_cpus"], node["problem"]) for node in found["nodes"]] == [(0, 1, ""), (1, 1, "")]
-    assert found["nodes"][0]["packages"]["rlinf"] and found["nodes"][0]["packages"] == found["nodes"][1]["packages"]
-    assert all(abs(node["clock_offset_s"]) <= node["clock_error_s"] for node in found["nodes"]), (
+    report = json.loads(done.stdout)
+    assert [(node["number"], node["num_cpus"], node["problem"]) for node in report["nodes"]] == [(0, 1, ""), (1, 1, "")]
+    assert report["nodes"][0]["packages"]["rlinf"] and report["nodes"][0]["packages"] == report["nodes"][1]["packages"]
+    assert all(abs(node["clock_offset_s"]) <= node["clock_error_s"] for node in report["nodes"]), (
         "one machine, one clock"
     )
-    assert [(way["source"], way["target"], way["problem"]) for way in found["ways"]] == [(0, 1, ""), (1, 0, "")]
-    assert all(way["bytes_per_s"] > 0 and way["round_trip_s"] > 0 for way in found["ways"])
-    assert not [one for one in found["findings"] if one["verdict"] == "problem"]
+    assert [(way["source"], way["target"], way["problem"]) for way in report["ways"]] == [(0, 1, ""), (1, 0, "")]
+    assert all(way["bytes_per_s"] > 0 and way["round_trip_s"] > 0 for way in report["ways"])
+    assert not [one for one in report["findings"] if one["verdict"] == "problem"]

@@ -54,5 +54,5 @@ def test_a_reference_that_follows_the_policy(tmp_path, changes):
 
     stopped = train("sort-grpo", tmp_path / "stopped", FOLLOWS | changes | {"run.num_steps": 3})
     resumed = train(None, stopped, {"run.num_steps": 5})
-    found = [row["actor/ref_kl"] for row in rows(resumed)]
-    assert found == kls
+    resumed_kls = [row["actor/ref_kl"] for row in rows(resumed)]
+    assert resumed_kls == kls

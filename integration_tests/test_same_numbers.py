@@ -72,21 +72,21 @@ def _with_seldom(plans):
 
 def numbers(path) -> dict[str, Any]:
     """What a run wrote, all of it in the glossary of metrics."""
-    found = {"metrics": rows(path), "evaluations": rows(path, "evaluations.jsonl")}
-    for file, written in found.items():
+    files = {"metrics": rows(path), "evaluations": rows(path, "evaluations.jsonl")}
+    for file, written in files.items():
         names = {name for row in written for name in row} - {"step"}
         assert [name for name in names if find(name, evaluation=file == "evaluations") is None] == []
-    return found | {"weights": weights(path)}
+    return files | {"weights": weights(path)}
 
 
 @pytest.fixture(scope="module")
 def sort_reference(tmp_path_factory):
     """The collocated plan on two slots."""
-    found = numbers(train("sort-grpo", tmp_path_factory.mktemp("sort") / "run", SHORT_SORT))
-    assert any(row["actor/grad_norm"] > 0 for row in found["metrics"]), (
+    reference = numbers(train("sort-grpo", tmp_path_factory.mktemp("sort") / "run", SHORT_SORT))
+    assert any(row["actor/grad_norm"] > 0 for row in reference["metrics"]), (
         "equal because nothing was learned proves nothing"
     )
-    return found
+    return reference
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +102,13 @@ def test_sorting(tmp_path, sort_reference, plan):
         python = second_environment(tmp_path / "environment")
         keys = keys | {"environments.rollout": python, "environments.actor": python}
     run = train("sort-grpo", tmp_path / "run", SHORT_SORT | keys)
-    found = numbers(run)
+    actual = numbers(run)
     (session,) = json.loads((run / "manifest.json").read_text())["sessions"]
     ran = {name: of_role["interpreter"] for name, of_role in session.get("environments", {}).items()}
     assert ran == {name.partition(".")[2]: path for name, path in keys.items() if name.startswith("environments")}
-    assert found["metrics"] == sort_reference["metrics"]
-    assert found["evaluations"] == sort_reference["evaluations"]
-    assert found["weights"] == sort_reference["weights"]
+    assert actual["metrics"] == sort_reference["metrics"]
+    assert actual["evaluations"] == sort_reference["evaluations"]
+    assert actual["weights"] == sort_reference["weights"]
 
 
 @pytest.mark.parametrize("plan", ["disaggregated-1", pytest.param("hybrid-4", marks=pytest.mark.slow)])
@@ -116,33 +116,33 @@ def test_sorting_on_two_nodes(tmp_path, sort_reference, plan, monkeypatch):
     """Items go through doors and weights by streams, as between two hosts."""
     monkeypatch.setattr(command_line, "RLINF", [sys.executable, str(Path(__file__).with_name("two_nodes.py"))])
     monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
-    found = numbers(train("sort-grpo", tmp_path / "run", SHORT_SORT | SORT_PLANS[plan]))
-    assert found["metrics"] == sort_reference["metrics"]
-    assert found["evaluations"] == sort_reference["evaluations"]
-    assert found["weights"] == sort_reference["weights"]
+    actual = numbers(train("sort-grpo", tmp_path / "run", SHORT_SORT | SORT_PLANS[plan]))
+    assert actual["metrics"] == sort_reference["metrics"]
+    assert actual["evaluations"] == sort_reference["evaluations"]
+    assert actual["weights"] == sort_reference["weights"]
 
 
 @pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dapo", "many"))])
 def test_algorithms_that_gather_the_step(tmp_path, name):
-    found = []
+    run_numbers = []
     for plan in (SORT_PLANS["disaggregated-1"], SORT_PLANS["collocated-one-rank"]):
-        folder = tmp_path / str(len(found))
-        found.append(numbers(train("sort-grpo", folder, SHORT_SORT | ALGORITHMS[name] | plan)))
-    assert any(row["actor/grad_norm"] > 0 for row in found[0]["metrics"])
-    for other in found[1:]:
-        assert other["metrics"] == found[0]["metrics"]
-        assert other["evaluations"] == found[0]["evaluations"]
-        assert other["weights"] == found[0]["weights"]
+        folder = tmp_path / str(len(run_numbers))
+        run_numbers.append(numbers(train("sort-grpo", folder, SHORT_SORT | ALGORITHMS[name] | plan)))
+    assert any(row["actor/grad_norm"] > 0 for row in run_numbers[0]["metrics"])
+    for other in run_numbers[1:]:
+        assert other["metrics"] == run_numbers[0]["metrics"]
+        assert other["evaluations"] == run_numbers[0]["evaluations"]
+        assert other["weights"] == run_numbers[0]["weights"]
 
 
 @pytest.mark.maniskill
 @pytest.mark.parametrize("plan", _with_seldom(PUSH_PLANS))
 def test_push_cube(tmp_path, push_reference, plan):
     pytest.importorskip("mani_skill")
-    found = numbers(train("pushcube-ppo", tmp_path / "run", SHORT_PUSH | PUSH_PLANS[plan]))
-    assert found["metrics"] == push_reference["metrics"]
-    assert found["evaluations"] == push_reference["evaluations"]
-    assert found["weights"] == push_reference["weights"]
+    actual = numbers(train("pushcube-ppo", tmp_path / "run", SHORT_PUSH | PUSH_PLANS[plan]))
+    assert actual["metrics"] == push_reference["metrics"]
+    assert actual["evaluations"] == push_reference["evaluations"]
+    assert actual["weights"] == push_reference["weights"]
 
 
 @pytest.mark.slow
@@ -179,8 +179,8 @@ def test_a_warm_start_that_an_earlier_run_made_is_the_same(tmp_path, sort_refere
 
 @pytest.mark.slow
 def test_another_seed_gives_other_numbers(tmp_path, sort_reference):
-    found = numbers(train("sort-grpo", tmp_path / "run", SHORT_SORT | {"seed": 1}))
-    assert found["weights"] != sort_reference["weights"]
+    actual = numbers(train("sort-grpo", tmp_path / "run", SHORT_SORT | {"seed": 1}))
+    assert actual["weights"] != sort_reference["weights"]
 
 
 @pytest.mark.slow
@@ -198,13 +198,13 @@ def test_environments_on_the_host(tmp_path):
     pendulum = {"env.kind": "gymnasium", "env.id": "Pendulum-v1", "env.options": "{}"}
     keys = SHORT_PUSH | pendulum | {"mode": "collocated", "cluster.num_devices": 2}
     config = load_config("pushcube-ppo", parse_overrides([f"--{key}={value}" for key, value in keys.items()]))
-    found = []
+    run_numbers = []
     for on_host in (False, True):
         job = jobs.prepare(config)
         job._simulates_on_host = on_host  # pyright: ignore[reportAttributeAccessIssue]
         path = tmp_path / str(on_host)
         with RunFolder(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=1) as folder:
             jobs.run(job, folder)
-        found.append(numbers(path))
+        run_numbers.append(numbers(path))
     assert '"devices": []' in (tmp_path / "True" / "plan.json").read_text()
-    assert found[0] == found[1]
+    assert run_numbers[0] == run_numbers[1]

@@ -22,55 +22,55 @@ def run(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def asked(run, tmp_path_factory) -> Path:
+def evaluation(run, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("asked") / "out"
     assert main(["eval", "--suite", str(SUITE), str(run), "--output", str(out), *ONE_DEVICE]) == 0
     return out
 
 
 def episodes(folder: Path) -> dict[str, list[dict]]:
-    found: dict[str, list[dict]] = {}
+    by_variant: dict[str, list[dict]] = {}
     for line in (folder / "episodes.jsonl").read_text().splitlines():
         row = json.loads(line)
-        found.setdefault(row["variant"], []).append(row)
-    return found
+        by_variant.setdefault(row["variant"], []).append(row)
+    return by_variant
 
 
-def test_every_variant_has_its_episodes_and_its_score(asked):
-    found = episodes(asked)
-    assert list(found) == ["seen", "dark", "longer"]
-    assert all([row["seed"] for row in variant] == [50000, 50001, 50002, 50003] for variant in found.values())
-    assert {row["length"] for row in found["longer"]} == {8} and {row["length"] for row in found["seen"]} == {6}
-    assert [row["return_"] for row in found["dark"]] != [row["return_"] for row in found["seen"]]
-    result = json.loads((asked / "result.json").read_text())
+def test_every_variant_has_its_episodes_and_its_score(evaluation):
+    variants = episodes(evaluation)
+    assert list(variants) == ["seen", "dark", "longer"]
+    assert all([row["seed"] for row in variant] == [50000, 50001, 50002, 50003] for variant in variants.values())
+    assert {row["length"] for row in variants["longer"]} == {8} and {row["length"] for row in variants["seen"]} == {6}
+    assert [row["return_"] for row in variants["dark"]] != [row["return_"] for row in variants["seen"]]
+    result = json.loads((evaluation / "result.json").read_text())
     assert set(result["variants"]) == {"seen", "dark", "longer"} and set(result["axes"]) == {"vision", "execution"}
-    for name, variant in found.items():
+    for name, variant in variants.items():
         share = sum(row["success_at_end"] for row in variant) / 4
         assert result["variants"][name]["success_at_end"] == share
         low, high = result["variants"][name]["interval_95"]
         assert low <= share <= high and (high - low) > 0.4
 
 
-def test_a_browser_shows_the_table_and_the_film(asked, tmp_path):
+def test_a_browser_shows_the_table_and_the_film(evaluation, tmp_path):
     pytest.importorskip("imageio_ffmpeg")
-    seen = look(asked / "suite.html", tmp_path)
+    seen = look(evaluation / "suite.html", tmp_path)
     assert [film["error"] for film in seen["films"]] == [None] and not seen["wide"] and seen["errors"] == []
     assert seen["films"][0]["width"] == 160 + 12 + 4 and seen["films"][0]["height"] == 3 * (160 + 30 + 12) + 4
 
 
 @pytest.mark.slow
-def test_a_stopped_evaluation_goes_on_with_what_is_left(asked, tmp_path, capsys):
-    before = episodes(asked)
+def test_a_stopped_evaluation_goes_on_with_what_is_left(evaluation, tmp_path, capsys):
+    before = episodes(evaluation)
     again = tmp_path / "again"
     again.mkdir()
     for name in ("config.yaml", "manifest.json"):
-        (again / name).write_text((asked / name).read_text())
+        (again / name).write_text((evaluation / name).read_text())
     torn = [json.dumps(row) for name in ("seen", "longer") for row in before[name]] + [json.dumps(before["dark"][0])]
     (again / "episodes.jsonl").write_text("\n".join(torn) + "\n")
     assert main(["eval", "--resume", "--output", str(again)]) == 0
     assert "2 variants were played before; 1 are left" in capsys.readouterr().out
     assert episodes(again) == before
-    ours, theirs = (json.loads((folder / "result.json").read_text()) for folder in (again, asked))
+    ours, theirs = (json.loads((folder / "result.json").read_text()) for folder in (again, evaluation))
     assert ours == theirs
 
 
@@ -149,10 +149,10 @@ def test_metaworld_out_of_distribution_has_the_numbers_of_the_run_as_seen(tmp_pa
         timeout=END_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((out / "result.json").read_text())["variants"]
-    assert len(found) == 11 and set(found["seen"]["by_task"]) == {"reach-v3", "push-v3"}
+    variants = json.loads((out / "result.json").read_text())["variants"]
+    assert len(variants) == 11 and set(variants["seen"]["by_task"]) == {"reach-v3", "push-v3"}
     evaluated = rows(run, "evaluations.jsonl")[-1]
-    assert found["seen"]["return"] == evaluated["return"]
-    assert found["seen"]["success_at_end"] == evaluated["success_at_end"]
-    others = {name: variant["return"] for name, variant in found.items() if name != "seen"}
-    assert len(set(others.values())) == 10 and found["seen"]["return"] not in others.values()
+    assert variants["seen"]["return"] == evaluated["return"]
+    assert variants["seen"]["success_at_end"] == evaluated["success_at_end"]
+    others = {name: variant["return"] for name, variant in variants.items() if name != "seen"}
+    assert len(set(others.values())) == 10 and variants["seen"]["return"] not in others.values()

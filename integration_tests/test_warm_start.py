@@ -35,8 +35,8 @@ def record(folder):
     (folder / "meta").mkdir(parents=True)
     features = {"observation.state": {"dtype": "float32", "shape": [3]}, "action": {"dtype": "float32", "shape": [1]}}
     pattern = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
-    told = {"codebase_version": "v2.1", "fps": 20, "chunks_size": 1000, "features": features, "data_path": pattern}
-    (folder / "meta/info.json").write_text(json.dumps(told))
+    info = {"codebase_version": "v2.1", "fps": 20, "chunks_size": 1000, "features": features, "data_path": pattern}
+    (folder / "meta/info.json").write_text(json.dumps(info))
     (folder / "meta/tasks.jsonl").write_text(json.dumps({"task_index": 0, "task": "stand up"}) + "\n")
     lines = [json.dumps({"episode_index": i, "tasks": ["stand up"], "length": 10}) for i in range(4)]
     (folder / "meta/episodes.jsonl").write_text("\n".join(lines))
@@ -58,15 +58,15 @@ def record(folder):
 def test_one_and_two_ranks_warm_up_alike_and_a_resumed_run_does_not(tmp_path):
     begin = {"source": "lerobot", "path": str(record(tmp_path / "set")), "num_episodes": 4, "num_steps": 60}
     keys = SWING | {f"warm_start.{name}": value for name, value in begin.items()}
-    found = []
+    runs = []
     for devices in (1, 2):
         run = train(
             "pushcube-ppo", tmp_path / str(devices), keys | {"cluster.num_devices": devices, "run.num_steps": 1}
         )
         notes = json.loads((run / "manifest.json").read_text())["notes"]
         assert "warm start: 4 demonstrations of stand up, 40 chunks" in notes
-        found.append((rows(run), rows(run, "evaluations.jsonl"), weights(run)))
-    assert found[0] == found[1]
+        runs.append((rows(run), rows(run, "evaluations.jsonl"), weights(run)))
+    assert runs[0] == runs[1]
     again = [*RLINF, "train", "--resume", "--output", str(tmp_path / "2"), "--run.num_steps", "2"]
     done = subprocess.run(again, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

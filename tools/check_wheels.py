@@ -28,14 +28,14 @@ PYTHONS = ">=3.10,<3.14"
 def check(folder: Path) -> list[str]:
     """What is wrong with the wheels of a folder, a sentence each."""
     wheels = {path: str(canonicalize_name(path.name.split("-")[0])) for path in sorted(folder.glob("*.whl"))}
-    found = {name: path for path, name in wheels.items()}
+    paths = {name: path for path, name in wheels.items()}
     problems = [f"{path.name} is not one of our packages" for path, name in wheels.items() if name not in PACKAGES]
     for name in PACKAGES:
         count = list(wheels.values()).count(name)
         if count != 1:
             problems.append(f"{name} has {count} wheels instead of one")
-    versions = {name: parse_wheel_filename(path.name)[1] for name, path in found.items()}
-    for name, path in found.items():
+    versions = {name: parse_wheel_filename(path.name)[1] for name, path in paths.items()}
+    for name, path in paths.items():
         problems += [f"{path.name} {problem}" for problem in _check_wheel(name, path, versions)]
     return problems
 

@@ -133,21 +133,21 @@ def main() -> None:
         print(f"{name}: {'as it was' if text == before else 'changed' if before else 'new'}")
 
 
-def pins(name: str, known: Mapping[str, str], *, upgrade: bool) -> dict[str, str]:
+def pins(name: str, versions: Mapping[str, str], *, upgrade: bool) -> dict[str, str]:
     """Distribution -> version, the same for every Python of a list."""
     recipe = RECIPES[name]
     first, *others = recipe.pythons
-    found = resolve(name, first, known, upgrade=upgrade)
+    resolved = resolve(name, first, versions, upgrade=upgrade)
     for python in others:
-        other = resolve(name, python, found, upgrade=False)
-        if other != found:
-            differing = set(other.items()) ^ set(found.items())
+        other = resolve(name, python, resolved, upgrade=False)
+        if other != resolved:
+            differing = set(other.items()) ^ set(resolved.items())
             sys.exit(f"{name}: Python {python} wants other packages than {first}: {differing}")
-    return found
+    return resolved
 
 
-def resolve(name: str, python: str, known: Mapping[str, str], *, upgrade: bool) -> dict[str, str]:
-    """Distribution -> version for one Python; `known` versions are kept where they fit, unless `upgrade`."""
+def resolve(name: str, python: str, versions: Mapping[str, str], *, upgrade: bool) -> dict[str, str]:
+    """Distribution -> version for one Python; `versions` are kept where they fit, unless `upgrade`."""
     recipe = RECIPES[name]
     # For a list for GPUs, a build for CPUs would count as the release that was asked for.
     hidden = CPU_BUILDS if name.endswith("-gpu") else ()
@@ -157,7 +157,7 @@ def resolve(name: str, python: str, known: Mapping[str, str], *, upgrade: bool) 
             ("wanted", [*recipe.requirements, *own_requirements()]),
             ("replaced", recipe.replaced),
             ("left_out", recipe.left_out),
-            ("pins", [f"{package}=={version}" for package, version in known.items()]),
+            ("pins", [f"{package}=={version}" for package, version in versions.items()]),
         ):
             (Path(folder) / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         command = [
@@ -195,8 +195,8 @@ def digests(name: str, versions: Mapping[str, str]) -> dict[str, tuple[str, ...]
 
 def own_requirements() -> list[str]:
     """What rlinf's own packages need, and math-verify for rewards."""
-    found = [Requirement(line) for name in OWN_PACKAGES for line in requires(name) or ()]
-    chosen = [one for one in found if one.marker is None or one.marker.evaluate({"extra": "math"})]
+    requirements = [Requirement(line) for name in OWN_PACKAGES for line in requires(name) or ()]
+    chosen = [one for one in requirements if one.marker is None or one.marker.evaluate({"extra": "math"})]
     return sorted({str(one).partition(";")[0] for one in chosen if one.name not in OWN_PACKAGES})
 
 

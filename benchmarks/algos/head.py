@@ -53,13 +53,13 @@ def main() -> None:
     hidden = torch.randn(args.tokens, HIDDEN, generator=generator).to(dtype).requires_grad_()
     weight = (3 * HIDDEN**-0.5 * torch.randn(VOCAB, HIDDEN, generator=generator)).to(dtype).requires_grad_()
     ids = torch.randint(0, VOCAB, (args.tokens,), generator=generator)
-    kept = int(KEPT_SHARE * 3 * 4 * args.tokens * VOCAB)
+    kept_bytes = int(KEPT_SHARE * 3 * 4 * args.tokens * VOCAB)
 
     def ours_logprobs(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-        return head_logprobs(hidden, weight, ids, kept_bytes=kept).sum()
+        return head_logprobs(hidden, weight, ids, kept_bytes=kept_bytes).sum()
 
     def ours_both(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-        logprobs, entropies = head_logprobs_and_entropy(hidden, weight, ids, kept_bytes=kept)
+        logprobs, entropies = head_logprobs_and_entropy(hidden, weight, ids, kept_bytes=kept_bytes)
         return logprobs.sum() + entropies.sum()
 
     functions: dict[str, Function] = {"ours": ours_logprobs, "plain": plain_logprobs}
@@ -91,7 +91,7 @@ def main() -> None:
             "vocabulary": VOCAB,
             "dtype": args.dtype,
             "what": args.what,
-            "kept_bytes": kept,
+            "kept_bytes": kept_bytes,
             "threads": torch.get_num_threads(),
         },
         samples_s=samples_s,

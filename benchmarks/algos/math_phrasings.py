@@ -74,15 +74,15 @@ def draw_cases(folder: Path, *, num_gsm8k: int, seed: int, share: float = 1.0) -
 
 
 def _case(row: _Row, answer: str, phrasing: str, *, is_right: bool) -> Case:
-    said = answer
+    escaped = answer
     if "$" in answer and "${}$" in PHRASINGS[phrasing]:
-        said = re.sub(r"(?<!\\)\$", r"\\$", answer) if answer.count("$") == 1 else answer.replace("$", "")
+        escaped = re.sub(r"(?<!\\)\$", r"\\$", answer) if answer.count("$") == 1 else answer.replace("$", "")
     return Case(
         source=row.source,
         phrasing=phrasing,
         reference=row.reference,
         answer=answer,
-        completion=PHRASINGS[phrasing].format(said.strip()),
+        completion=PHRASINGS[phrasing].format(escaped.strip()),
         is_right=is_right,
         is_hard=not (re.fullmatch(r"-?[0-9]+", row.answer) and re.fullmatch(r"-?[0-9]+", answer)),
     )
@@ -205,23 +205,23 @@ def mutated_cases(folder: Path, *, seed: int) -> list[Case]:
 
 
 def _mutations(answer: str, generator: random.Random) -> list[str]:
-    found = []
+    mutations = []
     digits = [match for match in re.finditer(r"(?<![0-9_.])[1-9](?![0-9]*\})", answer) if "times" not in answer]
     if digits:
         digit = generator.choice(digits)
         changed = str((int(digit[0]) + generator.randint(1, 8) - 1) % 9 + 1)
-        found.append(answer[: digit.start()] + changed + answer[digit.end() :])
+        mutations.append(answer[: digit.start()] + changed + answer[digit.end() :])
     pair = re.fullmatch(r"([(\[])([^,()\[\]]+),([^,()\[\]]+)([)\]])", answer)
     if pair and pair[2].strip() != pair[3].strip():
-        found.append(f"{pair[1]}{pair[3].strip()}, {pair[2].strip()}{pair[4]}")
-        found.append(f"{'[' if pair[1] == '(' else '('}{pair[2]},{pair[3]}{pair[4]}")
+        mutations.append(f"{pair[1]}{pair[3].strip()}, {pair[2].strip()}{pair[4]}")
+        mutations.append(f"{'[' if pair[1] == '(' else '('}{pair[2]},{pair[3]}{pair[4]}")
     is_value = not re.search(r"[=<>,;]|\\text|[A-Za-z]{4,}|^0+\.?$", re.sub(r"\\[A-Za-z]+", "", answer))
     if is_value and re.search(r"[0-9]", answer) and not re.search(r"\$|%|0\.?$|^-?1\.?$", answer):
-        found.append(answer[1:] if answer.startswith("-") else f"-({answer})" if "+" in answer else f"-{answer}")
-        found.append(
+        mutations.append(answer[1:] if answer.startswith("-") else f"-({answer})" if "+" in answer else f"-{answer}")
+        mutations.append(
             f"2({answer})" if re.search(r"[A-Za-z+-]", answer) else f"\\sqrt{{{answer}}}" if answer != "1" else "3"
         )
-    return [mutation for mutation in found if are_different(mutation, answer)]
+    return [mutation for mutation in mutations if are_different(mutation, answer)]
 
 
 def hard_cases() -> list[Case]:

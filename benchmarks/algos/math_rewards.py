@@ -59,7 +59,7 @@ def main() -> None:
         "hard": _rates(collections["hard"], *outcomes["hard"].values()),
         "checks_per_cpu_second": {side: len(collections["real"]) / cpu_s[side] for side in SIDES},
         "cpu_seconds_of_the_pool's_start": start_s,
-        "outcomes": {n: {side: dict(Counter(found)) for side, found in o.items()} for n, o in outcomes.items()},
+        "outcomes": {n: {side: dict(Counter(of_side)) for side, of_side in o.items()} for n, o in outcomes.items()},
         "disagreements": [
             {**asdict(case), "reference": case.reference[-120:], "outcome": outcome, "collection": name}
             for name, cases in collections.items()
@@ -92,22 +92,22 @@ def _check(
     cpu_s: dict[str, float] | None,
 ) -> dict[str, list[str]]:
     """The outcomes of the sides, in the order of the cases."""
-    found: dict[str, list[str]] = {side: [] for side in sides}
+    outcomes: dict[str, list[str]] = {side: [] for side in sides}
     for first in range(0, len(cases), BATCH):
         batch = cases[first : first + BATCH]
         begun_s, clock = _cpu_s(reward), time.perf_counter()
         results = reward.score_batch([c.completion for c in batch], [c.reference for c in batch])
-        found["reward"] += [result.outcome for result in results]
+        outcomes["reward"] += [result.outcome for result in results]
         middle_s, middle = _cpu_s(reward), time.perf_counter()
         if "math-verify" in sides:
-            found["math-verify"] += [_plain(case) for case in batch]
+            outcomes["math-verify"] += [_plain(case) for case in batch]
         end_s, end = _cpu_s(reward), time.perf_counter()
         if cpu_s is not None:
             samples_s["reward"].append(middle - clock)
             samples_s["math-verify"].append(end - middle)
             cpu_s["reward"] += middle_s - begun_s
             cpu_s["math-verify"] += end_s - middle_s
-    return found
+    return outcomes
 
 
 def _start(reward: MathReward, num_processes: int) -> float:
@@ -123,9 +123,9 @@ def _start(reward: MathReward, num_processes: int) -> float:
 def _rates(cases: list[Case], *outcomes: list[str]) -> dict[str, dict[str, float | int]]:
     """The share of right answers that are found right, and of wrong ones that are."""
     rates: dict[str, dict[str, float | int]] = {}
-    for side, found in zip(SIDES, outcomes, strict=False):
-        right = [outcome == "right" for outcome, case in zip(found, cases, strict=True) if case.is_right]
-        wrong = [outcome == "right" for outcome, case in zip(found, cases, strict=True) if not case.is_right]
+    for side, side_outcomes in zip(SIDES, outcomes, strict=False):
+        right = [outcome == "right" for outcome, case in zip(side_outcomes, cases, strict=True) if case.is_right]
+        wrong = [outcome == "right" for outcome, case in zip(side_outcomes, cases, strict=True) if not case.is_right]
         rates[side] = {"num_right": len(right), "num_wrong": len(wrong)}
         rates[side] |= {"found_right": sum(right) / len(right)} if right else {}
         rates[side] |= {"false_positives": sum(wrong) / len(wrong)} if wrong else {}
@@ -137,14 +137,14 @@ def _rates(cases: list[Case], *outcomes: list[str]) -> dict[str, dict[str, float
 def _by_phrasing(cases: list[Case], outcomes: dict[str, list[str]]) -> dict[str, dict[str, dict[str, float | int]]]:
     rows = {}
     for phrasing in PHRASINGS:
-        kept = [i for i, case in enumerate(cases) if case.phrasing == phrasing]
-        rows[phrasing] = _rates([cases[i] for i in kept], *([outcomes[side][i] for i in kept] for side in SIDES))
+        indices = [i for i, case in enumerate(cases) if case.phrasing == phrasing]
+        rows[phrasing] = _rates([cases[i] for i in indices], *([outcomes[side][i] for i in indices] for side in SIDES))
     return rows
 
 
 def _hard_only(collections: dict[str, list[Case]], outcomes: dict[str, dict[str, list[str]]]) -> list[list[str]]:
-    kept = [i for i, case in enumerate(collections["real"]) if case.is_hard]
-    return [[outcomes["real"][side][i] for i in kept] for side in SIDES]
+    indices = [i for i, case in enumerate(collections["real"]) if case.is_hard]
+    return [[outcomes["real"][side][i] for i in indices] for side in SIDES]
 
 
 def _show(findings: dict) -> None:

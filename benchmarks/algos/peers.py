@@ -99,7 +99,7 @@ def verl_cases() -> Iterator[tuple[str, Case]]:
     from verl.workers.config import ActorConfig, PolicyLossConfig  # pyright: ignore[reportMissingImports]
 
     def loss(name: str, our: Callable[..., Any], options: dict[str, Any], aggregation: str, **config: Any) -> Case:
-        made = ActorConfig(
+        actor_config = ActorConfig(
             strategy="fsdp",
             rollout_n=1,
             ppo_micro_batch_size_per_gpu=1,
@@ -112,16 +112,16 @@ def verl_cases() -> Iterator[tuple[str, Case]]:
 
         def compare(batch: Batch) -> tuple[Tensor, Tensor]:
             terms = our(batch.policy, batch.proximal, batch.by_token, batch.mask, **options).loss_terms
-            found = aggregated(terms, batch.mask, aggregation)
+            our_loss = aggregated(terms, batch.mask, aggregation)
             theirs, _ = core_algos.get_policy_loss_fn(name)(
                 old_log_prob=batch.proximal,
                 log_prob=batch.policy,
                 advantages=batch.by_token,
                 response_mask=batch.mask.double(),
                 loss_agg_mode=aggregation,
-                config=made,
+                config=actor_config,
             )
-            return found, theirs
+            return our_loss, theirs
 
         return compare
 
@@ -200,8 +200,8 @@ def verl_advantages(core_algos: Any) -> Iterator[tuple[str, Case]]:
             batch={"prompts": torch.zeros(B, 1), "attention_mask": torch.cat([torch.ones(B, 1), batch.mask], 1).long()},
         )
         sums = ours.gdpo_advantages(batch.parts, torch.tensor(weights).double(), epsilon=1e-6)
-        found = ours.masked_whiten(sums.flatten()[:, None].expand(B, T), batch.mask)
-        return found, theirs
+        advantages = ours.masked_whiten(sums.flatten()[:, None].expand(B, T), batch.mask)
+        return advantages, theirs
 
     yield "gdpo, whitened", gdpo
     for name in ("optimal_token_baseline", "tir_optimal_token_baseline"):
@@ -220,9 +220,9 @@ def verl_advantages(core_algos: Any) -> Iterator[tuple[str, Case]]:
                 sum_pi_squared=logits.exp().square().sum(-1),
             )
             rows = [slice(p * G, (p + 1) * G) for p in range(B // G)]
-            found = [ours.optimal_token_advantages(rewards[row], mask[row], norms[row]) for row in rows]
+            advantages = [ours.optimal_token_advantages(rewards[row], mask[row], norms[row]) for row in rows]
             differs = [bool((batch.rewards[p] != batch.rewards[p, 0]).any()) for p in range(B // G)]
-            return torch.cat(found), theirs * torch.tensor(differs).repeat_interleave(G)[:, None]
+            return torch.cat(advantages), theirs * torch.tensor(differs).repeat_interleave(G)[:, None]
 
         yield name, optimal
 
@@ -423,8 +423,8 @@ def trl_rloo_cases() -> Iterator[tuple[str, Case]]:
             "old_logps": (proximal * batch.mask).sum(1),
         }
         loss = ours.sequence_clip_loss(batch.policy, proximal, batch.advantages, batch.mask, **PLAIN)
-        found = aggregated(loss.loss_terms, batch.mask, "seq-mean-token-mean")
-        return found, RLOOTrainer._compute_loss(trainer, trainer.model, inputs)
+        our_loss = aggregated(loss.loss_terms, batch.mask, "seq-mean-token-mean")
+        return our_loss, RLOOTrainer._compute_loss(trainer, trainer.model, inputs)
 
     yield "rloo, clipped", compare
 
@@ -462,14 +462,14 @@ def trl_controller_cases() -> Iterator[tuple[str, Case]]:
 
     def reference(batch: Batch) -> tuple[Tensor, Tensor]:
         """A model's tensors after its second change; a tensor of the batch stands for them."""
-        policy, theirs, found = batch.proximal, torch.nn.Linear(T, B, bias=False).double(), batch.ref
+        policy, theirs, ref = batch.proximal, torch.nn.Linear(T, B, bias=False).double(), batch.ref
         theirs.weight.data = batch.ref.clone()
         for _ in range(2):
             trained = torch.nn.Linear(T, B, bias=False).double()
             trained.weight.data = policy
             SyncRefModelCallback._sync_target_model(trained, theirs, 0.6)
-            found, policy = ours.mixed_reference(found, policy, 0.6), batch.rollout
-        return found, theirs.weight.data
+            ref, policy = ours.mixed_reference(ref, policy, 0.6), batch.rollout
+        return ref, theirs.weight.data
 
     yield "reference that follows the policy", reference
     yield "adapted entropy_coef over 12 steps", entropy
@@ -523,17 +523,17 @@ def differences(case: Case, num_seeds: int) -> dict[str, float]:
     worst = {"value": 0.0}
     for seed in range(num_seeds):
         batch = Batch.draw(seed)
-        found, theirs = case(batch)
-        worst["value"] = max(worst["value"], relative(found, theirs))
-        if found.ndim == 0 and theirs.requires_grad:
-            one, other = (torch.autograd.grad(x, batch.policy, retain_graph=True)[0] for x in (found, theirs))
+        own, theirs = case(batch)
+        worst["value"] = max(worst["value"], relative(own, theirs))
+        if own.ndim == 0 and theirs.requires_grad:
+            one, other = (torch.autograd.grad(x, batch.policy, retain_graph=True)[0] for x in (own, theirs))
             worst["gradient"] = max(worst.get("gradient", 0.0), relative(one, other))
     return worst
 
 
-def relative(found: Tensor, theirs: Tensor) -> float:
-    found, theirs = found.detach().double(), theirs.detach().double()
-    return float((found - theirs).abs().max() / theirs.abs().max().clamp(min=1e-12))
+def relative(own: Tensor, theirs: Tensor) -> float:
+    own, theirs = own.detach().double(), theirs.detach().double()
+    return float((own - theirs).abs().max() / theirs.abs().max().clamp(min=1e-12))
 
 
 def main() -> None:
@@ -544,8 +544,8 @@ def main() -> None:
     versions = {peer: importlib.metadata.version(peer) for peer in ("verl", "trl")}
     cases = []
     peers = (("verl", verl_cases()), ("trl", trl_cases()), ("trl", trl_rloo_cases()), ("trl", trl_controller_cases()))
-    for peer, made in peers:
-        for name, case in made:
+    for peer, peer_cases in peers:
+        for name, case in peer_cases:
             cases.append({"peer": peer, "case": name, **differences(case, arguments.seeds)})
             print(cases[-1], flush=True)
     report(

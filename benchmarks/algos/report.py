@@ -67,10 +67,10 @@ def _heads(results: list[dict[str, Any]]) -> Iterator[str]:
     )
     yield "| what, dtype | tokens | time / plain | peak memory / plain | peak memory |\n|---|---|---|---|---|"
     for result in sorted(results, key=lambda one: (one["settings"]["tokens"], one["benchmark"])):
-        settings, found = result["settings"], result["findings"]
+        settings, findings = result["settings"], result["findings"]
         yield (
             f"| {settings['what']}, {settings['dtype']} | {settings['tokens']:,} "
-            f"| {result['comparisons'][0]['ratio_of_medians']:.2f} | {found['memory_ratio']:.3f} "
-            f"| {found['peak_bytes']['ours'] / 1e6:,.0f} of {found['peak_bytes']['plain'] / 1e6:,.0f} MB |"
+            f"| {result['comparisons'][0]['ratio_of_medians']:.2f} | {findings['memory_ratio']:.3f} "
+            f"| {findings['peak_bytes']['ours'] / 1e6:,.0f} of {findings['peak_bytes']['plain'] / 1e6:,.0f} MB |"
         )
     yield ""

@@ -78,7 +78,7 @@ class Receiver(DeviceWeightReceiver):
 def contents(layout: Layout) -> dict[str, torch.Tensor]:
     """The buffers of a layout's only rank on the device; an element depends on its tensor's name and place alone."""
     rank = layout.ranks[0]
-    found = {
+    buffers = {
         name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cuda")
         for name, spec in rank.buffers.items()
     }
@@ -87,10 +87,10 @@ def contents(layout: Layout) -> dict[str, torch.Tensor]:
         generator = torch.Generator(device="cuda").manual_seed(seed)
         values = torch.randn(layout.specs[block.name].shape, generator=generator, device="cuda")
         box = tuple(slice(at, at + n) for at, n in zip(block.box.start, block.box.shape, strict=True))
-        tensor = found[block.buffer]
+        tensor = buffers[block.buffer]
         view = tensor.as_strided(block.box.shape, block.strides, tensor.storage_offset() + block.offset)
         view.copy_(values[box])
-    return found
+    return buffers
 
 
 def seconds(call: Callable[[], object]) -> float:

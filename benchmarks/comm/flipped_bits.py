@@ -41,13 +41,13 @@ Flip = Callable[[np.random.Generator], bool]
 
 def count_caught() -> dict[str, dict[str, int]]:
     """way -> flips and those that were caught."""
-    found = {}
+    counts = {}
     for name, way in WAYS.items():
         random = np.random.default_rng(0)
         with way() as flip:
-            found[name] = {"flips": NUM_FLIPS, "caught": sum(flip(random) for _ in range(NUM_FLIPS))}
-        print(name, found[name], flush=True)
-    return found
+            counts[name] = {"flips": NUM_FLIPS, "caught": sum(flip(random) for _ in range(NUM_FLIPS))}
+        print(name, counts[name], flush=True)
+    return counts
 
 
 def is_refused(call: Callable[[], Any]) -> bool:
@@ -165,8 +165,8 @@ def weights() -> dict[str, torch.Tensor]:
 def store(in_use: bool) -> Iterator[Flip]:
     """In the store's memory or, with `in_use`, in the served tensors, which are checked after they were used."""
     reshard = plan(LAYOUT, LAYOUT)
-    made = WeightStore.create(reshard, name="flipped weights")
-    sender, receiver = StoreSender(made, reshard, 0), StoreReceiver(made, reshard, 0)
+    weight_store = WeightStore.create(reshard, name="flipped weights")
+    sender, receiver = StoreSender(weight_store, reshard, 0), StoreReceiver(weight_store, reshard, 0)
     memory = _memory_of("flipped weights")
     published, served, version = weights(), weights(), -1
 

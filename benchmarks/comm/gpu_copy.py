@@ -119,15 +119,15 @@ def targets(results: dict[str, Any]) -> dict[str, Any]:
     A flat copy reads and writes, so that its traffic, twice its payload, is one measure of that bandwidth; a maximum
     over the tensor is the other. The faster one counts.
     """
-    found = {}
+    ratios = {}
     for name in ("column_parallel_bfloat16", "row_parallel_bfloat16"):
         rates = results[name]
         best = max(value for key, value in rates.items() if key.startswith("max_ctas"))
-        found[f"copy_{name}"] = {"of_memcpy": best / rates["memcpy"], "wanted": 0.9}
+        ratios[f"copy_{name}"] = {"of_memcpy": best / rates["memcpy"], "wanted": 0.9}
     rates = results["digest"]
     bandwidth = max(2 * rates["memcpy"], rates["maximum"])
-    found["digest"] = {"of_read_bandwidth": rates["program_1056"] / bandwidth, "wanted": 0.9}
-    return found
+    ratios["digest"] = {"of_read_bandwidth": rates["program_1056"] / bandwidth, "wanted": 0.9}
+    return ratios
 
 
 def main(only_digests: bool = False) -> None:

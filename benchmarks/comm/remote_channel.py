@@ -53,10 +53,10 @@ def _read(item: Any) -> int:
 # --- a door -----------------------------------------------------------------------------------------------------------
 
 
-def _behind_the_door(told: ChannelAddress) -> None:
+def _behind_the_door(reports_address: ChannelAddress) -> None:
     torch.set_num_threads(1)
     channel = Channel.create("items", capacity_bytes=CAPACITY_BYTES, prefault=True, lost_peers="tolerate")
-    reports = Channel.open(told)
+    reports = Channel.open(reports_address)
     with ChannelServer(channel) as door:
         reports.put(door.address)
         num_items, num_taken = channel.take()[0].value, 0

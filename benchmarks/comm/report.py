@@ -146,7 +146,7 @@ def _syncs(result: dict[str, Any]) -> Iterator[str]:
         "|---|---|---|---|---|---|---|---|"
     )
     ratios = {(c["numerator"], c["denominator"]): c["median_of_ratios"] for c in result["comparisons"]}
-    for name, found in result["findings"].items():
+    for name, findings in result["findings"].items():
         sides = (
             ("flat copy", "lent, critical"),
             ("lent, all", "lent, critical"),
@@ -155,11 +155,11 @@ def _syncs(result: dict[str, Any]) -> Iterator[str]:
             ("stored, all", "stored, plain, critical"),
         )
         cells = " | ".join(f"{ratios[f'{name}: {above}', f'{name}: {below}']:.2f}" for above, below in sides)
-        extra = {what: max(ranks) / 2**20 for what, ranks in found["extra_bytes_of_ranks"].items()}
+        extra = {what: max(ranks) / 2**20 for what, ranks in findings["extra_bytes_of_ranks"].items()}
         most = f"{max(extra['trainer, lent'], extra['engine, lent']):.0f}, {extra['trainer, moved']:.0f} once"
         yield (
-            f"| {name} | {cells} | {most} | {found['num_moves']:,}, {1e3 * found['plan_s']:.0f} ms, "
-            f"{found['packed_plan_bytes'] / 1e3:.0f} KB |"
+            f"| {name} | {cells} | {most} | {findings['num_moves']:,}, {1e3 * findings['plan_s']:.0f} ms, "
+            f"{findings['packed_plan_bytes'] / 1e3:.0f} KB |"
         )
     yield ""
 

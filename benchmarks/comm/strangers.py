@@ -34,9 +34,9 @@ def _is_gone(stranger: socket.socket) -> bool:
         return True
 
 
-def _say(stranger: socket.socket, said: bytes) -> None:
+def _say(stranger: socket.socket, message: bytes) -> None:
     try:
-        stranger.send(said)
+        stranger.send(message)
     except OSError:
         pass  # it has been turned away
 

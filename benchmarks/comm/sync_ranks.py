@@ -69,11 +69,11 @@ def buffers_of(rank: RankLayout) -> tuple[dict[str, torch.Tensor], torch.Tensor]
     """(a rank's buffers, the flat memory that they lie in)"""
     sizes = {name: spec.num_elements * getattr(torch, spec.dtype).itemsize for name, spec in rank.buffers.items()}
     memory = torch.zeros(sum(-(-size // 64) * 64 for size in sizes.values()), dtype=torch.uint8)
-    found, at = {}, 0
+    buffers, at = {}, 0
     for name, spec in rank.buffers.items():
-        found[name] = memory[at : at + sizes[name]].view(getattr(torch, spec.dtype)).view(spec.shape)
+        buffers[name] = memory[at : at + sizes[name]].view(getattr(torch, spec.dtype)).view(spec.shape)
         at += -(-sizes[name] // 64) * 64
-    return found, memory
+    return buffers, memory
 
 
 def contents(layout: Layout, rank: int, dtype: torch.dtype) -> Any:
@@ -103,8 +103,8 @@ def memory_bytes() -> dict[str, int]:
 
 def store_pages() -> int:
     """Bytes of the store that this process has touched."""
-    found = re.findall(rf"{STORE}.*\n(?:\w+:.*\n)*?Rss:\s+(\d+) kB", Path("/proc/self/smaps").read_text())
-    return sum(int(number) << 10 for number in found)
+    sizes_kb = re.findall(rf"{STORE}.*\n(?:\w+:.*\n)*?Rss:\s+(\d+) kB", Path("/proc/self/smaps").read_text())
+    return sum(int(number) << 10 for number in sizes_kb)
 
 
 def reset_peak() -> None:
@@ -193,8 +193,8 @@ def seconds(do: Callable[[], object]) -> float:
 
 def serve(side: str, layout: Layout, rank: int, orders: Connection) -> None:
     torch.set_num_threads(1)
-    made = Rank(side, layout, rank)
+    server = Rank(side, layout, rank)
     orders.send("ready")
     while (order := orders.recv()) is not None:
         name, *arguments = order
-        orders.send(getattr(made, name)(*arguments))
+        orders.send(getattr(server, name)(*arguments))

@@ -55,11 +55,11 @@ def items_per_second(transport: str, kind: str, max_items: int) -> float:
 
 def measure_throughput(kind: str, max_items: int, num_rounds: int = NUM_ROUNDS) -> dict[str, list[float]]:
     """Items per second of each transport, one figure for each round."""
-    found: dict[str, list[float]] = {transport: [] for transport in NUM_ITEMS}
+    rates: dict[str, list[float]] = {transport: [] for transport in NUM_ITEMS}
     for _ in range(num_rounds):
         for transport in NUM_ITEMS:
-            found[transport].append(items_per_second(transport, kind, max_items))
-    return found
+            rates[transport].append(items_per_second(transport, kind, max_items))
+    return rates
 
 
 def measure_round_trips(num_rounds: int = NUM_ROUND_TRIPS) -> dict[str, list[float]]:
@@ -74,31 +74,31 @@ def measure_round_trips(num_rounds: int = NUM_ROUND_TRIPS) -> dict[str, list[flo
     for process in processes:
         process.start()
     value = {"t": torch.ones(1024)}
-    found: dict[str, list[float]] = {"channel": [], "torch": []}
+    round_trips_us: dict[str, list[float]] = {"channel": [], "torch": []}
     for index in range(num_rounds + 200):
         start_s = time.perf_counter()
         there.put(value)
         back.take()
-        found["channel"].append((time.perf_counter() - start_s) * 1e6)
+        round_trips_us["channel"].append((time.perf_counter() - start_s) * 1e6)
         if index % 10 == 0:
             fresh = {"t": torch.ones(1024)}  # a tensor that was sent once stays shared, and goes for free
             start_s = time.perf_counter()
             queues[0].put(fresh)
             queues[1].get()
-            found["torch"].append((time.perf_counter() - start_s) * 1e6)
+            round_trips_us["torch"].append((time.perf_counter() - start_s) * 1e6)
     there.close()
     queues[0].put(None)
     for process in processes:
         process.join()
-    return {"channel": found["channel"][200:], "torch": found["torch"][20:]}
+    return {"channel": round_trips_us["channel"][200:], "torch": round_trips_us["torch"][20:]}
 
 
 @pytest.mark.parametrize("max_items", [64, 1])
 @pytest.mark.parametrize("kind", ["tensor", "bytes"])
 def test_items_per_second(benchmark: Any, kind: str, max_items: int) -> None:
-    found = measure_throughput(kind, max_items)
-    medians = {transport: statistics.median(rates) for transport, rates in found.items()}
-    for transport, rates in found.items():
+    throughputs = measure_throughput(kind, max_items)
+    medians = {transport: statistics.median(rates) for transport, rates in throughputs.items()}
+    for transport, rates in throughputs.items():
         benchmark.extra_info[f"{transport}_items_per_s"] = round(medians[transport])
         benchmark.extra_info[f"{transport}_best_items_per_s"] = round(max(rates))
         benchmark.extra_info[f"channel_over_{transport}"] = round(medians["channel"] / medians[transport], 1)
@@ -110,12 +110,12 @@ def test_round_trip_of_4_kb(benchmark: Any, num_cores: int) -> None:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, set(sorted(before)[:num_cores]))  # children inherit it
     try:
-        found = measure_round_trips()
+        round_trips_us = measure_round_trips()
     finally:
         os.sched_setaffinity(0, before)
-    for transport, times_us in found.items():
+    for transport, times_us in round_trips_us.items():
         benchmark.extra_info[f"{transport}_median_us"] = round(statistics.median(times_us), 1)
         benchmark.extra_info[f"{transport}_best_us"] = round(min(times_us), 1)
-    ratio = statistics.median(found["torch"]) / statistics.median(found["channel"])
+    ratio = statistics.median(round_trips_us["torch"]) / statistics.median(round_trips_us["channel"])
     benchmark.extra_info["torch_over_channel"] = round(ratio, 1)
     benchmark.pedantic(lambda: None, rounds=1)

@@ -70,9 +70,9 @@ def transports(tensors: list[torch.Tensor]) -> Iterator[list[Transport]]:
     kinds = [ThroughChannel, ByReference, CopiedIn, CopiedOut, ThroughPipe, ThroughTorchQueue, ThroughGloo]
     if ThroughRay.is_there():
         kinds.append(ThroughRay)
-    made = [kind(tensors) for kind in kinds]
-    yield made
-    for transport in made:
+    instances = [kind(tensors) for kind in kinds]
+    yield instances
+    for transport in instances:
         transport.stop()
 
 

@@ -83,9 +83,9 @@ class Engine:
         gather_then_cut(self.case.trainer, self.case.engine, ranks, self.parameters)
 
     def checksum(self, shared: list[Buffers], flat: torch.Tensor) -> int:
-        found = int(self.memory.view(torch.int16).long().sum())
+        total = int(self.memory.view(torch.int16).long().sum())
         self.memory.zero_()
-        return found
+        return total
 
 
 def run_engine(name: str, orders: ChannelAddress, answers: ChannelAddress, store: Any, gloo: str) -> None:
@@ -142,9 +142,9 @@ class Trainer:
 def trainer(request: pytest.FixtureRequest) -> Iterator[Trainer]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    made = Trainer(request.param)
-    yield made
-    made.stop()
+    side = Trainer(request.param)
+    yield side
+    side.stop()
     torch.set_num_threads(before)
 
 
@@ -158,11 +158,11 @@ def test_reshard_across_processes(benchmark: Any, trainer: Trainer) -> None:
         "gloo, gather and cut": lambda: trainer.order("receive_gloo", trainer.send_gloo),
     }
     trainer.order("checksum")
-    found = {}
+    checksums = {}
     for name in list(sides)[1:]:
         sides[name]()
-        found[name] = trainer.order("checksum")
-    assert len(set(found.values())) == 1, found
+        checksums[name] = trainer.order("checksum")
+    assert len(set(checksums.values())) == 1, checksums
     measure(
         benchmark,
         sides,

@@ -92,10 +92,10 @@ class Ranks:
 def measure(case: Case, num_warmup: int, num_rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """(seconds of each side and part in every round, what else was found)"""
     start_s = time.perf_counter()
-    made = reshard_plan(case.trainer, case.engine)
+    reshard = reshard_plan(case.trainer, case.engine)
     plan_s = time.perf_counter() - start_s
-    packed = pack(made)
-    store = WeightStore.create(made, name=STORE)
+    packed = pack(reshard)
+    store = WeightStore.create(reshard, name=STORE)
     trainer, engine = Ranks("send", case.trainer), Ranks("receive", case.engine)
     samples: dict[str, list[float]] = {}
     try:
@@ -124,15 +124,15 @@ def measure(case: Case, num_warmup: int, num_rounds: int) -> tuple[dict[str, lis
                     samples.setdefault(name, []).append(seconds)
         wrong = engine.order("num_wrong")[1]  # needs memory of its own
         findings = {
-            "num_bytes": made.num_bytes,
+            "num_bytes": reshard.num_bytes,
             "elements_that_differ": sum(wrong),
-            "num_moves": len(made.moves),
-            "num_pieces": len(made.pieces),
+            "num_moves": len(reshard.moves),
+            "num_pieces": len(reshard.pieces),
             "plan_s": plan_s,
             "packed_plan_bytes": len(packed),
             "open_s": open_s,
             "extra_bytes_of_ranks": extra_bytes,
-            "store_bytes_at_most": 2 * made.num_bytes,
+            "store_bytes_at_most": 2 * reshard.num_bytes,
         }
     finally:
         trainer.end()
@@ -156,10 +156,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, case in cases().items():
         if chosen.case and name not in chosen.case:
             continue
-        samples, found = measure(case, chosen.warmup, chosen.rounds)
+        samples, case_findings = measure(case, chosen.warmup, chosen.rounds)
         samples = {f"{name}: {side}": seconds for side, seconds in samples.items()}
         all_samples |= samples
-        findings[name] = found | {"gb_per_s": rates(samples, found["num_bytes"])}
+        findings[name] = case_findings | {"gb_per_s": rates(samples, case_findings["num_bytes"])}
         for above, below in (
             ("lent, all", "lent, critical"),
             ("stored, all", "stored, plain, critical"),
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ("flat copy", "stored, all"),
         ):
             comparisons.append(compare(samples, f"{name}: {above}", f"{name}: {below}"))
-        print(name, {key: value for key, value in found.items() if key != "gb_per_s"}, flush=True)
+        print(name, {key: value for key, value in case_findings.items() if key != "gb_per_s"}, flush=True)
     report(
         "weight-sync",
         settings={"rounds": chosen.rounds, "warmup": chosen.warmup, "threads_of_a_rank": 1},

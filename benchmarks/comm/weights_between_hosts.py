@@ -143,9 +143,9 @@ class Edge:
         served = [pipe.recv() for pipe in self._engines]
         seconds = time.perf_counter() - start_s
         assert served == [{float(version)}] * NUM_ENGINES, f"version {version}: the engines serve {served}"
-        told = [pipe.recv() for pipe in self._trainers]
-        assert {name for _, names in told for name in names} == {"tcp"}, "not all of it went over the network"
-        self.crossing_bytes.append(sum(sent_bytes for sent_bytes, _ in told))
+        reports = [pipe.recv() for pipe in self._trainers]
+        assert {name for _, names in reports for name in names} == {"tcp"}, "not all of it went over the network"
+        self.crossing_bytes.append(sum(sent_bytes for sent_bytes, _ in reports))
         return seconds
 
     def crossing(self, num_warmup: int) -> int:
@@ -193,8 +193,8 @@ def main() -> None:
         steps = {way: edge.sync for way, edge in edges.items()} | {"socket": _over_socket(bare, num_bytes)}
         samples_s = interleave(steps, num_warmup=num_warmup, num_rounds=arguments.rounds)
         crossing = {way: edge.crossing(num_warmup) for way, edge in edges.items()}
-    for way, found in crossing.items():
-        print(f"{way:<28} crossing {found:,} bytes, {found / num_bytes:.3f} of the model's {num_bytes:,}")
+    for way, sent_bytes in crossing.items():
+        print(f"{way:<28} crossing {sent_bytes:,} bytes, {sent_bytes / num_bytes:.3f} of the model's {num_bytes:,}")
     report(
         "comm-weights-between-hosts",
         settings={"trainer_ranks": NUM_TRAINERS, "engine_ranks": NUM_ENGINES, "model_bytes": num_bytes},

@@ -32,9 +32,9 @@ class Stopwatch:
 
     def timing(self, explained: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **named: Any) -> Any:
-            found = explained(*arguments, **named)
-            self.samples_s.setdefault(self._test, []).append(time.time() - found.snapshot.began_s)
-            return found
+            explanation = explained(*arguments, **named)
+            self.samples_s.setdefault(self._test, []).append(time.time() - explanation.snapshot.began_s)
+            return explanation
 
         return timed
 

@@ -183,7 +183,7 @@ def _run(kind: str, num_completions: int, piece: int) -> dict[str, Any]:
         metrics = folder / "run" / "metrics.jsonl"
         steps = [json.loads(line)["metrics"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
         names = sorted({name for step in steps for name in step if name.startswith("reward/")})
-        found = {
+        findings = {
             "exit_code": done.returncode,
             "last_words": (done.stdout + done.stderr)[-500:] if done.returncode else "",
             "steps": len(steps),
@@ -191,8 +191,8 @@ def _run(kind: str, num_completions: int, piece: int) -> dict[str, Any]:
             "reward_s": sum(step.get("time/reward_s", 0.0) for step in steps),
             "means": {name: sum(step.get(name, 0.0) for step in steps) / len(steps) for name in names},
         }
-    print(kind, json.dumps(found), flush=True)
-    return found
+    print(kind, json.dumps(findings), flush=True)
+    return findings
 
 
 def _costs(judge: Callable[[str], object], piece: int) -> dict[int, float]:

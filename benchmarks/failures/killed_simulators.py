@@ -118,14 +118,14 @@ def _lose(process: subprocess.Popen, output: Path, num_losses: int) -> list[dict
 
 def _simulators(driver: int) -> list[int]:
     """Those that live, and are not lost already."""
-    found = []
+    pids = []
     for child in psutil.Process(driver).children(recursive=True):
         try:
             if any("subprocess_child" in part for part in child.cmdline()) and child.status() != "stopped":
-                found.append(child.pid)
+                pids.append(child.pid)
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
-    return found
+    return pids
 
 
 if __name__ == "__main__":

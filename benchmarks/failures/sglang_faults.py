@@ -40,13 +40,13 @@ def main() -> None:
     parser.add_argument("--flips", type=int, nargs=2, default=[1000, 200], help="flipped bits for each model")
     parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/sglang-faults.json")
     options = parser.parse_args()
-    found = {}
+    findings = {}
     for (name, (architecture, tp)), num_flips in zip(MODELS.items(), options.flips, strict=True):
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = faults_of(architecture, tp, Path(folder), num_flips)
-        print(name, found[name], flush=True)
+            findings[name] = faults_of(architecture, tp, Path(folder), num_flips)
+        print(name, findings[name], flush=True)
     settings = {"flips": options.flips, "compare_every": COMPARE_EVERY}
-    report("sglang-faults", settings=settings, samples_s={}, comparisons=[], findings=found, output=options.output)
+    report("sglang-faults", settings=settings, samples_s={}, comparisons=[], findings=findings, output=options.output)
 
 
 def faults_of(architecture: str, tp: int, folder: Path, num_flips: int) -> dict[str, Any]:

@@ -106,11 +106,11 @@ def train(run: Run) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         subprocess.run([RLINF, "train", RECIPES[run.job], "--output", folder, *flags], check=True)
-        found = curve(run, folder)
+        record = curve(run, folder)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    run.file.write_text(json.dumps(found, indent=1) + "\n")
+    run.file.write_text(json.dumps(record, indent=1) + "\n")
     print(
-        f"{run.job} {run.algorithm} seed {run.seed}: {[row[found['score']] for row in found['evaluations']]}",
+        f"{run.job} {run.algorithm} seed {run.seed}: {[row[record['score']] for row in record['evaluations']]}",
         flush=True,
     )
 
@@ -123,9 +123,9 @@ def curve(run: Run, folder: Path) -> dict[str, Any]:
         end = evaluation["step"]
         window = [row["metrics"] for row in steps if begin <= row["step"] < end]
         means = {
-            name: round(sum(found) / len(found), 6)
+            name: round(sum(values) / len(values), 6)
             for name in KEPT
-            if (found := [metrics[name] for metrics in window if name in metrics])
+            if (values := [metrics[name] for metrics in window if name in metrics])
         }
         rows.append({"step": end, score: evaluation["metrics"][score], **means})
         begin = end

@@ -69,8 +69,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return {name: files.read(name).clone() for name in files.specs}
 
 
-def relative(found: float, expected: float) -> float:
-    return abs(found - expected) / max(abs(expected), 1e-30) if found != expected else 0.0
+def relative(actual: float, expected: float) -> float:
+    return abs(actual - expected) / max(abs(expected), 1e-30) if actual != expected else 0.0
 
 
 def compare(first: str, folder: Path) -> dict[str, float]:
@@ -80,7 +80,7 @@ def compare(first: str, folder: Path) -> dict[str, float]:
         shutil.copytree(folder / "first", folder / name, symlinks=True)
         train(None, folder / name, {"actor.backend": name, "run.num_steps": NUM_STEPS + NUM_BEFORE})
     one, other = (folder / name for name in BACKENDS)
-    expected, found = weights(one), weights(other)
+    expected, actual = weights(one), weights(other)
     found_rows = {
         name: list(zip(metrics(other, name), metrics(one, name), strict=True)) for name in ("loss", "grad_norm")
     }
@@ -91,7 +91,7 @@ def compare(first: str, folder: Path) -> dict[str, float]:
         "first_grad_norm": relative(*found_rows["grad_norm"][0]),
         "largest_grad_norm": max(pair[1] for pair in found_rows["grad_norm"]),
         "weights": max(
-            float((found[name] - tensor).abs().max() / tensor.abs().max()) for name, tensor in expected.items()
+            float((actual[name] - tensor).abs().max() / tensor.abs().max()) for name, tensor in expected.items()
         ),
     }
 

@@ -49,7 +49,7 @@ def learn(seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
     train(folder / "lora", LORA | {"seed": seed, "model.path": model}, overrides)
     result = json.loads((folder / "lora" / "result.json").read_text())
     evaluations = read_rows(folder / "lora" / "evaluations.jsonl")
-    found = {
+    summary = {
         "seed": seed,
         "before": result["before"],
         "after": result["after"],
@@ -57,8 +57,8 @@ def learn(seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
         "training_s": result["training_s"],
         "evaluations": [{"step": row["step"], "accuracy": row["metrics"]["accuracy"]} for row in evaluations],
     }
-    print(json.dumps(found), flush=True)
-    return found
+    print(json.dumps(summary), flush=True)
+    return summary
 
 
 def train(output: Path, settings: Mapping[str, object], overrides: list[str] | None = None) -> None:

@@ -41,11 +41,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/sglang-parity.json")
     options = parser.parse_args()
-    found = {}
+    findings = {}
     for name, (architecture, tp) in MODELS.items():
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = agreements(architecture, tp, Path(folder))
-        print(name, found[name], flush=True)
+            findings[name] = agreements(architecture, tp, Path(folder))
+        print(name, findings[name], flush=True)
     settings = {
         "num_syncs": NUM_SYNCS,
         "bound": LOGPROB_BOUND,
@@ -53,7 +53,7 @@ def main() -> None:
         "max_new_tokens": MAX_NEW_TOKENS,
         "sizes": SIZES | {"vocab_size": VOCABULARY},
     }
-    report("sglang-parity", settings=settings, samples_s={}, comparisons=[], findings=found, output=options.output)
+    report("sglang-parity", settings=settings, samples_s={}, comparisons=[], findings=findings, output=options.output)
 
 
 def agreements(architecture: str, tp: int, folder: Path) -> dict[str, Any]:
@@ -81,12 +81,12 @@ def compare(trained: TrainedEngine) -> Agreement:
     return trained.compare_tokens(prompts, MAX_NEW_TOKENS)
 
 
-def summary(found: list[Agreement]) -> dict[str, float]:
+def summary(agreements: list[Agreement]) -> dict[str, float]:
     return {
-        "num_completions": len(PROMPT_LENGTHS) * len(found),
-        "num_other_completions": sum(one.num_other for one in found),
-        "num_tokens": sum(one.num_tokens for one in found),
-        "worst_logprob_distance": max(one.worst_distance for one in found),
+        "num_completions": len(PROMPT_LENGTHS) * len(agreements),
+        "num_other_completions": sum(one.num_other for one in agreements),
+        "num_tokens": sum(one.num_tokens for one in agreements),
+        "worst_logprob_distance": max(one.worst_distance for one in agreements),
     }
 
 

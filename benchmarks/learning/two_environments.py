@@ -40,12 +40,12 @@ def main() -> None:
     expected, _ = run(None)
     findings: dict[str, Any] = {"again, one environment": differences(expected, run(None)[0])}
     for python in arguments.pythons:
-        found, environment = run(python)
+        metrics, environment = run(python)
         name = ", ".join(f"{key} {environment[key]}" for key in ("python", "torch", "transformers"))
-        findings[f"rollout in {name}"] = differences(expected, found)
-    for name, found in findings.items():
-        print(f"{name}: {found['num_equal']} of {found['num_compared']} values equal to the bit")
-        for metric, difference in found["largest"].items():
+        findings[f"rollout in {name}"] = differences(expected, metrics)
+    for name, finding in findings.items():
+        print(f"{name}: {finding['num_equal']} of {finding['num_compared']} values equal to the bit")
+        for metric, difference in finding["largest"].items():
             print(f"  {metric:<32} {difference['absolute']:.3g} absolute, {difference['relative']:.3g} relative")
     settings = {"recipe": "sort-grpo", **SETTINGS}
     report(
@@ -73,14 +73,14 @@ def run(python: str | None) -> tuple[Metrics, Mapping[str, Any]]:
         return metrics, manifest["sessions"][-1].get("environments", {}).get("rollout", {})
 
 
-def differences(expected: Metrics, found: Metrics) -> dict[str, Any]:
+def differences(expected: Metrics, actual: Metrics) -> dict[str, Any]:
     """The largest difference of each metric that has one, and how many values are equal to the bit."""
-    assert expected.keys() == found.keys(), "the runs have other steps"
+    assert expected.keys() == actual.keys(), "the runs have other steps"
     num_compared, num_equal, largest = 0, 0, {}
     first: int | None = None
     for place, metrics in expected.items():
         for metric, value in metrics.items():
-            other = found[place][metric]
+            other = actual[place][metric]
             num_compared += 1
             if value == other or (math.isnan(value) and math.isnan(other)):
                 num_equal += 1

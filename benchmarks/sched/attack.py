@@ -74,14 +74,14 @@ class Attacked:
 
 def attack(problem: Problem, seconds: float, *, seed: int | None = None, name: str = "") -> Attacked:
     """Plans the problem and seeks a shorter plan for so many seconds of processor time."""
-    made, plan_s, planning_s = _planned(problem)
+    own_plan, plan_s, planning_s = _planned(problem)
     space, draw = Space(problem), random.Random(seed or 0)
-    found: dict[FoundBy, Found] = {"annealing from random plans": _from_random(space, draw, seconds)}
-    own = space.state_of(made)
+    shortest: dict[FoundBy, Found] = {"annealing from random plans": _from_random(space, draw, seconds)}
+    own = space.state_of(own_plan)
     if own is not None:  # else it has devices of several products in a worker group
-        found["annealing from it"] = _annealed(space, own, draw, HEAT_OF_MADE, seconds / 4)
-    found_by, (best_s, state) = min(found.items(), key=lambda item: item[1][0])
-    best = made if state is None or best_s > plan_s * (1 - ROUNDING) else space.plan_of(state)
+        shortest["annealing from it"] = _annealed(space, own, draw, HEAT_OF_MADE, seconds / 4)
+    found_by, (best_s, state) = min(shortest.items(), key=lambda item: item[1][0])
+    best = own_plan if state is None or best_s > plan_s * (1 - ROUNDING) else space.plan_of(state)
     best_s = simulate(problem, best).step_s
     return Attacked(
         problem=name or problem.flow.name,
@@ -91,10 +91,10 @@ def attack(problem: Problem, seconds: float, *, seed: int | None = None, name: s
         plan_s=plan_s,
         best_s=best_s,
         gap=plan_s / best_s - 1,
-        found_by="planner" if best is made else found_by,
+        found_by="planner" if best is own_plan else found_by,
         planning_s=planning_s,
         num_tried=len(space.known),
-        plan=described(made),
+        plan=described(own_plan),
         best=described(best),
     )
 
@@ -102,42 +102,42 @@ def attack(problem: Problem, seconds: float, *, seed: int | None = None, name: s
 def _planned(problem: Problem) -> tuple[Plan, float, float]:
     """The planner's plan, its step, and the processor time of planning."""
     began_s = time.process_time()
-    made = best_plan(problem)
-    return made, simulate(problem, made).step_s, time.process_time() - began_s
+    own_plan = best_plan(problem)
+    return own_plan, simulate(problem, own_plan).step_s, time.process_time() - began_s
 
 
-def planned_again(known: Attacked) -> Attacked:
+def planned_again(stored: Attacked) -> Attacked:
     """Today's plan beside the shortest that is known from an attack."""
-    problem = WORKLOADS[known.problem]() if known.seed is None else random_problem(known.seed)
-    made, plan_s, planning_s = _planned(problem)
-    is_shortest = plan_s < known.best_s * (1 - ROUNDING)
-    best_s = plan_s if is_shortest else known.best_s
+    problem = WORKLOADS[stored.problem]() if stored.seed is None else random_problem(stored.seed)
+    new_plan, plan_s, planning_s = _planned(problem)
+    is_shortest = plan_s < stored.best_s * (1 - ROUNDING)
+    best_s = plan_s if is_shortest else stored.best_s
     return replace(
-        known,
+        stored,
         plan_s=plan_s,
         best_s=best_s,
         gap=plan_s / best_s - 1,
-        found_by="planner" if is_shortest else known.found_by,
+        found_by="planner" if is_shortest else stored.found_by,
         planning_s=planning_s,
-        plan=described(made),
-        best=described(made) if is_shortest else known.best,
+        plan=described(new_plan),
+        best=described(new_plan) if is_shortest else stored.best,
     )
 
 
 def _from_random(space: Space, draw: random.Random, seconds: float) -> Found:
     """The shortest of three annealed random plans."""
-    kept: list[tuple[float, State]] = []
+    shortest: list[tuple[float, State]] = []
     end_s = time.process_time() + seconds / 4
     while time.process_time() < end_s:
         state = random_state(space, draw)
         if state is None:
             continue
-        step_s = space.step_s(state, 2 * kept[0][0] if kept else math.inf)
+        step_s = space.step_s(state, 2 * shortest[0][0] if shortest else math.inf)
         if step_s < math.inf:
-            kept = sorted([*kept, (step_s, state)], key=lambda one: one[0])[:NUM_KEPT]
-    if not kept:
+            shortest = sorted([*shortest, (step_s, state)], key=lambda one: one[0])[:NUM_KEPT]
+    if not shortest:
         return math.inf, None
-    starts = [*kept[:2], draw.choice(kept)]
+    starts = [*shortest[:2], draw.choice(shortest)]
     annealed = [_annealed(space, state, draw, HEAT_OF_RANDOM, seconds / 2 / len(starts)) for _, state in starts]
     return min(annealed, key=lambda one: one[0])
 
@@ -162,11 +162,11 @@ def _annealed(space: Space, state: State, draw: random.Random, heat: float, seco
 # -- what is reported --------------------------------------------------------------------------------------------------
 
 
-def described(made: Plan) -> list[str]:
+def described(plan: Plan) -> list[str]:
     return [
         f"{stage.stage}: {_intervals(stage.devices) or 'host'} x{stage.num_ranks} items {stage.granularity or 'all'} "
         f"turn {stage.turn}{' offload' * stage.offload}"
-        for stage in made.stages
+        for stage in plan.stages
     ]
 
 
@@ -215,17 +215,17 @@ def main() -> None:
     parser.add_argument("seconds", type=float, nargs="?", default=25.0, help="processor time for each problem")
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--known", action="store_true", help="plan the stored problems again, attack nothing")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows: list[Attacked] = []
-    settings = {"first_seed": given.first_seed, "seconds": given.seconds}
-    found = attacked(given.num_problems, given.first_seed, given.seconds)
-    if given.known:
-        stored = json.loads(given.output.read_text(encoding="utf-8"))
+    settings = {"first_seed": options.first_seed, "seconds": options.seconds}
+    attacks = attacked(options.num_problems, options.first_seed, options.seconds)
+    if options.known:
+        stored = json.loads(options.output.read_text(encoding="utf-8"))
         settings = {key: stored[key] for key in settings}
-        found = (planned_again(Attacked(**row)) for row in stored["problems"])
-    for row in found:
+        attacks = (planned_again(Attacked(**row)) for row in stored["problems"])
+    for row in attacks:
         rows.append(row)
-        write(given.output, rows, settings)
+        write(options.output, rows, settings)
         print(f"{row.problem}: {row.plan_s:.4g} s, gap {row.gap:.2%}, shortest by {row.found_by}", flush=True)
 
 

@@ -91,8 +91,8 @@ def _flow(draw: random.Random, kind: str, num_stages: int) -> FlowGraph:
         reads = [f"{k}-{i}" for k in sources[i]] if i >= first else []
         writes = [f"{i}-{k}" for k, of in sources.items() if i in of]
         if i < first:
-            reads, made = (["in"], []) if first == 1 else [(["actions"], ["seen"]), (["seen"], ["actions"])][i]
-            writes = [*made, *writes]
+            reads, cycle_writes = (["in"], []) if first == 1 else [(["actions"], ["seen"]), (["seen"], ["actions"])][i]
+            writes = [*cycle_writes, *writes]
         env = kind == "cycle" and i == 0
         stage = Stage(
             name=f"s{i}",

@@ -113,12 +113,12 @@ class Space:
 
     def _widths(self, names: Sequence[str], pool: Sequence[int]) -> list[int]:
         product = self.problem.cluster.devices[pool[0]].product
-        asked = self.problem.flow.devices_per_rank(self.problem.flow.stage(names[0]).worker)
+        devices_per_rank = self.problem.flow.devices_per_rank(self.problem.flow.stage(names[0]).worker)
         spans = [
             {one.num_devices for one in self.problem.profile(name).instances if one.device_name in ("", product)}
             for name in names
         ]
-        return sorted(span for span in set.intersection(*spans) if span == (asked or span))
+        return sorted(span for span in set.intersection(*spans) if span == (devices_per_rank or span))
 
     def pools_for(self, group: str) -> list[int]:
         return [pool for pool, widths in enumerate(self.widths[group]) if widths]
@@ -152,12 +152,12 @@ class Space:
             stages.append(stage_plan)
         return Plan(flow=self.problem.flow.name, mode="hybrid", stages=tuple(stages), reason="attack")
 
-    def state_of(self, made: Plan) -> State | None:
+    def state_of(self, plan: Plan) -> State | None:
         """A plan as a state; None where a worker group has devices of several pools."""
         where: dict[str, set[int]] = {}
         state = State([{} for _ in self.pools], {}, {}, {}, {}, {}, [])
         turns: dict[int, int] = {}
-        for stage in made.stages:
+        for stage in plan.stages:
             group = self.problem.flow.stage(stage.stage).worker
             state.items[stage.stage] = stage.granularity or self.problem.num_items
             turns[self.turn_of[stage.stage]] = stage.turn
@@ -231,20 +231,20 @@ class Space:
 
     def step_s(self, state: State, to_beat_s: float = math.inf) -> float:
         """Seconds of a step; infinite where the plan cannot be, or cannot come near `to_beat_s`."""
-        made = self.plan_of(state)
-        if made.stages in self.known:
-            return self.known[made.stages]
-        self.known[made.stages] = math.inf
+        plan = self.plan_of(state)
+        if plan.stages in self.known:
+            return self.known[plan.stages]
+        self.known[plan.stages] = math.inf
         try:
-            stages = {stage.stage: (stage, self.problem.instance(stage)) for stage in made.stages}
+            stages = {stage.stage: (stage, self.problem.instance(stage)) for stage in plan.stages}
             if self._busiest_s(stages) > HOPELESS * to_beat_s:
-                del self.known[made.stages]  # it may come near another
+                del self.known[plan.stages]  # it may come near another
                 return math.inf
-            if self._has_right_counts(made) and self.fits(state, stages):
-                self.known[made.stages] = simulate(self.problem, made).step_s
+            if self._has_right_counts(plan) and self.fits(state, stages):
+                self.known[plan.stages] = simulate(self.problem, plan).step_s
         except SchedError:  # nothing was profiled for it, it is no valid plan, or it would stand still
             pass
-        return self.known[made.stages]
+        return self.known[plan.stages]
 
     def _busiest_s(self, stages: Mapping[str, tuple[StagePlan, InstanceProfile]]) -> float:
         busy = dict.fromkeys(range(self.problem.cluster.num_devices), 0.0)
@@ -254,6 +254,6 @@ class Space:
                 busy[device] += seconds
         return max(busy.values())
 
-    def _has_right_counts(self, made: Plan) -> bool:
-        most = ((stage.num_ranks, self.problem.profile(stage.stage).max_instances) for stage in made.stages)
+    def _has_right_counts(self, plan: Plan) -> bool:
+        most = ((stage.num_ranks, self.problem.profile(stage.stage).max_instances) for stage in plan.stages)
         return all(count <= (limit or count) for count, limit in most)

@@ -129,10 +129,10 @@ def table(content: dict[str, Any]) -> Iterator[str]:
 
 def outcome(problem: Problem) -> dict[str, float]:
     """Seconds of a step of the best plan of each mode, and of the best with simulator and policy apart."""
-    made = best_plan(problem)
-    assert made.prediction is not None
-    found = {made.mode: made.prediction.step_s} | {other.mode: other.step_s for other in made.prediction.runners_up}
-    return {mode: round(seconds, 3) for mode, seconds in sorted(found.items())}
+    plan = best_plan(problem)
+    assert plan.prediction is not None
+    steps_s = {plan.mode: plan.prediction.step_s} | {other.mode: other.step_s for other in plan.prediction.runners_up}
+    return {mode: round(seconds, 3) for mode, seconds in sorted(steps_s.items())}
 
 
 def agrees(name: str, modes: dict[str, float]) -> bool:
@@ -149,9 +149,9 @@ def compared(model: str, num_devices: int, mean: int, longest: int, published_s:
         sequence_tokens=longest,
         mean_tokens=mean - 256,
     )
-    made = best_plan(problem, modes=["collocated"])
-    assert made.prediction is not None
-    return {"model": model, "devices": num_devices, "published_s": published_s, "derived_s": made.prediction.step_s}
+    plan = best_plan(problem, modes=["collocated"])
+    assert plan.prediction is not None
+    return {"model": model, "devices": num_devices, "published_s": published_s, "derived_s": plan.prediction.step_s}
 
 
 @contextmanager
@@ -170,11 +170,11 @@ def with_value(constant: Constant, value: float) -> Iterator[Callable[[str], Pro
         return
     modules = [module for key, module in sys.modules.items() if key.startswith("rlinf_sched.derive")]
     if constant.owner:
-        made = getattr(workloads, constant.owner)
-        whole = isinstance(made.__dataclass_fields__[constant.name].default, int)
+        owner = getattr(workloads, constant.owner)
+        whole = isinstance(owner.__dataclass_fields__[constant.name].default, int)
         changed = {constant.name: int(value) if whole else value}
-        old = {workloads: made}
-        name, new = constant.owner, partial(_made_with, made, changed)
+        old = {workloads: owner}
+        name, new = constant.owner, partial(_made_with, owner, changed)
     else:
         name, new = constant.name, value
         old = {module: vars(module)[name] for module in modules if name in vars(module)}
@@ -187,8 +187,8 @@ def with_value(constant: Constant, value: float) -> Iterator[Callable[[str], Pro
             setattr(module, name, before)
 
 
-def _made_with(made: Callable[..., Any], changed: dict[str, Any], **arguments: Any) -> Any:
-    return made(**{**arguments, **changed})
+def _made_with(owner: Callable[..., Any], changed: dict[str, Any], **arguments: Any) -> Any:
+    return owner(**{**arguments, **changed})
 
 
 def workload_with_simulator(name: str, field: str, value: float) -> Problem:
@@ -231,7 +231,7 @@ def moved(constant: Constant, base: dict[str, tuple[Problem, dict[str, float]]])
 
 def flips(name: str, problem: Problem) -> dict[str, float]:
     """Constant -> a value nearest to its own at which the paper's placement is the faster one; none beyond 8 times."""
-    found = {}
+    flip_values = {}
     for constant in CONSTANTS:
         value = present(constant)
 
@@ -251,11 +251,11 @@ def flips(name: str, problem: Problem) -> dict[str, float]:
                 if answer is None:
                     break
                 if answer:
-                    found[constant.name] = value * _bisected(agrees_at, inside, factor)
+                    flip_values[constant.name] = value * _bisected(agrees_at, inside, factor)
                     break
                 inside = factor
-        print(name, constant.name, found.get(constant.name), file=sys.stderr, flush=True)
-    return found
+        print(name, constant.name, flip_values.get(constant.name), file=sys.stderr, flush=True)
+    return flip_values
 
 
 def _bisected(agrees_at: Callable[[float], bool | None], inside: float, outside: float) -> float:

@@ -170,7 +170,7 @@ class Enumeration:
         shortest: the plans that were timed, the shortest first, at most `MOST_KEPT`.
     """
 
-    def __init__(self, problem: Problem, known: Sequence[Spots], judged_by: Mapping[str, Any] = TYPICAL) -> None:
+    def __init__(self, problem: Problem, plans: Sequence[Spots], judged_by: Mapping[str, Any] = TYPICAL) -> None:
         self._problem = problem
         names = [stage.name for stage in problem.flow.stages]
         self._turns = [[names.index(name) for name in turn] for turn in problem.flow.turns()]
@@ -178,7 +178,7 @@ class Enumeration:
         self._profiles = [problem.profile(name) for name in names]
         self._devices = problem.cluster.num_devices
         self._memory = problem.cluster.devices[0].memory_bytes
-        self.step_s = PlanTimer(problem, known[0], **judged_by).step_s
+        self.step_s = PlanTimer(problem, plans[0], **judged_by).step_s
         self._options = [list(self._of_turn(turn)) for turn in self._turns]
         self._numbers = [
             [np.array([self._of_option(turn, spots)[i] for spots in options]) for i in range(3)]
@@ -188,7 +188,7 @@ class Enumeration:
         self._timed: dict[object, float] = {}
         self.shortest: list[tuple[float, Spots]] = []
         self.best_s = math.inf
-        for spots in known:
+        for spots in plans:
             self._time(spots)
         self._draw = np.random.default_rng(0)
 
@@ -234,13 +234,13 @@ class Enumeration:
                 del self.shortest[MOST_KEPT:]
                 self.best_s = self.shortest[0][0]
 
-    def _all(self, changed: Sequence[int], known: Spots) -> tuple[np.ndarray, Callable[[int], Spots]]:
+    def _all(self, changed: Sequence[int], base: Spots) -> tuple[np.ndarray, Callable[[int], Spots]]:
         """What the busiest device of each plan computes that fits and may be shorter, and what the plan is."""
         chosen = np.zeros((1, 0), dtype=np.int32)
         busy, stays, works = (np.zeros((1, self._devices)) for _ in range(3))
         for turn, stages in enumerate(self._turns):
             if turn not in changed:
-                fixed = self._of_option(stages, [known[s] for s in stages])
+                fixed = self._of_option(stages, [base[s] for s in stages])
                 busy, stays, works = busy + fixed[0], stays + fixed[1], np.maximum(works, fixed[2])
         for turn in changed:
             numbers = self._numbers[turn]
@@ -248,14 +248,14 @@ class Enumeration:
             if len(rows) * len(numbers[0]) > MOST_LISTED:
                 self.was_cut = True
                 rows = self._draw.choice(rows, MOST_LISTED // len(numbers[0]), replace=False)
-            kept = [self._extended(busy[part], stays[part], works[part], numbers) for part in _parts(rows, 500)]
-            before = np.concatenate([part[keep[0]] for part, keep in zip(_parts(rows, 500), kept, strict=True)])
-            option = np.concatenate([keep[1] for keep in kept])
+            extended = [self._extended(busy[part], stays[part], works[part], numbers) for part in _parts(rows, 500)]
+            before = np.concatenate([part[keep[0]] for part, keep in zip(_parts(rows, 500), extended, strict=True)])
+            option = np.concatenate([keep[1] for keep in extended])
             chosen = np.column_stack([chosen[before], option])
-            busy, stays, works = (np.concatenate([keep[k] for keep in kept]) for k in (2, 3, 4))
+            busy, stays, works = (np.concatenate([keep[k] for keep in extended]) for k in (2, 3, 4))
 
         def spots_of_row(row: int) -> Spots:
-            spots = list(known)
+            spots = list(base)
             for turn, option in zip(changed, chosen[row].tolist(), strict=True):
                 for s, spot in zip(self._turns[turn], self._options[turn][option], strict=True):
                     spots[s] = spot
@@ -314,12 +314,12 @@ class Enumeration:
 def enumerated(problem: Problem) -> tuple[Spots, Enumeration] | None:
     """Today's plan, and what is known after a search around it; None where nothing fits."""
     try:
-        made = spots_of(problem, best_plan(problem))
+        spots = spots_of(problem, best_plan(problem))
     except InfeasibleError:
         return None
-    everything = Enumeration(problem, [made])
+    everything = Enumeration(problem, [spots])
     everything.search()
-    return made, everything
+    return spots, everything
 
 
 def _parts(rows: np.ndarray, size: int) -> list[np.ndarray]:
@@ -368,37 +368,37 @@ def problems(seed: int) -> Iterator[tuple[int, Problem]]:
 def enumerate_into(path: Path, num_problems: int, seed: int, num_drawn: int) -> None:
     """Adds to the file what it lacks: the shortest plans of the first problems, of the first of these on drawn costs
     too. Saves after each."""
-    known = read(path)[1] if path.exists() else []
+    known_problems = read(path)[1] if path.exists() else []
     for number, problem in problems(seed):
-        if len(known) >= num_problems:
+        if len(known_problems) >= num_problems:
             return
-        if known and number <= known[-1].number:
+        if known_problems and number <= known_problems[-1].number:
             continue
         searched = enumerated(problem)
         if searched is None:
             continue
-        made, everything = searched
+        plan_spots, everything = searched
         one = KnownProblem(
             number=number,
             flow=problem.flow.name,
             num_devices=problem.cluster.num_devices,
-            typical=_known(everything, made),
+            typical=_known(everything, plan_spots),
         )
-        if len(known) < num_drawn:
-            made = spots_of(problem, best_plan(problem, num_draws=NUM_DRAWS))
-            drawn = Enumeration(problem, [made, *(spots for _, spots in everything.shortest)], DRAWN)
+        if len(known_problems) < num_drawn:
+            plan_spots = spots_of(problem, best_plan(problem, num_draws=NUM_DRAWS))
+            drawn = Enumeration(problem, [plan_spots, *(spots for _, spots in everything.shortest)], DRAWN)
             drawn.search()
-            one.drawn = _known(drawn, made)
-        known.append(one)
-        write(path, known, {"seed": seed, "most_timed": MOST_TIMED})
-        print(f"{len(known)}/{num_problems}", one, flush=True)
+            one.drawn = _known(drawn, plan_spots)
+        known_problems.append(one)
+        write(path, known_problems, {"seed": seed, "most_timed": MOST_TIMED})
+        print(f"{len(known_problems)}/{num_problems}", one, flush=True)
 
 
-def _known(everything: Enumeration, made: Spots) -> Known:
+def _known(everything: Enumeration, spots: Spots) -> Known:
     return Known(
         step_s=everything.best_s,
         plan=[list(spot) for spot in everything.best],
-        found_by="planner" if everything.step_s(made) < everything.best_s * (1 + _ROUNDING) else "enumeration",
+        found_by="planner" if everything.step_s(spots) < everything.best_s * (1 + _ROUNDING) else "enumeration",
         num_timed=everything.num_timed,
         had_more=everything.was_cut,
     )
@@ -413,10 +413,10 @@ def read(path: Path) -> tuple[dict[str, Any], list[KnownProblem]]:
     ]
 
 
-def write(path: Path, known: Sequence[KnownProblem], summary: Mapping[str, Any]) -> None:
+def write(path: Path, known_problems: Sequence[KnownProblem], summary: Mapping[str, Any]) -> None:
     """One line for each problem."""
     head = json.dumps(summary, indent=1).removesuffix("\n}")
-    lines = ",\n".join(f"  {json.dumps(asdict(one))}" for one in known)
+    lines = ",\n".join(f"  {json.dumps(asdict(one))}" for one in known_problems)
     whole = path.with_suffix(".part")
     whole.write_text(f'{head},\n "problems": [\n{lines}\n ]\n}}\n', encoding="utf-8")
     whole.replace(path)
@@ -440,26 +440,26 @@ def compare(
         is the best on the draws that both were made for.
     """
     before, stored = read(path)
-    known = {one.number: one for one in stored}
-    compared = sorted(known)[:num_problems]
+    by_number = {one.number: one for one in stored}
+    compared = sorted(by_number)[:num_problems]
     gaps: dict[str, list[float]] = {"typical": [], "drawn": [], "typical on drawn": [], "drawn on others": []}
     plan_s: list[float] = []
     num_worse = 0
     for number, problem in problems(before["seed"]):
         if number > compared[-1]:
             break
-        if number not in known:
+        if number not in by_number:
             continue
         began_s = time.process_time()
-        found = best_plan(problem)
+        typical_plan = best_plan(problem)
         plan_s.append(time.process_time() - began_s)
-        num_worse += also_alone and _is_worse_than_a_mode(problem, found)
-        made, best = spots_of(problem, found), known[number]
-        of_problem = {"typical": _gap(problem, made, best.typical, TYPICAL)}
+        num_worse += also_alone and _is_worse_than_a_mode(problem, typical_plan)
+        typical_spots, best = spots_of(problem, typical_plan), by_number[number]
+        of_problem = {"typical": _gap(problem, typical_spots, best.typical, TYPICAL)}
         if also_drawn and best.drawn is not None:
             for_draws = spots_of(problem, best_plan(problem, num_draws=NUM_DRAWS))
             of_problem["drawn"] = _gap(problem, for_draws, best.drawn, DRAWN)
-            of_problem["typical on drawn"] = _over(problem, made, best.drawn.spots, DRAWN)
+            of_problem["typical on drawn"] = _over(problem, typical_spots, best.drawn.spots, DRAWN)
             of_problem["drawn on others"] = _over(problem, for_draws, best.drawn.spots, FRESH)
         for costs, gap in of_problem.items():
             gaps[costs].append(gap)
@@ -469,35 +469,35 @@ def compare(
         "most_timed": before["most_timed"],
         "plan_s_median": statistics.median(plan_s),
         "num_worse_than_one_mode": num_worse if also_alone else before.get("num_worse_than_one_mode"),
-        "typical": _summary(gaps["typical"], [one.typical for one in known.values()]),
-        "drawn": _of_drawn(gaps, known.values()) if also_drawn else before.get("drawn"),
+        "typical": _summary(gaps["typical"], [one.typical for one in by_number.values()]),
+        "drawn": _of_drawn(gaps, by_number.values()) if also_drawn else before.get("drawn"),
     }
-    if len(compared) == len(known):
-        write(path, list(known.values()), summary)
+    if len(compared) == len(by_number):
+        write(path, list(by_number.values()), summary)
     return summary
 
 
-def _of_drawn(gaps: Mapping[str, Sequence[float]], known: Iterable[KnownProblem]) -> dict[str, Any]:
-    return _summary(gaps["drawn"], [one.drawn for one in known if one.drawn]) | {
+def _of_drawn(gaps: Mapping[str, Sequence[float]], known_problems: Iterable[KnownProblem]) -> dict[str, Any]:
+    return _summary(gaps["drawn"], [one.drawn for one in known_problems if one.drawn]) | {
         "mean_gap_of_plans_for_typical_costs": statistics.fmean(gaps["typical on drawn"] or [0.0]),
         "worst_gap_of_plans_for_typical_costs": max(gaps["typical on drawn"], default=0.0),
         "mean_gap_on_other_draws": statistics.fmean(gaps["drawn on others"] or [0.0]),
     }
 
 
-def _gap(problem: Problem, made: Spots, best: Known, judged_by: Mapping[str, Any]) -> float:
+def _gap(problem: Problem, spots: Spots, best: Known, judged_by: Mapping[str, Any]) -> float:
     """Of a plan over the shortest known, which it becomes if it is shorter; both are timed anew."""
-    step_s, best.step_s = _steps_s(problem, (made, best.spots), judged_by)
+    step_s, best.step_s = _steps_s(problem, (spots, best.spots), judged_by)
     gap = step_s / best.step_s - 1
     if gap < -_ROUNDING:
-        best.step_s, best.plan, best.found_by = step_s, [list(spot) for spot in made], "planner"
+        best.step_s, best.plan, best.found_by = step_s, [list(spot) for spot in spots], "planner"
     return max(0.0, gap)
 
 
-def _over(problem: Problem, made: Spots, best: Spots, judged_by: Mapping[str, Any]) -> float:
+def _over(problem: Problem, spots: Spots, best: Spots, judged_by: Mapping[str, Any]) -> float:
     """By what part of its step a plan is longer than the best; both are timed anew."""
-    made_s, best_s = _steps_s(problem, (made, best), judged_by)
-    return made_s / best_s - 1
+    step_s, best_s = _steps_s(problem, (spots, best), judged_by)
+    return step_s / best_s - 1
 
 
 def _steps_s(problem: Problem, plans: Sequence[Spots], judged_by: Mapping[str, Any]) -> list[float]:
@@ -505,21 +505,21 @@ def _steps_s(problem: Problem, plans: Sequence[Spots], judged_by: Mapping[str, A
     return [timer.step_s(spots) for spots in plans]
 
 
-def _summary(gaps: Sequence[float], known: Sequence[Known]) -> dict[str, Any]:
+def _summary(gaps: Sequence[float], known_plans: Sequence[Known]) -> dict[str, Any]:
     return {
         "num_problems": len(gaps),
         "mean_gap": statistics.fmean(gaps) if gaps else 0.0,
         "worst_gap": max(gaps, default=0.0),
         "num_beaten": sum(gap > _ROUNDING for gap in gaps),
         "num_beaten_by_1_percent": sum(gap > 0.01 for gap in gaps),
-        "num_plans_timed": sum(one.num_timed for one in known),
-        "num_problems_with_more_plans": sum(one.had_more for one in known),
+        "num_plans_timed": sum(one.num_timed for one in known_plans),
+        "num_problems_with_more_plans": sum(one.had_more for one in known_plans),
     }
 
 
-def _is_worse_than_a_mode(problem: Problem, found: Plan) -> bool:
-    assert found.prediction is not None
-    steps_s = [found.prediction.step_s]
+def _is_worse_than_a_mode(problem: Problem, plan: Plan) -> bool:
+    assert plan.prediction is not None
+    steps_s = [plan.prediction.step_s]
     for mode in ALL_MODES:
         try:
             alone = best_plan(problem, [mode]).prediction
@@ -538,8 +538,8 @@ if __name__ == "__main__":
     parser.add_argument("--file", type=Path, default=RESULTS_FOLDER / "planner-enumeration.json")
     parser.add_argument("--known", action="store_true", help="only compare with what is in the file")
     parser.add_argument("--alone", action="store_true", help="plan with each mode alone too")
-    given = parser.parse_args()
-    if not given.known:
-        enumerate_into(given.file, given.num_problems, given.seed, given.drawn)
-    summary = compare(given.file, given.num_problems, also_alone=given.alone, also_drawn=given.drawn > 0)
+    options = parser.parse_args()
+    if not options.known:
+        enumerate_into(options.file, options.num_problems, options.seed, options.drawn)
+    summary = compare(options.file, options.num_problems, also_alone=options.alone, also_drawn=options.drawn > 0)
     print(json.dumps(summary, indent=1))

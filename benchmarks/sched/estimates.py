@@ -3,9 +3,9 @@
 
 Random graphs of 5, 6 and 7 unequal stages (`random_graphs`) on 1,024 devices. Of each, the best candidates of every
 mode and every way to share devices are executed by the simulator beside their estimates. Then the plan that
-`best_plan` returns is attacked with what wrong estimates could have kept from it: local search from each of those candidates, and
-from plans made at random, with as many plans timed from each as `best_plan` times in all. By how much the plan is
-beaten is what wrong estimates cost.
+`best_plan` returns is attacked with what wrong estimates could have kept from it: local search from each of those
+candidates, and from plans made at random, with as many plans timed from each as `best_plan` times in all. By how much
+the plan is beaten is what wrong estimates cost.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def proposed(problem: Problem, num_each: int) -> Iterator[tuple[Spots, float, fl
         spots = spots_of_candidate(problem, pools, candidate)
         if spots is not None and shape(candidate.tree) not in seen:
             seen.add(shape(candidate.tree))
-            made = plan_of(problem, spots, candidate.mode, "proposed by the search")
-            yield spots, candidate.step_s, simulate(problem, made).step_s
+            proposal = plan_of(problem, spots, candidate.mode, "proposed by the search")
+            yield spots, candidate.step_s, simulate(problem, proposal).step_s
 
 
 def random_spots(problem: Problem, draw: random.Random) -> Iterator[Spots]:
@@ -70,22 +70,22 @@ def random_spots(problem: Problem, draw: random.Random) -> Iterator[Spots]:
 
 def beaten_by(problem: Problem, starts: list[Spots], num_plans: int) -> list[Found]:
     """What local search makes of each start on its own."""
-    found = []
+    improved = []
     for spots in starts:
         around = LocalSearch(problem, pools_of(problem.cluster), num_plans=num_plans)
         first = around.time(spots)
         if first is not None:
-            found.append(around.improve(first))
-    return found
+            improved.append(around.improve(first))
+    return improved
 
 
 def one_graph(num_stages: int, seed: int) -> dict[str, Any]:
     """Errors of the estimates of one graph, and what its plan is beaten by."""
     problem = random_graph(num_stages, NUM_DEVICES, seed=seed)
     candidates = list(proposed(problem, NUM_CANDIDATES))
-    made = best_plan(problem)
-    assert made.prediction is not None
-    step_s, num_plans, draw = made.prediction.step_s, affordable_plans(problem), random.Random(seed)
+    plan = best_plan(problem)
+    assert plan.prediction is not None
+    step_s, num_plans, draw = plan.prediction.step_s, affordable_plans(problem), random.Random(seed)
     from_candidates = beaten_by(problem, [spots for spots, _, _ in candidates], num_plans)
     pools = pools_of(problem.cluster)
     drawn: list[Spots] = []
@@ -98,12 +98,12 @@ def one_graph(num_stages: int, seed: int) -> dict[str, Any]:
     return {
         "stages": num_stages,
         "seed": seed,
-        "mode": made.mode,
+        "mode": plan.mode,
         "step_s": step_s,
         "errors": [estimate_s / simulated_s - 1 for _, estimate_s, simulated_s in candidates],
-        "plan_error": made.prediction.estimate_s and made.prediction.estimate_s / step_s - 1,
-        "beaten_from_candidates": max([0.0, *(step_s / found.step_s - 1 for found in from_candidates)]),
-        "beaten_from_random": max([0.0, *(step_s / found.step_s - 1 for found in from_random)]),
+        "plan_error": plan.prediction.estimate_s and plan.prediction.estimate_s / step_s - 1,
+        "beaten_from_candidates": max([0.0, *(step_s / improved.step_s - 1 for improved in from_candidates)]),
+        "beaten_from_random": max([0.0, *(step_s / improved.step_s - 1 for improved in from_random)]),
         "num_starts": len(from_candidates) + len(from_random),
         "plans_each": num_plans,
     }
@@ -133,8 +133,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    given = [int(argument) for argument in sys.argv[1:]]
-    num_each, first_seed = given + [7, 0][len(given) :]
+    arguments = [int(argument) for argument in sys.argv[1:]]
+    num_each, first_seed = arguments + [7, 0][len(arguments) :]
     rows = []
     for number, num_stages in enumerate(STAGES * num_each):
         rows.append(one_graph(num_stages, first_seed + number // len(STAGES)))

@@ -186,8 +186,8 @@ def main() -> None:
         findings[f"graph, batch {batch}"] = captured(model, shape, gpu, device, batch)
     batch, length = (1, 64) if options.tiny else (4, 4096)
     findings["training, 4 x 4096 tokens"] = training(model, shape, gpu, device, batch, length)
-    for name, found in findings.items():
-        print(name, found)
+    for name, finding in findings.items():
+        print(name, finding)
     report(
         "gpu-constants",
         settings={

@@ -123,7 +123,7 @@ def write_questions(path: Path, number: int, *, seed: int) -> None:
 
 def config_of(workload: Workload, folder: Path) -> Any:
     """The recipe with its model and questions in the folder."""
-    said = {
+    settings = {
         "model.path": str(folder / MODEL),
         "task.train_files": f"[{folder / QUESTIONS}]",
         "task.eval_files": f"[{folder / HELD_OUT}]",
@@ -136,7 +136,7 @@ def config_of(workload: Workload, folder: Path) -> Any:
         "cluster.num_devices": "1",
         "mode": "collocated",
     }
-    overrides = [text for key, value in said.items() for text in (f"--{key}", value)]
+    overrides = [text for key, value in settings.items() for text in (f"--{key}", value)]
     return load_config(workload.recipe, parse_overrides([*overrides, *workload.overrides]))
 
 
@@ -201,9 +201,9 @@ def measure(workload: Workload, num_rounds: int, scratch: Path, gpu: str) -> dic
     }
 
 
-def derive_again(found: dict[str, Any], gpu: str) -> None:
+def derive_again(rows: dict[str, Any], gpu: str) -> None:
     """Puts what is derived today beside what was measured."""
-    for name, row in found.items():
+    for name, row in rows.items():
         with tempfile.TemporaryDirectory(prefix="rlinf-gpu-steps-") as scratch:
             folder = Path(scratch) / MODEL
             folder.mkdir()
@@ -211,10 +211,10 @@ def derive_again(found: dict[str, Any], gpu: str) -> None:
             row["predicted"]["derived"] = derived(config_of(WORKLOADS[name], Path(scratch)), gpu)
 
 
-def told(found: dict[str, Any]) -> str:
+def described(row: dict[str, Any]) -> str:
     """A workload's errors as a line."""
-    errors = {source: one["step_s"] / found["step_s"] - 1 for source, one in found["predicted"].items()}
-    return f"{found['step_s']:.3f} s; predicted: " + ", ".join(f"{name} {error:+.1%}" for name, error in errors.items())
+    errors = {source: one["step_s"] / row["step_s"] - 1 for source, one in row["predicted"].items()}
+    return f"{row['step_s']:.3f} s; predicted: " + ", ".join(f"{name} {error:+.1%}" for name, error in errors.items())
 
 
 def main() -> None:
@@ -228,18 +228,18 @@ def main() -> None:
     options = parser.parse_args()
     if options.derive:
         content = json.loads(options.derive.read_text())
-        found = content["findings"]["workloads"]
-        derive_again(found, options.gpu)
+        rows = content["findings"]["workloads"]
+        derive_again(rows, options.gpu)
         options.derive.write_text(json.dumps(content, indent=2) + "\n")
-        for name, row in found.items():
-            print(f"{name}: {told(row)}")
+        for name, row in rows.items():
+            print(f"{name}: {described(row)}")
         return
     workloads = TINY if options.tiny else {name: WORKLOADS[name] for name in options.only or WORKLOADS}
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for name, workload in workloads.items():
         with tempfile.TemporaryDirectory(prefix="rlinf-gpu-steps-") as scratch:
-            found[name] = measure(workload, options.rounds, Path(scratch), options.gpu)
-        print(f"{name}: {told(found[name])}", flush=True)
+            rows[name] = measure(workload, options.rounds, Path(scratch), options.gpu)
+        print(f"{name}: {described(rows[name])}", flush=True)
         report(
             "gpu-steps",
             settings={
@@ -249,7 +249,7 @@ def main() -> None:
             },
             samples_s={},
             comparisons=[],
-            findings={"workloads": found},
+            findings={"workloads": rows},
             output=options.output,
         )
 

@@ -166,12 +166,12 @@ def measure(recipe: str, overrides: list[str], folder: Path) -> dict[str, int]:
 
 
 def _workers(folder: Path) -> list[tuple[str, int]]:
-    found = []
+    workers = []
     for log in (folder / "logs").glob("*/*.log"):
         first = log.read_text().partition("\n")[0]
         if "process " in first:
-            found.append((log.parent.name, int(first.partition("process ")[2].partition(",")[0])))
-    return found
+            workers.append((log.parent.name, int(first.partition("process ")[2].partition(",")[0])))
+    return workers
 
 
 def _peak_bytes(pid: int) -> int:

@@ -123,27 +123,27 @@ class Case:
 
 def cases() -> list[Case]:
     """Three models under three backends in both sizes; what else changes the count, on one model; the other roles."""
-    made = []
+    all_cases = []
     for model in MODELS:
         for size in ("short", "long"):
-            made += [
+            all_cases += [
                 Case(model=model, size=size),
                 Case(model=model, size=size, backend="fsdp2", num_ranks=2),
                 Case(model=model, size=size, backend="megatron"),
             ]
-        made += [Case(model=model, role=role) for role in ("rollout", "reference")]
+        all_cases += [Case(model=model, role=role) for role in ("rollout", "reference")]
     replicated = Case(model="dense-31M")
     fsdp2 = replace(replicated, backend="fsdp2", num_ranks=2)
     megatron = replace(replicated, backend="megatron")
-    made += [
+    all_cases += [
         replace(replicated, dtype="bfloat16"),
         replace(replicated, shards_of_rank=1),
         replace(fsdp2, model="dense-67M", size="short", num_ranks=4),
     ]
-    made += [replace(one, lora_rank=8) for one in (replicated, fsdp2)]
-    made += [replace(one, is_packed=True) for one in (replicated, fsdp2)]
-    made += [replace(one, options=options) for one in (fsdp2, megatron) for options in (BFLOAT16, RECOMPUTE)]
-    made += [
+    all_cases += [replace(one, lora_rank=8) for one in (replicated, fsdp2)]
+    all_cases += [replace(one, is_packed=True) for one in (replicated, fsdp2)]
+    all_cases += [replace(one, options=options) for one in (fsdp2, megatron) for options in (BFLOAT16, RECOMPUTE)]
+    all_cases += [
         replace(megatron, num_ranks=2, options={"tensor_parallel": 2}),
         replace(megatron, num_ranks=2, options={"tensor_parallel": 2, "sequence_parallel": True}),
         replace(megatron, num_ranks=2, options={"pipeline_parallel": 2}),
@@ -151,17 +151,17 @@ def cases() -> list[Case]:
         replace(megatron, num_ranks=2, options={"distributed_optimizer": True, **BFLOAT16}),
         replace(megatron, num_ranks=2, model="moe-30M", options={"expert_parallel": 2}),
     ]
-    return made
+    return all_cases
 
 
 def gpu_cases() -> list[Case]:
     """One rank of each backend on a GPU, in float32 and bfloat16, with logits (few) and without (many)."""
     replicated = Case(model="Qwen2.5-0.5B", size="many")
     fsdp2, megatron = (replace(replicated, backend=backend) for backend in ("fsdp2", "megatron"))
-    made = [replicated, replace(replicated, size="few"), replace(replicated, dtype="bfloat16")]
+    cases = [replicated, replace(replicated, size="few"), replace(replicated, dtype="bfloat16")]
     for one in (fsdp2, megatron):
-        made += [one, replace(one, options=BFLOAT16), replace(one, options=RECOMPUTE)]
-    return [*made, replace(fsdp2, lora_rank=16), replace(fsdp2, is_packed=True), replace(megatron, size="few")]
+        cases += [one, replace(one, options=BFLOAT16), replace(one, options=RECOMPUTE)]
+    return [*cases, replace(fsdp2, lora_rank=16), replace(fsdp2, is_packed=True), replace(megatron, size="few")]
 
 
 def make_folder(model: str, folder: str) -> None:

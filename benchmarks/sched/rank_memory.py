@@ -54,21 +54,21 @@ class Measured(Worker):
             getattr(heap, name).restype = ctypes.c_long
         heap.rlinf_forget_largest()
         live, resident = heap.rlinf_live_bytes(), _resident_bytes()
-        made, work = do(case, ModelSettings(folder=folder, has_weights=False, dtype=case.dtype))
+        holder, work = do(case, ModelSettings(folder=folder, has_weights=False, dtype=case.dtype))
         gc.collect()
         begin = heap.rlinf_largest_bytes() - live
         heap.rlinf_forget_largest()
         work()
         gc.collect()
-        found = {
+        sizes = {
             "exact": heap.rlinf_largest_bytes() - live,
             "begin": begin,
             "after": heap.rlinf_live_bytes() - live,
             "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident,
         }
-        found["saved"] = _saved_bytes(heap, made) if case.role == "actor" else 0
-        del made
-        return found
+        sizes["saved"] = _saved_bytes(heap, holder) if case.role == "actor" else 0
+        del holder
+        return sizes
 
     def _train(self, case: Case, model: ModelSettings) -> tuple[object, Callable[[], None]]:
         """Two updates: in the second one the moments are there."""
@@ -146,20 +146,20 @@ def run(case: Case) -> dict[str, Any]:
             num_ranks_per_replica=case.ranks_per_replica,
         )
         answers = ranks.call("measure", asdict(case), f"{scratch}/model", timeout_s=TIMEOUT_S)
-    found = {key: max(answer[key] for answer in answers) for key in answers[0]}
+    measured = {key: max(answer[key] for answer in answers) for key in answers[0]}
     num_items = SIZES[case.size][0] if case.role == "rollout" else 1
     peak = counted.peak(num_items)
     return {
         "case": asdict(case),
         "counted_bytes": peak,
         "of_it": counted.parts(num_items),
-        "exact_bytes": found["exact"],
-        "begin_bytes": {"counted": counted.state + counted.host_start, "exact": found["begin"]},
-        "state_bytes": {"counted": counted.state, "exact": found["after"]},
-        "saved_bytes": {"counted": counted.host_copy, "exact": found["saved"]},
-        "rss_bytes": found["rss"],
-        "counted_over_exact": round(peak / found["exact"], 3),
-        "rss_over_exact": round(found["rss"] / found["exact"], 3),
+        "exact_bytes": measured["exact"],
+        "begin_bytes": {"counted": counted.state + counted.host_start, "exact": measured["begin"]},
+        "state_bytes": {"counted": counted.state, "exact": measured["after"]},
+        "saved_bytes": {"counted": counted.host_copy, "exact": measured["saved"]},
+        "rss_bytes": measured["rss"],
+        "counted_over_exact": round(peak / measured["exact"], 3),
+        "rss_over_exact": round(measured["rss"] / measured["exact"], 3),
     }
 
 
@@ -178,8 +178,8 @@ def main() -> None:
         )
         before = json.loads(RESULT.read_text())["cases"] if RESULT.exists() else {}
         rows = before | {case.name: row}
-        kept = {case.name: rows[case.name] for case in cases() if case.name in rows}
-        RESULT.write_text(json.dumps({"torch": torch.__version__, "cases": kept}, indent=1) + "\n")
+        case_rows = {case.name: rows[case.name] for case in cases() if case.name in rows}
+        RESULT.write_text(json.dumps({"torch": torch.__version__, "cases": case_rows}, indent=1) + "\n")
 
 
 def _begin() -> None:

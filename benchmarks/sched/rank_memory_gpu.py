@@ -76,7 +76,7 @@ def run(folder: Path, device: str, case: Case) -> dict[str, Any]:
     )
     try:
         with launched(LocalLauncher) as launcher:
-            found = launcher.start(spec).call("measure", asdict(case), str(folder / case.model)).result(TIMEOUT_S)
+            measured = launcher.start(spec).call("measure", asdict(case), str(folder / case.model)).result(TIMEOUT_S)
     except Exception as error:  # noqa: BLE001 - one case that fails leaves the others alone, and is said
         return {"case": asdict(case), "error": str(error)[-2000:]}
     counted = count(case, str(folder / case.model), on_gpu=True)
@@ -84,10 +84,10 @@ def run(folder: Path, device: str, case: Case) -> dict[str, Any]:
         "case": asdict(case),
         "counted_bytes": counted.peak(),
         "of_it": counted.parts(),
-        "peak_bytes": found["peak"],
-        "reserved_bytes": found["reserved"],
-        "state_bytes": {"counted": counted.state, "measured": found["state"]},
-        "counted_over_peak": round(counted.peak() / found["peak"], 3),
+        "peak_bytes": measured["peak"],
+        "reserved_bytes": measured["reserved"],
+        "state_bytes": {"counted": counted.state, "measured": measured["state"]},
+        "counted_over_peak": round(counted.peak() / measured["peak"], 3),
     }
 
 
@@ -97,17 +97,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("pattern", nargs="?", default="")
-    said = parser.parse_args()
-    name = torch.cuda.get_device_name() if said.device.startswith("cuda") else "none"
-    rows = json.loads(said.output.read_text())["cases"] if said.output.exists() else {}
+    options = parser.parse_args()
+    name = torch.cuda.get_device_name() if options.device.startswith("cuda") else "none"
+    rows = json.loads(options.output.read_text())["cases"] if options.output.exists() else {}
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(NUM_AT_ONCE) as threads:
-        chosen = [case for case in gpu_cases() if said.pattern in case.name]
+        chosen = [case for case in gpu_cases() if options.pattern in case.name]
         for model in {case.model for case in chosen}:
             make_folder(model, f"{scratch}/{model}")
-        for case, row in zip(chosen, threads.map(partial(run, Path(scratch), said.device), chosen), strict=True):
+        for case, row in zip(chosen, threads.map(partial(run, Path(scratch), options.device), chosen), strict=True):
             rows[case.name] = row
             print(f"{case.name:70} {described(row)}", flush=True)
-            said.output.write_text(
+            options.output.write_text(
                 json.dumps({"torch": torch.__version__, "device": name, "cases": rows}, indent=1) + "\n"
             )
 

@@ -82,8 +82,8 @@ class Placed:
     def measured(self) -> Measured:
         """What its profiler has seen."""
         self.profiler.observe_memory(self.executor, self.plan)
-        found = self.profiler.measured()
-        return Measured(problem=complete_problem(self.job, found.problem), fits=found.fits)
+        profiled = self.profiler.measured()
+        return Measured(problem=complete_problem(self.job, profiled.problem), fits=profiled.fits)
 
     def _run(self, index: int) -> Any:
         feeds = self.job.feeds(index)
@@ -163,11 +163,11 @@ def measure(name: str, num_rounds: int, scratch: Path) -> dict[str, Any]:
         }
         steps = {name: side.step for name, side in (*probing.items(), *sides.items())}
         samples_s = interleave(steps, num_warmup=NUM_WARMUP, num_rounds=num_rounds)
-        found, *_ = [side.measured() for side in probing.values()]
+        probed, *_ = [side.measured() for side in probing.values()]
         profiled = both.measured()
-        known = {"auto": found.problem, "profile": complete_problem(base.job, profiled.problem)}
-        first = {mode: _row(samples_s[mode], side, known) for mode, side in sides.items()}
-        auto = plans_of_problem(base.job, base.flows, found.problem).plans[base.flows.train.name]
+        probed_problems = {"auto": probed.problem, "profile": complete_problem(base.job, profiled.problem)}
+        first = {mode: _row(samples_s[mode], side, probed_problems) for mode, side in sides.items()}
+        auto = plans_of_problem(base.job, base.flows, probed.problem).plans[base.flows.train.name]
         (scratch / AUTO).mkdir()
         base.job.write_inputs(scratch / AUTO)
         sides[AUTO] = stack.enter_context(started(base.job, base.flows, auto, scratch / AUTO, planned.cluster))
@@ -189,20 +189,20 @@ def measure(name: str, num_rounds: int, scratch: Path) -> dict[str, Any]:
     }
 
 
-def _row(samples_s: Sequence[float], side: Placed, known: Mapping[str, Problem]) -> dict[str, Any]:
+def _row(samples_s: Sequence[float], side: Placed, probed_problems: Mapping[str, Problem]) -> dict[str, Any]:
     """Seconds of the step and of its stages, measured and by each profile."""
     measured_s = statistics.median(samples_s)
-    problems = {**known, "own": side.measured().problem}
+    problems = {**probed_problems, "own": side.measured().problem}
     predicted = {source: simulate(problem, side.plan) for source, problem in problems.items()}
     return {
         "measured_s": measured_s,
-        "predicted_s": {source: found.step_s for source, found in predicted.items()},
-        "error": {source: found.step_s / measured_s - 1 for source, found in predicted.items()},
+        "predicted_s": {source: timeline.step_s for source, timeline in predicted.items()},
+        "error": {source: timeline.step_s / measured_s - 1 for source, timeline in predicted.items()},
         "stages": {
             stage: {
                 "measured_s": statistics.median(step.get(stage, 0.0) for step in side.stages_s),
                 "predicted_s": {
-                    source: found.busiest_s(stage, "compute", "step") for source, found in predicted.items()
+                    source: timeline.busiest_s(stage, "compute", "step") for source, timeline in predicted.items()
                 },
             }
             for stage in predicted["own"].stages
@@ -216,24 +216,24 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    found: dict[str, Any] = {}
+    workloads: dict[str, Any] = {}
     for name in options.only:
         prepared(name, MODES[0])  # what cannot run ends this before anything was measured
     for name in options.only:
         with tempfile.TemporaryDirectory(prefix="rlinf-real-runs-") as scratch:
-            found[name] = measure(name, options.rounds, Path(scratch))
-        for mode, row in found[name]["placements"].items():
+            workloads[name] = measure(name, options.rounds, Path(scratch))
+        for mode, row in workloads[name]["placements"].items():
             errors = ", ".join(f"{source} {error:+.1%}" for source, error in row["error"].items())
             print(f"{name}, {mode}: {row['measured_s']:.4f} s; predicted: {errors}")
-        print(f"{name}, auto: {found[name]['auto']}", flush=True)
-        rows = [row for workload in found.values() for row in workload["placements"].values()]
+        print(f"{name}, auto: {workloads[name]['auto']}", flush=True)
+        rows = [row for workload in workloads.values() for row in workload["placements"].values()]
         errors = {source: statistics.median(abs(row["error"][source]) for row in rows) for source in rows[0]["error"]}
         report(
             "sched-real-runs",
-            settings={"rounds": options.rounds, "workloads": {name: list(WORKLOADS[name][1]) for name in found}},
+            settings={"rounds": options.rounds, "workloads": {name: list(WORKLOADS[name][1]) for name in workloads}},
             samples_s={},
             comparisons=[],
-            findings={"median_error": errors, "workloads": found},
+            findings={"median_error": errors, "workloads": workloads},
             output=options.output,
         )
     print("median error: " + ", ".join(f"{source} {error:.1%}" for source, error in errors.items()))

@@ -23,8 +23,8 @@ class Measured:
         self.cases: dict[str, list[dict[str, Any]]] = {}
         for benchmark in content["benchmarks"]:
             test, _, case = benchmark["name"].removeprefix("test_").rstrip("]").partition("[")
-            kept = {"case": case, "seconds": benchmark["stats"]["median"], **benchmark["extra_info"]}
-            self.cases.setdefault(test, []).append(kept)
+            row = {"case": case, "seconds": benchmark["stats"]["median"], **benchmark["extra_info"]}
+            self.cases.setdefault(test, []).append(row)
 
 
 def sections(results: Path, images: Path) -> Iterator[str]:

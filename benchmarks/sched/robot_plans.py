@@ -25,8 +25,8 @@ CLUSTERS = (8, 16, 32)
 
 def plan(recipe: str, num_devices: int) -> dict[str, Any]:
     """Seconds of a step in each mode, and what the best one waits for. Every GPU gets a shard of the batch."""
-    given = [f"--cluster.num_devices={num_devices}", f"--actor.num_shards={num_devices}"]
-    problem = problem_of_recipe(load_config(recipe, parse_overrides(given)), gpu=GPU)
+    overrides = [f"--cluster.num_devices={num_devices}", f"--actor.num_shards={num_devices}"]
+    problem = problem_of_recipe(load_config(recipe, parse_overrides(overrides)), gpu=GPU)
     explanation = explain_problem(problem)
     return {
         "mode": explanation.plan.mode,

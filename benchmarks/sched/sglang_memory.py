@@ -136,7 +136,7 @@ def config_of(case: Case) -> PretrainedConfig:
     return AutoConfig.for_model(case.kind, max_position_embeddings=256, eos_token_id=1, **sizes)
 
 
-def asked(case: Case) -> tuple[ModelShape, JobShape]:
+def shapes_of(case: Case) -> tuple[ModelShape, JobShape]:
     """The model's shape, and what a step asks of the rank."""
     job = JobShape(
         lengths=LENGTHS,
@@ -151,7 +151,7 @@ def asked(case: Case) -> tuple[ModelShape, JobShape]:
 
 def counted(case: Case) -> dict[str, Any]:
     """What a plan says."""
-    shape, job = asked(case)
+    shape, job = shapes_of(case)
     memory = SPEC.memory(shape, job)
     devices = tuple(range(case.num_devices))
     load = Load(
@@ -185,7 +185,7 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
         torch.device("cpu"),
         max_prompt_tokens=LENGTHS.prompt_tokens,
         devices=[f"cpu:{index}" for index in range(case.num_devices)],
-        **SPEC.settled(*asked(case)),
+        **SPEC.settled(*shapes_of(case)),
     )
     start_s = time.monotonic() - started_s
     sampling = SamplingSettings(group_size=8, max_new_tokens=LENGTHS.limit_tokens)

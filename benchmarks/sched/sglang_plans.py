@@ -44,9 +44,9 @@ CASES = (
 
 def plan(case: Case) -> dict[str, Any]:
     """What a collocated plan of the recipe comes to."""
-    given = [f"--model.path={case.model}", f"--cluster.num_devices={case.num_devices}"]
+    overrides = [f"--model.path={case.model}", f"--cluster.num_devices={case.num_devices}"]
     data = ["--task.train_files=[unread]", "--task.eval_files=[unread]"]
-    config = load_config(case.recipe, parse_overrides([*given, *data]))
+    config = load_config(case.recipe, parse_overrides([*overrides, *data]))
     assert isinstance(config, ReasoningConfig), "a recipe of job reasoning"
     problem = problem_of_recipe(config, gpu=GPU)
     explanation = explain_problem(problem, modes=("collocated",))

@@ -44,11 +44,11 @@ def measure(num_problems: int, seed: int) -> dict[str, Any]:
     """Errors of all candidates, of those that the search puts first, and of those that the simulator does."""
     draw, everything, first, chosen = random.Random(seed), [], [], []
     while len(first) < num_problems:
-        found, best = errors(stale_problem(draw, 1 + len(first) % 2))
-        if found:
-            everything += found
-            first.append(found[0])
-            chosen.append(found[best])
+        problem_errors, best = errors(stale_problem(draw, 1 + len(first) % 2))
+        if problem_errors:
+            everything += problem_errors
+            first.append(problem_errors[0])
+            chosen.append(problem_errors[best])
     return {
         "num_problems": num_problems,
         "seed": seed,
@@ -60,38 +60,38 @@ def measure(num_problems: int, seed: int) -> dict[str, Any]:
 
 def gaps(num_problems: int, seed: int) -> dict[str, Any]:
     """By how much the steps of plans are longer than the shortest that enumeration finds."""
-    draw, found, num_timed = random.Random(seed), [], 0
-    while len(found) < num_problems:
-        problem = stale_problem(draw, 1 + len(found) % 2)
+    draw, plan_gaps, num_timed = random.Random(seed), [], 0
+    while len(plan_gaps) < num_problems:
+        problem = stale_problem(draw, 1 + len(plan_gaps) % 2)
         searched = enumerated(problem)
         if searched is None:
             continue
-        made, everything = searched
+        spots, everything = searched
         num_timed += everything.num_timed
-        found.append(everything.step_s(made) / everything.best_s - 1)
-        print(f"{len(found)}/{num_problems} {problem.flow.name}: {found[-1]:.2%}", file=sys.stderr, flush=True)
+        plan_gaps.append(everything.step_s(spots) / everything.best_s - 1)
+        print(f"{len(plan_gaps)}/{num_problems} {problem.flow.name}: {plan_gaps[-1]:.2%}", file=sys.stderr, flush=True)
     return {
         "num_problems": num_problems,
         "num_plans_timed": num_timed,
-        "mean_gap": statistics.fmean(found),
-        "worst_gap": max(found),
-        "num_beaten": sum(gap > 1e-6 for gap in found),
+        "mean_gap": statistics.fmean(plan_gaps),
+        "worst_gap": max(plan_gaps),
+        "num_beaten": sum(gap > 1e-6 for gap in plan_gaps),
     }
 
 
-def _summary(found: list[float]) -> dict[str, float]:
-    sizes = [abs(error) for error in found]
+def _summary(signed_errors: list[float]) -> dict[str, float]:
+    sizes = [abs(error) for error in signed_errors]
     return {
-        "num_plans": len(found),
+        "num_plans": len(signed_errors),
         "median_error": statistics.median(sizes),
         "worst_error": max(sizes),
-        "mean_signed_error": statistics.mean(found),
+        "mean_signed_error": statistics.mean(signed_errors),
         "num_above_15_percent": sum(size > 0.15 for size in sizes),
     }
 
 
 if __name__ == "__main__":
-    given = [int(argument) for argument in sys.argv[1:]]
-    num_problems, seed, num_enumerated = given + [100, 0, 20][len(given) :]
+    arguments = [int(argument) for argument in sys.argv[1:]]
+    num_problems, seed, num_enumerated = arguments + [100, 0, 20][len(arguments) :]
     result = measure(num_problems, seed) | {"plans": gaps(num_enumerated, seed)}
     print(json.dumps(result, indent=1))

@@ -14,7 +14,7 @@ NUM_PROBLEMS = 6
 def test_plans_are_near_the_shortest_known(tmp_path: Path) -> None:
     stored = tmp_path / "known.json"
     shutil.copy(RESULTS_FOLDER / "planner-enumeration.json", stored)
-    found = compare(stored, NUM_PROBLEMS, also_alone=True)
-    assert found["typical"]["num_problems"] == NUM_PROBLEMS
-    assert found["typical"]["worst_gap"] <= 0.03
-    assert found["num_worse_than_one_mode"] == 0
+    summary = compare(stored, NUM_PROBLEMS, also_alone=True)
+    assert summary["typical"]["num_problems"] == NUM_PROBLEMS
+    assert summary["typical"]["worst_gap"] <= 0.03
+    assert summary["num_worse_than_one_mode"] == 0

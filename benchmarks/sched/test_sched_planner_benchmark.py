@@ -99,19 +99,19 @@ def _profile(name: str) -> StageProfile:
 
 def _measure(benchmark: Any, problem: Problem, target_s: float | None = None) -> None:
     start = time.perf_counter()
-    made = best_plan(problem)
+    plan = best_plan(problem)
     first_s = time.perf_counter() - start
     benchmark.pedantic(lambda: best_plan(problem), rounds=3)
-    assert made.prediction is not None
+    assert plan.prediction is not None
     num_devices = problem.cluster.num_devices
     benchmark.extra_info |= {
         "devices": num_devices,
         "stages": len(problem.flow.stages),
         "median_s": benchmark.stats.stats.median,
         "first_s": first_s,
-        "step_s": made.prediction.step_s,
-        "estimate_s": made.prediction.estimate_s,
-        "mode": made.mode,
+        "step_s": plan.prediction.step_s,
+        "estimate_s": plan.prediction.estimate_s,
+        "mode": plan.mode,
     }
     if target_s:
         benchmark.extra_info["target_s"] = target_s
@@ -138,14 +138,14 @@ def test_random_graphs(benchmark: Any, num_stages: int, seed: int) -> None:
 def test_against_simulator(benchmark: Any, name: str) -> None:
     """What a plan was said to take, for costs drawn at random."""
     problem = workload(name)
-    made = best_plan(problem)
+    plan = best_plan(problem)
     benchmark.pedantic(lambda: best_plan(problem), rounds=1)
-    assert made.prediction is not None
-    drawn_s = np.array([simulate(problem, made, seed=seed).step_s for seed in SEEDS])
+    assert plan.prediction is not None
+    drawn_s = np.array([simulate(problem, plan, seed=seed).step_s for seed in SEEDS])
     benchmark.extra_info |= {
-        "mode": made.mode,
-        "step_s": made.prediction.step_s,
-        "estimate_s": made.prediction.estimate_s,
+        "mode": plan.mode,
+        "step_s": plan.prediction.step_s,
+        "estimate_s": plan.prediction.estimate_s,
         "mean_s": float(drawn_s.mean()),
         "deviation_s": float(drawn_s.std()),
     }

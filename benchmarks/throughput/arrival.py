@@ -163,8 +163,8 @@ def main() -> None:
         "predictions": predictions,
         "first_s": first_s,
     }
-    for name, found in findings.items():
-        print(name, found)
+    for name, finding in findings.items():
+        print(name, finding)
     report(
         "arrival",
         settings={

@@ -41,14 +41,14 @@ VOCAB_SIZE = 512
 def drawn_groups(num_groups: int, seed: int) -> list[SampleGroup]:
     """Groups of a step; token ids say nothing."""
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    groups = []
     for index in range(num_groups):
         prompt_length = int(torch.randint(60, 151, (), generator=generator))
         normal = torch.randn((), generator=generator) + torch.randn(GROUP_SIZE, generator=generator)
         lengths = (MEDIAN * (SPREAD * normal / 2**0.5).exp()).long().clamp(SHORTEST, LONGEST)
         mask = (torch.arange(LONGEST) < lengths[:, None]).float()
         ids = torch.randint(VOCAB_SIZE, (GROUP_SIZE, LONGEST), generator=generator)
-        found.append(
+        groups.append(
             SampleGroup(
                 prompt=Prompt(index=index, token_ids=ids[0, :prompt_length], reference_answer=""),
                 completion_ids=ids,
@@ -57,7 +57,7 @@ def drawn_groups(num_groups: int, seed: int) -> list[SampleGroup]:
                 policy_version=0,
             )
         )
-    return found
+    return groups
 
 
 def padded_tokens(groups: Sequence[SampleGroup]) -> int:
@@ -137,12 +137,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = {
+    table = {
         f"{form}, {num_ranks} ranks": waste(form, num_ranks, options.steps)
         for form in ("padded", "packed", "balanced")
         for num_ranks in (2, 4, 8)
     }
-    for name, shares in found.items():
+    for name, shares in table.items():
         print(f"{name:<20}", ", ".join(f"{share:.1%} {what}" for what, share in shares.items()))
     kind, model = made_model(options.hidden_size, options.num_layers)
     sides = {form: partial(timed_pass, kind, model, form) for form in ("padded", "packed")}
@@ -161,8 +161,8 @@ def main() -> None:
         samples_s=samples_s,
         comparisons=[compare(samples_s, "padded", "packed")],
         findings={
-            "waste": found,
-            "meets_target": max(max(shares.values()) for name, shares in found.items() if "balanced" in name) <= TARGET,
+            "waste": table,
+            "meets_target": max(max(shares.values()) for name, shares in table.items() if "balanced" in name) <= TARGET,
         },
         output=options.output,
     )

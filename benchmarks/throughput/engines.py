@@ -114,7 +114,7 @@ class BareEngine:
                 folder=model.folder,
                 loader=LOADER,
                 stop_token_ids=(STOP_ID,),
-                given=SERVER,
+                engine_options=SERVER,
             )
         )
 

@@ -81,9 +81,9 @@ def main() -> None:
             def step(round_index: int) -> float:
                 wait(device)
                 began = time.perf_counter()
-                made = generate(round_index)
+                generated = generate(round_index)
                 wait(device)
-                num_tokens[name].append(made)
+                num_tokens[name].append(generated)
                 return time.perf_counter() - began
 
             return step
@@ -96,7 +96,7 @@ def main() -> None:
             sides["generate"] = side("generate", lambda _: peer(engines["graphs"], prompts, sampling, device))
         samples_s = interleave(sides, num_warmup=1, num_rounds=options.rounds)
         rates = {
-            name: [made / seconds for made, seconds in zip(num_tokens[name][1:], samples, strict=True)]
+            name: [generated / seconds for generated, seconds in zip(num_tokens[name][1:], samples, strict=True)]
             for name, samples in samples_s.items()
         }
         findings: dict[str, Any] = {
@@ -110,8 +110,8 @@ def main() -> None:
             for dtype in (torch.bfloat16, torch.float32)
             for name, engine in engines.items()
         }
-    for name, found in findings.items():
-        print(name, found)
+    for name, finding in findings.items():
+        print(name, finding)
     report(
         "generation",
         settings={
@@ -163,15 +163,15 @@ def run(
     return engine.finished()
 
 
-def count(made: Sequence[Completions]) -> int:
-    return int(sum(part.loss_mask.sum() for part in made))
+def count(completions: Sequence[Completions]) -> int:
+    return int(sum(part.loss_mask.sum() for part in completions))
 
 
 @torch.no_grad()
 def peer(engine: HuggingFaceEngine, prompts: Sequence[Prompt], sampling: SamplingSettings, device: torch.device) -> int:
     """transformers' own loop over the same model; returns the number of tokens."""
     ids = torch.stack([prompt.token_ids for prompt in prompts]).to(device)
-    made = engine._model.generate(
+    sequences = engine._model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=True,
@@ -181,7 +181,7 @@ def peer(engine: HuggingFaceEngine, prompts: Sequence[Prompt], sampling: Samplin
         num_return_sequences=sampling.group_size,
         max_new_tokens=sampling.max_new_tokens,
     )
-    return int((made[:, ids.shape[1] :] != SHAPE["pad_token_id"]).sum())
+    return int((sequences[:, ids.shape[1] :] != SHAPE["pad_token_id"]).sum())
 
 
 def capturing_s(
@@ -250,14 +250,14 @@ def differences(
     for parameter in engine._model.parameters():  # `Module.to` would round the rotation's frequencies too
         parameter.data = parameter.data.to(dtype)
     engine.onload()
-    found = []
+    part_errors = []
     for part, prompt in zip(run(engine, prompts, sampling, 0), prompts, strict=True):
         completions = part.token_ids.to(engine._device)
         whole = torch.cat([prompt.token_ids.to(engine._device).expand(len(completions), -1), completions], 1)
         logits = engine._model(input_ids=whole, logits_to_keep=completions.shape[1] + 1).logits[:, :-1]
         expected = logits.float().log_softmax(-1).gather(-1, completions[:, :, None])[:, :, 0].cpu()
-        found.append((part.logprobs - expected)[part.loss_mask.bool()].double())
-    errors = torch.cat(found)
+        part_errors.append((part.logprobs - expected)[part.loss_mask.bool()].double())
+    errors = torch.cat(part_errors)
     return {
         "largest": float(errors.abs().max()),
         "root_mean_square": float(errors.pow(2).mean().sqrt()),

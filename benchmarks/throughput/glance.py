@@ -49,5 +49,5 @@ class Glance(Policy):
         """[n, numbers of the head], [n]"""
         pictures = [fields[name].flatten(1) for name in self._cameras]
         sums = sum(picture.sum(1, dtype=torch.int64) for picture in pictures)
-        found = self.layer(torch.as_tensor(sums)[:, None] / (255 * sum(picture.shape[1] for picture in pictures)))
-        return found[:, :-1], found[:, -1]
+        outputs = self.layer(torch.as_tensor(sums)[:, None] / (255 * sum(picture.shape[1] for picture in pictures)))
+        return outputs[:, :-1], outputs[:, -1]

@@ -50,23 +50,23 @@ class Bare(gymnasium.Env):
             hard_reset=not is_fast,
         )
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
-        shown: dict[str, gymnasium.Space[Any]] = {"state": gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64)}
-        shown |= {name: gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8) for name in CAMERAS}
-        self.observation_space = gymnasium.spaces.Dict(shown)
+        spaces: dict[str, gymnasium.Space[Any]] = {"state": gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64)}
+        spaces |= {name: gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8) for name in CAMERAS}
+        self.observation_space = gymnasium.spaces.Dict(spaces)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._env.env.reset()
         if self._is_fast:
             self._env.sim._render_context_offscreen.scn.flags[[0, 2]] = 0  # mjRND_SHADOW, mjRND_REFLECTION
-        shown = self._env.set_init_state(init_states(self._task)[(seed or 0) % 50])
-        return self._of(shown), {}
+        observation = self._env.set_init_state(init_states(self._task)[(seed or 0) % 50])
+        return self._of(observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        shown, reward, _, _ = self._env.step(action.astype(np.float64))
-        return self._of(shown), float(reward), False, False, {}
+        observation, reward, _, _ = self._env.step(action.astype(np.float64))
+        return self._of(observation), float(reward), False, False, {}
 
-    def _of(self, shown: Any) -> dict[str, np.ndarray]:
-        return {"state": shown["robot0_eef_pos"], **{name: shown[name] for name in CAMERAS}}
+    def _of(self, observation: Any) -> dict[str, np.ndarray]:
+        return {"state": observation["robot0_eef_pos"], **{name: observation[name] for name in CAMERAS}}
 
 
 def _draw_cheaply() -> None:

@@ -42,23 +42,23 @@ class Bare(gymnasium.Env):
             sensor_configs={"width": size, "height": size},
         )
         self.action_space = self._env.single_action_space
-        shown = self.reset(seed=0)[0]
+        observation = self.reset(seed=0)[0]
         self.observation_space = gymnasium.spaces.Dict(
-            state=gymnasium.spaces.Box(-np.inf, np.inf, shown["state"].shape, np.float32),
-            image=gymnasium.spaces.Box(0, 255, shown["image"].shape, np.uint8),
+            state=gymnasium.spaces.Box(-np.inf, np.inf, observation["state"].shape, np.float32),
+            image=gymnasium.spaces.Box(0, 255, observation["image"].shape, np.uint8),
         )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        shown, _ = self._env.reset(seed=seed)
-        return self._of(shown), {}
+        observation, _ = self._env.reset(seed=seed)
+        return self._of(observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        shown, reward, _, _, _ = self._env.step(action)
-        return self._of(shown), float(reward), False, False, {}
+        observation, reward, _, _, _ = self._env.step(action)
+        return self._of(observation), float(reward), False, False, {}
 
-    def _of(self, shown: Any) -> dict[str, np.ndarray]:
-        (camera,) = shown["sensor_data"].values()
-        return {"state": shown["state"][0].float().numpy(), "image": camera["rgb"][0].cpu().numpy()}
+    def _of(self, observation: Any) -> dict[str, np.ndarray]:
+        (camera,) = observation["sensor_data"].values()
+        return {"state": observation["state"][0].float().numpy(), "image": camera["rgb"][0].cpu().numpy()}
 
 
 def main() -> None:

@@ -49,12 +49,12 @@ class Bare(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._bare.seed(seed or 0)
-        state, told = self._bare.reset()
-        return self._shown(state), told
+        state, info = self._bare.reset()
+        return self._shown(state), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        state, reward, terminated, truncated, told = self._bare.step(action)
-        return self._shown(state), reward, terminated, truncated, told
+        state, reward, terminated, truncated, info = self._bare.step(action)
+        return self._shown(state), reward, terminated, truncated, info
 
     def _shown(self, state: np.ndarray) -> dict[str, np.ndarray]:
         if self._is_fast:

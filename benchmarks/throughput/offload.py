@@ -52,10 +52,10 @@ def make_folder(model: str, folder: Path) -> None:
         config = json.loads(path.read_text()) | {"vocab_size": QWEN_VOCABULARY, "tie_word_embeddings": True}
         path.write_text(json.dumps(config))
     with GPU:
-        made = AutoModelForCausalLM.from_config(
+        language_model = AutoModelForCausalLM.from_config(
             AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype=torch.float32
         )
-    made.save_pretrained(folder)
+    language_model.save_pretrained(folder)
 
 
 class Trainer(TrainingWorker):

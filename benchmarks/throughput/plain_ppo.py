@@ -22,7 +22,7 @@ NUM_ENVS, NUM_STEPS, EPISODE = 8, 50, 50
 GAMMA, LAMBDA, CLIP, EPOCHS, MINIBATCHES, LEARNING_RATE, MAX_NORM = 0.95, 0.9, 0.2, 8, 4, 3e-4, 0.5
 
 
-def made() -> gymnasium.Env:
+def make_env() -> gymnasium.Env:
     """One PushCube of ManiSkill, by its wrapper for one environment on the CPU; it goes on after success."""
     registered_tasks()
     if not has_vulkan_device():
@@ -55,7 +55,7 @@ class PlainPpo:
 
     def __init__(self, vector: Callable[[list[Callable[[], gymnasium.Env]]], Any]) -> None:
         torch.manual_seed(0)
-        self.envs = vector([made] * NUM_ENVS)
+        self.envs = vector([make_env] * NUM_ENVS)
         num_inputs = self.envs.single_observation_space.shape[0]
         (num_actions,) = self.envs.single_action_space.shape
         self.policy, self.value = _tower(num_inputs, num_actions), _tower(num_inputs, 1)
@@ -81,17 +81,17 @@ class PlainPpo:
         end, where the value goes on."""
         self.seed += NUM_ENVS
         state = torch.as_tensor(self.envs.reset(seed=self.seed)[0])
-        kept: dict[str, list[Tensor]] = {name: [] for name in ("state", "action", "logprob", "value", "reward")}
+        trajectory: dict[str, list[Tensor]] = {name: [] for name in ("state", "action", "logprob", "value", "reward")}
         for _ in range(NUM_STEPS):
             seen = self._normalize(state)
             normal = torch.distributions.Normal(self.policy(seen), self.log_std.exp())
             action = normal.sample()
             values = (state, action, normal.log_prob(action).sum(-1), self.value(seen)[:, 0])
-            shown, reward, _, _, _ = self.envs.step(action.clamp(-1, 1).numpy())
-            for name, value in zip(kept, (*values, torch.as_tensor(reward).float()), strict=True):
-                kept[name].append(value)
-            state = torch.as_tensor(shown)
-        states, actions, logprobs, values, rewards = (torch.stack(parts) for parts in kept.values())
+            observation, reward, _, _, _ = self.envs.step(action.clamp(-1, 1).numpy())
+            for name, value in zip(trajectory, (*values, torch.as_tensor(reward).float()), strict=True):
+                trajectory[name].append(value)
+            state = torch.as_tensor(observation)
+        states, actions, logprobs, values, rewards = (torch.stack(parts) for parts in trajectory.values())
         last = self.value(self._normalize(state))[:, 0]
         advantages, running = torch.zeros_like(rewards), torch.zeros(NUM_ENVS)
         for time_index in reversed(range(NUM_STEPS)):

@@ -73,13 +73,13 @@ def main() -> None:
             BATCHES: make(model, options, max_batch_sequences=options.rows),
             ONE_BATCH: make(model, options, max_batch_sequences=options.prompts * options.group_size),
         }
-        made: dict[str, list[Completions]] = {}
+        completions: dict[str, list[Completions]] = {}
 
         cpu_s: dict[str, list[float]] = {f"{name}, {CPU_TIME}": [] for name in engines}
 
         def step(name: str, index: int) -> float:
             began, began_cpu = time.perf_counter(), time.process_time()
-            made[name] = sample(engines[name], prompts, sampling, index)
+            completions[name] = sample(engines[name], prompts, sampling, index)
             cpu_s[f"{name}, {CPU_TIME}"].append(time.process_time() - began_cpu)
             return time.perf_counter() - began
 
@@ -87,15 +87,15 @@ def main() -> None:
             sample(engine, prompts[:1], sampling, 0)
         sides = {name: (lambda index, name=name: step(name, index)) for name in engines}
         samples_s = interleave(sides, num_warmup=0, num_rounds=options.rounds) | cpu_s
-    tokens = sum(int(part.loss_mask.sum()) for part in made[REFILLED])
+    tokens = sum(int(part.loss_mask.sum()) for part in completions[REFILLED])
     medians = {name: sorted(seconds)[len(seconds) // 2] for name, seconds in samples_s.items()}
     findings = {
         "tokens_of_the_last_round": tokens,
         "tokens_per_s": {name: tokens / seconds for name, seconds in medians.items()},
-        "against_batches": {name: against(made[REFILLED], made[name]) for name in (BATCHES, ONE_BATCH)},
+        "against_batches": {name: against(completions[REFILLED], completions[name]) for name in (BATCHES, ONE_BATCH)},
     }
-    for name, found in findings.items():
-        print(name, found)
+    for name, finding in findings.items():
+        print(name, finding)
     report(
         "refill",
         settings={
@@ -138,7 +138,7 @@ def sample(
     engine: PlantedEngine, prompts: Sequence[Prompt], sampling: SamplingSettings, step: int
 ) -> list[Completions]:
     """All completions, asked for as the rollout stage does."""
-    waiting, found, missing = list(prompts), [], 0
+    waiting, completions, missing = list(prompts), [], 0
     while waiting or missing:
         while waiting and (room := engine.free_capacity(sampling.group_size)) > 0:
             engine.submit(waiting[:room], sampling, seed=0, step=step)
@@ -146,13 +146,13 @@ def sample(
             waiting = waiting[room:]
         parts = engine.finished()
         missing -= sum(len(part.members) for part in parts)
-        found += parts
-    return found
+        completions += parts
+    return completions
 
 
-def against(found: Sequence[Completions], expected: Sequence[Completions]) -> dict[str, float]:
+def against(actual: Sequence[Completions], expected: Sequence[Completions]) -> dict[str, float]:
     """How many completions have other tokens, and the largest difference of a log-probability of those that do not."""
-    ours, theirs = by_completion(found), by_completion(expected)
+    ours, theirs = by_completion(actual), by_completion(expected)
     assert ours.keys() == theirs.keys(), "each completion came back once"
     same = [key for key in ours if torch.equal(ours[key][0], theirs[key][0])]
     worst = max(float((ours[key][1] - theirs[key][1]).abs().max()) for key in same)

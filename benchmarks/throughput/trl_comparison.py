@@ -210,10 +210,10 @@ def measure(options: argparse.Namespace) -> None:
         num_steps = options.warmup + options.rounds
         make = partial(TrlSide, options.trl_python, folder, num_steps=num_steps, micro_batch=options.trl_micro_batch)
         if ON_GPU:
-            made = {f"trl, {dtype} weights": make(num_threads=1, dtype=dtype) for dtype in options.trl_dtypes}
+            contexts = {f"trl, {dtype} weights": make(num_threads=1, dtype=dtype) for dtype in options.trl_dtypes}
         else:
-            made = {f"trl, {n} thread{'s' * (n > 1)}": make(num_threads=n) for n in options.trl_threads}
-        trl_sides = {name: stack.enter_context(side) for name, side in made.items()}
+            contexts = {f"trl, {n} thread{'s' * (n > 1)}": make(num_threads=n) for n in options.trl_threads}
+        trl_sides = {name: stack.enter_context(side) for name, side in contexts.items()}
         ours = _start_flow(stack, folder, options)  # while TRL starts
         for side in trl_sides.values():
             side.wait_until_ready()

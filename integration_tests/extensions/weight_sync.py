@@ -54,7 +54,7 @@ class SocketReceiver:
             self._store.wait(list(keys.values()), timedelta(seconds=timeout_s))
         except DistStoreError as error:
             raise WeightTimeout(f"{self._edge}: version {policy_version} did not come in {timeout_s} s") from error
-        found = {rank: self._store.get(key) for rank, key in keys.items()}
-        if any(hashlib.sha256(content[32:]).digest() != content[:32] for content in found.values()):
+        contents = {rank: self._store.get(key) for rank, key in keys.items()}
+        if any(hashlib.sha256(content[32:]).digest() != content[:32] for content in contents.values()):
             raise WeightMismatchError(f"{self._edge}: version {policy_version} came with other bytes than were sent")
-        self._copies.run({rank: load(content[32:]) for rank, content in found.items()}, tensors)
+        self._copies.run({rank: load(content[32:]) for rank, content in contents.items()}, tensors)

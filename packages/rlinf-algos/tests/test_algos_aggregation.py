@@ -61,8 +61,8 @@ NAMES = ["token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_t
 def test_formulas(name, B, T, seed):
     terms, mask = draw(B, T, seed)
     expected = reference(name, terms, mask)
-    found = aggregate(name, torch.tensor(np.where(mask, terms, np.nan)), torch.tensor(mask), int(mask.sum()), B)
-    np.testing.assert_allclose(found.item(), expected, rtol=1e-6, atol=1e-12)
+    actual = aggregate(name, torch.tensor(np.where(mask, terms, np.nan)), torch.tensor(mask), int(mask.sum()), B)
+    np.testing.assert_allclose(actual.item(), expected, rtol=1e-6, atol=1e-12)
 
 
 @quick
@@ -129,7 +129,7 @@ def test_sums_and_divisors_of_micro_batches_make_the_aggregation(name):
     mask = torch.arange(5)[None] < torch.tensor([[5], [1], [0], [3], [2], [4]])
     parts = [slice(0, 2), slice(2, 3), slice(3, 6)]
     total = sum(aggregation_divisor(name, mask[part], max_completion_tokens=7) for part in parts)
-    found = sum(aggregated_sum(name, terms[part], mask[part]) for part in parts) / (total or 1.0)
+    actual = sum(aggregated_sum(name, terms[part], mask[part]) for part in parts) / (total or 1.0)
     by_row = [terms[b, : int(mask[b].sum())] for b in range(6) if mask[b].any()]
     expected = {
         "token_mean": torch.cat(by_row).mean(),
@@ -138,4 +138,4 @@ def test_sums_and_divisors_of_micro_batches_make_the_aggregation(name):
         "sequence_mean_token_sum": torch.stack([row.sum() for row in by_row]).mean(),
         "constant_length_mean": torch.stack([row.sum() for row in by_row]).mean() / 7,
     }
-    torch.testing.assert_close(found, expected[name])
+    torch.testing.assert_close(actual, expected[name])

@@ -55,18 +55,18 @@ def my_loss(policy_logprobs, proximal_logprobs, advantages, loss_mask, *, clip_l
     ("name", "samples"), [*((n, "completions") for n in PRESETS), *((n, "episodes") for n in EPISODE_PRESETS)]
 )
 def test_a_preset_is_whole(name, samples):
-    made = preset(name, samples=samples)
-    assert (made.name, made.samples) == (name, samples)
+    algorithm = preset(name, samples=samples)
+    assert (algorithm.name, algorithm.samples) == (name, samples)
     for part, table, takes in (
-        (made.advantage, BUILTIN_ADVANTAGES, advantage_takes),
-        (made.policy_loss, BUILTIN_POLICY_LOSSES, policy_loss_takes),
+        (algorithm.advantage, BUILTIN_ADVANTAGES, advantage_takes),
+        (algorithm.policy_loss, BUILTIN_POLICY_LOSSES, policy_loss_takes),
     ):
-        wanted = {name for name, field in table[part].options.items() if field in Algorithm.__slots__}
-        assert set(made.options_of(takes(part))) == wanted, "every field that its parts take has a value"
-    assert made.correction is None
-    assert ADVANTAGES.get(made.advantage)
-    assert POLICY_LOSSES.get(made.policy_loss)
-    assert KL_ESTIMATES.get(made.kl)
+        expected = {name for name, field in table[part].options.items() if field in Algorithm.__slots__}
+        assert set(algorithm.options_of(takes(part))) == expected, "every field that its parts take has a value"
+    assert algorithm.correction is None
+    assert ADVANTAGES.get(algorithm.advantage)
+    assert POLICY_LOSSES.get(algorithm.policy_loss)
+    assert KL_ESTIMATES.get(algorithm.kl)
 
 
 def test_the_presets_differ_as_their_sources_do():
@@ -236,9 +236,9 @@ def test_a_correction_brings_its_range():
 
 
 def test_another_part_brings_the_defaults_of_its_fields():
-    made = preset("grpo", policy_loss="policy_gradient", advantage="gae")
-    assert (made.clip_low, made.clip_high, made.normalize_std) == (None, None, None)
-    assert (made.gamma, made.gae_lambda, made.value_loss) == (DEFAULTS["gamma"], DEFAULTS["gae_lambda"], "clipped")
+    grpo = preset("grpo", policy_loss="policy_gradient", advantage="gae")
+    assert (grpo.clip_low, grpo.clip_high, grpo.normalize_std) == (None, None, None)
+    assert (grpo.gamma, grpo.gae_lambda, grpo.value_loss) == (DEFAULTS["gamma"], DEFAULTS["gae_lambda"], "clipped")
     assert preset("ppo", group_size=1).group_size == 1
 
 
@@ -257,18 +257,18 @@ def test_the_table_of_advantages_says_what_the_functions_take(name):
 
 @pytest.mark.parametrize("name", BUILTIN_POLICY_LOSSES)
 def test_the_table_of_policy_losses_says_what_the_functions_take(name):
-    found, takes = takes_of_policy_loss(POLICY_LOSSES.get(name)), BUILTIN_POLICY_LOSSES[name]
-    assert found.inputs == takes.inputs
-    assert set(takes.options) <= set(found.options)
-    assert found.required == takes.required
+    actual, takes = takes_of_policy_loss(POLICY_LOSSES.get(name)), BUILTIN_POLICY_LOSSES[name]
+    assert actual.inputs == takes.inputs
+    assert set(takes.options) <= set(actual.options)
+    assert actual.required == takes.required
 
 
 def test_parts_of_ones_own():
     here = __name__
     sys.modules.setdefault(here, sys.modules[__name__])
-    made = preset("grpo", advantage=f"{here}:halved", options={"power": 2})
-    takes = takes_of_advantage(ADVANTAGES.get(made.advantage))
-    assert made.options_of(takes) == {"power": 2}, "what has a default and is not given is left to it"
+    algorithm = preset("grpo", advantage=f"{here}:halved", options={"power": 2})
+    takes = takes_of_advantage(ADVANTAGES.get(algorithm.advantage))
+    assert algorithm.options_of(takes) == {"power": 2}, "what has a default and is not given is left to it"
     assert takes.works_on == "groups"
     with pytest.raises(AlgosError, match=r"options.power is not set; advantage=.*:halved needs it"):
         preset("grpo", advantage=f"{here}:halved")
@@ -288,13 +288,13 @@ def test_functions_that_are_no_parts():
     with pytest.raises(AlgosError, match=r"a policy loss begins with \(policy_logprobs, proximal"):
         takes_of_policy_loss(halved)
     fields = {name: getattr(preset("grpo"), name) for name in Algorithm.__slots__}
-    found = list(problems(fields | {"advantage": f"{__name__}:wrong_inputs"}))
-    assert [name for name, _ in found] == ["advantage"]
+    errors = list(problems(fields | {"advantage": f"{__name__}:wrong_inputs"}))
+    assert [name for name, _ in errors] == ["advantage"]
 
 
 def test_an_algorithm_of_ones_own():
-    made = preset(f"{__name__}:MINE", clip_high=0.4)
-    assert (made.normalize_std, made.clip_low, made.clip_high) == (False, 0.1, 0.4)
+    algorithm = preset(f"{__name__}:MINE", clip_high=0.4)
+    assert (algorithm.normalize_std, algorithm.clip_low, algorithm.clip_high) == (False, 0.1, 0.4)
     unbounded = preset(f"{__name__}:MINE_UNBOUNDED")
     assert (unbounded.value_clip, unbounded.weight_cap) == (None, None), "null is what it says, not the default"
     assert preset(f"{__name__}:MINE", advantage="gae").value_clip == DEFAULTS["value_clip"], "MINE has no critic"

@@ -51,9 +51,9 @@ def test_as_mask_refuses_weights_and_other_shapes():
 
 def test_masked_keeps_garbage_out_of_value_and_gradient():
     x = torch.tensor([2.0, NAN, INF], requires_grad=True)
-    kept = masked("x", x, torch.tensor([True, False, False]))
-    assert kept.tolist() == [2.0, 0.0, 0.0]
-    kept.exp().sum().backward()
+    output = masked("x", x, torch.tensor([True, False, False]))
+    assert output.tolist() == [2.0, 0.0, 0.0]
+    output.exp().sum().backward()
     assert x.grad is not None
     assert torch.isfinite(x.grad).all()
     assert x.grad[1:].tolist() == [0.0, 0.0]
@@ -61,14 +61,14 @@ def test_masked_keeps_garbage_out_of_value_and_gradient():
 
 def test_masked_computes_in_float32_at_least():
     mask = torch.ones(1, dtype=torch.bool)
-    for given, expected in [
+    for dtype, expected in [
         (torch.bfloat16, torch.float32),
         (torch.float16, torch.float32),
         (torch.int64, torch.float32),
         (torch.float32, torch.float32),
         (torch.float64, torch.float64),
     ]:
-        assert masked("x", torch.ones(1, dtype=given), mask).dtype == expected
+        assert masked("x", torch.ones(1, dtype=dtype), mask).dtype == expected
 
 
 def test_errors_are_value_errors():

@@ -63,11 +63,11 @@ batches = {
 }
 
 
-def check(found, weights, mask, stays, is_cut, proximal, rollout, samples):
+def check(correction, weights, mask, stays, is_cut, proximal, rollout, samples):
     num = mask.sum()
-    np.testing.assert_allclose(found.weights.numpy(), np.where(mask & stays, weights, 0.0), rtol=1e-6, atol=1e-12)
-    assert found.loss_mask.numpy().tolist() == (mask & stays).tolist()
-    assert found.num_terms == num
+    np.testing.assert_allclose(correction.weights.numpy(), np.where(mask & stays, weights, 0.0), rtol=1e-6, atol=1e-12)
+    assert correction.loss_mask.numpy().tolist() == (mask & stays).tolist()
+    assert correction.num_terms == num
 
     def mean(values):
         return values[mask].sum() / max(1, num)
@@ -85,7 +85,7 @@ def check(found, weights, mask, stays, is_cut, proximal, rollout, samples):
         "effective_sample_fraction": samples.sum() ** 2 / (samples**2).sum() / len(samples) if num else 1.0,
     }
     for name, value in expected.items():
-        assert getattr(found, name).item() == pytest.approx(value, rel=1e-6, abs=1e-9), name
+        assert getattr(correction, name).item() == pytest.approx(value, rel=1e-6, abs=1e-9), name
 
 
 @quick
@@ -93,9 +93,9 @@ def check(found, weights, mask, stays, is_cut, proximal, rollout, samples):
 def test_truncated(B, T, mask_rate, spread, level, seed, cap):
     proximal, rollout, mask = draw(B, T, mask_rate, spread, seed)
     ratios, samples = ratios_of(level, proximal, rollout, mask)
-    found = truncated_importance_sampling(*garbage_outside(proximal, rollout, mask), level=level, cap=cap)
+    correction = truncated_importance_sampling(*garbage_outside(proximal, rollout, mask), level=level, cap=cap)
     is_cut = ratios > cap * (1 + 1e-12)
-    check(found, np.minimum(ratios, cap), mask, np.ones_like(mask), is_cut, proximal, rollout, samples)
+    check(correction, np.minimum(ratios, cap), mask, np.ones_like(mask), is_cut, proximal, rollout, samples)
 
 
 @quick
@@ -105,19 +105,19 @@ def test_masked(B, T, mask_rate, spread, level, seed, bounds, weigh):
     ratios, samples = ratios_of(level, proximal, rollout, mask)
     low, high = bounds
     stays = (ratios >= low * (1 - 1e-12)) & (ratios <= high * (1 + 1e-12)) | ~mask
-    found = masked_importance_sampling(
+    correction = masked_importance_sampling(
         *garbage_outside(proximal, rollout, mask), level=level, low=low, high=high, weigh=weigh
     )
     weights = ratios if weigh else np.ones_like(ratios)
-    check(found, weights, mask, stays, np.zeros_like(mask), proximal, rollout, samples)
+    check(correction, weights, mask, stays, np.zeros_like(mask), proximal, rollout, samples)
 
 
 def test_icepop_rejects_on_both_sides():
     ratios = torch.tensor([[0.49, 0.51, 1.0, 4.9, 5.1]], dtype=torch.float64)
-    found = icepop(ratios.log(), torch.zeros(1, 5, dtype=torch.float64), None)
-    assert found.loss_mask.tolist() == [[False, True, True, True, False]]
-    torch.testing.assert_close(found.weights, ratios * found.loss_mask)
-    assert found.rejected_fraction.item() == pytest.approx(0.4)
+    correction = icepop(ratios.log(), torch.zeros(1, 5, dtype=torch.float64), None)
+    assert correction.loss_mask.tolist() == [[False, True, True, True, False]]
+    torch.testing.assert_close(correction.weights, ratios * correction.loss_mask)
+    assert correction.rejected_fraction.item() == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -128,10 +128,10 @@ def test_packed_rows_are_corrected_as_padded_ones(level):
     ids = torch.tensor([[0, 0, 0, 0, 1, 1, 2]])
     for function in (truncated_importance_sampling, masked_importance_sampling):
         padded = function(*map(torch.tensor, (proximal, rollout, mask)), level=level)
-        found = function(proximal_row, rollout_row, None, level=level, sequence_ids=ids)
-        torch.testing.assert_close(found.weights[0], padded.weights[torch.tensor(mask)])
-        assert found.loss_mask[0].tolist() == padded.loss_mask.numpy()[mask].tolist()
-        torch.testing.assert_close(found.effective_sample_fraction, padded.effective_sample_fraction)
+        packed = function(proximal_row, rollout_row, None, level=level, sequence_ids=ids)
+        torch.testing.assert_close(packed.weights[0], padded.weights[torch.tensor(mask)])
+        assert packed.loss_mask[0].tolist() == padded.loss_mask.numpy()[mask].tolist()
+        torch.testing.assert_close(packed.effective_sample_fraction, padded.effective_sample_fraction)
 
 
 def test_a_truncated_weight_makes_the_gradient_that_of_the_actors_policy():
@@ -144,13 +144,13 @@ def test_a_truncated_weight_makes_the_gradient_that_of_the_actors_policy():
 
 def test_far_ratios_neither_overflow_nor_hide():
     proximal, rollout = torch.tensor([[0.0, -200.0]]), torch.tensor([[-200.0, 0.0]])
-    found = truncated_importance_sampling(proximal, rollout, None, cap=3.0)
-    assert found.weights.tolist() == [[3.0, 0.0]]
-    assert found.largest_log_ratio == 200.0 and found.engine_kl_k3 == math.inf
-    assert found.effective_sample_fraction == 0.5
-    found = masked_importance_sampling(proximal, rollout, None)
-    assert found.loss_mask.tolist() == [[False, True]]
-    assert found.weights.isfinite().all()
+    correction = truncated_importance_sampling(proximal, rollout, None, cap=3.0)
+    assert correction.weights.tolist() == [[3.0, 0.0]]
+    assert correction.largest_log_ratio == 200.0 and correction.engine_kl_k3 == math.inf
+    assert correction.effective_sample_fraction == 0.5
+    correction = masked_importance_sampling(proximal, rollout, None)
+    assert correction.loss_mask.tolist() == [[False, True]]
+    assert correction.weights.isfinite().all()
     with pytest.raises(NonFiniteError, match=r"exp\(proximal_logprobs - rollout_logprobs\)\[0, 0\]=inf"):
         truncated_importance_sampling(proximal, rollout, None, cap=math.inf)
 
@@ -166,21 +166,23 @@ def test_rejection_by_a_divergence(statistic, B, T, is_packed, limit, seed):
     proximal, rollout, mask = draw(B, T, 0.7, 0.6, seed)
     ids = np.random.default_rng(seed).integers(0, 3, (B, T)) if is_packed else np.arange(B)[:, None].repeat(T, 1)
     reduced, _, estimate = statistic.rpartition("_")
-    reduce = {"sequence_sum": sum, "sequence_mean": lambda found: sum(found) / len(found), "sequence_max": max}
+    reduce = {"sequence_sum": sum, "sequence_mean": lambda terms: sum(terms) / len(terms), "sequence_max": max}
     expected = np.zeros((B, T), dtype=bool)
     for index in zip(*np.nonzero(mask), strict=True):
         places = [index] if reduced == "token" else list(zip(*np.nonzero(mask & (ids == ids[index])), strict=True))
         logs = [proximal[place] - rollout[place] for place in places]
         if estimate == "k1":
-            found = abs(logs[0] if reduced == "token" else reduce[reduced](logs))
+            divergence = abs(logs[0] if reduced == "token" else reduce[reduced](logs))
         else:
-            found = [ESTIMATES[estimate](log) for log in logs]
-            found = found[0] if reduced == "token" else reduce[reduced](found)
-        expected[index] = found <= limit
+            estimates = [ESTIMATES[estimate](log) for log in logs]
+            divergence = estimates[0] if reduced == "token" else reduce[reduced](estimates)
+        expected[index] = divergence <= limit
     options = {"sequence_ids": torch.tensor(np.where(mask, ids, -1))} if is_packed else {}
-    found = reject_by_divergence(*garbage_outside(proximal, rollout, mask), statistic=statistic, limit=limit, **options)
-    assert found.loss_mask.numpy().tolist() == expected.tolist()
-    assert torch.equal(found.weights, found.loss_mask.double())
+    correction = reject_by_divergence(
+        *garbage_outside(proximal, rollout, mask), statistic=statistic, limit=limit, **options
+    )
+    assert correction.loss_mask.numpy().tolist() == expected.tolist()
+    assert torch.equal(correction.weights, correction.loss_mask.double())
 
 
 def test_refusals_of_a_rejection():
@@ -193,10 +195,10 @@ def test_refusals_of_a_rejection():
 
 
 def test_what_was_rejected_adds_nothing_whichever_mask_aggregates():
-    found = icepop(torch.tensor([[0.0, 3.0]]), torch.tensor([[0.0, 0.0]]), None)
-    terms = torch.tensor([[1.0, 7.0]]) * found.weights
+    correction = icepop(torch.tensor([[0.0, 3.0]]), torch.tensor([[0.0, 0.0]]), None)
+    terms = torch.tensor([[1.0, 7.0]]) * correction.weights
     assert token_mean(terms, None, 2).item() == 0.5
-    assert token_mean(terms, found.loss_mask, found.loss_mask.sum()).item() == 1.0
+    assert token_mean(terms, correction.loss_mask, correction.loss_mask.sum()).item() == 1.0
 
 
 @quick
@@ -210,15 +212,15 @@ def test_off_policy_sequences(B, T, threshold, by_token, seed):
         for t in range(T):
             expected[b, t] &= not (drift > threshold and (advantages[b, t] if by_token else advantages[b]) < 0)
     policies, rollouts, masks = garbage_outside(policy, rollout, mask)
-    found = off_policy_sequence_mask(policies, rollouts, torch.tensor(advantages), masks, threshold=threshold)
-    assert found.numpy().tolist() == expected.tolist()
+    actual = off_policy_sequence_mask(policies, rollouts, torch.tensor(advantages), masks, threshold=threshold)
+    assert actual.numpy().tolist() == expected.tolist()
 
 
 def test_off_policy_sequences_of_a_packed_row():
     policy = torch.tensor([[-2.0, -2.0, 0.0, 0.0]])
     ids, advantages = torch.tensor([[0, 0, 1, 1]]), -torch.ones(1, 4)
-    found = off_policy_sequence_mask(policy, 0 * policy, advantages, None, threshold=1.5, sequence_ids=ids)
-    assert found.tolist() == [[False, False, True, True]], "over the whole row the drift is 1"
+    mask = off_policy_sequence_mask(policy, 0 * policy, advantages, None, threshold=1.5, sequence_ids=ids)
+    assert mask.tolist() == [[False, False, True, True]], "over the whole row the drift is 1"
     with pytest.raises(AlgosError, match="threshold=-1 must be at least 0"):
         off_policy_sequence_mask(policy, policy, advantages, None, threshold=-1)
     with pytest.raises(ShapeError, match="advantages has shape"):
@@ -229,11 +231,11 @@ def test_off_policy_sequences_of_a_packed_row():
 @given(st.integers(0, 8), st.sampled_from([0.0, 1.0, 300.0]), seeds)
 def test_effective_sample_size(num, spread, seed):
     logs = np.random.default_rng(seed).normal(0.0, spread, num)
-    found = effective_sample_size(torch.tensor(logs)).item()
+    size = effective_sample_size(torch.tensor(logs)).item()
     weights = np.exp(logs - logs.max()) if num else logs
-    assert found == pytest.approx(weights.sum() ** 2 / (weights**2).sum() if num else 0.0, rel=1e-6)
+    assert size == pytest.approx(weights.sum() ** 2 / (weights**2).sum() if num else 0.0, rel=1e-6)
     masked = effective_sample_size(torch.tensor([*logs, math.nan]), torch.tensor([1] * num + [0])).item()
-    assert masked == found
+    assert masked == size
 
 
 def test_weights_are_constants():

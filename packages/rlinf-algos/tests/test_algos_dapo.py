@@ -35,11 +35,11 @@ def test_choice_of_groups(B, num_groups, num_wanted, mask_rate, seed):
     chosen, missing = useful[:num_wanted], max(0, num_wanted - len(useful))
     tensors = [torch.tensor(x) for x in (np.where(mask, rewards, np.nan), ids, mask)]
     assert has_signal(*tensors).tolist() == [bool(mask[b]) and ids[b] in useful for b in range(B)]
-    found = choose_groups(*tensors, num_wanted=num_wanted)
-    assert found.keep.tolist() == [bool(mask[b]) and ids[b] in chosen for b in range(B)]
-    assert (found.num_groups, found.num_with_signal) == (len(groups), len(useful))
-    assert (found.num_chosen, found.num_missing) == (len(chosen), missing)
-    assert found.num_more_prompts == math.ceil(missing * (len(groups) + 2) / (len(useful) + 1))
+    choice = choose_groups(*tensors, num_wanted=num_wanted)
+    assert choice.keep.tolist() == [bool(mask[b]) and ids[b] in chosen for b in range(B)]
+    assert (choice.num_groups, choice.num_with_signal) == (len(groups), len(useful))
+    assert (choice.num_chosen, choice.num_missing) == (len(chosen), missing)
+    assert choice.num_more_prompts == math.ceil(missing * (len(groups) + 2) / (len(useful) + 1))
 
 
 @quick
@@ -47,8 +47,8 @@ def test_choice_of_groups(B, num_groups, num_wanted, mask_rate, seed):
 def test_groups_with_signal_are_those_with_advantages(P, G, seed):
     rewards = torch.tensor(np.random.default_rng(seed).integers(0, 2, (P, G)))
     expected = (grpo_advantages(rewards) != 0).any(dim=1)
-    found = has_signal(rewards)
-    assert torch.equal(found, expected[:, None].expand(P, G))
+    actual = has_signal(rewards)
+    assert torch.equal(actual, expected[:, None].expand(P, G))
     keep = choose_groups(rewards, num_wanted=1).keep.any(dim=1)
     assert keep.tolist() == [bool(e) and not expected[:p].any() for p, e in enumerate(expected)]
 
@@ -57,8 +57,8 @@ def test_how_many_prompts_are_needed():
     """6 of 16 groups had a signal and 8 are wanted: 2 more, of which (6 + 1) / (16 + 2) are expected to have one."""
     rewards = torch.zeros(16, 4)
     rewards[:6, 0] = 1.0
-    found = choose_groups(rewards, num_wanted=8)
-    assert (found.num_chosen, found.num_missing, found.num_more_prompts) == (6, 2, 6)
+    choice = choose_groups(rewards, num_wanted=8)
+    assert (choice.num_chosen, choice.num_missing, choice.num_more_prompts) == (6, 2, 6)
     assert choose_groups(rewards, num_wanted=6).num_more_prompts == 0
     assert choose_groups(torch.zeros(4, 2), num_wanted=1).num_more_prompts == 6
 
@@ -74,16 +74,16 @@ def test_overlong_penalty(max_tokens, buffer_tokens, penalty, seed):
             expected[place] = -1
         elif length > max_tokens - buffer_tokens:
             expected[place] = ((max_tokens - buffer_tokens) - length) / buffer_tokens
-    found = overlong_penalty(
+    penalties = overlong_penalty(
         torch.tensor(lengths).double(), max_tokens=max_tokens, buffer_tokens=buffer_tokens, penalty=penalty
     )
-    np.testing.assert_allclose(found.numpy(), penalty * expected, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(penalties.numpy(), penalty * expected, rtol=1e-6, atol=1e-12)
 
 
 def test_overlong_penalty_of_integers():
     lengths = torch.tensor([0, 16384, 18432, 20480, 30000])
-    found = overlong_penalty(lengths, max_tokens=20480, buffer_tokens=4096)
-    assert found.tolist() == [0.0, 0.0, -0.5, -1.0, -1.0] and found.dtype == torch.float32
+    penalties = overlong_penalty(lengths, max_tokens=20480, buffer_tokens=4096)
+    assert penalties.tolist() == [0.0, 0.0, -0.5, -1.0, -1.0] and penalties.dtype == torch.float32
 
 
 def test_overlong_filter():

@@ -35,9 +35,9 @@ def test_high_entropies(shape, top, seed):
     ranked = sorted(entropies[mask], reverse=True)
     num_kept = math.ceil(top * len(ranked))
     expected = mask & (entropies >= ranked[num_kept - 1]) if num_kept else np.zeros_like(mask)
-    found = high_entropy_mask(torch.tensor(np.where(mask, entropies, np.nan)), torch.tensor(mask), top_fraction=top)
-    assert (found.numpy() == expected).all()
-    assert found.dtype == torch.bool
+    actual = high_entropy_mask(torch.tensor(np.where(mask, entropies, np.nan)), torch.tensor(mask), top_fraction=top)
+    assert (actual.numpy() == expected).all()
+    assert actual.dtype == torch.bool
 
 
 def test_the_weight_of_the_bonus_rises_while_the_entropy_is_low_and_falls_while_it_is_high():

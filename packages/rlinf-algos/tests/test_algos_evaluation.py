@@ -31,9 +31,9 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(data: st.DataObje
     k = data.draw(st.integers(1, n))
     subsets = list(itertools.combinations(verdicts, k))
     expected = Fraction(sum(any(subset) for subset in subsets), len(subsets))
-    found = pass_at_k(torch.tensor([sum(verdicts)]), n, k)
-    assert found.dtype == torch.float64
-    assert float(found[0]) == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
+    actual = pass_at_k(torch.tensor([sum(verdicts)]), n, k)
+    assert actual.dtype == torch.float64
+    assert float(actual[0]) == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
 
 
 @given(st.integers(1, 3000), st.data())
@@ -44,8 +44,8 @@ def test_pass_at_k_of_many_samples_equals_the_binomials(n: int, data: st.DataObj
 
 
 def test_pass_at_k_of_problems_with_different_numbers_of_samples():
-    found = pass_at_k(torch.tensor([1, 0, 3]), torch.tensor([4, 2, 3]), 2)
-    assert found.tolist() == pytest.approx([0.5, 0.0, 1.0])
+    scores = pass_at_k(torch.tensor([1, 0, 3]), torch.tensor([4, 2, 3]), 2)
+    assert scores.tolist() == pytest.approx([0.5, 0.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_canonical_answer(spellings: list[str], canonical: str):
 
 
 def test_avg_at_k():
-    found = avg_at_k(torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0]]))
-    assert found.tolist() == [0.75, 0.0]
-    assert found.dtype == torch.float64
+    scores = avg_at_k(torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0]]))
+    assert scores.tolist() == [0.75, 0.0]
+    assert scores.dtype == torch.float64
     assert avg_at_k(torch.tensor([[True]])).tolist() == [1.0]
     assert avg_at_k(torch.tensor([[0.25, 0.75]])).tolist() == [0.5]
     with pytest.raises(ShapeError, match=r"is_right has shape \[2\]; it must be \[P, n\]"):
@@ -155,17 +155,17 @@ def test_avg_at_k():
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=40))
 @example([0.0, 1.4619707445772982e-160])  # whose squares are no numbers
 def test_the_standard_error_is_that_of_a_mean(scores: list[float]):
-    found = mean_over_problems(torch.tensor(scores, dtype=torch.float64))
-    assert found.value == pytest.approx(statistics.fmean(scores), abs=1e-12)
-    assert found.standard_error == pytest.approx(statistics.stdev(scores) / math.sqrt(len(scores)), abs=1e-12)
-    assert 0 <= found.low <= found.value <= found.high <= 1
+    estimate = mean_over_problems(torch.tensor(scores, dtype=torch.float64))
+    assert estimate.value == pytest.approx(statistics.fmean(scores), abs=1e-12)
+    assert estimate.standard_error == pytest.approx(statistics.stdev(scores) / math.sqrt(len(scores)), abs=1e-12)
+    assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
 
 
 @pytest.mark.parametrize(("num_right", "size"), [(27, 30), (1, 30), (15, 30), (700, 1319)])
 def test_one_sample_a_problem_has_wilsons_interval(num_right: int, size: int):
     """The roots of (p - q)^2 = z^2 q (1 - q) / m, found by bisection instead of the closed form; m is the number of
     problems but for the n - 1 of the sample variance."""
-    found = mean_over_problems(torch.tensor([1.0] * num_right + [0.0] * (size - num_right)))
+    estimate = mean_over_problems(torch.tensor([1.0] * num_right + [0.0] * (size - num_right)))
     p, z = num_right / size, 1.959963984540054
 
     def root(inside: float, outside: float) -> float:
@@ -175,22 +175,22 @@ def test_one_sample_a_problem_has_wilsons_interval(num_right: int, size: int):
             inside, outside = (q, outside) if is_inside else (inside, q)
         return inside
 
-    assert (found.low, found.high) == pytest.approx((root(p, 0.0), root(p, 1.0)), abs=1e-9)
+    assert (estimate.low, estimate.high) == pytest.approx((root(p, 0.0), root(p, 1.0)), abs=1e-9)
 
 
 def test_nothing_right_is_not_certain():
-    found = mean_over_problems(torch.zeros(30))
+    estimate = mean_over_problems(torch.zeros(30))
     z = 1.959963984540054
-    assert (found.value, found.standard_error, found.low) == (0.0, 0.0, 0.0)
-    assert found.high == pytest.approx(z * z / (30 + z * z))
-    assert mean_over_problems(torch.ones(30)).low == pytest.approx(1 - found.high)
+    assert (estimate.value, estimate.standard_error, estimate.low) == (0.0, 0.0, 0.0)
+    assert estimate.high == pytest.approx(z * z / (30 + z * z))
+    assert mean_over_problems(torch.ones(30)).low == pytest.approx(1 - estimate.high)
 
 
 def test_a_single_problem_has_no_standard_error():
-    found = mean_over_problems(torch.tensor([0.5]))
-    assert math.isnan(found.standard_error)
-    assert found.low < 0.5 < found.high
-    assert found.num_problems == 1
+    estimate = mean_over_problems(torch.tensor([0.5]))
+    assert math.isnan(estimate.standard_error)
+    assert estimate.low < 0.5 < estimate.high
+    assert estimate.num_problems == 1
 
 
 def test_samples_of_one_problem_do_not_narrow_the_interval():
@@ -204,16 +204,16 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     covered = 0
     for _ in range(600):
         ability = torch.rand(60, 1, generator=generator).expand(60, 4)
-        found = mean_over_problems(avg_at_k(torch.bernoulli(ability, generator=generator)))
-        covered += found.low <= 0.5 <= found.high
+        estimate = mean_over_problems(avg_at_k(torch.bernoulli(ability, generator=generator)))
+        covered += estimate.low <= 0.5 <= estimate.high
     assert 0.92 <= covered / 600 <= 0.98
 
 
 def test_the_bootstrap_agrees_with_the_standard_error_and_repeats():
     scores = torch.rand(200, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     low, high = bootstrap_interval(scores)
-    found = mean_over_problems(scores)
-    assert (high - low) / 2 == pytest.approx(1.96 * found.standard_error, rel=0.05)
+    estimate = mean_over_problems(scores)
+    assert (high - low) / 2 == pytest.approx(1.96 * estimate.standard_error, rel=0.05)
     assert bootstrap_interval(scores) == (low, high)
     assert bootstrap_interval(scores, seed=1) != (low, high)
     narrow = bootstrap_interval(scores, confidence=0.5)

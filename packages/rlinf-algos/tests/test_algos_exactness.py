@@ -168,8 +168,8 @@ def train_rank(model: Transformer, parts: list[Rows], policy_loss: str, aggregat
     return torch.cat([loss[None], *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -184,10 +184,10 @@ def test_loss_and_gradient_do_not_depend_on_the_layout(policy_loss, aggregation,
         expected = train_rank(model, whole, policy_loss, aggregation, totals)
         ranks = [micro_batches(batch, rank, layout, dtype) for rank in range(NUM_RANKS)]
         assert torch.equal(sum((counts(parts) for parts in ranks), torch.zeros(2, dtype=torch.int64)), totals)
-        found = sum(train_rank(model, parts, policy_loss, aggregation, totals) for parts in ranks)
-        assert isinstance(found, Tensor)
-        assert relative_error(found[:1], expected[:1]) < tolerance
-        assert relative_error(found[1:], expected[1:]) < tolerance
+        actual = sum(train_rank(model, parts, policy_loss, aggregation, totals) for parts in ranks)
+        assert isinstance(actual, Tensor)
+        assert relative_error(actual[:1], expected[:1]) < tolerance
+        assert relative_error(actual[1:], expected[1:]) < tolerance
 
 
 def test_the_mean_of_means_of_micro_batches_would_be_seen():
@@ -212,9 +212,9 @@ def test_two_gloo_processes_get_the_loss_and_gradient_of_one(tmp_path):
     for aggregation in AGGREGATIONS:
         expected = train_rank(model, whole, "gspo", aggregation, counts(whole))
         for rank in range(NUM_RANKS):
-            found = torch.load(tmp_path / f"{aggregation}.{rank}", weights_only=True)
-            assert relative_error(found[:1], expected[:1]) < 1e-6
-            assert relative_error(found[1:], expected[1:]) < 1e-6
+            actual = torch.load(tmp_path / f"{aggregation}.{rank}", weights_only=True)
+            assert relative_error(actual[:1], expected[:1]) < 1e-6
+            assert relative_error(actual[1:], expected[1:]) < 1e-6
 
 
 def run_rank(folder: pathlib.Path, rank: int) -> None:

@@ -138,11 +138,11 @@ def test_the_noise_of_the_steps_may_be_given(learns_noise, all_steps):
     network, noise, times, indices = make(learns_noise)
     options = {"noise_level": None if learns_noise else 0.6, "indices": None if all_steps else indices}
     generator = torch.Generator().manual_seed(1)
-    given = torch.stack([torch.randn(noise.shape, generator=generator) for _ in range(4)])
+    step_noise = torch.stack([torch.randn(noise.shape, generator=generator) for _ in range(4)])
     drawn = sample_flow_chain(network, noise, times, generator=torch.Generator().manual_seed(1), **options)
-    assert torch.equal(sample_flow_chain(network, noise, times, step_noise=given, **options).states, drawn.states)
+    assert torch.equal(sample_flow_chain(network, noise, times, step_noise=step_noise, **options).states, drawn.states)
     with pytest.raises(ShapeError, match=r"step_noise has shape \[3, 7, 3, 2\]"):
-        sample_flow_chain(network, noise, times, step_noise=given[:3], **options)
+        sample_flow_chain(network, noise, times, step_noise=step_noise[:3], **options)
 
 
 @pytest.mark.parametrize("learns_noise", [False, True])

@@ -12,8 +12,8 @@ quick = settings(max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def close(found, expected):
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-9)
+def close(actual, expected):
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
 def gae_reference(rewards, values, next_values, terminated, truncated, gamma, lam, bootstrap_at_termination):
@@ -126,14 +126,14 @@ def test_token_gae(B, T, gamma, lam, mask_rate, cut_rate, seed):
     expected = token_gae_reference(rewards, values, mask, gamma, lam, np.where(truncated, last_values, 0.0))
     rewards[~mask], values[~mask], last_values[~truncated] = np.nan, np.inf, np.nan
     bootstrap = {"truncated": torch.tensor(truncated), "last_values": torch.tensor(last_values)}
-    found = token_gae(
+    actual = token_gae(
         *map(torch.tensor, (rewards, values, mask)),
         gamma=gamma,
         lam=lam,
         **({} if cut_rate is None else bootstrap),
     )
-    close(found[0], expected[0])
-    close(found[1], expected[1])
+    close(actual[0], expected[0])
+    close(actual[1], expected[1])
 
 
 def test_token_gae_of_a_long_completion_in_float32():
@@ -147,9 +147,9 @@ def test_token_gae_of_a_long_completion_in_float32():
     for t in np.flatnonzero(mask[0])[::-1]:
         carry = float(rewards[0, t]) + next_value - float(values[0, t]) + 0.95 * carry
         next_value, expected[0, t] = float(values[0, t]), carry
-    found, _ = token_gae(*map(torch.tensor, (rewards, values, mask)), gamma=1.0, lam=0.95)
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=3e-6)
+    advantages, _ = token_gae(*map(torch.tensor, (rewards, values, mask)), gamma=1.0, lam=0.95)
+    assert advantages.dtype == torch.float32
+    np.testing.assert_allclose(advantages.numpy(), expected, rtol=1e-5, atol=3e-6)
 
 
 def test_a_cut_completion_loses_its_future_unless_it_bootstraps():

@@ -22,10 +22,10 @@ def test_log_prob_and_entropy(leading, A, shared_std, seed):
     actions = mean + std * actions  # a few deviations away: the reference takes the logarithm of the density itself
     density = np.exp(-(((actions - mean) / std) ** 2) / 2) / (std * math.sqrt(2 * math.pi))
     entropy = 0.5 * np.log(2 * math.pi * math.e * std**2)
-    found = gaussian_log_prob(*map(torch.tensor, (actions, mean, log_std)))
-    np.testing.assert_allclose(found.numpy(), np.log(density).sum(-1), rtol=1e-6, atol=1e-9)
-    found = gaussian_entropy(torch.tensor(mean), torch.tensor(log_std))
-    np.testing.assert_allclose(found.numpy(), entropy.sum(-1), rtol=1e-6, atol=1e-9)
+    actual = gaussian_log_prob(*map(torch.tensor, (actions, mean, log_std)))
+    np.testing.assert_allclose(actual.numpy(), np.log(density).sum(-1), rtol=1e-6, atol=1e-9)
+    actual = gaussian_entropy(torch.tensor(mean), torch.tensor(log_std))
+    np.testing.assert_allclose(actual.numpy(), entropy.sum(-1), rtol=1e-6, atol=1e-9)
 
 
 def test_gradients_by_finite_differences():

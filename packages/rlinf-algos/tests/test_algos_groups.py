@@ -24,8 +24,8 @@ quick = settings(max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def close(found, expected):
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-9)
+def close(actual, expected):
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
 def grpo_reference(rewards, normalize_std, epsilon):
@@ -44,8 +44,8 @@ def grpo_reference(rewards, normalize_std, epsilon):
 def test_grpo(P, G, normalize_std, epsilon, seed):
     rng = np.random.default_rng(seed)
     rewards = rng.integers(0, 3, (P, G)) / 2 if rng.random() < 0.5 else rng.normal(3.0, 2.0, (P, G))
-    found = grpo_advantages(torch.tensor(rewards), normalize_std=normalize_std, epsilon=epsilon)
-    close(found, grpo_reference(rewards, normalize_std, epsilon))
+    advantages = grpo_advantages(torch.tensor(rewards), normalize_std=normalize_std, epsilon=epsilon)
+    close(advantages, grpo_reference(rewards, normalize_std, epsilon))
 
 
 @quick
@@ -80,9 +80,9 @@ def test_grpo_float32_and_half_precision():
     rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     expected = grpo_reference(rewards.double().numpy(), True, 1e-4)
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
-        found = grpo_advantages(rewards.to(dtype))
-        assert found.dtype == torch.float32
-        close(found, expected.astype(np.float32))
+        advantages = grpo_advantages(rewards.to(dtype))
+        assert advantages.dtype == torch.float32
+        close(advantages, expected.astype(np.float32))
 
 
 def test_grpo_carries_no_gradient():
@@ -157,8 +157,8 @@ def test_groups_of_any_size(name, shape, num_groups, mask_rate, seed):
     lengths, mask = rng.integers(0, 4, shape), rng.random(shape) < mask_rate
     expected = reference(name, rewards, lengths, ids, mask)
     given_rewards = np.where(mask, rewards, np.nan)
-    found = ADVANTAGES[name][0](*map(torch.tensor, (given_rewards, lengths, ids, mask)))
-    close(torch.nan_to_num(found) if name.startswith("less") else found, expected)
+    advantages = ADVANTAGES[name][0](*map(torch.tensor, (given_rewards, lengths, ids, mask)))
+    close(torch.nan_to_num(advantages) if name.startswith("less") else advantages, expected)
 
 
 @quick
@@ -178,8 +178,8 @@ def test_lone_and_equal_rewards_give_exactly_zero(name):
     ids = torch.tensor([5, 2, 2, 2, 2, 2, 2, 2])
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         rewards = torch.full((8,), 0.1, dtype=dtype)
-        found = ADVANTAGES[name][0](rewards, torch.arange(8), ids)
-        assert torch.equal(found, torch.zeros_like(found))
+        advantages = ADVANTAGES[name][0](rewards, torch.arange(8), ids)
+        assert torch.equal(advantages, torch.zeros_like(advantages))
 
 
 def test_what_is_masked_out_is_in_no_baseline():
@@ -218,9 +218,9 @@ def test_gdpo_tells_apart_what_the_sum_does_not():
     parts = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]], dtype=torch.float64)
     weights = torch.tensor([1.0, 1.0], dtype=torch.float64)
     of_sum = grpo_advantages(parts @ weights)
-    found = gdpo_advantages(parts, weights)
+    advantages = gdpo_advantages(parts, weights)
     assert of_sum[0, 0] == of_sum[0, 1]
-    assert found[0, 0] > found[0, 1], "a right answer is rarer here than a right form"
+    assert advantages[0, 0] > advantages[0, 1], "a right answer is rarer here than a right form"
 
 
 def test_gdpo_refuses():

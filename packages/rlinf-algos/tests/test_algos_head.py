@@ -27,8 +27,8 @@ def inputs(dtype=torch.float64, has_bias=True, scale=2.0) -> tuple[tuple[Any, An
     bias = torch.randn(VOCAB, generator=generator, dtype=torch.float64) if has_bias else None
     ids = torch.randint(0, VOCAB, (NUM_TOKENS,), generator=generator)
     leaves = (hidden, weight) if bias is None else (hidden, weight, bias)
-    made = [leaf.to(dtype).requires_grad_() for leaf in leaves]
-    return (made[0], made[1], made[2] if has_bias else None), ids
+    tensors = [leaf.to(dtype).requires_grad_() for leaf in leaves]
+    return (tensors[0], tensors[1], tensors[2] if has_bias else None), ids
 
 
 def plain(hidden, weight, bias, ids, temperature, softcap):
@@ -66,8 +66,8 @@ def test_values_and_gradients_equal_the_plain_formula(tiles, softcap, has_bias, 
     torch.testing.assert_close(both, expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(alone, both[0])
     torch.testing.assert_close(gradients(*both, leaves), gradients(*expected, leaves), rtol=1e-11, atol=1e-12)
-    wanted = gradients(plain(*leaves, ids, 0.7, softcap)[0], None, leaves)
-    torch.testing.assert_close(gradients(alone, None, leaves), wanted, rtol=1e-11, atol=1e-12)
+    expected_alone = gradients(plain(*leaves, ids, 0.7, softcap)[0], None, leaves)
+    torch.testing.assert_close(gradients(alone, None, leaves), expected_alone, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
@@ -86,11 +86,11 @@ def test_lower_precisions_stay_near_float64(tiles, dtype, atol):
     leaves, ids = inputs(dtype)
     hidden, weight, bias = (leaf.detach().double().requires_grad_() for leaf in leaves)
     exact = hidden, weight, bias
-    found = head_logprobs_and_entropy(*leaves[:2], ids, bias=leaves[2])
+    actual = head_logprobs_and_entropy(*leaves[:2], ids, bias=leaves[2])
     expected = plain(*exact, ids, 1.0, None)
-    assert found[0].dtype == found[1].dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol, check_dtype=False)
-    for ours, theirs in zip(gradients(*found, leaves), gradients(*expected, exact), strict=True):
+    assert actual[0].dtype == actual[1].dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol, check_dtype=False)
+    for ours, theirs in zip(gradients(*actual, leaves), gradients(*expected, exact), strict=True):
         assert ours.dtype == dtype
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2 * atol, check_dtype=False)
 
@@ -108,8 +108,8 @@ def test_it_agrees_with_what_starts_from_logits(tiles):
     leaves, ids = inputs(torch.float32, has_bias=False)
     hidden, weight = (leaf.detach() for leaf in leaves[:2])
     logits = hidden @ weight.T
-    found = head_logprobs_and_entropy(hidden, weight, ids, 0.9)
-    torch.testing.assert_close(found, logprobs_and_entropy(logits, ids, 0.9), rtol=1e-6, atol=2e-6)
+    actual = head_logprobs_and_entropy(hidden, weight, ids, 0.9)
+    torch.testing.assert_close(actual, logprobs_and_entropy(logits, ids, 0.9), rtol=1e-6, atol=2e-6)
     torch.testing.assert_close(head_logprobs(hidden, weight, ids, 0.9), token_logprobs(logits, ids, 0.9))
 
 
@@ -122,10 +122,10 @@ def test_tokens_outside_the_mask_are_nothing(tiles):
     spoiled.requires_grad_()
     wild = torch.where(mask[0], ids, 10**6)[None]
 
-    found = head_logprobs_and_entropy(spoiled[None], weight, wild, bias=bias, loss_mask=mask)
+    actual = head_logprobs_and_entropy(spoiled[None], weight, wild, bias=bias, loss_mask=mask)
     expected = [(column * mask[0])[None] for column in plain(*leaves, ids, 1.0, None)]
-    torch.testing.assert_close(list(found), expected, rtol=1e-12, atol=1e-12)
-    ours = gradients(found[0][0], found[1][0], [spoiled, weight, bias])
+    torch.testing.assert_close(list(actual), expected, rtol=1e-12, atol=1e-12)
+    ours = gradients(actual[0][0], actual[1][0], [spoiled, weight, bias])
     theirs = gradients(expected[0][0], expected[1][0], leaves)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
@@ -134,9 +134,9 @@ def test_tokens_outside_the_mask_are_nothing(tiles):
 def test_without_any_token_gradients_are_zero():
     leaves, ids = inputs()
     nothing = torch.zeros(NUM_TOKENS)
-    found = head_logprobs(leaves[0], leaves[1], ids, bias=leaves[2], loss_mask=nothing)
-    assert torch.equal(found, torch.zeros(NUM_TOKENS, dtype=torch.float64))
-    assert not any(gradient.any() for gradient in torch.autograd.grad(found.sum(), leaves))
+    logprobs = head_logprobs(leaves[0], leaves[1], ids, bias=leaves[2], loss_mask=nothing)
+    assert torch.equal(logprobs, torch.zeros(NUM_TOKENS, dtype=torch.float64))
+    assert not any(gradient.any() for gradient in torch.autograd.grad(logprobs.sum(), leaves))
 
 
 def test_only_what_asks_for_a_gradient_gets_one():
@@ -152,10 +152,10 @@ def test_a_banned_column_has_probability_zero(tiles):
     hidden, weight, bias = leaves
     banned = torch.cat([torch.full((8,), -torch.inf, dtype=torch.float64), bias.detach()[8:]])
     ids = ids.clamp(min=8)
-    found = head_logprobs_and_entropy(hidden, weight, ids, bias=banned)
+    actual = head_logprobs_and_entropy(hidden, weight, ids, bias=banned)
     expected = plain(hidden, weight[8:], banned[8:], ids - 8, 1.0, None)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    ours, theirs = gradients(*found, [hidden, weight]), gradients(*expected, [hidden, weight])
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    ours, theirs = gradients(*actual, [hidden, weight]), gradients(*expected, [hidden, weight])
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
 
 

@@ -49,16 +49,16 @@ def test_formulas(pair, shape, seed):
     mask = rng.random(shape) < rng.choice([0.0, 0.5, 1.0])
     expected = np.where(mask, formula(policy, ref), 0.0)
     policy[~mask], ref[~mask] = np.nan, -np.inf
-    found = function(*map(torch.tensor, (policy, ref, mask)))
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-12)
+    actual = function(*map(torch.tensor, (policy, ref, mask)))
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-6, atol=1e-12)
 
 
 @settings(max_examples=60)
 @given(st.sampled_from([kl_k3, kl_k3_plus]), st.sampled_from([0.1, 3.0, 10.0, 1000.0]), st.integers(0, 2**32 - 1))
 def test_a_clamped_k3_is_the_smaller_of_k3_and_the_clamp(function, clamp, seed):
     policy, ref = np.random.default_rng(seed).normal(0.0, 5.0, (2, 3, 4))
-    found = function(torch.tensor(policy), torch.tensor(ref), clamp=clamp)
-    np.testing.assert_allclose(found.numpy(), np.minimum(k3(policy, ref), clamp), rtol=1e-6, atol=1e-12)
+    estimates = function(torch.tensor(policy), torch.tensor(ref), clamp=clamp)
+    np.testing.assert_allclose(estimates.numpy(), np.minimum(k3(policy, ref), clamp), rtol=1e-6, atol=1e-12)
 
 
 def test_a_clamp_takes_the_gradient_from_tokens_beyond_it_alone():
@@ -99,15 +99,15 @@ def test_k1_and_k3_are_unbiased_and_k2_has_the_gradient_of_the_kl():
     for function in (kl_k1_plus, kl_k3_plus):
         estimate = (probs * function(policy, ref)).sum()
         assert estimate.item() == pytest.approx(kl.item(), rel=1e-12)
-        (found,) = torch.autograd.grad(estimate, logits, retain_graph=True)
-        torch.testing.assert_close(found, expected)
+        (gradient,) = torch.autograd.grad(estimate, logits, retain_graph=True)
+        torch.testing.assert_close(gradient, expected)
     torch.testing.assert_close(of_k1, torch.zeros_like(expected))
 
 
 def test_k3_keeps_its_digits_near_zero():
     d = 1e-6
-    found = kl_k3(torch.tensor([d], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)).item()
-    assert found == pytest.approx(d**2 / 2, rel=1e-4)
+    estimate = kl_k3(torch.tensor([d], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)).item()
+    assert estimate == pytest.approx(d**2 / 2, rel=1e-4)
 
 
 def test_refusals():
@@ -192,9 +192,9 @@ def test_a_weighted_k3_of_another_policys_samples_is_the_kl_in_value_and_gradien
     ref, proximal = (torch.tensor(rng.normal(size=5)).log_softmax(0) for _ in range(2))
     policy = free.log_softmax(0)
     exact = (policy.exp() * (policy - ref)).sum()
-    found = (proximal.exp() * ratio_weighted_kl(kl_k3(policy, ref), policy, proximal)).sum()
-    torch.testing.assert_close(found, exact)
-    slopes = [torch.autograd.grad(value, free, retain_graph=True)[0] for value in (found, exact)]
+    weighted = (proximal.exp() * ratio_weighted_kl(kl_k3(policy, ref), policy, proximal)).sum()
+    torch.testing.assert_close(weighted, exact)
+    slopes = [torch.autograd.grad(value, free, retain_graph=True)[0] for value in (weighted, exact)]
     torch.testing.assert_close(*slopes)
     on_policy = (policy.detach().exp() * ratio_weighted_kl(kl_k3(policy, ref), policy, policy.detach())).sum()
     torch.testing.assert_close(torch.autograd.grad(on_policy, free, retain_graph=True)[0], slopes[1])

@@ -49,10 +49,10 @@ def test_values(B, T, V, temperature, seed):
     logp, entropy = (np.where(mask, x, 0.0) for x in reference(logits, ids, temperature))
     logits[~mask], ids[~mask] = np.nan, -100
     logits, ids, mask = map(torch.tensor, (logits, ids, mask))
-    found = token_logprobs(logits, ids, temperature, loss_mask=mask)
-    np.testing.assert_allclose(found.numpy(), logp, rtol=1e-6, atol=1e-9)
-    found = entropy_of_logits(logits, temperature, loss_mask=mask)
-    np.testing.assert_allclose(found.numpy(), entropy, rtol=1e-6, atol=1e-9)
+    actual = token_logprobs(logits, ids, temperature, loss_mask=mask)
+    np.testing.assert_allclose(actual.numpy(), logp, rtol=1e-6, atol=1e-9)
+    actual = entropy_of_logits(logits, temperature, loss_mask=mask)
+    np.testing.assert_allclose(actual.numpy(), entropy, rtol=1e-6, atol=1e-9)
     both = logprobs_and_entropy(logits, ids, temperature, loss_mask=mask)
     np.testing.assert_allclose(both[0].numpy(), logp, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(both[1].numpy(), entropy, rtol=1e-6, atol=1e-9)
@@ -66,8 +66,8 @@ def test_logit_norms_are_those_of_the_gradient():
     scaled = (logits / 0.7).requires_grad_()
     token_logprobs(scaled, ids, loss_mask=mask).sum().backward()
     assert scaled.grad is not None
-    found = logit_norms(logits.masked_fill(~mask[..., None], NAN), ids, 0.7, loss_mask=mask)
-    torch.testing.assert_close(found, scaled.grad.square().sum(-1))
+    norms = logit_norms(logits.masked_fill(~mask[..., None], NAN), ids, 0.7, loss_mask=mask)
+    torch.testing.assert_close(norms, scaled.grad.square().sum(-1))
     logits[0, 1, 2] = NAN
     with pytest.raises(NonFiniteError, match=r"logits\[0, 1, 2\]=nan"):
         logit_norms(logits, ids)
@@ -98,13 +98,13 @@ def test_lower_precision_logits_lose_nothing_more(dtype):
     ids = torch.randint(0, 50, (3, 4), generator=generator)
     exact = logits.detach().double().requires_grad_()
     logp = exact.log_softmax(-1)
-    for found, expected in [
+    for actual, expected in [
         (token_logprobs(logits, ids), logp.gather(2, ids[..., None])[..., 0]),
         (entropy_of_logits(logits), -(logp.exp() * logp).sum(-1)),
     ]:
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-        (gradient,) = torch.autograd.grad(found.sum(), logits)
+        assert actual.dtype == torch.float32
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
+        (gradient,) = torch.autograd.grad(actual.sum(), logits)
         (of_exact,) = torch.autograd.grad(expected.sum(), exact, retain_graph=True)
         assert gradient.dtype == dtype
         tolerance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]

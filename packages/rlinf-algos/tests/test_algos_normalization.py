@@ -54,8 +54,8 @@ def test_masked_whiten(shape, epsilon, seed):
         chosen = values[mask]
         expected[mask] = (chosen - chosen.mean()) / (chosen.std(ddof=1) + epsilon)
     for function in (masked_whiten, normalize_advantages):
-        found = function(torch.tensor(values), torch.tensor(mask), epsilon=epsilon)
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-9)
+        actual = function(torch.tensor(values), torch.tensor(mask), epsilon=epsilon)
+        np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_whitening_equal_values_gives_exactly_zero():
@@ -76,12 +76,12 @@ def test_gradients():
 def test_explained_variance(shape, seed):
     values, mask = draw(shape, seed)
     returns = np.where(mask, values + np.random.default_rng(seed + 1).normal(size=shape), np.nan)
-    found = explained_variance(torch.tensor(values), torch.tensor(returns), torch.tensor(mask)).item()
+    actual = explained_variance(torch.tensor(values), torch.tensor(returns), torch.tensor(mask)).item()
     if mask.sum() < 2:
-        assert math.isnan(found)
+        assert math.isnan(actual)
     else:
         errors = returns[mask] - values[mask]
-        np.testing.assert_allclose(found, 1 - errors.var() / returns[mask].var(), rtol=1e-6)
+        np.testing.assert_allclose(actual, 1 - errors.var() / returns[mask].var(), rtol=1e-6)
 
 
 def test_explained_variance_of_perfect_and_constant_critics():
@@ -174,10 +174,10 @@ def test_statistics_keep_their_digits_far_from_zero():
 def test_equal_values_on_all_ranks_give_exactly_zero(dtype, num_ranks):
     for value in (0.1, -7.3, 1e20, 0.0):
         pieces = [(torch.full((997 + k,), value, dtype=dtype), None) for k in range(num_ranks)]
-        for found in on_ranks(
+        for advantages in on_ranks(
             pieces, lambda v, m, total: normalize_advantages(v, m, epsilon=0.0, sum_over_ranks=total)
         ):
-            assert torch.equal(found, torch.zeros_like(found))
+            assert torch.equal(advantages, torch.zeros_like(advantages))
 
 
 def test_a_bad_value_on_one_rank_raises_on_all():
@@ -215,8 +215,8 @@ def test_two_processes_with_gloo(tmp_path):
     for rank, piece in enumerate(pieces):
         torch.save(piece, tmp_path / f"{rank}.pt")
     torch.multiprocessing.spawn(whiten_on_rank, (str(tmp_path),), nprocs=2)
-    found = torch.cat([torch.load(tmp_path / f"found{rank}.pt") for rank in range(2)])
-    torch.testing.assert_close(found, normalize_advantages(whole), rtol=1e-6, atol=1e-7)
+    whitened = torch.cat([torch.load(tmp_path / f"found{rank}.pt") for rank in range(2)])
+    torch.testing.assert_close(whitened, normalize_advantages(whole), rtol=1e-6, atol=1e-7)
 
 
 def test_moments_of_parts_are_those_of_the_whole():
@@ -230,5 +230,5 @@ def test_moments_of_parts_are_those_of_the_whole():
 def test_whitening_in_the_dtype_of_the_values():
     values = torch.randn(50, generator=torch.Generator().manual_seed(0))
     moments = Moments.of(values)
-    found = moments.whiten(values, in_float64=False)
-    assert torch.equal(found, (values - float(moments.mean)) / (float(moments.variance) ** 0.5 + 1e-8))
+    whitened = moments.whiten(values, in_float64=False)
+    assert torch.equal(whitened, (values - float(moments.mean)) / (float(moments.variance) ** 0.5 + 1e-8))

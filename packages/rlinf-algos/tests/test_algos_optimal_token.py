@@ -33,8 +33,8 @@ def test_every_place_has_its_baseline(G, T, mask_rate, has_gaps, seed):
     mask = rng.random((G, T)) < mask_rate if has_gaps else np.arange(T) < rng.integers(0, T + 1, (G, 1))
     rewards, norms = rng.integers(0, 3, (G, T)) / 2, rng.uniform(0.1, 2.0, (G, T))
     garbage = [torch.tensor(np.where(mask, array, np.nan)) for array in (rewards, norms)]
-    found = optimal_token_advantages(garbage[0], torch.tensor(mask), garbage[1])
-    np.testing.assert_allclose(found.numpy(), reference(rewards, mask, norms), rtol=1e-6, atol=1e-9)
+    advantages = optimal_token_advantages(garbage[0], torch.tensor(mask), garbage[1])
+    np.testing.assert_allclose(advantages.numpy(), reference(rewards, mask, norms), rtol=1e-6, atol=1e-9)
 
 
 def test_the_first_token_of_a_softmax_has_the_baseline_of_least_variance():
@@ -47,8 +47,8 @@ def test_the_first_token_of_a_softmax_has_the_baseline_of_least_variance():
     torch.testing.assert_close(scores.square().sum(1), norms)
     many = (probabilities * 1000).long().tolist()
     rows = [token for token, count in enumerate(many) for _ in range(count)]
-    found = optimal_token_advantages(rewards[rows, None], torch.ones(len(rows), 1), norms[rows, None])
-    baseline = float((rewards[rows] - found[:, 0])[0])
+    advantages = optimal_token_advantages(rewards[rows, None], torch.ones(len(rows), 1), norms[rows, None])
+    baseline = float((rewards[rows] - advantages[:, 0])[0])
 
     def variance(b):
         return float((probabilities * norms * (rewards - b).square()).sum())

@@ -37,7 +37,7 @@ def test_prompt_and_row_come_by_name(own):
         seen.append((completion, answer, prompt, row))
         return 0.0
 
-    def positional(text, wanted, row):
+    def positional(text, answer, row):
         seen.append(row)
         return 0.0
 

@@ -97,10 +97,10 @@ def test_gspo_has_the_gradient_of_the_sequence_level_objective():
     (expected,) = torch.autograd.grad(-objective, policy)
     loss = gspo_loss(policy, torch.tensor(proximal), advantages, torch.tensor(mask), clip_low=0.3, clip_high=0.3)
     value = sequence_mean_token_mean(loss.loss_terms, torch.tensor(mask), 5)
-    (found,) = torch.autograd.grad(value, policy)
+    (gradient,) = torch.autograd.grad(value, policy)
     assert 0.0 < loss.clip_fraction.item() < 1.0
     torch.testing.assert_close(value, -objective, rtol=1e-12, atol=0.0)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
 
 
 @quick
@@ -156,11 +156,11 @@ def test_decoupled(shape, clip, cap, beyond, seed):
 def test_decoupled_is_ppo_where_the_proximal_policy_sampled():
     (policy, proximal), advantages, mask = draw((3, 5), 2)
     inputs = [torch.tensor(x) for x in (policy, proximal, advantages, mask)]
-    found = decoupled_ppo_loss(*inputs, rollout_logprobs=inputs[1], dual_clip=2.0)
+    actual = decoupled_ppo_loss(*inputs, rollout_logprobs=inputs[1], dual_clip=2.0)
     expected = ppo_clip_loss(*inputs, dual_clip=2.0)
-    assert torch.equal(found.loss_terms, expected.loss_terms)
-    assert found.dual_clip_fraction == expected.dual_clip_fraction
-    assert found.weight_mean.item() == pytest.approx(float(mask.any()))
+    assert torch.equal(actual.loss_terms, expected.loss_terms)
+    assert actual.dual_clip_fraction == expected.dual_clip_fraction
+    assert actual.weight_mean.item() == pytest.approx(float(mask.any()))
 
 
 @quick
@@ -336,8 +336,8 @@ def test_clip_cov(shape, fraction, bounds, seed):
     assert not (dropped & ~candidates).any()
     assert dropped.sum() == min(max(1, int(fraction * mask.sum())), candidates.sum())
     np.testing.assert_allclose(loss.loss_terms.numpy(), np.where(dropped, 0.0, plain), rtol=1e-6, atol=1e-12)
-    found = loss.clip_fraction.item() * max(1, mask.sum())
-    assert found == pytest.approx((is_clipped | dropped).sum(), abs=1e-4)
+    num_clipped = loss.clip_fraction.item() * max(1, mask.sum())
+    assert num_clipped == pytest.approx((is_clipped | dropped).sum(), abs=1e-4)
     again = clip_cov_loss(*inputs, loss_mask=torch.tensor(mask), **options)
     assert torch.equal(again.loss_terms, loss.loss_terms), "the draw is a function of its inputs"
 

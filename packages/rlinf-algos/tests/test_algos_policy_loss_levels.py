@@ -38,16 +38,16 @@ def test_levels(leading, C, A, level, mask_level, seed):
         expected[0][index], expected[1][index] = policy[index][keep].sum(), proximal[index][keep].sum()
         expected[2][index] = advantages[index[: advantages.ndim]]
         inside[index] = keep.any()
-    found = at_level(
+    inputs = at_level(
         LEVELS[level],
         torch.tensor(np.where(mask, policy, np.nan)),
         torch.tensor(np.where(mask, proximal, np.inf)),
         torch.tensor(advantages),
         None if coarse is None else torch.tensor(coarse),
     )
-    for tensor, reference in zip(found[:3], expected, strict=True):
+    for tensor, reference in zip(inputs[:3], expected, strict=True):
         np.testing.assert_allclose(tensor.numpy(), reference, rtol=1e-6, atol=1e-12)
-    assert (found.loss_mask.numpy() == inside).all()
+    assert (inputs.loss_mask.numpy() == inside).all()
 
 
 def test_the_ratio_of_a_chunk_is_the_product_of_those_of_its_tokens():

@@ -7,15 +7,15 @@ from rlinf_algos import flow_matching
 
 
 def signatures(module):
-    found = {}
+    by_name = {}
     for name in module.__all__:
         thing = getattr(module, name)
         if inspect.isfunction(thing):
-            found[name] = ", ".join(
+            by_name[name] = ", ".join(
                 ("*" if p.kind is p.KEYWORD_ONLY else "") + p.name + ("" if p.default is p.empty else f"={p.default}")
                 for p in inspect.signature(thing).parameters.values()
             )
-    return found
+    return by_name
 
 
 def test_flow_matching():

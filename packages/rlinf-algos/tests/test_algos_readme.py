@@ -10,8 +10,8 @@ README = Path(__file__).parents[1] / "README.md"
 
 def test_the_example_prints_what_the_readme_shows():
     text = README.read_text(encoding="utf-8")
-    code, shown = re.findall(r"```(?:python|text)\n(.*?)```", text, flags=re.DOTALL)[:2]
+    code, expected = re.findall(r"```(?:python|text)\n(.*?)```", text, flags=re.DOTALL)[:2]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code, str(README), "exec"), {})
-    assert printed.getvalue().strip() == shown.strip()
+    assert printed.getvalue().strip() == expected.strip()

@@ -21,8 +21,8 @@ rates = st.sampled_from([0.0, 0.5, 1.0])
 gammas = st.sampled_from([0.0, 0.5, 0.99, 1.0])
 
 
-def close(found, expected):
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-9)
+def close(actual, expected):
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
 def to_go_reference(rewards, mask, gamma):
@@ -53,8 +53,8 @@ def test_reinforce_plus_plus(B, T, gamma, mask_rate, epsilon, seed):
     given_tensors = torch.tensor(rewards), torch.tensor(mask)
     close(rewards_to_go(*given_tensors, gamma), to_go)
     close(rewards_to_go(given_tensors[0].t(), given_tensors[1].t(), gamma, dim=0), to_go.T)
-    found = reinforce_plus_plus_advantages(*given_tensors, gamma=gamma, epsilon=epsilon)
-    close(found, whitened_reference(to_go, mask, epsilon))
+    advantages = reinforce_plus_plus_advantages(*given_tensors, gamma=gamma, epsilon=epsilon)
+    close(advantages, whitened_reference(to_go, mask, epsilon))
 
 
 @quick
@@ -68,29 +68,29 @@ def test_baseline_form(B, T, num_groups, mask_rate, equal, seed):
         group = [scores[c] for c in range(B) if ids[c] == ids[b] and has_tokens[c]]
         centred[b] = scores[b] - sum(group) / len(group) if len(set(group)) > 1 else 0.0
     scores[~has_tokens] = np.nan
-    found = reinforce_plus_plus_baseline_advantages(*map(torch.tensor, (scores, ids, mask)))
-    close(found, whitened_reference(centred, mask, 1e-8))
+    advantages = reinforce_plus_plus_baseline_advantages(*map(torch.tensor, (scores, ids, mask)))
+    close(advantages, whitened_reference(centred, mask, 1e-8))
 
 
 def test_statistics_go_through_sum_over_ranks():
     """A second rank with the same numbers changes the count and nothing else."""
     rewards, mask = torch.tensor([[0.0, 1.0], [0.0, 3.0]], dtype=torch.float64), torch.ones(2, 2)
     twice = torch.cat([rewards, rewards]), torch.cat([mask, mask])
-    found = reinforce_plus_plus_advantages(rewards, mask, sum_over_ranks=lambda tensor: 2 * tensor)
-    close(found, reinforce_plus_plus_advantages(*twice)[:2].numpy())
+    advantages = reinforce_plus_plus_advantages(rewards, mask, sum_over_ranks=lambda tensor: 2 * tensor)
+    close(advantages, reinforce_plus_plus_advantages(*twice)[:2].numpy())
     scores, ids = torch.tensor([0.0, 1.0]), torch.tensor([0, 0])
-    found = reinforce_plus_plus_baseline_advantages(scores, ids, mask, sum_over_ranks=lambda tensor: 2 * tensor)
+    advantages = reinforce_plus_plus_baseline_advantages(scores, ids, mask, sum_over_ranks=lambda tensor: 2 * tensor)
     twice = torch.cat([scores, scores]), torch.cat([ids, ids + 1]), torch.cat([mask, mask])
-    close(found, reinforce_plus_plus_baseline_advantages(*twice)[:2].numpy())
+    close(advantages, reinforce_plus_plus_baseline_advantages(*twice)[:2].numpy())
 
 
 def test_equal_scores_and_empty_masks_give_exactly_zero():
     for mask in (torch.ones(3, 4), torch.zeros(3, 4)):
-        found = reinforce_plus_plus_baseline_advantages(torch.full((3,), 0.1), torch.zeros(3).long(), mask, epsilon=0.0)
-        assert torch.equal(found, torch.zeros(3, 4))
+        zeros = reinforce_plus_plus_baseline_advantages(torch.full((3,), 0.1), torch.zeros(3).long(), mask, epsilon=0.0)
+        assert torch.equal(zeros, torch.zeros(3, 4))
         at_end = torch.zeros(3, 4).index_fill(1, torch.tensor([3]), 0.1)
-        found = reinforce_plus_plus_advantages(at_end, mask, epsilon=0.0)
-        assert torch.equal(found, torch.zeros(3, 4))
+        zeros = reinforce_plus_plus_advantages(at_end, mask, epsilon=0.0)
+        assert torch.equal(zeros, torch.zeros(3, 4))
 
 
 def test_refusals():

@@ -76,15 +76,15 @@ def test_numbers_come_back_however_they_are_written(value, num_decimals):
     plain = f"{Decimal(value).scaleb(-num_decimals):f}"
     for written in (plain, f"{Decimal(plain):,f}", f"{plain}0" if "." in plain else f"{plain}.0"):
         for text in (f"thus\n#### {written}", f"it is {written} .", f"#### ${written}" if value >= 0 else written):
-            found = final_number(text)
-            assert found is not None
-            assert Fraction(found) == exact
+            number = final_number(text)
+            assert number is not None
+            assert Fraction(number) == exact
 
 
 @given(st.text(alphabet="0123456789-+.,eE#$ \n()x", max_size=40))
 def test_any_text_gives_a_finite_number_or_none(text):
-    found = final_number(text)
-    assert found is None or found.is_finite()
+    number = final_number(text)
+    assert number is None or number.is_finite()
 
 
 def test_numeric_match():

@@ -65,9 +65,9 @@ def test_ways_to_say_it():
     """A table of 85 completions, with what they state; at least 95 of 100 must be read as a person reads them."""
     rows = [json.loads(line) for line in Path(__file__).with_name("choices.jsonl").read_text().splitlines()]
     wrong = [
-        (row["completion"], row["letter"], found)
+        (row["completion"], row["letter"], letter)
         for row in rows
-        if (found := stated_letter(row["completion"], row["num_choices"])) != row["letter"]
+        if (letter := stated_letter(row["completion"], row["num_choices"])) != row["letter"]
     ]
     assert len(rows) >= 60
     assert len(wrong) <= 0.05 * len(rows), wrong

@@ -250,8 +250,8 @@ def test_any_two_answers_are_compared(one, other):
     """The first run asks all that a later one needs, and no text raises."""
     comparison = Comparison(normalized(one), normalized(other), {})
     comparison.run()
-    known = dict.fromkeys(comparison.open, False)
-    assert Comparison(normalized(one), normalized(other), known).run() is not None
+    verdicts = dict.fromkeys(comparison.open, False)
+    assert Comparison(normalized(one), normalized(other), verdicts).run() is not None
 
 
 def test_formulas_are_left_to_math_verify():

@@ -14,9 +14,9 @@ def test_it_is_that_of_transformers(top_k, has_padding):
     layers = tuple(torch.randn(12, 5, dtype=torch.float64, requires_grad=True) for _ in range(3))
     mask = torch.tensor([[0, 1, 1], [1, 1, 1], [0, 0, 1], [1, 1, 1]]) if has_padding else None
     expected = module.load_balancing_loss_func(layers, 5, top_k, mask)
-    found = router_balance_loss(layers, top_k=top_k, mask=None if mask is None else mask.flatten())
-    torch.testing.assert_close(found.float(), expected.float(), rtol=1e-6, atol=1e-6)
-    slopes = [torch.autograd.grad(loss, layers, retain_graph=True) for loss in (found, expected)]
+    actual = router_balance_loss(layers, top_k=top_k, mask=None if mask is None else mask.flatten())
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=1e-6, atol=1e-6)
+    slopes = [torch.autograd.grad(loss, layers, retain_graph=True) for loss in (actual, expected)]
     for one, other in zip(*slopes, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 

@@ -304,9 +304,9 @@ def test_root_without_landlock_gives_programs_another_user():
     def run() -> SandboxRun:
         return MODES["root without namespaces"].run(program, landlock=False)
 
-    found = in_child(lambda: _open_the_way(Path(os.path.realpath(sys.base_prefix))), run)
-    assert found.stdout == "1\n1\nTrue 0\n"  # -1 reaches no process, which is no error
-    assert any("files that everyone may read" in weakness for weakness in found.weaknesses)
+    sandbox_run = in_child(lambda: _open_the_way(Path(os.path.realpath(sys.base_prefix))), run)
+    assert sandbox_run.stdout == "1\n1\nTrue 0\n"  # -1 reaches no process, which is no error
+    assert any("files that everyone may read" in weakness for weakness in sandbox_run.weaknesses)
     if any(not folder.stat().st_mode & 1 for folder in Path(os.path.realpath(sys.base_prefix)).parents):
         with pytest.raises(RewardError, match=r"other users cannot read /.*chmod o\+x"):
             run()

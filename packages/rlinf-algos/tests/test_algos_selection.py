@@ -31,30 +31,30 @@ def test_the_largest_of_all_parts_ties_included(sizes, num_chosen, kind, seed):
     }[kind]
     parts = [draw(n) for n in sizes]
     ranked = np.sort(np.concatenate(parts))[::-1]
-    found = choose_largest([torch.tensor(part) for part in parts], num_chosen, alone)
+    masks = choose_largest([torch.tensor(part) for part in parts], num_chosen, alone)
     if num_chosen < 1 or not len(ranked):
-        assert not any(mask.any() for mask in found)
+        assert not any(mask.any() for mask in masks)
         return
     least = ranked[min(num_chosen, len(ranked)) - 1]
-    for part, mask in zip(parts, found, strict=True):
+    for part, mask in zip(parts, masks, strict=True):
         assert mask.numpy().tolist() == (part >= least).tolist()
 
 
 def test_zero_has_one_place_and_integers_have_a_range():
-    (found,) = choose_largest([torch.tensor([0.0, -0.0, -1.0])], 1, alone)
-    assert found.tolist() == [True, True, False]
+    (mask,) = choose_largest([torch.tensor([0.0, -0.0, -1.0])], 1, alone)
+    assert mask.tolist() == [True, True, False]
     with pytest.raises(AlgosError, match="between 0 and"):
         choose_largest([torch.tensor([-1])], 1, alone)
 
 
 def test_what_is_scattered_looks_drawn_and_is_a_function_of_its_ids():
     prompts, rows, places = torch.arange(64)[:, None, None], torch.arange(8)[:, None], torch.arange(50)
-    found = sequence_hash([prompts, rows, places])
-    assert found.shape == (64, 8, 50)
-    assert torch.equal(found[3, 2], sequence_hash([torch.tensor(3), torch.tensor(2), places]))
-    assert len(found.unique()) > 0.999 * found.numel()
-    shares = found.double() / 2**32
+    hashes = sequence_hash([prompts, rows, places])
+    assert hashes.shape == (64, 8, 50)
+    assert torch.equal(hashes[3, 2], sequence_hash([torch.tensor(3), torch.tensor(2), places]))
+    assert len(hashes.unique()) > 0.999 * hashes.numel()
+    shares = hashes.double() / 2**32
     for dims in ((1, 2), (0, 2), (0, 1)):
         means = shares.mean(dim=dims)
-        assert ((means - 0.5).abs() < 6 * (1 / 12 / (found.numel() / len(means))) ** 0.5).all()
+        assert ((means - 0.5).abs() < 6 * (1 / 12 / (hashes.numel() / len(means))) ** 0.5).all()
     assert abs(float(torch.corrcoef(torch.stack([shares[:-1].flatten(), shares[1:].flatten()]))[0, 1])) < 0.03

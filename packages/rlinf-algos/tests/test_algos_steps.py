@@ -19,8 +19,8 @@ quick = settings(max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def close(found, expected):
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-9)
+def close(actual, expected):
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
 def grouped(values, normalize_std, epsilon):
@@ -79,8 +79,8 @@ def test_gigpo(T, N, normalize_std, step_weight, seed):
 
 def test_gigpo_without_a_state_that_was_met_twice_is_grpo():
     rewards, ends = torch.rand(3, 4), torch.zeros(3, 4)
-    found = gigpo_advantages(rewards, ends, ends, torch.arange(12).view(3, 4), 0.9)
-    assert torch.equal(found, grpo_advantages(rewards.double().sum(0, keepdim=True).float()).expand(3, 4))
+    advantages = gigpo_advantages(rewards, ends, ends, torch.arange(12).view(3, 4), 0.9)
+    assert torch.equal(advantages, grpo_advantages(rewards.double().sum(0, keepdim=True).float()).expand(3, 4))
     with pytest.raises(AlgosError, match="step_weight=-1 must be at least 0"):
         gigpo_advantages(rewards, ends, ends, torch.arange(12).view(3, 4), 0.9, step_weight=-1)
 

@@ -112,13 +112,13 @@ class FakeNccl:
             def create(cls, unique_id, *, num_ranks, rank, timeout_s, name, check):
                 assert num_ranks == 2
                 pipe = transport._pipes.setdefault(unique_id, {"ranks": set(), "bytes": queue.Queue()})
-                made = cls(pipe, rank, name)
+                communicator = cls(pipe, rank, name)
                 try:
-                    made._until(lambda: len(pipe["ranks"]) == 2, check)
+                    communicator._until(lambda: len(pipe["ranks"]) == 2, check)
                 except BaseException:
-                    made.abort()
+                    communicator.abort()
                     raise
-                return made
+                return communicator
 
             def _until(self, is_done, check):
                 while not is_done():

@@ -91,9 +91,9 @@ def put_by_two_handles(address: ChannelAddress, reports: ChannelAddress, num_dro
 
 
 def take_and_wait(address: ChannelAddress) -> None:
-    kept = Channel.open(address).take()
+    items = Channel.open(address).take()
     signal.pause()
-    del kept
+    del items
 
 
 def sleep() -> None:
@@ -101,9 +101,9 @@ def sleep() -> None:
 
 
 def put_and_return(address: ChannelAddress, value: Any) -> None:
-    global kept
-    kept = Channel.open(address)  # lives to the end of the process
-    kept.put(value)
+    global held_channel
+    held_channel = Channel.open(address)  # lives to the end of the process
+    held_channel.put(value)
 
 
 def put_and_raise(address: ChannelAddress, value: Any) -> None:

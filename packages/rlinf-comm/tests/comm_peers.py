@@ -50,13 +50,13 @@ def produce(address: ChannelAddress, producer: int, num_items: int) -> None:
 
 def consume(source: ChannelAddress, target: ChannelAddress) -> None:
     """Checks the arrays of produce(), and hands on who and which."""
-    found = Channel.open(target)
+    outgoing = Channel.open(target)
     incoming = Channel.open(source)
     while items := incoming.take(max_items=4):
         for item in items:
             producer, index, array = item.value
-            found.put((producer, index, bool((array == producer * 1_000_000 + index).all()), item.sequence))
-    found.close()
+            outgoing.put((producer, index, bool((array == producer * 1_000_000 + index).all()), item.sequence))
+    outgoing.close()
 
 
 def produce_one_key(address: ChannelAddress, key: int | str, num_items: int) -> None:
@@ -88,10 +88,10 @@ def hold_reservation(address: ChannelAddress, num_bytes: int) -> None:
 
 
 def hold_taken(address: ChannelAddress) -> None:
-    kept = Channel.open(address).take()
+    items = Channel.open(address).take()
     ready()
     signal.pause()
-    del kept
+    del items
 
 
 def churn(address: ChannelAddress, results: ChannelAddress, seed: int) -> None:

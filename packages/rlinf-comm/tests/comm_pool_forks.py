@@ -41,17 +41,17 @@ class Fork:
 
 
 def hold(ready: Callable[[], Any], source: Channel) -> None:
-    kept = source.take()
+    items = source.take()
     ready()
     signal.pause()
-    del kept
+    del items
 
 
 def hold_own(ready: Callable[[], Any], pool: SharedPool, num_bytes: int) -> None:
-    kept = pool.empty(num_bytes, torch.uint8)
+    tensor = pool.empty(num_bytes, torch.uint8)
     ready()
     signal.pause()
-    del kept
+    del tensor
 
 
 def hold_mutex(ready: Callable[[], Any], pool: SharedPool) -> None:
@@ -79,18 +79,18 @@ def churn(
 ) -> None:
     """Allocates, checks, sends and drops at random; tensors are full of one number. rounds < 0: until it is killed."""
     numbers = random.Random(seed)
-    kept: list[tuple[torch.Tensor, int]] = []
+    tensors: list[tuple[torch.Tensor, int]] = []
     ready()
     while rounds:
         rounds -= 1
         number = numbers.randrange(1 << 30)
-        kept.append((pool.empty(numbers.randrange(1, 3000), torch.int64, timeout_s=60.0).fill_(number), number))
+        tensors.append((pool.empty(numbers.randrange(1, 3000), torch.int64, timeout_s=60.0).fill_(number), number))
         if numbers.random() < 0.5 and outgoing.stats().num_items < 8:
-            outgoing.put(kept[-1])
+            outgoing.put(tensors[-1])
         if incoming.stats().num_items and numbers.random() < 0.5:
-            kept += [tuple(item.value) for item in incoming.take(max_items=2)]
-        while len(kept) > 6:
-            tensor, number = kept.pop(numbers.randrange(len(kept)))
+            tensors += [tuple(item.value) for item in incoming.take(max_items=2)]
+        while len(tensors) > 6:
+            tensor, number = tensors.pop(numbers.randrange(len(tensors)))
             assert bool((tensor == number).all()), f"a tensor of {number} holds {tensor.unique()}"
             del tensor
     outgoing.close()

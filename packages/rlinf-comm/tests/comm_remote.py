@@ -62,17 +62,17 @@ def put_own_class(address: ServerAddress) -> None:
     Channel.open(address).put(OnlyHere("carried"))
 
 
-def serve(told: ChannelAddress) -> None:
+def serve(reply_address: ChannelAddress) -> None:
     """A door that nobody closes, and a channel with one item of one."""
     channel = Channel.create("served", capacity_items=1)
     with ChannelServer(channel) as door:
-        Channel.open(told).put((door.address, channel.address))
+        Channel.open(reply_address).put((door.address, channel.address))
         ready()
         signal.pause()
 
 
-def take_one_at_a_time(address: ServerAddress, found: ChannelAddress) -> None:
-    channel, reports = Channel.open(address), Channel.open(found)
+def take_one_at_a_time(address: ServerAddress, report_address: ChannelAddress) -> None:
+    channel, reports = Channel.open(address), Channel.open(report_address)
     while True:
         try:
             items = channel.take(max_items=3, timeout_s=0.05)

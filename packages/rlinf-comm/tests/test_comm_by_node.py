@@ -38,9 +38,9 @@ def tensors(buffers, filling=None):
 
 
 def moved(reshard, sources):
-    found = [tensors(buffers, -1.0) for buffers in reshard.dst_buffers]
-    execute(reshard, sources, found)
-    return found
+    destinations = [tensors(buffers, -1.0) for buffers in reshard.dst_buffers]
+    execute(reshard, sources, destinations)
+    return destinations
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -53,12 +53,12 @@ def test_over_its_node_each_rank_gets_what_it_gets_directly(case, spreads):
     if source.num_ranks == 3:
         sources = [sources[0]] * 3
     expected = moved(reshard, sources)
-    kept = moved(crossing_plan(reshard, nodes), sources)
-    assert len(kept) == len(set(nodes))
+    on_nodes = moved(crossing_plan(reshard, nodes), sources)
+    assert len(on_nodes) == len(set(nodes))
     for number, node in enumerate(sorted(set(nodes))):
         ranks = [rank for rank, its in enumerate(nodes) if its == node]
-        for rank, found in zip(ranks, moved(spread_plan(reshard, nodes, node), [kept[number]]), strict=True):
-            for name, tensor in found.items():
+        for rank, served in zip(ranks, moved(spread_plan(reshard, nodes, node), [on_nodes[number]]), strict=True):
+            for name, tensor in served.items():
                 assert torch.equal(tensor, expected[rank][name]), f"{name} of rank {rank}"
 
 
@@ -92,10 +92,10 @@ TIED = RankLayout(
 
 def test_tied_tensors_cross_once_and_are_compared_on_both_ways():
     reshard = plan(Layout.replicated(PAIR, 1), Layout(PAIR, (TIED, TIED)))
-    for made in (crossing_plan(reshard, [0, 0]), spread_plan(reshard, [0, 0], 0)):
-        assert [list(PAIR)[tensor] for tensor in made.table.tensor[made.table.tied].tolist()] == [
+    for node_plan in (crossing_plan(reshard, [0, 0]), spread_plan(reshard, [0, 0], 0)):
+        assert [list(PAIR)[tensor] for tensor in node_plan.table.tensor[node_plan.table.tied].tolist()] == [
             "b"
-        ] * made.num_dst_ranks
+        ] * node_plan.num_dst_ranks
     assert crossing_plan(reshard, [0, 0]).num_bytes == 16
 
 

@@ -62,14 +62,14 @@ def test_casts_are_torchs_for_every_input(from_name, to_name, instructions):
     to = getattr(torch, to_name)
     twice = torch.stack([source, source], dim=1)
     expected = bits_of(cast_by_torch(source, to))
-    found = bits_of(cast(source, to, instructions))
-    assert torch.equal(found, expected)
+    actual = bits_of(cast(source, to, instructions))
+    assert torch.equal(actual, expected)
     assert torch.equal(bits_of(cast(twice.flatten(), to, instructions, src_step=2)), expected)
     spread = bits_of(cast(source, to, instructions, dst_step=3))
     assert torch.equal(spread[::3], expected) and not spread[1::3].any() and not spread[2::3].any()
     # torch's fast path agrees wherever the value is a number.
     numbers = ~source.float().isnan()
-    assert torch.equal(bits_of(source.to(to))[numbers], found[numbers])
+    assert torch.equal(bits_of(source.to(to))[numbers], actual[numbers])
 
 
 @pytest.mark.parametrize("instructions", AVAILABLE_SETS)
@@ -107,10 +107,10 @@ def test_special_values_become_what_the_formats_say():
     bits = [0x7F800001, 0xFFC12345, 0x7F800000, 0xFF800000, 0x80000001, 0x00008000, 0x00018000, 0x3F808000, 0x3F818000]
     source = torch.from_numpy(np.array(bits, dtype=np.uint32).view(np.int32)).view(torch.float32)
     for instructions in AVAILABLE_SETS:
-        found = bits_of(cast(source, torch.bfloat16, instructions)).tolist()
+        actual = bits_of(cast(source, torch.bfloat16, instructions)).tolist()
         # NaN, NaN, infinities, -0 from a denormal, ties to even among the denormals and among the numbers
         expected = [0x7FC0, 0x7FC0, 0x7F80, 0xFF80, 0x8000, 0x0000, 0x0002, 0x3F80, 0x3F82]
-        assert [value & 0xFFFF for value in found] == expected
+        assert [value & 0xFFFF for value in actual] == expected
 
 
 def test_only_the_float_types_are_cast():

@@ -114,14 +114,14 @@ def test_tensors_outlive_the_channel():
 def test_memory_comes_back_in_any_order():
     channel = Channel.create("order of frees", capacity_bytes=1 << 20)
     random = np.random.default_rng(0)
-    kept: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for step in range(600):
         channel.put(torch.full((int(random.integers(1200, 30_000)),), float(step)))
-        kept.append(channel.take()[0].value)
-        if len(kept) > 8:
-            tensor = kept.pop(int(random.integers(len(kept))))
+        tensors.append(channel.take()[0].value)
+        if len(tensors) > 8:
+            tensor = tensors.pop(int(random.integers(len(tensors))))
             assert len(set(tensor.tolist())) == 1
-    kept.clear()
+    tensors.clear()
     del tensor
     gc.collect()
     stats = channel.stats()

@@ -34,11 +34,11 @@ def test_values_go_there_and_back(start_peer):
 def test_several_producers_and_consumers(start_peer):
     num_producers, num_items = 3, 60
     work = Channel.create("work", capacity_items=8, capacity_bytes=100_000, num_producers=num_producers)
-    found = Channel.create("found", num_producers=2)
+    reports = Channel.create("found", num_producers=2)
     producers = [start_peer("produce", work.address, index, num_items, wait=False) for index in range(num_producers)]
-    consumers = [start_peer("consume", work.address, found.address, wait=False) for _ in range(2)]
+    consumers = [start_peer("consume", work.address, reports.address, wait=False) for _ in range(2)]
     seen = []
-    while items := found.take(timeout_s=HANG_S):
+    while items := reports.take(timeout_s=HANG_S):
         seen += [item.value for item in items]
     for peer in producers + consumers:
         with peer:

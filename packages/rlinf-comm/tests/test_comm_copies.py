@@ -124,9 +124,9 @@ def test_any_table_does_what_it_says(table, instructions, num_threads):
     again = CopyProgram.from_bytes(program.to_bytes())
     assert again.hash == program.hash
     for each in (program, again):
-        found = [array.copy() for array in destinations]
-        each._native.run(pointers(sources), pointers(found), num_threads, False, instructions)
-        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+        actual = [array.copy() for array in destinations]
+        each._native.run(pointers(sources), pointers(actual), num_threads, False, instructions)
+        assert all(np.array_equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def one_copy(**changes):
@@ -185,9 +185,9 @@ def test_large_programs_are_exact_at_any_alignment(instructions, from_dtype, to_
     program = CopyProgram(CopyTable.of(copies))
     assert program.num_bytes >= 4 << 20 and program.num_tasks > 4
     for stores in ("streaming", "cached"):
-        found = before.copy()
-        program._native.run(pointers([source]), pointers([found]), 2, False, instructions, stores)
-        assert np.array_equal(found, expected), stores
+        actual = before.copy()
+        program._native.run(pointers([source]), pointers([actual]), 2, False, instructions, stores)
+        assert np.array_equal(actual, expected), stores
 
 
 def test_joined_copies_and_fused_dimensions_become_one_row():

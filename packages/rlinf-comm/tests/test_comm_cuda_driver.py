@@ -79,8 +79,8 @@ def test_legacy_handles(driver, fake):
 def test_mapped_memory_is_exported_imported_and_released(driver, fake, is_fabric, kind):
     mapping = driver.create_mapping(1, 5000, is_fabric)
     assert mapping == (0x99, 0x7000, 8192)
-    made = [f"create 8192 type=1 handles={kind} location=1,11 flags=0", "reserve 8192", "map 7000 8192 0 99"]
-    assert log(fake) == [*made, "access 7000 8192 location=1,11 flags=3 x1"]
+    calls = [f"create 8192 type=1 handles={kind} location=1,11 flags=0", "reserve 8192", "map 7000 8192 0 99"]
+    assert log(fake) == [*calls, "access 7000 8192 location=1,11 flags=3 x1"]
     if is_fabric:
         assert driver.export_fabric(mapping) == b"C" * 64
         assert driver.import_fabric(0, b"C" * 64, 8192) == (0x9A, 0x7000, 8192)

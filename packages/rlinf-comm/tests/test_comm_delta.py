@@ -78,11 +78,11 @@ def test_both_instruction_sets_write_the_same_delta(element_bytes: int):
         outs = []
         for is_scalar in (False, True):
             snapshot, out = old.copy(), np.zeros(old.nbytes, np.uint8)
-            found = _C.encode_delta(
+            counts = _C.encode_delta(
                 new.ctypes.data, snapshot.ctypes.data, old.nbytes, element_bytes, out.ctypes.data, is_scalar
             )
             assert snapshot.tobytes() == new.tobytes()
-            outs.append((found, out[: found[0]].tobytes()))
+            outs.append((counts, out[: counts[0]].tobytes()))
         assert outs[0] == outs[1]
 
 

@@ -25,14 +25,14 @@ def test_a_delta_is_tried_until_everything_is_measured():
 def test_the_prediction_is_that_of_the_formula_and_decides():
     choice = DeltaChoice()
     measured(choice, share=0.05, link=GBPS)
-    found = choice.choose(64 * N)
-    assert found.is_delta and found.reason == "predicted to be faster"
-    assert found.dense_s == pytest.approx(0.064)
-    assert found.delta_s == pytest.approx(0.064 * 0.05 + 0.0128)
+    decision = choice.choose(64 * N)
+    assert decision.is_delta and decision.reason == "predicted to be faster"
+    assert decision.dense_s == pytest.approx(0.064)
+    assert decision.delta_s == pytest.approx(0.064 * 0.05 + 0.0128)
     fast = DeltaChoice()
     measured(fast, share=0.05, link=10 * GBPS)
-    found = fast.choose(64 * N)
-    assert not found.is_delta and found.reason == "predicted to be slower"
+    decision = fast.choose(64 * N)
+    assert not decision.is_delta and decision.reason == "predicted to be slower"
 
 
 def test_it_comes_back_after_so_many_dense_versions_and_stays_when_it_pays():

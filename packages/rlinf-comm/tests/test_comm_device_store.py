@@ -45,12 +45,12 @@ TARGETS = {"whole": WHOLE, "three shards of dim 1": Layout.sharded(SPECS, 3, dim
 def parts(layout, version=0):
     """The buffers of each rank, by the executor."""
     full = {name: tensor.roll(version) for name, tensor in FULL.items()}
-    made = [
+    buffers = [
         {name: torch.ones(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in rank.buffers.items()}
         for rank in layout.ranks
     ]
-    execute(plan(WHOLE, layout), [full], made)
-    return made
+    execute(plan(WHOLE, layout), [full], buffers)
+    return buffers
 
 
 def blank(layout):
@@ -85,9 +85,9 @@ def test_weights_arrive_bit_for_bit_and_their_memory_is_given_back(source, targe
             for tensor in tensors.values():
                 tensor.zero_()  # who trains goes on
         expected = parts(TARGETS[target], version)
-        for receiver, tensors, wanted in zip(receivers, blank(TARGETS[target]), expected, strict=True):
+        for receiver, tensors, reference in zip(receivers, blank(TARGETS[target]), expected, strict=True):
             check = receiver.take(tensors, version)
-            assert_bitwise_equal(tensors, wanted)
+            assert_bitwise_equal(tensors, reference)
             assert check().policy_version == version
         for sender in senders:
             wait_for_memory(sender)

@@ -42,17 +42,17 @@ SOURCES = {
 def whole(version):
     """The values of a version on the device; float32."""
     generator = torch.Generator(device="cuda").manual_seed(version)
-    made = {name: torch.randn(spec.shape, generator=generator, device="cuda") for name, spec in SPECS.items()}
-    return made | {"steps": torch.arange(9, device="cuda") + version}
+    tensors = {name: torch.randn(spec.shape, generator=generator, device="cuda") for name, spec in SPECS.items()}
+    return tensors | {"steps": torch.arange(9, device="cuda") + version}
 
 
 def shard(layout, rank, version):
-    full, found = whole(version), {}
+    full, tensors = whole(version), {}
     for block in layout.ranks[rank].blocks:
         box = tuple(slice(at, at + n) for at, n in zip(block.box.start, block.box.shape, strict=True))
         dtype = getattr(torch, layout.ranks[rank].buffers[block.buffer].dtype)
-        found[block.buffer] = full[block.name][box].to(dtype).contiguous()
-    return found
+        tensors[block.buffer] = full[block.name][box].to(dtype).contiguous()
+    return tensors
 
 
 def serve(pipe, source, address):

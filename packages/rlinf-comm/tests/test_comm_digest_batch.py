@@ -130,11 +130,11 @@ def test_long_runs_are_the_same_on_every_path(dtype):
             index_strides=(1,),
         )
         program = DigestProgram(DigestTable.of([box], buffer_bytes=[5 << 20]))
-        found = {run(program, [memory], name, threads)[0] for name in AVAILABLE_SETS for threads in (1, 2)}
-        assert len(found) == 1
+        digests = {run(program, [memory], name, threads)[0] for name in AVAILABLE_SETS for threads in (1, 2)}
+        assert len(digests) == 1
         if length < 5000:
             view = memory[: length * size].view(dtype)
-            assert found == {reference(as_integers(view), list(range(first_index, first_index + length)), size)}
+            assert digests == {reference(as_integers(view), list(range(first_index, first_index + length)), size)}
 
 
 @settings(max_examples=100)
@@ -216,9 +216,9 @@ def test_large_copies_with_digests_are_exact(place, dtype):
         CopyTable.of([copy, replace(copy, dst_buffer=1)]), DigestTable.of([box, replace(box, digest=-1)])
     )
     other = torch.zeros(1500, 1024, dtype=torch.bfloat16)
-    (found,) = program.run_with_digests(addresses_of([source]), addresses_of([target, other]))
+    (digest,) = program.run_with_digests(addresses_of([source]), addresses_of([target, other]))
     assert target.equal(source[:, :1024].bfloat16()) and other.equal(target)
-    assert found == tensor_digest(target, box=Box((0, 0), (1500, 1024)), spec=TensorSpec((1500, 1024), "bfloat16"))
+    assert digest == tensor_digest(target, box=Box((0, 0), (1500, 1024)), spec=TensorSpec((1500, 1024), "bfloat16"))
 
 
 def test_tables_that_make_no_sense_are_refused():

@@ -38,13 +38,13 @@ def facts(**changes):
 
 
 def echo_that(**refusals):
-    asked = []
+    kinds = []
 
     def echo(kind):
-        asked.append(kind)
+        kinds.append(kind)
         return refusals.get(kind)
 
-    return echo, asked
+    return echo, kinds
 
 
 RECEIVER = {"process": (1, 1, 8)}  # the same numbers in another container
@@ -96,11 +96,11 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("sender", "receiver", "refusals", "transport", "kind", "asked", "reason"), CHOICES)
-def test_the_transport_follows_from_the_facts_and_the_echo(sender, receiver, refusals, transport, kind, asked, reason):
+@pytest.mark.parametrize(("sender", "receiver", "refusals", "transport", "kind", "kinds", "reason"), CHOICES)
+def test_the_transport_follows_from_the_facts_and_the_echo(sender, receiver, refusals, transport, kind, kinds, reason):
     echo, log = echo_that(**refusals)
     choice = choose(facts(**sender), facts(**receiver), echo)
-    assert (choice.transport, choice.kind, log) == (transport, kind, asked)
+    assert (choice.transport, choice.kind, log) == (transport, kind, kinds)
     assert reason in choice.reason
 
 
@@ -111,12 +111,12 @@ def test_facts_are_uuids_and_kinds_of_the_device_whatever_its_ordinal():
         drivers.IPC_EVENTS_SUPPORTED,
         drivers.VIRTUAL_MEMORY_SUPPORTED,
     }
-    found = facts_of(FakeDriver([B, A], peers=[(A, B)], supports=everything), 1)
-    assert (found.uuid, found.visible, found.reachable) == (A, (B, A), (B,))
-    assert found.kinds == ("legacy", "descriptor", "fabric") and found.has_events
-    found = facts_of(FakeDriver([A], supports={drivers.DESCRIPTORS_SUPPORTED, drivers.FABRIC_SUPPORTED}), 0)
-    assert found.kinds == ("legacy",) and not found.has_events
-    assert unpack(pack(found)) == found
+    device_facts = facts_of(FakeDriver([B, A], peers=[(A, B)], supports=everything), 1)
+    assert (device_facts.uuid, device_facts.visible, device_facts.reachable) == (A, (B, A), (B,))
+    assert device_facts.kinds == ("legacy", "descriptor", "fabric") and device_facts.has_events
+    device_facts = facts_of(FakeDriver([A], supports={drivers.DESCRIPTORS_SUPPORTED, drivers.FABRIC_SUPPORTED}), 0)
+    assert device_facts.kinds == ("legacy",) and not device_facts.has_events
+    assert unpack(pack(device_facts)) == device_facts
 
 
 def test_ranges_never_overlap_and_merge_to_the_whole_again():

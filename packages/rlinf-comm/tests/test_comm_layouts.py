@@ -114,12 +114,12 @@ def all_ranks(reference, full, shape, layout, case, pad=PAD, dtype=torch.float32
     return ranks
 
 
-def check_reshard(src, dst, sources, wanted):
+def check_reshard(src, dst, sources, expected):
     """Runs the copy tables, for all sources at once and pair by pair, into buffers full of PAD."""
     reshard = plan(src, dst)
     assert reshard.num_bytes == reshard.min_num_bytes
     flat = [tensor for tensors in sources for tensor in tensors.values()]
-    for dst_rank, want in enumerate(wanted):
+    for dst_rank, want in enumerate(expected):
         got = {name: torch.full_like(tensor, PAD) for name, tensor in want.items()}
         execute_copies(reshard.copies(dst_rank=dst_rank), flat, list(got.values()))
         assert_bitwise_equal(got, want, f"rank {dst_rank}")

@@ -48,9 +48,9 @@ def empty(layout):
     ]
 
 
-def same(got, wanted):
+def same(got, expected):
     """Bit for bit, in whichever order the names come."""
-    for rank, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
+    for rank, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
         assert_bitwise_equal(
             {name: ours[name].contiguous() for name in sorted(ours)},
             {name: theirs[name].contiguous() for name in sorted(theirs)},
@@ -101,12 +101,12 @@ def test_multi_token_prediction_goes_from_megatron_to_the_draft_model_and_back(t
     cut = dict(sizes, etp=1, te=te, experts="te_grouped", pad=-1.0, vocab_multiple=1)
     trained = [megatron_rank(full, DEEP, rank=rank, **cut) for rank in range(8)]
     parts: dict[str, Any] = {"tp": 2, "ep": 2, "etp": 1, "vocab_tp": 2, "pad": -1.0, "vocab_multiple": 2}
-    wanted = [merged_rank(full, DEEP, rank=rank, **parts) for rank in range(2)]
+    expected = [merged_rank(full, DEEP, rank=rank, **parts) for rank in range(2)]
     served, saved, again = empty(engine), empty(disk), empty(trainer)
     execute(plan(trainer, disk), trained, saved)
     same(saved, [full])
     execute(plan(disk, engine), saved, served)
-    same(served, wanted)
+    same(served, expected)
     execute(plan(engine, trainer), served, again)
     same(again, trained)
 
@@ -193,12 +193,12 @@ def test_fp8_names_and_shapes_are_those_of_transformers():
     shape = TransformerShape.from_config(config.to_dict())
     assert shape.fp8_scales == (4, 4)
     stored = huggingface(shape, fused_experts=True).ranks[0].buffers
-    found = {name: (tuple(tensor.shape), str(tensor.dtype)[6:]) for name, tensor in model.named_parameters()}
-    found |= {name: ((4,), "float32") for name, _ in model.named_buffers() if "correction" in name}
+    expected = {name: (tuple(tensor.shape), str(tensor.dtype)[6:]) for name, tensor in model.named_parameters()}
+    expected |= {name: ((4,), "float32") for name, _ in model.named_buffers() if "correction" in name}
     # From 5.24 on, transformers holds routers in float32, whatever type a checkpoint has for them.
     router = "model.layers.1.mlp.gate.weight"
-    found[router] = (found[router][0], "bfloat16")
-    assert {name: (spec.shape, spec.dtype) for name, spec in stored.items()} == dict(sorted(found.items()))
+    expected[router] = (expected[router][0], "bfloat16")
+    assert {name: (spec.shape, spec.dtype) for name, spec in stored.items()} == dict(sorted(expected.items()))
 
 
 def test_scales_for_whole_tensors_stay_with_them():

@@ -243,17 +243,17 @@ def test_the_server_of_segments_bears_them(num_calls):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
             line.settimeout(HANG_S)
             line.connect("\0" + name[1:])
-            said = numbers.choice((numbers.randbytes(numbers.randrange(100)), mutated(rightful, numbers)))
-            if said[8:16] == rightful[8:]:
+            message = numbers.choice((numbers.randbytes(numbers.randrange(100)), mutated(rightful, numbers)))
+            if message[8:16] == rightful[8:]:
                 return  # who knows the nonce is given the segment
             try:
-                if said:
-                    line.send(said)
+                if message:
+                    line.send(message)
                 line.shutdown(socket.SHUT_WR)
-                _, given, *_ = socket.recv_fds(line, 100, 4)
+                _, fds, *_ = socket.recv_fds(line, 100, 4)
             except ConnectionError:
                 return
-            assert not given, f"seed {seed}: a segment for {said!r}"
+            assert not fds, f"seed {seed}: a segment for {message!r}"
 
     for seed in range(WARM_UP):
         ask(10**6 + seed)

@@ -64,12 +64,12 @@ def manifest(layout, ranks, version=7):
 def test_equal_weights_verify_in_every_layout(name):
     whole = whole_weights()
     reference = manifest(LAYOUTS["hugging face"], stored_in(LAYOUTS["hugging face"], whole))
-    found = manifest(LAYOUTS[name], stored_in(LAYOUTS[name], whole))
-    verify(reference, found)
-    verify(found, unpack(pack(reference)))
+    served = manifest(LAYOUTS[name], stored_in(LAYOUTS[name], whole))
+    verify(reference, served)
+    verify(served, unpack(pack(reference)))
     for tensor, spec in SHAPE.specs().items():
-        assert found.digest_of(tensor) == tensor_digest(whole[tensor], box=spec.whole, spec=spec)
-        assert found.num_elements_of(tensor) == whole[tensor].numel()
+        assert served.digest_of(tensor) == tensor_digest(whole[tensor], box=spec.whole, spec=spec)
+        assert served.num_elements_of(tensor) == whole[tensor].numel()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -155,9 +155,9 @@ def test_what_is_named_is_left_out_of_a_manifest_which_tells_of_it():
     layout, whole = LAYOUTS["sharded"], whole_weights()
     reference, ranks = manifest(layout, stored_in(layout, whole)), stored_in(layout, whole)
     ranks[2]["mtp.norm"] = torch.ones(3)  # one stage alone has it, and all ranks name it
-    found = manifest_leaving_out(layout, ranks, ["mtp.*"])
-    assert found.left_out == {"mtp.*": ("mtp.norm",)}
-    verify(reference, unpack(pack(found)))
+    served = manifest_leaving_out(layout, ranks, ["mtp.*"])
+    assert served.left_out == {"mtp.*": ("mtp.norm",)}
+    verify(reference, unpack(pack(served)))
     with pytest.raises(
         LayoutError, match=r"leave_out: 'lm_head\*' matches lm_head\.weight, which the layout of rank 0"
     ):
@@ -166,9 +166,9 @@ def test_what_is_named_is_left_out_of_a_manifest_which_tells_of_it():
 
 def test_a_pattern_that_left_nothing_out_on_any_rank_is_refused():
     layout, whole = LAYOUTS["sharded"], whole_weights()
-    found = manifest_leaving_out(layout, stored_in(layout, whole), ["mtp.*"])
+    served = manifest_leaving_out(layout, stored_in(layout, whole), ["mtp.*"])
     with pytest.raises(LayoutError, match=r"leave_out: 'mtp\.\*' matches no tensor of the ranks of what is served"):
-        verify(manifest(layout, stored_in(layout, whole)), found)
+        verify(manifest(layout, stored_in(layout, whole)), served)
 
 
 def test_a_rank_that_was_forgotten_on_both_sides_is_missed():
@@ -224,8 +224,8 @@ def manifest_as(layout, ranks, served_by):
 
 def test_a_narrower_engine_is_compared_in_its_own_dtypes():
     trained, served = trained_and_served()
-    expected, found = manifest_as(*trained, NARROW), manifest_as(*served, NARROW)
-    verify(expected, unpack(pack(found)))
+    expected, actual = manifest_as(*trained, NARROW), manifest_as(*served, NARROW)
+    verify(expected, unpack(pack(actual)))
     name = "model.layers.1.self_attn.k_proj.weight"
     block = next(block for block in NARROW.ranks[-1].blocks if block.name == name)
     served[1][-1][block.buffer].view(-1)[block.offset] += 1

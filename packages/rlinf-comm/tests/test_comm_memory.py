@@ -120,10 +120,10 @@ def test_ten_thousand_hand_overs_leave_memory_and_descriptors_flat(start_peer):
 def test_a_peer_killed_at_a_random_point_leaves_no_descriptor_and_its_memory_comes_back(start_peer):
     random = np.random.default_rng(3)
     channel = Channel.create("victims", capacity_items=8, capacity_bytes=1 << 20)
-    found = Channel.create("found")
+    reports = Channel.create("found")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(6):
-        victim = start_peer("churn", channel.address, found.address, int(random.integers(100)))
+        victim = start_peer("churn", channel.address, reports.address, int(random.integers(100)))
         time.sleep(float(random.uniform(0.0, 0.02)))
         victim.process.send_signal(signal.SIGKILL)
         victim.process.wait(HANG_S)
@@ -138,4 +138,4 @@ def test_a_peer_killed_at_a_random_point_leaves_no_descriptor_and_its_memory_com
         del items
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert found.stats().num_items == 0
+    assert reports.stats().num_items == 0

@@ -81,10 +81,10 @@ class Array:
 def test_the_first_usable_candidate_is_taken_and_described(path, library, tmp_path):
     broken = tmp_path / "broken.so"
     broken.write_text("no library")
-    found = nccl.load_library([str(tmp_path / "absent.so"), str(broken), path])
-    assert (found.path, found.origin, found.version) == (path, "candidate", 22907)
-    assert found.capabilities() == ["split", "shrink", "grow", "revoke", "suspend"]
-    assert nccl.unique_id(found) == ID
+    loaded = nccl.load_library([str(tmp_path / "absent.so"), str(broken), path])
+    assert (loaded.path, loaded.origin, loaded.version) == (path, "candidate", 22907)
+    assert loaded.capabilities() == ["split", "shrink", "grow", "revoke", "suspend"]
+    assert nccl.unique_id(loaded) == ID
 
 
 def test_a_library_that_is_too_old_is_refused_with_its_version(library, tmp_path):
@@ -258,8 +258,8 @@ def test_an_abort_that_hangs_does_not_hang_the_caller(library, fake):
 
 
 def real_libraries():
-    given = os.environ.get("RLINF_NCCL_LIBRARY")
-    return ([given] if given else []) + nccl.wheel_libraries()
+    library_path = os.environ.get("RLINF_NCCL_LIBRARY")
+    return ([library_path] if library_path else []) + nccl.wheel_libraries()
 
 
 @pytest.mark.skipif(not real_libraries(), reason="no nvidia-nccl wheel is installed, and RLINF_NCCL_LIBRARY is not set")

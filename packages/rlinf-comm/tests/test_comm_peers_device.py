@@ -30,16 +30,16 @@ def ipc(monkeypatch):
     monkeypatch.setattr(opened, "is_own", lambda handle: False)
     monkeypatch.setattr(leases, "_is_here", lambda process: False)
     namespaces = itertools.count(1)
-    made = []
+    accelerators = []
 
     def make(**options):
         def open_accelerator():
-            made.append(FakeAccelerator(namespace=next(namespaces), **options))
-            return made[-1]
+            accelerators.append(FakeAccelerator(namespace=next(namespaces), **options))
+            return accelerators[-1]
 
         return CudaIpcTransport(open_accelerator)
 
-    make.made = made
+    make.made = accelerators
     return make
 
 

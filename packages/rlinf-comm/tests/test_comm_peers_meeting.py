@@ -31,16 +31,16 @@ HANG_S = 20.0
 @pytest.fixture
 def pair():
     """make(transports) -> two peers that know each other"""
-    made = []
+    peers = []
 
     def make(*transports, **options):
         a, b = (Peer.listen(name, transports=transports or None, **options) for name in "ab")
-        made.extend((a, b))
+        peers.extend((a, b))
         a.connect(b.address, timeout_s=HANG_S)
         return a, b
 
     yield make
-    for peer in made:
+    for peer in peers:
         peer.close()
 
 

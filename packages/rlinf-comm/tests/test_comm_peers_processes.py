@@ -48,11 +48,11 @@ def kill(pid: int) -> None:
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    for pid in made.pids:
+    new_nursery = Nursery()
+    yield new_nursery
+    for pid in new_nursery.pids:
         kill(pid)
-    made.process.communicate(timeout=HANG_S)
+    new_nursery.process.communicate(timeout=HANG_S)
 
 
 @pytest.fixture

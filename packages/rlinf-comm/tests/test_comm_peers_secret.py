@@ -21,11 +21,11 @@ def no_secret(monkeypatch):
 
 
 def test_one_is_made_and_handed_to_children(no_secret):
-    made = job_secret()
-    assert len(made) >= 32
+    new_secret = job_secret()
+    assert len(new_secret) >= 32
     program = "from rlinf_comm.peers import job_secret; print(job_secret().decode())"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert child.stdout.strip().encode() == made == job_secret()
+    assert child.stdout.strip().encode() == new_secret == job_secret()
 
 
 def test_it_is_read_from_a_file_of_mine_alone(no_secret, monkeypatch, tmp_path):

@@ -58,11 +58,11 @@ def everything_from(connected: socket.socket) -> bytes:
     return received
 
 
-def after_the_greeting(stranger: socket.socket, said: bytes) -> bytes:
-    """What comes for `said`, once the other side has greeted."""
+def after_the_greeting(stranger: socket.socket, message: bytes) -> bytes:
+    """What comes for `message`, once the other side has greeted."""
     stranger.sendall(GREETED)
     assert len(stranger.recv(GREETING.size, socket.MSG_WAITALL)) == GREETING.size
-    stranger.sendall(said)
+    stranger.sendall(message)
     return everything_from(stranger)
 
 
@@ -82,15 +82,15 @@ def test_nothing_listens_at_another_address_than_was_given(trainer, endpoint):
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
 @pytest.mark.parametrize(
-    ("said", "num_answered"),
+    ("message", "num_answered"),
     [(b"", 0), (b"GET / HTTP/1.1\r\nHost: trainer\r\n\r\n", 0), (GREETED, GREETING.size)],
     ids=["nothing", "http", "greeting"],
 )
-def test_they_are_told_nothing_but_a_greeting(trainer, endpoint, source, said, num_answered):
+def test_they_are_told_nothing_but_a_greeting(trainer, endpoint, source, message, num_answered):
     for door in doors_of(trainer, endpoint):
         with call(door, source) as stranger:
-            stranger.sendall(said)
-            if said[:1] != b"G":
+            stranger.sendall(message)
+            if message[:1] != b"G":
                 stranger.shutdown(socket.SHUT_WR)
             assert len(everything_from(stranger)) == num_answered
         with call(door, source) as stranger:
@@ -153,10 +153,10 @@ def test_a_recorded_call_cannot_be_replayed_and_holds_no_secret(trainer, endpoin
     recorder = Recorder(door)
     with Peer.join(f"127.0.0.1:{recorder.endpoint[1]}", "engine/0", serve=False) as engine:
         assert trainer.wait_for("engine/0", timeout_s=HANG_S) == engine.address
-    said = recorder.said["caller"] + recorder.said["called"]
+    traffic = recorder.said["caller"] + recorder.said["called"]
     secrets_of_the_job = (secret.job_secret(), secret.key_for("directory"), secret.key_for("peer", b""))
-    assert len(said) > 200
-    assert not any(key in said for key in secrets_of_the_job)
+    assert len(traffic) > 200
+    assert not any(key in traffic for key in secrets_of_the_job)
     with call(door) as stranger:
         stranger.sendall(recorder.said["caller"][: GREETING.size])
         assert len(stranger.recv(GREETING.size, socket.MSG_WAITALL)) == GREETING.size
@@ -257,9 +257,9 @@ def test_a_flood_of_silent_strangers_drives_out_none_who_has_greeted(trainer, en
 def test_who_does_not_prove_himself_in_time_is_turned_away_with_a_line(trainer, endpoint, monkeypatch, caplog):
     monkeypatch.setattr(listener, "PROOF_TIMEOUT_S", 0.05)
     with caplog.at_level(logging.WARNING):
-        for door, said in zip(doors_of(trainer, endpoint), (b"", GREETED), strict=True):
+        for door, message in zip(doors_of(trainer, endpoint), (b"", GREETED), strict=True):
             with call(door, "127.0.0.2") as stranger:
-                stranger.sendall(said)
+                stranger.sendall(message)
                 everything_from(stranger)  # until it is closed
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
@@ -414,11 +414,11 @@ def _link(descriptor: str) -> str:
 @needs_root
 def test_nobody_cannot_take_a_name_that_will_be_needed():
     """A child's pid and start time are known before it makes a channel; its server's name is not."""
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(tell)
-        os.read(told, 1)
+        os.close(write_end)
+        os.read(read_end, 1)
         try:
             Channel.create("made in spite of it")
         except BaseException:  # noqa: BLE001 - the end of a process
@@ -431,14 +431,14 @@ def test_nobody_cannot_take_a_name_that_will_be_needed():
         taken = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
         taken[0].bind(f"\0rlinf-comm/{pid}-{ticks}")
         taken[1].bind(f"\0rlinf-comm/{pid}-{ticks}-00000000")
-        os.write(tell, b"g")
+        os.write(write_end, b"g")
         while stat_of(pid)[0] != "Z":  # its parent is busy with waiting for this process
             time.sleep(0.01)
 
     as_nobody(attack)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    os.close(told)
-    os.close(tell)
+    os.close(read_end)
+    os.close(write_end)
 
 
 # --- another host -----------------------------------------------------------------------------------------------------

@@ -245,7 +245,7 @@ def test_an_item_that_does_not_decode_gives_back_its_memory(monkeypatch, pool, c
 
 
 def test_a_full_pool_says_who_holds_what(pool, channel):
-    kept = pool.empty(CAPACITY // 2, torch.uint8)
+    tensor = pool.empty(CAPACITY // 2, torch.uint8)
     channel.put(pool.empty(CAPACITY // 4, torch.uint8))
     with pytest.raises(PoolFull) as caught:
         pool.empty((CAPACITY // 2,), torch.uint8, timeout_s=0.01)
@@ -259,7 +259,7 @@ def test_a_full_pool_says_who_holds_what(pool, channel):
         "create a larger pool",
     ):
         assert part in text
-    del kept
+    del tensor
     assert pool.empty((CAPACITY // 2,), torch.uint8, timeout_s=0.0).numel() == CAPACITY // 2
 
 

@@ -107,11 +107,11 @@ def test_a_waiting_allocation_gets_what_a_killed_process_held(pool):
 
 
 def test_a_process_killed_with_the_mutex_hangs_nobody(pool):
-    kept = pool.empty(100).fill_(3)
+    tensor = pool.empty(100).fill_(3)
     peer = Fork(hold_mutex, pool)
     peer.kill()
     assert pool.empty(10).numel() == 10
-    assert pool.stats().num_blocks == 1 and kept.eq(3).all()
+    assert pool.stats().num_blocks == 1 and tensor.eq(3).all()
 
 
 def test_a_consumer_killed_between_take_and_decode_leaks_nothing(pool):

@@ -414,13 +414,13 @@ def test_producers_of_several_processes_arrive_once_and_in_their_order(start_pee
     with linked(capacity_items=8, num_producers=3) as (near, _, far):
         for producer in range(3):
             start_peer("produce", far.address, producer, 60, wait=False, script=SCRIPT)
-        found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        indices_of: dict[int, list[int]] = {0: [], 1: [], 2: []}
         while items := near.take(max_items=4, timeout_s=HANG_S):
             for item in items:
                 producer, index, array = item.value
                 assert item.key == producer and set(array.tolist()) <= {producer * 1_000_000 + index}
-                found[producer].append(index)
-        assert all(indices == list(range(60)) for indices in found.values())
+                indices_of[producer].append(index)
+        assert all(indices == list(range(60)) for indices in indices_of.values())
 
 
 def test_consumers_of_several_processes_share_the_items(start_peer):
@@ -431,16 +431,16 @@ def test_consumers_of_several_processes_share_the_items(start_peer):
         for index in range(60):
             near.put((0, index, np.full(index, index)), timeout_s=HANG_S)
         near.close()
-        found = sorted(value[1:] for value in reports)
-    assert found == [(index, True, index) for index in range(60)]
+        rows = sorted(value[1:] for value in reports)
+    assert rows == [(index, True, index) for index in range(60)]
 
 
 def test_what_a_killed_producer_had_put_is_there_and_then_it_is_missed(start_peer, caplog):
     with linked() as (near, _, far), caplog.at_level(logging.WARNING):
         producer = start_peer("put_and_stay", far.address, 300, script=SCRIPT)
         producer.process.kill()
-        found = [near.take(timeout_s=HANG_S)[0].value for _ in range(300)]
-        assert found == list(range(300))
+        values = [near.take(timeout_s=HANG_S)[0].value for _ in range(300)]
+        assert values == list(range(300))
         for take in (near.take, far.take):
             with pytest.raises(PeerLost, match=rf"process {producer.process.pid} .*died without leaving") as caught:
                 take(timeout_s=HANG_S)
@@ -502,9 +502,9 @@ def test_with_lost_peers_tolerated_nobody_is_told(start_peer):
 
 
 def test_a_killed_door_ends_all_waits(start_peer):
-    told = Channel.create("told")
-    server = start_peer("serve", told.address, script=SCRIPT)
-    address, near_address = told.take(timeout_s=HANG_S)[0].value
+    replies = Channel.create("told")
+    server = start_peer("serve", replies.address, script=SCRIPT)
+    address, near_address = replies.take(timeout_s=HANG_S)[0].value
     far, other, near = Channel.open(address), Channel.open(address), Channel.open(near_address)
     far.put(0)
     errors: list[Exception] = []

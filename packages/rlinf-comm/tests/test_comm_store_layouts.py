@@ -50,21 +50,21 @@ def trained_and_served():
     sources = [buffers(TRAINED, rank, torch.zeros) for rank in range(TRAINED.num_ranks)]
     for rank, tensors in enumerate(sources):
         execute_copies(plan(whole, TRAINED).copies(dst_rank=rank), list(full.values()), list(tensors.values()))
-    wanted = [buffers(SERVED, rank, torch.ones) for rank in range(SERVED.num_ranks)]
-    for rank, tensors in enumerate(wanted):
+    served = [buffers(SERVED, rank, torch.ones) for rank in range(SERVED.num_ranks)]
+    for rank, tensors in enumerate(served):
         execute_copies(plan(whole, SERVED).copies(dst_rank=rank), list(full.values()), list(tensors.values()))
-    return sources, wanted
+    return sources, served
 
 
 def test_fused_and_cast_weights_arrive_bit_for_bit():
-    sources, wanted = trained_and_served()
+    sources, expected = trained_and_served()
     _, senders, receivers = connect(TRAINED, SERVED)
     for sender, tensors in zip(senders, sources, strict=True):
         sender.publish(tensors, 0)
     for rank, receiver in enumerate(receivers):
         tensors = buffers(SERVED, rank, torch.ones)  # the padding stays
         report = receiver.receive(tensors, 0)
-        assert_bitwise_equal(tensors, wanted[rank])
+        assert_bitwise_equal(tensors, expected[rank])
         assert report.num_bytes == sum(2 * block.box.num_elements for block in SERVED.ranks[rank].blocks)
 
 

@@ -66,9 +66,9 @@ class Edge:
 
     def expected(self):
         """What the senders hold, as the receivers hold it."""
-        wanted = [buffers(self.target, rank) for rank in range(len(self.receivers))]
-        execute(self.plan, self.tensors, wanted)
-        return wanted
+        destinations = [buffers(self.target, rank) for rank in range(len(self.receivers))]
+        execute(self.plan, self.tensors, destinations)
+        return destinations
 
     def take(self, version, ranks=None):
         for rank, receiver in enumerate(self.receivers):
@@ -111,8 +111,8 @@ def test_who_comes_when_the_tensors_are_about_to_change_finds_the_version_in_the
         tensor.zero_()
     edge.take(1, ranks=[1])
     assert [edge.where(rank)[1] for rank in range(3)] == [Where.STORED, Where.LENT, Where.LENT]
-    for served, wanted in zip(edge.served, expected, strict=True):
-        assert_bitwise_equal(served, wanted)
+    for served, reference in zip(edge.served, expected, strict=True):
+        assert_bitwise_equal(served, reference)
 
 
 def test_nothing_is_copied_for_receivers_that_have_the_version_and_it_does_not_come_back():

@@ -68,9 +68,9 @@ class Pairs:
     def receiver(self, rank: int, device: Any = None) -> WeightStreamReceiver:
         return WeightStreamReceiver(self.plan, rank, self.net.link(self.engines[rank]), self.sources, device=device)
 
-    def sync(self, shards: Any, served: Any, version: int, *, wanted: int | None = None, timeout_s: float = HANG_S):
+    def sync(self, shards: Any, served: Any, version: int, *, target: int | None = None, timeout_s: float = HANG_S):
         """(what the senders gave, what the receivers gave)"""
-        expected = version if wanted is None else wanted
+        expected = version if target is None else target
         calls = [
             lambda sender=sender, shard=shard: sender.publish(shard, version, timeout_s)
             for sender, shard in zip(self.senders, shards, strict=True)
@@ -131,9 +131,9 @@ def whole(shards: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def contents(net: Net) -> list[Content]:
-    found = [value for value in net.sent if isinstance(value, Content)]
+    messages = [value for value in net.sent if isinstance(value, Content)]
     net.sent.clear()
-    return found
+    return messages
 
 
 @pytest.mark.parametrize("bucket_bytes", [64, 1000, 64 << 20])
@@ -424,10 +424,10 @@ def test_versions_that_are_not_wanted_are_refused():
     with pytest.raises(ValueError, match="policy_version=5 is not newer than 5"):
         pairs.senders[0].publish(shards[0], 5)
     before = {name: tensor.clone() for name, tensor in served[0].items()}
-    sent, received = pairs.sync(shards, served, 6, wanted=8, timeout_s=1.0)
+    sent, received = pairs.sync(shards, served, 6, target=8, timeout_s=1.0)
     assert all(isinstance(one, WeightMismatchError) and "version 8 is wanted" in str(one) for one in sent)
     assert isinstance(received[0], WeightTimeout)
-    sent, received = pairs.sync(shards, served, 7, wanted=6, timeout_s=1.0)
+    sent, received = pairs.sync(shards, served, 7, target=6, timeout_s=1.0)
     assert type(received[0]) is WeightMismatchError and received[0].found_version == 7
     assert all(isinstance(one, WeightMismatchError) for one in sent)
     assert_bitwise_equal(served[0], before)
@@ -447,8 +447,8 @@ def test_between_two_processes_over_peers():
                 shards[0]["a"][version] += 1
                 (report,) = senders[0].publish(shards[0], version, timeout_s=HANG_S)
                 assert report.choice.is_delta is (version > 0)
-                found = me.receive("engine", timeout_s=HANG_S)
-                assert_bitwise_equal(found, shards[0])
+                tensors = me.receive("engine", timeout_s=HANG_S)
+                assert_bitwise_equal(tensors, shards[0])
             process.kill()
             start_s = time.monotonic()
             with pytest.raises((PeerLost, WeightTimeout)):

@@ -131,13 +131,13 @@ def test_sound_layouts_pass(check):
 
 
 def failing(layout):
-    found = set()
+    names = set()
     for check in LAYOUT_CHECKS:
         try:
             check(layout)
         except (AssertionError, LayoutError):
-            found.add(check.__name__)
-    return found
+            names.add(check.__name__)
+    return names
 
 
 def test_layouts_that_miss_an_element_fail():

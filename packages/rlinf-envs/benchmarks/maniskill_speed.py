@@ -74,29 +74,29 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=4)
     parser.add_argument("--num-processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
 
     contenders: dict[str, Callable[[torch.Tensor], object]] = {}
     spec = None
-    for num_processes in (0, asked.num_processes):
-        env, made_s, reset_s = ours(asked.task, asked.num_envs, num_processes)
+    for num_processes in (0, args.num_processes):
+        env, made_s, reset_s = ours(args.task, args.num_envs, num_processes)
         print(f"{num_processes} process(es): make {made_s:.2f} s, reset {1e3 * reset_s:.2f} ms an environment")
         contenders[f"rlinf-envs, {num_processes} process(es)"] = env.step
         spec = env.action_spec
-    contenders["Gymnasium SyncVectorEnv"] = peer(asked.task, asked.num_envs, "sync")
-    contenders[f"Gymnasium AsyncVectorEnv, {asked.num_envs} processes"] = peer(asked.task, asked.num_envs, "async")
+    contenders["Gymnasium SyncVectorEnv"] = peer(args.task, args.num_envs, "sync")
+    contenders[f"Gymnasium AsyncVectorEnv, {args.num_envs} processes"] = peer(args.task, args.num_envs, "async")
 
     assert spec is not None, "at least one contender is ours"
     generator = torch.Generator().manual_seed(0)
-    actions = sample_actions(spec, (SLICE_STEPS, asked.num_envs), generator)
+    actions = sample_actions(spec, (SLICE_STEPS, args.num_envs), generator)
     rates: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(asked.rounds):
+    for _ in range(args.rounds):
         for name, step in contenders.items():
             began = time.perf_counter()
             for step_actions in actions:
                 step(step_actions)
-            rates[name].append(SLICE_STEPS * asked.num_envs / (time.perf_counter() - began))
+            rates[name].append(SLICE_STEPS * args.num_envs / (time.perf_counter() - began))
     base = statistics.median(next(iter(rates.values())))
     for name, values in rates.items():
         median = statistics.median(values)

@@ -157,8 +157,8 @@ class Motion:
 
     def _drawer_around(self, name: str) -> str | None:
         """The region of the drawer that an object begins in."""
-        found = (state[2] for state in self._env.parsed_problem["initial_state"] if state[:2] == ["in", name])
-        return next((region for region in found if "cabinet" in region), None)
+        regions = (state[2] for state in self._env.parsed_problem["initial_state"] if state[:2] == ["in", name])
+        return next((region for region in regions if "cabinet" in region), None)
 
     def _across(self, region: str) -> np.ndarray:
         """The hand's axes where it points down and its fingers lie along a drawer's width."""

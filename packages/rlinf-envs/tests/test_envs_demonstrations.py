@@ -40,7 +40,7 @@ def picture(episode: int, row: int) -> np.ndarray:
 def rows_of(episode: int, *, images: bool) -> list[dict[str, Any]]:
     import imageio.v2 as imageio
 
-    made = []
+    rows = []
     for row in range(LENGTHS[episode]):
         one = {
             "observation.state": [float(episode), float(row)],
@@ -57,8 +57,8 @@ def rows_of(episode: int, *, images: bool) -> list[dict[str, Any]]:
             coded = io.BytesIO()
             imageio.imwrite(coded, picture(episode, row), format="png")  # type: ignore[reportCallIssue]
             one["observation.images.front"] = {"bytes": coded.getvalue(), "path": None}
-        made.append(one)
-    return made
+        rows.append(one)
+    return rows
 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -85,8 +85,8 @@ def write_info(folder: Path, version: str, *, images: bool, **paths: str) -> Non
     }
     features["observation.images.front"] = {"dtype": "image" if images else "video", "shape": [16, 16, 3]}
     (folder / "meta").mkdir(parents=True)
-    told = {"codebase_version": version, "fps": 10, "chunks_size": 2, "features": features, **paths}
-    (folder / "meta" / "info.json").write_text(json.dumps(told))
+    info = {"codebase_version": version, "fps": 10, "chunks_size": 2, "features": features, **paths}
+    (folder / "meta" / "info.json").write_text(json.dumps(info))
 
 
 def write_split(folder: Path, *, images: bool) -> Path:
@@ -159,16 +159,16 @@ def test_lerobot_datasets_are_what_was_written(tmp_path: Path, write: Any, image
         pytest.importorskip("imageio_ffmpeg")
     read = open_demonstrations("lerobot", write(tmp_path / "set", images=images))
     assert len(read) == 2, "the second episode did not succeed"
-    for shown, episode in zip(read, (0, 2), strict=True):
+    for demonstration, episode in zip(read, (0, 2), strict=True):
         length = LENGTHS[episode]
-        assert (shown.task, shown.seed, shown.success) == (TASKS[0], None, True)
-        assert shown.observations["instruction"] == [TASKS[0]] * length
+        assert (demonstration.task, demonstration.seed, demonstration.success) == (TASKS[0], None, True)
+        assert demonstration.observations["instruction"] == [TASKS[0]] * length
         states = [[float(episode), float(row)] for row in range(length)]
-        assert tensor_field(shown.observations, "state").tolist() == states
+        assert tensor_field(demonstration.observations, "state").tolist() == states
         expected = torch.tensor([[0.1 * row, -0.1 * episode, 1.0] for row in range(length)])
-        torch.testing.assert_close(shown.actions, expected)
-        assert shown.rewards.tolist() == [float(row) for row in range(length)]
-        seen = tensor_field(shown.observations, "image.front")
+        torch.testing.assert_close(demonstration.actions, expected)
+        assert demonstration.rewards.tolist() == [float(row) for row in range(length)]
+        seen = tensor_field(demonstration.observations, "image.front")
         assert seen.dtype == torch.uint8
         drawn = torch.from_numpy(np.stack([picture(episode, row) for row in range(length)]))
         assert (seen.int() - drawn.int()).abs().max() <= (0 if images else 8)
@@ -178,8 +178,8 @@ def test_a_name_may_be_another_fields(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("imageio")
     folder = write_split(tmp_path / "set", images=True)
-    (shown, _) = open_demonstrations("lerobot", folder, rename={"observation.images.front": "image.corner"})
-    assert set(shown.observations) == {"state", "image.corner", "instruction"}
+    (demonstration, _) = open_demonstrations("lerobot", folder, rename={"observation.images.front": "image.corner"})
+    assert set(demonstration.observations) == {"state", "image.corner", "instruction"}
 
 
 def test_actions_may_have_another_name(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_actions_may_have_another_name(tmp_path: Path) -> None:
         write_table(folder / f"data/chunk-{i // 2:03d}/episode_{i:06d}.parquet", rows)
     with pytest.raises(EnvError, match=r"has no feature 'action'; it has actions, .*rename: \{NAME: action\}"):
         open_demonstrations("lerobot", folder)
-    (shown, _) = open_demonstrations("lerobot", folder, rename={"actions": "action"})
-    assert torch.equal(shown.actions, expected.actions)
-    assert set(shown.observations) == {"state", "image.front", "instruction"}, "actions are not shown"
+    (demonstration, _) = open_demonstrations("lerobot", folder, rename={"actions": "action"})
+    assert torch.equal(demonstration.actions, expected.actions)
+    assert set(demonstration.observations) == {"state", "image.front", "instruction"}, "actions are not shown"
 
 
 def test_several_features_of_one_field_are_named_with_what_to_set(tmp_path: Path) -> None:
@@ -251,9 +251,9 @@ def test_each_row_has_the_sentence_of_its_own_task(write: Any, tmp_path: Path) -
         row["task_index"] = index
     name = "episode_000000" if write is write_split else "file-000"
     write_table(folder / f"data/chunk-000/{name}.parquet", rows)
-    shown = open_demonstrations("lerobot", folder)[0]
-    assert shown.observations["instruction"] == [TASKS[0]] * 2 + [TASKS[1]] * 2
-    assert shown.task == f"{TASKS[0]}; {TASKS[1]}"
+    demonstration = open_demonstrations("lerobot", folder)[0]
+    assert demonstration.observations["instruction"] == [TASKS[0]] * 2 + [TASKS[1]] * 2
+    assert demonstration.task == f"{TASKS[0]}; {TASKS[1]}"
     rows[2]["task_index"] = 7
     write_table(folder / f"data/chunk-000/{name}.parquet", rows)
     with pytest.raises(EnvError, match=r"row 2 of episode 0 has task_index=7, which .*meta/tasks\.\w+ does not name"):
@@ -400,13 +400,13 @@ def write_trajectories(folder: Path, *, obs: str) -> Path:
     import h5py
 
     folder.mkdir()
-    told = {
+    metadata = {
         "env_info": {"env_id": "PushCube-v1", "env_kwargs": {"control_mode": "pd_joint_delta_pos", "obs_mode": obs}},
         "episodes": [
             {"episode_id": i, "episode_seed": 10 + i, "success": i != 1, "elapsed_steps": LENGTHS[i]} for i in range(3)
         ],
     }
-    (folder / "traj.json").write_text(json.dumps(told))
+    (folder / "traj.json").write_text(json.dumps(metadata))
     with h5py.File(folder / "traj.h5", "w") as file:
         for i, length in enumerate(LENGTHS):
             group = file.create_group(f"traj_{i}")
@@ -430,14 +430,14 @@ def test_maniskill_trajectories_are_what_was_written(tmp_path: Path, obs: str) -
     pytest.importorskip("h5py")
     read = open_demonstrations("maniskill", write_trajectories(tmp_path / "set", obs=obs))
     assert (read.env_id, dict(read.options)) == ("PushCube-v1", {"control_mode": "pd_joint_delta_pos"})
-    assert [(shown.task, shown.seed) for shown in read] == [("PushCube-v1", 10), ("PushCube-v1", 12)]
-    shown = read[-1]
-    assert shown.actions.tolist() == [[1.0] * 3] * 5
-    assert shown.rewards.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert tensor_field(shown.observations, "state").tolist() == [[2.0 * t + 2, 2.0 * t + 3] for t in range(5)]
+    assert [(episode.task, episode.seed) for episode in read] == [("PushCube-v1", 10), ("PushCube-v1", 12)]
+    episode = read[-1]
+    assert episode.actions.tolist() == [[1.0] * 3] * 5
+    assert episode.rewards.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert tensor_field(episode.observations, "state").tolist() == [[2.0 * t + 2, 2.0 * t + 3] for t in range(5)]
     if obs != "state":
         expected = torch.from_numpy(np.stack([picture(2, row) for row in range(5)]))
-        assert torch.equal(tensor_field(shown.observations, "image.base_camera"), expected)
+        assert torch.equal(tensor_field(episode.observations, "image.base_camera"), expected)
 
 
 @pytest.mark.parametrize(
@@ -454,8 +454,8 @@ def test_trajectories_say_what_their_environment_says(
     pytest.importorskip("h5py")
     file = write_trajectories(tmp_path / "set", obs="state")
     file.with_suffix(".json").write_text(file.with_suffix(".json").read_text().replace("PushCube-v1", env_id))
-    shown = open_demonstrations("maniskill", file, environment=RunEnvironment(options=options))[0]
-    assert shown.observations.get("instruction") == (None if expected is None else [expected] * LENGTHS[0])
+    demonstration = open_demonstrations("maniskill", file, environment=RunEnvironment(options=options))[0]
+    assert demonstration.observations.get("instruction") == (None if expected is None else [expected] * LENGTHS[0])
 
 
 @pytest.mark.parametrize(

@@ -116,18 +116,18 @@ def test_each_kind_does_what_it_says() -> None:
 
 
 def test_sentences_come_before_wordings() -> None:
-    made = Disturbance(wordings=("do: {instruction}",), paraphrases=(("turn it", ("rotate it", "spin it")),))
-    assert {made.words("turn it", seed) for seed in range(20)} == {"rotate it", "spin it"}
-    assert made.words("open {it}", 3) == "do: open {it}"
+    disturbance = Disturbance(wordings=("do: {instruction}",), paraphrases=(("turn it", ("rotate it", "spin it")),))
+    assert {disturbance.words("turn it", seed) for seed in range(20)} == {"rotate it", "spin it"}
+    assert disturbance.words("open {it}", 3) == "do: open {it}"
 
 
 def test_all_that_an_instruction_may_say_is_known() -> None:
     """Of what is drawn nothing lacks, and the longest comes first."""
-    made = Disturbance(wordings=("do: {instruction}", "{instruction}"), paraphrases=(("turn it", ("spin it",)),))
-    given = ("turn it", "open it", "shut it")
-    (shown,) = made.fields({"instruction": FieldSpec(shape=(), dtype="text", texts=given)}).values()
-    assert shown.texts == ("do: open it", "do: shut it", "open it", "shut it", "spin it")
-    assert {made.words(text, seed) for text in given for seed in range(20)} == set(shown.texts)
+    disturbance = Disturbance(wordings=("do: {instruction}", "{instruction}"), paraphrases=(("turn it", ("spin it",)),))
+    instructions = ("turn it", "open it", "shut it")
+    (spec,) = disturbance.fields({"instruction": FieldSpec(shape=(), dtype="text", texts=instructions)}).values()
+    assert spec.texts == ("do: open it", "do: shut it", "open it", "shut it", "spin it")
+    assert {disturbance.words(text, seed) for text in instructions for seed in range(20)} == set(spec.texts)
     changed = disturbed(ALL, num_envs=1)
     assert changed.observation_spec["instruction"].texts == (), "the environment does not know what it says"
 

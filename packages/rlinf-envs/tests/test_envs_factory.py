@@ -16,9 +16,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 
 
 def example(name: str) -> str:
-    found = re.search(rf"<!-- example: {re.escape(name)} -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert found, f"{PAGE} has no example {name}"
-    return found[1]
+    match = re.search(rf"<!-- example: {re.escape(name)} -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert match, f"{PAGE} has no example {name}"
+    return match[1]
 
 
 @pytest.fixture
@@ -54,10 +54,10 @@ def test_the_first_documented_lines_run() -> None:
 def test_the_readme_runs() -> None:
     pytest.importorskip("mani_skill")
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    found = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert found
+    match = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert match
     scope: dict[str, Any] = {}
-    exec(found[1], scope)
+    exec(match[1], scope)
     assert scope["observation"]["state"].shape == (8, 35)
     scope["env"].close()
 

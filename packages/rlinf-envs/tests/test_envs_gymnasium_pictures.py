@@ -30,9 +30,9 @@ class Shows(gymnasium.Env):
 def seen(space: spaces.Space, value: Any, layout: str | None = None) -> tuple[str, Any]:
     env = GymnasiumEnv(Shows(space, value), picture_layout=layout)
     env.reset(0)
-    ((name, shown),) = env.observe().items()
-    assert isinstance(shown, np.ndarray) and shown.shape == env.observation_spec[name].shape
-    return name, shown
+    ((name, array),) = env.observe().items()
+    assert isinstance(array, np.ndarray) and array.shape == env.observation_spec[name].shape
+    return name, array
 
 
 def box(low: Any, high: Any, shape: tuple[int, ...], dtype: Any = np.uint8) -> spaces.Box:
@@ -60,9 +60,9 @@ STACK = np.concatenate([RGB.transpose(2, 0, 1)[:, :, :12]] * 4)[:, :16].repeat(5
     ],
 )
 def test_the_declared_space_says_what_is_a_picture(space: spaces.Box, value: np.ndarray, expected: np.ndarray) -> None:
-    name, shown = seen(space, value)
-    assert (name, shown.dtype) == ("image.main", np.uint8)
-    np.testing.assert_array_equal(shown, expected)
+    name, array = seen(space, value)
+    assert (name, array.dtype) == ("image.main", np.uint8)
+    np.testing.assert_array_equal(array, expected)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_what_may_be_a_picture_or_not_needs_the_option(space: spaces.Box) -> Non
         EnvError, match=r"may be a picture or not: set the option picture_layout .* hwc .* chw .* state"
     ):
         seen(space, value)
-    name, shown = seen(space, value, "state")
-    assert (name, shown.tolist()) == ("state", [1.0] * value.size)
+    name, array = seen(space, value, "state")
+    assert (name, array.tolist()) == ("state", [1.0] * value.size)
     if space.dtype == np.uint8:
         assert seen(space, value, "chw")[1].shape == (*space.shape[1:], space.shape[0])
 

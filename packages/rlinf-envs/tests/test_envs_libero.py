@@ -74,8 +74,8 @@ class FakeScene:
 
     def state(self) -> np.ndarray:
         state, seed, num_wait_steps = self._begun
-        shown = [state, seed % 1000, num_wait_steps, self._num_steps, *self._moved[[0, 3, 5, 6]]]
-        return np.array(shown, dtype=np.float32)
+        numbers = [state, seed % 1000, num_wait_steps, self._num_steps, *self._moved[[0, 3, 5, 6]]]
+        return np.array(numbers, dtype=np.float32)
 
     def picture(self, camera: str, size: int) -> np.ndarray:
         """Upright: the first row is the top, the first column the left."""
@@ -119,8 +119,8 @@ def test_seeds_that_count_up_sweep_tasks_and_states() -> None:
     env = libero(num_envs=1)
     begun = []
     for seed in range(3 * NUM_STATES):
-        shown = env.reset([seed])
-        begun.append((shown["instruction"], float(tensor_field(shown, "state")[0, 0])))
+        observation = env.reset([seed])
+        begun.append((observation["instruction"], float(tensor_field(observation, "state")[0, 0])))
     assert begun[:4] == [
         (["pick up the bowl on the stove"], 0.0),
         (["pick up the bowl on the ramekin"], 100.0),
@@ -212,7 +212,7 @@ def test_scenes_are_handed_from_row_to_row(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize(
-    ("env_id", "options", "told"),
+    ("env_id", "options", "message"),
     [
         ("libero_spacial", {}, "no suite 'libero_spacial'; did you mean libero_spatial"),
         ("libero_spatial", {"tasks": ["push_a_plate"]}, "libero_spatial has no task 'push_a_plate'; did you mean push"),
@@ -240,10 +240,10 @@ def test_scenes_are_handed_from_row_to_row(monkeypatch: pytest.MonkeyPatch) -> N
         ("libero_spatial", {"init_states": "0-5"}, "options.init_states='0-5'"),
     ],
 )
-def test_mistakes_say_what_is_allowed(env_id: str, options: dict[str, Any], told: str) -> None:
+def test_mistakes_say_what_is_allowed(env_id: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvError) as raised:
         libero(env_id, **options)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.usefixtures("simulated")
@@ -279,20 +279,20 @@ def test_states_are_numbers_alone() -> None:
 def test_no_scenes_says_what_to_fetch() -> None:
     with pytest.raises(EnvError) as raised:
         libero()
-    told = str(raised.value)
-    assert "lerobot/libero-assets" in told and "RLINF_LIBERO_ASSETS" in told and "options.assets=FOLDER" in told
+    text = str(raised.value)
+    assert "lerobot/libero-assets" in text and "RLINF_LIBERO_ASSETS" in text and "options.assets=FOLDER" in text
 
 
 def test_scenes_are_found_where_they_lie(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = write_assets(tmp_path / "home" / ".cache" / "libero" / "assets")
-    assert assets_folder() == kept
+    cached = write_assets(tmp_path / "home" / ".cache" / "libero" / "assets")
+    assert assets_folder() == cached
     inside = write_assets(package / "assets")
     assert assets_folder() == inside
     named = write_assets(tmp_path / "named")
     monkeypatch.setenv("RLINF_LIBERO_ASSETS", str(named))
     assert assets_folder() == named
-    given = write_assets(tmp_path / "given")
-    assert assets_folder(str(given)) == given
+    explicit = write_assets(tmp_path / "given")
+    assert assets_folder(str(explicit)) == explicit
 
 
 @pytest.mark.usefixtures("package")
@@ -306,20 +306,20 @@ def test_a_wrong_folder_is_refused_before_anything_is_downloaded(tmp_path: Path)
 
 @pytest.mark.usefixtures("package")
 def test_the_hub_is_asked_only_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    downloads: list[str] = []
 
     class Hub:
         @staticmethod
         def snapshot_download(*, repo_id: str, repo_type: str, local_dir: str) -> None:
-            asked.append(f"{repo_type} {repo_id}")
+            downloads.append(f"{repo_type} {repo_id}")
             write_assets(Path(local_dir))
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
     with pytest.raises(EnvError):
         assets_folder()
-    assert asked == []
+    assert downloads == []
     assert assets_folder("hub") == assets_folder("hub") == tmp_path / "home" / ".cache" / "libero" / "assets"
-    assert asked == ["dataset lerobot/libero-assets"]
+    assert downloads == ["dataset lerobot/libero-assets"]
 
 
 @pytest.mark.usefixtures("package")

@@ -85,24 +85,24 @@ def test_files_without_states_are_regenerated_ones(tmp_path: Path) -> None:
 def test_tasks_of_a_folder_take_turns_and_failures_are_left_out(tmp_path: Path) -> None:
     write(tmp_path / "KITCHEN_SCENE1_open_it_demo.hdf5", (3, 4, 5), seen_after=False, failed=(1,))
     write(tmp_path / "close_it_demo.hdf5", (6,) * 11, seen_after=False)
-    found = read_libero(tmp_path)
-    assert len(found) == 13
-    assert [(one.task, len(one.actions)) for one in found[:4]] == [
+    demonstrations = read_libero(tmp_path)
+    assert len(demonstrations) == 13
+    assert [(one.task, len(one.actions)) for one in demonstrations[:4]] == [
         ("KITCHEN_SCENE1_open_it", 3),
         ("close_it", 6),
         ("KITCHEN_SCENE1_open_it", 5),
         ("close_it", 6),
     ]
-    assert found[0].observations["instruction"][0] == "open it"
-    assert torch.equal(found[-1].actions[0], torch.from_numpy(action(0, 10)).float()), "demo_10 follows demo_9"
+    assert demonstrations[0].observations["instruction"][0] == "open it"
+    assert torch.equal(demonstrations[-1].actions[0], torch.from_numpy(action(0, 10)).float()), "demo_10 follows demo_9"
 
 
 def test_the_source_of_a_warm_start_is_the_same(tmp_path: Path) -> None:
     write(tmp_path / "close_it_demo.hdf5", (4, 5), seen_after=True)
-    found = open_demonstrations("libero", tmp_path, rename={"agentview_rgb": "image.front"})
-    assert [len(one.actions) for one in found] == [3, 4]
-    assert set(found[0].observations) == {"state", "image.front", "image.wrist", "instruction"}
-    assert found.options == {"rotate": True}
+    demonstrations = open_demonstrations("libero", tmp_path, rename={"agentview_rgb": "image.front"})
+    assert [len(one.actions) for one in demonstrations] == [3, 4]
+    assert set(demonstrations[0].observations) == {"state", "image.front", "image.wrist", "instruction"}
+    assert demonstrations.options == {"rotate": True}
 
 
 def damaged(file: Path, change: str) -> Path:
@@ -112,18 +112,18 @@ def damaged(file: Path, change: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("data", "has no group 'data'"),
         ("data/demo_0/actions", "has no 'actions'; it has dones, obs"),
         ("data/demo_0/obs/ee_pos", "has no 'obs/ee_pos'; it has agentview_rgb"),
     ],
 )
-def test_what_is_missing_is_told(tmp_path: Path, change: str, told: str) -> None:
+def test_what_is_missing_is_told(tmp_path: Path, change: str, message: str) -> None:
     file = damaged(write(tmp_path / "a_demo.hdf5", (3,), seen_after=False), change)
     with pytest.raises(EnvError) as raised:
         read_libero(file)[0]
-    assert told in str(raised.value) and str(file) in str(raised.value)
+    assert message in str(raised.value) and str(file) in str(raised.value)
 
 
 def test_lengths_that_differ_are_told(tmp_path: Path) -> None:

@@ -44,11 +44,11 @@ TASKS = [(suite, number) for suite in SUITES for number in range(10)]
 def libero(env_id: str, num_envs: int = 1, *, steps: int = 4, **options: Any) -> InProcessVector:
     spec = EnvSpec(kind="libero", id=env_id, num_envs=num_envs, max_episode_steps=steps, options=options)
     try:
-        made = make_env(spec)
+        env = make_env(spec)
     except RenderingUnavailableError as error:
         pytest.skip(str(error))
-    assert isinstance(made, InProcessVector)
-    return made
+    assert isinstance(env, InProcessVector)
+    return env
 
 
 def scene_of(env: InProcessVector) -> LiberoScene:
@@ -101,11 +101,11 @@ def test_reset_forgets_what_ran(suite: str, number: int) -> None:
     used.step_chunk(actions.flip(0).transpose(0, 1))
     Arranged(scene_of(used)).reach()
     used.step_chunk(torch.ones(1, 5, 7))
-    shown, again = new.reset([123]), used.reset([123])
+    observation, again = new.reset([123]), used.reset([123])
     for action in actions:
         for name in ("state", "image.agentview"):
-            assert torch.equal(tensor_field(shown, name), tensor_field(again, name))
-        shown, again = new.step(action).observation, used.step(action).observation
+            assert torch.equal(tensor_field(observation, name), tensor_field(again, name))
+        observation, again = new.step(action).observation, used.step(action).observation
 
 
 @pytest.mark.slow
@@ -123,10 +123,10 @@ def test_processes_change_no_number() -> None:
 def require_same(one: BatchedEnv, two: BatchedEnv, actions: torch.Tensor) -> None:
     seen = [(one.reset([1, 2]), two.reset([1, 2]))]
     seen += [(one.step(action).observation, two.step(action).observation) for action in actions]
-    for shown, other in seen:
-        assert shown["instruction"] == other["instruction"]
+    for observation, other in seen:
+        assert observation["instruction"] == other["instruction"]
         for name in ("state", "image.wrist"):
-            assert torch.equal(tensor_field(shown, name), tensor_field(other, name))
+            assert torch.equal(tensor_field(observation, name), tensor_field(other, name))
 
 
 @pytest.mark.slow
@@ -136,10 +136,10 @@ def test_numbers_and_pictures_are_liberos(suite: str, number: int, monkeypatch: 
     renderer, ten waiting steps; fixtures are put where the episode's seed puts them."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # robosuite's renderer cannot read an empty one
     env = libero(suite, 1, steps=30, tasks=number, cameras=("agentview", "wrist"), image_size=64, quality="full")
-    shown = env.reset([33])
+    observation = env.reset([33])
     scene = scene_of(env)
     stock = Stock(scene, init_states(scene.task)[33], seed=33)
-    require_shown(shown, stock.shown)
+    require_shown(observation, stock.shown)
     generator = torch.Generator().manual_seed(0)
     for action in torch.rand(20, 1, 7, generator=generator) * 2 - 1:
         result = env.step(action)
@@ -260,11 +260,11 @@ def test_scenes_that_lack_files_say_which(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_documented_lines_run() -> None:
     page = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
-    found = re.search(r"<!-- example: libero.py -->\n```python\n(.*?)```", page, re.DOTALL)
-    assert found
+    match = re.search(r"<!-- example: libero.py -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert match
     scope: dict[str, Any] = {}
     try:
-        exec(found[1], scope)
+        exec(match[1], scope)
     except RenderingUnavailableError as error:
         pytest.skip(str(error))
     assert set(scope["env"].reset(range(4))) == {"state", "image.agentview", "image.wrist", "instruction"}

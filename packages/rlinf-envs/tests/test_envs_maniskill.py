@@ -123,11 +123,11 @@ def test_a_reset_in_mid_episode_forgets_how_long_a_body_lay_still():
 
     def moved(env, seeds, num_steps, seed):
         chance = torch.Generator().manual_seed(seed)
-        shown = [env.reset(seeds)["state"].clone()]
+        states = [env.reset(seeds)["state"].clone()]
         for _ in range(num_steps):
             result = env.step_chunk(torch.randn(2, 1, 8, generator=chance).clamp(-1, 1))
-            shown.append(result.observation["state"].clone())
-        return torch.stack(shown)
+            states.append(result.observation["state"].clone())
+        return torch.stack(states)
 
     new, lived = make_env(spec), make_env(spec)
     moved(lived, [112, 212], 18, 12)
@@ -273,12 +273,12 @@ def test_no_inference_tensor_leaves() -> None:
 
 def test_the_robots_own_numbers_come_first_in_a_state() -> None:
     """What the reader of trajectories takes for granted; here with a controller that adds its target."""
-    shown = []
+    states = []
     for state in ("full", "robot"):
         env = push_cube(1, control_mode="pd_joint_target_delta_pos", state=state)
         env.reset([3])
-        shown.append(state_of(env.step(torch.full((1, 8), 0.3))))
-    whole, robot = shown
+        states.append(state_of(env.step(torch.full((1, 8), 0.3))))
+    whole, robot = states
     assert 18 < robot.shape[1] < whole.shape[1] and torch.equal(whole[:, : robot.shape[1]], robot)
 
 

@@ -189,11 +189,11 @@ def test_points_answer_as_a_task_of_maniskill_does() -> None:
         calls["step"] = env.step(np.zeros((1, size), np.float32))
         calls["again"] = env.reset(seed=[3], options={"env_idx": torch.tensor([0])})
         assert torch.equal(calls["again"][0], calls["reset"][0])
-        told = {name: [shape_of(part) for part in answer[:-1]] for name, answer in calls.items()}
-        known = {name: calls["step"][-1][name] for name in ("success", "elapsed_steps")}
+        shapes = {name: [shape_of(part) for part in answer[:-1]] for name, answer in calls.items()}
+        info = {name: calls["step"][-1][name] for name in ("success", "elapsed_steps")}
         inside = [shape_of(env.scene._reset_mask), env._episode_seed.tolist(), type(env._batched_episode_rng[0])]
         targets = [shape_of(target) for part in env.agent.get_controller_state().values() for target in part.values()]
-        answers.append((told, shape_of(known), inside, targets))
+        answers.append((shapes, shape_of(info), inside, targets))
     assert answers[0] == answers[1]
 
 
@@ -225,12 +225,12 @@ def test_a_row_is_the_same_alone_and_among_rows_that_begin_anew() -> None:
     """Where it begins, how it goes on while others are reset, and the records of its episodes."""
     seeds, actions = [11, 12, 13, 14], 0.7 + 0.3 * random_actions(40, 4)  # soon over the edge
     batch = rows_of("Points", 4)
-    shown = [tensor_field(batch.reset(seeds), "state")]
+    states = [tensor_field(batch.reset(seeds), "state")]
     results = [batch.step(step) for step in actions]
     assert len({end.length for result in results for end in result.episodes}) > 2  # rows end at different times
     for row, seed in enumerate(seeds):
         alone = rows_of("Points", 1)
-        assert torch.equal(tensor_field(alone.reset([seed]), "state")[0], shown[0][row])
+        assert torch.equal(tensor_field(alone.reset([seed]), "state")[0], states[0][row])
         for step, expected in enumerate(results):
             got = alone.step(actions[step, row : row + 1])
             for mine, theirs in (
@@ -260,14 +260,14 @@ def test_success_ends_an_episode_unless_ignored() -> None:
     for ignored in (False, True):
         batch = LockstepVector(ManiSkillRows("Points-v1", 2), max_episode_steps=15, ignore_terminations=ignored)
         state = tensor_field(batch.reset([5, 6]), "state")
-        found = []
+        episodes = []
         for _ in range(15):
             target, goal = state[:, 2:4], state[:, 4:]
             result = batch.step((goal - target) / 0.3)
             assert not (ignored and result.terminated.any())
-            found += result.episodes
+            episodes += result.episodes
             state = tensor_field(result.observation, "state")
-        ends.append(found)
+        ends.append(episodes)
     assert len(ends[0]) >= 2 and all(end.success_once and end.success_at_end and end.length < 15 for end in ends[0])
     assert [end.length for end in ends[1]] == [15, 15] and all(end.success_at_end for end in ends[1])
 
@@ -285,8 +285,8 @@ def test_pictures_are_drawn_for_what_is_shown_alone(monkeypatch: pytest.MonkeyPa
     assert (
         result.num_steps.tolist() == [2, 2] and task.num_drawn == 3
     )  # the last of the episodes, the first of the next
-    last, shown = tensor_field(result.final_observation, "image.eye"), tensor_field(result.observation, "image.eye")
-    assert torch.equal(last, tensor_field(first, "image.eye")) and not torch.equal(last, shown)
+    last, current = tensor_field(result.final_observation, "image.eye"), tensor_field(result.observation, "image.eye")
+    assert torch.equal(last, tensor_field(first, "image.eye")) and not torch.equal(last, current)
     assert not last.is_inference()
     check_env(lambda: rows_of("Points", 2, cameras="eye", render=True), num_steps=20)
 

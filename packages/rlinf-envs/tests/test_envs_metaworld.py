@@ -87,8 +87,8 @@ def test_pictures_are_views_of_what_mujoco_drew(camera: str, monkeypatch: pytest
     monkeypatch.setattr(env._envs[0], "observe", watched_observe)
     place = torch.zeros(2, 16, 16, 3, dtype=torch.uint8)
     env.show_in(lambda part, name: place if (part, name) == ("observation", f"image.{camera}") else None)
-    shown = tensor_field(env.reset([3, 4]), f"image.{camera}")
-    assert shown is place
+    pictures = tensor_field(env.reset([3, 4]), f"image.{camera}")
+    assert pictures is place
     assert np.shares_memory(rows[0][f"image.{camera}"], drawn[0])
     upright = drawn[0][:, ::-1] if camera == "corner2" else drawn[0][::-1]
     assert np.array_equal(place[0].numpy(), upright)
@@ -113,8 +113,8 @@ def test_numbers_are_metaworlds() -> None:
     env = metaworld("push-v3", 1, reward_mode="dense")
     own = bare("push-v3", 5)
     observation, _ = own.reset()
-    shown = tensor_field(env.reset([5]), "state")
-    assert torch.equal(shown[0], torch.from_numpy(observation.astype(np.float32)))
+    states = tensor_field(env.reset([5]), "state")
+    assert torch.equal(states[0], torch.from_numpy(observation.astype(np.float32)))
     actions = torch.linspace(-1, 1, 40).reshape(10, 4)
     for action in actions:
         observation, reward, *_ = own.step(action.numpy())
@@ -152,8 +152,8 @@ def test_full_quality_draws_more() -> None:
 
 def test_seeds_sweep_the_tasks_and_ends_name_them() -> None:
     env = metaworld("MT10", 4, steps=1, tasks=THREE)
-    shown = env.reset([3, 4, 5, 6])
-    assert shown["instruction"] == [INSTRUCTIONS[THREE[seed % 3]] for seed in (3, 4, 5, 6)]
+    observation = env.reset([3, 4, 5, 6])
+    assert observation["instruction"] == [INSTRUCTIONS[THREE[seed % 3]] for seed in (3, 4, 5, 6)]
     result = env.step(torch.zeros(4, 4))
     assert [end.task for end in result.episodes] == [THREE[0], THREE[1], THREE[2], THREE[0]]
     assert result.observation["instruction"] == [INSTRUCTIONS[THREE[episode_seed(s, 1) % 3]] for s in (3, 4, 5, 6)]
@@ -173,12 +173,12 @@ def test_processes_change_no_number() -> None:
     assert spec.num_processes == 0
     two = make_env(spread)
     try:
-        for shown, other in [(one.reset([1, 2]), two.reset([1, 2]))] + [
+        for observation, other in [(one.reset([1, 2]), two.reset([1, 2]))] + [
             (one.step(actions).observation, two.step(actions).observation) for actions in torch.ones(3, 2, 4)
         ]:
-            assert shown["instruction"] == other["instruction"]
+            assert observation["instruction"] == other["instruction"]
             for name in ("state", "image.corner3"):
-                assert torch.equal(tensor_field(shown, name), tensor_field(other, name))
+                assert torch.equal(tensor_field(observation, name), tensor_field(other, name))
     finally:
         two.close()
 
@@ -193,19 +193,19 @@ def test_expert_solves_and_its_actions_replay() -> None:
     demonstrations = record_demonstrations("MT10", 3, seed=6, tasks=THREE, max_episode_steps=150, state="robot")
     assert [(d.task, d.seed, d.success) for d in demonstrations] == [(t, 6 + i, True) for i, t in enumerate(THREE)]
     env = metaworld("MT10", 1, steps=150, tasks=THREE, state="robot")
-    for seed, shown in enumerate(demonstrations, start=6):
-        assert torch.equal(tensor_field(env.reset([seed]), "state")[0], tensor_field(shown.observations, "state")[0])
-        assert shown.observations["instruction"] == [INSTRUCTIONS[shown.task]] * len(shown.actions)
-        result = env.step_chunk(shown.actions[None])
-        assert torch.equal(result.rewards[0], shown.rewards)
-        assert result.terminated.all() and result.num_steps[0] == len(shown.actions)
-        assert [(end.task, end.success_at_end) for end in result.episodes] == [(shown.task, True)]
+    for seed, episode in enumerate(demonstrations, start=6):
+        assert torch.equal(tensor_field(env.reset([seed]), "state")[0], tensor_field(episode.observations, "state")[0])
+        assert episode.observations["instruction"] == [INSTRUCTIONS[episode.task]] * len(episode.actions)
+        result = env.step_chunk(episode.actions[None])
+        assert torch.equal(result.rewards[0], episode.rewards)
+        assert result.terminated.all() and result.num_steps[0] == len(episode.actions)
+        assert [(end.task, end.success_at_end) for end in result.episodes] == [(episode.task, True)]
 
 
 def test_an_action_may_last_several_steps() -> None:
     long, short = metaworld(num_envs=1, action_repeat=3), metaworld(num_envs=1)
     first = (long.reset([4]), short.reset([4]))
-    assert torch.equal(*(tensor_field(shown, "state") for shown in first))
+    assert torch.equal(*(tensor_field(observation, "state") for observation in first))
     for action in torch.rand(3, 1, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1:
         once, thrice = long.step(action), [short.step(action) for _ in range(3)]
         expected = thrice[-1].observation
@@ -215,12 +215,12 @@ def test_an_action_may_last_several_steps() -> None:
 
 def test_random_rewards_follow_from_the_seed_alone() -> None:
     env = metaworld(num_envs=1, steps=200, reward_mode="random", action_repeat=2)
-    found = []
+    rewards = []
     for action in (0.0, 0.5):
         env.reset([4])
-        found.append(env.step_chunk(torch.full((1, 150, 4), action)).rewards)
-    assert torch.equal(*found)
-    assert set(found[0].unique().tolist()) <= {0.0, 0.5, 1.0} and 0.02 < found[0].mean() < 0.3
+        rewards.append(env.step_chunk(torch.full((1, 150, 4), action)).rewards)
+    assert torch.equal(*rewards)
+    assert set(rewards[0].unique().tolist()) <= {0.0, 0.5, 1.0} and 0.02 < rewards[0].mean() < 0.3
 
 
 def test_progress_is_what_an_action_adds_to_the_reward() -> None:
@@ -229,21 +229,21 @@ def test_progress_is_what_an_action_adds_to_the_reward() -> None:
     progress.reset([5])
     actions = torch.rand(12, 1, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
     rewards = torch.cat([dense.step(action).rewards for action in actions]).double()
-    found = torch.cat([progress.step(action).rewards for action in actions]).double()
-    assert found[0] == 0.0, "nothing is known before the first step"
-    torch.testing.assert_close(found[1:], rewards.diff() / 10, rtol=0, atol=1e-6)
+    gains = torch.cat([progress.step(action).rewards for action in actions]).double()
+    assert gains[0] == 0.0, "nothing is known before the first step"
+    torch.testing.assert_close(gains[1:], rewards.diff() / 10, rtol=0, atol=1e-6)
     progress.reset([5])
     assert progress.step(actions[0]).rewards[0] == 0.0, "a new episode begins anew"
 
 
 def test_sparse_reward_is_success() -> None:
-    (shown,) = record_demonstrations("reach-v3", 1, reward_mode="sparse", max_episode_steps=150)
-    assert shown.success
-    assert shown.rewards.tolist() == [0.0] * (len(shown.rewards) - 1) + [1.0]
+    (demonstration,) = record_demonstrations("reach-v3", 1, reward_mode="sparse", max_episode_steps=150)
+    assert demonstration.success
+    assert demonstration.rewards.tolist() == [0.0] * (len(demonstration.rewards) - 1) + [1.0]
 
 
 @pytest.mark.parametrize(
-    ("env_id", "options", "told"),
+    ("env_id", "options", "message"),
     [
         ("reach-v2", {}, "no task 'reach-v2'; did you mean reach-v3"),
         ("MT11", {}, "did you mean MT10"),
@@ -256,34 +256,34 @@ def test_sparse_reward_is_success() -> None:
         ("reach-v3", {"image_size": 0}, "options.image_size=0; it must be at least 1"),
     ],
 )
-def test_mistakes_say_what_is_allowed(env_id: str, options: dict[str, Any], told: str) -> None:
+def test_mistakes_say_what_is_allowed(env_id: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvError) as raised:
         metaworld(env_id, **options)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(INSTRUCTIONS))
 def test_reset_forgets_what_ran(task: str) -> None:
     """An expert's episode in a used environment and in a new one: contacts would tell."""
-    (shown,) = record_demonstrations(task, 1, seed=7, max_episode_steps=200)
+    (episode,) = record_demonstrations(task, 1, seed=7, max_episode_steps=200)
     env = metaworld(task, 1, steps=200)
     generator = torch.Generator().manual_seed(0)
     env.reset([8])
     env.step_chunk(torch.rand(1, 60, 4, generator=generator) * 2 - 1)
-    assert torch.equal(tensor_field(env.reset([7]), "state")[0], tensor_field(shown.observations, "state")[0])
-    for action, reward in zip(shown.actions, shown.rewards, strict=True):
+    assert torch.equal(tensor_field(env.reset([7]), "state")[0], tensor_field(episode.observations, "state")[0])
+    for action, reward in zip(episode.actions, episode.rewards, strict=True):
         assert env.step(action[None]).rewards[0] == reward
 
 
 @pytest.mark.parametrize("name", ["metaworld.py", "demonstrations.py"])
 def test_the_documented_lines_run(name: str) -> None:
     page = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
-    found = re.search(rf"<!-- example: {re.escape(name)} -->\n```python\n(.*?)```", page, re.DOTALL)
-    assert found
+    match = re.search(rf"<!-- example: {re.escape(name)} -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert match
     scope: dict[str, Any] = {}
     try:
-        exec(found[1], scope)
+        exec(match[1], scope)
     except RenderingUnavailableError as error:
         pytest.skip(str(error))
     if "env" in scope:

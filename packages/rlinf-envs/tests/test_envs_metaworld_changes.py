@@ -25,9 +25,9 @@ def seen(seed: int = 3, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     except RenderingUnavailableError as error:
         pytest.skip(str(error))
     env.reset([seed])
-    shown = env.step(torch.zeros(1, 4)).observation
+    observed = env.step(torch.zeros(1, 4)).observation
     env.close()
-    return tensor_field(shown, "state")[0].numpy(), tensor_field(shown, "image.corner2")[0].numpy().astype(int)
+    return tensor_field(observed, "state")[0].numpy(), tensor_field(observed, "image.corner2")[0].numpy().astype(int)
 
 
 def test_changes_of_looks_change_looks_alone() -> None:

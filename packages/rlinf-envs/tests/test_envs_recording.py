@@ -125,22 +125,24 @@ def test_an_episode_is_read_back_from_its_file(tmp_path: Path) -> None:
         env_index=1, episode_index=0, seed=9, return_=1.5, length=2, success_once=True, success_at_end=None, task="t"
     )
     pictures = np.arange(48, dtype=np.uint8).reshape(2, 2, 4, 3)
-    made = RecordedEpisode(end=end, actions=np.ones((2, 3)), rewards=np.array([1.0, 0.5]), pictures=pictures)
-    found = RecordedEpisode.load(made.save(tmp_path))
-    assert found.end == end
-    assert all(np.array_equal(getattr(found, name), getattr(made, name)) for name in ("actions", "rewards", "pictures"))
+    record = RecordedEpisode(end=end, actions=np.ones((2, 3)), rewards=np.array([1.0, 0.5]), pictures=pictures)
+    loaded = RecordedEpisode.load(record.save(tmp_path))
+    assert loaded.end == end
+    assert all(
+        np.array_equal(getattr(loaded, name), getattr(record, name)) for name in ("actions", "rewards", "pictures")
+    )
 
 
 def test_pictures_of_several_cameras_stand_side_by_side() -> None:
-    shown = side_by_side([np.full((2, 3, 1), 7, np.uint8), np.full((4, 2, 4), 9, np.uint8)])
-    assert shown.shape == (4, 5, 3)
+    image = side_by_side([np.full((2, 3, 1), 7, np.uint8), np.full((4, 2, 4), 9, np.uint8)])
+    assert image.shape == (4, 5, 3)
     assert side_by_side([np.full((2, 3, 2), (5, 6), np.uint8)]).tolist() == np.full((2, 3, 3), 5).tolist()
-    assert shown[0, 2].tolist() == [7, 7, 7] and shown[3, 2].tolist() == [0, 0, 0] and shown[3, 4].tolist() == [9, 9, 9]
+    assert image[0, 2].tolist() == [7, 7, 7] and image[3, 2].tolist() == [0, 0, 0] and image[3, 4].tolist() == [9, 9, 9]
 
 
 def test_an_environment_is_made_so_that_it_draws() -> None:
-    known = EnvSpec(kind="metaworld", id="reach-v3", num_envs=1, options={"image_size": 8})
-    assert with_drawing(known).options == {"image_size": 8, "render": True}
+    spec = EnvSpec(kind="metaworld", id="reach-v3", num_envs=1, options={"image_size": 8})
+    assert with_drawing(spec).options == {"image_size": 8, "render": True}
     chosen = EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=1, options={"render": False})
     assert with_drawing(chosen) == chosen
 

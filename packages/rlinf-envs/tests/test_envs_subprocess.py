@@ -154,11 +154,11 @@ def test_the_same_numbers_as_in_one_process(pair: SubprocessVector) -> None:
 
 def test_results_are_copies(pair: SubprocessVector) -> None:
     first = pair.reset([0] * 5)
-    kept = tensor_field(first, "state").clone()
+    state = tensor_field(first, "state").clone()
     result = pair.step(torch.zeros(5, dtype=torch.int64))
     rewards = result.rewards.clone()
     pair.step(torch.full((5,), 2))
-    assert torch.equal(tensor_field(first, "state"), kept)
+    assert torch.equal(tensor_field(first, "state"), state)
     assert torch.equal(result.rewards, rewards)
 
 
@@ -210,8 +210,8 @@ def test_snapshot_and_long_chunks_cross_over(pair: SubprocessVector) -> None:
 
 
 def test_a_process_that_dies_again_and_again_ends_it_with_its_signal(folder: Path) -> None:
-    told: list[str] = []
-    env = SubprocessVector(quirky(2, num_envs=2), timeout_s=60, on_replaced=told.append)
+    messages: list[str] = []
+    env = SubprocessVector(quirky(2, num_envs=2), timeout_s=60, on_replaced=messages.append)
     pids = [part.pid for part in env._parts]
     env.reset([0, 0])
     env.step(torch.tensor([1, 1]))
@@ -221,29 +221,29 @@ def test_a_process_that_dies_again_and_again_ends_it_with_its_signal(folder: Pat
     assert text.startswith("env 1: the process of env 1 (pid ")
     assert "was killed by SIGSEGV (its stderr may tell more) during step, 3 times in a row" in text
     assert "env 1 after 1 actions of episode 0 (seed 0)" in text
-    assert len(told) == 2
-    assert wait_until_gone([*pids, *(int(pid) for line in told for pid in re.findall(r"pid (\d+)", line))]) == []
+    assert len(messages) == 2
+    assert wait_until_gone([*pids, *(int(pid) for line in messages for pid in re.findall(r"pid (\d+)", line))]) == []
     with pytest.raises(EnvError, match="make a new one"):
         env.reset([0, 0])
 
 
 def test_a_process_that_hangs_again_and_again_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlinf_envs.core.simulator_process._CLOSE_PATIENCE_S", 0.2)
-    told: list[str] = []
-    env = SubprocessVector(dataclasses.replace(quirky(1, num_envs=1), hang_limit_s=0.2), on_replaced=told.append)
+    messages: list[str] = []
+    env = SubprocessVector(dataclasses.replace(quirky(1, num_envs=1), hang_limit_s=0.2), on_replaced=messages.append)
     (pid,) = [part.pid for part in env._parts]
     env.reset([0])
     with pytest.raises(EnvCrashedError, match=r"process of env 0 .* gave no answer to step in 0.8 s, 3 times in a row"):
         env.step(torch.tensor([5]))
-    assert [re.findall(r"in ([\d.]+) s", line) for line in told] == [["0.2"], ["0.4"]]
+    assert [re.findall(r"in ([\d.]+) s", line) for line in messages] == [["0.2"], ["0.4"]]
     assert wait_until_gone([pid]) == []
 
 
 def test_a_lost_process_is_replaced_and_nothing_changes(folder: Path) -> None:
     """Killed or stopped before a reset, a step, a chunk and a picture: the numbers are those without."""
-    told: list[str] = []
+    messages: list[str] = []
     lost: list[str] = []
-    env, alone = SubprocessVector(quirky(2, num_envs=3), on_replaced=told.append), make_env(quirky(0, num_envs=3))
+    env, alone = SubprocessVector(quirky(2, num_envs=3), on_replaced=messages.append), make_env(quirky(0, num_envs=3))
     actions = good_actions(14, 3)
 
     def lose(part: int) -> None:
@@ -274,8 +274,8 @@ def test_a_lost_process_is_replaced_and_nothing_changes(folder: Path) -> None:
     for got, expected in zip(env.snapshot(), alone.snapshot(), strict=True):
         assert (got.seed, got.episode_index) == (expected.seed, expected.episode_index)
         assert torch.equal(got.actions, expected.actions)
-    assert all("begun again in a new process" in line for line in told)
-    assert all(any(loss in line for line in told) for loss in lost)
+    assert all("begun again in a new process" in line for line in messages)
+    assert all(any(loss in line for line in messages) for loss in lost)
     env.close()
 
 
@@ -385,13 +385,13 @@ else:
 def test_a_finished_thread_does_not_take_its_children_along(folder: Path) -> None:
     import threading
 
-    made: list[SubprocessVector] = []
-    maker = threading.Thread(target=lambda: made.append(SubprocessVector(quirky(1, num_envs=1), timeout_s=60)))
+    vectors: list[SubprocessVector] = []
+    maker = threading.Thread(target=lambda: vectors.append(SubprocessVector(quirky(1, num_envs=1), timeout_s=60)))
     maker.start()
     maker.join()
     time.sleep(0.1)
-    assert tensor_field(made[0].reset([0]), "state").shape == (1, 2)
-    made[0].close()
+    assert tensor_field(vectors[0].reset([0]), "state").shape == (1, 2)
+    vectors[0].close()
 
 
 def test_shared_block_is_seen_by_both_sides_and_grows() -> None:
@@ -442,17 +442,17 @@ def test_pictures_lie_in_the_callers_memory_while_there_is_room(folder: Path) ->
     memory, alone = LentMemory(num_tensors=1 + 2 * 16), make_env(quirky(0))  # a reset's, and those of 16 steps
     env = SubprocessVector(quirky(2), pictures=memory)
     lent: list[bool] = []
-    shown: list[tuple[Observation, Observation]] = []
+    pairs: list[tuple[Observation, Observation]] = []
     got, expected = env.reset(range(5)), alone.reset(range(5))
     for step, actions in enumerate(good_actions(20)):
         if step == 7:
             os.kill(env._parts[1].pid, signal.SIGKILL)
-        shown.append((got, expected))
+        pairs.append((got, expected))
         result, reference = env.step(actions), alone.step(actions)
-        shown.append((result.final_observation, reference.final_observation))
+        pairs.append((result.final_observation, reference.final_observation))
         got, expected = result.observation, reference.observation
-    assert any(shown[i][0] is not shown[i + 1][0] for i in range(1, 31, 2)), "episodes ended in lent memory"
-    for one, other in shown:
+    assert any(pairs[i][0] is not pairs[i + 1][0] for i in range(1, 31, 2)), "episodes ended in lent memory"
+    for one, other in pairs:
         pictures = tensor_field(one, "image.front")
         assert torch.equal(pictures, tensor_field(other, "image.front"))
         lent.append(memory.holds(pictures))

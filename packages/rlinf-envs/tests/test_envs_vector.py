@@ -158,32 +158,32 @@ def test_notes_are_told_once() -> None:
 
 
 def test_close_closes_each_once_and_ends_use() -> None:
-    made: list[Counter] = []
+    instances: list[Counter] = []
 
     def make() -> Counter:
-        made.append(Counter())
-        return made[-1]
+        instances.append(Counter())
+        return instances[-1]
 
     env = InProcessVector(make, 2)
     env.close()
     env.close()
-    assert [counter.closed for counter in made] == [1, 1]
+    assert [counter.closed for counter in instances] == [1, 1]
     with pytest.raises(EnvError, match="closed"):
         env.reset([0, 0])
 
 
 def test_those_already_made_are_closed_when_one_cannot_be_made() -> None:
-    made: list[Counter] = []
+    instances: list[Counter] = []
 
     def make() -> Counter:
-        if made:
+        if instances:
             raise RuntimeError("no second one")
-        made.append(Counter())
-        return made[-1]
+        instances.append(Counter())
+        return instances[-1]
 
     with pytest.raises(RuntimeError, match="no second one"):
         InProcessVector(make, 2)
-    assert made[0].closed == 1
+    assert instances[0].closed == 1
 
 
 class Faulty(Counter):
@@ -298,17 +298,17 @@ def test_tensor_field_says_what_there_is() -> None:
 
 
 def test_what_is_not_handed_out_is_not_observed() -> None:
-    made: list[Counter] = []
+    instances: list[Counter] = []
 
     def make() -> Counter:
-        made.append(Counter())
-        return made[-1]
+        instances.append(Counter())
+        return instances[-1]
 
     env = InProcessVector(make, 2, max_episode_steps=5)
     env.reset([1, 6])
-    assert [row.observed for row in made] == [1, 1]
+    assert [row.observed for row in instances] == [1, 1]
     result = env.step_chunk(torch.tensor([[1, 1, 1], [3, 1, 3]]))  # row 1 ends at its second action
     assert result.num_steps.tolist() == [3, 2]
-    assert [row.observed for row in made] == [2, 3]
+    assert [row.observed for row in instances] == [2, 3]
     env.restore(env.snapshot())
-    assert [row.observed for row in made] == [3, 4]
+    assert [row.observed for row in instances] == [3, 4]

@@ -38,12 +38,12 @@ def undominated(candidates: np.ndarray, compared: list[int]) -> np.ndarray:
     rest = candidates[compared]
     scale = np.maximum(rest.max(axis=1, initial=0.0), 1e-9)[:, None]
     order = np.argsort((rest / scale).sum(axis=0))  # nothing comes before what is better
-    rest, kept = rest[:, order], []
+    rest, front = rest[:, order], []
     while len(order):
-        kept.append(order[0])
+        front.append(order[0])
         stays = (rest < rest[:, :1]).any(axis=0)
         rest, order = rest[:, stays], order[stays]
-    return candidates[:, kept]
+    return candidates[:, front]
 
 
 class BruteForce:
@@ -114,13 +114,13 @@ class BruteForce:
     def parts(self, turns: Turns) -> np.ndarray:
         """The candidates for these turns that fit."""
         if turns not in self.known:
-            found: list[np.ndarray] = []
+            candidates: list[np.ndarray] = []
             for before, after in self.cuts(turns):
                 for a, b in self.pairs(before, after):
-                    found += [self.fitting(joined, turns) for joined in self.joins(a, b, before, after)]
-                    if sum(some.shape[1] for some in found) > 4 * NUM_PAIRS:
-                        found = [self.reduced(found)]
-            self.known[turns] = self.reduced(found)
+                    candidates += [self.fitting(joined, turns) for joined in self.joins(a, b, before, after)]
+                    if sum(some.shape[1] for some in candidates) > 4 * NUM_PAIRS:
+                        candidates = [self.reduced(candidates)]
+            self.known[turns] = self.reduced(candidates)
         return self.known[turns]
 
     def cuts(self, turns: Turns) -> Iterator[tuple[Turns, Turns]]:

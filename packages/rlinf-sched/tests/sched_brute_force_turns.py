@@ -80,8 +80,8 @@ class _Place:
         if not self.offload:
             return 0.0, 0.0
         moved_s = self.state / self.problem.cluster.links.host_bytes_per_s
-        given = self.instance.onload_s, self.instance.offload_s
-        onload_s, offload_s = (moved_s if seconds is None else seconds for seconds in given)
+        profiled_s = self.instance.onload_s, self.instance.offload_s
+        onload_s, offload_s = (moved_s if seconds is None else seconds for seconds in profiled_s)
         return onload_s, offload_s
 
 

@@ -401,12 +401,12 @@ class Reference:
             if turn.state == "held" and idle:
                 self.move(turn, "offload", turn.offload, lambda turn=turn: self.leased.pop(id(turn), None), "away")
         waiting = [t for t in self.turns if t.needs_lease and t.state == "away" and self.has_work(t) < NEVER]
-        kept = set().union(*self.leased.values()) if self.leased else set()
+        reserved = set().union(*self.leased.values()) if self.leased else set()
         for turn in sorted(waiting, key=self.has_work):
-            if not turn.devices & kept:
+            if not turn.devices & reserved:
                 self.leased[id(turn)] = turn.devices
                 self.move(turn, "onload", turn.onload, lambda: None, "held")
-            kept |= turn.devices
+            reserved |= turn.devices
 
     def move(self, turn, kind, seconds, then, state):
         for s in turn.stages:

@@ -31,19 +31,19 @@ def test_components_are_the_classes_of_mutual_reachability(successors):
     reach = reachability(successors)
     together = reach & reach.T
     expected = {tuple(np.flatnonzero(row)) for row in together}
-    found = strongly_connected_components(successors)
-    assert {tuple(component) for component in found} == expected
-    assert sorted(node for component in found for node in component) == list(range(len(successors)))
+    components = strongly_connected_components(successors)
+    assert {tuple(component) for component in components} == expected
+    assert sorted(node for component in components for node in component) == list(range(len(successors)))
 
 
 @given(graphs())
 def test_order_is_topological_and_takes_the_lowest_ready_component_first(successors):
     reach = reachability(successors)
-    found = strongly_connected_components(successors)
-    place = {node: i for i, component in enumerate(found) for node in component}
+    components = strongly_connected_components(successors)
+    place = {node: i for i, component in enumerate(components) for node in component}
     assert all(place[u] <= place[v] for u, targets in enumerate(successors) for v in targets)
-    for i, component in enumerate(found):
-        waiting = [c for c in found[i:] if not any(reach[o[0], c[0]] for o in found[i:] if o is not c)]
+    for i, component in enumerate(components):
+        waiting = [c for c in components[i:] if not any(reach[o[0], c[0]] for o in components[i:] if o is not c)]
         assert component[0] == min(c[0] for c in waiting)
 
 

@@ -191,8 +191,8 @@ def played(cpu_cores, *, checks, answers, share) -> tuple[list[float], float]:
             running.append(to_check.pop(0))
         while to_answer and min(map(len, engines)) < min(room, share):
             min(engines, key=len).append(to_answer.pop(0))
-        wanted = cores * len(running) + sum(1 for engine in engines if engine)
-        pace = min(1.0, cpu_cores / wanted) if wanted else 1.0
+        demand = cores * len(running) + sum(1 for engine in engines if engine)
+        pace = min(1.0, cpu_cores / demand) if demand else 1.0
         lefts = [left / pace for left in running]
         lefts += [left * seconds_of(len(engine)) / pace for engine in engines for left in engine]
         if not lefts:
@@ -234,10 +234,10 @@ def test_every_hand_over_gets_the_work_that_it_takes(one: tuple[Problem, Plan], 
         worked_s[here] = busy[here] @ (np.diff(times) * pace)
     for span, seconds in zip(working, worked_s, strict=True):
         stage = timeline.stages[timeline.stage[span]]
-        known, instance = problem.profile(stage), problem.instance(placed.stage(stage))
+        stage_profile, instance = problem.profile(stage), problem.instance(placed.stage(stage))
         if timeline.kind[span] == STEP:
             assert seconds == pytest.approx(instance.step_s)
-        elif known.batching != "continuous" and known.costs.spread == "equal":
+        elif stage_profile.batching != "continuous" and stage_profile.costs.spread == "equal":
             assert seconds == pytest.approx(instance.seconds(int(timeline.num_items[span])))
 
 
@@ -275,10 +275,10 @@ def test_the_planner_has_no_more_processes_than_cores_can_run():
     for cpu_cores, cores, most in ((8, None, 8), (8, 3.0, 2), (2, 3.0, 1), (2, 0.25, 8), (8, 0.0, 16)):
         problem = beside_each_other(16, cpu_cores, check=profile(1.0, cores=cores))
         assert problem.most_on_host("check") == (most if cores != 0 else 0)
-        made = best_plan(problem)
-        assert made.stage("check").num_ranks == most
-        assert made.prediction is not None
-        assert made.prediction.estimate_s == pytest.approx(made.prediction.step_s, rel=0.5 if cores == 3.0 else 1e-9)
+        plan = best_plan(problem)
+        assert plan.stage("check").num_ranks == most
+        assert plan.prediction is not None
+        assert plan.prediction.estimate_s == pytest.approx(plan.prediction.step_s, rel=0.5 if cores == 3.0 else 1e-9)
 
 
 @pytest.mark.parametrize(("num_slots", "reward_s"), [(2, 0.05), (2, 1.0), (4, 0.2)])
@@ -290,12 +290,12 @@ def test_a_step_takes_what_the_cores_have_to_compute(num_slots: int, reward_s: f
         "actor": profile(0.5, num_devices=1),
     }
     problem = chain(profiles, replace(Cluster.cpu_slots(num_slots, 1 << 34), cpu_cores=2), num_items=32)
-    made = best_plan(problem)
+    plan = best_plan(problem)
     least_s = 32 * (0.5 + reward_s + 0.5) / 2
     estimates_s = [candidate.step_s for candidate in Search(problem, pools_of(problem.cluster)).best(ALL_MODES)]
     assert min(estimates_s) == pytest.approx(least_s, rel=0.03)
-    assert made.prediction is not None
-    assert least_s <= made.prediction.step_s * (1 + 1e-9) < 1.03 * least_s
+    assert plan.prediction is not None
+    assert least_s <= plan.prediction.step_s * (1 + 1e-9) < 1.03 * least_s
 
 
 def test_numbers_that_cannot_be_are_refused():

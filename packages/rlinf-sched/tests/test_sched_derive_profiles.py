@@ -370,7 +370,7 @@ def test_a_sync_takes_the_time_to_pack_the_model(mode: Mode) -> None:
     assert packed and unpacked
     assert packed.step_s - unpacked.step_s == pytest.approx(packing_s)
     searches = [Search(one, pools_of(one.cluster)).best([mode]) for one in (problem, at_once)]
-    packed_s, unpacked_s = (found[0].step_s for found in searches)
+    packed_s, unpacked_s = (candidates[0].step_s for candidates in searches)
     assert packed_s - unpacked_s == pytest.approx(packing_s)
 
 

@@ -227,10 +227,10 @@ def test_where_steps_overlap_the_steady_state_is_told(
     assert spans.start_s.min() == 0 and spans.end_s.max() == spans.length_s
     for name, each in seconds_each.items():
         assert spans.busy_share(name) == pytest.approx(each / step_s, rel=near)
-    found = path_of(timeline)
-    assert sum(found.values()) == pytest.approx(timeline.step_s)
-    assert {label: round(s, 1) for label, s in found.items() if s > 0.05} == path
-    explanation = explain(problem, plan, spans, found)
+    critical_path = path_of(timeline)
+    assert sum(critical_path.values()) == pytest.approx(timeline.step_s)
+    assert {label: round(s, 1) for label, s in critical_path.items() if s > 0.05} == path
+    explanation = explain(problem, plan, spans, critical_path)
     assert (
         f"A step of chain, 1 item through 2 stages, ends every {seconds(timeline.step_s)}" in explanation.sentences[0]
     )
@@ -337,8 +337,8 @@ def test_cores_that_all_stages_share_are_the_busiest():
 
 
 def test_text_and_json_say_the_same(problem: Problem, plan: Plan):
-    found = [Gain(label="actor", share=0.04)]
-    explanation = explain(problem, plan, STEP, PATH, what_if(problem, plan, lambda _: plan), found)
+    gains = [Gain(label="actor", share=0.04)]
+    explanation = explain(problem, plan, STEP, PATH, what_if(problem, plan, lambda _: plan), gains)
     text = explanation_text(explanation)
     assert max(map(len, text.splitlines())) <= 110
     assert text.splitlines()[-1].split() == ["no", "offload", "10", "s", "2", "makes", "no", "difference"]
@@ -469,5 +469,5 @@ def test_quantities():
 def test_nothing_is_asked_that_no_problem_may_have(problem: Problem, plan: Plan):
     """As many steps ahead and as many items as there may be."""
     flow = replace(problem.flow, max_staleness=64)
-    asked = {one.question for one in what_if(replace(problem, flow=flow, num_items=10_000_000), plan, lambda _: plan)}
-    assert not asked & {"twice the items a step", "staleness 65"}
+    texts = {one.question for one in what_if(replace(problem, flow=flow, num_items=10_000_000), plan, lambda _: plan)}
+    assert not texts & {"twice the items a step", "staleness 65"}

@@ -32,11 +32,11 @@ def placed(stages: dict[str, tuple[int, ...]], offload: bool = False) -> Plan:
     return Plan(flow="chain", mode="hybrid", stages=tuple(plans), reason="by hand")
 
 
-def told(problem: Problem, plan: Plan, *, asks: bool = True) -> list[str]:
+def sentences_of(problem: Problem, plan: Plan, *, asks: bool = True) -> list[str]:
     """The sentences on what is busiest and on what helps."""
     timeline = simulate(problem, plan)
-    found = gains_of(problem, plan) if asks else ()
-    sentences = explain(problem, plan, spans_of(timeline), path_of(timeline), (), found).sentences
+    plan_gains = gains_of(problem, plan) if asks else ()
+    sentences = explain(problem, plan, spans_of(timeline), path_of(timeline), (), plan_gains).sentences
     return [text for text in sentences if text.startswith(("The busiest", "Weight syncs take", "With this plan"))]
 
 
@@ -47,7 +47,7 @@ def test_what_helps_most_need_not_be_on_the_busiest_device():
     """One item goes through 3 s and 3 s on device 0 and 4 s on device 1 between them."""
     stages = {"rollout": profile(3.0), "reference": profile(4.0), "actor": profile(3.0)}
     problem = chain(stages, gpus(2), num_items=1)
-    assert told(problem, placed({"rollout": (0,), "reference": (1,), "actor": (0,)})) == [
+    assert sentences_of(problem, placed({"rollout": (0,), "reference": (1,), "actor": (0,)})) == [
         "The busiest is device 0: it computes 60% of the time.",
         "With this plan 10% off the time of reference helps most: it makes the step 4.0% shorter.",
     ]
@@ -55,7 +55,7 @@ def test_what_helps_most_need_not_be_on_the_busiest_device():
 
 def test_stages_of_overlapping_steps_that_take_equally_long_do_not_help():
     problem = chain({"rollout": profile(4.0), "actor": profile(4.0)}, gpus(2), num_items=1, max_staleness=1)
-    assert told(problem, placed({"rollout": (0,), "actor": (1,)}))[1] == (
+    assert sentences_of(problem, placed({"rollout": (0,), "actor": (1,)}))[1] == (
         "With this plan no single stage helps: 10% off the time of any of them makes the step less than 0.5% shorter, "
         "as several take turns in deciding."
     )
@@ -66,7 +66,7 @@ def test_weight_syncs_that_take_longest_are_told_and_help():
     cluster = gpus(2)
     slow = replace(cluster, links=replace(cluster.links, sync_bytes_per_s=GIB / 12))
     problem = chain({"rollout": profile(2.0), "actor": profile(2.0)}, slow, num_items=1)
-    assert told(problem, placed({"rollout": (0,), "actor": (1,)})) == [
+    assert sentences_of(problem, placed({"rollout": (0,), "actor": (1,)})) == [
         "Weight syncs take 75% of the time, longer than any device or process computes.",
         f"With this plan 10% off the time of {SYNC} helps most: it makes the step 7.5% shorter.",
     ]
@@ -78,7 +78,7 @@ def test_moving_state_and_weight_syncs_are_told_apart_from_computing():
     slow = replace(cluster, links=replace(cluster.links, sync_bytes_per_s=GIB / 2))
     stages = {name: profile(6.0, onload_s=2.0, offload_s=2.0) for name in ("rollout", "actor")}
     problem = chain(stages, slow, num_items=1)
-    assert told(problem, placed({"rollout": (0,), "actor": (0,)}, offload=True)) == [
+    assert sentences_of(problem, placed({"rollout": (0,), "actor": (0,)}, offload=True)) == [
         "The busiest is device 0: it computes 55% of the time, moving state takes 36% and weight syncs take 9%.",
         "With this plan 10% off the time of moving state helps most: it makes the step 3.6% shorter.",
     ]
@@ -88,7 +88,7 @@ def test_items_that_move_slowly_help():
     problem = chain({"rollout": profile(1.0), "actor": profile(1.0)}, gpus(2), num_items=1)
     rate = problem.cluster.links.node_bytes_per_s
     problem = replace(problem, flow=replace(problem.flow, item_bytes={"to-actor": round(6 * rate)}))
-    assert told(problem, placed({"rollout": (0,), "actor": (1,)})) == [
+    assert sentences_of(problem, placed({"rollout": (0,), "actor": (1,)})) == [
         "The busiest is device 0: it computes 12% of the time.",
         "With this plan 10% off the time of moving items helps most: it makes the step 7.5% shorter.",
     ]
@@ -102,20 +102,20 @@ def test_devices_of_a_group_that_compute_unequally_and_host_processes():
     rollout = replace(by_hand.stages[0], num_ranks=2, granularity=1)
     plan = replace(by_hand, stages=(rollout, *by_hand.stages[1:]))
     # rollout 4 s and 2 s, then reward 3 s, then actor on device 0
-    assert told(problem, plan) == [
+    assert sentences_of(problem, plan) == [
         "The busiest is device 0: it computes 70% of the time.",
         "With this plan 10% off the time of rollout helps most: it makes the step 4.0% shorter.",
     ]
     both = replace(plan.stages[2], devices=(1,))
     apart = replace(plan, stages=(rollout, plan.stages[1], both))
-    assert told(problem, apart)[0] == "The busiest is device 1: it computes 50% of the time."
+    assert sentences_of(problem, apart)[0] == "The busiest is device 1: it computes 50% of the time."
     slow = replace(
         problem, profiles=replace(problem.profiles, stages={**stages, "reward": profile(9.0, num_devices=0)})
     )
-    assert told(slow, apart)[0] == "The busiest is the host process of reward: it computes 79% of the time."
+    assert sentences_of(slow, apart)[0] == "The busiest is the host process of reward: it computes 79% of the time."
     alone = chain({"rollout": stages["rollout"], "actor": profile(1.0, num_devices=0)}, gpus(2), num_items=3)
     host = replace(plan, stages=(rollout, replace(plan.stages[2], devices=(), turn=1)))
-    assert told(alone, host)[0] == "The busiest are devices 0-1: they compute 29% to 57% of the time."
+    assert sentences_of(alone, host)[0] == "The busiest are devices 0-1: they compute 29% to 57% of the time."
 
 
 def test_steps_with_too_many_items_to_be_simulated_often_name_the_busiest_only(monkeypatch: pytest.MonkeyPatch):
@@ -125,7 +125,7 @@ def test_steps_with_too_many_items_to_be_simulated_often_name_the_busiest_only(m
     assert len(gains_of(problem, plan)) == 4
     monkeypatch.setattr(gains, "MOST_ITEMS", 1)
     assert gains_of(problem, plan) == ()
-    assert told(problem, plan) == ["The busiest is device 0: it computes 67% of the time."]
+    assert sentences_of(problem, plan) == ["The busiest is device 0: it computes 67% of the time."]
 
 
 def test_gains_are_of_the_steps_that_judge_the_plan():
@@ -201,16 +201,16 @@ def test_what_is_named_saves_most_by_the_reference(case):
     things += [*map(_sync_label, problem.flow.weight_edges), "moving state", "moving items"]
     now_s = Faster(problem, plan, "").step_s()
     saved = {thing: 1 - Faster(problem, plan, thing).step_s() / now_s for thing in things}
-    found = gains_of(problem, plan)
-    for gain in found:
+    plan_gains = gains_of(problem, plan)
+    for gain in plan_gains:
         assert gain.share == pytest.approx(saved[gain.label], abs=1e-7)
     best = max(saved.values())
-    assert saved[found[0].label] == pytest.approx(best, abs=1e-7)
-    (sentence,) = [text for text in told(problem, plan) if text.startswith("With this plan")]
+    assert saved[plan_gains[0].label] == pytest.approx(best, abs=1e-7)
+    (sentence,) = [text for text in sentences_of(problem, plan) if text.startswith("With this plan")]
     if abs(best - 0.005) > 1e-6:
         assert ("no single stage helps" in sentence) == (best < 0.005)
     if "no single stage" not in sentence:
-        assert f"off the time of {found[0].label} helps most" in sentence
+        assert f"off the time of {plan_gains[0].label} helps most" in sentence
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

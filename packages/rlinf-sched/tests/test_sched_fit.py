@@ -9,8 +9,8 @@ from rlinf_sched.fit import StageSample, fit_stage
 from rlinf_sched.profile import InstanceProfile
 
 
-def samples(sizes, law, **kept):
-    return [StageSample(num_items=size, seconds=law(size), **kept) for size in sizes]
+def samples(sizes, law, **fields):
+    return [StageSample(num_items=size, seconds=law(size), **fields) for size in sizes]
 
 
 @given(st.floats(0.001, 10), st.floats(0.001, 1), st.lists(st.integers(1, 500), min_size=3, max_size=6, unique=True))
@@ -36,9 +36,9 @@ def test_more_items_never_take_less_time():
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
 def test_a_table_never_falls_and_keeps_its_mean(times: list[float]):
     fit = fit_stage([StageSample(num_items=i + 1, seconds=seconds) for i, seconds in enumerate(times)])
-    found = [point.seconds for point in fit.points]
-    assert found == sorted(found)
-    assert sum(found) == pytest.approx(sum(times))
+    fitted = [point.seconds for point in fit.points]
+    assert fitted == sorted(fitted)
+    assert sum(fitted) == pytest.approx(sum(times))
 
 
 def test_the_error_of_a_size_that_is_left_out_is_told():

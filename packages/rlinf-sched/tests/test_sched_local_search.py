@@ -83,10 +83,10 @@ def crowded() -> Problem:
 
 
 def test_who_shares_devices_is_chosen_anew(crowded: Problem):
-    found = best_plan(crowded)
-    assert set(found.stage("rollout").devices) == set(found.stage("actor").devices)
-    assert set(found.stage("score").devices) == set(found.stage("value").devices)
-    assert found.prediction is not None and found.prediction.estimate_s is None
+    plan = best_plan(crowded)
+    assert set(plan.stage("rollout").devices) == set(plan.stage("actor").devices)
+    assert set(plan.stage("score").devices) == set(plan.stage("value").devices)
+    assert plan.prediction is not None and plan.prediction.estimate_s is None
 
 
 def test_what_is_not_allowed_is_not_tried(crowded: Problem):
@@ -97,7 +97,7 @@ def test_what_is_not_allowed_is_not_tried(crowded: Problem):
 
 def test_a_plan_for_drawn_steps_is_shorter_on_them_and_predicts_their_mean(crowded: Problem):
     typical, drawn = best_plan(crowded), best_plan(crowded, num_draws=20)
-    takes_s = [simulate(crowded, made, seed=0, num_steps=20).step_s for made in (typical, drawn)]
+    takes_s = [simulate(crowded, candidate, seed=0, num_steps=20).step_s for candidate in (typical, drawn)]
     assert drawn.prediction is not None and typical.prediction is not None
     assert (drawn.prediction.step_s, drawn.prediction.num_draws) == (takes_s[1], 20)
     assert takes_s[1] < takes_s[0]
@@ -139,10 +139,10 @@ def test_turns_that_need_nothing_of_each_other_come_in_the_better_order(declared
         cluster=Cluster.cuda_nodes(1, 1, name="GPU", memory_bytes=80 * GIB),
         num_items=100,
     )
-    found = best_plan(problem)
-    assert found.stage("long").turn < found.stage("quick").turn
-    assert found.prediction is not None
-    assert found.prediction.step_s == pytest.approx(210.0, rel=1e-3)
+    plan = best_plan(problem)
+    assert plan.stage("long").turn < plan.stage("quick").turn
+    assert plan.prediction is not None
+    assert plan.prediction.step_s == pytest.approx(210.0, rel=1e-3)
 
 
 def of_two_products(draw: random.Random) -> Problem:
@@ -195,17 +195,17 @@ def test_a_group_moves_to_the_other_product():
     assert moves
     first = around.time(tuple(spots))
     assert first is not None
-    found = around.descend(first, in_turn=False)
-    assert any(found.spots[i].devices & fast for i in moves)
+    best = around.descend(first, in_turn=False)
+    assert any(best.spots[i].devices & fast for i in moves)
 
 
 def test_processes_of_the_host_work_side_by_side():
     """64 items of 1 s, shared out among eight: 8 s for each, on no device of others."""
     problem = chain({"check": simple_profile(1.0, num_devices=0), "actor": simple_profile(0.01)}, gpus(1), num_items=64)
     around = LocalSearch(problem, pools_of(problem.cluster), num_plans=1)
-    found = around.time((Spot(0, 8, 1, False), Spot(1, 1, 1, False)))
-    assert found is not None
-    assert found.busy_s[0] == pytest.approx(8.0)
+    timed_plan = around.time((Spot(0, 8, 1, False), Spot(1, 1, 1, False)))
+    assert timed_plan is not None
+    assert timed_plan.busy_s[0] == pytest.approx(8.0)
 
 
 def test_a_walk_is_the_same_each_time_and_loses_nothing(crowded: Problem):
@@ -215,6 +215,6 @@ def test_a_walk_is_the_same_each_time_and_loses_nothing(crowded: Problem):
         assert first is not None
         return first, around.anneal(first)
 
-    (first, found), again = walked(), walked()
-    assert (first, found) == again
-    assert found.step_s < first.step_s
+    (first, best), again = walked(), walked()
+    assert (first, best) == again
+    assert best.step_s < first.step_s

@@ -39,9 +39,9 @@ def test_what_is_dominated_is_in_no_better_plan(problem: Problem) -> None:
 def test_what_is_kept_is_what_no_other_is_as_good_as(points: list[tuple[int, ...]], compared: list[int]) -> None:
     keys = {tuple(point[row] for row in compared) for point in points}
     best = {key for key in keys if not any(a != key and all(x <= y for x, y in zip(a, key, strict=True)) for a in keys)}
-    kept = undominated(np.array(points, dtype=np.float64).reshape(-1, 4).T, compared)
-    assert sorted(map(tuple, kept[compared].T)) == sorted(best)
-    assert set(map(tuple, kept.T)) <= set(points)
+    front = undominated(np.array(points, dtype=np.float64).reshape(-1, 4).T, compared)
+    assert sorted(map(tuple, front[compared].T)) == sorted(best)
+    assert set(map(tuple, front.T)) <= set(points)
 
 
 @settings(max_examples=15)
@@ -60,11 +60,11 @@ def test_it_finds_what_trying_everything_finds_with_up_to_six_stages_on_eight_de
 def check_against_trying_everything(problem: Problem, *, prune: bool = False) -> None:
     problem.validate()
     expected = least_step_s(problem, prune=prune)
-    found = Search(problem, pools_of(problem.cluster), tolerance=0.0).best(MODES)
+    candidates = Search(problem, pools_of(problem.cluster), tolerance=0.0).best(MODES)
     if expected is None:
-        assert found == []
+        assert candidates == []
     else:
-        assert found[0].step_s == pytest.approx(expected, rel=1e-9)
+        assert candidates[0].step_s == pytest.approx(expected, rel=1e-9)
 
 
 def test_stages_that_offload_are_not_interleaved():
@@ -89,8 +89,8 @@ def test_stages_that_offload_are_not_interleaved():
     move_s = state_bytes / links.host_bytes_per_s
     # s0; then s1, loaded by then, and its offload; then s2 with both
     step_s = 1.5 + (1.0 + move_s) + (1.0 + 2 * move_s) + links.latency_s
-    found = Search(problem, pools_of(problem.cluster), tolerance=0.0).best(MODES)
-    assert found[0].step_s == pytest.approx(step_s, rel=1e-9)
+    candidates = Search(problem, pools_of(problem.cluster), tolerance=0.0).best(MODES)
+    assert candidates[0].step_s == pytest.approx(step_s, rel=1e-9)
     check_against_trying_everything(problem)
 
 

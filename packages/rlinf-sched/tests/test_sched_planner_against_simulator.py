@@ -38,10 +38,10 @@ def first_found(problem: Problem) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", LONG_TAILED)
 def test_predictions_from_typical_costs_are_the_mean_of_drawn_ones(name: str) -> None:
-    problem, made = planned(name)
-    assert made.prediction is not None
-    drawn_s = [simulate(problem, made, seed=seed).step_s for seed in range(20)]
-    assert made.prediction.step_s == pytest.approx(np.mean(drawn_s), rel=0.05)
+    problem, plan = planned(name)
+    assert plan.prediction is not None
+    drawn_s = [simulate(problem, plan, seed=seed).step_s for seed in range(20)]
+    assert plan.prediction.step_s == pytest.approx(np.mean(drawn_s), rel=0.05)
 
 
 @pytest.mark.parametrize("name", [*LONG_TAILED, "maniskill-openvla-8", "libero-openvla-oft-8"])

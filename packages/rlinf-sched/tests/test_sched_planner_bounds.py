@@ -48,16 +48,16 @@ def small(seed: int) -> Problem:
 @pytest.mark.parametrize("seed", range(12))
 def test_no_mode_alone_is_better_than_all_of_them(seed: int):
     problem = small(seed)
-    found = best_plan(problem).prediction
-    assert found is not None
-    rows = {one.mode: one.step_s for one in found.runners_up}
+    prediction = best_plan(problem).prediction
+    assert prediction is not None
+    rows = {one.mode: one.step_s for one in prediction.runners_up}
     for mode in MODES:
         try:
             alone = best_plan(problem, [mode]).prediction
         except InfeasibleError:
             continue
         assert alone is not None
-        assert rows.get(mode, found.step_s) == alone.step_s >= found.step_s
+        assert rows.get(mode, prediction.step_s) == alone.step_s >= prediction.step_s
 
 
 def test_every_count_that_a_profile_lists_is_tried():
@@ -83,8 +83,8 @@ def test_shares_of_a_cycle_may_be_uneven(num_devices: int):
     env = replace(env, role="env", reads=("to-env",))
     policy = replace(policy, writes=("to-env",), role="rollout", trains=False)
     problem = replace(problem, flow=replace(flow, stages=(env, policy), feeds=(), weight_edges=()))
-    found = best_plan(problem)
-    assert len({device for stage in found.stages for device in stage.devices}) == num_devices
+    plan = best_plan(problem)
+    assert len({device for stage in plan.stages for device in stage.devices}) == num_devices
 
 
 def test_of_plans_that_take_equally_long_the_one_with_slack_is_kept():
@@ -98,8 +98,8 @@ def test_of_plans_that_take_equally_long_the_one_with_slack_is_kept():
     )
     around = LocalSearch(problem, pools_of(problem.cluster), num_plans=9)
     one, two = ((Spot(0b001, 1, 0, False), Spot(devices, devices.bit_count(), 0, False)) for devices in (0b010, 0b110))
-    found = [around.time(spots, 0.0) for spots in (one, two, one)]
-    assert [one.step_s for one in found if one] == [20.0, 20.0, 20.0]
+    plans = [around.time(spots, 0.0) for spots in (one, two, one)]
+    assert [one.step_s for one in plans if one] == [20.0, 20.0, 20.0]
     assert around.best["disaggregated"].spots == two
 
 

@@ -63,10 +63,10 @@ def every_plan(problem: Problem, sizes: Sequence[int] = SIZES) -> Iterator[Plan]
 @given(cycles())
 def test_the_best_is_as_good_as_trying_all_splits_and_granularities(problem: Problem) -> None:
     least = min(simulate(problem, candidate).step_s for candidate in every_plan(problem))
-    found = best_plan(problem)
-    assert found.prediction is not None
-    assert found.prediction.step_s == pytest.approx(simulate(problem, found).step_s)
-    assert found.prediction.step_s <= 1.03 * least
+    plan = best_plan(problem)
+    assert plan.prediction is not None
+    assert plan.prediction.step_s == pytest.approx(simulate(problem, plan).step_s)
+    assert plan.prediction.step_s <= 1.03 * least
 
 
 def forty_items(num_devices: int, *, granularities: tuple[int, ...] = (), sharded: int = 0, **pinned: int) -> Problem:
@@ -114,10 +114,10 @@ def test_what_only_uneven_shares_can_do_is_planned(problem: Problem):
         if all(len(candidate.stage(group).devices) == count for group, count in pinned.items())
         and (fits or len(candidate.stage("policy").devices) >= 3)
     ]
-    found = best_plan(problem)
-    assert found.prediction is not None
-    assert found.prediction.step_s <= min(simulate(problem, one).step_s for one in tried) * (1 + 1e-9)
-    assert all(len(found.stage(group).devices) == count for group, count in pinned.items())
+    plan = best_plan(problem)
+    assert plan.prediction is not None
+    assert plan.prediction.step_s <= min(simulate(problem, one).step_s for one in tried) * (1 + 1e-9)
+    assert all(len(plan.stage(group).devices) == count for group, count in pinned.items())
 
 
 @pytest.mark.parametrize("num_devices", [2, 4])
@@ -216,11 +216,11 @@ def test_a_weight_sync_within_a_cycle_takes_time():
         cluster=gpus(1),
         num_items=4,
     )
-    links, found = problem.cluster.links, best_plan(problem).prediction
-    assert found is not None
+    links, prediction = problem.cluster.links, best_plan(problem).prediction
+    assert prediction is not None
     sync_s = links.latency_s + GIB / links.node_bytes_per_s
-    assert found.sync_s == pytest.approx(sync_s, rel=1e-6)
-    assert found.estimate_s == found.step_s == pytest.approx(16.0 + sync_s, rel=1e-9)
+    assert prediction.sync_s == pytest.approx(sync_s, rel=1e-6)
+    assert prediction.estimate_s == prediction.step_s == pytest.approx(16.0 + sync_s, rel=1e-9)
 
 
 @pytest.mark.parametrize(

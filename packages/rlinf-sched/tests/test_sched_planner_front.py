@@ -32,14 +32,14 @@ def front(
         devices=[10.0], memory=[1e18], rest_resident=[0.0], rest_peak=[0.0], rest_area=0.0,
         steps_under_way=steps_under_way, bound_s=bound_s, tolerance_s=0.0, tolerance_share=share, may_mix=True,
     )  # fmt: skip
-    made = _C.Front(_C.Columns(num_pools=1, num_out=NUM_OUT, num_edges=0), limits, num_groups=0)
+    pareto = _C.Front(_C.Columns(num_pools=1, num_out=NUM_OUT, num_edges=0), limits, num_groups=0)
     full = np.zeros((len(rows), C.width))
     full[:, 0] = devices or 1.0
     for row, (first, middle, last, tail) in zip(full, rows, strict=True):
         row[C.out], row[C.half], row[C.tail] = (first, middle, last), (first + last) / 2, tail
         row[C.period] = row[C.further] = last
-    made.offer(full, np.zeros((len(rows), 0), dtype=np.int64), np.zeros(len(rows), dtype=bool), np.arange(len(rows)))
-    return made
+    pareto.offer(full, np.zeros((len(rows), 0), dtype=np.int64), np.zeros(len(rows), dtype=bool), np.arange(len(rows)))
+    return pareto
 
 
 def join_of(kind: JoinKind, *, waits: float = 0.0) -> "_C.Join":
@@ -87,10 +87,10 @@ def test_a_fed_part_serves_the_second_half_after_its_middle_came():
 
 @pytest.mark.parametrize(("waits", "left"), [(0.0, 3), (0.4, 3 + 0.4 * (8 - 3)), (1.0, 8)])
 def test_an_interleaved_part_may_have_more_than_its_tail_left_to_do(waits: float, left: float):
-    made = front([])
-    made.offer_joins(front([[1, 5, 10, 2]]), front([[1, 2, 8, 3]]), join_of("interleaved", waits=waits), forget=[])
-    assert made.rows[0, C.last] == 10 + 8
-    assert made.rows[0, C.tail] == pytest.approx(2 + left)
+    pair = front([])
+    pair.offer_joins(front([[1, 5, 10, 2]]), front([[1, 2, 8, 3]]), join_of("interleaved", waits=waits), forget=[])
+    assert pair.rows[0, C.last] == 10 + 8
+    assert pair.rows[0, C.tail] == pytest.approx(2 + left)
 
 
 def test_numbers_of_devices_count_as_equal_within_the_tolerance():

@@ -23,9 +23,9 @@ def test_the_devices_that_a_sharded_stage_is_said_to_need_are_enough_and_one_les
     profiles = {"rollout": profile(1.0), "actor": actor}
     with pytest.raises(InfeasibleError, match=r"actor needs at least 120\.0 GiB.*40\.0 GiB too little") as raised:
         best_plan(chain(profiles, gpus(4)))
-    found = re.search(r"would fit on (\d+) devices", str(raised.value))
-    assert found
-    enough = int(found[1])
+    match = re.search(r"would fit on (\d+) devices", str(raised.value))
+    assert match
+    enough = int(match[1])
     assert best_plan(chain(profiles, gpus(enough))).prediction is not None
     with pytest.raises(InfeasibleError):
         best_plan(chain(profiles, gpus(enough - 1)))

@@ -17,10 +17,10 @@ TWO = {"rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB), "actor": profil
 
 @pytest.mark.parametrize("mode", ["collocated", "disaggregated"])
 def test_only_the_modes_that_were_asked_for(mode: Mode):
-    made = best_plan(chain(TWO, gpus(4)), modes=(mode,))
-    assert made.mode == mode
-    assert made.prediction is not None
-    assert made.prediction.runners_up == ()
+    plan = best_plan(chain(TWO, gpus(4)), modes=(mode,))
+    assert plan.mode == mode
+    assert plan.prediction is not None
+    assert plan.prediction.runners_up == ()
 
 
 def test_hybrid_alone_is_found_where_collocated_is_better():
@@ -61,12 +61,12 @@ def test_a_stage_gets_the_devices_per_rank_that_it_asks_for(span: int):
     problem = chain(names, gpus(4), workers={"logprob": "rollout"})
     for asks in ("rollout", "logprob"):
         stages = tuple(replace(s, devices_per_rank=span) if s.name == asks else s for s in problem.flow.stages)
-        made = best_plan(replace(problem, flow=replace(problem.flow, stages=stages)))
+        plan = best_plan(replace(problem, flow=replace(problem.flow, stages=stages)))
         alone = one_by_one[(1, 2, 4).index(span)]
         only = best_plan(chain(names | {"rollout": alone, "logprob": alone}, gpus(4), workers={"logprob": "rollout"}))
-        assert made.prediction is not None and only.prediction is not None
-        assert made.prediction.step_s == pytest.approx(only.prediction.step_s, rel=1e-9)
-        assert {len(made.stage(name).devices_of(0)) for name in ("rollout", "logprob")} == {span}
+        assert plan.prediction is not None and only.prediction is not None
+        assert plan.prediction.step_s == pytest.approx(only.prediction.step_s, rel=1e-9)
+        assert {len(plan.stage(name).devices_of(0)) for name in ("rollout", "logprob")} == {span}
 
 
 def test_a_mode_that_does_not_exist_and_none_at_all():
@@ -80,8 +80,8 @@ def test_a_mode_that_does_not_exist_and_none_at_all():
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_pinned_devices_are_kept(count: int):
-    made = best_plan(chain(TWO, gpus(4), pinned_devices={"rollout": count}))
-    assert len(made.stage("rollout").devices) == count
+    plan = best_plan(chain(TWO, gpus(4), pinned_devices={"rollout": count}))
+    assert len(plan.stage("rollout").devices) == count
 
 
 def test_stages_of_a_worker_group_land_in_one_place():
@@ -94,8 +94,8 @@ def test_stages_of_a_worker_group_land_in_one_place():
     }
     problem = chain(profiles, gpus(4), num_items=8, workers={"values": "critic"})
     for mode in ("collocated", "disaggregated"):
-        made = best_plan(problem, modes=(mode,))
-        values, critic = made.stage("values"), made.stage("critic")
+        plan = best_plan(problem, modes=(mode,))
+        values, critic = plan.stage("values"), plan.stage("critic")
         assert (values.devices, values.num_ranks) == (critic.devices, critic.num_ranks)
 
 
@@ -108,10 +108,10 @@ def test_no_stage_is_on_devices_of_several_products_unless_its_times_hold_for_al
     both = replace(fast, instances=fast.instances + slow.instances)
     for rollout in (fast, both):
         problem = chain({"rollout": rollout, "actor": profile(0.5)}, Cluster(devices=devices), num_items=64)
-        made = best_plan(problem)
-        assert made.prediction is not None
-        assert made.prediction.step_s >= 64 / (4 + 0.4)
-        assert len({devices[i].name for i in made.stage("rollout").devices}) == 1
+        plan = best_plan(problem)
+        assert plan.prediction is not None
+        assert plan.prediction.step_s >= 64 / (4 + 0.4)
+        assert len({devices[i].name for i in plan.stage("rollout").devices}) == 1
 
 
 def test_products_differ_and_each_stage_gets_the_one_its_profile_names():
@@ -125,10 +125,10 @@ def test_products_differ_and_each_stage_gets_the_one_its_profile_names():
         "rollout": profile(1.0, device_name="small", state_bytes=10 * GIB),
         "actor": profile(1.0, device_name="fast", state_bytes=60 * GIB),
     }
-    made = best_plan(chain(profiles, Cluster(devices=devices)))
-    assert set(made.stage("rollout").devices) <= set(range(4, 8))
-    assert set(made.stage("actor").devices) <= set(range(4))
-    assert made.mode == "disaggregated"
+    plan = best_plan(chain(profiles, Cluster(devices=devices)))
+    assert set(plan.stage("rollout").devices) <= set(range(4, 8))
+    assert set(plan.stage("actor").devices) <= set(range(4))
+    assert plan.mode == "disaggregated"
 
 
 @pytest.mark.parametrize("mode", ["collocated", "disaggregated", None])
@@ -136,9 +136,9 @@ def test_a_plan_that_may_run_ahead_is_no_slower(mode: Mode | None):
     steps = []
     for max_staleness in (0, 1):
         problem = chain(TWO, gpus(4), max_staleness=max_staleness)
-        made = best_plan(problem) if mode is None else best_plan(problem, modes=(mode,))
-        assert made.prediction is not None
-        steps.append(made.prediction.step_s)
+        plan = best_plan(problem) if mode is None else best_plan(problem, modes=(mode,))
+        assert plan.prediction is not None
+        steps.append(plan.prediction.step_s)
     assert steps[1] <= steps[0] * (1 + 1e-9)
 
 
@@ -151,21 +151,21 @@ def test_stages_of_a_plan_that_runs_ahead_are_predicted_for_the_steady_state(rol
     """(start, end, busy) of one item; a step may begin at the end of that before the last."""
     places = {"rollout": rollout, "actor": actor}
     profiles = {name: profile(busy_s) for name, (_, _, busy_s) in places.items()}
-    made = best_plan(chain(profiles, gpus(2), num_items=1, max_staleness=1), modes=("disaggregated",))
-    assert made.prediction is not None
+    plan = best_plan(chain(profiles, gpus(2), num_items=1, max_staleness=1), modes=("disaggregated",))
+    assert plan.prediction is not None
     for name, expected in places.items():
-        found = made.prediction.stages[name]
-        assert (found.start_s, found.end_s, found.busy_s) == pytest.approx(expected, abs=0.02)
+        stage = plan.prediction.stages[name]
+        assert (stage.start_s, stage.end_s, stage.busy_s) == pytest.approx(expected, abs=0.02)
 
 
 def test_stages_of_one_side_overlap_across_steps():
     """Three whole batches of 100 s on three devices: with staleness 2 a step ends every 100 s."""
     profiles = {name: profile(100.0) for name in ("rollout", "reference", "actor")}
     problem = chain(profiles, gpus(3), num_items=1, max_staleness=2)
-    made = best_plan(problem)
-    assert made.prediction is not None
-    assert made.prediction.step_s == pytest.approx(100, rel=1e-3)
-    assert made.prediction.estimate_s == pytest.approx(100, rel=1e-3)
+    plan = best_plan(problem)
+    assert plan.prediction is not None
+    assert plan.prediction.step_s == pytest.approx(100, rel=1e-3)
+    assert plan.prediction.estimate_s == pytest.approx(100, rel=1e-3)
 
 
 def test_the_pace_of_a_plan_that_runs_ahead_is_that_of_many_steps():
@@ -180,9 +180,9 @@ def test_the_pace_of_a_plan_that_runs_ahead_is_that_of_many_steps():
         StagePlan(stage=name, devices=tuple(on), num_ranks=len(on), granularity=size, offload=False, turn=turn)
         for turn, (name, (on, size)) in enumerate(places.items())
     )
-    made = Plan(flow="chain", mode="disaggregated", stages=stages, reason="by hand")
-    ends = simulate(problem, made, num_steps=61).step_end_s
-    assert simulate(problem, made).step_s == pytest.approx((ends[-1] - ends[0]) / 60, rel=0.03)
+    manual_plan = Plan(flow="chain", mode="disaggregated", stages=stages, reason="by hand")
+    ends = simulate(problem, manual_plan, num_steps=61).step_end_s
+    assert simulate(problem, manual_plan).step_s == pytest.approx((ends[-1] - ends[0]) / 60, rel=0.03)
 
 
 def test_the_longest_times_are_planned_without_a_warning():
@@ -191,22 +191,22 @@ def test_the_longest_times_are_planned_without_a_warning():
         for name, batching in (("rollout", "continuous"), ("reference", "longest"), ("actor", "sum"))
     }
     with np.errstate(all="raise"):
-        made = best_plan(chain(profiles, gpus(4), num_items=64))
-    assert made.prediction is not None
-    assert MAX_SECONDS < made.prediction.step_s < 10 * MAX_SECONDS
+        plan = best_plan(chain(profiles, gpus(4), num_items=64))
+    assert plan.prediction is not None
+    assert MAX_SECONDS < plan.prediction.step_s < 10 * MAX_SECONDS
 
 
 @pytest.mark.parametrize("num_devices", [8, 64, 1024])
 def test_plans_of_any_size_are_valid_and_say_what_the_search_thought(num_devices: int, record_property):
     problem = ppo(num_devices)
-    made = best_plan(problem)
-    made.validate(problem.flow, problem.cluster)
-    assert made.prediction is not None
-    assert made.prediction.step_s == pytest.approx(simulate(problem, replace(made, prediction=None)).step_s)
-    if made.prediction.estimate_s is not None:
-        assert made.prediction.estimate_s == pytest.approx(made.prediction.step_s, rel=0.1)
-        record_property("estimate_over_step", made.prediction.estimate_s / made.prediction.step_s)
-    for stage in made.prediction.stages.values():
+    plan = best_plan(problem)
+    plan.validate(problem.flow, problem.cluster)
+    assert plan.prediction is not None
+    assert plan.prediction.step_s == pytest.approx(simulate(problem, replace(plan, prediction=None)).step_s)
+    if plan.prediction.estimate_s is not None:
+        assert plan.prediction.estimate_s == pytest.approx(plan.prediction.step_s, rel=0.1)
+        record_property("estimate_over_step", plan.prediction.estimate_s / plan.prediction.step_s)
+    for stage in plan.prediction.stages.values():
         assert stage.peak_bytes <= 80 * GIB
 
 

@@ -42,9 +42,9 @@ def problem(most_servers: int) -> Problem:
     return chain({stage: profile(stage) for stage in SECONDS}, gpus(NUM_DEVICES), num_items=NUM_ITEMS)
 
 
-def step_s(found: Plan) -> float:
-    assert found.prediction is not None
-    return found.prediction.step_s
+def step_s(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.step_s
 
 
 def test_with_several_servers_a_stage_no_plan_can_be_better():

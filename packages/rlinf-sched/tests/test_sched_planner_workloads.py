@@ -11,9 +11,9 @@ from rlinf_sched.planner import best_plan
 @cache
 def steps(name: str) -> dict[str, float]:
     """Seconds of a step in the best plan of each mode that the planner found."""
-    made = best_plan(workload(name))
-    assert made.prediction is not None
-    return {made.mode: made.prediction.step_s} | {o.mode: o.step_s for o in made.prediction.runners_up}
+    plan = best_plan(workload(name))
+    assert plan.prediction is not None
+    return {plan.mode: plan.prediction.step_s} | {o.mode: o.step_s for o in plan.prediction.runners_up}
 
 
 def test_grpo_7b_on_64_is_faster_collocated():

@@ -311,10 +311,10 @@ def places(value: Any, path: tuple = ()) -> list[tuple]:
 def mutate(tree: dict, rng: random.Random) -> dict:
     tree = copy.deepcopy(tree)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        found = places(tree)
-        if not found:
+        paths = places(tree)
+        if not paths:
             break
-        *parents, key = rng.choice(found)
+        *parents, key = rng.choice(paths)
         parent = at(tree, *parents)
         value, kind = parent[key], rng.choice(("drop", "rename", "retype", "negate", "scale", "swap", "copy"))
         if kind == "drop":
@@ -326,7 +326,7 @@ def mutate(tree: dict, rng: random.Random) -> dict:
         elif kind == "scale" and isinstance(value, (int, float)):
             parent[key] = value * rng.choice((0, 1e-300, 0.5, 1e6, 10**18, 1e300))
         elif kind == "swap" and not isinstance(value, (dict, list)):
-            *others, other = rng.choice(found)
+            *others, other = rng.choice(paths)
             parent[key], at(tree, *others)[other] = copy.deepcopy(at(tree, *others)[other]), value
         elif kind == "copy" and isinstance(parent, list):
             parent.append(copy.deepcopy(value))

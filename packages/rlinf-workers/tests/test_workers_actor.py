@@ -115,9 +115,9 @@ def expected_gradient(make_worker, settings, groups, advantages_of=grpo_referenc
 def test_the_gradient_is_the_formulas(make_worker, reader, model, lengths, kl_coef):
     settings = actor_settings(model, kl_coef=kl_coef)
     groups = scored_groups(lengths)
-    found, _ = gradient_after(make_worker, reader, settings, groups)
+    gradient, _ = gradient_after(make_worker, reader, settings, groups)
     expected = expected_gradient(make_worker, settings, groups)
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
 
 
 @pytest.mark.parametrize("num_epochs", [1, 2], ids=["streaming", "gathered"])
@@ -125,9 +125,9 @@ def test_groups_may_come_in_any_order(make_worker, reader, model, num_epochs):
     """Only sums of gradients are rounded in the order in which groups come, and not where they are gathered."""
     settings, groups = actor_settings(model, num_epochs=num_epochs), scored_groups((4, 2, 6, 3, 4, 5, 1, 2))
     expected, _ = gradient_after(make_worker, reader, settings, groups)
-    found, _ = gradient_after(make_worker, reader, settings, [groups[i] for i in (5, 2, 7, 0, 1, 6, 4, 3)], chunk=1)
-    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-7)
-    assert num_epochs == 1 or torch.equal(found, expected)
+    gradient, _ = gradient_after(make_worker, reader, settings, [groups[i] for i in (5, 2, 7, 0, 1, 6, 4, 3)], chunk=1)
+    torch.testing.assert_close(gradient, expected, rtol=2e-5, atol=2e-7)
+    assert num_epochs == 1 or torch.equal(gradient, expected)
 
 
 NUM_SEQUENCES = NUM_GROUPS * GROUP_SIZE
@@ -144,9 +144,9 @@ NUM_SEQUENCES = NUM_GROUPS * GROUP_SIZE
 )
 def test_aggregations(make_worker, reader, model, aggregation, weight_of):
     settings = actor_settings(model, aggregation=aggregation)
-    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    gradient, _ = gradient_after(make_worker, reader, settings, scored_groups())
     expected = expected_gradient(make_worker, settings, scored_groups(), weight_of=weight_of)
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
 
 
 @pytest.mark.parametrize(
@@ -158,18 +158,18 @@ def test_aggregations(make_worker, reader, model, aggregation, weight_of):
 )
 def test_other_baselines(make_worker, reader, model, name, advantages_of):
     settings = actor_settings(model, name, aggregation="token_mean")
-    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    gradient, _ = gradient_after(make_worker, reader, settings, scored_groups())
     expected = expected_gradient(make_worker, settings, scored_groups(), advantages_of)
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
 
 
 def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_step(make_worker, reader, model):
     groups = scored_groups()
     by_token = torch.cat([g.rewards.double().repeat_interleave(g.samples.loss_mask.sum(-1).long()) for g in groups])
     settings = actor_settings(model, "reinforce_plus_plus", num_minibatches=1)
-    found, _ = gradient_after(make_worker, reader, settings, groups)
+    gradient, _ = gradient_after(make_worker, reader, settings, groups)
     expected = expected_gradient(make_worker, settings, groups, lambda r: (r - by_token.mean()) / by_token.std())
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
 
 
 def logprobs_of(actor, groups):
@@ -201,8 +201,8 @@ def test_corrections_weigh_tokens_by_actor_over_engine(make_worker, reader, mode
             for group in groups
         ]
         plain, _ = gradient_after(make_worker, reader, actor_settings(model), groups)
-        found, _ = gradient_after(make_worker, reader, actor_settings(model, correction=correction), groups)
-        torch.testing.assert_close(found, plain * weight_of(torch.tensor(factor)), rtol=1e-3, atol=1e-6)
+        gradient, _ = gradient_after(make_worker, reader, actor_settings(model, correction=correction), groups)
+        torch.testing.assert_close(gradient, plain * weight_of(torch.tensor(factor)), rtol=1e-3, atol=1e-6)
 
 
 def drifted(make_worker, model, groups, nats):
@@ -234,16 +234,16 @@ def test_corrections_of_completions(make_worker, reader, model, level, correctio
     groups = drifted(make_worker, model, scored_groups(), -math.log(1.3))
     num_tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
     settings = actor_settings(model, correction=correction, correction_level=level)
-    found, _ = gradient_after(make_worker, reader, settings, groups)
+    gradient, _ = gradient_after(make_worker, reader, settings, groups)
     expected = expected_gradient(make_worker, settings, groups, weight_of=lambda length: weight_of(length) / num_tokens)
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
 
 
 def test_completions_that_were_cut_neither_train_nor_count(make_worker, reader, model):
     groups = scored_groups()
     lengths = torch.cat([group.samples.loss_mask.sum(-1) for group in groups])
-    kept = float(lengths[lengths < NUM_TOKENS].sum())
-    assert 0 < kept < lengths.sum()
+    num_tokens = float(lengths[lengths < NUM_TOKENS].sum())
+    assert 0 < num_tokens < lengths.sum()
     groups = [
         dataclasses.replace(
             group,
@@ -252,9 +252,11 @@ def test_completions_that_were_cut_neither_train_nor_count(make_worker, reader, 
         for group in groups
     ]
     settings = actor_settings(model, overlong_filter=True)
-    found, _ = gradient_after(make_worker, reader, settings, groups)
-    expected = expected_gradient(make_worker, settings, groups, weight_of=lambda length: (length < NUM_TOKENS) / kept)
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    gradient, _ = gradient_after(make_worker, reader, settings, groups)
+    expected = expected_gradient(
+        make_worker, settings, groups, weight_of=lambda length: (length < NUM_TOKENS) / num_tokens
+    )
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
     unknown = actor_settings(model, "ppo", overlong_filter=True)
     with pytest.raises(ValueError, match="overlong_filter: the engine does not say which"):
         gradient_after(make_worker, reader, unknown, scored_groups())
@@ -266,24 +268,24 @@ def test_a_step_of_nothing_but_cut_completions_changes_nothing_at_first(make_wor
         for g in scored_groups()
     ]
     for name in ("ppo", "grpo"):
-        found, _ = gradient_after(
+        gradient, _ = gradient_after(
             make_worker, reader, actor_settings(model, name, overlong_filter=True, kl_coef=0.1), groups
         )
-        assert not found.any()
+        assert not gradient.any()
 
 
 @pytest.mark.parametrize(("threshold", "dropped"), [(0.5, True), (1.5, False)])
 def test_bad_completions_far_from_the_policy_that_sampled_are_left_out(make_worker, reader, model, threshold, dropped):
     groups = drifted(make_worker, model, scored_groups(), 1.0)
     settings = actor_settings(model, off_policy_threshold=threshold)
-    found, actor = gradient_after(make_worker, reader, settings, groups)
+    gradient, actor = gradient_after(make_worker, reader, settings, groups)
     expected = expected_gradient(
         make_worker,
         settings,
         groups,
         lambda rewards: grpo_reference(rewards).clamp(min=0.0 if dropped else -math.inf),
     )
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
     metrics = merge([actor._host.metrics.drain()])
     assert (metrics["actor/off_policy_fraction"] > 0) == dropped
     assert metrics["actor/rollout_kl"] == pytest.approx(math.exp(-1.0) - 1.0 + 1.0, rel=1e-5)
@@ -293,7 +295,7 @@ def test_the_policy_loss_of_the_most_uncertain_tokens(make_worker, reader, model
     """Over all micro-batches and shards of the step; group 5 has no advantage and makes no forward."""
     settings = actor_settings(model, top_entropy_fraction=0.3)
     groups = scored_groups()
-    found, actor = gradient_after(make_worker, reader, settings, groups)
+    gradient, actor = gradient_after(make_worker, reader, settings, groups)
     network = make_worker(Actor, settings)._backend._model.double()
     terms, entropies = [], []
     for group in (group for group in groups if group.samples.index != 5):
@@ -308,7 +310,7 @@ def test_the_policy_loss_of_the_most_uncertain_tokens(make_worker, reader, model
     least = every.sort(descending=True).values[math.ceil(0.3 * len(every)) - 1]
     (torch.cat(terms)[every >= least].sum() / num_tokens).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
     assert merge([actor._host.metrics.drain()])["actor/entropy"] == pytest.approx(float(every.mean()), rel=1e-5)
 
 
@@ -317,8 +319,8 @@ def test_a_clamp_bounds_what_the_kl_adds(make_worker, reader, model):
     plain, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups())
     free, _ = gradient_after(make_worker, reader, actor_settings(model, kl_coef=0.1), scored_groups())
     settings = actor_settings(model, kl_coef=0.1, kl_clamp=1e-9)
-    found, actor = gradient_after(make_worker, reader, settings, scored_groups())
-    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-8)
+    gradient, actor = gradient_after(make_worker, reader, settings, scored_groups())
+    torch.testing.assert_close(gradient, plain, rtol=1e-5, atol=1e-8)
     assert not torch.allclose(free, plain, rtol=1e-3)
     assert merge([actor._host.metrics.drain()])["actor/ref_kl"] == pytest.approx(1e-9)
 
@@ -347,17 +349,17 @@ def test_value_losses_train_the_critic(make_worker, reader, model, changes):
 
 def test_the_entropy_bonus(make_worker, reader, model):
     settings = actor_settings(model, entropy_coef=0.1)
-    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    gradient, _ = gradient_after(make_worker, reader, settings, scored_groups())
     expected = expected_gradient(make_worker, settings, scored_groups())
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
 
 
 def test_an_adapted_entropy_bonus_begins_with_the_second_step_and_only_below_its_target(make_worker, reader, model):
     """The first step knows no entropy; by then the weight has moved by one step towards the target."""
     plain, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups())
     settings = actor_settings(model, entropy_target=5.0, entropy_coef_step=0.25)
-    found, actor = gradient_after(make_worker, reader, settings, scored_groups())
-    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-8)
+    gradient, actor = gradient_after(make_worker, reader, settings, scored_groups())
+    torch.testing.assert_close(gradient, plain, rtol=1e-5, atol=1e-8)
     assert merge([actor._host.metrics.drain()])["actor/entropy_coef"] == 0.0
     assert actor._loss.entropy_bonus.weight == 0.25, "a vocabulary of 13 has less than 5 nats"
     actor.train(reader([scored_groups()]))
@@ -380,11 +382,11 @@ def test_a_rejection_goes_together_with_a_correction(make_worker, reader, model,
     groups = drifted(make_worker, model, scored_groups(), -math.log(1.3))
     num_tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
     settings = actor_settings(model, correction="truncated", rejection=rejection, rejection_limit=limit)
-    found, actor = gradient_after(make_worker, reader, settings, groups)
+    gradient, actor = gradient_after(make_worker, reader, settings, groups)
     expected = expected_gradient(
         make_worker, settings, groups, weight_of=lambda length: 1.3 * keeps(length) / num_tokens
     )
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
     masks = [group.samples.loss_mask.sum(-1) for group in groups if group.samples.index != 5]
     lengths = torch.cat(masks).tolist()
     rejected = sum(length for length in lengths if not keeps(length)) / sum(lengths)
@@ -395,11 +397,11 @@ def test_a_ratio_that_is_anchored_at_the_rollout(make_worker, reader, model):
     """Actor over engine is 1.3 or 1.5 everywhere, so the clip at 1.28 stops rewarded tokens and no others."""
     groups = drifted(make_worker, model, scored_groups(), -math.log(1.3))
     settings = actor_settings(model, proximal_policy="rollout", clip_high=0.28)
-    found, actor = gradient_after(make_worker, reader, settings, groups)
+    gradient, actor = gradient_after(make_worker, reader, settings, groups)
     expected = expected_gradient(
         make_worker, settings, groups, lambda rewards: 1.3 * grpo_reference(rewards).clamp(max=0.0)
     )
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
     assert merge([actor._host.metrics.drain()])["rollout/logprob_gap_mean"] == pytest.approx(math.log(1.3), rel=1e-4)
 
 
@@ -417,11 +419,11 @@ def test_several_steps_anchored_at_the_rollout_ask_the_actor_for_no_logprobs(mak
 def test_corrections_of_reinforce_anchored_at_the_rollout_follow_the_policy(make_worker, reader, model):
     """In one step as without the anchor: the policy in training is the one before the update."""
     groups, _ = noisy(make_worker, model, scored_groups())
-    found, expected = (
+    gradient, expected = (
         gradient_after(make_worker, reader, actor_settings(model, "rloo", correction="masked", **changes), groups)[0]
         for changes in ({"proximal_policy": "rollout"}, {})
     )
-    assert_bitwise_equal(found, expected)
+    assert_bitwise_equal(gradient, expected)
 
 
 def test_a_kl_with_its_bias_corrected_has_the_gradient_of_the_kl(make_worker, reader, model):
@@ -429,7 +431,7 @@ def test_a_kl_with_its_bias_corrected_has_the_gradient_of_the_kl(make_worker, re
     groups = scored_groups()
     plain, _ = gradient_after(make_worker, reader, actor_settings(model, kl_coef=0.1), groups)
     settings = actor_settings(model, kl_coef=0.1, kl_bias_correction=True)
-    found, _ = gradient_after(make_worker, reader, settings, groups)
+    gradient, _ = gradient_after(make_worker, reader, settings, groups)
     logprobs = logprobs_of(make_worker(Actor, settings), groups)
     network = make_worker(Actor, settings)._backend._model.double()
     total, num_tokens = torch.zeros((), dtype=torch.float64), 0
@@ -443,14 +445,14 @@ def test_a_kl_with_its_bias_corrected_has_the_gradient_of_the_kl(make_worker, re
             num_tokens += length
     (total / num_tokens).backward()
     more = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
-    torch.testing.assert_close((found - plain).double(), more, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close((gradient - plain).double(), more, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("budget", [None, 16])
 def test_the_optimal_token_baseline_reads_the_actors_distributions(make_worker, reader, model, budget):
     groups = scored_groups()
     settings = dataclasses.replace(actor_settings(model, "otb", clip_high=9.0), max_tokens_per_micro_batch=budget)
-    found, _ = gradient_after(make_worker, reader, settings, groups)
+    gradient, _ = gradient_after(make_worker, reader, settings, groups)
     network = make_worker(Actor, settings)._backend._model.double()
     total, num_tokens = torch.zeros((), dtype=torch.float64), 0
     for group in groups:
@@ -469,7 +471,7 @@ def test_the_optimal_token_baseline_reads_the_actors_distributions(make_worker, 
         total = total - (optimal_token_advantages(rewards, masks, norms) * logprobs).sum()
     (total / num_tokens).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
 
 
 @pytest.fixture
@@ -490,17 +492,17 @@ def own_loss():
 def test_what_a_loss_of_ones_own_says_of_padding_does_not_count(make_worker, reader, model, own_loss):
     own_loss(lambda logprobs, advantages: -advantages * logprobs)
     settings = actor_settings(model, policy_loss="test_own")
-    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    gradient, _ = gradient_after(make_worker, reader, settings, scored_groups())
     expected = expected_gradient(make_worker, settings, scored_groups())
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
 
 
 def test_a_loss_of_ones_own_sees_groups_without_advantage(make_worker, reader, model, own_loss):
     own_loss(lambda logprobs, advantages: -(advantages + 1.0) * logprobs)
     settings = actor_settings(model, policy_loss="test_own")
-    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    gradient, _ = gradient_after(make_worker, reader, settings, scored_groups())
     expected = expected_gradient(make_worker, settings, scored_groups(), lambda rewards: grpo_reference(rewards) + 1.0)
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
 
 
 def test_a_loss_of_ones_own_that_is_reduced_already_is_refused(make_worker, reader, model, own_loss):
@@ -514,16 +516,16 @@ def test_dynamic_sampling_leaves_groups_without_a_signal_out_of_the_totals(make_
     """Group 5 has none. With oversampling only the first 4 groups that have one train."""
     limit = NUM_GROUPS if oversampling == 1.0 else 4
     settings = actor_settings(model, dynamic_sampling=True, oversampling=oversampling, num_prompts=limit)
-    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
-    kept = [group for group in scored_groups() if group.samples.index != 5][:limit]
-    expected = expected_gradient(make_worker, settings, kept)
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    gradient, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    chosen_groups = [group for group in scored_groups() if group.samples.index != 5][:limit]
+    expected = expected_gradient(make_worker, settings, chosen_groups)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
 
 
 def test_a_step_without_any_signal_changes_nothing_at_first(make_worker, reader, model):
     groups = [dataclasses.replace(group, rewards=torch.ones(GROUP_SIZE)) for group in scored_groups()]
-    found, actor = gradient_after(make_worker, reader, actor_settings(model, "dapo"), groups)
-    assert not found.any()
+    gradient, actor = gradient_after(make_worker, reader, actor_settings(model, "dapo"), groups)
+    assert not gradient.any()
     assert actor.policy_version == 2
 
 
@@ -540,10 +542,10 @@ def test_ppo_moves_the_critic_towards_the_returns(make_worker, reader, model):
 
 def test_ppo_starts_from_values_of_zero_which_make_it_reinforce_plus_plus(make_worker, reader, model):
     groups = scored_groups()
-    found, _ = gradient_after(make_worker, reader, actor_settings(model, "ppo", num_minibatches=1), groups)
+    gradient, _ = gradient_after(make_worker, reader, actor_settings(model, "ppo", num_minibatches=1), groups)
     plain = actor_settings(model, "reinforce_plus_plus", num_minibatches=1)
     expected, _ = gradient_after(make_worker, reader, plain, groups)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["ppo", "gspo", "gmpo", "cispo", "dapo", "reinforce_plus_plus_baseline"])
@@ -558,22 +560,22 @@ def test_shards_change_only_the_rounding_of_any_algorithm(make_worker, reader, m
         for num_shards in (1, 2, 4)
     ]
     assert gradients[0].any()
-    for found in gradients[1:]:
-        torch.testing.assert_close(found, gradients[0], rtol=1e-4, atol=1e-7)
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 8])
 def test_chunks_do_not_change_a_bit(make_worker, reader, model, chunk):
-    found, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups(), chunk=chunk)
+    gradient, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups(), chunk=chunk)
     expected, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups(), chunk=3)
-    assert_bitwise_equal(found, expected)
+    assert_bitwise_equal(gradient, expected)
 
 
 def test_micro_batches_and_shards_change_only_the_rounding(make_worker, reader, model):
     expected, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups())
     for changes in ({"micro_batch_groups": 8, "num_shards": 1}, {"micro_batch_groups": 1, "num_shards": 4}):
-        found, _ = gradient_after(make_worker, reader, actor_settings(model, "grpo", **changes), scored_groups())
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+        gradient, _ = gradient_after(make_worker, reader, actor_settings(model, "grpo", **changes), scored_groups())
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-7)
 
 
 CHOICES = [
@@ -601,8 +603,8 @@ def test_tokens_are_chosen_over_the_step_whatever_its_micro_batches(make_worker,
         budget = cut.pop("max_tokens_per_micro_batch", None)
         settings = actor_settings(model, **cut, **changes)
         settings = dataclasses.replace(settings, max_tokens_per_micro_batch=budget)
-        found, actor = gradient_after(make_worker, reader, settings, groups, chunk=2)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        gradient, actor = gradient_after(make_worker, reader, settings, groups, chunk=2)
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
         metrics = merge([actor._host.metrics.drain()])
         assert metrics["actor/clip_fraction"] == pytest.approx(whole["actor/clip_fraction"], abs=1e-6)
 
@@ -627,8 +629,8 @@ def test_a_number_of_groups_that_does_not_divide_leaves_no_minibatch_empty(make_
 
 def test_groups_without_advantage_count_but_do_not_train(make_worker, reader, model):
     groups = [dataclasses.replace(group, rewards=torch.ones(GROUP_SIZE)) for group in scored_groups()]
-    found, actor = gradient_after(make_worker, reader, actor_settings(model), groups)
-    assert not found.any()
+    gradient, actor = gradient_after(make_worker, reader, actor_settings(model), groups)
+    assert not gradient.any()
     metrics = merge([actor._host.metrics.drain()])
     assert metrics["actor/groups_without_advantage"] == 1.0
     assert metrics["actor/trained_token_fraction"] == 0.0
@@ -692,7 +694,7 @@ def noisy(make_worker, model, groups):
     """The groups with an engine that is off by a little at every token, by much at one; and the distances."""
     generator = torch.Generator().manual_seed(5)
     logprobs = logprobs_of(make_worker(Actor, actor_settings(model)), groups)
-    found, gaps = [], {}
+    noisy_groups, gaps = [], {}
     for group in groups:
         index, mask = group.samples.index, group.samples.loss_mask
         noise = torch.randn(mask.shape, generator=generator) * 1e-2 * mask
@@ -700,8 +702,8 @@ def noisy(make_worker, model, groups):
             noise[1, 0] = -1.5
         gaps[index] = noise[mask != 0].double()
         samples = dataclasses.replace(group.samples, rollout_logprobs=(logprobs[index] + noise) * mask)
-        found.append(dataclasses.replace(group, samples=samples))
-    return found, gaps
+        noisy_groups.append(dataclasses.replace(group, samples=samples))
+    return noisy_groups, gaps
 
 
 @pytest.mark.parametrize(
@@ -746,9 +748,9 @@ def test_what_a_check_compares_is_what_the_actor_thinks_before_its_step(make_wor
     drift = torch.cat(
         [(moved[g.index] - expected[g.index])[:, : g.loss_mask.shape[1]][g.loss_mask != 0].double() for g in samples]
     )
-    found = merge([actor._host.metrics.drain()])["check/moved_kl"]
-    assert found == pytest.approx(float((drift.expm1() - drift).mean()), rel=1e-2)
-    assert found > 0
+    moved_kl = merge([actor._host.metrics.drain()])["check/moved_kl"]
+    assert moved_kl == pytest.approx(float((drift.expm1() - drift).mean()), rel=1e-2)
+    assert moved_kl > 0
 
 
 def test_truncated_importance_sampling_is_the_formula_in_float64(make_worker, reader, model):
@@ -777,14 +779,14 @@ def test_truncated_importance_sampling_is_the_formula_in_float64(make_worker, re
     assert 0.1 < float((torch.cat(weights) == 1.5).double().mean()) < 0.9, "both sides of the cap"
     (total / num_tokens).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
-    found, _ = gradient_after(make_worker, reader, settings, groups)
-    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    gradient, _ = gradient_after(make_worker, reader, settings, groups)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
 
 
 def test_without_a_correction_the_engines_numbers_change_no_bit(make_worker, reader, model):
     groups = scored_groups()
     noise, _ = noisy(make_worker, model, groups)
-    (plain, _), (found, _) = (
+    (plain, _), (noisy_gradient, _) = (
         gradient_after(make_worker, reader, actor_settings(model), one) for one in (groups, noise)
     )
-    assert_bitwise_equal(found, plain)
+    assert_bitwise_equal(noisy_gradient, plain)

@@ -31,8 +31,8 @@ def own(monkeypatch: pytest.MonkeyPatch):
 
 def test_an_advantage_that_computes_in_place_changes_no_reward():
     rewards = torch.tensor([[0.0, 1.0, 1.0, 0.0]])
-    given = {"rewards": rewards}
-    advantages, _ = AdvantagePart(preset("grpo", advantage="computes_in_place:centred"))(given, rewards.shape)
+    inputs = {"rewards": rewards}
+    advantages, _ = AdvantagePart(preset("grpo", advantage="computes_in_place:centred"))(inputs, rewards.shape)
     assert advantages.tolist() == [[-0.5, 0.5, 0.5, -0.5]]
     assert rewards.tolist() == [[0.0, 1.0, 1.0, 0.0]]
 

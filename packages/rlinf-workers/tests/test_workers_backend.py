@@ -167,9 +167,9 @@ def test_a_number_of_shards_that_ranks_do_not_divide_is_refused():
 
 def test_settings_make_a_backend_by_name_or_import_path():
     for name in ("replicated", "rlinf_workers.trainers.replicated.backend:ReplicatedBackend"):
-        made = BackendSettings(name=name, num_shards=2).make(Chooser(), trial_worker(), ORDINARY)
-        assert isinstance(made, ReplicatedBackend)
-        assert list(made.shards) == [0, 1]
+        backend = BackendSettings(name=name, num_shards=2).make(Chooser(), trial_worker(), ORDINARY)
+        assert isinstance(backend, ReplicatedBackend)
+        assert list(backend.shards) == [0, 1]
 
 
 def away(backend: ReplicatedBackend) -> None:

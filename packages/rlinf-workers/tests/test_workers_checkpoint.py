@@ -60,7 +60,7 @@ def test_what_ranks_write_is_what_transformers_writes(saved, tmp_path, has_weigh
     kind = TokenModel(ModelSettings(folder=str(saved), has_weights=has_weights, seed=3), 1.0)
     model: Any = kind.build(torch.device("cpu"))
     model.save_pretrained(tmp_path / "whole")
-    wanted = safetensors.torch.load_file(tmp_path / "whole" / "model.safetensors")
+    expected = safetensors.torch.load_file(tmp_path / "whole" / "model.safetensors")
 
     folder, num_ranks = tmp_path / "shared", 3
     folder.mkdir()
@@ -74,11 +74,11 @@ def test_what_ranks_write_is_what_transformers_writes(saved, tmp_path, has_weigh
     (folder / index_name("model")).write_text(index_of(files))
     kind.describe(str(folder))
 
-    found = WeightFiles(folder)
-    assert set(found.specs) == set(wanted)
-    for name, tensor in wanted.items():
-        assert torch.equal(found.read(name), tensor), name
-    total = sum(tensor.nbytes for tensor in wanted.values())
+    weight_files = WeightFiles(folder)
+    assert set(weight_files.specs) == set(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(weight_files.read(name), tensor), name
+    total = sum(tensor.nbytes for tensor in expected.values())
     assert json.loads((folder / index_name("model")).read_text())["metadata"]["total_size"] == total
     assert max(sum(sizes.values()) for sizes in files.values()) < 0.5 * total
     for name in ("config.json", "generation_config.json"):

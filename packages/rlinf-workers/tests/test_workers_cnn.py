@@ -38,10 +38,10 @@ def test_it_reads_what_it_is_told():
 @pytest.mark.parametrize("reads_state", [False, True])
 def test_every_field_it_reads_changes_its_values(reads_state):
     policy = CnnActorCritic(FIELDS, CONTINUOUS, reads_state=reads_state)
-    shown = {name: torch.zeros(1, *spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in FIELDS.items()}
+    fields = {name: torch.zeros(1, *spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in FIELDS.items()}
     for name in CnnActorCritic.needs(FIELDS, CONTINUOUS, reads_state=reads_state).reads:
-        changed = shown | {name: shown[name] + 9}
-        assert not torch.equal(policy.act(changed, None).values, policy.act(shown, None).values), name
+        changed = fields | {name: fields[name] + 9}
+        assert not torch.equal(policy.act(changed, None).values, policy.act(fields, None).values), name
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_it_learns_from_pixels():
     policy = CnnActorCritic({"image.a": FIELDS["image.wrist"]}, DISCRETE, hidden_size=32, seed=3)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
 
-    def shown(sides: torch.Tensor) -> dict[str, torch.Tensor]:
+    def fields_of(sides: torch.Tensor) -> dict[str, torch.Tensor]:
         pictures = torch.randint(80, (len(sides), 36, 36, 3), generator=generator, dtype=torch.uint8)
         for picture, side in zip(pictures, sides.tolist(), strict=True):
             row, column = torch.randint(12, (2,), generator=generator).tolist()
@@ -78,17 +78,17 @@ def test_it_learns_from_pixels():
 
     for _ in range(70):
         sides = torch.randint(2, (32,), generator=generator)
-        fields = shown(sides)
+        fields = fields_of(sides)
         with torch.no_grad():
             answer = policy.act(fields, torch.randn(32, policy.noise_size, generator=generator))
         rewards = (answer.actions[:, 0, 0] == sides).float()
-        found = policy.evaluate(fields, answer.actions, answer.extras)
+        outputs = policy.evaluate(fields, answer.actions, answer.extras)
         advantages = rewards - rewards.mean()
-        logprobs, entropies = found.logprobs.sum((1, 2)), found.entropies.sum((1, 2))
+        logprobs, entropies = outputs.logprobs.sum((1, 2)), outputs.entropies.sum((1, 2))
         loss = -(logprobs * advantages + 0.02 * entropies).mean()
-        loss = loss + 0.5 * (found.values - rewards).square().mean()
+        loss = loss + 0.5 * (outputs.values - rewards).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     sides = torch.arange(200) % 2
-    assert (policy.act(shown(sides), None).actions[:, 0, 0] == sides).float().mean() > 0.95
+    assert (policy.act(fields_of(sides), None).actions[:, 0, 0] == sides).float().mean() > 0.95

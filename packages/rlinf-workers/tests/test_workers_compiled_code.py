@@ -31,5 +31,5 @@ def test_without_a_cache_of_its_own_it_is_a_fresh_temporary_folder(tmp_path, mon
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.delenv(VARIABLE, raising=False)
     keep_compiled_code_private()
-    (made,) = tmp_path.glob("rlinf-compiled-*")
-    assert os.environ[VARIABLE] == str(made) and stat.S_IMODE(made.stat().st_mode) == 0o700
+    (folder,) = tmp_path.glob("rlinf-compiled-*")
+    assert os.environ[VARIABLE] == str(folder) and stat.S_IMODE(folder.stat().st_mode) == 0o700

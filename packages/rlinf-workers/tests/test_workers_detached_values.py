@@ -20,9 +20,9 @@ OPTIONS = {"openvla": OPENVLA, "openvla_oft": OPENVLA, "pi0": PI, "pi05": PI}
 @pytest.mark.parametrize("name", OPTIONS)
 def test_detached_values_change_their_own_layers_alone(name, detach):
     policy = POLICIES.get(name)(FIELDS, ACTIONS, detach_values=detach, **OPTIONS[name])
-    shown = random_fields(SEEN, 2) | {"instruction": text_tensor(["reach", "reach"])}
-    answer = policy.act(shown, torch.randn(2, policy.noise_size))
-    policy.evaluate(shown, answer.actions, answer.extras).values.sum().backward()
+    fields = random_fields(SEEN, 2) | {"instruction": text_tensor(["reach", "reach"])}
+    answer = policy.act(fields, torch.randn(2, policy.noise_size))
+    policy.evaluate(fields, answer.actions, answer.extras).values.sum().backward()
     moved = {part for part, p in policy.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
     assert any(part.startswith("value_head") for part in moved)
     assert all(part.startswith("value_head") for part in moved) == detach

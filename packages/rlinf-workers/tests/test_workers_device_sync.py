@@ -100,8 +100,8 @@ def test_auto_takes_the_next_link_and_notes_why(tmp_path, monkeypatch):
         executor.start(flow, plan_for_mode(flow.graph(), cluster, "disaggregated"))
         executor.sync_weights()
         context = StepContext(step=0, phase="train", seed=0, num_items=len(NUMBERS))
-        found = executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=600)
-    assert [found.metrics["learn/weight"]] == reference_run([number.value for number in NUMBERS], 1)
+        run = executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=600)
+    assert [run.metrics["learn/weight"]] == reference_run([number.value for number in NUMBERS], 1)
     (note,) = executor.notes
     assert note.startswith(f"weights learn -> scale go by shared and not by {refused}: ")
     assert re.search("receiver 0: .*cannot read", note)

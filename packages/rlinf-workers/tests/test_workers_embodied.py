@@ -33,9 +33,9 @@ NUM_STEPS, NUM_ENVS = 5, 2
 
 
 def actor_critic() -> ActorCritic:
-    made = make_policy(POLICY, torch.device("cpu"))
-    assert isinstance(made, ActorCritic)
-    return made
+    policy = make_policy(POLICY, torch.device("cpu"))
+    assert isinstance(policy, ActorCritic)
+    return policy
 
 
 def actor_settings(name="ppo", *, policy=POLICY, learning_rate=1e-3, **changes):
@@ -129,8 +129,10 @@ def test_extras_of_answers_reach_the_actors_samples(make_worker, reader):
     expected = torch.cat([t.rollout_logprobs.flatten(0, 1) for t in (batch[0], batch[2])])
     torch.testing.assert_close(actor._logprobs(shard), expected)
     shuffled = torch.randperm(len(shard), generator=torch.Generator().manual_seed(0))
-    found = actor._backend.on_model(lambda model: actor._backend.kind.answers(model, shard[shuffled], entropies=False))
-    torch.testing.assert_close(found.logprobs, expected[shuffled])
+    outputs = actor._backend.on_model(
+        lambda model: actor._backend.kind.answers(model, shard[shuffled], entropies=False)
+    )
+    torch.testing.assert_close(outputs.logprobs, expected[shuffled])
 
 
 class Looks(CnnActorCritic):
@@ -148,7 +150,7 @@ PICTURES = {"image.front": FieldSpec(shape=(36, 36, 3), dtype="uint8")}
 def test_pictures_are_read_where_they_lie_and_not_kept_there(make_worker, reader):
     """No copy on the way to the policy; values of reached states by one more forward where an episode has ended."""
     settings = replace(POLICY, name=f"{__name__}:Looks", fields=PICTURES, options={"hidden_size": 8})
-    policy, written, shown, lives, expected = make_worker(EmbodiedRollout, settings, step=4), Put(), [], [], []
+    policy, written, addresses, lives, expected = make_worker(EmbodiedRollout, settings, step=4), Put(), [], [], []
     ADDRESSES.clear()
 
     def pictures():
@@ -159,9 +161,9 @@ def test_pictures_are_read_where_they_lie_and_not_kept_there(make_worker, reader
             plain = observation(time, is_last=time == NUM_STEPS)
             final = None if plain.final_fields is None else pictures()
             item = replace(plain, fields=pictures(), final_fields=final)
-            shown.append(item.fields["image.front"].data_ptr())
+            addresses.append(item.fields["image.front"].data_ptr())
             if final is not None:
-                shown.append(final["image.front"].data_ptr())
+                addresses.append(final["image.front"].data_ptr())
             if time:
                 reached = item.fields if final is None else final
                 with torch.no_grad():
@@ -172,7 +174,7 @@ def test_pictures_are_read_where_they_lie_and_not_kept_there(make_worker, reader
                 assert lives[time - 2]() is None
 
     policy.act(stream(), Put(), written)
-    assert shown == ADDRESSES
+    assert addresses == ADDRESSES
     (trajectory,) = written.items
     assert trajectory.fields["image.front"].shape == (NUM_STEPS, NUM_ENVS, 36, 36, 3)
     torch.testing.assert_close(trajectory.next_values, torch.stack(expected))
@@ -249,8 +251,8 @@ def test_the_first_gradient_is_the_formulas(make_worker, reader, micro_batch_siz
     expected = torch.cat([gradient(p) for p in model.parameters()])
 
     actor.train(reader([batch[:3], batch[3:]]))
-    found = torch.cat([gradient(p) for p in actor._backend._model.parameters()])
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
+    gradients = torch.cat([gradient(p) for p in actor._backend._model.parameters()])
+    torch.testing.assert_close(gradients.double(), expected, rtol=1e-4, atol=1e-6)
     assert actor.policy_version == 1
 
 
@@ -266,8 +268,8 @@ def test_answers_are_chosen_over_the_minibatch_whatever_its_micro_batches(make_w
         actor = make_worker(EmbodiedActor, settings, step=4)
         actor.train(reader([trajectories(make_worker, reader)]))
         moved.append(torch.cat([parameter.detach().flatten() for parameter in actor._backend._model.parameters()]))
-    for found in moved[1:]:
-        torch.testing.assert_close(found, moved[0], rtol=1e-4, atol=1e-5)
+    for parameters in moved[1:]:
+        torch.testing.assert_close(parameters, moved[0], rtol=1e-4, atol=1e-5)
 
 
 def test_the_epoch_loop_ends_at_the_target_kl(make_worker, reader):
@@ -310,7 +312,7 @@ def test_grpo_compares_the_environments_of_a_group(make_worker, reader, advantag
     (trajectory, *_) = trajectories(make_worker, reader)
     changes: dict[str, Any] = {"gamma": 0.9} if advantage == "grpo_steps" else {}
     settings = actor_settings("grpo", advantage=advantage, normalize_std=normalize_std, **changes)
-    found, _, counts = make_worker(EmbodiedActor, settings)._advantages(trajectory)
+    advantages, _, counts = make_worker(EmbodiedActor, settings)._advantages(trajectory)
     lengths, rewards = (3, 4), trajectory.rewards[..., 0].double().numpy()
     assert advantage == "grpo_steps" or tuple(counts.sum(0).tolist()) == lengths
     for t in range(NUM_STEPS):
@@ -326,17 +328,17 @@ def test_grpo_compares_the_environments_of_a_group(make_worker, reader, advantag
             if t < length and len(scores) > 1:
                 expected = scores[n] - np.mean(scores)
                 expected = expected / (np.std(scores, ddof=1) + 1e-4) if normalize_std else expected
-            assert float(found[t, n]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+            assert float(advantages[t, n]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_what_compares_completions_compares_episodes(make_worker, reader):
     """OPO's baseline is the mean weighted by length; whitening leaves out what follows the episodes."""
     batch = trajectories(make_worker, reader)
     actor = make_worker(EmbodiedActor, actor_settings("grpo", advantage="opo", whiten_advantages=True))
-    found, _, counts = actor._advantages(batch[0])
+    advantages, _, counts = actor._advantages(batch[0])
     sums = [float(batch[0].rewards[:length, n, 0].double().sum()) for n, length in enumerate((3, 4))]
     expected = sums[0] - (3 * sums[0] + 4 * sums[1]) / 7
-    assert found[:, 0].tolist() == pytest.approx([expected] * 3 + [0.0] * 2, rel=1e-5)
+    assert advantages[:, 0].tolist() == pytest.approx([expected] * 3 + [0.0] * 2, rel=1e-5)
     batches = {shard: actor._prepare([t for t in batch if t.group % 2 == shard]) for shard in (0, 1)}
     raw = torch.cat([each.advantages[each.counts] for each in batches.values()]).double()
     actor._whiten(batches)
@@ -355,7 +357,7 @@ def test_gigpo_compares_steps_with_those_in_the_same_state(make_worker, reader):
     picture[0, 1, 1, 1] = 1
     trajectory = replace(trajectory, fields={"state": state, "picture": picture})
     settings = actor_settings("gigpo", options={"step_weight": 0.5})
-    found, *_ = make_worker(EmbodiedActor, settings)._advantages(trajectory)
+    advantages, *_ = make_worker(EmbodiedActor, settings)._advantages(trajectory)
     rewards = trajectory.rewards[..., 0].double().numpy()
     sums = [sum(rewards[:3, 0]), sum(rewards[:4, 1])]
     to_go = [
@@ -369,7 +371,7 @@ def test_gigpo_compares_steps_with_those_in_the_same_state(make_worker, reader):
     expected[:3, 0], expected[:4, 1] = of_episodes
     expected[1, 0] += 0.5 * of_steps[0]
     expected[2, 1] += 0.5 * of_steps[1]
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(advantages.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_grpo_trains_no_critic(make_worker, reader):
@@ -393,14 +395,14 @@ def my_advantage(rewards, values, truncated):
 @pytest.mark.parametrize(
     ("changes", "formula"),
     [
-        ({"policy_loss": "cispo", "clip_high": 0.5}, lambda *given: cispo_loss(*given, clip_low=0.2, clip_high=0.5)),
+        ({"policy_loss": "cispo", "clip_high": 0.5}, lambda *args: cispo_loss(*args, clip_low=0.2, clip_high=0.5)),
         (
             {"policy_loss": "sapo", "options": {"tau_positive": 2.0}},
-            lambda *given: sapo_loss(*given, tau_positive=2.0),
+            lambda *args: sapo_loss(*args, tau_positive=2.0),
         ),
         (
             {"policy_loss": f"{__name__}:my_loss", "options": {"strength": 3.0}},
-            lambda *given: my_loss(*given, strength=3),
+            lambda *args: my_loss(*args, strength=3),
         ),
     ],
 )

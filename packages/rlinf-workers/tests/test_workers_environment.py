@@ -50,7 +50,7 @@ def interact(
     make_worker, chunk_size, spec=CARTPOLE, phase="train", reads=("state",), num_groups=1, partner=None, **settings
 ):
     """What the groups show from the reset on."""
-    made = EnvironmentSettings(
+    env_settings = EnvironmentSettings(
         spec=spec,
         num_groups=num_groups,
         num_steps=NUM_STEPS,
@@ -60,7 +60,7 @@ def interact(
         eval_seed=5,
         **settings,
     )
-    worker, partner = make_worker(Environment, made, phase=phase), partner or Partner(chunk_size)
+    worker, partner = make_worker(Environment, env_settings, phase=phase), partner or Partner(chunk_size)
     partner.worker = worker
     worker.interact(partner, partner)
     worker.close()
@@ -76,50 +76,50 @@ def by_hand(seed, chunk_size):
         for _ in range(chunk_size):
             if not (terminated or truncated):
                 state, step_reward, terminated, truncated, _ = env.step(1)
-                reward, shown = reward + float(step_reward), state
+                reward, observation = reward + float(step_reward), state
         if terminated or truncated:
             episode += 1
-            shown, _ = env.reset(seed=episode_seed(seed, episode))
-        yield reward, terminated, truncated and not terminated, shown, state
+            observation, _ = env.reset(seed=episode_seed(seed, episode))
+        yield reward, terminated, truncated and not terminated, observation, state
     env.close()
 
 
 @pytest.mark.parametrize("chunk_size", [1, 4])
 def test_chunks_are_steps_one_after_the_other(make_worker, chunk_size):
-    (first, *shown), _ = interact(make_worker, chunk_size)
-    assert (first.time, shown[-1].time, shown[-1].is_last) == (0, NUM_STEPS // chunk_size, True)
+    (first, *observations), _ = interact(make_worker, chunk_size)
+    assert (first.time, observations[-1].time, observations[-1].is_last) == (0, NUM_STEPS // chunk_size, True)
     ended = 0
     for row, seed in enumerate(training_seeds(0, 0, 0, 2)):
-        for found, expected in zip(shown, by_hand(seed, chunk_size), strict=True):
+        for observation, expected in zip(observations, by_hand(seed, chunk_size), strict=True):
             reward, terminated, truncated, state, last = expected
-            assert found.rewards[row].sum() == reward
-            assert (found.terminated[row], found.truncated[row]) == (terminated, truncated)
-            assert_bitwise_equal(found.fields["state"][row], torch.tensor(state))
-            if found.final_fields is not None:
-                assert_bitwise_equal(found.final_fields["state"][row], torch.tensor(last))
+            assert observation.rewards[row].sum() == reward
+            assert (observation.terminated[row], observation.truncated[row]) == (terminated, truncated)
+            assert_bitwise_equal(observation.fields["state"][row], torch.tensor(state))
+            if observation.final_fields is not None:
+                assert_bitwise_equal(observation.final_fields["state"][row], torch.tensor(last))
             ended += terminated or truncated
     assert ended >= 4
 
 
 def test_an_evaluation_ends_with_its_episodes_inside_a_chunk(make_worker):
-    shown, worker = interact(make_worker, 4, phase="evaluate")
-    assert [item.time for item in shown] == [0, 1, 2, 3]
-    assert shown[-1].rewards.sum(1).tolist() == [1.0, 1.0]
+    observations, worker = interact(make_worker, 4, phase="evaluate")
+    assert [item.time for item in observations] == [0, 1, 2, 3]
+    assert observations[-1].rewards.sum(1).tolist() == [1.0, 1.0]
     assert worker._host.metrics.drain()["env/episode_length"].terms == [9, 9]
 
 
 def test_an_evaluation_ends_where_the_environment_does(make_worker):
     """Only the first episode of a row counts, though others follow it until the longest could have ended."""
     spec = replace(CARTPOLE, max_episode_steps=40)
-    shown, worker = interact(make_worker, 1, spec, phase="evaluate")
+    observations, worker = interact(make_worker, 1, spec, phase="evaluate")
     expected = []
     for seed in (5, 6):
         env = gymnasium.make("CartPole-v1")
         env.reset(seed=episode_seed(seed, 0))
         expected.append(next(step for step in range(1, 41) if env.step(1)[2]))
     assert worker._host.metrics.drain()["env/episode_length"].terms == sorted(expected)
-    assert len(shown) == 41
-    assert sum(int(item.terminated.sum()) for item in shown) > 2
+    assert len(observations) == 41
+    assert sum(int(item.terminated.sum()) for item in observations) > 2
 
 
 def segment(worker, step):
@@ -130,8 +130,8 @@ def segment(worker, step):
     return partner.shown, [item for _, item in standing]
 
 
-def numbers_of(shown):
-    return [(item.time, item.fields["state"].tolist(), item.rewards.tolist()) for item in shown]
+def numbers_of(observations):
+    return [(item.time, item.fields["state"].tolist(), item.rewards.tolist()) for item in observations]
 
 
 @pytest.mark.parametrize("num_processes", [0, 1])
@@ -144,11 +144,11 @@ def test_episodes_that_are_longer_than_a_segment_go_on(make_worker, num_processe
     env = gymnasium.make("CartPole-v1", max_episode_steps=NUM_STEPS + 1)
     seed, episode = training_seeds(0, 0, 0, 2)[0], 0
     state, _ = env.reset(seed=seed)
-    for shown, _ in segments:
-        assert [item.time for item in shown] == [0, 1, 2]
-        assert_bitwise_equal(shown[0].fields["state"][0], torch.tensor(state))
-        assert not shown[0].rewards.any()
-        for item in shown[1:]:
+    for observations, _ in segments:
+        assert [item.time for item in observations] == [0, 1, 2]
+        assert_bitwise_equal(observations[0].fields["state"][0], torch.tensor(state))
+        assert not observations[0].rewards.any()
+        for item in observations[1:]:
             ended, steps = False, 0
             while steps < 4 and not ended:
                 state, _, terminated, truncated, _ = env.step(1)
@@ -195,8 +195,8 @@ def test_no_environment_is_stepped_after_its_end(make_worker, tmp_path, monkeypa
     (tmp_path / "strict.py").write_text(STRICT)
     monkeypatch.syspath_prepend(tmp_path)
     spec = EnvSpec(kind="import", id="strict:Strict", num_envs=2, max_episode_steps=NUM_STEPS)
-    shown, worker = interact(make_worker, 1, spec, phase=phase, same_start=same_start)
-    assert [item.terminated.tolist() for item in shown[1:7]] == [[False] * 2, [False] * 2, [True] * 2] * 2
+    observations, worker = interact(make_worker, 1, spec, phase=phase, same_start=same_start)
+    assert [item.terminated.tolist() for item in observations[1:7]] == [[False] * 2, [False] * 2, [True] * 2] * 2
     lengths = worker._host.metrics.drain()["env/episode_length"].terms
     assert lengths == ([3] * (2 * NUM_STEPS // 3) if phase == "train" else [3, 3])
 
@@ -246,14 +246,14 @@ class Killer(Partner):
 
 def test_groups_in_processes_of_their_own_show_the_same_though_one_is_killed(make_worker):
     expected, _ = interact(make_worker, 2, num_groups=2)
-    shown, worker = interact(make_worker, 2, replace(CARTPOLE, num_processes=1), num_groups=2, partner=Killer(2))
-    by_place = {(item.group, item.time): item for item in shown}
-    assert len(by_place) == len(shown) == len(expected)
+    observations, worker = interact(make_worker, 2, replace(CARTPOLE, num_processes=1), num_groups=2, partner=Killer(2))
+    by_place = {(item.group, item.time): item for item in observations}
+    assert len(by_place) == len(observations) == len(expected)
     for item in expected:
-        found = by_place[item.group, item.time]
-        assert_bitwise_equal(found.fields["state"], item.fields["state"])
-        assert_bitwise_equal(found.rewards, item.rewards)
-        assert (found.final_fields is None) == (item.final_fields is None)
+        observation = by_place[item.group, item.time]
+        assert_bitwise_equal(observation.fields["state"], item.fields["state"])
+        assert_bitwise_equal(observation.rewards, item.rewards)
+        assert (observation.final_fields is None) == (item.final_fields is None)
     (note,) = worker._host.notes
     assert note.startswith(f"{worker.name}, group 1: the process of envs 0..1 (pid ")
     assert "was killed by SIGKILL" in note
@@ -295,7 +295,7 @@ def test_a_slow_group_holds_up_no_other(make_worker, tmp_path, monkeypatch):
     monkeypatch.setenv("SLEEPER_WAKES", str(tmp_path / "wakes"))
     spec = EnvSpec(kind="import", id="sleeper:Sleeper", num_envs=2, max_episode_steps=99, num_processes=1)
     monkeypatch.setattr(environment, "training_seeds", lambda seed, step, group, num_envs, same_start: [group] * 2)
-    shown, _ = interact(make_worker, 1, spec, num_groups=2, partner=Waker(1))
-    times = [(item.group, item.time) for item in shown]
+    observations, _ = interact(make_worker, 1, spec, num_groups=2, partner=Waker(1))
+    times = [(item.group, item.time) for item in observations]
     assert times.index((0, NUM_STEPS)) < times.index((1, 1))
     assert times[-1] == (1, NUM_STEPS)

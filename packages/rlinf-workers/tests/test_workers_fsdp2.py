@@ -129,8 +129,8 @@ def test_ranks_with_different_micro_batches_learn_what_one_rank_learns(tmp_path,
     with launched(LocalLauncher) as launcher:
         group = start(launcher, tmp_path / "ranks", Uneven, num_ranks=2)
         for options in ({}, {"recompute": True}):
-            found = group.call("learn", language_model, str(tmp_path), options)
-            assert found[0] == found[1] == pytest.approx(norms, rel=1e-5)
+            norms_of_ranks = group.call("learn", language_model, str(tmp_path), options)
+            assert norms_of_ranks[0] == norms_of_ranks[1] == pytest.approx(norms, rel=1e-5)
             for backend, name in zip(expected, ("policy", "critic"), strict=True):
                 check_files(backend, tmp_path / name, tmp_path / f"one-{name}")
         rough = group.call("learn", language_model, str(tmp_path), {"compute_dtype": "bfloat16"})
@@ -152,20 +152,20 @@ def tensors_in(folder: Path, stem: str):
     return {name: files.read(name).clone() for name in files.specs}
 
 
-def check_files(backend, found: Path, folder: Path):
+def check_files(backend, shared_folder: Path, folder: Path):
     """Two ranks wrote what one would, each its share, and one goes on from it."""
     save(backend, trial_worker(), str(folder))
     for stem in ("model", "optimizer"):
-        tensors, wanted = tensors_in(found, stem), tensors_in(folder, stem)
-        assert tensors.keys() == wanted.keys()
+        tensors, expected = tensors_in(shared_folder, stem), tensors_in(folder, stem)
+        assert tensors.keys() == expected.keys()
         for key, tensor in tensors.items():
-            assert tensor.dtype == wanted[key].dtype
-            torch.testing.assert_close(tensor, wanted[key], rtol=1e-5, atol=1e-6, msg=f"{stem}: {key}")
-        one, other = (path.stat().st_size for path in sorted(found.glob(f"{stem}-0000?-of-00002.safetensors")))
+            assert tensor.dtype == expected[key].dtype
+            torch.testing.assert_close(tensor, expected[key], rtol=1e-5, atol=1e-6, msg=f"{stem}: {key}")
+        one, other = (path.stat().st_size for path in sorted(shared_folder.glob(f"{stem}-0000?-of-00002.safetensors")))
         assert 0.5 < one / other < 2
-    backend.load_model(str(found))
-    backend.load_optimizer(str(found))
-    assert json.loads((found / "optimizer.json").read_text()) == {"num_steps": 3}
+    backend.load_model(str(shared_folder))
+    backend.load_optimizer(str(shared_folder))
+    assert json.loads((shared_folder / "optimizer.json").read_text()) == {"num_steps": 3}
 
 
 def test_a_frozen_model_is_whole_and_computes_as_the_trained_one(language_model):
@@ -175,9 +175,9 @@ def test_a_frozen_model_is_whole_and_computes_as_the_trained_one(language_model)
         TokenModel(language_model, 1.0), trial_worker(), optimizer=None, num_shards=2, compute_dtype="bfloat16"
     )
     assert {w.dtype for w in rough.weights().values()} == {torch.bfloat16}
-    exact, found = (backend.forward(batch_of(4)).logprobs for backend in (frozen, rough))
-    assert found.dtype == torch.float32
-    assert (exact - found).abs().max() < 0.05
+    exact, rounded = (backend.forward(batch_of(4)).logprobs for backend in (frozen, rough))
+    assert rounded.dtype == torch.float32
+    assert (exact - rounded).abs().max() < 0.05
 
 
 def test_a_model_without_layers_has_nothing_to_compute_again():

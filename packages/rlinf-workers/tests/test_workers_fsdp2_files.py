@@ -79,8 +79,8 @@ def test_a_folder_comes_back_bit_for_bit(copied, name):
 def test_a_seed_gives_the_numbers_that_it_gives_without_ranks(copied, tmp_path, name):
     settings = ModelSettings(folder=str(copied / name / "original"), has_weights=False, seed=11)
     build_model(settings, torch.device("cpu")).save_pretrained(tmp_path)
-    found = tensors_in(copied / name / "seed")
-    check_same(found, load_file(tmp_path / "model.safetensors"))
+    tensors = tensors_in(copied / name / "seed")
+    check_same(tensors, load_file(tmp_path / "model.safetensors"))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -92,14 +92,14 @@ def test_a_critic_begins_with_the_folder_and_a_head_of_zeros(copied, name):
 
 
 def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for file in folder.glob("*.safetensors"):
-        found |= load_file(file)
-    return found
+        tensors |= load_file(file)
+    return tensors
 
 
-def check_same(found, expected):
-    assert found.keys() == expected.keys()
+def check_same(tensors, expected):
+    assert tensors.keys() == expected.keys()
     for key, tensor in expected.items():
-        assert found[key].dtype == tensor.dtype, key
-        assert torch.equal(found[key], tensor), key
+        assert tensors[key].dtype == tensor.dtype, key
+        assert torch.equal(tensors[key], tensor), key

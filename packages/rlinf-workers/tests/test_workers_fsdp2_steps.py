@@ -58,7 +58,7 @@ def learn(make, worker, model: ModelSettings, num_ranks: int, shard: int | None)
     kinds = (TokenModel(model, 1.0), ValueModel(model))
     backends = [make(kind, worker, optimizer=SETTINGS, num_shards=num_ranks) for kind in kinds]
     backends[1].start_from(backends[0])
-    found = []
+    losses_and_norms = []
     for step in range(NUM_STEPS):
         for backend in backends:
             backend.begin(1)
@@ -66,14 +66,14 @@ def learn(make, worker, model: ModelSettings, num_ranks: int, shard: int | None)
                 own = number % num_ranks if shard is None else shard
                 if own in backend.shards:
                     backend.backward(own, batch_of(step, number), loss_of)
-            found += [*backend.reduce(), backend.step(NUM_BATCHES)]
-    return found, backends
+            losses_and_norms += [*backend.reduce(), backend.step(NUM_BATCHES)]
+    return losses_and_norms, backends
 
 
 class Learner(Worker):
     def learn(self, model: ModelSettings) -> list[float]:
-        found, self._learned = learn(fsdp2, self, model, self.num_ranks, None)
-        return found
+        losses_and_norms, self._learned = learn(fsdp2, self, model, self.num_ranks, None)
+        return losses_and_norms
 
     def parts(self, which: int) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in self._learned[which].weights().items()}
@@ -82,9 +82,9 @@ class Learner(Worker):
         return self._learned[which].layout()
 
 
-def off_by(found: list[float], expected: list[float]) -> float:
+def off_by(actual: list[float], expected: list[float]) -> float:
     """Relative to the largest: a loss may be the difference of nearly equal sums, and as small as one likes."""
-    return max(abs(a - b) for a, b in zip(found, expected, strict=True)) / max(map(abs, expected))
+    return max(abs(a - b) for a, b in zip(actual, expected, strict=True)) / max(map(abs, expected))
 
 
 @pytest.mark.slow
@@ -97,19 +97,19 @@ def test_twenty_updates_are_those_of_one_process(tmp_path, num_ranks):
         for dtype in BOUNDS:
             settings = dataclasses.replace(model, dtype=dtype, has_weights=False)
             expected, backends = learn(ReplicatedBackend, trial_worker(), settings, 1, 0)
-            found = group.call("learn", settings)
-            assert all(numbers == found[0] for numbers in found)
-            numbers = max(off_by(found[0][kind::4], expected[kind::4]) for kind in range(4))
+            actual = group.call("learn", settings)
+            assert all(numbers == actual[0] for numbers in actual)
+            numbers = max(off_by(actual[0][kind::4], expected[kind::4]) for kind in range(4))
             weights = 0.0
             for which, backend in enumerate(backends):
                 layout = group.call("layout_of", which)[0]
                 whole = {name: tensor.detach() for name, tensor in backend.weights().items()}
-                for mine, wanted in zip(group.call("parts", which), parts_of(whole, layout), strict=True):
+                for mine, theirs in zip(group.call("parts", which), parts_of(whole, layout), strict=True):
                     for name, tensor in mine.items():
                         if tensor.numel():
-                            off = (tensor - wanted[name]).abs().max() / whole[name].abs().max()
+                            off = (tensor - theirs[name]).abs().max() / whole[name].abs().max()
                             weights = max(weights, float(off))
             worst[dtype] = (numbers, weights)
     print(num_ranks, worst)
     for dtype, bounds in BOUNDS.items():
-        assert all(found <= bound for found, bound in zip(worst[dtype], bounds, strict=True)), (dtype, worst)
+        assert all(actual <= bound for actual, bound in zip(worst[dtype], bounds, strict=True)), (dtype, worst)

@@ -132,11 +132,11 @@ def test_the_suite_finds(broken, found_by, model):
 
 @pytest.mark.parametrize("lengths", [[8] * 12, MIXED], ids=["one length", "mixed"])
 def test_a_group_does_not_depend_on_its_batch(model, lengths):
-    made = engine(model, width=None if lengths == [8] * 12 else 8)
+    hf_engine = engine(model, width=None if lengths == [8] * 12 else 8)
     some = prompts_of(lengths)
-    together = sample(made, some)
+    together = sample(hf_engine, some)
     for size in (1, 2, 5):
-        apart = [one for start in range(0, 12, size) for one in sample(made, some[start : start + size])]
+        apart = [one for start in range(0, 12, size) for one in sample(hf_engine, some[start : start + size])]
         for one, other in zip(together, apart, strict=True):
             assert_bitwise_equal(one.token_ids, other.token_ids)
             assert_bitwise_equal(one.logprobs, other.logprobs)
@@ -151,9 +151,9 @@ def test_splitting_by_max_batch_sequences_changes_nothing(model):
 
 
 def test_another_step_draws_other_noise_and_the_same_step_the_same(model):
-    made, some = engine(model), prompts_of([8, 8])
-    assert not torch.equal(sample(made, some)[0].token_ids, sample(made, some, step=1)[0].token_ids)
-    assert torch.equal(sample(made, some)[0].token_ids, sample(made, some)[0].token_ids)
+    hf_engine, some = engine(model), prompts_of([8, 8])
+    assert not torch.equal(sample(hf_engine, some)[0].token_ids, sample(hf_engine, some, step=1)[0].token_ids)
+    assert torch.equal(sample(hf_engine, some)[0].token_ids, sample(hf_engine, some)[0].token_ids)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_a_prompt_of_a_wrong_length_is_named(model, width, lengths, message):
 
 
 def test_more_prompts_than_there_is_room_for_are_refused(model):
-    made = engine(model, max_batch_sequences=8)
+    hf_engine = engine(model, max_batch_sequences=8)
     with pytest.raises(ValueError, match="3 prompts are more than there is room for"):
-        made.submit(prompts_of([3] * 3), SAMPLING, seed=1, step=0)
+        hf_engine.submit(prompts_of([3] * 3), SAMPLING, seed=1, step=0)
 
 
 # -- the stage -----------------------------------------------------------------------------------------------------
@@ -246,10 +246,10 @@ def generate(make_worker, model, writer, engine_name):
 def test_the_stage_hands_on_whole_groups_of_an_engine_that_finishes_out_of_order(make_worker, model, writer):
     _, expected = generate(make_worker, model, writer, "huggingface")
     assert [group.index for group in expected] == list(range(12))
-    worker, found = generate(make_worker, model, type(writer)(), f"{__name__}:Scattered")
-    assert [group.index for group in found] != list(range(12)), "in order proves nothing"
+    worker, groups = generate(make_worker, model, type(writer)(), f"{__name__}:Scattered")
+    assert [group.index for group in groups] != list(range(12)), "in order proves nothing"
     assert worker._engine.most_under_way == 6, "prompts of later chunks were not taken in while there was room"
-    for group in found:
+    for group in groups:
         other = expected[group.index]
         width = group.completion_ids.shape[1]
         assert group.prompt.reference_answer == other.prompt.reference_answer and group.policy_version == 7
@@ -338,7 +338,7 @@ def test_top_p_never_draws_the_tail_and_reports_the_full_distribution():
 def test_top_k_top_p_and_min_p_are_counted_in_the_full_distribution():
     logits = torch.log(torch.tensor([0.1, 0.5, 0.3, 0.1])).expand(1000, 4)
     uniform = torch.linspace(0, 1 - 1e-6, 1000)
-    for top_k, top_p, min_p, kept in (
+    for top_k, top_p, min_p, expected in (
         (1, 1.0, 0.0, {1}),
         (2, 1.0, 0.0, {1, 2}),
         (2, 0.4, 0.0, {1}),
@@ -353,7 +353,7 @@ def test_top_k_top_p_and_min_p_are_counted_in_the_full_distribution():
         settings = SamplingSettings(group_size=1, max_new_tokens=1, top_p=top_p, top_k=top_k, min_p=min_p)
         for draw in (sample_tokens, sample_by_blocks):
             tokens, logprobs = draw(logits, uniform, settings)
-            assert set(tokens.tolist()) == kept
+            assert set(tokens.tolist()) == expected
             torch.testing.assert_close(logprobs.exp(), torch.tensor([0.1, 0.5, 0.3, 0.1])[tokens])
 
 

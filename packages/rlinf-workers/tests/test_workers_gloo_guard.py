@@ -69,12 +69,12 @@ class Ranks:
 
 def ports():
     """At which this process listens."""
-    found = set()
+    listening_ports = set()
     for one in gloo_guard._tcp(list(gloo_guard._sockets().values())):
         with one:
             if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.add(one.getsockname()[1])
-    return found
+                listening_ports.add(one.getsockname()[1])
+    return listening_ports
 
 
 def test_a_group_of_this_user_computes_and_its_ports_take_nobody_else(tmp_path):
@@ -191,21 +191,21 @@ def test_ends_are_named_as_the_kernel_does(listens_at, called):
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_whatever_connects_ranks_is_guarded(monkeypatch, tmp_path, num_ranks):
     monkeypatch.setattr(dist.ProcessGroupGloo, "__init__", dist.ProcessGroupGloo.__init__.__wrapped__)
-    made = []
+    inits = []
     monkeypatch.setattr(dist, "is_initialized", lambda: False)  # whatever an earlier test left
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: made.append(dist.ProcessGroupGloo.__init__))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: inits.append(dist.ProcessGroupGloo.__init__))
     identity = Identity(role="actor", rank=0, num_ranks=num_ranks, devices=("cpu:0",), rendezvous=f"{tmp_path}/meet")
     if num_ranks == 1:
         connect_alone(identity)
     else:
         connect(identity, WaitTable("actor/0"), lambda *_, **__: Future())
-    assert hasattr(made[0], "__wrapped__")
+    assert hasattr(inits[0], "__wrapped__")
 
 
 def test_a_scheduler_process_of_sglang_is_guarded(monkeypatch, tmp_path):
     monkeypatch.setattr(dist.ProcessGroupGloo, "__init__", dist.ProcessGroupGloo.__init__.__wrapped__)
-    made = []
-    scheduler = SimpleNamespace(run_scheduler_process=lambda: made.append(dist.ProcessGroupGloo.__init__))
+    inits = []
+    scheduler = SimpleNamespace(run_scheduler_process=lambda: inits.append(dist.ProcessGroupGloo.__init__))
     monkeypatch.setitem(sys.modules, "sglang.srt.managers.scheduler", scheduler)
     monkeypatch.setenv(child.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(child.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
@@ -213,12 +213,12 @@ def test_a_scheduler_process_of_sglang_is_guarded(monkeypatch, tmp_path):
     monkeypatch.setattr(child.faulthandler, "register", lambda *_, **__: None)
     monkeypatch.setattr(child.logging.getLogger("sglang"), "handlers", [])
     child.run_scheduler()
-    assert hasattr(made[0], "__wrapped__")
+    assert hasattr(inits[0], "__wrapped__")
 
 
 def test_the_guard_stays_one_and_lets_a_process_open_more_files():
-    made = dist.ProcessGroupGloo.__init__
+    init = dist.ProcessGroupGloo.__init__
     guard_gloo()
-    assert dist.ProcessGroupGloo.__init__ is made
+    assert dist.ProcessGroupGloo.__init__ is init
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft >= min(hard, gloo_guard.NUM_DESCRIPTORS) or hard == resource.RLIM_INFINITY

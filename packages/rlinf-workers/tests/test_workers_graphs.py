@@ -66,8 +66,8 @@ def of_kind(kind, model, *, width=8, **options):
     return kind(model, CPU, max_prompt_tokens=width, **options)
 
 
-def assert_same(found, expected):
-    for one, other in zip(found, expected, strict=True):
+def assert_same(actual, expected):
+    for one, other in zip(actual, expected, strict=True):
         assert one.index == other.index
         assert torch.equal(one.loss_mask, other.loss_mask)
         assert torch.equal(one.token_ids * one.loss_mask, other.token_ids * other.loss_mask)
@@ -88,8 +88,8 @@ def test_it_conforms(check, model):
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.8}], ids=str)
 @pytest.mark.parametrize(("width", "lengths"), [(8, MIXED), (None, [8] * 5)], ids=["mixed", "one length"])
 def test_the_numbers_are_those_of_a_cache_that_grows(model, width, lengths, changes):
-    expected, found = both(model, prompts_of(lengths), replace(LONG, **changes), width=width)
-    assert_same(found, expected)
+    expected, actual = both(model, prompts_of(lengths), replace(LONG, **changes), width=width)
+    assert_same(actual, expected)
     if changes.get("temperature") != 0:
         ends = torch.cat([part.loss_mask.sum(1) for part in expected])
         assert len(ends.unique()) > 5 and ends.max() == 40, "rows that end together, or none late, prove little"
@@ -101,9 +101,9 @@ def test_stop_strings_end_rows_between_two_looks_and_rows_that_were_moved(model,
     expected = sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED), settings)
     lengths = torch.cat([part.loss_mask.sum(1) for part in expected])
     assert len(lengths.unique()) > 10 and lengths.max() > graphs.CHECK_EVERY
-    made = of_kind(Fixed, model, captures=captures)
-    assert_same(sample(made, prompts_of(MIXED), settings), expected)
-    decoder = decoder_of(made)
+    engine = of_kind(Fixed, model, captures=captures)
+    assert_same(sample(engine, prompts_of(MIXED), settings), expected)
+    decoder = decoder_of(engine)
     assert not captures or {step.sampling.stop for step in decoder._graphs} == {()}, "a graph for each stop string"
 
 
@@ -114,10 +114,10 @@ def test_prompts_are_prefilled_and_drawn_a_few_at_a_time(model, monkeypatch):
     monkeypatch.setattr(
         HuggingFaceEngine, "_forward", lambda self, ids, *rest: sizes.append(len(ids)) or forward(self, ids, *rest)
     )
-    found = sample(of_kind(Fixed, model), prompts_of(MIXED[:10]), LONG)
+    completions = sample(of_kind(Fixed, model), prompts_of(MIXED[:10]), LONG)
     assert sizes == [3, 3, 3, 1]
     monkeypatch.undo()
-    assert_same(found, sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED[:10]), LONG))
+    assert_same(completions, sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED[:10]), LONG))
 
 
 def test_a_batch_leaves_nothing_behind_for_the_next(model):
@@ -125,27 +125,27 @@ def test_a_batch_leaves_nothing_behind_for_the_next(model):
     grown, fixed = of_kind(HuggingFaceEngine, model), of_kind(Fixed, model)
     for step, (lengths, num_tokens) in enumerate([(MIXED, 40), ([8], 9), ([1, 2, 3], 40), (MIXED + MIXED, 50)]):
         settings = replace(LONG, max_new_tokens=num_tokens)
-        expected, found = (sample(one, prompts_of(lengths), settings, step=step) for one in (grown, fixed))
-        assert_same(found, expected)
+        expected, actual = (sample(one, prompts_of(lengths), settings, step=step) for one in (grown, fixed))
+        assert_same(actual, expected)
 
 
 def test_the_host_asks_rarely_whether_all_have_ended(model, monkeypatch):
-    made, steps, run = of_kind(Fixed, model), [], FixedDecoder._run
+    engine, steps, run = of_kind(Fixed, model), [], FixedDecoder._run
     monkeypatch.setattr(FixedDecoder, "_run", lambda self, step: steps.append(step) or run(self, step))
-    short = sample(made, prompts_of([3]), replace(LONG, group_size=1, max_new_tokens=200))
+    short = sample(engine, prompts_of([3]), replace(LONG, group_size=1, max_new_tokens=200))
     ended = int(short[0].loss_mask.sum())
     assert ended < 200 and len(steps) == -(-ended // graphs.CHECK_EVERY) * graphs.CHECK_EVERY - 1
 
 
 def test_a_graph_is_captured_for_each_number_of_rows_and_keys_and_kept(model, captured):
-    made, settings = of_kind(Fixed, model, captures=True), replace(LONG, temperature=0.9)
+    engine, settings = of_kind(Fixed, model, captures=True), replace(LONG, temperature=0.9)
     expected = sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED), settings)
-    assert_same(sample(made, prompts_of(MIXED), settings), expected)
+    assert_same(sample(engine, prompts_of(MIXED), settings), expected)
     first = list(captured)
-    assert first[:2] == [(48, 16), (48, 24)] and first[-1][1] == 48 and decoder_of(made).num_graphs == len(first) > 3
-    assert_same(sample(made, prompts_of(MIXED), settings), expected)
+    assert first[:2] == [(48, 16), (48, 24)] and first[-1][1] == 48 and decoder_of(engine).num_graphs == len(first) > 3
+    assert_same(sample(engine, prompts_of(MIXED), settings), expected)
     assert captured == first, "captured again"
-    sample(made, prompts_of([3]), replace(settings, group_size=1))
+    sample(engine, prompts_of([3]), replace(settings, group_size=1))
     assert captured[len(first)] == (8, 16)
 
 
@@ -153,8 +153,8 @@ def test_rows_that_run_go_on_alone(model, monkeypatch):
     sizes, run = [], FixedDecoder._run
     monkeypatch.setattr(FixedDecoder, "_run", lambda self, step: sizes.append(step.num_rows) or run(self, step))
     settings = replace(LONG, max_new_tokens=80)
-    expected, found = both(model, prompts_of(MIXED), settings)
-    assert_same(found, expected)
+    expected, actual = both(model, prompts_of(MIXED), settings)
+    assert_same(actual, expected)
     lengths = torch.cat([part.loss_mask.sum(1) for part in expected])
     assert sizes[0] == 48 and len(set(sizes)) > 2
     for t, size in enumerate(sizes, 1):
@@ -165,24 +165,24 @@ def test_rows_that_run_go_on_alone(model, monkeypatch):
 
 @pytest.mark.parametrize("leaves", ["offload", "discard"])
 def test_weights_that_move_are_captured_again(model, captured, leaves, monkeypatch):
-    made = of_kind(Fixed, model, captures=True)
-    expected = sample(made, prompts_of(MIXED[:2]))
-    monkeypatch.setattr(type(made._moved), "is_on", lambda self, device: True)  # on a CPU nothing moves
-    getattr(made, leaves)()
-    assert decoder_of(made).num_graphs == 0 and decoder_of(made)._buffers is None
-    made.onload()
-    assert_same(sample(made, prompts_of(MIXED[:2])), expected)
+    engine = of_kind(Fixed, model, captures=True)
+    expected = sample(engine, prompts_of(MIXED[:2]))
+    monkeypatch.setattr(type(engine._moved), "is_on", lambda self, device: True)  # on a CPU nothing moves
+    getattr(engine, leaves)()
+    assert decoder_of(engine).num_graphs == 0 and decoder_of(engine)._buffers is None
+    engine.onload()
+    assert_same(sample(engine, prompts_of(MIXED[:2])), expected)
     assert captured == [(8, 16)] * 2
 
 
 def test_weights_in_another_place_are_captured_again_though_nobody_said_so(model, captured):
-    made = of_kind(Fixed, model, captures=True)
-    sample(made, prompts_of(MIXED[:2]))
-    sample(made, prompts_of(MIXED[:2]))
+    engine = of_kind(Fixed, model, captures=True)
+    sample(engine, prompts_of(MIXED[:2]))
+    sample(engine, prompts_of(MIXED[:2]))
     assert captured == [(8, 16)]
-    weight = made._model.lm_head.weight
+    weight = engine._model.lm_head.weight
     weight.data = weight.data.clone()
-    sample(made, prompts_of(MIXED[:2]))
+    sample(engine, prompts_of(MIXED[:2]))
     assert captured == [(8, 16)] * 2
 
 
@@ -207,11 +207,11 @@ class AsksTheHost(torch.nn.Module):
     ids=["item", "nonzero", "mask", "bool"],
 )
 def test_a_model_that_waits_for_the_host_is_said_and_not_captured(model, captured, caplog, ask):
-    made = of_kind(Fixed, model, captures=True)
-    layer = made._model.model.layers[0]
+    engine = of_kind(Fixed, model, captures=True)
+    layer = engine._model.model.layers[0]
     layer.mlp = AsksTheHost(layer.mlp, ask)
     assert_same(
-        sample(made, prompts_of(MIXED), LONG), sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED), LONG)
+        sample(engine, prompts_of(MIXED), LONG), sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED), LONG)
     )
     assert captured == []
     assert caplog.text.count("decoding without CUDA graphs, because a step of the model waits") == 1
@@ -222,9 +222,9 @@ def test_a_step_that_torch_does_not_capture_is_said_and_taken_once(model, monkey
         raise NotCapturableError("torch refused a step of the model: a copy")
 
     monkeypatch.setattr(FixedDecoder, "_capture", capture)
-    made = of_kind(Fixed, model, captures=True)
+    engine = of_kind(Fixed, model, captures=True)
     assert_same(
-        sample(made, prompts_of(MIXED), LONG), sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED), LONG)
+        sample(engine, prompts_of(MIXED), LONG), sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED), LONG)
     )
     assert caplog.text.count("decoding without CUDA graphs, because torch refused") == 1
 
@@ -233,12 +233,12 @@ def test_a_step_that_torch_does_not_capture_is_said_and_taken_once(model, monkey
 def test_norms_are_computed_in_one_kernel_where_that_is_the_same(name, num_norms, tmp_path):
     """Gemma adds 1 to the weights."""
     tiny = tiny_architecture(name, tmp_path)
-    made = of_kind(Fixed, tiny)
-    assert len(decoder_of(made)._norms) == num_norms
+    engine = of_kind(Fixed, tiny)
+    assert len(decoder_of(engine)._norms) == num_norms
     assert_same(
-        sample(made, prompts_of(MIXED), LONG), sample(of_kind(HuggingFaceEngine, tiny), prompts_of(MIXED), LONG)
+        sample(engine, prompts_of(MIXED), LONG), sample(of_kind(HuggingFaceEngine, tiny), prompts_of(MIXED), LONG)
     )
-    assert all("forward" not in vars(norm) for norm in decoder_of(made)._norms), "prompts are prefilled as they were"
+    assert all("forward" not in vars(norm) for norm in decoder_of(engine)._norms), "prompts are prefilled as they were"
 
 
 def test_a_norm_that_only_looks_plain_is_left_alone():
@@ -283,8 +283,8 @@ SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 4, "max
 def test_which_models_it_is_for(config, reason):
     from transformers import AutoModelForCausalLM
 
-    found = why_not(AutoModelForCausalLM.from_config(config))
-    assert (found is None) == (reason is None) and (reason or "") in (found or "")
+    actual = why_not(AutoModelForCausalLM.from_config(config))
+    assert (actual is None) == (reason is None) and (reason or "") in (actual or "")
 
 
 @pytest.mark.parametrize(

@@ -110,11 +110,11 @@ def test_a_stage_that_never_reads(tmp_path, monkeypatch):
     many = [Number(index=i, value=0.0) for i in range(5000)]
     flow = one_stage(Stuck.never_reads)
     with running(tmp_path, flow, items=many, num_ranks={"stuck": 1}, granularity={"stuck": 1}) as executor:
-        found = explained(executor, "stuck/0 stuck", inside="never_reads")
-    look = found.looks["stuck/0"]
-    assert found.nodes["driver: feeds numbers"].whose_move == ("stuck/0 stuck",)
+        explanation = explained(executor, "stuck/0 stuck", inside="never_reads")
+    look = explanation.looks["stuck/0"]
+    assert explanation.nodes["driver: feeds numbers"].whose_move == ("stuck/0 stuck",)
     assert look.stacks is not None and look.stacks.source == "faulthandler"
-    text = explanation_text(found)
+    text = explanation_text(explanation)
     assert text.startswith("flow 'hangs', step 4 (train), under way for ")
     assert f"\nculprit: stuck/0 stuck (process {look.record.pid}) waits for nobody and stands still: sleeping" in text
     assert "test_workers_hangs.py" in text
@@ -123,9 +123,9 @@ def test_a_stage_that_never_reads(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_stuck_reward(tmp_path):
     with running(tmp_path, one_stage(Stuck.score_without_end, writes="scored")) as executor:
-        found = explained(executor, "stuck/0 stuck", inside="score_without_end")
-    assert found.nodes["taker/0 taker"].whose_move == ("stuck/0 stuck",)
-    text = explanation_text(found)
+        explanation = explained(executor, "stuck/0 stuck", inside="score_without_end")
+    assert explanation.nodes["taker/0 taker"].whose_move == ("stuck/0 stuck",)
+    text = explanation_text(explanation)
     assert " and computes: running" in text
     assert "score_without_end" in text and "_bootstrap" not in text
 
@@ -134,11 +134,11 @@ def test_a_stuck_reward(tmp_path):
 def test_a_lease_that_is_never_released(tmp_path):
     flow, one = one_stage(Stuck.keep_the_lease, writes="kept"), {"stuck": 1, "taker": 1}
     with running(tmp_path, flow, mode="collocated", num_ranks=one, granularity=one) as executor:
-        found = explained(executor, "stuck/0 stuck", inside="keep_the_lease")
-        while (wait := found.nodes["taker/0 taker"].wait) is None or wait.kind != "lease":
-            found = explained(executor, "stuck/0 stuck", inside="keep_the_lease")
-    assert found.nodes["taker/0 taker"].whose_move == ("stuck/0 stuck",)
-    assert f"it has devices that turn {wait.number} waits for" in explanation_text(found)
+        explanation = explained(executor, "stuck/0 stuck", inside="keep_the_lease")
+        while (wait := explanation.nodes["taker/0 taker"].wait) is None or wait.kind != "lease":
+            explanation = explained(executor, "stuck/0 stuck", inside="keep_the_lease")
+    assert explanation.nodes["taker/0 taker"].whose_move == ("stuck/0 stuck",)
+    assert f"it has devices that turn {wait.number} waits for" in explanation_text(explanation)
 
 
 @pytest.mark.slow
@@ -149,21 +149,21 @@ def test_a_stopped_rank(tmp_path):
             time.sleep(0.1)
         pid = next(one.pid for one in executor.snapshot().processes if one.name == "stuck/1")
         os.kill(pid, signal.SIGSTOP)
-        found = explained(executor, "stuck/1 stuck", cause="stopped")
-    wait = found.nodes["stuck/0 stuck"].wait
+        explanation = explained(executor, "stuck/1 stuck", cause="stopped")
+    wait = explanation.nodes["stuck/0 stuck"].wait
     assert wait and wait.operation.replace("_", "-") == "all-reduce"  # as it was told, or seen in the stack
-    text = explanation_text(found)
+    text = explanation_text(explanation)
     assert f"culprit: stuck/1 stuck (process {pid}) is stopped; " in text
     assert f"kill -CONT {pid}" in text
 
 
 def test_a_rank_that_makes_one_collective_less(tmp_path):
     with running(tmp_path, one_stage(Stuck.meet_once_more_on_rank_0), num_ranks={"stuck": 2}) as executor:
-        found = explained(executor, "stuck/0 stuck", cause="mismatch")
+        explanation = explained(executor, "stuck/0 stuck", cause="mismatch")
     assert (
         "collectives that do not fit: stuck/0 stuck waits for all-reduce 2 of all ranks, but "
         "stuck/1 stuck has ended its stage"
-    ) in explanation_text(found)
+    ) in explanation_text(explanation)
 
 
 def test_two_channels_in_a_deadlock(tmp_path):
@@ -172,10 +172,10 @@ def test_two_channels_in_a_deadlock(tmp_path):
     flow.stage("stuck", Stuck.read_before_it_puts, **ports, needs_device=False)
     flow.stage("taker", Taker.answer, reads="there", writes="back", needs_device=False)
     with running(tmp_path, flow) as executor:
-        found = explained(executor, "stuck/0 stuck", "taker/0 taker", cause="deadlock")
+        explanation = explained(executor, "stuck/0 stuck", "taker/0 taker", cause="deadlock")
     assert (
         "culprit: deadlock: stuck/0 stuck waits for channel back, taker/0 taker waits for channel there"
-    ) in explanation_text(found)
+    ) in explanation_text(explanation)
 
 
 def test_a_lost_worker_and_a_deadline_leave_an_explanation(tmp_path):
@@ -263,10 +263,10 @@ def served_flow(method: Callable[..., None]) -> Flow:
 @pytest.mark.slow
 def test_a_silent_weight_sync(tmp_path):
     with running(tmp_path, served_flow(Server.serve), weight_sync=f"{HERE}:SilentSync") as executor:
-        found = explained(executor, "trainer/0 sends weights to server")
-    wait = found.nodes["server/0 server"].wait
+        explanation = explained(executor, "trainer/0 sends weights to server")
+    wait = explanation.nodes["server/0 server"].wait
     assert wait is not None and wait.target == "weights trainer -> server version 0"
-    assert "culprit: trainer/0 sends weights to server (process " in explanation_text(found)
+    assert "culprit: trainer/0 sends weights to server (process " in explanation_text(explanation)
 
 
 @pytest.mark.slow
@@ -276,10 +276,10 @@ def test_a_server_that_never_takes_weights(tmp_path):
         executor.sync_weights()
 
     with running(tmp_path, served_flow(Server.never_serves), before=publish_again) as executor:
-        found = explained(executor, "server/0 server", inside="never_serves")
-        while (wait := found.nodes["trainer/0 trainer"].wait) is None or wait.kind != "room for weights":
-            found = explained(executor, "server/0 server", inside="never_serves")
-    assert found.nodes["trainer/0 trainer"].whose_move == ("server/0 server",)
+        explanation = explained(executor, "server/0 server", inside="never_serves")
+        while (wait := explanation.nodes["trainer/0 trainer"].wait) is None or wait.kind != "room for weights":
+            explanation = explained(executor, "server/0 server", inside="never_serves")
+    assert explanation.nodes["trainer/0 trainer"].whose_move == ("server/0 server",)
 
 
 @pytest.mark.slow
@@ -287,8 +287,8 @@ def test_a_first_rank_that_hangs_alone(tmp_path):
     two = {"stuck": 2}
     flow = one_stage(Stuck.read_on_other_ranks)
     with running(tmp_path, flow, num_ranks=two, num_ranks_per_replica=two) as executor:
-        found = explained(executor, "stuck/0 stuck", inside="read_on_other_ranks")
-    wait = found.nodes["stuck/1 stuck"].wait
+        explanation = explained(executor, "stuck/0 stuck", inside="read_on_other_ranks")
+    wait = explanation.nodes["stuck/1 stuck"].wait
     assert wait is not None and wait.kind == "first rank"
 
 
@@ -298,8 +298,8 @@ def test_other_ranks_that_hear_nothing(tmp_path, monkeypatch):
     one, two = {"stuck": 1}, {"stuck": 2}
     flow = one_stage(Stuck.read_on_first_ranks)
     with running(tmp_path, flow, num_ranks=two, num_ranks_per_replica=two, granularity=one) as executor:
-        found = explained(executor, "stuck/1 stuck", inside="read_on_first_ranks")
-    wait = found.nodes["stuck/0 stuck"].wait
+        explanation = explained(executor, "stuck/1 stuck", inside="read_on_first_ranks")
+    wait = explanation.nodes["stuck/0 stuck"].wait
     assert wait is not None and wait.kind == "other ranks"
 
 
@@ -310,8 +310,8 @@ def test_a_pool_that_is_full(tmp_path, monkeypatch):
     flow, one = one_stage(Stuck.put_a_lot, writes="large"), {"stuck": 1, "taker": 1}
     flow.stages["taker"] = replace(flow.stages["taker"], method="never_takes")
     with running(tmp_path, flow, granularity=one, num_ranks=one) as executor:
-        found = explained(executor, "taker/0 taker", inside="never_takes")
-    wait, remark = found.nodes["stuck/0 stuck"].wait, found.nodes["stuck/0 stuck"].remark
+        explanation = explained(executor, "taker/0 taker", inside="never_takes")
+    wait, remark = explanation.nodes["stuck/0 stuck"].wait, explanation.nodes["stuck/0 stuck"].remark
     assert wait is not None and wait.target == "room in channel large"
     entries, num_bytes = (int(number) for number in re.findall(r"(\d+) (?:entries|of 1048576 bytes)", remark))
     assert entries < 10 and num_bytes > (1 << 20) - (200 << 10)
@@ -327,11 +327,11 @@ def test_a_pool_that_is_full(tmp_path, monkeypatch):
 )
 def test_collectives_that_do_not_fit(tmp_path, method, first, second):
     with running(tmp_path, one_stage(method), num_ranks={"stuck": 2}) as executor:
-        found = explained(executor, "stuck/0 stuck", "stuck/1 stuck", cause="mismatch")
+        explanation = explained(executor, "stuck/0 stuck", "stuck/1 stuck", cause="mismatch")
     assert (
         f"culprit: collectives that do not fit: stuck/0 stuck waits for {first} of all ranks, "
         f"stuck/1 stuck waits for {second} of all ranks\n"
-    ) in explanation_text(found)
+    ) in explanation_text(explanation)
 
 
 @pytest.mark.slow
@@ -341,11 +341,11 @@ def test_a_rank_that_is_missing_in_a_collective_of_its_backend(tmp_path, monkeyp
     if not has_py_spy:
         monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with running(tmp_path, one_stage(Stuck.gather_shards_on_rank_0), num_ranks={"stuck": 2}) as executor:
-        found = explained(executor, "stuck/1 stuck", inside="gather_shards_on_rank_0")
-    wait = found.nodes["stuck/0 stuck"].wait
+        explanation = explained(executor, "stuck/1 stuck", inside="gather_shards_on_rank_0")
+    wait = explanation.nodes["stuck/0 stuck"].wait
     assert wait is not None and wait.kind == "backend collective"
-    assert found.nodes["stuck/0 stuck"].whose_move == ("stuck/1 stuck",)
-    assert "stuck/0 stuck waits for the other ranks inside torch.distributed (" in explanation_text(found)
+    assert explanation.nodes["stuck/0 stuck"].whose_move == ("stuck/1 stuck",)
+    assert "stuck/0 stuck waits for the other ranks inside torch.distributed (" in explanation_text(explanation)
 
 
 class FarStuck(Stuck):
@@ -363,10 +363,10 @@ def test_a_rank_on_another_host_is_seen_by_one_of_that_host(tmp_path):
             time.sleep(0.1)
         pid = next(one.pid for one in executor.snapshot().processes if one.name == "stuck/0")
         os.kill(pid, signal.SIGSTOP)
-        found, deadline = executor.explain(executor.snapshot()), time.monotonic() + FOUND_S
-        while found.graph.culprits[0].cause != "stopped":  # nobody there had the time to look
-            assert time.monotonic() < deadline, explanation_text(found)
-            found = executor.explain(executor.snapshot())
-    assert {one.host for one in found.snapshot.processes} == {platform.node(), "elsewhere"}
-    assert found.graph.culprits[0].nodes == ("stuck/0 stuck",), "stuck/1 has seen it"
-    assert f"culprit: stuck/0 stuck (process {pid}) is stopped" in explanation_text(found)
+        explanation, deadline = executor.explain(executor.snapshot()), time.monotonic() + FOUND_S
+        while explanation.graph.culprits[0].cause != "stopped":  # nobody there had the time to look
+            assert time.monotonic() < deadline, explanation_text(explanation)
+            explanation = executor.explain(executor.snapshot())
+    assert {one.host for one in explanation.snapshot.processes} == {platform.node(), "elsewhere"}
+    assert explanation.graph.culprits[0].nodes == ("stuck/0 stuck",), "stuck/1 has seen it"
+    assert f"culprit: stuck/0 stuck (process {pid}) is stopped" in explanation_text(explanation)

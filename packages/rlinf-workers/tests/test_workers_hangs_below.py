@@ -104,10 +104,10 @@ def pooled(completion: str, answer: str) -> float:
 def named(executor: Executor, culprit: str) -> tuple[int, str]:
     """The number of the only process of that kind that is waited for, and what is said of it."""
     deadline = time.monotonic() + FOUND_S
-    while not (found := [one for one in executor.snapshot().processes if one.name.startswith(culprit)]):
+    while not (processes := [one for one in executor.snapshot().processes if one.name.startswith(culprit)]):
         assert time.monotonic() < deadline, executor.snapshot()
         time.sleep(0.1)
-    return found[0].pid, found[0].name
+    return processes[0].pid, processes[0].name
 
 
 def test_an_engine_that_stops_answering(tmp_path, model):
@@ -119,10 +119,10 @@ def test_an_engine_that_stops_answering(tmp_path, model):
     flow.stage("taker", Taker.take, reads="samples")
     with running(tmp_path, flow, items=PROMPTS, num_ranks={"rollout": 1}) as executor:
         pid, name = named(executor, "rollout/0 engine ")
-        found = explained(executor, name)
-    wait = found.nodes["rollout/0 rollout"].wait
+        explanation = explained(executor, name)
+    wait = explanation.nodes["rollout/0 rollout"].wait
     assert wait is not None and wait.kind == "engine"
-    text = explanation_text(found)
+    text = explanation_text(explanation)
     assert f"\nculprit: rollout/0 engine {pid} waits for nobody and stands still: sleeping" in text
     assert "  rollout/0 rollout waits for its engine since " in text
     assert f"\nrollout/0 engine {pid} (process {pid}): sleeping" in text
@@ -145,10 +145,10 @@ def test_a_simulator_that_was_stopped(tmp_path):
         pid, name = named(executor, "env/0 simulator ")
         os.kill(pid, signal.SIGSTOP)
         time.sleep(2.5)  # the other one answers, and a beat says so
-        found = explained(executor, name, cause="stopped")
+        explanation = explained(executor, name, cause="stopped")
         os.kill(pid, signal.SIGCONT)
-    assert found.nodes["env/0 env"].whose_move == (name,)
-    text = explanation_text(found)
+    assert explanation.nodes["env/0 env"].whose_move == (name,)
+    text = explanation_text(explanation)
     assert f"culprit: env/0 simulator {pid} is stopped; 2 others wait for it" in text
     assert f"kill -CONT {pid}" in text
 
@@ -163,9 +163,9 @@ def test_a_checker_of_a_reward_that_does_not_end(tmp_path, model, monkeypatch):
     flow.stage("taker", Taker.take, reads="scored", needs_device=False)
     with running(tmp_path, flow, items=PROMPTS) as executor:
         pid, name = named(executor, "reward/0 checker ")
-        found = explained(executor, name)
-    assert found.nodes["taker/0 taker"].whose_move == ("reward/0 reward",)
-    assert f"culprit: reward/0 checker {pid} waits for nobody and stands still" in explanation_text(found)
+        explanation = explained(executor, name)
+    assert explanation.nodes["taker/0 taker"].whose_move == ("reward/0 reward",)
+    assert f"culprit: reward/0 checker {pid} waits for nobody and stands still" in explanation_text(explanation)
 
 
 def test_checkers_without_items_are_not_waited_for(tmp_path):

@@ -23,7 +23,7 @@ SIZES = {
 }
 
 
-def made(kind, **more):
+def model_of(kind, **more):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -50,8 +50,8 @@ def batch_of_groups():
 def answered(trained, model, batch, mask):
     """What the model says inside the mask, and the gradients of a loss of it."""
     examples = isinstance(batch, ExampleBatch)
-    found = trained.answers(model, batch, entropies=not examples)
-    numbers = [found.logprobs * mask[:, 1:]] if examples else [found.logprobs * mask, found.entropies * mask]
+    answers = trained.answers(model, batch, entropies=not examples)
+    numbers = [answers.logprobs * mask[:, 1:]] if examples else [answers.logprobs * mask, answers.entropies * mask]
     weighed = [(number * torch.linspace(-1, 2, number.numel()).view_as(number)).sum() for number in numbers]
     loss = torch.stack(weighed).sum()
     return numbers, torch.autograd.grad(loss, list(model.parameters()))
@@ -70,7 +70,7 @@ def answered(trained, model, batch, mask):
 @pytest.mark.parametrize("examples", [False, True])
 def test_answers_and_gradients_are_those_of_the_logits(monkeypatch, trained, model, examples):
     kind, more = model
-    built = made(kind, **more)
+    built = model_of(kind, **more)
     batch = batch_of_groups()
     mask = batch.loss_mask
     if examples:
@@ -84,7 +84,7 @@ def test_answers_and_gradients_are_those_of_the_logits(monkeypatch, trained, mod
 
 
 def test_small_logits_and_unknown_heads_stay_as_they_are(monkeypatch):
-    built = made("qwen2")
+    built = model_of("qwen2")
     assert not has_large_logits(built, 1 << 24) and has_large_logits(built, (1 << 24) + 1)
     monkeypatch.setattr(head, "MAX_LOGITS_BYTES", 0)
-    assert not has_large_logits(made("cohere"), 100)  # scales its logits
+    assert not has_large_logits(model_of("cohere"), 100)  # scales its logits

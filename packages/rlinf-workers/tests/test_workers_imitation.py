@@ -27,17 +27,17 @@ WARM_START = OptimizerSettings(learning_rate=1e-2, max_grad_norm=1e9)
 
 
 def settings(policy=POLICY, **changes):
-    made = EmbodiedActorSettings(
+    actor_settings = EmbodiedActorSettings(
         policy=policy,
         algorithm=preset("ppo", samples="episodes"),
         backend=BackendSettings(num_shards=2),
         optimizer=OptimizerSettings(learning_rate=1e-4),
         warm_start=WARM_START,
     )
-    return replace(made, **changes)
+    return replace(actor_settings, **changes)
 
 
-def shown(step, rows=16):
+def demonstrations(step, rows=16):
     """A batch in two shards: states, and twice what the expert does there."""
     states = 3.0 + torch.randn(rows, 4, generator=torch.Generator().manual_seed(step))
     actions = (states @ EXPERT.T)[:, None].expand(-1, 2, -1)
@@ -48,27 +48,27 @@ def shown(step, rows=16):
 
 def test_the_policy_does_as_the_expert_does(make_worker, reader):
     actor = make_worker(EmbodiedActor, settings())
-    unseen = torch.cat([batch.fields["state"] for batch in shown(1000)])
+    unseen = torch.cat([batch.fields["state"] for batch in demonstrations(1000)])
     expected = (unseen @ EXPERT.T)[:, None].expand(-1, 2, -1)
 
     def error():
-        found = actor._backend.on_model(lambda policy: policy.act({"state": unseen}, None).actions)
-        return float((found - expected).abs().mean())
+        actions = actor._backend.on_model(lambda policy: policy.act({"state": unseen}, None).actions)
+        return float((actions - expected).abs().mean())
 
     before = error()
-    actor.imitate(reader([[batch] for step in range(80) for batch in shown(step)]))
+    actor.imitate(reader([[batch] for step in range(80) for batch in demonstrations(step)]))
     assert actor.policy_version == 80
     assert error() < before / 5
 
 
 def test_statistics_are_those_of_the_first_run(make_worker, reader):
     actor = make_worker(EmbodiedActor, settings())
-    batches = [batch for step in range(3) for batch in shown(step)]
+    batches = [batch for step in range(3) for batch in demonstrations(step)]
     actor.imitate(reader([batches]))
     states = torch.cat([batch.fields["state"] for batch in batches]).double()
     mean = actor._backend.on_model(lambda policy: policy.observation_mean.clone())
     torch.testing.assert_close(mean, states.mean(0))
-    actor.imitate(reader([[replace(batch, step=9) for batch in shown(7)]]))
+    actor.imitate(reader([[replace(batch, step=9) for batch in demonstrations(7)]]))
     assert_bitwise_equal(actor._backend.on_model(lambda policy: policy.observation_mean.clone()), mean)
 
 
@@ -80,17 +80,17 @@ class Draws(ActorCritic):
 
 
 def test_micro_batches_add_up(make_worker, reader):
-    found = []
+    losses = []
     for size in (None, 3):
         actor = make_worker(EmbodiedActor, settings(micro_batch_size=size))
-        actor.imitate(reader([shown(0)]))
-        found.append(merge([actor._host.metrics.drain()])["warm_start/loss"])
-    assert found[1] == pytest.approx(found[0], rel=1e-6)
+        actor.imitate(reader([demonstrations(0)]))
+        losses.append(merge([actor._host.metrics.drain()])["warm_start/loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 def test_noise_follows_from_seed_step_and_shard(make_worker, reader):
     actor = make_worker(EmbodiedActor, settings(replace(POLICY, name=f"{__name__}:Draws")))
-    actor.imitate(reader([[batch] for batch in shown(5)]))
+    actor.imitate(reader([[batch] for batch in demonstrations(5)]))
     loss = merge([actor._host.metrics.drain()])["warm_start/loss"]
     drawn = [np.random.Generator(np.random.Philox(key=[0, (5 << 20) | s])).standard_normal((8, 4)) for s in range(2)]
     expected = np.float32(np.concatenate(drawn)[:, 0]).mean()
@@ -99,7 +99,7 @@ def test_noise_follows_from_seed_step_and_shard(make_worker, reader):
 
 def test_training_begins_with_an_optimizer_of_its_own(make_worker, reader, tmp_path):
     actor = make_worker(EmbodiedActor, settings())
-    actor.imitate(reader([shown(0)]))
+    actor.imitate(reader([demonstrations(0)]))
     assert actor._backend.num_steps == 1
     actor.save_checkpoint(str(tmp_path))
     assert actor._backend.num_steps == 0

@@ -18,10 +18,10 @@ from rlinf_workers.testing.environments import second_environment
 
 def test_an_interpreter_says_what_it_is(tmp_path):
     python = second_environment(tmp_path / "environment")
-    found = interpreter.examine_interpreter(python)
-    assert (found.path, found.python.split(".")[:2]) == (python, [*map(str, sys.version_info[:2])])
-    assert found.packages["torch"] and found.packages["rlinf-workers"] == rlinf_workers.__version__
-    assert found.folders["rlinf-workers"] == Path(rlinf_workers.__file__).parent
+    environment = interpreter.examine_interpreter(python)
+    assert (environment.path, environment.python.split(".")[:2]) == (python, [*map(str, sys.version_info[:2])])
+    assert environment.packages["torch"] and environment.packages["rlinf-workers"] == rlinf_workers.__version__
+    assert environment.folders["rlinf-workers"] == Path(rlinf_workers.__file__).parent
 
 
 def executable(path: Path, script: str) -> str:
@@ -57,10 +57,10 @@ def test_an_environment_gets_the_users_folders_and_nothing_of_the_drivers(tmp_pa
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site-packages"))
     for folder in (tmp_path / "site-packages", tmp_path / "project"):
         monkeypatch.syspath_prepend(str(folder))
-    given = interpreter.own_path()
-    assert str(tmp_path / "project") in given
-    assert not [folder for folder in given if folder.endswith("-packages") or folder.startswith(sys.prefix)]
-    assert str(Path(rlinf_workers.__file__).parents[1]) not in given, "an editable install is the environment's own"
+    folders = interpreter.own_path()
+    assert str(tmp_path / "project") in folders
+    assert not [folder for folder in folders if folder.endswith("-packages") or folder.startswith(sys.prefix)]
+    assert str(Path(rlinf_workers.__file__).parents[1]) not in folders, "an editable install is the environment's own"
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     monkeypatch.setenv("PYTHONHOME", sys.prefix)
     clean = interpreter.clean_environment({"A": "1"})

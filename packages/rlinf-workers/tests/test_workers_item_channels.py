@@ -105,12 +105,12 @@ def test_what_waits_for_neither_items_nor_room_waits_for_the_door():
     home.channel.reopen(1)
     assert home.door is not None
     table = WaitTable("rollout/0")
-    asked: list[str] = []
+    targets: list[str] = []
 
     @contextmanager
     def asking() -> Iterator[None]:
-        with table.waiting("door", "far") as told:
-            asked.append(told.target)
+        with table.waiting("door", "far") as wait:
+            targets.append(wait.target)
             yield
 
     far = FarChannel(Channel.open(home.door.address), asking)
@@ -119,4 +119,4 @@ def test_what_waits_for_neither_items_nor_room_waits_for_the_door():
     assert [item.value for item in far.take(keys=None, timeout_s=0.0)] == ["first"]
     assert [item.value for item in far.take(keys=None, timeout_s=None)] == ["second"]
     far.close()
-    assert asked == ["the process that has channel far"] * 3
+    assert targets == ["the process that has channel far"] * 3

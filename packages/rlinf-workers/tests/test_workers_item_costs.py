@@ -63,8 +63,8 @@ def test_items_share_their_hand_over_and_come_by_their_beginning():
 
 def test_steps_that_tell_fewer_items_apart_do_not_count():
     assert spread_of([[1, 1, 1, 1]]) == ItemCosts()
-    found = spread_of([[1, 1, 1, 1], [1, 2, 4, 5], [2, 4, 8, 10]])
-    assert found.samples == pytest.approx((1 / 3, 2 / 3, 4 / 3, 5 / 3), abs=1e-4)
+    costs = spread_of([[1, 1, 1, 1], [1, 2, 4, 5], [2, 4, 8, 10]])
+    assert costs.samples == pytest.approx((1 / 3, 2 / 3, 4 / 3, 5 / 3), abs=1e-4)
 
 
 def test_the_planner_simulates_the_step_that_the_engine_made():

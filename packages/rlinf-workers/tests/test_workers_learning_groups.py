@@ -42,7 +42,7 @@ def backend(num_shards=2):
     return ReplicatedBackend(Chooser(), trial_worker(), optimizer=ORDINARY, num_shards=num_shards)
 
 
-def made(group, name="grpo", values=None, **changes):
+def with_advantages(group, name="grpo", values=None, **changes):
     return AdvantageMaker(preset(name, **changes), max_completion_tokens=NUM_TOKENS).make(
         [group], {} if values is None else {group.samples.index: values}
     )[0]
@@ -55,17 +55,17 @@ def lengths_of(group):
 @pytest.mark.parametrize("pack", [pack_groups, pack_without_padding])
 def test_groups_of_different_widths_stand_side_by_side(pack):
     """SGLang, and an engine that refills rows, give each group the width of its own longest completion."""
-    wide = [made(group, "ppo", torch.rand(GROUP_SIZE, NUM_TOKENS)) for group in scored_groups()]
+    wide = [with_advantages(group, "ppo", torch.rand(GROUP_SIZE, NUM_TOKENS)) for group in scored_groups()]
     for group in wide:
         group.proximal_logprobs = group.samples.rollout_logprobs * 0.5
     narrow = [fitted(group) for group in wide]
     assert len({group.samples.loss_mask.shape[1] for group in narrow}) > 1
-    expected, found = (tokens_of(groups, torch.device("cpu"), pack) for groups in (wide, narrow))
-    assert expected is not None and found is not None, "there are groups"
+    expected, tokens = (tokens_of(groups, torch.device("cpu"), pack) for groups in (wide, narrow))
+    assert expected is not None and tokens is not None, "there are groups"
     for field in ("advantages", "rollout_logprobs", "ref_logprobs", "proximal_logprobs", "values", "returns"):
         is_read = expected.sequences.loss_mask != 0
-        assert_bitwise_equal(getattr(found, field)[is_read], getattr(expected, field)[is_read])
-    assert_bitwise_equal(found.sequences.completion_ids, expected.sequences.completion_ids)
+        assert_bitwise_equal(getattr(tokens, field)[is_read], getattr(expected, field)[is_read])
+    assert_bitwise_equal(tokens.sequences.completion_ids, expected.sequences.completion_ids)
 
 
 def fitted(group):
@@ -91,7 +91,7 @@ def test_rloo():
     group = scored_groups()[1]
     rewards = group.rewards.double()
     expected = [float(r - (rewards.sum() - r) / (GROUP_SIZE - 1)) for r in rewards]
-    assert made(group, "rloo").advantages.tolist() == pytest.approx(expected)
+    assert with_advantages(group, "rloo").advantages.tolist() == pytest.approx(expected)
 
 
 def test_a_kl_in_the_reward_of_groups():
@@ -103,28 +103,28 @@ def test_a_kl_in_the_reward_of_groups():
     ]
     rewards = [float(r) - 0.3 * k for r, k in zip(group.rewards, kl, strict=True)]
     expected = [r - (sum(rewards) - r) / (GROUP_SIZE - 1) for r in rewards]
-    assert made(group, "rloo", kl_coef=0.3).advantages.tolist() == pytest.approx(expected, rel=1e-5)
+    assert with_advantages(group, "rloo", kl_coef=0.3).advantages.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_kl_in_the_reward_of_tokens():
     group = scored_groups()[2]
-    found = made(group, "reinforce_plus_plus", kl_coef=0.2, gamma=0.9).advantages
+    advantages = with_advantages(group, "reinforce_plus_plus", kl_coef=0.2, gamma=0.9).advantages
     for g, length in enumerate(lengths_of(group)):
         carry = 0.0
         for t in reversed(range(NUM_TOKENS)):
             if t >= length:
-                assert found[g, t] == 0
+                assert advantages[g, t] == 0
                 continue
             kl = float(group.samples.rollout_logprobs[g, t]) - float(group.samples.ref_logprobs[g, t])
             carry = (float(group.rewards[g]) if t == length - 1 else 0.0) - 0.2 * kl + 0.9 * carry
-            assert float(found[g, t]) == pytest.approx(carry, rel=1e-5, abs=1e-6)
+            assert float(advantages[g, t]) == pytest.approx(carry, rel=1e-5, abs=1e-6)
 
 
 def test_gae_with_values():
     group = scored_groups()[0]
     values = torch.rand(GROUP_SIZE, NUM_TOKENS) * group.samples.loss_mask
-    found = made(group, "ppo", values, gamma=0.9, gae_lambda=0.8)
-    assert found.returns is not None
+    learning_group = with_advantages(group, "ppo", values, gamma=0.9, gae_lambda=0.8)
+    assert learning_group.returns is not None
     for g, length in enumerate(lengths_of(group)):
         carry, following = 0.0, 0.0
         for t in reversed(range(length)):
@@ -132,8 +132,8 @@ def test_gae_with_values():
             reward = float(group.rewards[g]) if t == length - 1 else 0.0
             carry = reward + 0.9 * following - value + 0.9 * 0.8 * carry
             following = value
-            assert float(found.advantages[g, t]) == pytest.approx(carry, rel=1e-5, abs=1e-6)
-            assert float(found.returns[g, t]) == pytest.approx(carry + value, rel=1e-5, abs=1e-6)
+            assert float(learning_group.advantages[g, t]) == pytest.approx(carry, rel=1e-5, abs=1e-6)
+            assert float(learning_group.returns[g, t]) == pytest.approx(carry + value, rel=1e-5, abs=1e-6)
 
 
 def test_the_overlong_penalty_begins_at_the_buffer():
@@ -141,17 +141,17 @@ def test_the_overlong_penalty_begins_at_the_buffer():
     group = scored_groups()[0]
     group.samples.loss_mask[:] = (torch.arange(NUM_TOKENS)[None] < torch.tensor([[1], [2], [3], [5]])).float()
     group.rewards[:] = 1.0
-    found = made(group, "rloo", overlong_buffer_tokens=4, overlong_penalty=2.0)
+    learning_group = with_advantages(group, "rloo", overlong_buffer_tokens=4, overlong_penalty=2.0)
     rewards = [1.0, 0.5, 0.0, -1.0]
-    assert found.advantages.tolist() == pytest.approx([r - (sum(rewards) - r) / 3 for r in rewards])
-    assert found.rewards.tolist() == [1.0] * GROUP_SIZE, "as scored"
+    assert learning_group.advantages.tolist() == pytest.approx([r - (sum(rewards) - r) / 3 for r in rewards])
+    assert learning_group.rewards.tolist() == [1.0] * GROUP_SIZE, "as scored"
 
 
 def test_opo_weighs_the_baseline_by_lengths():
     group = scored_groups()[1]
     lengths, rewards = lengths_of(group), group.rewards.tolist()
     baseline = sum(length * r for length, r in zip(lengths, rewards, strict=True)) / sum(lengths)
-    assert made(group, advantage="opo").advantages.tolist() == pytest.approx([r - baseline for r in rewards])
+    assert with_advantages(group, advantage="opo").advantages.tolist() == pytest.approx([r - baseline for r in rewards])
 
 
 def with_parts(group, parts=((1.0, 5.0), (1.0, 0.0), (0.0, 5.0), (0.0, 0.0))):
@@ -165,9 +165,11 @@ def test_gdpo_brings_every_part_to_one_scale():
     wide = 2.5 / ((25.0 / 3.0) ** 0.5 + 1e-4)
     signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
     expected = [0.75 * a * high + 0.25 * b * wide for a, b in signs]
-    assert made(with_parts(scored_groups()[0]), "gdpo").advantages.tolist() == pytest.approx(expected, rel=1e-5)
+    assert with_advantages(with_parts(scored_groups()[0]), "gdpo").advantages.tolist() == pytest.approx(
+        expected, rel=1e-5
+    )
     with pytest.raises(ValueError, match="advantage 'gdpo' reads the parts of a reward, and this has none"):
-        made(scored_groups()[0], "gdpo")
+        with_advantages(scored_groups()[0], "gdpo")
 
 
 def test_parts_may_differ_where_their_sum_does_not():
@@ -179,10 +181,10 @@ def test_parts_may_differ_where_their_sum_does_not():
 def test_distillation_learns_from_each_tokens_distance_to_the_teacher():
     """The reverse KL's own part of each token, whatever the reward was."""
     group = scored_groups()[1]
-    found = made(group, "distillation")
+    learning_group = with_advantages(group, "distillation")
     expected = (group.samples.ref_logprobs.double() - group.samples.rollout_logprobs) * group.samples.loss_mask
-    torch.testing.assert_close(found.advantages.double(), expected, rtol=1e-5, atol=1e-6)
-    beside = made(group, "distillation", reward_coef=2.0).advantages - found.advantages
+    torch.testing.assert_close(learning_group.advantages.double(), expected, rtol=1e-5, atol=1e-6)
+    beside = with_advantages(group, "distillation", reward_coef=2.0).advantages - learning_group.advantages
     for g, length in enumerate(lengths_of(group)):
         at_end = [0.0] * (length - 1) + [2.0 * float(group.rewards[g])] + [0.0] * (NUM_TOKENS - length)
         assert beside[g].tolist() == pytest.approx(at_end, abs=1e-6)
@@ -260,8 +262,8 @@ def test_the_number_of_groups_in_a_call_does_not_change_a_bit(name, group_size):
         )
     alone = [maker.make([group])[0].advantages for group in groups]
     for size in (2, 7, 40):
-        found = [made for i in range(0, 40, size) for made in maker.make(groups[i : i + size])]
-        for one, group in zip(alone, found, strict=True):
+        together = [learning_group for i in range(0, 40, size) for learning_group in maker.make(groups[i : i + size])]
+        for one, group in zip(alone, together, strict=True):
             assert_bitwise_equal(group.advantages, one)
 
 
@@ -271,6 +273,6 @@ def test_an_advantage_of_ones_own_sees_one_group_at_a_time(monkeypatch):
         "rlinf_algos.advantages.own", lambda rewards: shapes.append(rewards.shape) or rewards, raising=False
     )
     maker = AdvantageMaker(preset("grpo", advantage="rlinf_algos.advantages:own"), max_completion_tokens=NUM_TOKENS)
-    made = maker.make(scored_groups()[:3])
+    groups = maker.make(scored_groups()[:3])
     assert shapes == [(1, GROUP_SIZE)] * 3
-    assert [group.advantages.tolist() for group in made] == [group.rewards.tolist() for group in scored_groups()[:3]]
+    assert [group.advantages.tolist() for group in groups] == [group.rewards.tolist() for group in scored_groups()[:3]]

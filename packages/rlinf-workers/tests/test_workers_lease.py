@@ -42,19 +42,19 @@ def test_turns_on_one_device_exclude_each_other():
 
 
 def test_a_run_that_is_given_up_refuses_whoever_waits_or_comes():
-    leases, told = Leases({0: frozenset({0}), 1: frozenset({0})}), []
+    leases, answers = Leases({0: frozenset({0}), 1: frozenset({0})}), []
 
     def ask(action, turn: int, worker: str) -> None:
-        leases(worker, LeaseRequest(action=action, turn=turn, stage="s", stays=False), lambda why: told.append(why))
+        leases(worker, LeaseRequest(action=action, turn=turn, stage="s", stays=False), lambda why: answers.append(why))
 
     ask("acquire", 0, "a/0")
     ask("acquire", 1, "b/0")
-    assert told == [""]
+    assert answers == [""]
     leases.refuse("given up")
-    assert told == ["", "given up"]
+    assert answers == ["", "given up"]
     ask("acquire", 0, "a/1")
     ask("release", 0, "a/0")
-    assert told == ["", "given up", "given up"]
+    assert answers == ["", "given up", "given up"]
 
 
 def test_turns_on_different_devices_run_at_once():

@@ -37,8 +37,8 @@ class ValuesOfActions(ActorCritic):
         return replace(answer, values=answer.values[:, None] * torch.arange(1, K + 1))
 
     def evaluate(self, fields, actions, extras):
-        found = super().evaluate(fields, actions, extras)
-        return replace(found, values=found.values[:, None] * torch.arange(1, K + 1))
+        outputs = super().evaluate(fields, actions, extras)
+        return replace(outputs, values=outputs.values[:, None] * torch.arange(1, K + 1))
 
 
 POLICY = PolicySettings(
@@ -123,14 +123,14 @@ def test_the_first_gradient_is_that_of_an_enumeration(make_worker, reader, rewar
     of_actions = reward_level == "action"
     policy = POLICY if of_actions else replace(POLICY, name="actor_critic")
     batch = [trajectory(group, of_actions=of_actions) for group in range(3)]
-    given = settings(policy, reward_level=reward_level, ratio_level=ratio_level, whiten_advantages=whiten)
-    actor = make_worker(EmbodiedActor, given)
+    actor_settings = settings(policy, reward_level=reward_level, ratio_level=ratio_level, whiten_advantages=whiten)
+    actor = make_worker(EmbodiedActor, actor_settings)
     actor.train(reader([batch]))
 
     model = make_policy(policy, torch.device("cpu")).double()
     earned = [enumerated_gae(t, reward_level) for t in batch]
     there = [np.ones((T, N), bool) if not of_actions else np.arange(K) < NUM_EXECUTED.numpy()[..., None]] * 3
-    counted = np.concatenate([found[0][which] for found, which in zip(earned, there, strict=True)])
+    counted = np.concatenate([gae[0][which] for gae, which in zip(earned, there, strict=True)])
     mean, std = (counted.mean(), counted.std(ddof=1)) if whiten else (0.0, 1.0)
     loss, num_clipped, num_ratios = torch.zeros(()).double(), 0, 0
     for t, (advantages, returns) in zip(batch, earned, strict=True):
@@ -172,7 +172,7 @@ def test_the_first_gradient_is_that_of_an_enumeration(make_worker, reader, rewar
 
 def test_the_rewards_of_actions_still_to_come_are_compared_action_by_action(make_worker):
     t = trajectory(0, of_actions=False)
-    given = settings(
+    actor_settings = settings(
         replace(POLICY, name="actor_critic"),
         name="grpo",
         advantage="grpo_steps",
@@ -181,7 +181,7 @@ def test_the_rewards_of_actions_still_to_come_are_compared_action_by_action(make
         reward_level="action",
         ratio_level="action",
     )
-    found, _, counts = make_worker(EmbodiedActor, given)._advantages(t)
+    advantages, _, counts = make_worker(EmbodiedActor, actor_settings)._advantages(t)
     assert torch.equal(counts, torch.arange(K) < NUM_EXECUTED[..., None])
     flat = t.rewards.double().movedim(-1, 1).flatten(0, 1)  # [T K, N], of which the first episodes have 5 and 7 actions
     to_go = [
@@ -191,7 +191,7 @@ def test_the_rewards_of_actions_still_to_come_are_compared_action_by_action(make
         there = [of[i] for of in to_go if i < len(of)]
         for n in range(N):
             expected = to_go[n][i] - sum(there) / len(there) if i < len(to_go[n]) else 0.0
-            assert float(found[i // K, n, i % K]) == pytest.approx(float(expected), abs=1e-5)
+            assert float(advantages[i // K, n, i % K]) == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_a_ratio_is_1_before_the_first_step_at_every_level(make_worker, reader):

@@ -73,6 +73,6 @@ def test_the_worst_token_comes_with_its_neighbours():
     assert worst_token(actor, rollout, ids, mask, (4, 9)) == expected
     assert worst_token(actor, rollout, ids, torch.zeros(2, 6), (4, 9)) is None
     rollout[0, 1] = math.nan
-    found = worst_token(actor, rollout, ids, mask, (4, 9))
-    assert found is not None and found.gap == math.inf and found.token == 1
-    assert found.order < expected.order
+    worst = worst_token(actor, rollout, ids, mask, (4, 9))
+    assert worst is not None and worst.gap == math.inf and worst.token == 1
+    assert worst.order < expected.order

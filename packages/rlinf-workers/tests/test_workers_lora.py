@@ -85,13 +85,13 @@ def test_what_serves_is_what_peft_merges(tmp_path, base, dtype):
     model = dataclasses.replace(base, dtype=dtype)
     backend = make(model)
     train(backend)
-    wanted, found = merged_by_peft(model, save(backend, tmp_path)), backend.weights()
-    assert found.keys() == wanted.keys()
+    expected, weights = merged_by_peft(model, save(backend, tmp_path)), backend.weights()
+    assert weights.keys() == expected.keys()
     changed = 0
     for name, tensor in plain(model).state_dict().items():
-        assert found[name].dtype == wanted[name].dtype == tensor.dtype
-        torch.testing.assert_close(found[name], wanted[name], rtol=1e-6, atol=1e-7)
-        changed += not torch.equal(found[name], tensor)
+        assert weights[name].dtype == expected[name].dtype == tensor.dtype
+        torch.testing.assert_close(weights[name], expected[name], rtol=1e-6, atol=1e-7)
+        changed += not torch.equal(weights[name], tensor)
     assert changed == 14
     assert {p.dtype for p in backend.on_model(lambda m: list(m.parameters())) if p.requires_grad} == {torch.float32}
 
@@ -125,10 +125,10 @@ def test_only_the_adapter_costs_gradients_and_moments(base):
 
 def test_merged_weights_are_made_one_at_a_time(base):
     backend = make(base)
-    found = backend.weights()
+    weights = backend.weights()
     name = "model.layers.0.mlp.up_proj.weight"
-    assert found[name].data_ptr() != found[name].data_ptr() or found[name] is not found[name]
-    assert found["model.norm.weight"] is found["model.norm.weight"]
+    assert weights[name].data_ptr() != weights[name].data_ptr() or weights[name] is not weights[name]
+    assert weights["model.norm.weight"] is weights["model.norm.weight"]
 
 
 @pytest.mark.parametrize("backend", [ReplicatedBackend, fsdp2])
@@ -178,15 +178,15 @@ def test_a_whole_model_is_no_adapter_and_an_adapter_no_model(tmp_path, base):
 
 
 @pytest.mark.parametrize(
-    ("targets", "found"),
+    ("targets", "expected"),
     [
         (["all-linear"], TARGETS),
         (["q_proj", "mlp.up_proj"], ("q_proj", "up_proj")),
         (["layers.1.self_attn.v_proj"], ("model.layers.1.self_attn.v_proj",)),
     ],
 )
-def test_targets_are_found_in_the_config_alone(base, targets, found):
-    assert find_targets(base.folder, targets)[0] == found
+def test_targets_are_found_in_the_config_alone(base, targets, expected):
+    assert find_targets(base.folder, targets)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ class Rank(Worker):
             assert not torch.equal(backend.forward(BATCH).logprobs, reference)
         saved = save(backend, folder, self)
         self.ranks.barrier()
-        wanted = parts_of(merged_by_peft(model, saved), backend.layout())[self.rank]
-        assert backend.weights().keys() == wanted.keys()
+        expected = parts_of(merged_by_peft(model, saved), backend.layout())[self.rank]
+        assert backend.weights().keys() == expected.keys()
         for name, part in backend.weights().items():
-            torch.testing.assert_close(part, wanted[name], rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(part, expected[name], rtol=1e-6, atol=1e-7)
         moments = [t.to_local() for state in backend._optimizer.state.values() for k, t in state.items() if k != "step"]
         return {
             "norms": norms,
@@ -233,18 +233,18 @@ def test_two_ranks_that_share_a_model_train_what_one_does(tmp_path, base, dtype)
     one = make(model)
     reference, norms = one.forward(BATCH).logprobs.flatten().tolist(), train(one)
     with launched(LocalLauncher) as launcher:
-        found = start(launcher, tmp_path / "ranks", Rank, num_ranks=2).call("learn", model, str(tmp_path), {})
+        ranks = start(launcher, tmp_path / "ranks", Rank, num_ranks=2).call("learn", model, str(tmp_path), {})
     save(one, tmp_path / "one")
-    for rank in found:
+    for rank in ranks:
         assert rank["norms"] == pytest.approx(norms, rel=1e-6 if dtype == "float32" else 0.05)
         assert rank["reference"] == pytest.approx(reference, rel=1e-6)
     moments = [t for state in one._optimizer.state.values() for key, t in state.items() if key != "step"]
-    assert sum(sum(rank["moments"]) for rank in found) == sum(t.numel() for t in moments)
+    assert sum(sum(rank["moments"]) for rank in ranks) == sum(t.numel() for t in moments)
     for name in ("model/adapter_model.safetensors", "optimizer.safetensors") if dtype == "float32" else ():
-        tensors, wanted = load_file(tmp_path / name), load_file(tmp_path / "one" / name)
-        assert tensors.keys() == wanted.keys()
+        tensors, expected = load_file(tmp_path / name), load_file(tmp_path / "one" / name)
+        assert tensors.keys() == expected.keys()
         for key, tensor in tensors.items():
-            torch.testing.assert_close(tensor, wanted[key], rtol=1e-5, atol=1e-6, msg=f"{name}: {key}")
+            torch.testing.assert_close(tensor, expected[key], rtol=1e-5, atol=1e-6, msg=f"{name}: {key}")
     one.load_model(f"{tmp_path}/model")
     one.load_optimizer(str(tmp_path))
     assert one.num_steps == 2

@@ -25,8 +25,8 @@ class Listening(Fault):
     def addresses(self) -> list[str]:
         own = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
         rows = [row.split() for table in ("tcp", "tcp6") for row in Path(f"/proc/net/{table}").read_text().splitlines()]
-        found = [row[1].split(":")[0] for row in rows if row[3] == LISTENS and f"socket:[{row[9]}]" in own]
-        return [socket.inet_ntoa(bytes.fromhex(words)[::-1]) if len(words) == 8 else words for words in found]
+        hex_addresses = [row[1].split(":")[0] for row in rows if row[3] == LISTENS and f"socket:[{row[9]}]" in own]
+        return [socket.inet_ntoa(bytes.fromhex(words)[::-1]) if len(words) == 8 else words for words in hex_addresses]
 
     def interfaces(self) -> list[str]:
         return [os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]]
@@ -66,17 +66,17 @@ def test_ranks_of_one_machine_stay_at_its_loopback_address(tmp_path):
 
 
 def test_whoever_asks_is_told_at_once_or_later_and_nothing_of_an_earlier_start():
-    meetings, told = Meetings(), []
+    meetings, answers = Meetings(), []
     meetings.begin("actor")
-    meetings("actor/1", None, told.append)
-    assert told == []
-    meetings("actor/0", ("here", 1), told.append)
-    meetings("actor/2", None, told.append)
-    assert told == [("here", 1)] * 2
+    meetings("actor/1", None, answers.append)
+    assert answers == []
+    meetings("actor/0", ("here", 1), answers.append)
+    meetings("actor/2", None, answers.append)
+    assert answers == [("here", 1)] * 2
     meetings.begin("actor")
-    meetings("actor/1", None, told.append)
-    meetings("actor/0", ("there", 2), told.append)
-    assert told[2:] == [("there", 2)]
+    meetings("actor/1", None, answers.append)
+    meetings("actor/0", ("there", 2), answers.append)
+    assert answers[2:] == [("there", 2)]
 
 
 def test_the_launcher_says_which_address_is_ones_own(monkeypatch):

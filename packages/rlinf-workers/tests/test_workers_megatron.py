@@ -58,16 +58,16 @@ MORE = {
 
 def stored(folder: Path, stem: str) -> dict[str, torch.Tensor]:
     """The tensors of files that several ranks wrote."""
-    found = {}
+    tensors = {}
     for path in folder.glob(f"{stem}*.safetensors"):
-        found |= load_file(path)
-    return found
+        tensors |= load_file(path)
+    return tensors
 
 
-def worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:
+def worst(tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:
     """The largest difference, as a share of its tensor's largest number."""
-    assert found.keys() == expected.keys()
-    differences = ((found[name] - tensor).abs().max() / tensor.abs().max() for name, tensor in expected.items())
+    assert tensors.keys() == expected.keys()
+    differences = ((tensors[name] - tensor).abs().max() / tensor.abs().max() for name, tensor in expected.items())
     return max(zip(map(float, differences), expected, strict=True))
 
 
@@ -86,15 +86,15 @@ def critics(models, tmp_path_factory):
 def references(models, critics, tmp_path_factory):
     """What one rank of `replicated` makes of a model or its critic in so many steps, and in which folder its files
     are."""
-    made = {}
+    studies = {}
 
     def reference(name: str, num_steps: int, critic: bool = False) -> tuple[dict, Path]:
         key = name, num_steps, critic
-        if key not in made:
+        if key not in studies:
             folder = tmp_path_factory.mktemp(name)
             which = {"num_steps": num_steps, "critic": critics[name] if critic else None}
-            made[key] = study(ReplicatedBackend, trial_worker(), models[name], str(folder), **which), folder
-        return made[key]
+            studies[key] = study(ReplicatedBackend, trial_worker(), models[name], str(folder), **which), folder
+        return studies[key]
 
     return reference
 
@@ -109,14 +109,14 @@ def ranks(tmp_path_factory):
 def check_case(case, num_steps: int, ranks, models, references, folder: Path, critic: str | None = None) -> None:
     name, per_replica, options = case
     expected, there = references(name, num_steps, critic is not None)
-    for found in ranks.call("study", models[name], str(folder), per_replica, num_steps, options, critic):
-        assert found["answers"].keys() == expected["answers"].keys()
-        for answer, wanted in expected["answers"].items():
-            difference = torch.tensor(found["answers"][answer]) - torch.tensor(wanted)
+    for rank in ranks.call("study", models[name], str(folder), per_replica, num_steps, options, critic):
+        assert rank["answers"].keys() == expected["answers"].keys()
+        for answer, expected_numbers in expected["answers"].items():
+            difference = torch.tensor(rank["answers"][answer]) - torch.tensor(expected_numbers)
             assert not difference.numel() or difference.abs().max() <= 2e-6, (answer, difference.abs().max())
-        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-5)
-        for sums, wanted in zip(found["statistics"], expected["statistics"], strict=True):
-            assert sums == pytest.approx(wanted, rel=1e-5)
+        assert rank["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+        for sums, expected_numbers in zip(rank["statistics"], expected["statistics"], strict=True):
+            assert sums == pytest.approx(expected_numbers, rel=1e-5)
     before, after = stored(Path(critic or models[name].folder), "model"), stored(folder / "unchanged", "model")
     assert after.keys() == before.keys()
     assert all(torch.equal(after[key].view(torch.int32), tensor.view(torch.int32)) for key, tensor in before.items())
@@ -147,15 +147,15 @@ def test_bfloat16_has_float32_masters(per_replica, options, ranks, models, refer
     """Files have the masters to the bit; what is computed is as near as 8 bits of mantissa allow."""
     options = {**options, "compute_dtype": "bfloat16"}
     expected, there = references("qwen2", NUM_STEPS)
-    found = ranks.call("study", models["qwen2"], str(tmp_path), per_replica, NUM_STEPS, options, None)
-    assert found[0] == found[1]
-    assert found[0]["norms"] != pytest.approx(expected["norms"], rel=1e-5)
-    assert found[0]["norms"] == pytest.approx(expected["norms"], rel=0.05)
+    studies = ranks.call("study", models["qwen2"], str(tmp_path), per_replica, NUM_STEPS, options, None)
+    assert studies[0] == studies[1]
+    assert studies[0]["norms"] != pytest.approx(expected["norms"], rel=1e-5)
+    assert studies[0]["norms"] == pytest.approx(expected["norms"], rel=0.05)
     before, after = stored(Path(models["qwen2"].folder), "model"), stored(tmp_path / "unchanged", "model")
     assert all(torch.equal(after[key], tensor) for key, tensor in before.items())
-    trained, wanted = stored(tmp_path / "trained", "model"), stored(there / "trained", "model")
+    trained, expected_weights = stored(tmp_path / "trained", "model"), stored(there / "trained", "model")
     assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
-    assert 1e-5 < worst(trained, wanted)[0] < 0.05
+    assert 1e-5 < worst(trained, expected_weights)[0] < 0.05
 
 
 def test_replicated_megatron_and_replicated_go_on_from_each_others_files(ranks, models, references, tmp_path):
@@ -165,11 +165,11 @@ def test_replicated_megatron_and_replicated_go_on_from_each_others_files(ranks, 
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
     expected = [go_on(ReplicatedBackend, trial_worker(), model, start_from, one, NUM_STEPS)]
     expected.append(go_on(ReplicatedBackend, trial_worker(), model, one, str(tmp_path / "end"), NUM_STEPS + 1))
-    found = ranks.call("go_on", model, start_from, two, NUM_STEPS, case[1], case[2])[:1]
-    found.append(go_on(ReplicatedBackend, trial_worker(), model, two, str(tmp_path / "last"), NUM_STEPS + 1))
-    for (sums, norm), (wanted, wanted_norm) in zip(found, expected, strict=True):
-        assert sums == pytest.approx(wanted, rel=1e-6)
-        assert norm == pytest.approx(wanted_norm, rel=1e-6)
+    updates = ranks.call("go_on", model, start_from, two, NUM_STEPS, case[1], case[2])[:1]
+    updates.append(go_on(ReplicatedBackend, trial_worker(), model, two, str(tmp_path / "last"), NUM_STEPS + 1))
+    for (sums, norm), (expected_sums, expected_norm) in zip(updates, expected, strict=True):
+        assert sums == pytest.approx(expected_sums, rel=1e-6)
+        assert norm == pytest.approx(expected_norm, rel=1e-6)
 
 
 @pytest.mark.parametrize("subject", [LanguageSubject, ValueSubject])
@@ -186,8 +186,8 @@ def test_it_conforms(make, per_replica, subject, ranks, tmp_path):
     ids=["TP2", "DP2, bfloat16"],
 )
 def test_what_is_away_is_saved_loaded_and_taken_over(per_replica, options, ranks, models, tmp_path):
-    for found in ranks.call("use_while_away", models["qwen2"], str(tmp_path), per_replica, options):
-        assert found == dict.fromkeys(found, True)
+    for checks in ranks.call("use_while_away", models["qwen2"], str(tmp_path), per_replica, options):
+        assert checks == dict.fromkeys(checks, True)
 
 
 SHIMMED = """
@@ -225,8 +225,8 @@ def test_parts_of_a_model_are_the_same_by_the_names_in_memory_and_on_disk(models
     execute(plan(whole, parts), [held], by_disk)
     execute(plan(Layout.replicated(specs_of(held), 1), renamed(parts, whole)), [held], by_memory)
     assert any("experts" in name for name in by_disk[0])
-    for expected, found in zip(by_disk, by_memory, strict=True):
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    for expected, tensors in zip(by_disk, by_memory, strict=True):
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 
 def test_storages_go_and_come_back():

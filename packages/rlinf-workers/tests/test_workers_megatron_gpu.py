@@ -54,7 +54,7 @@ def model(request, tmp_path_factory):
     return tiny_architecture(request.param, tmp_path_factory.mktemp(request.param), **MODELS[request.param])
 
 
-def made(kind, worker, **options):
+def backend_of(kind, worker, **options):
     from rlinf_workers.trainers.megatron.make import megatron
 
     backend: Any = megatron(kind, worker, optimizer=ADAMW, num_shards=1, **options)
@@ -73,19 +73,19 @@ def without_shim():
         parallel.disconnect()
 
 
-def worst(found, expected):
-    return float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
+def worst(actual, expected):
+    return float((actual.float() - expected.float()).abs().max() / expected.float().abs().max())
 
 
 def compare(kind, worker, subject):
     """Answers and one update beside transformers' model, autograd and torch's AdamW, all in float32."""
     reference = kind.build(GPU)
-    backend = made(kind, worker)
+    backend = backend_of(kind, worker)
     expected = kind.answers(reference, subject.batch, entropies=True)
-    found = backend.forward(subject.batch, entropies=True)
+    actual = backend.forward(subject.batch, entropies=True)
     mask = subject.batch.loss_mask.bool()
     name = "logprobs" if isinstance(kind, TokenModel) else "values"
-    answers = float((getattr(found, name) - getattr(expected, name)).detach()[mask].abs().max())
+    answers = float((getattr(actual, name) - getattr(expected, name)).detach()[mask].abs().max())
     adamw = ADAMW.adamw(reference.named_parameters())
     (subject.loss(subject.batch, expected) / NUM_ROWS).backward()
     norm = float(torch.nn.utils.clip_grad_norm_(reference.parameters(), ADAMW.max_grad_norm))
@@ -101,10 +101,10 @@ def compare(kind, worker, subject):
 
 
 def test_it_says_and_learns_what_transformers_does(model, worker):
-    found = compare(TokenModel(model, TEMPERATURE), worker, OnGPU())
-    assert found["answers"] <= 1e-4, found
-    assert found["norm"] <= 1e-4, found
-    assert found["answers_after_a_step"] <= 1e-3, found
+    differences = compare(TokenModel(model, TEMPERATURE), worker, OnGPU())
+    assert differences["answers"] <= 1e-4, differences
+    assert differences["norm"] <= 1e-4, differences
+    assert differences["answers_after_a_step"] <= 1e-3, differences
 
 
 class WithValues(OnGPU):
@@ -113,17 +113,17 @@ class WithValues(OnGPU):
 
 
 def test_a_critic_does_too(model, worker):
-    found = compare(ValueModel(model), worker, WithValues())
-    assert found["answers"] <= 1e-5, found
-    assert found["norm"] <= 1e-4, found
-    assert found["answers_after_a_step"] <= 1e-3, found
+    differences = compare(ValueModel(model), worker, WithValues())
+    assert differences["answers"] <= 1e-5, differences
+    assert differences["norm"] <= 1e-4, differences
+    assert differences["answers_after_a_step"] <= 1e-3, differences
 
 
 @pytest.mark.parametrize("options", [{}, {"distributed_optimizer": True}, {"compute_dtype": "bfloat16"}])
 def test_it_leaves_the_device_and_comes_back(options, model, worker):
     """In the middle of an update, and between two, to the bit."""
     subject, kind = OnGPU(), TokenModel(model, TEMPERATURE)
-    moved, stayed = (made(kind, worker, **options) for _ in range(2))
+    moved, stayed = (backend_of(kind, worker, **options) for _ in range(2))
     stayed.offload()
     resting = torch.cuda.memory_allocated()
     moved.offload()
@@ -148,23 +148,23 @@ def test_it_leaves_the_device_and_comes_back(options, model, worker):
 
 def test_bfloat16_is_near(model, worker):
     subject, kind = OnGPU(), TokenModel(model, TEMPERATURE)
-    exact = made(kind, worker).forward(subject.batch).logprobs
+    exact = backend_of(kind, worker).forward(subject.batch).logprobs
     from rlinf_workers.trainers.megatron import parallel
 
     parallel.disconnect()
-    found = made(kind, worker, compute_dtype="bfloat16").forward(subject.batch).logprobs
+    rounded = backend_of(kind, worker, compute_dtype="bfloat16").forward(subject.batch).logprobs
     mask = subject.batch.loss_mask.bool()
-    assert 0 < worst(found[mask], exact[mask]) < 0.3
+    assert 0 < worst(rounded[mask], exact[mask]) < 0.3
 
 
 def test_layers_are_computed_again(model, worker):
     subject, kind = OnGPU(), TokenModel(model, TEMPERATURE)
-    expected = made(kind, worker)
+    expected = backend_of(kind, worker)
     update(expected, subject)
     from rlinf_workers.trainers.megatron import parallel
 
     parallel.disconnect()
-    found = made(kind, worker, recompute=True)
-    update(found, subject)
+    recomputing = backend_of(kind, worker, recompute=True)
+    update(recomputing, subject)
     for name, weight in expected.weights().items():
-        assert worst(found.weights()[name], weight) < 1e-5, name
+        assert worst(recomputing.weights()[name], weight) < 1e-5, name

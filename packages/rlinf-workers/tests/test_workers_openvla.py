@@ -53,9 +53,9 @@ def tensors():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tensors):
-    made = tmp_path_factory.mktemp("openvla")
-    write_checkpoint(made, tensors)
-    return made
+    checkpoint = tmp_path_factory.mktemp("openvla")
+    write_checkpoint(checkpoint, tensors)
+    return checkpoint
 
 
 def _policy(folder: Path, **options) -> OpenVLA:
@@ -75,45 +75,45 @@ def test_a_checkpoint_conforms(folder):
     check_policy(OpenVLA, FIELDS, ACTIONS, folder=str(folder), unnorm_key="bridge_orig")
 
 
-def _plain_logprobs(tensors, shown, texts, bins, temperature):
-    found = []
-    for picture, text, row in zip(shown["image.front"], texts, bins.tolist(), strict=True):
+def _plain_logprobs(tensors, fields, texts, bins, temperature):
+    rows = []
+    for picture, text, row in zip(fields["image.front"], texts, bins.tolist(), strict=True):
         ids = [*prompt_ids(text.lower()), *(NUM_TOKENS - 1 - b for b in row[:-1])]
         logits = plain_logits(tensors, picture, ids, BLOCKS)[-len(row) :, NUM_TOKENS - 256 : NUM_TOKENS]
         logprobs = (logits / temperature).log_softmax(-1).flip(-1)
-        found.append(logprobs[torch.arange(len(row)), row][None])
-    return torch.stack(found)
+        rows.append(logprobs[torch.arange(len(row)), row][None])
+    return torch.stack(rows)
 
 
 def test_logprobs_and_gradients_are_those_of_a_plain_implementation(folder, tensors):
-    policy, shown = _policy(folder, temperature=1.5), _fields()
-    answer = policy.act(shown, torch.randn(3, policy.noise_size, generator=torch.Generator().manual_seed(0)))
+    policy, fields = _policy(folder, temperature=1.5), _fields()
+    answer = policy.act(fields, torch.randn(3, policy.noise_size, generator=torch.Generator().manual_seed(0)))
     bins = bins_of(policy.table, answer.actions[:, 0])
     exact = {name: tensor.double().requires_grad_() for name, tensor in tensors.items()}
-    expected = _plain_logprobs(exact, shown, TEXTS, bins, 1.5)
+    expected = _plain_logprobs(exact, fields, TEXTS, bins, 1.5)
     torch.testing.assert_close(answer.logprobs.double(), expected.detach(), rtol=0, atol=ROUNDING)
-    at_one = -_plain_logprobs(exact, shown, TEXTS, bins, 1.0).flatten(1).sum(1)  # whatever the temperature of acting
-    found = policy.imitate(shown, answer.actions, torch.zeros(0)).double()
-    torch.testing.assert_close(found, at_one.detach(), rtol=0, atol=3 * ROUNDING)  # the sum of three
-    in_float32 = policy.evaluate(shown, answer.actions, {}).logprobs.double()
+    at_one = -_plain_logprobs(exact, fields, TEXTS, bins, 1.0).flatten(1).sum(1)  # whatever the temperature of acting
+    losses = policy.imitate(fields, answer.actions, torch.zeros(0)).double()
+    torch.testing.assert_close(losses, at_one.detach(), rtol=0, atol=3 * ROUNDING)  # the sum of three
+    in_float32 = policy.evaluate(fields, answer.actions, {}).logprobs.double()
     torch.testing.assert_close(in_float32, expected, rtol=0, atol=ROUNDING)
     policy.double()  # in float32 gradients of these magnitudes are rounded by more than is asked of them
-    policy.evaluate(shown, answer.actions, {}).logprobs.sum().backward()
+    policy.evaluate(fields, answer.actions, {}).logprobs.sum().backward()
     expected.sum().backward()
     largest = max(float(tensor.grad.abs().max()) for tensor in exact.values() if tensor.grad is not None)
     for name, parameter in policy.named_parameters():
         if not name.startswith("value_head."):
-            wanted = exact[name].grad
-            assert wanted is not None and parameter.grad is not None, name
+            expected_grad = exact[name].grad
+            assert expected_grad is not None and parameter.grad is not None, name
             # norms and angles are in float32 whatever the model is in
-            torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=ROUNDING * largest)
+            torch.testing.assert_close(parameter.grad, expected_grad, rtol=0, atol=ROUNDING * largest)
 
 
 def test_the_likeliest_actions_are_those_of_a_plain_implementation(folder, tensors):
     """Token after token, the whole sequence anew each time; unnormalised with the statistics of the dataset."""
-    policy, shown = _policy(folder), _fields()
+    policy, fields = _policy(folder), _fields()
     expected = []
-    for picture, text in zip(shown["image.front"], TEXTS, strict=True):
+    for picture, text in zip(fields["image.front"], TEXTS, strict=True):
         ids, numbers = prompt_ids(text.lower()), []
         for low, high, scaled in ((-0.5, 0.5, True), (0.0, 2.0, True), (0.25, 0.25, False)):
             logits = plain_logits(tensors, picture, ids, BLOCKS)[-1, NUM_TOKENS - 256 : NUM_TOKENS]
@@ -122,43 +122,45 @@ def test_the_likeliest_actions_are_those_of_a_plain_implementation(folder, tenso
             number = ((edges[:-1] + edges[1:]) / 2)[min(NUM_TOKENS - ids[-1] - 1, 254)]
             numbers.append(0.5 * (number + 1) * (high - low + 1e-8) + low if scaled else number)
         expected.append(numbers)
-    found = policy.act(shown, None).actions[:, 0]
-    torch.testing.assert_close(found.double(), torch.tensor(expected), rtol=1e-6, atol=1e-6)
+    actions = policy.act(fields, None).actions[:, 0]
+    torch.testing.assert_close(actions.double(), torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
 
 def test_entropies_are_those_of_an_enumeration(folder):
     """Of an action of one number: all its tokens have probability 1, and the mean of -log p is the entropy."""
     one = ActionSpec(kind="continuous", shape=(1,), low=torch.zeros(1), high=torch.ones(1))
     policy = OpenVLA(FIELDS, one, folder=str(folder), unnorm_key="kuka")
-    shown = _fields(["reach"] * 256)
-    shown["image.front"] = shown["image.front"][:1].expand(256, -1, -1, -1)
+    fields = _fields(["reach"] * 256)
+    fields["image.front"] = fields["image.front"][:1].expand(256, -1, -1, -1)
     with torch.no_grad():
-        found = policy.evaluate(shown, actions_of(policy.table, torch.arange(256)[:, None])[:, None], {})
-    assert float(found.logprobs.exp().sum()) == pytest.approx(1, abs=1e-5)
-    assert float(found.entropies[0]) == pytest.approx(-float((found.logprobs.exp() * found.logprobs).sum()), abs=1e-4)
+        outputs = policy.evaluate(fields, actions_of(policy.table, torch.arange(256)[:, None])[:, None], {})
+    assert float(outputs.logprobs.exp().sum()) == pytest.approx(1, abs=1e-5)
+    assert float(outputs.entropies[0]) == pytest.approx(
+        -float((outputs.logprobs.exp() * outputs.logprobs).sum()), abs=1e-4
+    )
 
 
 def test_instructions_of_other_lengths_share_a_batch(folder):
-    policy, shown = _policy(folder), _fields(["reach", "push the red cube over there", "reach"])
+    policy, fields = _policy(folder), _fields(["reach", "push the red cube over there", "reach"])
     noise = torch.randn(3, policy.noise_size)
-    answer = policy.act(shown, noise)
+    answer = policy.act(fields, noise)
     for row in range(3):
-        alone = policy.act({name: values[row : row + 1] for name, values in shown.items()}, noise[row : row + 1])
+        alone = policy.act({name: values[row : row + 1] for name, values in fields.items()}, noise[row : row + 1])
         assert torch.equal(alone.actions, answer.actions[row : row + 1])
         torch.testing.assert_close(alone.logprobs, answer.logprobs[row : row + 1], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(alone.values, answer.values[row : row + 1], rtol=1e-5, atol=1e-5)
 
 
 def test_pictures_and_instructions_count(folder):
-    policy, shown = _policy(folder), _fields(["reach"])
-    value = policy.act(shown, None).values
-    assert not torch.equal(policy.act(shown | {"image.front": 255 - shown["image.front"]}, None).values, value)
-    assert not torch.equal(policy.act(shown | {"instruction": text_tensor(["push"])}, None).values, value)
+    policy, fields = _policy(folder), _fields(["reach"])
+    value = policy.act(fields, None).values
+    assert not torch.equal(policy.act(fields | {"image.front": 255 - fields["image.front"]}, None).values, value)
+    assert not torch.equal(policy.act(fields | {"instruction": text_tensor(["push"])}, None).values, value)
 
 
 def test_the_value_knows_no_action(folder):
-    policy, shown = _policy(folder), _fields()
-    answers = [policy.act(shown, torch.randn(3, policy.noise_size)) for _ in range(2)]
+    policy, fields = _policy(folder), _fields()
+    answers = [policy.act(fields, torch.randn(3, policy.noise_size)) for _ in range(2)]
     assert not torch.equal(answers[0].actions, answers[1].actions)
     assert torch.equal(answers[0].values, answers[1].values)
 
@@ -168,9 +170,9 @@ def test_resizing_is_pillows():
     for shape in ((64, 64), (30, 30), (30, 100)):
         picture = torch.randint(256, (*shape, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
         expected = np.asarray(image.fromarray(picture.numpy()).resize((42, 42), image.Resampling.BICUBIC))
-        found = (resized(picture[None], 42)[0] * 255).round().movedim(0, -1).numpy()
-        assert np.abs(found - expected).max() <= 1
-        assert np.abs(found - expected).mean() < 0.05
+        actual = (resized(picture[None], 42)[0] * 255).round().movedim(0, -1).numpy()
+        assert np.abs(actual - expected).max() <= 1
+        assert np.abs(actual - expected).mean() < 0.05
 
 
 def test_every_action_says_its_bins():
@@ -216,24 +218,24 @@ def test_a_gripper_moves_as_the_environment_has_it(folder, gripper):
     """By the formulas of RLinf's research code; learning sees the tokens that were drawn."""
     options: dict[str, Any] = {"folder": str(folder), "unnorm_key": "bridge_orig"}
     plain, policy = (OpenVLA(FIELDS, HAND, gripper=name, **options) for name in ("as_is", gripper))
-    shown = _fields(TEXTS * 4)
+    fields = _fields(TEXTS * 4)
     noise = torch.randn(12, policy.noise_size, generator=torch.Generator().manual_seed(0))
-    said, acted = plain.act(shown, noise), policy.act(shown, noise)
-    number = said.actions[..., -1]
+    plain_answer, acted = plain.act(fields, noise), policy.act(fields, noise)
+    number = plain_answer.actions[..., -1]
     expected = -torch.sign(2 * number - 1) if gripper == "open_is_minus_one" else 2.0 * (number > 0.5) - 1
     assert set(expected.flatten().tolist()) == {-1.0, 1.0}
     assert torch.equal(acted.actions[..., -1], expected)
-    assert torch.equal(acted.actions[..., :-1], said.actions[..., :-1])
-    assert not said.extras
+    assert torch.equal(acted.actions[..., :-1], plain_answer.actions[..., :-1])
+    assert not plain_answer.extras
     with torch.no_grad():
-        found = policy.evaluate(shown, acted.actions, acted.extras).logprobs
-        assert torch.equal(found, plain.evaluate(shown, said.actions, {}).logprobs)
-        torch.testing.assert_close(found, said.logprobs, rtol=1e-5, atol=1e-5)
+        logprobs = policy.evaluate(fields, acted.actions, acted.extras).logprobs
+        assert torch.equal(logprobs, plain.evaluate(fields, plain_answer.actions, {}).logprobs)
+        torch.testing.assert_close(logprobs, plain_answer.logprobs, rtol=1e-5, atol=1e-5)
         is_open = torch.arange(12)[:, None] % 3 == 0
         opened = -1.0 if gripper == "open_is_minus_one" else 1.0
-        demonstrated, published = said.actions.clone(), said.actions.clone()
+        demonstrated, published = plain_answer.actions.clone(), plain_answer.actions.clone()
         demonstrated[..., -1], published[..., -1] = torch.where(is_open, opened, -opened), is_open.float()
-        assert torch.equal(policy.imitate(shown, demonstrated, noise), plain.imitate(shown, published, noise))
+        assert torch.equal(policy.imitate(fields, demonstrated, noise), plain.imitate(fields, published, noise))
 
 
 def test_a_small_model_learns_the_gripper_of_checkpoints():

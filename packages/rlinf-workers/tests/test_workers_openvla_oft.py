@@ -84,7 +84,7 @@ def loaded(checkpoint, **options) -> OpenVLAOFT:
     return OpenVLAOFT(FIELDS, ACTIONS, folder=str(checkpoint[0]), chunk_size=NUM_ACTIONS, **options)
 
 
-def shown() -> dict[str, torch.Tensor]:
+def drawn_fields() -> dict[str, torch.Tensor]:
     specs = {name: spec for name, spec in FIELDS.items() if name != "instruction"}
     return random_fields(specs, len(TEXTS)) | {"instruction": text_tensor(TEXTS)}
 
@@ -92,14 +92,14 @@ def shown() -> dict[str, torch.Tensor]:
 def expected_states(tensors, fields, options) -> list[torch.Tensor]:
     """Of each row; towers without FiLM are those of the merged weights."""
     low, high = (torch.tensor(STATISTICS["proprio"][key], dtype=torch.float64) for key in ("q01", "q99"))
-    found = []
+    states = []
     for row, text in enumerate(TEXTS):
         pictures = [fields[f"image.{camera}"][row] for camera in options["cameras"].split(",")]
         state = (2 * (fields["state"][row].double() - low) / (high - low + 1e-8) - 1).clamp(-1, 1)
-        given = {"film": options["film"], "num_numbers": NUM_NUMBERS}
+        arguments = {"film": options["film"], "num_numbers": NUM_NUMBERS}
         ids = prompt_ids(text.lower())
-        found.append(plain_states(tensors, pictures, ids, state if options["proprio"] else None, **given))
-    return found
+        states.append(plain_states(tensors, pictures, ids, state if options["proprio"] else None, **arguments))
+    return states
 
 
 def exact(checkpoint, options) -> dict[str, torch.Tensor]:
@@ -111,10 +111,10 @@ def check_gradients(policy, tensors) -> None:
     counted = 0
     for name, parameter in policy.named_parameters():
         if parameter.grad is not None and not name.startswith("value_head."):
-            wanted = tensors[name].grad
-            assert wanted is not None, name
+            expected = tensors[name].grad
+            assert expected is not None, name
             torch.testing.assert_close(
-                parameter.grad, wanted, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+                parameter.grad, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
             )
             counted += 1
     assert counted > 60
@@ -136,17 +136,17 @@ def test_a_checkpoint_conforms(checkpoint, head):
 
 @pytest.mark.parametrize("options", [EVERYTHING, LITTLE], ids=["everything", "little"])
 def test_tokens_are_those_of_a_plain_implementation(checkpoint, options, llama_in_float64):
-    policy, fields, tensors = loaded(checkpoint, **options), shown(), exact(checkpoint, options)
+    policy, fields, tensors = loaded(checkpoint, **options), drawn_fields(), exact(checkpoint, options)
     noise = torch.randn(len(TEXTS), policy.noise_size, generator=torch.Generator().manual_seed(0))
     answer, likeliest = policy.act(fields, noise), policy.act(fields, None)
     logprobs = torch.stack([plain_token_logprobs(tensors, s) for s in expected_states(tensors, fields, options)])
     low, high = torch.tensor([-0.5, 0.0, -1.0]), torch.tensor([0.5, 2.0, 1.0])  # the third is not scaled
-    for found in (answer, likeliest):
-        bins = bins_of(policy.table, found.actions.flatten(0, 1)).reshape(len(TEXTS), NUM_NUMBERS)
+    for actual in (answer, likeliest):
+        bins = bins_of(policy.table, actual.actions.flatten(0, 1)).reshape(len(TEXTS), NUM_NUMBERS)
         middles = (bins.clamp(max=254).view(-1, NUM_ACTIONS, NUM_DIMS) + 0.5) * 2 / 255 - 1
-        torch.testing.assert_close(found.actions, (middles + 1) / 2 * (high - low) + low, rtol=1e-5, atol=1e-5)
-        chosen = logprobs.gather(-1, bins[..., None])[..., 0].view_as(found.logprobs)
-        torch.testing.assert_close(found.logprobs.double(), chosen, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual.actions, (middles + 1) / 2 * (high - low) + low, rtol=1e-5, atol=1e-5)
+        chosen = logprobs.gather(-1, bins[..., None])[..., 0].view_as(actual.logprobs)
+        torch.testing.assert_close(actual.logprobs.double(), chosen, rtol=1e-5, atol=1e-5)
     assert torch.equal(bins, logprobs.argmax(-1))  # pyright: ignore[reportPossiblyUnboundVariable]
     entropies = -(logprobs.exp() * logprobs).sum(-1).view(-1, NUM_ACTIONS, NUM_DIMS)
     in_float32 = policy.evaluate(fields, answer.actions, {})
@@ -155,17 +155,17 @@ def test_tokens_are_those_of_a_plain_implementation(checkpoint, options, llama_i
     llama_in_float64()
     policy.double()
     policy.table = policy.table.float()
-    found = policy.evaluate(fields, answer.actions, {}).logprobs
+    actual = policy.evaluate(fields, answer.actions, {}).logprobs
     bins = bins_of(policy.table, answer.actions.flatten(0, 1)).reshape(len(TEXTS), NUM_NUMBERS)
-    torch.testing.assert_close(found.flatten(1), logprobs.gather(-1, bins[..., None])[..., 0], rtol=1e-6, atol=1e-6)
-    found.sum().backward()
+    torch.testing.assert_close(actual.flatten(1), logprobs.gather(-1, bins[..., None])[..., 0], rtol=1e-6, atol=1e-6)
+    actual.sum().backward()
     logprobs.gather(-1, bins[..., None]).sum().backward()
     check_gradients(policy, tensors)
 
 
 @pytest.mark.parametrize("options", [EVERYTHING, LITTLE], ids=["everything", "little"])
 def test_predicted_numbers_are_those_of_a_plain_implementation(checkpoint, options, llama_in_float64):
-    policy, fields, tensors = loaded(checkpoint, head="l1", **options), shown(), exact(checkpoint, options)
+    policy, fields, tensors = loaded(checkpoint, head="l1", **options), drawn_fields(), exact(checkpoint, options)
     centre = torch.stack([plain_numbers(tensors, s) for s in expected_states(tensors, fields, options)])
     low, high = (torch.tensor([a, b, c]) for a, b, c in ((-0.5, 0.0, -1.0), (0.5, 2.0, 1.0)))
     expected = (centre + 1) / 2 * (high - low) + low
@@ -176,38 +176,38 @@ def test_predicted_numbers_are_those_of_a_plain_implementation(checkpoint, optio
     torch.testing.assert_close(policy.act(fields, None).actions, expected, rtol=1e-6, atol=1e-6)
     loss = policy.imitate(fields, target.double(), torch.zeros(0))
     scaled = (2 * (target.double() - low) / (high - low) - 1).clamp(-1, 1)
-    wanted = (centre - scaled).abs().mean((1, 2))
-    torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=1e-6)
+    expected_loss = (centre - scaled).abs().mean((1, 2))
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
     loss.sum().backward()
-    wanted.sum().backward()
+    expected_loss.sum().backward()
     check_gradients(policy, tensors)
 
 
 def test_the_loss_of_tokens_is_their_cross_entropy(checkpoint):
-    policy, fields, tensors = loaded(checkpoint, **LITTLE), shown(), exact(checkpoint, LITTLE)
+    policy, fields, tensors = loaded(checkpoint, **LITTLE), drawn_fields(), exact(checkpoint, LITTLE)
     bins = torch.randint(255, (len(TEXTS), NUM_NUMBERS), generator=torch.Generator().manual_seed(4))
     actions = policy.table[torch.arange(NUM_NUMBERS) % NUM_DIMS, bins].view(-1, NUM_ACTIONS, NUM_DIMS)
     logprobs = torch.stack([plain_token_logprobs(tensors, s) for s in expected_states(tensors, fields, LITTLE)])
-    wanted = -logprobs.gather(-1, bins[..., None]).sum((1, 2))
-    torch.testing.assert_close(policy.imitate(fields, actions, torch.zeros(0)).double(), wanted, rtol=1e-5, atol=1e-5)
+    expected = -logprobs.gather(-1, bins[..., None]).sum((1, 2))
+    torch.testing.assert_close(policy.imitate(fields, actions, torch.zeros(0)).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", ["tokens", "l1"])
 def test_a_gripper_moves_as_the_environment_has_it(checkpoint, head):
     options = {"folder": str(checkpoint[0]), "chunk_size": NUM_ACTIONS, "head": head, "spread": 0.5} | LITTLE
     plain, policy = (OpenVLAOFT(FIELDS, HAND, gripper=name, **options) for name in ("as_is", "open_is_minus_one"))
-    fields = shown()
+    fields = drawn_fields()
     noise = torch.randn(len(TEXTS), policy.noise_size, generator=torch.Generator().manual_seed(1))
-    said, acted = plain.act(fields, noise), policy.act(fields, noise)
-    number = said.actions[..., -1]
+    plain_answer, acted = plain.act(fields, noise), policy.act(fields, noise)
+    number = plain_answer.actions[..., -1]
     expected = -torch.sign(2 * number - 1)
     assert set(expected.flatten().tolist()) == {-1.0, 1.0}
     assert torch.equal(acted.actions[..., -1], expected)
-    assert torch.equal(acted.actions[..., :-1], said.actions[..., :-1])
+    assert torch.equal(acted.actions[..., :-1], plain_answer.actions[..., :-1])
     with torch.no_grad():
         evaluated = policy.evaluate(fields, acted.actions, acted.extras).logprobs
-        assert torch.equal(evaluated, plain.evaluate(fields, said.actions, said.extras).logprobs)
-        demonstrated, published = said.actions.clone(), said.actions.clone()
+        assert torch.equal(evaluated, plain.evaluate(fields, plain_answer.actions, plain_answer.extras).logprobs)
+        demonstrated, published = plain_answer.actions.clone(), plain_answer.actions.clone()
         demonstrated[..., -1] = torch.tensor([[-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
         published[..., -1] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
         assert torch.equal(policy.imitate(fields, demonstrated, noise), plain.imitate(fields, published, noise))
@@ -223,12 +223,12 @@ def test_normalization_by_bounds(checkpoint):
 def test_drawn_numbers_have_the_laplace_distribution_of_their_likelihood():
     noise = torch.tensor([-3.0, -0.2, 0.0, 0.7, 2.5, -8.0, 8.0])
     centre = torch.linspace(-1, 1, 7)
-    found = laplace_draw(centre, noise, 0.1)
+    draws = laplace_draw(centre, noise, 0.1)
     expected = torch.distributions.Laplace(centre.double(), 0.1)
-    torch.testing.assert_close(found[:5].double(), expected.icdf(torch.special.ndtr(noise.double()))[:5])
-    logprobs = laplace_log_prob(found.double(), centre.double(), 0.1)
-    torch.testing.assert_close(logprobs, expected.log_prob(found.double()))
-    assert found.isfinite().all()
+    torch.testing.assert_close(draws[:5].double(), expected.icdf(torch.special.ndtr(noise.double()))[:5])
+    logprobs = laplace_log_prob(draws.double(), centre.double(), 0.1)
+    torch.testing.assert_close(logprobs, expected.log_prob(draws.double()))
+    assert draws.isfinite().all()
 
 
 def test_the_middle_of_a_picture():
@@ -243,9 +243,9 @@ def test_the_middle_of_a_picture():
             weight = (1 - abs(y - top - di)) * (1 - abs(x - left - dj))
             at = pictures[:, :, min(top + di, size - 1), min(left + dj, size - 1)]
             expected[:, :, i, j] += weight * at.numpy()
-    found = center_cropped(pictures).numpy()
-    assert np.abs(found - expected).max() <= 1.01 / 255
-    assert np.abs(found * 255 - np.round(found * 255)).max() < 1e-4
+    cropped = center_cropped(pictures).numpy()
+    assert np.abs(cropped - expected).max() <= 1.01 / 255
+    assert np.abs(cropped * 255 - np.round(cropped * 255)).max() < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -68,14 +68,14 @@ class Sync:
 @pytest.fixture
 def started():
     """Makes a Sync, and ends its engine."""
-    made = []
+    syncs = []
 
     def start(settings, **options):
-        made.append(Sync(settings, **options))
-        return made[-1]
+        syncs.append(Sync(settings, **options))
+        return syncs[-1]
 
     yield start
-    for sync in made:
+    for sync in syncs:
         sync.engine.close()
 
 
@@ -93,9 +93,9 @@ def test_parameters_are_filled_where_the_engine_has_them(name, tmp_path, started
         if version == 2:
             settle()
         sync.receiver.receive({}, version)()
-        for found, wanted in zip(sync.engine.parameters, sync.expected(), strict=True):
-            assert found.keys() == wanted.keys()
-            assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+        for parameters, expected in zip(sync.engine.parameters, sync.expected(), strict=True):
+            assert parameters.keys() == expected.keys()
+            assert all(torch.equal(parameters[key], expected[key]) for key in expected)
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,10 @@ def states_of_whole_sequences(model, groups):
 
 def logprobs_of_whole_sequences(model, groups):
     """[M]"""
-    found = []
+    logprobs = []
     for logits, completion in states_of_whole_sequences(model, groups):
-        found.append((logits / TEMPERATURE).log_softmax(-1).gather(1, completion[:, None])[:, 0])
-    return torch.cat(found)
+        logprobs.append((logits / TEMPERATURE).log_softmax(-1).gather(1, completion[:, None])[:, 0])
+    return torch.cat(logprobs)
 
 
 def answered(model, batch, *, entropies=False):
@@ -100,16 +100,16 @@ def answered(model, batch, *, entropies=False):
 def check_equal(model, groups, bound, gradient_bound):
     batch = pack_without_padding(groups)
     inside = batch.loss_mask != 0
-    found = answered(model, batch).logprobs
-    weight = torch.rand(int(inside.sum()), dtype=found.dtype)
-    (found[inside] * weight).sum().backward()
+    logprobs = answered(model, batch).logprobs
+    weight = torch.rand(int(inside.sum()), dtype=logprobs.dtype)
+    (logprobs[inside] * weight).sum().backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     expected = logprobs_of_whole_sequences(model, groups)
     (expected * weight).sum().backward()
 
-    torch.testing.assert_close(found[inside], expected, rtol=0, atol=bound)
-    assert not found[~inside].any()
+    torch.testing.assert_close(logprobs[inside], expected, rtol=0, atol=bound)
+    assert not logprobs[~inside].any()
     largest = max(float(parameter.grad.abs().max()) for parameter in model.parameters())
     for gradient, parameter in zip(gradients, model.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=gradient_bound * largest)
@@ -139,8 +139,8 @@ def test_any_groups_equal_whole_sequences(drawn):
     groups = [sample_group(i, length, lengths) for i, (length, lengths) in enumerate(drawn)]
     model, batch = model_of("qwen2"), pack_without_padding(groups)
     with torch.no_grad():
-        found = answered(model, batch).logprobs[batch.loss_mask != 0]
-        torch.testing.assert_close(found, logprobs_of_whole_sequences(model, groups), rtol=0, atol=1e-10)
+        logprobs = answered(model, batch).logprobs[batch.loss_mask != 0]
+        torch.testing.assert_close(logprobs, logprobs_of_whole_sequences(model, groups), rtol=0, atol=1e-10)
     computed = [num_computed_tokens(len(g.prompt.token_ids), g.loss_mask.sum(-1).long()) for g in groups]
     assert len(batch.token_ids) == sum(computed)
 
@@ -178,9 +178,9 @@ def test_values_are_those_of_whole_sequences(tmp_path):
     model = kind.build(torch.device("cpu"))
     torch.nn.init.normal_(model.get_output_embeddings().weight, std=32**-0.5)  # pyright: ignore
     batch = pack_without_padding(GROUPS)
-    found = kind.answers(model, batch, entropies=False).values
+    actual = kind.answers(model, batch, entropies=False).values
     expected = torch.cat([values[:, 0] for values, _ in states_of_whole_sequences(model, GROUPS)])
-    torch.testing.assert_close(found[batch.loss_mask != 0], expected, rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(actual[batch.loss_mask != 0], expected, rtol=0, atol=ROUNDING)
     assert kind.num_calls(batch) == 1
 
 
@@ -206,8 +206,8 @@ def test_completions_without_any_token_have_no_answers_and_no_gradient():
     """A filter may mask all that a micro-batch has."""
     model = model_of("qwen2")
     empty = [replace(group, loss_mask=torch.zeros_like(group.loss_mask)) for group in GROUPS]
-    found = answered(model, pack_without_padding(empty), entropies=True)
-    assert found.logprobs.shape == found.entropies.shape == (sum(len(group.loss_mask) for group in GROUPS), 1)
-    (found.logprobs.sum() + found.entropies.sum()).backward()
-    assert not found.logprobs.any()
+    answers = answered(model, pack_without_padding(empty), entropies=True)
+    assert answers.logprobs.shape == answers.entropies.shape == (sum(len(group.loss_mask) for group in GROUPS), 1)
+    (answers.logprobs.sum() + answers.entropies.sum()).backward()
+    assert not answers.logprobs.any()
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())

@@ -28,14 +28,14 @@ def test_each_rank_has_its_rows_of_what_the_seed_makes(tmp_path, name):
             for rank in range(NUM_RANKS):
                 torch.manual_seed(1)
                 with KeptParts(rank, NUM_RANKS) as parts:
-                    found = kind.outline()
+                    outline = kind.outline()
                 assert torch.equal(torch.get_rng_state(), state), "the next numbers are others"
-                check(found, expected, parts, rank)
+                check(outline, expected, parts, rank)
 
 
-def check(found, expected, parts, rank):
+def check(outline, expected, parts, rank):
     wholes, names = dict(expected.named_parameters()), []
-    for name, parameter in found.named_parameters():
+    for name, parameter in outline.named_parameters():
         assert parameter.is_meta
         assert parameter.dtype == wholes[name].dtype
         rows = wholes[name].chunk(NUM_RANKS)
@@ -43,13 +43,13 @@ def check(found, expected, parts, rank):
         assert torch.equal(part, rows[rank] if rank < len(rows) else rows[0][:0]), name
         names.append(name)
     assert names == list(wholes), "tied parameters are one"
-    check_buffers(found, expected)
+    check_buffers(outline, expected)
 
 
-def check_buffers(found, expected):
+def check_buffers(outline, expected):
     buffers = dict(expected.named_buffers())
     assert buffers
-    for name, buffer in found.named_buffers():
+    for name, buffer in outline.named_buffers():
         assert torch.equal(buffer, buffers.pop(name)), name
     assert not buffers
 
@@ -58,9 +58,9 @@ def check_buffers(found, expected):
 def test_buffers_of_an_outline_are_those_of_the_folder(tmp_path, name):
     settings = dataclasses.replace(tiny_architecture(name, tmp_path, rope_theta=123.0), dtype="bfloat16")
     with KeptParts(0, 1) as parts:
-        found = outline_model(settings)
-    assert all(parts.take(parameter) is None for parameter in found.parameters())
-    check_buffers(found, build_model(settings, torch.device("cpu")))
+        outline = outline_model(settings)
+    assert all(parts.take(parameter) is None for parameter in outline.parameters())
+    check_buffers(outline, build_model(settings, torch.device("cpu")))
 
 
 def test_what_is_made_from_what_is_given_up_is_refused():
@@ -68,8 +68,8 @@ def test_what_is_made_from_what_is_given_up_is_refused():
         first, _ = nn.Linear(3, 4), nn.Linear(3, 4)
         with pytest.raises(RuntimeError, match=r"a tensor \[4, 3\] of the model is made by mul_ from numbers that are"):
             first.weight.detach().mul_(2.0)
-    kept = nn.Linear(3, 4)
-    assert not kept.weight.is_meta
+    layer = nn.Linear(3, 4)
+    assert not layer.weight.is_meta
 
 
 PEAK = """
@@ -117,15 +117,15 @@ def test_a_rank_never_has_the_memory_of_the_whole_model(tmp_path):
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "head_dim": 128}
     tiny_architecture("qwen3", tmp_path / "large", **sizes)
     whole = (tmp_path / "large" / "model.safetensors").stat().st_size
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", PEAK, str(tmp_path / "small"), str(tmp_path / "large")],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert not found.returncode, found.stderr
-    for line in found.stdout.splitlines():
+    assert not done.returncode, done.stderr
+    for line in done.stdout.splitlines():
         part, peak = (int(number) for number in line.split())
         assert part in (0, pytest.approx(whole / 4, rel=0.01))
         assert peak < part + (24 << 20), f"{peak} bytes for a part of {part}; the whole model has {whole}"
-    assert len(found.stdout.splitlines()) == 4
+    assert len(done.stdout.splitlines()) == 4

@@ -55,14 +55,14 @@ def whole(version: int) -> dict[str, torch.Tensor]:
     return {"a": torch.randn(5, 4, generator=generator), "b": torch.arange(6) + 100 * version}
 
 
-def counted(sender, found):
+def counted(sender, sent_reports):
     """Its ways put down what they send."""
     for way in sender._ways:
         publish = way._sender.publish
 
         def published(*arguments, publish=publish, **named):
             reports = publish(*arguments, **named)
-            found.extend(reports)
+            sent_reports.extend(reports)
             return reports
 
         way._sender.publish = published

@@ -49,19 +49,19 @@ def drawn(policy: Pi0, seed=1) -> Tensor:
     return torch.randn(NUM_ROWS, policy.noise_size, generator=torch.Generator().manual_seed(seed))
 
 
-def inputs_of(policy: Pi0, shown) -> dict[str, Tensor]:
+def inputs_of(policy: Pi0, fields) -> dict[str, Tensor]:
     """What transformers' pi0 takes, put together by hand: both cameras, then the prompt's bytes, padded to 48."""
     size = policy.model.config.vlm_config.vision_config.image_size
     num_tokens = 2 * (size // 14) ** 2
-    rows = [bytes(row.tolist()).rstrip(b"\0") for row in shown["instruction"]]
+    rows = [bytes(row.tolist()).rstrip(b"\0") for row in fields["instruction"]]
     ids = torch.full((len(rows), num_tokens + 48), 0)
     mask = torch.zeros_like(ids)
     for i, text in enumerate(rows):
         tokens = [257] * num_tokens + [256, *text]
         ids[i, : len(tokens)], mask[i, : len(tokens)] = torch.tensor(tokens), 1
-    pictures = [prepare_pictures(shown[f"image.{key}"], size) for key in ("front", "hand")]
+    pictures = [prepare_pictures(fields[f"image.{key}"], size) for key in ("front", "hand")]
     return {
-        "state": shown["state"],
+        "state": fields["state"],
         "input_ids": ids,
         "attention_mask": mask,
         "pixel_values": torch.stack(pictures, dim=1),
@@ -78,32 +78,32 @@ def test_pi0_conforms(noise, value, trains):
 
 def test_the_ode_is_transformers_own_sampling():
     policy = small(num_denoising_steps=5)
-    shown = random_fields(FIELDS, NUM_ROWS)
+    fields = random_fields(FIELDS, NUM_ROWS)
     with torch.no_grad():
-        found = policy.act(shown, None)
-        start = policy.evaluation_start(shown["state"])
-        expected = policy.model.sample_actions(noise=start, num_steps=5, **inputs_of(policy, shown))
-    torch.testing.assert_close(policy.normalize_actions(found.actions), expected, rtol=1e-6, atol=1e-6)
-    bounded = found.actions[..., :2]  # from -1 ... 1 to -1 ... 1 and -1 ... 3; the third has no upper bound
+        answer = policy.act(fields, None)
+        start = policy.evaluation_start(fields["state"])
+        expected = policy.model.sample_actions(noise=start, num_steps=5, **inputs_of(policy, fields))
+    torch.testing.assert_close(policy.normalize_actions(answer.actions), expected, rtol=1e-6, atol=1e-6)
+    bounded = answer.actions[..., :2]  # from -1 ... 1 to -1 ... 1 and -1 ... 3; the third has no upper bound
     torch.testing.assert_close(bounded, expected[..., :2] * torch.tensor([1.0, 2.0]) + torch.tensor([0.0, 1.0]))
-    torch.testing.assert_close(found.actions[..., 2], expected[..., 2], rtol=1e-6, atol=1e-6)
-    assert not found.logprobs.any()
+    torch.testing.assert_close(answer.actions[..., 2], expected[..., 2], rtol=1e-6, atol=1e-6)
+    assert not answer.logprobs.any()
 
 
 @pytest.mark.parametrize("noise", ["flow-sde", "flow-noise"])
 def test_imitation_is_transformers_own_loss(noise):
     policy = small(noise=noise)
     policy.model.config.loss_reduction = "none"
-    shown = random_fields(FIELDS, NUM_ROWS)
+    fields = random_fields(FIELDS, NUM_ROWS)
     actions = LOW.clamp(max=0.5) + torch.rand(NUM_ROWS, 2, 3, generator=torch.Generator().manual_seed(5))
-    given = drawn(policy)
-    start = given[:, :6].view(NUM_ROWS, 2, 3)
-    uniform = torch.distributions.Normal(0, 1).cdf(given[:, -1])
+    draws = drawn(policy)
+    start = draws[:, :6].view(NUM_ROWS, 2, 3)
+    uniform = torch.distributions.Normal(0, 1).cdf(draws[:, -1])
     times = 0.001 + 0.999 * uniform ** (2 / 3)  # Beta(1.5, 1)
     normal = policy.normalize_actions(actions)
-    expected = policy.model(actions=normal, noise=start, timestep=times, **inputs_of(policy, shown)).loss
-    found = policy.imitate(shown, actions, given)
-    torch.testing.assert_close(found, expected.mean((1, 2)), rtol=1e-5, atol=1e-6)
+    expected = policy.model(actions=normal, noise=start, timestep=times, **inputs_of(policy, fields)).loss
+    losses = policy.imitate(fields, actions, draws)
+    torch.testing.assert_close(losses, expected.mean((1, 2)), rtol=1e-5, atol=1e-6)
 
 
 def reference_logprobs(policy: Pi0, inputs, chain: Tensor, steps: Tensor | None) -> Tensor:
@@ -116,9 +116,7 @@ def reference_logprobs(policy: Pi0, inputs, chain: Tensor, steps: Tensor | None)
         velocity = policy.model(noise=state, timestep=times, **inputs).logits
         if steps is None:
             hidden = []
-            hook = policy.model.action_out_proj.register_forward_hook(
-                lambda _, given, __, to=hidden: to.append(given[0])
-            )
+            hook = policy.model.action_out_proj.register_forward_hook(lambda _, args, __, to=hidden: to.append(args[0]))
             policy.model(noise=state, timestep=times, **inputs)
             hook.remove()
             share = (torch.tanh(policy.noise_head(hidden[0])) + 1) / 2  # type: ignore[reportOptionalCall]
@@ -136,34 +134,34 @@ def reference_logprobs(policy: Pi0, inputs, chain: Tensor, steps: Tensor | None)
 def test_log_probabilities_and_gradients_against_transformers_forward(noise):
     """In float64, since sums of squares over deviations of 0.1 magnify rounding."""
     policy = small(noise=noise, num_denoising_steps=3).double()
-    shown = random_fields(FIELDS, NUM_ROWS)
-    shown["state"] = shown["state"].double()
+    fields = random_fields(FIELDS, NUM_ROWS)
+    fields["state"] = fields["state"].double()
     with torch.no_grad():
-        answer = policy.act(shown, drawn(policy).double())
+        answer = policy.act(fields, drawn(policy).double())
     if noise == "flow-sde":
         assert len(set(answer.extras["noisy_step"].tolist())) > 1
-    policy.evaluate(shown, answer.actions, answer.extras).logprobs.sum().backward()
-    found = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+    policy.evaluate(fields, answer.actions, answer.extras).logprobs.sum().backward()
+    gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
     policy.zero_grad()
     steps = answer.extras.get("noisy_step")
-    expected = reference_logprobs(policy, inputs_of(policy, shown), answer.extras["chain"], steps)
+    expected = reference_logprobs(policy, inputs_of(policy, fields), answer.extras["chain"], steps)
     torch.testing.assert_close(answer.logprobs, expected, rtol=1e-6, atol=1e-6)
     expected.sum().backward()
     for name, parameter in policy.named_parameters():
-        if name in found:
+        if name in gradients:
             assert parameter.grad is not None, name
             scale = parameter.grad.abs().max().clamp(min=1.0)
-            torch.testing.assert_close(found[name] / scale, parameter.grad / scale, rtol=0.0, atol=1e-6, msg=name)
-    assert len(found) > 30
+            torch.testing.assert_close(gradients[name] / scale, parameter.grad / scale, rtol=0.0, atol=1e-6, msg=name)
+    assert len(gradients) > 30
 
 
 def test_the_chain_is_drawn_from_the_noise_and_ends_in_the_actions():
     policy = small(num_denoising_steps=4)
-    shown = random_fields(FIELDS, NUM_ROWS)
+    fields = random_fields(FIELDS, NUM_ROWS)
     noise = drawn(policy)
     noise[:, -1] = torch.tensor([-3.0, 0.1, 3.0])  # steps 0, 2 and 3 of 4
     with torch.no_grad():
-        answer = policy.act(shown, noise)
+        answer = policy.act(fields, noise)
     chain, steps = answer.extras["chain"], answer.extras["noisy_step"]
     assert steps.tolist() == [0, 2, 3]
     torch.testing.assert_close(chain[:, 0], noise[:, :6].view(-1, 2, 3))
@@ -171,7 +169,7 @@ def test_the_chain_is_drawn_from_the_noise_and_ends_in_the_actions():
     # the first step's deviation is the noise level whatever its length, and its mean that of transition 0
     t, s, level = 1.0, 0.75, 0.5
     with torch.no_grad():
-        velocity = policy.model(noise=chain[:, 0], timestep=torch.ones(NUM_ROWS), **inputs_of(policy, shown)).logits
+        velocity = policy.model(noise=chain[:, 0], timestep=torch.ones(NUM_ROWS), **inputs_of(policy, fields)).logits
     sigma_squared = level**2 * t / (1 - s)
     mean = chain[:, 0] + (s - t) * (velocity + sigma_squared / 2 * chain[:, 0])
     expected = mean[0] + (sigma_squared * (t - s)) ** 0.5 * noise[0, 6:12].view(2, 3)
@@ -214,25 +212,25 @@ def test_a_checkpoint_acts_as_transformers_does(checkpoint):
     loaded: Any = PI0ForConditionalGeneration.from_pretrained(checkpoint)
     options = {"folder": str(checkpoint), "dataset": "lab/one", "cameras": "hand,front", "chunk_size": 2}
     policy = Pi0(FIELDS, ACTIONS, seed=0, **options)
-    shown = random_fields(FIELDS, NUM_ROWS)
+    fields = random_fields(FIELDS, NUM_ROWS)
     with torch.no_grad():
-        found = policy.act(shown, None).actions
+        actions = policy.act(fields, None).actions
         size = loaded.config.vlm_config.vision_config.image_size
         num_tokens = 2 * (size // 14) ** 2
         sentence = [[1, 3, 8 + i, 4, 5, 2] for i in range(NUM_ROWS)]  # "table\n" is one word, which is unknown
         ids = torch.tensor([[loaded.config.vlm_config.image_token_id] * num_tokens + row for row in sentence])
         normal = torch.zeros(NUM_ROWS, 5)
-        normal[:, :4] = (shown["state"] - 0.1) / (2.0 + 1e-6)
+        normal[:, :4] = (fields["state"] - 0.1) / (2.0 + 1e-6)
         expected = loaded.sample_actions(
             state=normal,
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            pixel_values=torch.stack([prepare_pictures(shown[f"image.{k}"], size) for k in ("hand", "front")], dim=1),
+            pixel_values=torch.stack([prepare_pictures(fields[f"image.{k}"], size) for k in ("hand", "front")], dim=1),
             pixel_attention_mask=torch.ones(NUM_ROWS, 2, dtype=torch.bool),
-            noise=policy.evaluation_start(shown["state"]),
+            noise=policy.evaluation_start(fields["state"]),
             num_steps=4,
         )
-    torch.testing.assert_close(found, expected[:, :2, :3] * (0.25 + 1e-6) + 0.5, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(actions, expected[:, :2, :3] * (0.25 + 1e-6) + 0.5, rtol=1e-6, atol=1e-6)
     assert not any(p.requires_grad for p in policy.model.model.vlm.parameters())
     check_policy(Pi0, FIELDS, ACTIONS, **options)
 
@@ -251,18 +249,18 @@ def test_a_checkpoint_of_openpi_acts_as_its_tensors_say(published):
     """Statistics of mean 0 and deviation 1; the tokenizer knows two of the words."""
     options: dict[str, Any] = OF_OPENPI | {"folder": str(published)}
     assert Pi0.needs(FIELDS, ACTIONS, **options).chunk_size == 2
-    policy, shown = Pi0(FIELDS, ACTIONS, **options), random_fields(FIELDS, 2)
-    shown["instruction"] = text_tensor(["Task: push, it", "push,"])
-    pictures = [prepare_pictures(shown[f"image.{name}"], 28) for name in ("hand", "front")]
-    states = torch.cat([shown["state"], torch.zeros(2, 2)], dim=1)
-    start = policy.evaluation_start(shown["state"])
+    policy, fields = Pi0(FIELDS, ACTIONS, **options), random_fields(FIELDS, 2)
+    fields["instruction"] = text_tensor(["Task: push, it", "push,"])
+    pictures = [prepare_pictures(fields[f"image.{name}"], 28) for name in ("hand", "front")]
+    states = torch.cat([fields["state"], torch.zeros(2, 2)], dim=1)
+    start = policy.evaluation_start(fields["state"])
     assert start.shape == (2, 3, 4)
     predict = plain_predict(plain_tensors("pi0"), pictures, [[1, 3, 4, 2], [1, 2]], states, 16)
     expected = (start - predict(start, 1.0)[1])[:, :2, :3]
     with torch.no_grad():
-        found = policy.act(shown, None).actions
+        actions = policy.act(fields, None).actions
     additions = additions_of_transformer(num_layers=4, width=32, inner_width=64, num_tokens=16)  # and towers
-    torch.testing.assert_close(found, expected, rtol=0, atol=rounding_bound(additions, size=3))  # noise of about 3
+    torch.testing.assert_close(actions, expected, rtol=0, atol=rounding_bound(additions, size=3))  # noise of about 3
     check_policy(Pi0, FIELDS, ACTIONS, **options)
 
 
@@ -276,9 +274,9 @@ def test_transformers_reads_a_checkpoint_of_openpi_alike(published, tmp_path):
     config.save_pretrained(tmp_path)
     shutil.copy(published / "model.safetensors", tmp_path)
     read: Any = PI0ForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
-    expected, found = read.state_dict(), model.state_dict()
-    assert set(expected) - set(found) == {"model.dit.embed_tokens.weight"}
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    expected, tensors = read.state_dict(), model.state_dict()
+    assert set(expected) - set(tensors) == {"model.dit.embed_tokens.weight"}
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors.items())
 
 
 @pytest.mark.parametrize(
@@ -325,9 +323,9 @@ def test_quantiles(checkpoint):
     ],
 )
 def test_refusals_before_any_process_starts(checkpoint, options, says):
-    given = {name: str(checkpoint) if value == "FOLDER" else value for name, value in options.items()}
+    arguments = {name: str(checkpoint) if value == "FOLDER" else value for name, value in options.items()}
     with pytest.raises(PolicyError, match=says):
-        Pi0.needs(FIELDS, ACTIONS, **given)
+        Pi0.needs(FIELDS, ACTIONS, **arguments)
 
 
 def test_transformers_without_pi0_are_refused(monkeypatch):
@@ -360,13 +358,13 @@ def test_actions_relative_to_the_state_are_openpis():
     mask = np.array([True] * 6 + [False])
     added = np.where(mask, fields["state"].numpy()[:, :7], 0)[:, None]
     with torch.no_grad():
-        for given in (noise, None):
-            said, acted = plain.act(fields, given), policy.act(fields, given)
-            np.testing.assert_array_equal(acted.actions.numpy(), said.actions.numpy() + added)
-            assert torch.equal(acted.logprobs, said.logprobs) and torch.equal(acted.values, said.values)
+        for act_noise in (noise, None):
+            plain_answer, acted = plain.act(fields, act_noise), policy.act(fields, act_noise)
+            np.testing.assert_array_equal(acted.actions.numpy(), plain_answer.actions.numpy() + added)
+            assert torch.equal(acted.logprobs, plain_answer.logprobs) and torch.equal(acted.values, plain_answer.values)
         answered = policy.act(fields, noise)
-        found = policy.evaluate(fields, answered.actions, answered.extras).logprobs
-        torch.testing.assert_close(found, answered.logprobs, rtol=1e-5, atol=1e-5)
+        logprobs = policy.evaluate(fields, answered.actions, answered.extras).logprobs
+        torch.testing.assert_close(logprobs, answered.logprobs, rtol=1e-5, atol=1e-5)
         demonstrated = torch.rand(NUM_ROWS, 2, 7, generator=torch.Generator().manual_seed(5))
         expected = plain.imitate(fields, torch.from_numpy(demonstrated.numpy() - added), noise)
         assert torch.equal(policy.imitate(fields, demonstrated, noise), expected)
@@ -384,11 +382,11 @@ def test_actions_relative_to_a_state_that_is_too_short_are_refused():
 def test_pictures_keep_their_proportions():
     picture = torch.full((1, 10, 20, 3), 255, dtype=torch.uint8)
     picture[:, :, 10:] = 51
-    found = prepare_pictures(picture, 40)
-    assert found.shape == (1, 3, 40, 40)
-    assert (found[..., :10, :] == -1).all() and (found[..., 30:, :] == -1).all()
-    torch.testing.assert_close(found[..., 10:30, :15], torch.ones(1, 3, 20, 15))
-    torch.testing.assert_close(found[..., 10:30, 25:], torch.full((1, 3, 20, 15), -0.6))
+    prepared = prepare_pictures(picture, 40)
+    assert prepared.shape == (1, 3, 40, 40)
+    assert (prepared[..., :10, :] == -1).all() and (prepared[..., 30:, :] == -1).all()
+    torch.testing.assert_close(prepared[..., 10:30, :15], torch.ones(1, 3, 20, 15))
+    torch.testing.assert_close(prepared[..., 10:30, 25:], torch.full((1, 3, 20, 15), -0.6))
     square = torch.randint(256, (2, 6, 6, 3), dtype=torch.uint8)
     torch.testing.assert_close(prepare_pictures(square, 6), square.permute(0, 3, 1, 2) / 255 * 2 - 1)
 
@@ -414,21 +412,21 @@ def test_states_that_are_only_valued_are_not_acted_on(make_worker, reader, monke
     """The trajectory is the one that answers to both have."""
     options = SMALL | {"value": "vision-language", "num_layers": 1}
     policy = PolicySettings(name="pi0", fields=FIELDS, actions=ACTIONS, options=options)
-    asked: list[int] = []
+    batch_sizes: list[int] = []
     act = Pi0.act
 
     def counted(self, fields, noise):
-        asked.append(len(fields["state"]))
+        batch_sizes.append(len(fields["state"]))
         return act(self, fields, noise)
 
     monkeypatch.setattr(Pi0, "act", counted)
-    found = segment(make_worker(EmbodiedRollout, policy, step=1), reader, 0, ends_at=2)
+    trajectory = segment(make_worker(EmbodiedRollout, policy, step=1), reader, 0, ends_at=2)
     both = make_worker(EmbodiedRollout, policy, step=1)
     both._policy.values_cost_less = False
     expected = segment(both, reader, 0, ends_at=2)
-    assert asked == [2] * 4 + [2] * 5  # those that the episodes' end led to once more
+    assert batch_sizes == [2] * 4 + [2] * 5  # those that the episodes' end led to once more
     for name in ("actions", "rollout_logprobs", "values", "next_values"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(getattr(trajectory, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
 
 
 # -- learning ------------------------------------------------------------------------------------------------------
@@ -446,7 +444,7 @@ def segment(rollout, reader, group: int, num_steps=3, ends_at=None):
     """Two rows that are paid for actions near 0.5; the observations are random."""
     actions, trajectories = Collected(), Collected()
 
-    def shown():
+    def observations():
         for time in range(num_steps + 1):
             fields = random_fields(FIELDS, 2, seed=10 * group + time)
             rewards = torch.zeros(2, 2) if time == 0 else -(actions[-1].actions - 0.5).square().mean(2) / 2
@@ -465,7 +463,7 @@ def segment(rollout, reader, group: int, num_steps=3, ends_at=None):
                 )
             ]
 
-    rollout.act(shown(), actions, trajectories)
+    rollout.act(observations(), actions, trajectories)
     return trajectories[0]
 
 

@@ -37,10 +37,10 @@ def test_pi05_conforms(noise, value):
 
 def test_pi05_conforms_without_the_state_in_its_prompt():
     check_policy(Pi05, FIELDS, ACTIONS, state_in_prompt=False, trains="expert", **SMALL)
-    policy, shown = Pi05(FIELDS, ACTIONS, state_in_prompt=False, **SMALL), random_fields(FIELDS, 2)
+    policy, fields = Pi05(FIELDS, ACTIONS, state_in_prompt=False, **SMALL), random_fields(FIELDS, 2)
     with torch.no_grad():
-        first = policy.act(shown, None)
-        assert torch.equal(policy.act(shown | {"state": shown["state"] + 1}, None).values, first.values)
+        first = policy.act(fields, None)
+        assert torch.equal(policy.act(fields | {"state": fields["state"] + 1}, None).values, first.values)
 
 
 # -- prompts -------------------------------------------------------------------------------------------------------
@@ -72,29 +72,29 @@ def test_a_prompt_says_the_state_and_is_never_cut():
 
 @pytest.fixture(scope="module", params=["openpi", "lerobot"])
 def folder(tmp_path_factory, request):
-    made = tmp_path_factory.mktemp(request.param)
-    write_layout(made, request.param, "pi05")
-    return made
+    checkpoint = tmp_path_factory.mktemp(request.param)
+    write_layout(checkpoint, request.param, "pi05")
+    return checkpoint
 
 
 def test_a_checkpoint_acts_as_its_tensors_say(folder):
     options: dict[str, Any] = {"folder": str(folder), "dataset": "lab", "chunk_size": 2, "num_denoising_steps": 1}
     assert Pi05.needs(FIELDS, ACTIONS, **options).chunk_size == 2
-    policy, shown = Pi05(FIELDS, ACTIONS, **options), random_fields(FIELDS, 2)
-    shown["instruction"] = text_tensor(["push", "push"])
-    shown["state"] = torch.tensor([[-1.0, 1.0, 3.0], [-1.0, 0.0, 2.0]])  # -1, 0, 1 and -1, -0.5, 0.5
+    policy, fields = Pi05(FIELDS, ACTIONS, **options), random_fields(FIELDS, 2)
+    fields["instruction"] = text_tensor(["push", "push"])
+    fields["state"] = torch.tensor([[-1.0, 1.0, 3.0], [-1.0, 0.0, 2.0]])  # -1, 0, 1 and -1, -0.5, 0.5
     prompts = [[1, 3, 4, 5, 7, 2, 2]] * 2  # "128" and "255;\nAction:" are unknown words
-    pictures = [prepare_pictures(shown["image.front"], 28)]
-    start = policy.evaluation_start(shown["state"])
+    pictures = [prepare_pictures(fields["image.front"], 28)]
+    start = policy.evaluation_start(fields["state"])
     assert start.shape == (2, 3, 4)
     expected = start - plain_predict(plain_tensors("pi05"), pictures, prompts, None, 16)(start, 1.0)[1]
-    words = policy._prompts(shown["instruction"], policy.normalize_state(shown["state"]))[0].tolist()
+    words = policy._prompts(fields["instruction"], policy.normalize_state(fields["state"]))[0].tolist()
     assert words == prompts
     with torch.no_grad():
-        found = policy.act(shown, None).actions
+        chunk = policy.act(fields, None).actions
     scaled = expected[:, :2, :2] * 2 + 1  # quantiles -1 and 3
     additions = additions_of_transformer(num_layers=4, width=32, inner_width=64, num_tokens=16)  # and towers
-    torch.testing.assert_close(found, scaled, rtol=0, atol=rounding_bound(additions, size=6))  # noise of about 3, twice
+    torch.testing.assert_close(chunk, scaled, rtol=0, atol=rounding_bound(additions, size=6))  # noise of about 3, twice
     assert not any(p.requires_grad for p in policy.model.model.vlm.parameters())
 
 
@@ -131,9 +131,9 @@ def test_files_of_another_model_are_refused(tmp_path, change, says):
 )
 def test_refusals_before_any_process_starts(tmp_path, config, options, says):
     write_checkpoint(tmp_path, published_tensors("pi05"), config)
-    given = {"folder": str(tmp_path), "dataset": "lab", "chunk_size": 2} | options
+    arguments = {"folder": str(tmp_path), "dataset": "lab", "chunk_size": 2} | options
     with pytest.raises(PolicyError, match=says):
-        Pi05.needs(FIELDS, ACTIONS, **given)
+        Pi05.needs(FIELDS, ACTIONS, **arguments)
 
 
 def test_a_folder_without_anything_is_refused(tmp_path):

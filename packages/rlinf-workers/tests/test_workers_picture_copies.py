@@ -94,9 +94,9 @@ class TorchCopies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        given = {value.untyped_storage().data_ptr() for value in args if isinstance(value, torch.Tensor)}
+        addresses = {value.untyped_storage().data_ptr() for value in args if isinstance(value, torch.Tensor)}
         if isinstance(result, torch.Tensor) and result.dtype == torch.uint8:
-            is_view = result.untyped_storage().data_ptr() in given and func is not torch.ops.aten.copy_.default
+            is_view = result.untyped_storage().data_ptr() in addresses and func is not torch.ops.aten.copy_.default
             self.copied.torch += 0 if is_view else result.nbytes
         return result
 

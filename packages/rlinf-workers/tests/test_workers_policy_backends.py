@@ -98,7 +98,7 @@ def held(settings: EmbodiedActorSettings, worker: Worker | None = None) -> Any:
 
 def train(backend, batch: Batch, num_updates=2) -> list[float]:
     """Sums of log-probabilities and norms of the gradient."""
-    found = []
+    sums_and_norms = []
 
     def loss(answers, scale):
         total = (answers.values - 1).square().sum() - 0.01 * (answers.logprobs.sum() + answers.entropies.sum())
@@ -108,8 +108,8 @@ def train(backend, batch: Batch, num_updates=2) -> list[float]:
         backend.begin(1)
         for shard in backend.shards:
             backend.backward(shard, batch, lambda answers, scale=shard + 1: loss(answers, scale), entropies=True)
-        found += [*backend.reduce(), backend.step(12.0)]
-    return found
+        sums_and_norms += [*backend.reduce(), backend.step(12.0)]
+    return sums_and_norms
 
 
 def save(backend, folder: Path, worker: Worker | None = None) -> str:
@@ -147,17 +147,17 @@ def test_fsdp2_imitates_as_replicated_does(name, lora):
     generator = torch.Generator().manual_seed(2)
     noise = torch.randn(4, policy.noise_size, generator=generator)
     actions = torch.rand(4, POLICY_OPTIONS[name].get("chunk_size", 1), 3, generator=generator)
-    found = []
+    norms_of_kinds = []
     for kind in ("replicated", "fsdp2"):
         backend = held(settings_of(name, lora=lora, backend=kind, **options))
-        shown, norms = _Shown(fields=fields, actions=actions, noise=noise), []
+        demonstrations, norms = _Shown(fields=fields, actions=actions, noise=noise), []
         for _ in range(2):
             backend.begin(1)
-            backend.backward(0, shown, lambda answers: (-answers.logprobs.sum(), [1.0]))
+            backend.backward(0, demonstrations, lambda answers: (-answers.logprobs.sum(), [1.0]))
             backend.reduce()
             norms.append(backend.step(4.0))
-        found.append(norms)
-    assert found[1] == pytest.approx(found[0], rel=1e-6)
+        norms_of_kinds.append(norms)
+    assert norms_of_kinds[1] == pytest.approx(norms_of_kinds[0], rel=1e-6)
 
 
 @pytest.mark.slow
@@ -166,15 +166,15 @@ def test_bfloat16(name, lora):
     """Weights in it, and float32 weights that are computed in it with parts computed again."""
     others = ROUNDED.get(name, {})
     batch = Batch(settings_of(name, lora=lora, **others).policy)
-    wanted = train(held(settings_of(name, lora=lora, **others)), batch)
+    exact = train(held(settings_of(name, lora=lora, **others)), batch)
     if name in ADAPTED:
         expected = train(held(settings_of(name, lora=lora, dtype="bfloat16", **others)), batch)
-        found = train(held(settings_of(name, lora=lora, dtype="bfloat16", backend="fsdp2", **others)), batch)
-        assert found == pytest.approx(expected, rel=SHARED_BOUND["bfloat16"])
-        assert expected == pytest.approx(wanted, rel=0.1)
+        actual = train(held(settings_of(name, lora=lora, dtype="bfloat16", backend="fsdp2", **others)), batch)
+        assert actual == pytest.approx(expected, rel=SHARED_BOUND["bfloat16"])
+        assert expected == pytest.approx(exact, rel=0.1)
     options = {"compute_dtype": "bfloat16"} | ({"recompute": True} if name in ADAPTED else {})
-    found = train(held(settings_of(name, lora=lora, backend="fsdp2", **options, **others)), batch)
-    assert found == pytest.approx(wanted, rel=0.1)
+    actual = train(held(settings_of(name, lora=lora, backend="fsdp2", **options, **others)), batch)
+    assert actual == pytest.approx(exact, rel=0.1)
 
 
 # -- adapters ------------------------------------------------------------------------------------------------------
@@ -192,13 +192,13 @@ def test_a_plain_policy_that_is_given_what_serves_says_what_the_adapter_says(nam
         for key, tensor in plain.state_dict().items():
             assert backend.weights()[key].dtype == tensor.dtype, key
             tensor.copy_(backend.weights()[key])
-        found = plain.evaluate(batch.fields, batch.actions, batch.extras)
+        outputs = plain.evaluate(batch.fields, batch.actions, batch.extras)
     additions = additions_of_transformer(num_layers=4, width=32, inner_width=96, num_tokens=40)  # and towers
     rounding = rounding_bound(additions, size=10)  # of the L1 head, whose log-probabilities are distances in tenths
     trained, bound = backend.forward(batch), rounding if dtype == "float32" else 0.02
     assert (trained.logprobs - before).abs().max() > 1e-3
-    torch.testing.assert_close(found.logprobs, trained.logprobs, rtol=bound, atol=bound)
-    torch.testing.assert_close(found.values, trained.values, rtol=bound, atol=bound)
+    torch.testing.assert_close(outputs.logprobs, trained.logprobs, rtol=bound, atol=bound)
+    torch.testing.assert_close(outputs.values, trained.values, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("name", ["pi0", *(pytest.param(name, marks=slow) for name in ADAPTED if name != "pi0")])
@@ -240,9 +240,9 @@ def test_a_plain_policy_takes_a_saved_adapter_and_its_heads(tmp_path):
 
 
 def test_targets_are_trained_layers_of_the_backbone():
-    def targets(name, *wanted, **options):
+    def targets(name, *target_names, **options):
         policy = outline_policy(settings_of(name, lora=False, **options).policy)
-        return policy_targets(policy, POLICIES.get(name).backbone, wanted)
+        return policy_targets(policy, POLICIES.get(name).backbone, target_names)
 
     _, all_of_pi0 = targets("pi0", "all-linear")
     assert "model.model.vlm.language_model.layers.0.self_attn.q_proj" in all_of_pi0
@@ -268,15 +268,15 @@ class Rank(Worker):
 
     def learn(self, settings: EmbodiedActorSettings, folder: str) -> list[float]:
         backend, batch = held(settings, self), Batch(settings.policy)
-        found = train(backend, batch)
+        sums_and_norms = train(backend, batch)
         save(backend, Path(folder), self)
         self.ranks.barrier()
         one = held(settings_of(settings.policy.name, lora=settings.lora is not None))
         one.load_model(f"{folder}/model")
-        wanted = parts_of(dict(one.weights()), backend.layout())[self.rank]
+        expected = parts_of(dict(one.weights()), backend.layout())[self.rank]
         for key, part in backend.weights().items():
-            torch.testing.assert_close(part, wanted[key], rtol=1e-6, atol=1e-7, msg=key)
-        return found
+            torch.testing.assert_close(part, expected[key], rtol=1e-6, atol=1e-7, msg=key)
+        return sums_and_norms
 
 
 @pytest.mark.slow
@@ -287,5 +287,5 @@ def test_two_ranks_that_share_a_policy_train_what_one_does(tmp_path, name, lora)
     expected = train(held(settings), Batch(settings.policy))
     with launched(LocalLauncher) as launcher:
         group = start(launcher, tmp_path / "ranks", Rank, num_ranks=2)
-        found = group.call("learn", settings_of(name, lora=lora, backend="fsdp2"), str(tmp_path / "saved"))
-    assert found[0] == found[1] == pytest.approx(expected, rel=1e-5)
+        actual = group.call("learn", settings_of(name, lora=lora, backend="fsdp2"), str(tmp_path / "saved"))
+    assert actual[0] == actual[1] == pytest.approx(expected, rel=1e-5)

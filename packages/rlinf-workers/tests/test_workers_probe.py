@@ -43,8 +43,8 @@ def config_of(name):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_architecture_is_computed_as_transformers_does(name):
-    found = probe_architecture(config_of(name), sorted(ARCHITECTURES[name]))
-    assert {way: probe.reason for way, probe in found.items() if not probe.is_right} == {}
+    probes = probe_architecture(config_of(name), sorted(ARCHITECTURES[name]))
+    assert {way: probe.reason for way, probe in probes.items() if not probe.is_right} == {}
 
 
 def test_a_mask_without_windows_is_noticed(monkeypatch):
@@ -57,9 +57,9 @@ def test_a_mask_without_windows_is_noticed(monkeypatch):
         return masks._replaced("sdpa", full_mask)
 
     monkeypatch.setattr(huggingface, "whole_masks", full_masks)
-    found = probe_architecture(config_of("mistral"), ["engine"])["engine"]
-    assert not found.is_right and found.largest is not None and found.largest > 100 * BOUND
-    assert "nats off" in str(found.reason)
+    probe = probe_architecture(config_of("mistral"), ["engine"])["engine"]
+    assert not probe.is_right and probe.largest is not None and probe.largest > 100 * BOUND
+    assert "nats off" in str(probe.reason)
 
 
 @pytest.mark.parametrize(("name", "says"), [("llama4_text", "nats off"), ("gpt_neo", "0 of 2 layers kept")])

@@ -244,13 +244,13 @@ def test_times_of_two_placements_are_told_apart_by_their_ranks():
     steps.add("actor/0", "actor", now_s, 1.0)
     profiler.observe(steps.run(), apart)
     profiler.observe_memory(Running(), apart)  # pyright: ignore[reportArgumentType]
-    found = profiler.measured()
-    one, two = found.problem.profiles.stages["actor"].instances
+    measured = profiler.measured()
+    one, two = measured.problem.profiles.stages["actor"].instances
     assert (one.num_ranks, one.seconds(16), one.step_s) == (1, pytest.approx(20.0), pytest.approx(1.0))
     assert (two.num_ranks, two.seconds(8), two.step_s) == (2, pytest.approx(16.0), pytest.approx(3.0))
-    assert simulate(found.problem, apart).step_s == pytest.approx(32.6, abs=1.5)  # two hops, and the sync
+    assert simulate(measured.problem, apart).step_s == pytest.approx(32.6, abs=1.5)  # two hops, and the sync
     assert one.onload_s == two.onload_s == pytest.approx(0.1), "as seen where the devices were shared"
-    assert {key for key in found.fits if key[0] == "reward"} == {("reward", 1)}
+    assert {key for key in measured.fits if key[0] == "reward"} == {("reward", 1)}
 
 
 def test_a_rank_alone_takes_what_several_took_without_collectives():
@@ -345,11 +345,11 @@ def test_probing_a_running_flow_changes_no_number_and_gives_a_problem(tmp_path):
             profiler.observe(run, probe)
             weights.append(run.metrics["learn/weight"])
         profiler.observe_memory(executor, plan)
-        found = profiler.measured()
+        measured = profiler.measured()
         with pytest.raises(FlowDefinitionError, match="the plan wants"):
             executor.replan(flow, plan_for_mode(graph, CLUSTER, "disaggregated"))
     assert weights == reference_run([number.value for number in numbers], len(probes))
-    assert set(found.fits) == {(stage.name, plan.stage(stage.name).num_ranks) for stage in graph.stages}
-    assert simulate(found.problem, plan).step_s > 0
-    assert all(profile.instances[0].state_bytes > 0 for profile in found.problem.profiles.stages.values())
-    assert found.problem == replace(found.problem)
+    assert set(measured.fits) == {(stage.name, plan.stage(stage.name).num_ranks) for stage in graph.stages}
+    assert simulate(measured.problem, plan).step_s > 0
+    assert all(profile.instances[0].state_bytes > 0 for profile in measured.problem.profiles.stages.values())
+    assert measured.problem == replace(measured.problem)

@@ -72,8 +72,8 @@ def test_ranks_are_on_their_nodes_and_see_the_gpus_that_ray_gave(tmp_path):
     with launched(lambda: joined(cluster=cluster(1, 2))) as launcher:
         handles = [start(launcher, tmp_path, rank, node=rank, gpus=(1,) * rank) for rank in range(2)]
         gpus = [handle.call("gpus").result(START_S) for handle in handles]
-        given = launcher._agents[1].result().arrival.gpus
-        assert len(given) == 2 and gpus[1] == given[1]
+        node_gpus = launcher._agents[1].result().arrival.gpus
+        assert len(node_gpus) == 2 and gpus[1] == node_gpus[1]
         agents = [handle.call("agent").result(START_S) for handle in handles]
         raylets = [Path(f"/proc/{int(parent_of(agent))}/cmdline").read_text() for agent in agents]
         assert all(node.id in raylet for node, raylet in zip(launcher._nodes, raylets, strict=True))
@@ -102,10 +102,10 @@ def test_too_little_is_refused_with_what_there_is():
 def test_the_drivers_node_is_the_first(two_nodes):
     from rlinf_workers.launchers.ray.launcher import RayLauncher
 
-    found = RayLauncher.nodes(address=two_nodes.address)
-    assert [node.id for node in found] == [two_nodes.head_node.node_id, two_nodes.list_all_nodes()[1].node_id]
-    assert [(node.num_cpus, node.num_gpus, node.gpus) for node in found] == [(2, 0, ()), (2, 4, ())], "torch sees none"
-    assert RayLauncher.nodes(address=two_nodes.address, num_nodes=1) == found[:1]
+    nodes = RayLauncher.nodes(address=two_nodes.address)
+    assert [node.id for node in nodes] == [two_nodes.head_node.node_id, two_nodes.list_all_nodes()[1].node_id]
+    assert [(node.num_cpus, node.num_gpus, node.gpus) for node in nodes] == [(2, 0, ()), (2, 4, ())], "torch sees none"
+    assert RayLauncher.nodes(address=two_nodes.address, num_nodes=1) == nodes[:1]
 
 
 def cluster(num_slots: int, num_gpus: int) -> Cluster:

@@ -72,7 +72,7 @@ def test_a_run_is_made_again_with_a_new_worker(tmp_path, victim, mode, choices, 
         expected = reference_run([number.value for number in NUMBERS], 3)
         assert run(executor, flow, 0) == expected[0]
         for attempt in range(2):
-            kept = process_id(executor, "learn/0")
+            learner_pid = process_id(executor, "learn/0")
             file.touch()
             threading.Timer(0.3, os.kill, (process_id(executor, victim), signal.SIGKILL)).start()
             with pytest.raises(WorkerLost, match=victim):
@@ -80,7 +80,7 @@ def test_a_run_is_made_again_with_a_new_worker(tmp_path, victim, mode, choices, 
             file.unlink()
             assert executor.repair() == {victim[:-2]}
             executor.sync_weights()
-            assert process_id(executor, "learn/0") == kept, "a worker that lives stays"
+            assert process_id(executor, "learn/0") == learner_pid, "a worker that lives stays"
             assert run(executor, flow, 1 + attempt) == expected[1 + attempt]
 
 

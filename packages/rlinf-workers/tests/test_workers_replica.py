@@ -62,10 +62,10 @@ def port(channel: Channel, granularity: int) -> Port:
 
 
 def channels(*, out_items: int = 64) -> dict[str, Channel]:
-    return {"in": Channel.create("in"), "out": Channel.create("out", capacity_items=out_items), "told": told()}
+    return {"in": Channel.create("in"), "out": Channel.create("out", capacity_items=out_items), "told": told_channel()}
 
 
-def told() -> Channel:
+def told_channel() -> Channel:
     return Channel.create("told", num_keys=4)
 
 
@@ -75,41 +75,41 @@ def entries(channel: Channel) -> list[int]:
 
 @pytest.mark.parametrize("granularity", [1, 3, 0])
 def test_every_rank_sees_the_chunks_of_the_first_and_one_puts(granularity):
-    made = channels()
+    by_name = channels()
     for start in (0, 2, 4):
-        made["in"].put([(start, start), (start + 1, start + 1)])
-    made["in"].close()
-    first, second = Rank(FIRST, made, granularity), Rank(SECOND, made, granularity)
+        by_name["in"].put([(start, start), (start + 1, start + 1)])
+    by_name["in"].close()
+    first, second = Rank(FIRST, by_name, granularity), Rank(SECOND, by_name, granularity)
     assert first.double() == second.double()
-    assert entries(made["out"]) == [0, 2, 4, 6, 8, 10], "once each"
-    assert made["told"].stats().num_items == 0, "everything told was heard"
+    assert entries(by_name["out"]) == [0, 2, 4, 6, 8, 10], "once each"
+    assert by_name["told"].stats().num_items == 0, "everything told was heard"
     assert first.pauses.waited_for == second.pauses.waited_for == []
 
 
 def test_all_ranks_pause_where_the_first_has_to_wait():
-    made = channels(out_items=1)
-    first, second = Rank(FIRST, made, 2), Rank(SECOND, made, 2)
+    by_name = channels(out_items=1)
+    first, second = Rank(FIRST, by_name, 2), Rank(SECOND, by_name, 2)
     with ThreadPoolExecutor(2) as threads:
         running = [threads.submit(rank.double) for rank in (first, second)]
-        made["in"].put([(0, 0), (1, 1)])
-        made["in"].close()
-        taken = [made["out"].take()[0].value for _ in range(2)]
+        by_name["in"].put([(0, 0), (1, 1)])
+        by_name["in"].close()
+        taken = [by_name["out"].take()[0].value for _ in range(2)]
         assert running[0].result(timeout=600) == running[1].result(timeout=60) == [[0, 1]]
     assert taken == [[(0, 0)], [(1, 2)]]
     assert second.pauses.waited_for == first.pauses.waited_for
 
 
 def test_a_full_channel_pauses_the_second_rank_too():
-    made = channels(out_items=1)
-    made["in"].put([(0, 0), (1, 1)])
-    made["in"].close()
-    first, second = Rank(FIRST, made, 2), Rank(SECOND, made, 2)
+    by_name = channels(out_items=1)
+    by_name["in"].put([(0, 0), (1, 1)])
+    by_name["in"].close()
+    first, second = Rank(FIRST, by_name, 2), Rank(SECOND, by_name, 2)
     with ThreadPoolExecutor(2) as threads:
         running = [threads.submit(rank.double) for rank in (first, second)]
         while first.pauses.waited_for != ["room in out"]:
             assert not running[0].done()
         assert not running[1].done()
-        made["out"].take()
+        by_name["out"].take()
         for future in running:
             future.result(timeout=600)
     assert second.pauses.waited_for == ["room in out"]
@@ -117,14 +117,14 @@ def test_a_full_channel_pauses_the_second_rank_too():
 
 @pytest.mark.parametrize("way", ["reads where the first puts", "puts where the first reads", "uses another channel"])
 def test_a_rank_that_goes_another_way_is_named(way):
-    made = channels()
-    second = OtherRank("in", made["told"], SECOND)
+    by_name = channels()
+    second = OtherRank("in", by_name["told"], SECOND)
     name, what = {
         "reads where the first puts": ("in", "put"),
         "puts where the first reads": ("in", []),
         "uses another channel": ("out", "put"),
     }[way]
-    made["told"].put((name, what), key=SECOND.rank)
+    by_name["told"].put((name, what), key=SECOND.rank)
     doing = {"reads where the first puts": "reads from", "uses another channel": "reads from"}.get(way, "puts into")
     with pytest.raises(WorkersError, match=f"actor/3 {doing} channel in, but the first rank of its replica"):
         second.put(None, key=0) if doing == "puts into" else second.take(keys=None, timeout_s=None)

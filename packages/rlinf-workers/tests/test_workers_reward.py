@@ -59,8 +59,8 @@ def test_every_group_gets_its_own_results_however_they_come(model, groups, make_
     assert [scored.rewards.tolist() for scored in writer.items] == [[1, 0, 1], [0, 1], [0], [1, 0, 0, 1]]
     assert [scored.outcomes for scored in writer.items][1] == ("unparseable", "right")
     assert all(scored.rewards.dtype == torch.float32 for scored in writer.items)
-    found = metrics(worker)
-    assert found == pytest.approx(
+    recorded = metrics(worker)
+    assert recorded == pytest.approx(
         {
             "reward/mean": (2 / 3 + 1 / 2 + 0 + 1 / 2) / 4,
             "reward/std_between_groups": float(np.std([2 / 3, 1 / 2, 0, 1 / 2], ddof=1)),
@@ -105,9 +105,9 @@ def test_a_hand_over_is_one_batch_and_closing_reaches_the_reward(
 def test_outcomes_are_counted_where_answers_are_judged(model, groups, make_worker, reader, writer):
     worker = make_worker(Reward, settings(model, "exact_match", judges=False))
     worker.score(reader([groups]), writer)
-    found = metrics(worker)
-    assert "reward/mean" in found
-    assert not {f"reward/{outcome}" for outcome in OUTCOMES} & found.keys()
+    recorded = metrics(worker)
+    assert "reward/mean" in recorded
+    assert not {f"reward/{outcome}" for outcome in OUTCOMES} & recorded.keys()
 
 
 class Failing(Batched):
@@ -125,8 +125,8 @@ def test_failures_of_the_reward_itself_are_counted_and_bounded(model, groups, ma
     monkeypatch.setattr(module, "make_reward", lambda rule: Failing())
     worker = make_worker(Reward, settings(model, "x", max_judge_failures=0.3))
     worker.score(reader([groups[:3], groups[3:]]), writer)
-    found = metrics(worker)
-    assert (found["reward/crashed"], found["reward/judge_failures"]) == (1.0, pytest.approx(0.3))
+    recorded = metrics(worker)
+    assert (recorded["reward/crashed"], recorded["reward/judge_failures"]) == (1.0, pytest.approx(0.3))
     worker.score(reader([groups[:3]]), writer)  # a step of its own
     worker = make_worker(Reward, settings(model, "x", max_judge_failures=0.29))
     with pytest.raises(
@@ -281,9 +281,9 @@ def test_the_terms_of_a_sum_are_recorded(model, groups, make_worker, reader, wri
     worker = make_worker(Reward, settings(model, RewardSpec(rule="weighted", terms=terms)))
     worker.score(reader([groups[:1]]), writer)
     assert writer.items[0].rewards.tolist() == pytest.approx([1.0, 0.125, 1.0])
-    found = metrics(worker)
-    assert found["reward/part/answer"] == pytest.approx(2 / 3)
-    assert found["reward/part/length"] == pytest.approx(2.5 / 3)
+    recorded = metrics(worker)
+    assert recorded["reward/part/answer"] == pytest.approx(2 / 3)
+    assert recorded["reward/part/length"] == pytest.approx(2.5 / 3)
     parts, weights = writer.items[0].parts, writer.items[0].part_weights
     assert parts.tolist() == [[1.0, 1.0], [0.0, 0.5], [1.0, 1.0]]
     assert weights.tolist() == [0.75, 0.25]

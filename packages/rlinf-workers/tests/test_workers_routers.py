@@ -53,8 +53,8 @@ def test_it_is_that_of_transformers_for_one_sequence(experts):
     logits = model(input_ids=ids, output_router_logits=True).router_logits
     expected = load_balancing_loss_func(tuple(logits), 4, 2)
     for batch in (pack_groups([group]), pack_without_padding([group])):
-        found = kind.answers(model, batch, entropies=False).router_loss
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        router_loss = kind.answers(model, batch, entropies=False).router_loss
+        torch.testing.assert_close(router_loss, expected, rtol=1e-5, atol=1e-6)
         with torch.no_grad():
             assert not kind.answers(model, batch, entropies=False).router_loss.numel(), "nobody learns from it"
 

@@ -40,8 +40,8 @@ def logprobs_of_whole_sequences(model, groups):
             completion = ids[: int(mask.sum())]
             logits = model(input_ids=torch.cat([group.prompt.token_ids, completion])[None], use_cache=False).logits[0]
             steps = (logits[len(group.prompt.token_ids) - 1 : -1] / TEMPERATURE).log_softmax(-1)
-            found = steps.gather(1, completion[:, None])[:, 0]
-            rows.append(torch.nn.functional.pad(found, (0, NUM_TOKENS - len(found))))
+            logprobs = steps.gather(1, completion[:, None])[:, 0]
+            rows.append(torch.nn.functional.pad(logprobs, (0, NUM_TOKENS - len(logprobs))))
     return torch.stack(rows)
 
 
@@ -52,14 +52,14 @@ def test_shared_prompts_equal_whole_sequences(model, prompt_lengths):
     batch = pack_groups(groups)
     weight = torch.rand(batch.loss_mask.shape, dtype=torch.float64) * batch.loss_mask
 
-    found = logprobs_of(built, batch)
-    (found * weight).sum().backward()
+    logprobs = logprobs_of(built, batch)
+    (logprobs * weight).sum().backward()
     gradients = [parameter.grad.clone() for parameter in built.parameters()]
     built.zero_grad()
     expected = logprobs_of_whole_sequences(built, groups)
     (expected * weight).sum().backward()
 
-    torch.testing.assert_close(found * batch.loss_mask, expected, check_dtype=False, rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(logprobs * batch.loss_mask, expected, check_dtype=False, rtol=0, atol=ROUNDING)
     for gradient, parameter in zip(gradients, built.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad, rtol=ROUNDING, atol=ROUNDING)
 
@@ -70,9 +70,9 @@ def test_a_completion_of_one_token_needs_its_prompt_alone(model):
     batch = pack_groups(groups)
     assert batch.completion_ids.shape == (GROUP_SIZE, 1)
     with torch.no_grad():
-        found = logprobs_of(built, batch)
+        logprobs = logprobs_of(built, batch)
         expected = logprobs_of_whole_sequences(built, groups)[:, :1]
-    torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=ROUNDING)
 
 
 def test_a_model_without_sdpa_has_its_own_attention(tmp_path):
@@ -95,9 +95,9 @@ def test_a_model_without_sdpa_has_its_own_attention(tmp_path):
     groups = [sample_group(i, length, [5, 1, 3]) for i, length in enumerate((6, 2))]
     batch = pack_groups(groups)
     with torch.no_grad():
-        found = logprobs_of(built, batch) * batch.loss_mask
+        logprobs = logprobs_of(built, batch) * batch.loss_mask
         expected = logprobs_of_whole_sequences(built, groups)
-    torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=ROUNDING)
 
 
 def test_groups_of_different_sizes_are_refused():

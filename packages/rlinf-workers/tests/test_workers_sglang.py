@@ -28,7 +28,7 @@ KNOWN = ("model_path", "tp_size", "mem_fraction_static", "schedule_policy", "max
 SAMPLING = SamplingSettings(group_size=3, max_new_tokens=40)
 
 
-def arguments(tmp_path, device="cpu", **given):
+def arguments(tmp_path, device="cpu", **engine_options):
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
     model = ModelSettings(folder=str(tmp_path), has_weights=False, dtype="bfloat16")
     return server_arguments(
@@ -38,7 +38,7 @@ def arguments(tmp_path, device="cpu", **given):
         folder=str(tmp_path),
         loader="a.b",
         stop_token_ids=(1, 7),
-        given=given,
+        engine_options=engine_options,
     )
 
 
@@ -56,18 +56,18 @@ def prompt(index, length=10):
 
 
 def test_a_recipes_argument_wins_over_what_is_set_for_the_device(tmp_path):
-    made = arguments(tmp_path, max_total_tokens=77, schedule_policy="lpm")
-    assert (made["max_total_tokens"], made["schedule_policy"]) == (77, "lpm")
-    assert made["attention_backend"] == "torch_native" and made["tp_size"] == 2 and made["dtype"] == "bfloat16"
-    assert made["load_format"] == "dummy" and made["custom_weight_loader"] == ["a.b"] and made["context_length"] > 64
-    assert json.loads(made["json_model_override_args"]) == {"eos_token_id": [1, 7]}
+    args = arguments(tmp_path, max_total_tokens=77, schedule_policy="lpm")
+    assert (args["max_total_tokens"], args["schedule_policy"]) == (77, "lpm")
+    assert args["attention_backend"] == "torch_native" and args["tp_size"] == 2 and args["dtype"] == "bfloat16"
+    assert args["load_format"] == "dummy" and args["custom_weight_loader"] == ["a.b"] and args["context_length"] > 64
+    assert json.loads(args["json_model_override_args"]) == {"eos_token_id": [1, 7]}
 
 
 def test_memory_on_gpus_can_be_given_back_and_nothing_of_cpus_is_set(tmp_path):
-    made = arguments(tmp_path, "cuda")
-    assert made["enable_memory_saver"] and made["enable_weights_cpu_backup"] and made["device"] == "cuda"
-    assert made["mem_fraction_static"] == 0.7, "what a plan counts"
-    assert "attention_backend" not in made and "max_total_tokens" not in made
+    args = arguments(tmp_path, "cuda")
+    assert args["enable_memory_saver"] and args["enable_weights_cpu_backup"] and args["device"] == "cuda"
+    assert args["mem_fraction_static"] == 0.7, "what a plan counts"
+    assert "attention_backend" not in args and "max_total_tokens" not in args
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_nothing_that_is_set_here_for_a_device_is_refused_to_a_recipe(tmp_path):
 
 
 def test_what_sglang_refuses_is_led_back_to_a_key():
-    given = {"attention_backend": "nonsense", "max_total_tokens": 200}
-    assert suspects("Invalid attention backend: nonsense", given).endswith(
+    engine_options = {"attention_backend": "nonsense", "max_total_tokens": 200}
+    assert suspects("Invalid attention backend: nonsense", engine_options).endswith(
         "with engine_options.attention_backend=nonsense"
     )
-    assert suspects("it failed", given).endswith("=nonsense, engine_options.max_total_tokens=200")
+    assert suspects("it failed", engine_options).endswith("=nonsense, engine_options.max_total_tokens=200")
     assert suspects("it failed", {}) == ""
 
 
@@ -108,16 +108,16 @@ def test_each_process_on_cpu_slots_gets_the_core_of_its_slot():
 
 def test_requests_say_how_to_sample_and_differ_in_their_seed():
     settings = replace(SAMPLING, temperature=0.5, top_p=0.9, min_p=0.1)
-    made = request_parameters(settings, (1, 7), seed=4, step=2, index=9)
-    assert [one["sampling_seed"] for one in made] == [sampling_seed(4, 2, 9, member) for member in range(3)]
+    parameters = request_parameters(settings, (1, 7), seed=4, step=2, index=9)
+    assert [one["sampling_seed"] for one in parameters] == [sampling_seed(4, 2, 9, member) for member in range(3)]
     assert (
         len({sampling_seed(*key) for key in [(4, 2, 9, 0), (4, 2, 9, 1), (4, 2, 8, 0), (4, 3, 9, 0), (5, 2, 9, 0)]})
         == 5
     )
-    assert {one["temperature"] for one in made} == {0.5} and made[0]["stop_token_ids"] == [1, 7]
-    assert made[0]["top_p"] == 0.9 and made[0]["min_p"] == 0.1
+    assert {one["temperature"] for one in parameters} == {0.5} and parameters[0]["stop_token_ids"] == [1, 7]
+    assert parameters[0]["top_p"] == 0.9 and parameters[0]["min_p"] == 0.1
     assert (
-        made[0]["top_k"] == -1
+        parameters[0]["top_k"] == -1
         and request_parameters(replace(settings, top_k=5), (1,), seed=0, step=0, index=0)[0]["top_k"] == 5
     )
 
@@ -167,11 +167,11 @@ def test_completions_that_came_together_are_rows_of_one_record():
 def test_an_offload_on_cpu_slots_pauses_what_is_under_way_and_asks_for_no_memory(gives_back, is_busy, calls):
     from rlinf_workers.engines.sglang.engine import SGLangEngine
 
-    asked = []
+    work_names = []
 
     class Server:
         def run(self, work):
-            asked.append(work.__name__)
+            work_names.append(work.__name__)
             work.close()
 
     engine: Any = object.__new__(SGLangEngine)
@@ -183,7 +183,7 @@ def test_an_offload_on_cpu_slots_pauses_what_is_under_way_and_asks_for_no_memory
         engine.offload()
     for _ in range(2):
         engine.onload()
-    assert asked == calls
+    assert work_names == calls
 
 
 def test_room_is_what_the_cache_holds_less_what_is_under_way():

@@ -29,27 +29,27 @@ def engine(model, *, width: int | None = 8, refill: bool = True, **changes):
     return HuggingFaceEngine(model, CPU, max_prompt_tokens=width, refill=refill, **changes)
 
 
-def slots_of(made) -> Slots:
-    assert made._slots is not None
-    return made._slots
+def slots_of(hf_engine) -> Slots:
+    assert hf_engine._slots is not None
+    return hf_engine._slots
 
 
 def by_completion(parts):
     """(index, member) -> its tokens, their log-probabilities, whether it was truncated."""
-    found = {}
+    completions = {}
     for part in parts:
         for member, ids, mask, logprobs, cut in zip(
             part.members, part.token_ids, part.loss_mask.bool(), part.logprobs, part.truncated, strict=True
         ):
-            found[part.index, member] = ids[mask], logprobs[mask], bool(cut)
-    return found
+            completions[part.index, member] = ids[mask], logprobs[mask], bool(cut)
+    return completions
 
 
-def assert_same_tokens(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same_tokens(actual, expected):
+    assert actual.keys() == expected.keys()
     for key, (ids, logprobs, cut) in expected.items():
-        assert found[key][0].tolist() == ids.tolist() and found[key][2] == cut, key
-        torch.testing.assert_close(found[key][1], logprobs, rtol=0, atol=LOGPROB_BOUND)
+        assert actual[key][0].tolist() == ids.tolist() and actual[key][2] == cut, key
+        torch.testing.assert_close(actual[key][1], logprobs, rtol=0, atol=LOGPROB_BOUND)
 
 
 @pytest.mark.parametrize("check", ENGINE_CHECKS, ids=lambda check: check.__name__)
@@ -63,16 +63,16 @@ def test_it_conforms(check, model):
 def test_the_tokens_are_those_of_whole_batches(model, changes):
     settings = replace(LONG, **changes)
     expected = by_completion(sample(engine(model, refill=False), prompts_of(MIXED), settings))
-    found = by_completion(sample(engine(model, max_batch_sequences=13), prompts_of(MIXED), settings))
-    assert_same_tokens(found, expected)
+    actual = by_completion(sample(engine(model, max_batch_sequences=13), prompts_of(MIXED), settings))
+    assert_same_tokens(actual, expected)
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 64])
 def test_prompts_of_one_length_need_no_width(model, max_rows):
     prompts = prompts_of([8] * 3)
     expected = by_completion(sample(engine(model, width=None, refill=False), prompts, LONG))
-    made = engine(model, width=None, max_batch_sequences=max_rows)
-    assert_same_tokens(by_completion(sample(made, prompts, LONG)), expected)
+    hf_engine = engine(model, width=None, max_batch_sequences=max_rows)
+    assert_same_tokens(by_completion(sample(hf_engine, prompts, LONG)), expected)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gemma"])
@@ -100,11 +100,11 @@ def test_numbers_do_not_depend_on_who_runs_beside(tmp_path, heads):
     prompts = [replace(one, token_ids=one.token_ids.repeat(repeats[one.index])) for one in prompts_of([8, 3, 5])]
     expected = None
     for max_rows in (1, 4, 6):
-        found = by_completion(sample(engine(model, width=400, max_batch_sequences=max_rows), prompts, settings))
-        expected = expected or found
+        actual = by_completion(sample(engine(model, width=400, max_batch_sequences=max_rows), prompts, settings))
+        expected = expected or actual
         for key, (ids, logprobs, _) in expected.items():
-            assert_bitwise_equal(found[key][0], ids)
-            assert_bitwise_equal(found[key][1], logprobs)
+            assert_bitwise_equal(actual[key][0], ids)
+            assert_bitwise_equal(actual[key][1], logprobs)
 
 
 def test_a_row_that_has_ended_goes_to_the_next_completion(model, monkeypatch):
@@ -119,16 +119,18 @@ def test_a_row_that_has_ended_goes_to_the_next_completion(model, monkeypatch):
 
 
 def test_it_takes_the_next_prompt_while_a_group_is_under_way(model):
-    made, settings = engine(model, max_batch_sequences=6), replace(LONG, max_new_tokens=60)
-    assert made.free_capacity(4) == 2, "a part of a group may begin"
-    made.submit(prompts_of([4, 4]), settings, seed=1, step=0)
-    assert made.free_capacity(4) == 0
+    hf_engine, settings = engine(model, max_batch_sequences=6), replace(LONG, max_new_tokens=60)
+    assert hf_engine.free_capacity(4) == 2, "a part of a group may begin"
+    hf_engine.submit(prompts_of([4, 4]), settings, seed=1, step=0)
+    assert hf_engine.free_capacity(4) == 0
     back = []
-    while made.free_capacity(4) == 0:
-        back += made.finished()
-    assert len(back) == 3 and slots_of(made).num_running > 0, "eight completions in six rows: room when three are back"
-    made.submit(prompts_of([4], first=2), settings, seed=1, step=0)
-    while parts := made.finished():
+    while hf_engine.free_capacity(4) == 0:
+        back += hf_engine.finished()
+    assert len(back) == 3 and slots_of(hf_engine).num_running > 0, (
+        "eight completions in six rows: room when three are back"
+    )
+    hf_engine.submit(prompts_of([4], first=2), settings, seed=1, step=0)
+    while parts := hf_engine.finished():
         back += parts
     assert_same_tokens(
         by_completion(back),
@@ -136,22 +138,22 @@ def test_it_takes_the_next_prompt_while_a_group_is_under_way(model):
             sample(engine(model, refill=False), prompts_of([4, 4, 4])[:2] + prompts_of([4], first=2), settings)
         ),
     )
-    assert made.free_capacity(4) == 2
+    assert hf_engine.free_capacity(4) == 2
 
 
 def test_completions_under_way_are_all_sampled_alike(model):
-    made = engine(model)
-    made.submit(prompts_of([4]), LONG, seed=1, step=0)
+    hf_engine = engine(model)
+    hf_engine.submit(prompts_of([4]), LONG, seed=1, step=0)
     with pytest.raises(ValueError, match="not with SamplingSettings"):
-        made.submit(prompts_of([4], first=1), replace(LONG, temperature=0.5), seed=1, step=0)
+        hf_engine.submit(prompts_of([4], first=1), replace(LONG, temperature=0.5), seed=1, step=0)
 
 
 def test_other_lengths_have_a_cache_of_their_own(model):
-    made = engine(model)
+    hf_engine = engine(model)
     for num_tokens in (40, 39, 7):
         settings = replace(LONG, max_new_tokens=num_tokens)
         expected = by_completion(sample(engine(model, refill=False), prompts_of(MIXED[:2]), settings))
-        assert_same_tokens(by_completion(sample(made, prompts_of(MIXED[:2]), settings)), expected)
+        assert_same_tokens(by_completion(sample(hf_engine, prompts_of(MIXED[:2]), settings)), expected)
 
 
 def test_memory_bounds_the_rows(model, monkeypatch):
@@ -160,11 +162,11 @@ def test_memory_bounds_the_rows(model, monkeypatch):
     monkeypatch.setattr(slots, "free_bytes", lambda device: 70 * row_bytes)
     running, step = [], Slots._step
     monkeypatch.setattr(Slots, "_step", lambda self: running.append(self.num_running) or step(self))
-    made = engine(model, cache_share=0.15)
-    parts = by_completion(sample(made, prompts_of(MIXED), LONG))
+    hf_engine = engine(model, cache_share=0.15)
+    parts = by_completion(sample(hf_engine, prompts_of(MIXED), LONG))
     assert max(running) == 10
     assert_same_tokens(parts, by_completion(sample(engine(model, refill=False), prompts_of(MIXED), LONG)))
-    cache = slots_of(made)._cache
+    cache = slots_of(hf_engine)._cache
     assert cache is not None and sum(t.nbytes for t in (*cache.keys, *cache.values)) == 10 * row_bytes
     monkeypatch.setattr(slots, "free_bytes", lambda device: row_bytes)
     with pytest.raises(WorkersError, match=r"one completion of 48 tokens.* needs 0.00 GB, and 0.25 of the 0.00 GB"):
@@ -174,11 +176,11 @@ def test_memory_bounds_the_rows(model, monkeypatch):
 @pytest.mark.parametrize(("num_groups", "free_rows"), [(2, None), (5, None), (12, None), (12, 80), (12, 20)])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_the_cache_is_what_a_plan_counts(kind, num_groups, free_rows, tmp_path, monkeypatch):
-    made = tiny_architecture(kind, tmp_path)
-    shape = ModelShape.from_folder(made.folder)
+    model = tiny_architecture(kind, tmp_path)
+    shape = ModelShape.from_folder(model.folder)
     lengths = Lengths(mean_tokens=40, limit_tokens=40, prompt_tokens=8, group_size=4)
     job = JobShape(lengths=lengths, num_groups=num_groups, on_gpu=False, engine_options={"refill": True})
-    tried = engine(made)
+    tried = engine(model)
     if free_rows is not None:
         config = tried._model.config
         numbers = config.num_hidden_layers * config.num_key_value_heads * config.head_dim
@@ -193,40 +195,40 @@ def test_the_cache_is_what_a_plan_counts(kind, num_groups, free_rows, tmp_path, 
 
 def test_a_cache_that_grows_keeps_who_runs(model):
     expected = by_completion(sample(engine(model, refill=False), prompts_of(MIXED), LONG))
-    made = engine(model)
+    hf_engine = engine(model)
     prompts = prompts_of(MIXED)
-    made.submit(prompts[:1], LONG, seed=1, step=0)
-    parts = made.finished()
-    assert slots_of(made).num_running > 0
-    made.submit(prompts[1:], LONG, seed=1, step=0)
-    while found := made.finished():
-        parts += found
+    hf_engine.submit(prompts[:1], LONG, seed=1, step=0)
+    parts = hf_engine.finished()
+    assert slots_of(hf_engine).num_running > 0
+    hf_engine.submit(prompts[1:], LONG, seed=1, step=0)
+    while finished := hf_engine.finished():
+        parts += finished
     assert_same_tokens(by_completion(parts), expected)
 
 
 def test_rows_that_run_wait_through_an_offload(model):
     expected = by_completion(sample(engine(model, refill=False), prompts_of(MIXED[:2]), LONG))
-    made = engine(model, max_batch_sequences=5)
-    made.submit(prompts_of(MIXED[:2]), LONG, seed=1, step=0)
-    back = made.finished()
-    made.offload()
-    made.onload()
-    assert slots_of(made).num_running > 0
-    while parts := made.finished():
+    hf_engine = engine(model, max_batch_sequences=5)
+    hf_engine.submit(prompts_of(MIXED[:2]), LONG, seed=1, step=0)
+    back = hf_engine.finished()
+    hf_engine.offload()
+    hf_engine.onload()
+    assert slots_of(hf_engine).num_running > 0
+    while parts := hf_engine.finished():
         back += parts
     assert_same_tokens(by_completion(back), expected)
-    made.offload()
-    assert slots_of(made)._cache is None, "the cache stays though nobody runs"
+    hf_engine.offload()
+    assert slots_of(hf_engine)._cache is None, "the cache stays though nobody runs"
 
 
 def test_a_completion_has_the_version_that_began_it(model):
-    made = engine(model, max_batch_sequences=6)
-    made.weights_received(3)
-    made.submit(prompts_of([4, 4]), LONG, seed=1, step=0)
-    first = made.finished()
-    made.weights_received(4)
+    hf_engine = engine(model, max_batch_sequences=6)
+    hf_engine.weights_received(3)
+    hf_engine.submit(prompts_of([4, 4]), LONG, seed=1, step=0)
+    first = hf_engine.finished()
+    hf_engine.weights_received(4)
     later = []
-    while parts := made.finished():
+    while parts := hf_engine.finished():
         later += parts
     assert {part.policy_version for part in first} == {3}
     assert {part.policy_version for part in later} == {3, 4}

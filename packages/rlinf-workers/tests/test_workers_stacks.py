@@ -17,8 +17,8 @@ Current thread 0x00007f2c (most recent call first):
 
 def main_thread(*frames: tuple[str, str]) -> Stacks:
     """Frames as (function, file), innermost first."""
-    made = tuple(Frame(function=function, file=file, line=1) for function, file in frames)
-    return Stacks(source="py-spy", threads=(ThreadStack(thread="MainThread", frames=made),))
+    stack_frames = tuple(Frame(function=function, file=file, line=1) for function, file in frames)
+    return Stacks(source="py-spy", threads=(ThreadStack(thread="MainThread", frames=stack_frames),))
 
 
 def test_the_stacks_of_faulthandler_are_found_among_other_lines():

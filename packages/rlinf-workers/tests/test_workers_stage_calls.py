@@ -32,21 +32,21 @@ def planned(flow: Flow, mode: Mode = "collocated", **choices) -> PlannedFlow:
 EDGES = (WeightEdge(source="learn", target="scale"), WeightEdge(source="learn", target="other"))
 
 
-def calls(made: PlannedFlow, synced: tuple[WeightEdge, ...] = EDGES):
-    addresses = {name: address(name, i) for i, name in enumerate((*made.graph.channels, *made.told_channels))}
+def calls(flow: PlannedFlow, synced: tuple[WeightEdge, ...] = EDGES):
+    addresses = {name: address(name, i) for i, name in enumerate((*flow.graph.channels, *flow.told_channels))}
     return {
-        (call.stage, rank): call for rank, _, call in made.stage_calls(addresses, dict.fromkeys(synced, 5), CONTEXT)
+        (call.stage, rank): call for rank, _, call in flow.stage_calls(addresses, dict.fromkeys(synced, 5), CONTEXT)
     }
 
 
-def num_partitions(made: PlannedFlow, channel: str) -> int:
-    return made.port(channel, ADDRESS, other_end=()).num_partitions
+def num_partitions(flow: PlannedFlow, channel: str) -> int:
+    return flow.port(channel, ADDRESS, other_end=()).num_partitions
 
 
 def test_every_rank_of_every_stage_is_called_with_its_own_ports():
-    found = calls(planned(toy_flow(), num_ranks={"scale": 4, "learn": 2}))
-    assert sorted(found) == [("learn", 0), ("learn", 1), *(("scale", rank) for rank in range(4)), ("shift", 0)]
-    scale, shift = found["scale", 3], found["shift", 0]
+    by_rank = calls(planned(toy_flow(), num_ranks={"scale": 4, "learn": 2}))
+    assert sorted(by_rank) == [("learn", 0), ("learn", 1), *(("scale", rank) for rank in range(4)), ("shift", 0)]
+    scale, shift = by_rank["scale", 3], by_rank["shift", 0]
     assert (scale.method, scale.context) == ("scale", CONTEXT)
     assert [port.channel for port in scale.reads] == ["numbers"]
     assert [(port.channel, port.address) for port in scale.writes] == [("scaled", address("scaled", 1))]
@@ -54,31 +54,31 @@ def test_every_rank_of_every_stage_is_called_with_its_own_ports():
 
 
 def test_items_are_bound_to_ranks_by_dispatch_order_and_whole_batches_alone():
-    made = planned(toy_flow(), num_ranks={"scale": 4, "learn": 2}, granularity={"scale": 2})
-    assert [num_partitions(made, channel) for channel in ("numbers", "scaled", "shifted")] == [1, 1, 2]
+    flow = planned(toy_flow(), num_ranks={"scale": 4, "learn": 2}, granularity={"scale": 2})
+    assert [num_partitions(flow, channel) for channel in ("numbers", "scaled", "shifted")] == [1, 1, 2]
     assert num_partitions(planned(toy_flow(), num_ranks={"scale": 4}), "numbers") == 4, "whole batches"
-    found = calls(made)
-    assert [found["learn", rank].reads[0].partition for rank in (0, 1)] == [0, 1]
-    assert {found["scale", rank].reads[0].partition for rank in range(4)} == {0}
-    assert found["shift", 0].writes[0].num_partitions == 2
+    by_rank = calls(flow)
+    assert [by_rank["learn", rank].reads[0].partition for rank in (0, 1)] == [0, 1]
+    assert {by_rank["scale", rank].reads[0].partition for rank in range(4)} == {0}
+    assert by_rank["shift", 0].writes[0].num_partitions == 2
 
 
 def test_writers_are_all_ranks_of_the_writing_stages_or_the_driver():
-    made = planned(toy_flow(), num_ranks={"scale": 4})
-    assert [made.num_writers(channel) for channel in ("numbers", "scaled", "shifted")] == [1, 4, 1]
+    flow = planned(toy_flow(), num_ranks={"scale": 4})
+    assert [flow.num_writers(channel) for channel in ("numbers", "scaled", "shifted")] == [1, 4, 1]
 
 
 def test_entries_are_as_small_as_the_readers_granularity():
-    made = planned(toy_flow(), granularity={"scale": 3})
-    assert made.port("numbers", ADDRESS, other_end=("scale",)).granularity == 3
+    flow = planned(toy_flow(), granularity={"scale": 3})
+    assert flow.port("numbers", ADDRESS, other_end=("scale",)).granularity == 3
 
 
 def test_a_stage_serves_synced_edges_to_it_and_publishes_on_those_from_it():
-    found = calls(planned(toy_flow()))
-    assert (found["scale", 0].receives, found["scale", 0].publishes) == ({"learn -> scale": 5}, ())
-    assert (found["learn", 0].receives, found["learn", 0].publishes) == ({}, ("learn -> scale", "learn -> other"))
-    found = calls(planned(toy_flow()), synced=())
-    assert (found["scale", 0].receives, found["learn", 0].publishes) == ({}, ())
+    by_rank = calls(planned(toy_flow()))
+    assert (by_rank["scale", 0].receives, by_rank["scale", 0].publishes) == ({"learn -> scale": 5}, ())
+    assert (by_rank["learn", 0].receives, by_rank["learn", 0].publishes) == ({}, ("learn -> scale", "learn -> other"))
+    by_rank = calls(planned(toy_flow()), synced=())
+    assert (by_rank["scale", 0].receives, by_rank["learn", 0].publishes) == ({}, ())
 
 
 def test_weights_may_be_lost_where_the_same_run_publishes_others():
@@ -90,17 +90,17 @@ def test_weights_may_be_lost_where_the_same_run_publishes_others():
     assert not calls(planned(toy_flow(), "disaggregated"))["scale", 0].discards
     evaluation = Flow("evaluation").workers_of(toy_flow(), "scale")
     evaluation.stage("scale", Scale.scale, reads="numbers", writes="scaled")
-    made = planned(evaluation)
-    offloading = replace(made.plan, stages=tuple(replace(stage, offload=True) for stage in made.plan.stages))
-    evaluated = calls(replace(made, plan=offloading), EDGES[:1])["scale", 0]
+    flow = planned(evaluation)
+    offloading = replace(flow.plan, stages=tuple(replace(stage, offload=True) for stage in flow.plan.stages))
+    evaluated = calls(replace(flow, plan=offloading), EDGES[:1])["scale", 0]
     assert evaluated.offloads and evaluated.receives and not evaluated.discards
 
 
 def test_weights_stay_for_another_stage_of_the_group():
     flow = toy_flow()
     flow.stage("again", Scale.scale, reads="scaled", writes="scaled twice", worker="scale")
-    found = calls(planned(flow))
-    assert found["scale", 0].offloads and not (found["scale", 0].discards or found["again", 0].discards)
+    by_rank = calls(planned(flow))
+    assert by_rank["scale", 0].offloads and not (by_rank["scale", 0].discards or by_rank["again", 0].discards)
 
 
 def test_turns_that_share_devices_take_leases():
@@ -112,14 +112,14 @@ def test_turns_that_share_devices_take_leases():
 
 def test_items_go_to_replicas_and_their_first_ranks_tell_the_others():
     sizes = {"scale": 2, "learn": 2}
-    made = planned(toy_flow(), num_ranks_per_replica=sizes, granularity={"scale": 2})
-    found = calls(made)
-    assert [made.num_writers(channel) for channel in ("scaled", *made.told_channels)] == [2, 2, 2]
-    assert [num_partitions(made, channel) for channel in ("numbers", "shifted")] == [1, 2]
-    assert [found["learn", rank].reads[0].partition for rank in range(4)] == [0, 0, 1, 1]
-    told = [call.told and call.told.name for call in (found["scale", 0], found["scale", 1], found["learn", 3])]
-    assert [made.told_channels[name] for name in told if name] == ["scale", "scale", "learn"]
-    assert found["shift", 0].told is None
+    flow = planned(toy_flow(), num_ranks_per_replica=sizes, granularity={"scale": 2})
+    by_rank = calls(flow)
+    assert [flow.num_writers(channel) for channel in ("scaled", *flow.told_channels)] == [2, 2, 2]
+    assert [num_partitions(flow, channel) for channel in ("numbers", "shifted")] == [1, 2]
+    assert [by_rank["learn", rank].reads[0].partition for rank in range(4)] == [0, 0, 1, 1]
+    names = [call.told and call.told.name for call in (by_rank["scale", 0], by_rank["scale", 1], by_rank["learn", 3])]
+    assert [flow.told_channels[name] for name in names if name] == ["scale", "scale", "learn"]
+    assert by_rank["shift", 0].told is None
     assert calls(planned(toy_flow()))["scale", 0].told is None, "a replica of one rank tells nobody"
 
 
@@ -139,8 +139,8 @@ def rally() -> PlannedFlow:
 
 
 def test_ports_inside_a_cycle_keep_the_lease_and_its_first_stage_starts_with_it(rally):
-    found = calls(rally)
-    serve, answer = found["serve", 0], found["answer", 0]
+    by_rank = calls(rally)
+    serve, answer = by_rank["serve", 0], by_rank["answer", 0]
     assert [port.of_own_turn for port in (*answer.reads, *answer.writes)] == [True, True, False]
     assert [port.of_own_turn for port in serve.reads] == [True], "it starts with the lease"
     scale = calls(planned(toy_flow()))["scale", 0]

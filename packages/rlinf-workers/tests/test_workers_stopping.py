@@ -17,9 +17,9 @@ def byte_tokenizer():
     words = ["ab", "abc", "cab", "aab"]
     inner = Tokenizer(models.BPE({token: i for i, token in enumerate([*letters, *words])}, []))
     inner.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=inner)
-    made.add_special_tokens({"eos_token": "<end>"})
-    return made
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    return tokenizer
 
 
 def spaced_tokenizer():
@@ -56,11 +56,11 @@ def test_a_completion_ends_where_a_prefix_first_says_a_stop_string(name, choices
     else:
         few = sorted(vocabulary.values())
     token_ids = [few[choice % len(few)] for choice in choices]
-    found = StopStrings(tokenizer, stops)
+    stop_strings = StopStrings(tokenizer, stops)
     expected = by_prefixes(tokenizer, stops, token_ids)
-    assert found.end(token_ids) == expected
+    assert stop_strings.end(token_ids) == expected
     if expected is None or expected > begun:  # the first tokens were looked at before
-        assert found.end(token_ids, begun=begun) == expected
+        assert stop_strings.end(token_ids, begun=begun) == expected
 
 
 def test_the_rest_of_the_token_that_completes_it_belongs_to_the_completion():

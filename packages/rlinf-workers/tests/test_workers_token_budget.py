@@ -61,19 +61,19 @@ def sample_group(index, prompt_length, lengths):
 
 def scored_groups(num_groups=9, group_size=4):
     generator = torch.Generator().manual_seed(3)
-    found = []
+    groups = []
     for index in range(num_groups):
         lengths = torch.randint(1, NUM_TOKENS + 1, (group_size,), generator=generator).tolist()
         samples = sample_group(index, 1 + index % 4, lengths)
         rewards = torch.zeros(group_size)
         rewards[: index % 4] = 1.0  # every fourth group has no signal
-        found.append(ScoredGroup(samples=samples, rewards=rewards, completions=("",) * group_size))
-    return found
+        groups.append(ScoredGroup(samples=samples, rewards=rewards, completions=("",) * group_size))
+    return groups
 
 
 def settings_of(model, name, **changes):
     algorithm = preset("ppo" if name == "ppo" else "grpo", **ALGORITHMS[name])
-    given = ActorSettings(
+    settings = ActorSettings(
         model=model,
         algorithm=algorithm,
         optimizer=OptimizerSettings(learning_rate=1e-2, epsilon=1e-3),
@@ -86,7 +86,7 @@ def settings_of(model, name, **changes):
         max_completion_tokens=NUM_TOKENS,
         temperature=1.0,
     )
-    return dataclasses.replace(given, **changes)
+    return dataclasses.replace(settings, **changes)
 
 
 sizes_st = st.lists(st.integers(0, 40), min_size=1, max_size=30)
@@ -131,7 +131,7 @@ def micro_batches_of(make_worker, reader, settings, groups):
 def test_every_completion_is_in_one_micro_batch_of_an_epoch_and_the_budget_holds(make_worker, reader, model, name):
     groups = scored_groups()
     updates, _ = micro_batches_of(make_worker, reader, settings_of(model, name), groups)
-    told = Counter()
+    counts = Counter()
     for batch in (batch for update in updates for batch in update):
         for tokens in (batch.for_policy, batch.for_critic):
             if tokens is not None:
@@ -140,7 +140,7 @@ def test_every_completion_is_in_one_micro_batch_of_an_epoch_and_the_budget_holds
         if batch.for_policy is not None:
             mask = batch.for_policy.sequences.loss_mask
             ids = batch.for_policy.sequences.completion_ids
-            told.update(tuple(row[inside != 0].tolist()) for row, inside in zip(ids, mask, strict=True))
+            counts.update(tuple(row[inside != 0].tolist()) for row, inside in zip(ids, mask, strict=True))
     algorithm = settings_of(model, name).algorithm
     learned = [g for g in groups if algorithm.has_critic or algorithm.kl_coef or len(set(g.rewards.tolist())) > 1]
     expected = Counter(
@@ -148,7 +148,7 @@ def test_every_completion_is_in_one_micro_batch_of_an_epoch_and_the_budget_holds
         for group in learned[: 6 if algorithm.dynamic_sampling else None]
         for row, inside in zip(group.samples.completion_ids, group.samples.loss_mask, strict=True)
     )
-    assert told == Counter({key: count * algorithm.num_epochs for key, count in expected.items()})
+    assert counts == Counter({key: count * algorithm.num_epochs for key, count in expected.items()})
 
 
 def trained(make_worker, reader, settings, groups, chunk=2):
@@ -165,8 +165,8 @@ def test_the_budget_changes_what_is_learned_by_rounding_alone(make_worker, reade
     unset = settings_of(model, name, max_tokens_per_micro_batch=None, balance_shards=False)
     expected = trained(make_worker, reader, unset, groups)
     for limit in (12, LIMIT, 1000):
-        found = trained(make_worker, reader, settings_of(model, name, max_tokens_per_micro_batch=limit), groups)
-        torch.testing.assert_close(found, expected, rtol=0, atol=3e-6)
+        weights = trained(make_worker, reader, settings_of(model, name, max_tokens_per_micro_batch=limit), groups)
+        torch.testing.assert_close(weights, expected, rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -208,9 +208,9 @@ def test_a_step_without_any_signal_whitens_rounding(make_worker, reader, model, 
 
 @pytest.mark.parametrize("name", ["grpo", "grpo gathered", "ppo"])
 def test_chunks_change_no_bit(make_worker, reader, model, name):
-    found = [trained(make_worker, reader, settings_of(model, name), scored_groups(), chunk) for chunk in (1, 3, 9)]
-    assert_bitwise_equal(found[0], found[1])
-    assert_bitwise_equal(found[0], found[2])
+    weights = [trained(make_worker, reader, settings_of(model, name), scored_groups(), chunk) for chunk in (1, 3, 9)]
+    assert_bitwise_equal(weights[0], weights[1])
+    assert_bitwise_equal(weights[0], weights[2])
 
 
 def test_micro_batches_come_while_groups_arrive(make_worker, model, monkeypatch):
@@ -231,11 +231,11 @@ def test_micro_batches_come_while_groups_arrive(make_worker, model, monkeypatch)
 class Learner(Worker):
     """A rank that gets the groups whose index is its own."""
 
-    def learn(self, told: ActorSettings) -> tuple[dict[int, int], dict[str, torch.Tensor]]:
+    def learn(self, settings: ActorSettings) -> tuple[dict[int, int], dict[str, torch.Tensor]]:
         """Two steps; group -> shard of the last, and this rank's part of the weights."""
         actor = Actor.__new__(Actor)  # a worker in this one's place
         actor._host, actor.identity = self._host, self.identity
-        actor.__init__(told)
+        actor.__init__(settings)
         groups = [group for group in scored_groups() if group.samples.index % self.num_ranks == self.rank]
         self._host.step = StepContext(step=0, phase="train", seed=0, num_items=len(scored_groups()))
         for _ in range(2):
@@ -260,8 +260,8 @@ def test_two_ranks_learn_what_one_learns(tmp_path, make_worker, reader, model):
     with launched(LocalLauncher) as launcher:
         ranks = start(launcher, tmp_path, Learner, num_ranks=2)
         for name, backend in CASES:
-            told = settings_of(model, name, backend=BackendSettings(name=backend, num_shards=2))
-            (shards, first), (others, second) = ranks.call("learn", told)
+            settings = settings_of(model, name, backend=BackendSettings(name=backend, num_shards=2))
+            (shards, first), (others, second) = ranks.call("learn", settings)
             assert shards == others
             assert any(index % 2 != shard for index, shard in shards.items()) == (name != "grpo")
 
@@ -277,11 +277,11 @@ def test_two_ranks_learn_what_one_learns(tmp_path, make_worker, reader, model):
 
 
 def test_the_reference_says_the_same_within_a_budget(make_worker, reader, writer, model):
-    told = []
+    logprobs = []
     for limit in (None, 12, 1000):
         reference, out = make_worker(Reference, model, 1.0, BackendSettings(), limit), type(writer)()
         groups = [group.samples for group in scored_groups()]
         reference.logprobs(reader([groups]), out)
-        told.append([item.ref_logprobs for item in out.items])
-    for other in told[1:]:
-        torch.testing.assert_close(other, told[0], rtol=0, atol=ROUNDING)
+        logprobs.append([item.ref_logprobs for item in out.items])
+    for other in logprobs[1:]:
+        torch.testing.assert_close(other, logprobs[0], rtol=0, atol=ROUNDING)

@@ -49,9 +49,9 @@ def test_a_wait_for_own_processes_is_told_with_those_that_owe_an_answer_at_the_t
     with table.waiting("simulator", processes=lambda: pids):
         assert table.current() == [], "without processes the thread computes by itself"
         pids.append(os.getpid())
-        (told,) = table.current()
+        (wait,) = table.current()
         own = OwnProcess(pid=os.getpid(), started_ticks=started_ticks(os.getpid()))
-        assert (told.processes, told.target) == ((own,), "its simulators")
+        assert (wait.processes, wait.target) == ((own,), "its simulators")
 
 
 def test_an_engine_that_cannot_say_its_processes_ends_no_beat():

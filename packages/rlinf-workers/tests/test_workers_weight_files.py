@@ -40,9 +40,9 @@ def test_specs_and_boxes_are_those_of_the_files(folder, monkeypatch):
         name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in TENSORS.items()
     }
     for name, tensor in TENSORS.items():
-        found = files.read(name)
-        assert found.dtype == tensor.dtype
-        assert torch.equal(found, tensor)
+        stored = files.read(name)
+        assert stored.dtype == tensor.dtype
+        assert torch.equal(stored, tensor)
     assert torch.equal(files.read("a", Box((1, 0, 1), (3, 2, 2))), TENSORS["a"][1:4, 0:2, 1:3])
     assert files.read("b", Box((6, 0), (0, 2))).shape == (0, 2)
 

@@ -28,10 +28,10 @@ def test_all_tensors_are_found(tmp_path, name):
     settings = tiny_architecture(name, tmp_path)
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    found = loaded(model, pretrained_weights(model, settings.folder))
-    assert found.keys() == expected.keys()
+    tensors = loaded(model, pretrained_weights(model, settings.folder))
+    assert tensors.keys() == expected.keys()
     for key, tensor in expected.items():
-        assert torch.equal(found[key], tensor), key
+        assert torch.equal(tensors[key], tensor), key
 
 
 def test_names_in_memory_are_read_too(tmp_path):
@@ -43,8 +43,8 @@ def test_names_in_memory_are_read_too(tmp_path):
         file.unlink()
     save_file(expected, tmp_path / "model.safetensors")
     for read in (plain_weights, pretrained_weights):
-        found = loaded(model, read(model, tmp_path))
-        assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+        tensors = loaded(model, read(model, tmp_path))
+        assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
 
 
 def change(folder: Path, how) -> None:

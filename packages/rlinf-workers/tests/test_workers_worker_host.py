@@ -30,8 +30,8 @@ class Noting(Worker):
 
 
 def host() -> tuple[WorkerHost, Noting]:
-    made = WorkerHost(Identity(role="noting", rank=0, num_ranks=1), lambda *_, **__: Future())
-    return made, made.make(Noting)
+    worker_host = WorkerHost(Identity(role="noting", rank=0, num_ranks=1), lambda *_, **__: Future())
+    return worker_host, worker_host.make(Noting)
 
 
 def test_the_state_of_a_worker_that_is_away_is_what_it_was(monkeypatch):

@@ -80,17 +80,21 @@ def explained(executor: Executor, *culprit: str, cause: Cause = "busy", inside: 
     """Waits until the first culprit is made of these nodes, is inside that function, and no wait is too young."""
     deadline = time.monotonic() + FOUND_S
     while True:
-        found = explain(executor.snapshot())
-        first = next(iter(found.graph.culprits), None)
+        explanation = explain(executor.snapshot())
+        first = next(iter(explanation.graph.culprits), None)
         if first and (first.nodes, first.cause) == (culprit, cause):
-            is_settled = found.snapshot.taken_s - found.snapshot.began_s > SETTLED_S
+            is_settled = explanation.snapshot.taken_s - explanation.snapshot.began_s > SETTLED_S
             is_whole = first.num_waiting > 0 or cause not in ("busy", "stopped")
-            if is_settled and is_whole and (not inside or inside in functions(found, found.processes_of(first)[0])):
-                return found
-        assert time.monotonic() < deadline, f"no {culprit}:\n{explanation_text(found)}"
+            if (
+                is_settled
+                and is_whole
+                and (not inside or inside in functions(explanation, explanation.processes_of(first)[0]))
+            ):
+                return explanation
+        assert time.monotonic() < deadline, f"no {culprit}:\n{explanation_text(explanation)}"
 
 
-def functions(found: RunExplanation, process: str) -> set[str]:
-    look = found.looks.get(process)
+def functions(explanation: RunExplanation, process: str) -> set[str]:
+    look = explanation.looks.get(process)
     threads = look.stacks.threads if look and look.stacks else ()
     return {frame.name for thread in threads for frame in thread.frames}

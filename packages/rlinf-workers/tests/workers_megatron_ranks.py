@@ -55,7 +55,7 @@ def write_models(folder: Path) -> dict[str, ModelSettings]:
         "qwen3": Qwen3Config(**COMMON, head_dim=16, tie_word_embeddings=False),
         "qwen3_moe": Qwen3MoeConfig(**COMMON, **EXPERTS, tie_word_embeddings=False),
     }
-    found = {}
+    models = {}
     for name, config in configs.items():
         tiny_model(folder / name)
         config.save_pretrained(folder / name)
@@ -67,8 +67,8 @@ def write_models(folder: Path) -> dict[str, ModelSettings]:
                 drawn = 0.1 * torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(drawn + (1.0 if "norm" in key else 0.0))
         model.save_pretrained(folder / name)
-        found[name] = dataclasses.replace(settings, has_weights=True)
-    return found
+        models[name] = dataclasses.replace(settings, has_weights=True)
+    return models
 
 
 def write_critic(model: ModelSettings, folder: Path) -> str:
@@ -115,9 +115,9 @@ def loss_on(batch: SequenceBatch):
 
     def loss_of(answers):
         is_critic = bool(answers.values.numel())
-        said = answers.values if is_critic else answers.logprobs
-        terms = (said - batch.completion_ids).square() if is_critic else said.exp() - 0.3 * answers.entropies
-        return (terms * batch.loss_mask).sum(), [float(batch.loss_mask.sum()), float(said.detach()[0, 0])]
+        outputs = answers.values if is_critic else answers.logprobs
+        terms = (outputs - batch.completion_ids).square() if is_critic else outputs.exp() - 0.3 * answers.entropies
+        return (terms * batch.loss_mask).sum(), [float(batch.loss_mask.sum()), float(outputs.detach()[0, 0])]
 
     return loss_of
 
@@ -149,9 +149,9 @@ def go_on(make, worker: Worker, model: ModelSettings, before: str, after: str, n
     backend = make(TokenModel(model, TEMPERATURE), worker, optimizer=ADAMW, num_shards=NUM_SHARDS, **options)
     backend.load_model(before)
     backend.load_optimizer(before)
-    found = update(backend, number)
+    sums_and_norm = update(backend, number)
     write(backend, worker, after)
-    return found
+    return sums_and_norm
 
 
 def study(
@@ -163,26 +163,26 @@ def study(
         critic: the folder of one, which is studied in place of the model.
     """
 
-    def made(optimizer):
+    def new_backend(optimizer):
         kind = ValueModel(model) if critic else TokenModel(model, TEMPERATURE)
         backend = make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS, **options)
         if critic:
             backend.load_model(critic)
         return backend
 
-    backend = made(PLAIN)
+    backend = new_backend(PLAIN)
     write(backend, worker, f"{folder}/unchanged", optimizer=False)
     answers = backend.forward(batch_of(1), entropies=True)
-    said = {name: getattr(answers, name).tolist() for name in ("logprobs", "entropies", "values")}
+    numbers = {name: getattr(answers, name).tolist() for name in ("logprobs", "entropies", "values")}
     if not critic:
-        said["examples"] = backend.forward(examples()).logprobs.tolist()
+        numbers["examples"] = backend.forward(examples()).logprobs.tolist()
     update(backend, 0)
     write(backend, worker, f"{folder}/gradient", model=False)
-    backend = made(ADAMW)
+    backend = new_backend(ADAMW)
     taken = [update(backend, number) for number in range(num_steps)]
     write(backend, worker, f"{folder}/trained")
     return {
-        "answers": said,
+        "answers": numbers,
         "statistics": [statistics for statistics, _ in taken],
         "norms": [norm for _, norm in taken],
     }
@@ -201,7 +201,7 @@ def use_while_away(make, worker: Worker, model: ModelSettings, folder: str, **op
         backend._put_aside()
     empty = all(parameter.untyped_storage().nbytes() == 0 for parameter in one._parameters.values())
     gradients = [buffer.grad_data for buffer in [*one._called.buffers, *one._called.expert_parallel_buffers]]
-    kept = any(name.startswith("gradient") for name in one._storages._places._places)
+    keeps_gradients = any(name.startswith("gradient") for name in one._storages._places._places)
     write(one, worker, folder)
     loaded.load_model(folder)
     loaded.load_optimizer(folder)
@@ -213,7 +213,7 @@ def use_while_away(make, worker: Worker, model: ModelSettings, folder: str, **op
         update(backend, 3)
     return {
         "weights are empty": empty,
-        "gradients are given up": not kept and bool(gradients),
+        "gradients are given up": not keeps_gradients and bool(gradients),
         "weights are the same": same_weights,
         "training goes on alike": _same(one, loaded),
     }
@@ -260,25 +260,25 @@ class Ranks(Worker):
         from rlinf_workers.trainers.megatron.make import megatron
 
         worker = self.cut(per_replica)
-        found = study(megatron, worker, model, folder, num_steps=num_steps, critic=critic, **options)
+        outcome = study(megatron, worker, model, folder, num_steps=num_steps, critic=critic, **options)
         parallel.disconnect()
-        return found
+        return outcome
 
     def go_on(self, model: ModelSettings, before: str, after: str, number: int, per_replica: int, options: dict):
         from rlinf_workers.trainers.megatron import parallel
         from rlinf_workers.trainers.megatron.make import megatron
 
-        found = go_on(megatron, self.cut(per_replica), model, before, after, number, **options)
+        sums_and_norm = go_on(megatron, self.cut(per_replica), model, before, after, number, **options)
         parallel.disconnect()
-        return found
+        return sums_and_norm
 
     def use_while_away(self, model: ModelSettings, folder: str, per_replica: int, options: dict) -> dict[str, bool]:
         from rlinf_workers.trainers.megatron import parallel
         from rlinf_workers.trainers.megatron.make import megatron
 
-        found = use_while_away(megatron, self.cut(per_replica), model, folder, **options)
+        checks = use_while_away(megatron, self.cut(per_replica), model, folder, **options)
         parallel.disconnect()
-        return found
+        return checks
 
     def conform(self, make: str, folder: str, per_replica: int, subject: str) -> None:
         from rlinf_workers.trainers.megatron import parallel

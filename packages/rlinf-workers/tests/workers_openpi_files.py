@@ -73,13 +73,13 @@ def _norm_shapes(name: str, kind: str) -> dict[str, tuple[int, ...]]:
 
 def published_tensors(kind: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    made = {}
+    tensors = {}
     for name, shape in published_shapes(kind).items():
         drawn = torch.randn(shape, generator=generator)
-        made[name] = 0.1 * drawn if len(shape) == 1 else drawn / torch.tensor(shape[1:]).prod() ** 0.5
+        tensors[name] = 0.1 * drawn if len(shape) == 1 else drawn / torch.tensor(shape[1:]).prod() ** 0.5
         if "norm" in name and name.startswith(VISION) and name.endswith("weight"):
-            made[name] += 1
-    return made
+            tensors[name] += 1
+    return tensors
 
 
 RENAMED = {

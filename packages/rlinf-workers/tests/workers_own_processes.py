@@ -37,16 +37,16 @@ class SkipsATensor(Liar):
     name = "model.layers.1.self_attn.qkv_proj.weight"
 
     def fill(self, *arguments):
-        kept = self.model.tensors[self.name].clone()
+        old_tensor = self.model.tensors[self.name].clone()
         super().fill(*arguments)
-        self.model.tensors[self.name].copy_(kept)
+        self.model.tensors[self.name].copy_(old_tensor)
 
 
 class StaysOld(Liar):
     def fill(self, *arguments):
-        kept = {name: tensor.clone() for name, tensor in self.model.tensors.items()}
+        old_tensors = {name: tensor.clone() for name, tensor in self.model.tensors.items()}
         super().fill(*arguments)
-        for name, tensor in kept.items():
+        for name, tensor in old_tensors.items():
             self.model.tensors[name].copy_(tensor)
 
 

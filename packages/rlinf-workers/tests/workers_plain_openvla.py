@@ -78,10 +78,10 @@ def plain_patches(
     w: dict[str, Tensor], picture: Tensor, num_blocks: tuple[int, int], language: Tensor | None = None
 ) -> Tensor:
     """Picture [H, W, 3] uint8 of the right size -> [patches, H]."""
-    shown = [(picture.permute(2, 0, 1) / 255 - torch.tensor(m)[:, None, None]) / torch.tensor(s)[:, None, None]
+    pictures = [(picture.permute(2, 0, 1) / 255 - torch.tensor(m)[:, None, None]) / torch.tensor(s)[:, None, None]
              for m, s in zip(MEANS, STDS, strict=True)]  # fmt: skip
     dtype = w["projector.fc1.weight"].dtype
-    towers = zip((DINO, SIGLIP), shown, num_blocks, strict=True)
+    towers = zip((DINO, SIGLIP), pictures, num_blocks, strict=True)
     features = torch.cat([plain_tower(w, name, p.to(dtype), n, language) for name, p, n in towers], -1)
     hidden = _gelu(_linear(_gelu(_linear(features, w, "projector.fc1")), w, "projector.fc2"))
     return _linear(hidden, w, "projector.fc3")

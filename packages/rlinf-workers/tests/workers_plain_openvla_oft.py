@@ -80,8 +80,8 @@ def part_tensors(seed: int = 1) -> dict[str, Tensor]:
             shapes |= dict.fromkeys(names, (width, WIDTH))
     shapes |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in shapes.items()}
     generator = torch.Generator().manual_seed(seed)
-    made = {name: 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    return {name: tensor + 1 if "norm" in name and "weight" in name else tensor for name, tensor in made.items()}
+    tensors = {name: 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return {name: tensor + 1 if "norm" in name and "weight" in name else tensor for name, tensor in tensors.items()}
 
 
 def write_oft_checkpoint(folder: Path, tensors: dict[str, Tensor], parts: dict[str, Tensor]) -> dict[str, Tensor]:

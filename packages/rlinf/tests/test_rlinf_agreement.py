@@ -29,14 +29,16 @@ PAIRS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16
 def model(tmp_path_factory):
     """Family -> settings of a model of four layers whose every tensor is random, with weights that matter."""
     torch.set_num_threads(1)
-    made = {}
+    models = {}
 
     def of(family):
-        if family not in made:
+        if family not in models:
             settings = tiny_architecture(family, tmp_path_factory.mktemp(family), num_hidden_layers=LAYERS)
             is_moe = family == "qwen3_moe"
-            made[family] = changed(settings, tmp_path_factory.mktemp("louder"), louder_experts) if is_moe else settings
-        return made[family]
+            models[family] = (
+                changed(settings, tmp_path_factory.mktemp("louder"), louder_experts) if is_moe else settings
+            )
+        return models[family]
 
     return of
 
@@ -100,17 +102,17 @@ def verdict(gap, how):
 def test_rounding_agrees(model, family, trained, served):
     gap = gap_between(replace(model(family), dtype=served), replace(model(family), dtype=trained))
     how = arithmetic(family, trained, served)
-    found = verdict(gap, how)
-    assert found.agrees, found.text
-    assert found.suspects == ()
+    agreement = verdict(gap, how)
+    assert agreement.agrees, agreement.text
+    assert agreement.suspects == ()
     if family != "qwen3_moe":
         assert (2 * gap.kl) ** 0.5 < how.rms_bound / 2, "the bound is not at its limit here"
 
 
 @pytest.mark.parametrize(("family", "temperature"), [("qwen2", 0.99), ("qwen3_moe", 1.02)])
 def test_another_temperature_does_not(model, family, temperature):
-    found = verdict(gap_between(model(family), model(family), sampled_at=temperature), arithmetic(family))
-    assert not found.agrees, found.text
+    agreement = verdict(gap_between(model(family), model(family), sampled_at=temperature), arithmetic(family))
+    assert not agreement.agrees, agreement.text
 
 
 def test_a_temperature_that_both_know_agrees(model):
@@ -157,9 +159,9 @@ def test_shuffled_experts_do_not(model, tmp_path, dtype):
     family = "qwen3_moe"
     served = replace(changed(model(family), tmp_path, shuffle), dtype=dtype)
     gap = gap_between(served, replace(model(family), dtype=dtype))
-    found = verdict(gap, arithmetic(family, dtype, dtype))
-    assert not found.agrees, found.text
-    assert found.suspects == (*SUSPECTS, ROUTING)
+    agreement = verdict(gap, arithmetic(family, dtype, dtype))
+    assert not agreement.agrees, agreement.text
+    assert agreement.suspects == (*SUSPECTS, ROUTING)
 
 
 def test_a_token_that_went_to_another_expert_is_no_mismatch_in_float32():

@@ -162,8 +162,8 @@ def test_a_run_with_a_wrong_loss_leaves_nothing_behind(own, refused, tmp_path):
     ],
 )
 def test_clip_ranges_that_cannot_act_are_said(name, changes, keys):
-    found = idle_notes(preset(name, **changes))
-    assert found == () if keys is None else found[0].startswith(f"{keys} no effect: with one optimizer step a batch")
+    notes = idle_notes(preset(name, **changes))
+    assert notes == () if keys is None else notes[0].startswith(f"{keys} no effect: with one optimizer step a batch")
 
 
 def test_a_model_without_experts_has_no_load_to_balance():

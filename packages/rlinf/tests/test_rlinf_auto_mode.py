@@ -79,8 +79,8 @@ class Auto:
     def observe(self, run):
         return self.mode.observe(run, busy_seconds(run))
 
-    def better(self, **kept):
-        return self.mode.better(Running(), **{"num_steps": 100, "restart_s": 5.0, **kept})  # pyright: ignore
+    def better(self, **arguments):
+        return self.mode.better(Running(), **{"num_steps": 100, "restart_s": 5.0, **arguments})  # pyright: ignore
 
     def probe_all(self):
         while self.mode.probes:
@@ -139,12 +139,12 @@ def test_a_measurement_knows_its_placements_and_their_steps_before_it_begins(num
 def test_what_was_measured_decides():
     auto = Auto()
     auto.probe_all()
-    found = auto.better()
+    run_plans = auto.better()
     problem = auto.mode.problem
     assert problem is not None
     assert problem.profiles.stages["rollout"].instances[0].seconds(32) == pytest.approx(0.32)
     assert problem.choices("actor") == (32, 64)
-    plan = auto.mode.plan if found is None else found.plans["grpo"]
+    plan = auto.mode.plan if run_plans is None else run_plans.plans["grpo"]
     assert plan.mode == "collocated"
     assert not moves(plan, auto.planned.plans["grpo"])
 
@@ -160,13 +160,13 @@ def test_a_plan_that_pays_is_taken_and_one_that_does_not_is_not(monkeypatch):
     assert re.fullmatch(
         r"auto: collocated stays, [\d.]+ s a step; disaggregated takes [\d.]+ s, and moving there 5 s", auto.told[-1]
     )
-    found = auto.better(num_steps=1000, **base)
-    assert found is not None
-    assert found.plans["grpo"].mode == "disaggregated"
+    run_plans = auto.better(num_steps=1000, **base)
+    assert run_plans is not None
+    assert run_plans.plans["grpo"].mode == "disaggregated"
     assert re.match(r"auto: goes on with disaggregated: [\d.]+ s a step instead of [\d.]+", auto.told[-1])
-    assert moves(auto.planned.plans["grpo"], found.plans["grpo"])
-    assert auto.mode.plan == found.plans["grpo"]
-    assert {"grpo", "evaluate"} <= set(found.plans)
+    assert moves(auto.planned.plans["grpo"], run_plans.plans["grpo"])
+    assert auto.mode.plan == run_plans.plans["grpo"]
+    assert {"grpo", "evaluate"} <= set(run_plans.plans)
     assert auto.better(num_steps=1000, **base) is None, "the best plan stays"
     assert "takes" not in auto.told[-1], "there is no other to name"
 
@@ -177,9 +177,9 @@ def test_a_placement_with_other_ranks_is_measured_and_left_if_it_disappoints():
     costs = {"rollout": 0.01, "reward": 0.0001, "actor": 0.01}
     while auto.mode.probes:
         auto.observe(step_run(costs, actor=1))
-    found = auto.better(num_steps=1000)
-    assert found is not None
-    apart = found.plans["grpo"]
+    run_plans = auto.better(num_steps=1000)
+    assert run_plans is not None
+    apart = run_plans.plans["grpo"]
     assert (apart.mode, apart.stage("rollout").num_ranks) == ("disaggregated", 1)
     assert len(auto.mode.probes) > 0, "the rollout was never seen on one rank"
     assert auto.mode.probes[0].stage("rollout").devices == apart.stage("rollout").devices
@@ -214,9 +214,9 @@ def test_another_mode_measures_nothing_and_predicts_from_a_given_profile(tmp_pat
     assert not auto.observe(step_run())
     profile = tmp_path / "profile.json"
     profile.write_text(problem_of(auto, {"rollout": 0.01, "reward": 0.0001, "actor": 0.02}).to_json())
-    known = Auto("--mode", "hybrid", "--plan.profile", str(profile))
-    assert known.planned.plans == auto.planned.plans
-    assert known.mode.problem is not None
+    profiled = Auto("--mode", "hybrid", "--plan.profile", str(profile))
+    assert profiled.planned.plans == auto.planned.plans
+    assert profiled.mode.problem is not None
 
 
 def test_a_given_profile_is_planned_from_at_once_and_so_is_that_of_the_run_folder(tmp_path: Path):
@@ -265,17 +265,17 @@ def test_times_are_medians_beside_what_was_predicted():
     for step_s in (1.0, 5.0, 1.2):
         run = step_run(step_s=step_s)
         times.add(run, busy_seconds(run))
-    told = times.to_json()
-    assert (told["mode"], told["first_step"], told["num_steps"]) == ("collocated", 3, 3)
-    assert told["step"]["measured_s"] == 1.2
-    assert told["step"]["predicted_s"] == pytest.approx(0.32 + 0.0064 + 0.64, rel=0.01)
-    assert told["stages"]["actor"] == {"predicted_s": pytest.approx(0.64), "measured_s": pytest.approx(0.64)}
+    record = times.to_json()
+    assert (record["mode"], record["first_step"], record["num_steps"]) == ("collocated", 3, 3)
+    assert record["step"]["measured_s"] == 1.2
+    assert record["step"]["predicted_s"] == pytest.approx(0.32 + 0.0064 + 0.64, rel=0.01)
+    assert record["stages"]["actor"] == {"predicted_s": pytest.approx(0.64), "measured_s": pytest.approx(0.64)}
 
 
 def test_a_step_should_take_what_was_predicted_or_what_those_before_took():
     auto = Auto()
     problem = problem_of(auto, {"rollout": 0.01, "reward": 0.0001, "actor": 0.02})  # 0.97 s a step
-    blind, seeing = (PlanTimes(plan=auto.mode.plan, problem=known, first_step=0) for known in (None, problem))
+    blind, seeing = (PlanTimes(plan=auto.mode.plan, problem=basis, first_step=0) for basis in (None, problem))
     assert blind.expected_s is None
     assert seeing.expected_s == pytest.approx(0.97, rel=0.01)
     for step_s in (0.5, 40.0, 0.7):
@@ -288,8 +288,8 @@ def test_a_step_should_take_what_was_predicted_or_what_those_before_took():
     assert seeing.expected_s == 40.0
     for _ in range(RECENT_STEPS):
         blind.add(step_run(step_s=2.0), {"actor": 1.0})
-    told = blind.to_json()
-    assert told["num_steps"] == RECENT_STEPS + 3, "all are counted, and the last ones kept"
+    record = blind.to_json()
+    assert record["num_steps"] == RECENT_STEPS + 3, "all are counted, and the last ones kept"
     assert sum(map(len, [blind._steps_s, *blind._stages_s.values()])) == 2 * RECENT_STEPS
 
 

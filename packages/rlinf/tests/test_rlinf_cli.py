@@ -22,14 +22,14 @@ from rlinf.errors import RunFailed, Terminated, UserError
 
 def command_line(parser: argparse.ArgumentParser, name: str = "rlinf") -> dict[str, list[str]]:
     """Command -> its options and positional arguments."""
-    found: dict[str, list[str]] = {name: []}
+    options: dict[str, list[str]] = {name: []}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command, below in action.choices.items():
-                found |= command_line(below, f"{name} {command}")
+                options |= command_line(below, f"{name} {command}")
         else:
-            found[name] += action.option_strings or [action.dest]
-    return found
+            options[name] += action.option_strings or [action.dest]
+    return options
 
 
 def test_the_public_command_line_is_this():
@@ -454,8 +454,8 @@ def test_a_traceback_is_shown_on_request(rlinf):
 def test_config_list_shows_each_recipe_with_its_first_line(rlinf):
     lines = rlinf("config", "list").out.splitlines()
     assert [line.split()[0] for line in lines] == list(shipped_recipes())
-    told = lines[-2].removeprefix("sort-grpo").strip()
-    assert told.startswith("A small language model learns to sort eight digits, from rewards alone")
+    first_line = lines[-2].removeprefix("sort-grpo").strip()
+    assert first_line.startswith("A small language model learns to sort eight digits, from rewards alone")
 
 
 def test_config_show_prints_what_train_would_use(rlinf):

@@ -93,7 +93,7 @@ def test_mistyped_names_and_paths_are_answered_before_torch_is_imported(tmp_path
     )
     assert done.stdout.splitlines() == ["2 False"] * len(MISTYPED)
     answers = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert [(line, said) for line, said in zip(MISTYPED, answers, strict=True) if MISTYPED[line] not in said] == []
+    assert [(line, text) for line, text in zip(MISTYPED, answers, strict=True) if MISTYPED[line] not in text] == []
     assert list(tmp_path.iterdir()) == []
 
 

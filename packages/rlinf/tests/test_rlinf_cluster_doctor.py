@@ -82,12 +82,12 @@ def test_gpus_that_torch_does_not_find_are_a_problem_and_those_that_ray_does_not
     hidden = node(1, num_gpus=8, gpus=(), cuda=None)
     unused = node(2, num_gpus=0)
     broken = node(3, torch_problem="ImportError: libcudart.so.13")
-    found = [one for one in judge(cluster(node(0), hidden, unused, broken)) if one.subject == "devices"]
-    assert [one.verdict for one in found] == ["problem", "note", "problem"]
-    assert found[0].text == "node 1 (host1, 10.0.0.2): Ray counts 8 GPUs, and torch finds 0"
-    assert "built for CPUs alone" in found[0].hint
-    assert "torch finds 1 GPUs, and Ray counts 0" in found[1].text
-    assert "libcudart" in found[2].text
+    findings = [one for one in judge(cluster(node(0), hidden, unused, broken)) if one.subject == "devices"]
+    assert [one.verdict for one in findings] == ["problem", "note", "problem"]
+    assert findings[0].text == "node 1 (host1, 10.0.0.2): Ray counts 8 GPUs, and torch finds 0"
+    assert "built for CPUs alone" in findings[0].hint
+    assert "torch finds 1 GPUs, and Ray counts 0" in findings[1].text
+    assert "libcudart" in findings[2].text
 
 
 def test_little_shared_memory_and_a_clock_that_is_off_are_notes():
@@ -132,14 +132,14 @@ def test_the_command_prints_tables_and_findings_and_changes_the_network_of_a_pro
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = cluster(node(0), node(1, python="3.11.8"))
-    asked = []
-    monkeypatch.setattr(doctor_cluster, "_looked_at", lambda *arguments: asked.append(arguments) or report)
+    calls = []
+    monkeypatch.setattr(doctor_cluster, "_looked_at", lambda *arguments: calls.append(arguments) or report)
     profile = tmp_path / "profile.json"
     before = read_problem(EXAMPLE)
     profile.write_text(before.to_json())
     assert main(["doctor", "--cluster", "--links", str(profile)]) == 1
     out = capsys.readouterr().out
-    assert asked == [("", None)]
+    assert calls == [("", None)]
     rows = [line.split() for line in out.splitlines()]
     assert [
         "0",
@@ -164,10 +164,10 @@ def test_the_command_prints_tables_and_findings_and_changes_the_network_of_a_pro
     assert after.cluster.links.node_bytes_per_s == before.cluster.links.node_bytes_per_s
 
     assert main(["doctor", "--cluster", "10.0.0.1:6379", "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert asked[1:] == [("10.0.0.1:6379", None)]
-    assert (len(said["nodes"]), len(said["ways"]), said["ways"][0]["bytes_per_s"]) == (2, 2, 2e9)
-    assert [one["subject"] for one in said["findings"] if one["verdict"] == "problem"] == ["versions"]
+    document = json.loads(capsys.readouterr().out)
+    assert calls[1:] == [("10.0.0.1:6379", None)]
+    assert (len(document["nodes"]), len(document["ways"]), document["ways"][0]["bytes_per_s"]) == (2, 2, 2e9)
+    assert [one["subject"] for one in document["findings"] if one["verdict"] == "problem"] == ["versions"]
 
 
 def test_only_the_slowest_ways_have_a_row():
@@ -193,9 +193,9 @@ def test_a_file_that_cannot_have_links_is_refused_before_anything_is_measured(li
 def test_a_probe_measures_the_way_to_another_and_says_why_there_is_none(monkeypatch):
     monkeypatch.setattr(probe, "LONG_ENOUGH_S", 0.01)
     one, other = probe.NodeProbe("127.0.0.1", TOKEN), probe.NodeProbe("127.0.0.2", TOKEN)
-    found = one.measure(("127.0.0.2", other.port()))
-    assert found.keys() == {"round_trip_s", "bytes_per_s"}
-    assert 0 < found["round_trip_s"] < 1 and found["bytes_per_s"] > 1e6
+    measured = one.measure(("127.0.0.2", other.port()))
+    assert measured.keys() == {"round_trip_s", "bytes_per_s"}
+    assert 0 < measured["round_trip_s"] < 1 and measured["bytes_per_s"] > 1e6
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()[1]
     assert one.measure(("127.0.0.1", closed)) == {"problem": "Connection refused"}
@@ -220,13 +220,13 @@ def test_a_probe_counts_every_byte(monkeypatch):
 
 
 def test_a_probe_sees_its_machine():
-    found = probe.NodeProbe("127.0.0.1", TOKEN).look(["torch", "no-such-package"])
+    report = probe.NodeProbe("127.0.0.1", TOKEN).look(["torch", "no-such-package"])
     import torch
 
-    assert found["packages"] == {"torch": torch.__version__}
+    assert report["packages"] == {"torch": torch.__version__}
     space = os.statvfs("/dev/shm")
-    assert found["shared_bytes"] == space.f_blocks * space.f_frsize
-    assert (found["cuda"], len(found["gpus"])) == (torch.version.cuda, torch.cuda.device_count())
+    assert report["shared_bytes"] == space.f_blocks * space.f_frsize
+    assert (report["cuda"], len(report["gpus"])) == (torch.version.cuda, torch.cuda.device_count())
 
 
 def test_a_torch_that_cannot_be_imported_is_told(monkeypatch):

@@ -29,14 +29,14 @@ def message(line: str, recipe: str = "sort-grpo") -> str:
 
 @pytest.mark.parametrize(("recipe", "other"), [("sort-grpo", "episodes"), ("pushcube-ppo", "completions")])
 def test_a_resolved_config_has_what_makes_sense_for_its_job(recipe, other):
-    shown = load_config(recipe).model_dump()["algorithm"]
-    assert set(shown) == FIELDS - {"samples"} - set(FIELDS_OF_SAMPLES[other])
+    fields = load_config(recipe).model_dump()["algorithm"]
+    assert set(fields) == FIELDS - {"samples"} - set(FIELDS_OF_SAMPLES[other])
 
 
 def test_every_field_is_described():
-    found = json_schema()["$defs"]["Algorithm"]["properties"]
-    assert set(found) == FIELDS
-    assert found["kl_coef"]["description"].startswith("Weight of the KL to the reference model")
+    properties = json_schema()["$defs"]["Algorithm"]["properties"]
+    assert set(properties) == FIELDS
+    assert properties["kl_coef"]["description"].startswith("Weight of the KL to the reference model")
 
 
 NEEDS = {

@@ -320,9 +320,9 @@ def test_a_gpu_can_be_required_and_passed_over():
 def test_a_node_gives_all_that_it_has_before_the_next(config: dict, nodes: list[tuple[int, int]], expected: tuple):
     cluster, all_nodes = ClusterConfig(**config), Machine.of_nodes([machine(*node) for node in nodes])
     assert devices_per_node(cluster, all_nodes) == expected
-    made = make_cluster(cluster, all_nodes)
-    assert [sum(device.node == node for device in made.devices) for node in range(len(nodes))] == list(expected)
-    for device in made.devices:
+    actual = make_cluster(cluster, all_nodes)
+    assert [sum(device.node == node for device in actual.devices) for node in range(len(nodes))] == list(expected)
+    for device in actual.devices:
         share = 80 << 30 if device.kind == "cuda" else (64 << 30) // expected[device.node]
         assert device.memory_bytes == share
 

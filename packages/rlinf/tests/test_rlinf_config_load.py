@@ -221,10 +221,10 @@ TREES = st.dictionaries(KEYS, st.recursive(LEAVES, lambda inner: st.dictionaries
 
 def flat(values: dict, key: tuple = ()) -> dict:
     """Reference view of a tree: path -> leaf; an empty section is a leaf."""
-    found = {}
+    leaves = {}
     for name, value in values.items():
-        found |= flat(value, (*key, name)) if isinstance(value, dict) and value else {(*key, name): value}
-    return found
+        leaves |= flat(value, (*key, name)) if isinstance(value, dict) and value else {(*key, name): value}
+    return leaves
 
 
 @given(base=TREES, over=TREES)

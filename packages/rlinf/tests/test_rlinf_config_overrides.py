@@ -33,7 +33,7 @@ def message(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "known", "overrides"),
+    ("line", "own_arguments", "overrides"),
     [
         ("sort --a.b 3", "sort", "--a.b 3"),
         ("--a.b 3 sort", "sort", "--a.b 3"),
@@ -46,8 +46,8 @@ def message(*arguments: str) -> str:
         ("--outpu x", "", "--outpu x"),
     ],
 )
-def test_options_and_overrides_are_told_apart(line: str, known: str, overrides: str):
-    assert split_overrides(line.split(), OPTIONS) == (known.split(), overrides.split())
+def test_options_and_overrides_are_told_apart(line: str, own_arguments: str, overrides: str):
+    assert split_overrides(line.split(), OPTIONS) == (own_arguments.split(), overrides.split())
 
 
 FLAGS = st.from_regex(r"--[a-z]{1,3}(\.[a-z]{1,3}){0,2}", fullmatch=True)
@@ -58,8 +58,8 @@ VALUES = st.from_regex(r"-?[a-z0-9]{1,3}", fullmatch=True)
 def test_the_order_of_words_and_overrides_does_not_matter(words, pairs, order):
     blocks = [[word] for word in words] + [list(pair) for pair in pairs]
     order.shuffle(blocks)
-    known, overrides = split_overrides([argument for block in blocks for argument in block], OPTIONS)
-    assert sorted(known) == sorted(words)
+    own_arguments, overrides = split_overrides([argument for block in blocks for argument in block], OPTIONS)
+    assert sorted(own_arguments) == sorted(words)
     assert [*zip(overrides[::2], overrides[1::2], strict=True)] == [tuple(b) for b in blocks if len(b) == 2]
 
 

@@ -22,8 +22,11 @@ def test_the_longer_of_prediction_and_slowest_run_counts_ten_times():
     assert deadlines.of("grpo", predicted_s=100.0).limit_s == 1000.0
     for duration_s in (50.0, 200.0, 70.0):
         deadlines.took("grpo", duration_s)
-    found = deadlines.of("grpo", predicted_s=100.0)
-    assert (found.limit_s, found.reason) == (2000.0, "10 times its slowest run so far, 200.0 s, and at least 600 s")
+    deadline = deadlines.of("grpo", predicted_s=100.0)
+    assert (deadline.limit_s, deadline.reason) == (
+        2000.0,
+        "10 times its slowest run so far, 200.0 s, and at least 600 s",
+    )
     assert deadlines.of("grpo", predicted_s=300.0).limit_s == 3000.0
     assert deadlines.of("evaluate").limit_s == UNKNOWN_S, "another flow takes a time of its own"
 
@@ -31,8 +34,8 @@ def test_the_longer_of_prediction_and_slowest_run_counts_ten_times():
 def test_rewards_at_their_limits_have_time_beside_it():
     deadlines = Deadlines(None, judging_s=250.0)
     assert deadlines.of("grpo").limit_s == UNKNOWN_S + 250
-    found = deadlines.of("grpo", predicted_s=100.0)
-    assert (found.limit_s, found.reason.rpartition("; ")[2]) == (1250.0, "250 s more for rewards at their limits")
+    deadline = deadlines.of("grpo", predicted_s=100.0)
+    assert (deadline.limit_s, deadline.reason.rpartition("; ")[2]) == (1250.0, "250 s more for rewards at their limits")
     assert Deadlines(30.0, judging_s=250.0).of("grpo").limit_s == 30.0
 
 

@@ -47,7 +47,7 @@ def test_chunks_repeat_the_last_action_of_an_episode():
 
 def test_discrete_actions_count_from_0():
     spec = ActionSpec(kind="discrete", shape=(), low=torch.tensor(2), high=torch.tensor(5))
-    shown = Demonstration(
+    demo = Demonstration(
         task="push",
         seed=None,
         observations={"state": torch.zeros(2, 2)},
@@ -55,7 +55,7 @@ def test_discrete_actions_count_from_0():
         rewards=torch.zeros(2),
         success=True,
     )
-    assert Chunks.of([shown], Needs(reads=("state",)), spec).actions.tolist() == [[[0]], [[3]]]
+    assert Chunks.of([demo], Needs(reads=("state",)), spec).actions.tolist() == [[[0]], [[3]]]
 
 
 def config_of(*overrides: str) -> Any:
@@ -65,8 +65,8 @@ def config_of(*overrides: str) -> Any:
 def warm_start(path: Path, *, interface: EnvInterface | None = None, needs: Needs | None = None, **keys: Any):
     names = {"source": "maniskill", "path": path, "num_episodes": 2} | keys
     config = config_of(*(f"--warm_start.{name}={value}" for name, value in names.items()))
-    shown = interface or EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
-    return WarmStart(config.warm_start, config, shown, needs or Needs(reads=("state",)))
+    env_interface = interface or EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
+    return WarmStart(config.warm_start, config, env_interface, needs or Needs(reads=("state",)))
 
 
 @pytest.fixture
@@ -83,21 +83,21 @@ def trajectories(tmp_path: Path) -> Path:
 
 
 def test_batches_do_not_depend_on_the_shards(trajectories):
-    found = []
+    actions = []
     for shards in (1, 2, 4):
         groups = ["--env.num_groups=4", f"--actor.num_shards={shards}"]
         config = config_of(*groups, "--warm_start={source: experts}", "--env.kind=metaworld")
-        made = warm_start(trajectories)
-        made._num_shards = shards
+        start = warm_start(trajectories)
+        start._num_shards = shards
         assert config.warm_start is not None
         chunks = Chunks.of([demonstration(30, 0.0)], NEEDS, ACTIONS)
-        batches = made._batches(chunks, 3)
+        batches = start._batches(chunks, 3)
         assert [batch.shard for batch in batches] == list(range(shards))
         whole = torch.zeros(64, 3, 3)
         for batch in batches:
             whole[batch.shard :: shards] = batch.actions
-        found.append(whole)
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+        actions.append(whole)
+    assert torch.equal(actions[0], actions[1]) and torch.equal(actions[0], actions[2])
 
 
 @pytest.mark.parametrize(
@@ -178,24 +178,24 @@ def test_every_episode_that_is_taken_is_looked_at(trajectories):
     with h5py.File(trajectories, "a") as file:
         del file["traj_1/obs"]
         file["traj_1/obs"] = np.zeros((5, 7), np.float32)
-    made = warm_start(trajectories)
+    start = warm_start(trajectories)
     with pytest.raises(
         UserError, match=r"traj\.h5, successful episode 1: 'state' is float32 of shape \[7\], and the environment"
     ):
-        made._episode(1)
+        start._episode(1)
 
 
 def test_maniskills_trajectories_say_what_the_environment_says(trajectories):
     """Its words come from the options of the environment, and so does what a state is."""
-    shown = {"state": FieldSpec(shape=(1,), dtype="float32"), "instruction": FieldSpec(shape=(), dtype="text")}
-    interface = EnvInterface(fields=shown, actions=ACTIONS, notes=(), knows_success=True)
+    fields = {"state": FieldSpec(shape=(1,), dtype="float32"), "instruction": FieldSpec(shape=(), dtype="text")}
+    interface = EnvInterface(fields=fields, actions=ACTIONS, notes=(), knows_success=True)
     config = config_of(
         "--env.options={state: robot, instruction: shove it}",
         f"--warm_start={{source: maniskill, path: {trajectories}, num_episodes: 2}}",
     )
-    made = WarmStart(config.warm_start, config, interface, NEEDS)
-    assert made._files is not None
-    for one in made._files:
+    start = WarmStart(config.warm_start, config, interface, NEEDS)
+    assert start._files is not None
+    for one in start._files:
         assert one.observations["instruction"] == ["shove it"] * 4
         assert tensor_field(one.observations, "state").shape == (4, 1)
 
@@ -242,8 +242,8 @@ class Experts:
 
     def call(self, method: str, seed: int) -> list[list[Demonstration]]:
         self.asked += 1
-        shown = demonstration(2, 0.0)
-        return [[shown if self.asked % 2 else replace(shown, task="spin", success=False)]]
+        demo = demonstration(2, 0.0)
+        return [[demo if self.asked % 2 else replace(demo, task="spin", success=False)]]
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -258,12 +258,12 @@ def experts_of(num_episodes: int) -> WarmStart:
 
 def test_a_task_without_demonstrations_is_told():
     session: Any = Experts()
-    found = experts_of(3)._recorded(session)
-    assert [one.task for one in found] == ["push"] * 3
+    demos = experts_of(3)._recorded(session)
+    assert [one.task for one in demos] == ["push"] * 3
     (note,) = session.notes
     assert note.startswith("warm start: no demonstration of spin: its expert failed 2 times; more time (env.max_ep")
-    assert _counted(found) == "3 demonstrations of push"
-    assert _counted([*found, replace(found[0], task="lift")]) == "4 demonstrations (1 of lift, 3 of push)"
+    assert _counted(demos) == "3 demonstrations of push"
+    assert _counted([*demos, replace(demos[0], task="lift")]) == "4 demonstrations (1 of lift, 3 of push)"
 
 
 def test_an_expert_that_never_succeeds_is_refused_whatever_others_do():

@@ -94,7 +94,7 @@ def test_an_environment_is_looked_at_where_its_role_runs(tmp_path: Path):
     overrides = [f"--environments.env={python}", *(f"--env.{key}={value}" for key, value in keys.items())]
     job = prepare(load_config("pushcube-ppo", parse_overrides(overrides)))
     assert isinstance(job, EmbodiedJob) and job.score.name == "success_at_end"
-    assert [found.path for found in job.environments.values()] == [python]
+    assert [interpreter.path for interpreter in job.environments.values()] == [python]
     with pytest.raises(UserError, match="no licence for the simulator") as caught:
         probe(spec("NoLicence"), python)
     assert str(caught.value).startswith(f"env.id='robots:NoLicence' in {python}: RuntimeError: ")
@@ -160,9 +160,9 @@ def test_episodes_go_on_where_a_step_is_shorter_and_they_can_be_replayed(tmp_pat
     keys = ["--env.kind=import", "--env.id=longer:Camera", "--run.stop_at_score=null", "--policy.name=cnn"]
 
     def job(*more: str) -> EmbodiedJob:
-        made = prepare(load_config("pushcube-ppo", parse_overrides([*keys, *more])))
-        assert isinstance(made, EmbodiedJob)
-        return made
+        prepared = prepare(load_config("pushcube-ppo", parse_overrides([*keys, *more])))
+        assert isinstance(prepared, EmbodiedJob)
+        return prepared
 
     collects = [job(f"--env.max_episode_steps={n}").build(tmp_path).train.graph().collects for n in (50, 51)]
     assert collects == [(), ("episodes",)]

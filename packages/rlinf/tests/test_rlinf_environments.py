@@ -77,7 +77,7 @@ def empty(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tiny: Path) -> Path:
+def venv(tiny: Path) -> Path:
     """The environment, made by the command."""
     from rlinf.cli.main import main
 
@@ -85,27 +85,27 @@ def made(tiny: Path) -> Path:
     return tiny / "made" / "tiny"
 
 
-def test_the_list_and_rlinf_are_in_it_and_nothing_else(made: Path):
-    site = ask(made / "bin" / "python").site_packages
-    found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions(path=[str(site)])}
-    assert found.pop("pip")
-    found.pop("setuptools", None)  # ensurepip brings it up to Python 3.11
-    assert found == {"tiny": "1.0", **{name: importlib.metadata.version(name) for name in OWN_PACKAGES}}
+def test_the_list_and_rlinf_are_in_it_and_nothing_else(venv: Path):
+    site = ask(venv / "bin" / "python").site_packages
+    versions = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions(path=[str(site)])}
+    assert versions.pop("pip")
+    versions.pop("setuptools", None)  # ensurepip brings it up to Python 3.11
+    assert versions == {"tiny": "1.0", **{name: importlib.metadata.version(name) for name in OWN_PACKAGES}}
     ours = importlib.metadata.distribution("rlinf-comm")
     (native,) = (path for path in ours.files or () if path.name.endswith(".so"))
     assert (site / native).read_bytes() == Path(str(ours.locate_file(native))).read_bytes()
 
 
-def test_a_second_create_changes_nothing(rlinf, made: Path):
-    before = {path: path.stat().st_mtime_ns for path in made.rglob("*") if "__pycache__" not in path.parts}
+def test_a_second_create_changes_nothing(rlinf, venv: Path):
+    before = {path: path.stat().st_mtime_ns for path in venv.rglob("*") if "__pycache__" not in path.parts}
     outcome = rlinf("env", "create", "tiny", "--cpu")
-    assert (outcome.code, outcome.out.splitlines()[0]) == (0, f"{made} is there and up to date")
-    assert before == {path: path.stat().st_mtime_ns for path in made.rglob("*") if "__pycache__" not in path.parts}
+    assert (outcome.code, outcome.out.splitlines()[0]) == (0, f"{venv} is there and up to date")
+    assert before == {path: path.stat().st_mtime_ns for path in venv.rglob("*") if "__pycache__" not in path.parts}
 
 
-def test_it_is_listed_found_by_name_and_checked(rlinf, made: Path):
-    assert rlinf("env", "list").out.split() == ["tiny", "--cpu", "Python", sys.version.split()[0], str(made)]
-    assert python_of("tiny") == python_of(made) == made / "bin" / "python"
+def test_it_is_listed_found_by_name_and_checked(rlinf, venv: Path):
+    assert rlinf("env", "list").out.split() == ["tiny", "--cpu", "Python", sys.version.split()[0], str(venv)]
+    assert python_of("tiny") == python_of(venv) == venv / "bin" / "python"
     outcome = rlinf("env", "check", "tiny")
     assert outcome.code == 0
     subjects = [line[9:].split()[0] for line in outcome.out.splitlines() if line.startswith("ok ")]
@@ -115,56 +115,56 @@ def test_it_is_listed_found_by_name_and_checked(rlinf, made: Path):
     assert (finding.subject, finding.verdict) == ("environment tiny", "ok")
 
 
-def test_a_check_names_what_changed_in_it(rlinf, made: Path):
-    site = ask(made / "bin" / "python").site_packages
+def test_a_check_names_what_changed_in_it(rlinf, venv: Path):
+    site = ask(venv / "bin" / "python").site_packages
     metadata, module = site / "tiny-1.0.dist-info" / "METADATA", site / "tiny.py"
-    kept = metadata.read_text(), module.read_text()
+    originals = metadata.read_text(), module.read_text()
     try:
-        metadata.write_text(kept[0].replace("1.0", "2.0"))
+        metadata.write_text(originals[0].replace("1.0", "2.0"))
         module.write_text("raise OSError('broken')")
         outcome = rlinf("env", "check")
     finally:
-        metadata.write_text(kept[0])
-        module.write_text(kept[1])
+        metadata.write_text(originals[0])
+        module.write_text(originals[1])
     assert outcome.code == 1
     assert "does not import: OSError: broken" in outcome.out
     assert "tiny 2.0 (listed: 1.0)" in outcome.out
 
 
-def test_the_doctor_says_in_one_line_what_is_wrong_and_what_to_do(made: Path, tmp_path: Path):
+def test_the_doctor_says_in_one_line_what_is_wrong_and_what_to_do(venv: Path, tmp_path: Path):
     for gone, text in (
         ("lib/*/site-packages/tiny*", "versions: tiny is missing (listed: 1.0) (and 1 more: rlinf env check tiny)"),
-        ("bin/python", f"interpreter: {made}/bin/python does not run: [Errno 2] "),
+        ("bin/python", f"interpreter: {venv}/bin/python does not run: [Errno 2] "),
     ):
-        kept = [(path, tmp_path / path.name) for path in made.glob(gone)]
-        assert kept
-        for path, elsewhere in kept:
+        moves = [(path, tmp_path / path.name) for path in venv.glob(gone)]
+        assert moves
+        for path, elsewhere in moves:
             path.rename(elsewhere)
         (finding,) = doctor._environments()
-        for path, elsewhere in kept:
+        for path, elsewhere in moves:
             elsewhere.rename(path)
         assert (finding.subject, finding.verdict) == ("environment tiny", "problem")
         assert finding.text.startswith(text) and "\n" not in finding.text
         assert finding.hint == "rlinf env remove tiny && rlinf env create tiny --cpu"
 
 
-def test_one_whose_interpreter_is_another_python_now_is_made_anew(rlinf, made: Path):
-    stamp = folder.read_stamp(made)
+def test_one_whose_interpreter_is_another_python_now_is_made_anew(rlinf, venv: Path):
+    stamp = folder.read_stamp(venv)
     assert stamp is not None
-    folder.write_stamp(made, replace(stamp, python="3.99.7"))
+    folder.write_stamp(venv, replace(stamp, python="3.99.7"))
     try:
         (finding,) = doctor._environments()
         refusal = rlinf("env", "create", "tiny", "--cpu")
     finally:
-        folder.write_stamp(made, stamp)
-    assert finding.text.startswith(f"interpreter: {made}/bin/python is Python {MINOR}.")
+        folder.write_stamp(venv, stamp)
+    assert finding.text.startswith(f"interpreter: {venv}/bin/python is Python {MINOR}.")
     assert finding.text.endswith("now; the environment was made with 3.99.7")
     assert finding.hint == "rlinf env remove tiny && rlinf env create tiny --cpu"
     assert refusal.code == 2 and "now; the environment was made with 3.99.7\nhint: rlinf env remove" in refusal.err
 
 
-def test_one_without_rlinf_is_said_and_mended(rlinf, made: Path, tmp_path: Path):
-    for path in ask(made / "bin" / "python").site_packages.glob("*rlinf*"):
+def test_one_without_rlinf_is_said_and_mended(rlinf, venv: Path, tmp_path: Path):
+    for path in ask(venv / "bin" / "python").site_packages.glob("*rlinf*"):
         path.rename(tmp_path / path.name)
     (finding,) = doctor._environments()
     assert finding.text.startswith(f"rlinf's own packages: missing: {', '.join(OWN_PACKAGES)}")
@@ -174,9 +174,9 @@ def test_one_without_rlinf_is_said_and_mended(rlinf, made: Path, tmp_path: Path)
     assert finding.verdict == "ok"
 
 
-def test_modules_that_ask_and_write_on_their_first_import_are_answered(rlinf, made: Path, monkeypatch):
-    module = ask(made / "bin" / "python").site_packages / "tiny.py"
-    kept = module.read_text()
+def test_modules_that_ask_and_write_on_their_first_import_are_answered(rlinf, venv: Path, monkeypatch):
+    module = ask(venv / "bin" / "python").site_packages / "tiny.py"
+    original = module.read_text()
     asking = replace(KINDS["tiny"], import_folder="TINY_FOLDER", import_answer="n\n")
     module.write_text(
         "import os\nfolder = os.environ['TINY_FOLDER']\nassert input('elsewhere? ') == 'n' and not os.listdir(folder)\n"
@@ -188,18 +188,18 @@ def test_modules_that_ask_and_write_on_their_first_import_are_answered(rlinf, ma
         monkeypatch.setitem(KINDS, "tiny", replace(asking, import_answer=""))
         assert "does not import: EOFError" in rlinf("env", "check", "tiny").out
     finally:
-        module.write_text(kept)
+        module.write_text(original)
 
 
-def test_a_check_says_where_a_run_from_here_could_not_start_workers(rlinf, made: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_check_says_where_a_run_from_here_could_not_start_workers(rlinf, venv: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rlinf_workers.protocol.PROTOCOL", -1)
     outcome = rlinf("env", "check", "tiny")
     assert outcome.code == 1
     assert "PROBLEM  protocols" in outcome.out and "against -1" in " ".join(outcome.out.split())
 
 
-def test_one_from_an_older_list_is_out_of_date(rlinf, tiny: Path, made: Path):
-    stamp = folder.read_stamp(made)
+def test_one_from_an_older_list_is_out_of_date(rlinf, tiny: Path, venv: Path):
+    stamp = folder.read_stamp(venv)
     write_list(tiny / "lists", "tiny==1.1")
     try:
         refusal, check = rlinf("env", "create", "tiny", "--cpu"), rlinf("env", "check", "tiny")
@@ -209,14 +209,14 @@ def test_one_from_an_older_list_is_out_of_date(rlinf, tiny: Path, made: Path):
     assert "is out of date: the list of tiny --cpu has changed" in refusal.err
     assert "hint: rlinf env remove tiny && rlinf env create tiny --cpu" in refusal.err
     assert "its list has changed since it was made" in check.out
-    assert folder.read_stamp(made) == stamp
+    assert folder.read_stamp(venv) == stamp
 
 
-def test_another_rlinf_is_said_and_renewed(rlinf, made: Path):
-    stamp = folder.read_stamp(made)
+def test_another_rlinf_is_said_and_renewed(rlinf, venv: Path):
+    stamp = folder.read_stamp(venv)
     assert stamp is not None
-    folder.write_stamp(made, replace(stamp, own_packages={**stamp.own_packages, "rlinf-algos": "other"}))
-    site = ask(made / "bin" / "python").site_packages
+    folder.write_stamp(venv, replace(stamp, own_packages={**stamp.own_packages, "rlinf-algos": "other"}))
+    site = ask(venv / "bin" / "python").site_packages
     (entry,) = (
         site / path for path in importlib.metadata.distribution("rlinf-algos").files or () if "METADATA" in str(path)
     )
@@ -224,7 +224,7 @@ def test_another_rlinf_is_said_and_renewed(rlinf, made: Path):
     entry.write_text("old")
     outcome = rlinf("env", "create", "tiny", "--cpu")
     assert "rlinf's own packages in it are not those here and are renewed" in outcome.out
-    assert folder.read_stamp(made) == stamp
+    assert folder.read_stamp(venv) == stamp
     assert "Name: rlinf-algos" in entry.read_text()
     assert "no problems found" in rlinf("env", "check").out
 
@@ -322,9 +322,9 @@ def test_two_at_once_are_refused(rlinf, empty: Path):
     folder.write_stamp(empty / "tiny", folder.Stamp(name="tiny", cpu=True, python="3.11.7", list_sha256=""))
     with folder.held(empty / "tiny", "rlinf env create tiny --cpu"):
         for command in (("create", "tiny", "--cpu"), ("remove", "tiny")):
-            said = rlinf("env", *command).err
-            assert f"{empty / 'tiny'} is in use: process {os.getpid()} on " in said
-            assert "(rlinf env create tiny --cpu)" in said and "--output" not in said
+            error = rlinf("env", *command).err
+            assert f"{empty / 'tiny'} is in use: process {os.getpid()} on " in error
+            assert "(rlinf env create tiny --cpu)" in error and "--output" not in error
     assert (empty / "tiny").is_dir()
     assert rlinf("env", "remove", "tiny").code == 0
 
@@ -379,12 +379,12 @@ def test_another_python_than_the_lists_is_refused(rlinf, tiny: Path, empty: Path
     monkeypatch.setenv("PATH", "/nowhere")
     try:
         chosen = rlinf("env", "create", "tiny", "--cpu", "--python", sys.executable).err
-        found = rlinf("env", "create", "tiny", "--cpu").err
+        default = rlinf("env", "create", "tiny", "--cpu").err
     finally:
         write_list(tiny / "lists", "tiny==1.0")
     hint = "\nhint: rlinf env create tiny --cpu --python /path/of/python3.9\n"
     assert f"tiny --cpu is for Python 3.9; {sys.executable} is Python {MINOR}" in chosen
-    assert found == f"error: tiny --cpu is for Python 3.9, and there is no python3.9 on the path{hint}"
+    assert default == f"error: tiny --cpu is for Python 3.9, and there is no python3.9 on the path{hint}"
 
 
 def test_only_what_rlinf_made_is_removed(rlinf, empty: Path):

@@ -265,7 +265,7 @@ def run_of(inputs: Path):
     return make
 
 
-def asked(evaluation: EvalRun) -> str:
+def first_prompt(evaluation: EvalRun) -> str:
     """The first prompt as the model reads it."""
     benchmarks = evaluation.benchmarks
     return benchmarks.encoder.text(benchmarks.sets[0].problems[0].prompt)
@@ -279,15 +279,15 @@ def test_the_quick_starts_model_is_asked_with_the_bare_digits(prepared, run_of, 
     run_of("sort-grpo")
     (inputs / "own.jsonl").write_text('{"question": "3120=", "answer": "0123"}\n')
     evaluation = prepared(f"own=own.jsonl --benchmarks.own.reward exact_match --model {path} {SHORT}")
-    assert asked(evaluation) == "3120=", "a newline, or an instruction, was never trained"
+    assert first_prompt(evaluation) == "3120=", "a newline, or an instruction, was never trained"
     assert evaluation.notes == [f"asked as in the run {inputs / 'run'}: prompt_format=plain, template '{{question}}'"]
 
 
 def test_template_chat_and_system_prompt_come_from_the_run(prepared, run_of, inputs: Path):
-    given = ("--task.prompt_template=Q: {question}!", "--task.system_prompt=hi", "--task.prompt_format=chat")
-    run_of("gsm8k-grpo", *FILES, *given, chat_template=TEMPLATE)
+    overrides = ("--task.prompt_template=Q: {question}!", "--task.system_prompt=hi", "--task.prompt_format=chat")
+    run_of("gsm8k-grpo", *FILES, *overrides, chat_template=TEMPLATE)
     evaluation = prepared(f"gsm8k=gsm8k.jsonl --model run {SHORT}")
-    assert asked(evaluation) == "<system>hi<user>Q: 0 + 1?!<a>"
+    assert first_prompt(evaluation) == "<system>hi<user>Q: 0 + 1?!<a>"
     assert len(evaluation.notes) == 1
     stored = load_eval_for_resume_of(evaluation, inputs)
     assert (stored.prompt_format, stored.system_prompt) == ("chat", "hi")
@@ -317,7 +317,7 @@ def test_what_asks_otherwise_than_the_run_is_told(prepared, run_of):
         "prompt_format='plain', but the run trained with 'chat': the score is that of another prompt"
     ]
     other = prepared(f"{line} --system_prompt hi --benchmarks.gsm8k.template {{question}}")
-    assert asked(other) == "<system>hi<user>0 + 1?<a>"
+    assert first_prompt(other) == "<system>hi<user>0 + 1?<a>"
     assert [note.partition("=")[0] for note in other.notes[1:3]] == ["system_prompt", "benchmarks.gsm8k.template"]
 
 
@@ -326,7 +326,7 @@ def test_letters_are_asked_for_as_published(prepared, run_of, inputs: Path):
     row = {"question": "q", "choices": ["1", "2", "3", "4"], "answer": 2}
     (inputs / "mmlu.jsonl").write_text(json.dumps(row) + "\n")
     evaluation = prepared(f"mmlu_stem=mmlu.jsonl --model run {SHORT}")
-    assert "the letter of one choice" in asked(evaluation)
+    assert "the letter of one choice" in first_prompt(evaluation)
     assert evaluation.notes[1].startswith("benchmarks.mmlu_stem.template=")
 
 

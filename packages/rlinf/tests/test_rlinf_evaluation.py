@@ -165,30 +165,30 @@ def sampled(problem: int, answers: list[str | None], *, truncated: int = 0) -> l
 
 def test_scores_of_samples():
     rows = [*sampled(2, ["2", "2.0", "1", None], truncated=3), *sampled(1, ["1", "1", "3", "slow"])]
-    found = score_benchmark(benchmark(2), rows, k=[1, 2, 4], num_samples=4)
-    values = {name: estimate.value for name, estimate in found.estimates.items()}
+    scores = score_benchmark(benchmark(2), rows, k=[1, 2, 4], num_samples=4)
+    values = {name: estimate.value for name, estimate in scores.estimates.items()}
     assert values["avg@4"] == pytest.approx((0.25 + 0.5) / 2)
     assert values["pass@4"] == 1.0
     assert values["pass@2"] == pytest.approx((0.5 + 5 / 6) / 2)
     assert values["maj@4"] == pytest.approx((0.0 + 1.0) / 2)
     assert values["maj@1"] == values["pass@1"] == values["avg@4"]
-    assert found.outcomes == {"wrong": 3, "right": 3, "unparseable": 1, "timeout": 1}
-    assert (found.num_truncated, found.mean_completion_tokens) == (3, 15.0)
-    header, line = score_table([found])
+    assert scores.outcomes == {"wrong": 3, "right": 3, "unparseable": 1, "timeout": 1}
+    assert (scores.num_truncated, scores.mean_completion_tokens) == (3, 15.0)
+    header, line = score_table([scores])
     assert dict(zip(header, line, strict=True)) == {
         "benchmark": "Own",
         "problems": "2",
         "avg@4": "37.5 ± 12.5 %",
         "pass@2": "66.7 ± 16.7 %",
         "pass@4": "100.0 (34.2 to 100.0) %",
-        "maj@2": show(found.estimates["maj@2"]),
+        "maj@2": show(scores.estimates["maj@2"]),
         "maj@4": "50.0 ± 50.0 %",
         "truncated": "37.5%",
         "no answer": "12.5%",
         "unchecked": "1",
         "tokens": "15",
     }
-    assert found.to_json()["scores"]["avg@4"]["standard_error"] == pytest.approx(0.125)
+    assert scores.to_json()["scores"]["avg@4"]["standard_error"] == pytest.approx(0.125)
 
 
 def test_a_single_problem_shows_its_interval():

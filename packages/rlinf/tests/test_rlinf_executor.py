@@ -76,10 +76,10 @@ class OnNodes(Recording):
 def test_devices_are_of_the_nodes_that_the_launcher_knows(tmp_path: Path) -> None:
     MADE.clear()
     path = f"{OnNodes.__module__}:OnNodes"
-    found = machine_of(ClusterConfig(launcher=path))
-    assert [(node.num_cpus, node.memory_bytes) for node in found.nodes] == [(2, 4), (3, 6)]
-    assert (found.num_cpus, found.memory_bytes) == (5, 10)
-    assert found.unusable_gpus == "b (10.0.0.2): 3 CPUs, 4 GPUs, of which torch finds 0 there"
+    machine = machine_of(ClusterConfig(launcher=path))
+    assert [(node.num_cpus, node.memory_bytes) for node in machine.nodes] == [(2, 4), (3, 6)]
+    assert (machine.num_cpus, machine.memory_bytes) == (5, 10)
+    assert machine.unusable_gpus == "b (10.0.0.2): 3 CPUs, 4 GPUs, of which torch finds 0 there"
     make(tmp_path, launcher=path).shutdown()
     assert MADE[0]["cluster"] == Cluster.cpu_slots(1, memory_bytes=1)
     with pytest.raises(UserError, match="nobody is there"):
@@ -151,5 +151,5 @@ def test_settings_that_a_worker_refused_are_shown_without_its_traceback():
 
 @pytest.mark.parametrize(("raised", "goes_on"), [("ProcessLost", True), ("PeerLost", True), ("ValueError", False)])
 def test_a_run_goes_on_after_a_lost_process_or_connection_and_not_after_a_mistake(raised: str, goes_on: bool):
-    found = run_failed(RemoteError("rollout/0", raised, "it is gone", "Traceback"), None, during="step 3: ")
-    assert isinstance(found, ProcessesLost) is goes_on
+    failure = run_failed(RemoteError("rollout/0", raised, "it is gone", "Traceback"), None, during="step 3: ")
+    assert isinstance(failure, ProcessesLost) is goes_on

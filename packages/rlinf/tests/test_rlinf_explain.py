@@ -75,14 +75,14 @@ def test_a_live_run_is_explained_on_one_screen(tmp_path: Path, stopped: int, cap
         assert main(["explain", str(folder.path)]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert main(["explain", str(folder.path), "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
+        explanation = json.loads(capsys.readouterr().out)
     assert lines[0].startswith("flow 'grpo', step 7 (train), under way for 100.")
     assert lines[1] == f"culprit: reward/0 reward (process {stopped}) is stopped; 1 other waits for it"
     assert f"kill -CONT {stopped}" in lines[2]
     assert lines[4].startswith("  actor/0 actor waits for channel scored since 90.")
     assert lines[4].endswith("-> reward/0 reward")
     assert len(lines) < 40
-    assert found["graph"]["culprits"] == [{"cause": "stopped", "nodes": ["reward/0 reward"], "num_waiting": 1}]
+    assert explanation["graph"]["culprits"] == [{"cause": "stopped", "nodes": ["reward/0 reward"], "num_waiting": 1}]
 
 
 @pytest.mark.parametrize(
@@ -113,26 +113,26 @@ def test_a_driver_that_writes_no_more_is_the_culprit(tmp_path: Path, stopped: in
 
 
 def test_a_run_without_processes_says_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    def said(path: Path) -> str:
+    def output(path: Path) -> str:
         assert main(["explain", str(path)]) == 0
         return capsys.readouterr().out
 
     with run_folder(tmp_path / "done") as folder:
-        assert "has no processes yet, or ends" in said(folder.path)
+        assert "has no processes yet, or ends" in output(folder.path)
         folder.result({"num_steps": 12})
-    assert "is finished after 12 steps" in said(folder.path)
+    assert "is finished after 12 steps" in output(folder.path)
     failed = run_folder(tmp_path / "failed")
     failed.close("RunFailed: worker reward/0 on x was lost")
     (failed.path / "explain-step-3.txt").write_text("culprit: reward/0\n")
     go_on = f"go on with: rlinf train --resume --output {failed.path}"
-    assert f"RunFailed: worker reward/0 on x was lost\n{go_on}\nexplained then: " in said(failed.path)
+    assert f"RunFailed: worker reward/0 on x was lost\n{go_on}\nexplained then: " in output(failed.path)
     dead = run_folder(tmp_path / "dead")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     (dead.path / "waits.json").write_bytes(snapshot_json(hanging(gone.pid, driver_pid=gone.pid)))
     gone.wait()
     dead._lock.release()
-    assert "was killed: nobody works on it" in said(dead.path)
-    assert "go on with: rlinf train --resume --output" in said(dead.path)
+    assert "was killed: nobody works on it" in output(dead.path)
+    assert "go on with: rlinf train --resume --output" in output(dead.path)
 
 
 def test_between_runs_of_a_flow_the_move_is_the_drivers(
@@ -156,9 +156,9 @@ def test_the_end_of_a_run_is_explained_behind_what_was_explained_before(tmp_path
     assert (tmp_path / "explain-step-7.txt").read_text().count("culprit: reward/0 reward") == 2
     gone = RunWatch(executor, tmp_path / "gone", expected_s=lambda: None, message=watch._message)
     gone.explain_end(explain(hanging(stopped)))
-    told = stream.getvalue().splitlines()
-    assert told[:2] == [f"explained in {tmp_path / 'explain-step-7.txt'}"] * 2
-    assert told[2].startswith("note: the explanation could not be written: ")
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == [f"explained in {tmp_path / 'explain-step-7.txt'}"] * 2
+    assert lines[2].startswith("note: the explanation could not be written: ")
 
 
 def test_what_stands_in_a_run_folder_decides_no_signal_and_no_terminal(
@@ -226,8 +226,8 @@ def watched(tmp_path: Path, snapshot: Snapshot, expected_s: float | None, until:
         while not (tmp_path / until).exists():
             assert time.monotonic() < deadline, until
             time.sleep(0.05)
-        found = read_snapshot((tmp_path / "waits.json").read_bytes())
-        assert found.processes == snapshot.processes
+        stored = read_snapshot((tmp_path / "waits.json").read_bytes())
+        assert stored.processes == snapshot.processes
         (tmp_path / "waits.json").unlink()
         while not (tmp_path / "waits.json").exists():
             time.sleep(0.05)
@@ -237,11 +237,11 @@ def watched(tmp_path: Path, snapshot: Snapshot, expected_s: float | None, until:
 
 
 def test_a_step_beyond_three_times_what_was_expected_is_explained_once(tmp_path: Path, stopped: int):
-    told, files = watched(tmp_path, hanging(stopped), 30.0, "explain-step-7.txt")
+    output, files = watched(tmp_path, hanging(stopped), 30.0, "explain-step-7.txt")
     assert files == ["explain-step-7.txt", "logs"], "waits.json goes with the processes"
-    assert told.count("\n") == 1
-    assert told.startswith("step 7 has taken 100 s, 30.0 s were expected; culprit: reward/0 reward (process ")
-    assert told.endswith("(explain-step-7.txt)\n")
+    assert output.count("\n") == 1
+    assert output.startswith("step 7 has taken 100 s, 30.0 s were expected; culprit: reward/0 reward (process ")
+    assert output.endswith("(explain-step-7.txt)\n")
     text = (tmp_path / "explain-step-7.txt").read_text()
     assert "; 30.0 s were expected\nculprit: reward/0 reward" in text
 

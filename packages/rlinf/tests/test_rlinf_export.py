@@ -63,10 +63,10 @@ def weights(folder: Path, **how: object) -> dict[str, torch.Tensor]:
 
 
 def check_equal(folder: Path, checkpoint: Path) -> None:
-    found, wanted = weights(folder), weights(checkpoint / "model")
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert torch.equal(found[name], tensor), name
+    actual, expected = weights(folder), weights(checkpoint / "model")
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(actual[name], tensor), name
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_a_checkpoint_by_its_path_and_in_another_dtype(run: Path):
     output = run.parent / "bf16"
     one = str(run / "checkpoints" / "step-000030")
     assert main(["export", one, "--dtype", "bfloat16", "--output", str(output)]) == 0
-    found = WeightFiles(output)
-    assert set(found.specs) == set(tensors)
+    exported = WeightFiles(output)
+    assert set(exported.specs) == set(tensors)
     for name, tensor in tensors.items():
-        assert torch.equal(found.read(name), tensor.bfloat16()), name
+        assert torch.equal(exported.read(name), tensor.bfloat16()), name
     config = json.loads((output / "config.json").read_text())
     assert config["dtype"] == "bfloat16" and config["model_type"] == "qwen3_moe"
     total = json.loads((output / index_name("model")).read_text())["metadata"]["total_size"]

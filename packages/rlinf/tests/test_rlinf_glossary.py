@@ -49,8 +49,8 @@ def test_every_metric_that_a_role_records_is_explained_and_the_other_way_round()
     ],
 )
 def test_families_and_names(name, evaluation, expected):
-    found = find(name, evaluation=evaluation)
-    assert (found and found.name) == expected
+    metric = find(name, evaluation=evaluation)
+    assert (metric and metric.name) == expected
 
 
 def test_names_are_explained_once_for_each_job():

@@ -89,10 +89,10 @@ def test_gradients_and_moments_are_counted_for_what_is_trained(tmp_path, backend
 def test_an_adapter_stands_for_the_model_that_it_makes(run, tmp_path):
     """In `rlinf eval`, and exported merged; every number of what was served is there."""
     folder, _, served = run
-    found = load_model(folder)
-    export(found.folder.parent, tmp_path / "merged", merged=True)
+    model = load_model(folder)
+    export(model.folder.parent, tmp_path / "merged", merged=True)
     check_model_folder(tmp_path / "merged")
-    for place in (found.folder, tmp_path / "merged"):
+    for place in (model.folder, tmp_path / "merged"):
         settings = ModelSettings(folder=str(place), has_weights=True)
         state = build_model(settings, torch.device("cpu")).state_dict()
         assert state.keys() == served.keys()
@@ -139,8 +139,8 @@ def test_another_base_is_refused_before_a_run_goes_on_and_by_eval(run, base, tmp
 
 
 def test_an_adapter_needs_peft(run, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "peft" else found(name, *more))
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "peft" else real(name, *more))
     with pytest.raises(UserError, match="needs the package peft, which is not installed") as caught:
         load_model(run[0])
     assert "pip install 'rlinf[lora]'" in str(caught.value)

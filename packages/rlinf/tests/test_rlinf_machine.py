@@ -34,8 +34,8 @@ def test_a_driver_older_than_torchs_cuda_gives_no_gpu_and_says_why(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "init", init)
-    found = this_machine()
-    assert (found.gpus, found.unusable_gpus) == ((), "8 GPUs: The NVIDIA driver on your system is too old")
+    machine = this_machine()
+    assert (machine.gpus, machine.unusable_gpus) == ((), "8 GPUs: The NVIDIA driver on your system is too old")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert this_machine().unusable_gpus == ""  # hidden on purpose
 
@@ -64,10 +64,10 @@ def test_gsm8k_trains_on_every_gpu(tmp_path: Path) -> None:
 def test_state_leaves_a_gpu_only_where_it_has_to(memory_bytes: int, leaves: bool) -> None:
     machine = replace(SERVER, gpus=(InstalledGpu(name="fake", memory_bytes=memory_bytes),))
     job = jobs.prepare(load_config("sort-grpo", parse_overrides([])), machine)
-    made = make_plans(job, job.build(Path("none")), Path("none"))
-    placed = [stage for plan in made.plans.values() for stage in plan.stages if stage.devices]
+    run_plans = make_plans(job, job.build(Path("none")), Path("none"))
+    placed = [stage for plan in run_plans.plans.values() for stage in plan.stages if stage.devices]
     assert {stage.offload for stage in placed} == {leaves}
-    assert any("none of it goes to the host" in note for note in made.notes) != leaves
+    assert any("none of it goes to the host" in note for note in run_plans.notes) != leaves
 
 
 def test_simulators_run_on_the_cores_beside_the_gpus() -> None:

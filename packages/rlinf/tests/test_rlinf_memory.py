@@ -190,8 +190,8 @@ def test_what_megatrons_layers_keep_is_what_autograd_records(
     shape = write_config(tmp_path, kind, **{"max_position_embeddings": 64, **more})
     options: dict[str, Any] = {"compute_dtype": dtype}
     settings = BackendSettings(name="megatron", options=options)
-    kept = TokenModel(ModelSettings(folder=str(tmp_path), has_weights=False), 1.0)
-    backend: Any = settings.make(kept, trial_worker(), OptimizerSettings(learning_rate=0.1))
+    model = TokenModel(ModelSettings(folder=str(tmp_path), has_weights=False), 1.0)
+    backend: Any = settings.make(model, trial_worker(), OptimizerSettings(learning_rate=0.1))
     batch = SequenceBatch(
         prompt_ids=torch.randint(1, 300, (2, 16)),
         prompt_mask=torch.ones(2, 16, dtype=torch.int64),
@@ -220,8 +220,8 @@ def test_a_packed_micro_batch_is_counted_by_its_budget() -> None:
     budgets = [replace(job, max_tokens_per_micro_batch=n) for n in (800, 1600)]
     work = [REPLICATED.rank_memory(shape, budget, 1).activations for budget in budgets]
     assert 1.7 < work[1] / work[0] < 2.1
-    asked = [forward_memory(shape, replace(job, max_tokens_per_micro_batch=n)).activations for n in (200, 400, 800)]
-    assert asked[0] < asked[1] == asked[2]  # no pass has tokens of two groups
+    sizes = [forward_memory(shape, replace(job, max_tokens_per_micro_batch=n)).activations for n in (200, 400, 800)]
+    assert sizes[0] < sizes[1] == sizes[2]  # no pass has tokens of two groups
 
 
 def test_a_backward_pass_holds_back_a_gradient_of_every_layer() -> None:
@@ -468,12 +468,12 @@ def test_settings_that_a_refusal_names_fit() -> None:
     needed = max(load.peak for load in loads_of(config_of(*flags), shape, plan))
     for share in (0.99, 0.8, 0.6, 0.4):
         memory_bytes = round(share * needed)
-        _, _, found = refusal(memory_bytes).partition("any of these fits:\n")
-        for line in found.splitlines():
+        _, _, listing = refusal(memory_bytes).partition("any of these fits:\n")
+        for line in listing.splitlines():
             overrides = line.partition(":")[0].split("--")[1:]
-            given = [f"--{override.strip().replace(' ', '=')}" for override in overrides]
-            assert not refusal(memory_bytes, *given), line
-            assert all(refusal(memory_bytes, *(one for one in given if one != left)) for left in given), line
+            settings = [f"--{override.strip().replace(' ', '=')}" for override in overrides]
+            assert not refusal(memory_bytes, *settings), line
+            assert all(refusal(memory_bytes, *(one for one in settings if one != left)) for left in settings), line
             lines.append(line)
     assert any("--actor.backend fsdp2" in line for line in lines), lines
     assert any("--model.dtype bfloat16" in line for line in lines), lines
@@ -493,8 +493,8 @@ def test_a_refusal_names_larger_cuts_of_megatron_that_the_model_allows() -> None
     cluster = Cluster.cuda_nodes(1, 4, name="fake", memory_bytes=round(0.6 * needed["actor"]))
     with pytest.raises(UserError) as caught:
         check_memory(config_of(*flags), shape, plan, cluster, 1 << 40)
-    found = [line.strip() for line in str(caught.value).splitlines() if "tensor_parallel" in line]
-    assert found and found[0].startswith("--actor.backend_options.tensor_parallel 2:")
+    lines = [line.strip() for line in str(caught.value).splitlines() if "tensor_parallel" in line]
+    assert lines and lines[0].startswith("--actor.backend_options.tensor_parallel 2:")
     assert needed["rollout"] < 0.6 * needed["actor"], "the actor is what does not fit"
 
 

@@ -69,8 +69,8 @@ def test_no_command_reads_through_a_link_or_waits_at_a_pipe(
     commands = ["report", *also.get(name, [])]
     for command in commands:
         assert main([command, str(run)]) == 2
-        said = capsys.readouterr().err
-        assert name in said and SECRET not in said
+        error = capsys.readouterr().err
+        assert name in error and SECRET not in error
     assert not (run / "report.html").exists()
 
 
@@ -92,8 +92,8 @@ def test_a_second_name_of_another_users_file_is_not_read(run: Path, monkeypatch:
     """Where the system lets anybody give a file that he cannot read a second name in his own folder."""
     read_plain(run / "result.json")
     stat, owner = os.stat, run.stat().st_uid + 1
-    found = os.stat_result((*stat(run)[:4], owner, *stat(run)[5:]))
-    monkeypatch.setattr(os, "stat", lambda path, **options: found if path == run else stat(path, **options))
+    foreign = os.stat_result((*stat(run)[:4], owner, *stat(run)[5:]))
+    monkeypatch.setattr(os, "stat", lambda path, **options: foreign if path == run else stat(path, **options))
     with pytest.raises(UserError, match=r"result\.json is no plain file of the folder's owner"):
         read_plain(run / "result.json")
 
@@ -153,8 +153,8 @@ def test_what_files_hold_does_not_steer_the_terminal(run: Path, capsys: pytest.C
     manifest["sessions"][-1] |= {"ended": clear, "failure": clear}
     (run / "manifest.json").write_text(json.dumps(manifest))
     assert main(["explain", str(run)]) == 0
-    told = "".join(capsys.readouterr())
-    assert r"\x1b[2J\x9b31m" in told and "\x1b" not in told and "\x9b" not in told
+    output = "".join(capsys.readouterr())
+    assert r"\x1b[2J\x9b31m" in output and "\x1b" not in output and "\x9b" not in output
 
 
 @pytest.mark.parametrize(

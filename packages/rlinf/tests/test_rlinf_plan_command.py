@@ -67,32 +67,32 @@ def test_files_are_written_where_asked_and_agree(plan, tmp_path: Path):
         "plan.json",
         "trace.json",
     ]
-    told = json.loads((folder / "explanation.json").read_text())
+    explanation = json.loads((folder / "explanation.json").read_text())
     written = Plan.from_json((folder / "plan.json").read_text())
-    assert Plan.from_json(json.dumps(told["plan"])) == written
-    assert "what if\n" in outcome.out and len(told["what_if"]) == 6
+    assert Plan.from_json(json.dumps(explanation["plan"])) == written
+    assert "what if\n" in outcome.out and len(explanation["what_if"]) == 6
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "X"} >= {"rollout", "actor"}
     assert "What if" in (folder / "plan.html").read_text()
 
 
 def test_draws_judge_plans_by_drawn_costs(plan):
-    told = json.loads(plan(LAPTOP, "--json", "--draws", "3").out)
-    assert told["plan"]["prediction"]["num_draws"] == 3 and "3 steps with drawn costs" in told["notes"][0]
+    explanation = json.loads(plan(LAPTOP, "--json", "--draws", "3").out)
+    assert explanation["plan"]["prediction"]["num_draws"] == 3 and "3 steps with drawn costs" in explanation["notes"][0]
     outcome = plan(LAPTOP, "--draws", "-1")
     assert outcome.code != 0 and "num_draws=-1" in outcome.err
 
 
 def test_json_is_the_explanation_and_nothing_else(plan):
-    told = json.loads(plan(LAPTOP, "--json").out)
-    assert told["step_s"] > 0 and told["plan"]["flow"] == "laptop" and told["what_if"] == []
+    explanation = json.loads(plan(LAPTOP, "--json").out)
+    assert explanation["step_s"] > 0 and explanation["plan"]["flow"] == "laptop" and explanation["what_if"] == []
 
 
 @pytest.mark.parametrize("mode", ["collocated", "disaggregated"])
 def test_a_mode_can_be_asked_for(plan, mode: str):
-    told = json.loads(plan(LAPTOP, "--mode", mode, "--json").out)
-    assert told["plan"]["mode"] == mode
-    assert {row["mode"] for row in told["modes"]} == {mode}
+    explanation = json.loads(plan(LAPTOP, "--mode", mode, "--json").out)
+    assert explanation["plan"]["mode"] == mode
+    assert {row["mode"] for row in explanation["modes"]} == {mode}
 
 
 def test_the_schema_needs_no_problem(plan):
@@ -100,10 +100,10 @@ def test_the_schema_needs_no_problem(plan):
 
 
 def test_a_recipe_is_planned_for_gpus_that_are_not_there(plan):
-    told = json.loads(plan(*RECIPE, "--gpu", "H200", "--json").out)
-    assert told["plan"]["flow"] == "grpo"
-    assert {stage["stage"] for stage in told["plan"]["stages"]} == {"rollout", "reference", "reward", "actor"}
-    assert "16 x NVIDIA H200" in told["sentences"][0]
+    explanation = json.loads(plan(*RECIPE, "--gpu", "H200", "--json").out)
+    assert explanation["plan"]["flow"] == "grpo"
+    assert {stage["stage"] for stage in explanation["plan"]["stages"]} == {"rollout", "reference", "reward", "actor"}
+    assert "16 x NVIDIA H200" in explanation["sentences"][0]
 
 
 def test_what_a_rank_needs_is_told_by_kind(plan, tmp_path: Path):
@@ -135,7 +135,7 @@ def test_a_recipe_is_planned_as_train_runs_it():
     overrides = parse_overrides([*RECIPE[1:], "--task.train_files", "[a]", "--task.eval_files", "[b]"])
     problem = problem_of_recipe(load_config("gsm8k-grpo", overrides))
     instances = {name: profile.instances for name, profile in problem.profiles.stages.items() if name != "reward"}
-    assert {one.num_devices for found in instances.values() for one in found} == {1}
+    assert {one.num_devices for of_stage in instances.values() for one in of_stage} == {1}
     weights = 4 * find_model("Qwen2.5-1.5B").num_parameters
     assert [one.state_bytes for one in instances["rollout"]] == [weights]
     assert {one.num_ranks: one.state_bytes // weights for one in instances["actor"]} == {
@@ -145,15 +145,15 @@ def test_a_recipe_is_planned_as_train_runs_it():
         8: 5,
         16: 4,
     }
-    assert not any(one.sharded_state_bytes for found in instances.values() for one in found)
+    assert not any(one.sharded_state_bytes for of_stage in instances.values() for one in of_stage)
 
 
 MEGATRON = ["qwen3-moe-grpo-megatron", "--model.path", "Qwen3-30B-A3B", "--cluster.num_devices", "64"]
 
 
 def test_replicas_of_megatron_are_planned_with_all_their_devices(plan):
-    told = json.loads(plan(*MEGATRON, "--gpu", "H200", "--mode", "collocated", "--json").out)
-    (actor,) = (stage for stage in told["plan"]["stages"] if stage["stage"] == "actor")
+    explanation = json.loads(plan(*MEGATRON, "--gpu", "H200", "--mode", "collocated", "--json").out)
+    (actor,) = (stage for stage in explanation["plan"]["stages"] if stage["stage"] == "actor")
     assert (len(actor["devices"]), actor["num_ranks"]) == (64, 4)
 
 
@@ -240,8 +240,10 @@ def test_pictures_without_a_size_have_the_environments():
 
 
 def test_another_task_on_a_gpu_is_told_whose_cost_it_is_planned_with(plan):
-    told = json.loads(plan(*ROBOT, "--env.id", "PickCube-v1", "--json").out)
-    assert any(note.startswith("env.id=PickCube-v1 is planned with what ManiSkill Put") for note in told["notes"])
+    explanation = json.loads(plan(*ROBOT, "--env.id", "PickCube-v1", "--json").out)
+    assert any(
+        note.startswith("env.id=PickCube-v1 is planned with what ManiSkill Put") for note in explanation["notes"]
+    )
     for others in ([], ["--env.id", "PickCube-v1", "--env-step-s", "0.1"]):
         notes = json.loads(plan(*ROBOT, *others, "--json").out)["notes"]
         assert not any("is planned with" in note for note in notes)
@@ -251,20 +253,20 @@ def test_simulators_take_the_hosts_cores_and_the_time_that_is_given(plan):
     """Eight GPUs have 112 cores, of which the groups leave 64."""
     recipe, cost, ranks = "libero-oft-grpo", "0.5", 64
     arguments = [recipe, "--policy.options.folder", "unread", *DEVICES, "--mode", "collocated", "--json"]
-    told, slower = (json.loads(plan(*arguments, *more).out) for more in ([], ["--env-step-s", cost]))
-    env, policy, actor = told["plan"]["stages"]
+    baseline, slower = (json.loads(plan(*arguments, *more).out) for more in ([], ["--env-step-s", cost]))
+    env, policy, actor = baseline["plan"]["stages"]
     assert (env["num_ranks"], env["devices"]) == (ranks, [])
     assert len(policy["devices"]) == len(actor["devices"]) == 8
     config = load_config(recipe)
     assert isinstance(config, EmbodiedConfig)
     simulated = config.env.num_envs // ranks * config.env.num_steps * float(cost)
-    assert slower["step_s"] > simulated > told["step_s"]
+    assert slower["step_s"] > simulated > baseline["step_s"]
 
 
 def test_simulators_have_the_cores_of_the_drivers_node_however_many_nodes_there_are():
     def env(num_devices: int):
-        given = ["--policy.options.folder=unread", f"--cluster.num_devices={num_devices}"]
-        return problem_of_recipe(load_config("libero-oft-grpo", parse_overrides(given))).profile("env")
+        overrides = ["--policy.options.folder=unread", f"--cluster.num_devices={num_devices}"]
+        return problem_of_recipe(load_config("libero-oft-grpo", parse_overrides(overrides))).profile("env")
 
     assert env(32) == env(8)
     assert (env(4).max_instances, env(8).max_instances) == (56, 112)

@@ -31,9 +31,9 @@ LORA = LoraConfig(rank=4)
 
 
 def test_an_adapter_is_of_what_the_policy_would_train():
-    found = policy_lora(LORA, "fsdp2", PI05)
-    assert found is not None and found.backbone == ("model.model",)
-    assert all(target.startswith("model.model.dit.") for target in found.targets)
+    lora = policy_lora(LORA, "fsdp2", PI05)
+    assert lora is not None and lora.backbone == ("model.model",)
+    assert all(target.startswith("model.model.dit.") for target in lora.targets)
     assert policy_lora(None, "megatron", PI05) is None
 
 

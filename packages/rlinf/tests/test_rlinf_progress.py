@@ -69,11 +69,11 @@ def test_on_a_terminal_the_live_line_stays_below_the_messages() -> None:
     progress.evaluation(1, {"accuracy": 0.5})
     progress.step(1, *STEP)
     progress.message("checkpoint")
-    shown = screen(stream.getvalue())
-    assert shown[:3] == ["start", "evaluation after step 1: accuracy 0.50", "checkpoint"]
-    assert re.match(r"#{10}-{10} step 2/4  eta \d:\d\d  reward 0.71", shown[3])
-    assert shown[4] == ""  # what is printed after the run starts on a line of its own
-    assert len(shown) == 5
+    lines = screen(stream.getvalue())
+    assert lines[:3] == ["start", "evaluation after step 1: accuracy 0.50", "checkpoint"]
+    assert re.match(r"#{10}-{10} step 2/4  eta \d:\d\d  reward 0.71", lines[3])
+    assert lines[4] == ""  # what is printed after the run starts on a line of its own
+    assert len(lines) == 5
 
 
 def test_the_live_line_fits_the_terminal(monkeypatch) -> None:

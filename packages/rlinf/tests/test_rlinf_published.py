@@ -28,8 +28,8 @@ GPQA = {
 
 
 def read(name: str, row: dict[str, Any]) -> tuple[str, str]:
-    found = PUBLISHED[name].read(row)
-    return found.text, found.answer
+    question = PUBLISHED[name].read(row)
+    return question.text, question.answer
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_last_boxed(text: str, content: str | None):
 )
 def test_names_in_many_spellings(names: tuple[str, ...], meant: str):
     for name in names:
-        found = published_set(name)
-        assert found is not None and found.name == meant
+        published = published_set(name)
+        assert published is not None and published.name == meant
 
 
 def test_an_unknown_name_says_what_is_near():
@@ -186,25 +186,25 @@ def test_templates_hold_the_question_once(name: str):
 def test_the_real_files(name: str, file: str, count: int, first_answer: str):
     if not (DATA / file).exists():
         pytest.skip(f"no {file} in {DATA}; set RLINF_TEST_DATA")
-    known = PUBLISHED[name]
-    loaded = load_problems(DATA / file, known.read, template_of(known.template, "question"), on_bad_row="stop")
-    assert len(loaded.problems) == count == known.num_problems
+    published = PUBLISHED[name]
+    loaded = load_problems(DATA / file, published.read, template_of(published.template, "question"), on_bad_row="stop")
+    assert len(loaded.problems) == count == published.num_problems
     assert loaded.problems[0].answer.endswith(first_answer)
     assert loaded.problems[-1].place == f"{DATA / file}:{count}"
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_the_reward_of_a_set_knows_a_right_completion_in_the_form_that_is_asked_for(name: str):
-    known = PUBLISHED[name]
-    if known.reward == "math_answer":
+    published = PUBLISHED[name]
+    if published.reward == "math_answer":
         pytest.importorskip("math_verify")
     number = {"question": "q", "problem": "q", "answer": "#### 42" if name == "gsm8k" else "42"}
     rows = {"gpqadiamond": GPQA, "mmlustem": number | {"choices": list("wxyz"), "answer": 2}}
-    answer = known.read(rows.get(name, number)).answer
+    answer = published.read(rows.get(name, number)).answer
     form = {"numeric_match": "so\n#### {}", "math_answer": "so \\boxed{{{}}}", "multiple_choice": "so\nAnswer: {}"}
     plain = answer.removeprefix("#### ")
     other = "ABCD"[("ABCD".index(plain) + 1) % 4] if plain in tuple("ABCD") else "41"
-    reward = make_reward(known.reward)
-    outcomes = [reward(form[known.reward].format(text), answer).outcome for text in (plain, other)]
+    reward = make_reward(published.reward)
+    outcomes = [reward(form[published.reward].format(text), answer).outcome for text in (plain, other)]
     assert outcomes == ["right", "wrong"]
     assert reward("", answer).outcome == "unparseable"

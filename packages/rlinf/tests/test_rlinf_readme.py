@@ -18,8 +18,8 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 def block(language: str, containing: str) -> str:
     """The code block with a certain text."""
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
-    (found,) = [text for text in blocks if containing in text]
-    return found
+    (code,) = [text for text in blocks if containing in text]
+    return code
 
 
 @pytest.mark.parametrize("line", block("bash", "rlinf doctor").splitlines())
@@ -27,8 +27,8 @@ def test_every_command_is_accepted(line: str):
     program, *arguments = shlex.split(line, comments=True)
     assert program == "rlinf"
     parser = make_parser()
-    known, overrides = split_overrides(arguments, parser.options(arguments))
-    args, unknown = parser.parse_known_args(known)
+    own_arguments, overrides = split_overrides(arguments, parser.options(arguments))
+    args, unknown = parser.parse_known_args(own_arguments)
     assert unknown == []
     if getattr(args, "recipe", None):
         load_config(args.recipe, parse_overrides(overrides))
@@ -52,10 +52,10 @@ def test_the_example_recipe_loads_and_its_mistakes_look_as_shown(
     assert isinstance(config, ReasoningConfig)
     assert (config.name, config.rollout.max_new_tokens) == ("my-sort", 11)
 
-    command, *shown = block("text", "mistakes").splitlines()
+    command, *expected = block("text", "mistakes").splitlines()
     Path("my-sort.yaml").write_text(recipe.replace("max_new_tokens: 11", "max_new_tokens: 11, temprature: 1"))
     assert main(shlex.split(command)[2:]) == 2
-    assert capsys.readouterr().err.splitlines() == shown
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 def test_what_an_index_shows_of_a_package_has_no_link_into_the_repository():

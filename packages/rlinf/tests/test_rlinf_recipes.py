@@ -83,9 +83,9 @@ def test_gsm8k_says_which_overrides_to_give():
 
 def test_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
-    found = load("gsm8k-grpo").model_dump()
-    assert found["model"]["path"] == tmp_path / "some" / "model"
-    assert found["task"]["train_files"] == (tmp_path / "train.jsonl",)
+    values = load("gsm8k-grpo").model_dump()
+    assert values["model"]["path"] == tmp_path / "some" / "model"
+    assert values["task"]["train_files"] == (tmp_path / "train.jsonl",)
 
 
 def test_add_differs_from_sort_in_name_and_task_alone():

@@ -209,8 +209,8 @@ def test_both_kinds_of_success_and_the_best_checkpoint_are_shown(tmp_path: Path)
     folder.result({"score": "success_at_end", "before": 0.0, "after": 0.34, "best": best})
     folder.close()
     says = Page(write_report(folder.path).read_text()).says
-    shown = [percent(0.34), percent(0.97), "best checkpoint, step-000050", percent(0.7)]
-    places = [says.find(text) for text in shown]
+    texts = [percent(0.34), percent(0.97), "best checkpoint, step-000050", percent(0.7)]
+    places = [says.find(text) for text in texts]
     assert -1 not in places and places == sorted(places)
 
 

@@ -56,7 +56,7 @@ def test_a_run_on_other_machines_goes_on_with_the_same_inputs(monkeypatch: pytes
     monkeypatch.setattr(jobs, "_where_machines_are_left", lambda job: (moved, ", on 1 of 2 nodes"))
     folder: Any = SimpleNamespace(begin_again=lambda text: None, note=lambda text: None)
     try:
-        said = jobs.run(job, folder)  # pyright: ignore[reportArgumentType]
+        message = jobs.run(job, folder)  # pyright: ignore[reportArgumentType]
     except RunFailed as error:
-        said = str(error).splitlines()[-1].removeprefix("and then: ")
-    assert said == ends
+        message = str(error).splitlines()[-1].removeprefix("and then: ")
+    assert message == ends

@@ -81,14 +81,14 @@ terms:
 
 
 def test_a_weighted_sum(tmp_path):
-    found = config(tmp_path, WEIGHTED)
-    spec = reward_spec(found, random_stands_for="exact")
+    reward_config = config(tmp_path, WEIGHTED)
+    spec = reward_spec(reward_config, random_stands_for="exact")
     assert [(term.name, term.weight, term.reward.rule) for term in spec.terms] == [
         ("answer", 0.9, "numeric_match"),
         ("form", 0.1, "think_answer_format"),
     ]
     assert make_reward(spec)("<think>1</think><answer>7</answer>", "7").value == pytest.approx(1.0)
-    assert check_reward(found) == ()
+    assert check_reward(reward_config) == ()
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_the_example_in_the_docs(tmp_path, monkeypatch):
     code = DOCS.read_text(encoding="utf-8").split("```python\n", 1)[1].split("```", 1)[0]
     (tmp_path / "my_rewards.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    found = config(tmp_path, "kind: function\npath: my_rewards:close_and_short")
+    reward_config = config(tmp_path, "kind: function\npath: my_rewards:close_and_short")
     problem = TaskProblem(prompt="2+2?", answer="#### 4", row={"max_factor": 2})
-    assert try_rewards(found, problem) == TriedReward(judges=False, reads_rows=True)
-    reward = make_reward(reward_spec(found, random_stands_for="exact"))
+    assert try_rewards(reward_config, problem) == TriedReward(judges=False, reads_rows=True)
+    reward = make_reward(reward_spec(reward_config, random_stands_for="exact"))
     values = [
         result.value
         for result in score_all(
@@ -171,9 +171,9 @@ def test_mistakes_of_ones_own_function_show_before_a_process_starts(tmp_path, mo
     name = f"wrong_{len(body)}"
     (tmp_path / f"{name}.py").write_text(f"def f(completion, answer, row):\n    {body}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    found = config(tmp_path, f"kind: function\npath: {name}:f\ntime_limit_s: 0.5")
+    reward_config = config(tmp_path, f"kind: function\npath: {name}:f\ntime_limit_s: 0.5")
     with pytest.raises(UserError) as caught:
-        try_rewards(found, TaskProblem(prompt="p", answer="a", place="rows.jsonl:1"))
+        try_rewards(reward_config, TaskProblem(prompt="p", answer="a", place="rows.jsonl:1"))
     text = str(caught.value)
     assert text.startswith(f"reward.path={name}:f, called once about rows.jsonl:1 with the answer as completion: ")
     assert message in text

@@ -13,10 +13,10 @@ ROWS = [{"question": "a", "answer": 1}, {"question": "\u00e4\n", "answer": "x, y
 
 
 def values(path: Path) -> list[dict]:
-    found = list(read_rows(path))
-    assert [row.number for row in found] == list(range(1, len(found) + 1))
-    assert all(isinstance(row, Row) for row in found)
-    return [dict(row.values) for row in found if isinstance(row, Row)]
+    rows = list(read_rows(path))
+    assert [row.number for row in rows] == list(range(1, len(rows) + 1))
+    assert all(isinstance(row, Row) for row in rows)
+    return [dict(row.values) for row in rows if isinstance(row, Row)]
 
 
 def test_json_lines(tmp_path: Path):

@@ -237,12 +237,12 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
         shutil.copytree(folder.path, path, symlinks=True)
         harm = damaged(path / "checkpoints" / "step-000006", draw)
         resumed = resume(path)
-        told = capsys.readouterr().out.splitlines()
+        lines = capsys.readouterr().out.splitlines()
         assert names(resumed) == ["best", "step-000003", "step-000006.bad"], harm
-        assert len(told) == 1 and "step-000006 is damaged" in told[0] and "step-000006.bad" in told[0], harm
+        assert len(lines) == 1 and "step-000006 is damaged" in lines[0] and "step-000006.bad" in lines[0], harm
         assert resumed.latest_checkpoint() == path / "checkpoints" / "step-000003"
         assert (path / "checkpoints" / "best").resolve().name == "step-000003"
-        assert told[0].removeprefix("warning: ") in json.loads((path / "manifest.json").read_text())["notes"]
+        assert lines[0].removeprefix("warning: ") in json.loads((path / "manifest.json").read_text())["notes"]
         resumed.close()
 
 

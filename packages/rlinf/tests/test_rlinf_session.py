@@ -29,16 +29,16 @@ def session(tmp_path: Path):
         job: Any = SimpleNamespace(agreement=lambda metrics: judge_step(HOW, metrics), stops_on_mismatch=stops)
         unused: Any = None
         stream = io.StringIO()
-        made = Session(job, unused, unused, folder, Progress(total=1, stream=stream), Deadlines(None))
-        return made, stream, folder.path / "manifest.json"
+        run_session = Session(job, unused, unused, folder, Progress(total=1, stream=stream), Deadlines(None))
+        return run_session, stream, folder.path / "manifest.json"
 
     return make
 
 
 def test_the_first_step_with_a_trained_token_is_judged_and_no_other(session):
-    made, stream, manifest = session()
+    run_session, stream, manifest = session()
     for step, metrics in enumerate([{"reward/mean": 0.0}, GAP, WRONG]):
-        made.judge(metrics, step)
+        run_session.judge(metrics, step)
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().startswith("engine and trainer agree about the sampled tokens: KL 1e-14 nats a token")
     verdict = json.loads(manifest.read_text())["sessions"][-1]["agreement"]
@@ -46,9 +46,9 @@ def test_the_first_step_with_a_trained_token_is_judged_and_no_other(session):
 
 
 def test_a_mismatch_is_told_once_noted_and_the_run_goes_on(session):
-    made, stream, manifest = session()
-    made.judge(WRONG, 0)
-    made.judge(WRONG, 1)
+    run_session, stream, manifest = session()
+    run_session.judge(WRONG, 0)
+    run_session.judge(WRONG, 1)
     assert stream.getvalue().count("do NOT agree") == 1
     assert [line.strip()[:10] for line in stream.getvalue().splitlines()[2:5]] == [
         "1. version",
@@ -60,7 +60,7 @@ def test_a_mismatch_is_told_once_noted_and_the_run_goes_on(session):
 
 
 def test_a_mismatch_ends_a_run_that_is_to_stop(session):
-    made, _, manifest = session(stops=True)
+    run_session, _, manifest = session(stops=True)
     with pytest.raises(RunFailed, match=r"step 0: engine and trainer do NOT agree(.|\n)*hint: --rollout.stop_on_mism"):
-        made.judge(WRONG, 0)
+        run_session.judge(WRONG, 0)
     assert json.loads(manifest.read_text())["sessions"][-1]["agreement"]["agrees"] is False

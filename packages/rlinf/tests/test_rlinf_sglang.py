@@ -181,7 +181,7 @@ def math_problem(*overrides: str):
 
 
 @pytest.mark.parametrize(
-    ("given", "says", "needed"),
+    ("overrides", "says", "needed"),
     [
         (
             ["--rollout.engine_options.mem_fraction_static=0.1"],
@@ -204,15 +204,15 @@ def math_problem(*overrides: str):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_settings_that_do(given: list[str], says: str, needed: set[str]):
+def test_what_does_not_fit_is_refused_with_settings_that_do(overrides: list[str], says: str, needed: set[str]):
     """Each of them is tried as it stands there."""
     with pytest.raises(UserError) as caught:
-        math_problem(*given)
+        math_problem(*overrides)
     assert says in str(caught.value)
     named = {line.partition(":")[0].strip() for line in str(caught.value).splitlines() if line.startswith("  --")}
     assert needed <= named
     for one in named:
-        math_problem(*given, one.replace(" ", "="))
+        math_problem(*overrides, one.replace(" ", "="))
 
 
 def test_on_cpu_slots_the_pool_has_room_for_the_steps_sequences():
@@ -301,11 +301,11 @@ def test_a_recipe_plans_for_its_cluster(
 ):
     arguments = ["--model.path", model, "--cluster.num_devices", str(num_devices), "--mode", "collocated", "--json"]
     assert main(["plan", recipe, *arguments]) == 0
-    told = json.loads(capsys.readouterr().out)
-    rollout = next(stage for stage in told["plan"]["stages"] if stage["stage"] == "rollout")
+    explanation = json.loads(capsys.readouterr().out)
+    rollout = next(stage for stage in explanation["plan"]["stages"] if stage["stage"] == "rollout")
     assert (len(rollout["devices"]), rollout["num_ranks"]) == (num_devices, engines)
-    assert f" takes {num_items:,} items " in told["sentences"][0]
-    assert max(one["peak_bytes"] for one in told["plan"]["prediction"]["stages"].values()) < H100_BYTES
+    assert f" takes {num_items:,} items " in explanation["sentences"][0]
+    assert max(one["peak_bytes"] for one in explanation["plan"]["prediction"]["stages"].values()) < H100_BYTES
 
 
 def test_training_is_timed_in_the_numbers_that_it_computes_in():

@@ -81,9 +81,9 @@ def test_variants_are_compared_with_seen_and_meant_by_axis() -> None:
     assert table[3] == ("vision", "mean", "", "40.0%", "", "+40.0%", "", "")
     assert table[4][5] == "-10.0%"
     assert all(len(row) == len(COLUMNS) for row in table)
-    found = to_json(scores)
-    assert found["variants"]["dark"]["drop"] == pytest.approx(0.6)
-    assert found["axes"]["execution"] == {"success_at_end": 0.9, "drop": pytest.approx(-0.1)}
+    values = to_json(scores)
+    assert values["variants"]["dark"]["drop"] == pytest.approx(0.6)
+    assert values["axes"]["execution"] == {"success_at_end": 0.9, "drop": pytest.approx(-0.1)}
     page = render("suite: run", "10 episodes", scores, None, ["<note>"])
     assert "dark &lt;b&gt;" in page and "&lt;note&gt;" in page and "<video" not in page
 
@@ -143,35 +143,35 @@ SMALL_PI0 = {"chunk_size": 2, "width": 64, "max_prompt_tokens": 24}
 
 @pytest.mark.parametrize(("policy", "options"), [("openvla", {"width": 64, "vision_width": 32}), ("pi0", SMALL_PI0)])
 def test_a_policy_that_reads_acts_where_other_things_are_said(session, policy: str, options: dict[str, Any]) -> None:
-    made, looked = session(policy, **options)
-    assert "instruction" in made.reads
-    made.check(replace(made.spec, id="doors"))
+    policy_session, looked = session(policy, **options)
+    assert "instruction" in policy_session.reads
+    policy_session.check(replace(policy_session.spec, id="doors"))
     with pytest.raises(UserError, match=r"^env.id='large' shows another image.corner than env.id='faucets'") as refused:
-        made.check(replace(made.spec, id="large"))
+        policy_session.check(replace(policy_session.spec, id="large"))
     assert refused.value.message.endswith("acts: uint8 of shape [65, 65, 3] in place of uint8 of shape [64, 64, 3]")
     with pytest.raises(UserError, match=r"'silent' shows another instruction .*: none in place of text of shape"):
-        made.check(replace(made.spec, id="silent"))
+        policy_session.check(replace(policy_session.spec, id="silent"))
     assert [spec.id for spec in looked] == ["faucets", "doors", "large", "silent"]
 
 
 def test_words_that_are_too_many_are_refused_before_anything_starts(session) -> None:
     """30 bytes and the beginning; of several the longest is named."""
-    made, looked = session("pi0", **SMALL_PI0)
+    policy_session, looked = session("pi0", **SMALL_PI0)
     polite = Disturbance(wordings=("oh, {instruction}", "could you {instruction}?"))
-    told = (
+    text = (
         r"'could you turn the faucet off\?' makes a prompt of 31 tokens, and max_prompt_tokens=24; set policy.options."
     )
-    with pytest.raises(UserError, match=rf"^policy.name='pi0' cannot act in env.id='faucets': the instruction {told}"):
-        made.check(replace(made.spec, disturbance=polite))
+    with pytest.raises(UserError, match=rf"^policy.name='pi0' cannot act in env.id='faucets': the instruction {text}"):
+        policy_session.check(replace(policy_session.spec, disturbance=polite))
     with pytest.raises(UserError, match="'open the door of the cupboard' makes a prompt of 30 tokens"):
-        made.check(replace(made.spec, id="wordy"))
-    made.check(replace(made.spec, disturbance=Disturbance(wordings=("so, {instruction}",))))
+        policy_session.check(replace(policy_session.spec, id="wordy"))
+    policy_session.check(replace(policy_session.spec, disturbance=Disturbance(wordings=("so, {instruction}",))))
     assert [spec.id for spec in looked] == ["faucets", "wordy"], "what is disturbed alone is not made again"
     assert all(spec.disturbance is None for spec in looked)
 
 
 def test_a_variant_that_cannot_be_played_is_named(session) -> None:
-    made, _ = session("pi0", **SMALL_PI0)
+    policy_session, _ = session("pi0", **SMALL_PI0)
     variant = VariantConfig.model_validate_json(
         '{"axis": "semantics", "disturb": {"wordings": ["could you {instruction}?"]}}'
     )
@@ -179,7 +179,7 @@ def test_a_variant_that_cannot_be_played_is_named(session) -> None:
     suite = SimpleNamespace(name="own", first_seed=None, variants=variants)
     config: Any = SimpleNamespace(suite=suite, env=SimpleNamespace(eval_seed=9), chosen=variants)
     with pytest.raises(UserError, match=r"^suite=own, variant 'polite': policy.name='pi0' .*31 tokens") as refused:
-        _variant("polite", variant, config, made)
+        _variant("polite", variant, config, policy_session)
     assert refused.value.hint == """leave it out: --only '["rude, loud"]'""", "a list, for the comma"
 
 
@@ -223,9 +223,9 @@ def test_shipped_policies_take_all_that_their_suite_says(recipe: str) -> None:
     suite = SuiteConfig.model_validate_json(json.dumps(read_suite("metaworld-ood").values))
     for variant in suite.variants.values():
         tasks: Any = variant.env.options.get("tasks") or config.env.options["tasks"]
-        said = fields(*(INSTRUCTIONS[task] for task in tasks))
+        specs = fields(*(INSTRUCTIONS[task] for task in tasks))
         disturbance = _disturbance(variant.disturb) or Disturbance()
-        interface = EnvInterface(fields=disturbance.fields(said), actions=ACTIONS, notes=(), knows_success=True)
+        interface = EnvInterface(fields=disturbance.fields(specs), actions=ACTIONS, notes=(), knows_success=True)
         needs_of(policy_settings(config.policy, interface, 0), "MT50")
 
 

@@ -44,9 +44,9 @@ def files(tmp_path: Path):
 
 
 def task(train: Path, evaluate: Path, **options: Any) -> FileProblems:
-    made = make_task(FilesTask(kind="files", train_files=(train,), eval_files=(evaluate,), **options), seed=3)
-    assert isinstance(made, FileProblems)
-    return made
+    file_problems = make_task(FilesTask(kind="files", train_files=(train,), eval_files=(evaluate,), **options), seed=3)
+    assert isinstance(file_problems, FileProblems)
+    return file_problems
 
 
 # -- bad rows ------------------------------------------------------------------------------------------------------
@@ -82,9 +82,9 @@ def test_a_problem_that_no_tokenizer_can_read_is_a_bad_row(files):
 
 def test_bad_rows_are_skipped_and_counted(files):
     path = files("train.jsonl", [BAD[0], GOOD[0], *BAD[1:3], GOOD[1]])
-    made = task(path, files("test.jsonl", GOOD[2:]), answer_format="gsm8k", on_bad_row="skip")
-    assert {made.train_problem(i).number for i in range(2)} == {2, 5}
-    (note,) = made.notes
+    file_problems = task(path, files("test.jsonl", GOOD[2:]), answer_format="gsm8k", on_bad_row="skip")
+    assert {file_problems.train_problem(i).number for i in range(2)} == {2, 5}
+    (note,) = file_problems.notes
     assert note.startswith(f"{path}: 3 bad rows were skipped, the first is {path}:1: not a JSON object")
 
 
@@ -121,15 +121,15 @@ def test_columns_with_other_names_are_named_in_the_hint(files, row: dict[str, An
     path = files("train.jsonl", [row, row])
     with pytest.raises(UserError) as caught:
         load_problems(path, QuestionColumns(question="question", answer="answer"), str, on_bad_row="stop")
-    said = f"say which columns of the file hold problem and answer: {flags}" if flags else "mend the file, or leave"
-    assert caught.value.hint is not None and caught.value.hint.startswith(said)
+    hint = f"say which columns of the file hold problem and answer: {flags}" if flags else "mend the file, or leave"
+    assert caught.value.hint is not None and caught.value.hint.startswith(hint)
 
 
 def test_a_template_takes_question_for_a_column_of_any_name(files):
     train = files("train.jsonl", [{"my problem": "1+1", "answer": "2"}])
     test = files("test.jsonl", [{"my problem": "1+2", "answer": "3"}])
-    made = task(train, test, prompt_field="my problem", prompt_template="Q: {question} {{}}")
-    assert made.train_problem(0).prompt == "Q: 1+1 {}"
+    file_problems = task(train, test, prompt_field="my problem", prompt_template="Q: {question} {{}}")
+    assert file_problems.train_problem(0).prompt == "Q: 1+1 {}"
 
 
 # -- the stream ----------------------------------------------------------------------------------------------------
@@ -152,9 +152,9 @@ def test_further_sets_have_their_published_columns_or_the_task_s(files):
         "AIME-24": files("aime.jsonl", [{"problem": "p", "answer": "033"}]),
         "mine": files("mine.jsonl", [{"question": "y", "answer": "2"}] * 2),
     }
-    made = task(train, evaluate, eval_sets=sets, num_held_out=1, prompt_template="Q: {question}")
-    found = made.held_out()
-    assert {name: [(p.prompt, p.answer) for p in problems] for name, problems in found.items()} == {
+    file_problems = task(train, evaluate, eval_sets=sets, num_held_out=1, prompt_template="Q: {question}")
+    held_out = file_problems.held_out()
+    assert {name: [(p.prompt, p.answer) for p in problems] for name, problems in held_out.items()} == {
         "": [("Q: x", "1")],
         "AIME-24": [("Q: p", "33")],
         "mine": [("Q: y", "2"), ("Q: y", "2")],
@@ -169,9 +169,9 @@ def test_further_sets_have_their_published_columns_or_the_task_s(files):
 
 
 def tokenizer(chat_template: str | None = None) -> Any:
-    made = character_tokenizer(ALPHABET)
-    made.chat_template = chat_template
-    return made
+    characters = character_tokenizer(ALPHABET)
+    characters.chat_template = chat_template
+    return characters
 
 
 def test_a_plain_prompt_is_taken_as_it_is():
@@ -186,32 +186,32 @@ def beginning(token: str, *, behind: str | None = None) -> Any:
     """A tokenizer that writes a token before every text, and maybe one behind it."""
     from tokenizers import processors
 
-    made = tokenizer()
-    made.add_special_tokens({"bos_token": token})
+    wrapped = tokenizer()
+    wrapped.add_special_tokens({"bos_token": token})
     used = [name for name in (token, behind) if name is not None]
-    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+    wrapped.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{token} $A {behind or ''}".strip(),
-        special_tokens=[(name, made.convert_tokens_to_ids(name)) for name in used],
+        special_tokens=[(name, wrapped.convert_tokens_to_ids(name)) for name in used],
     )
-    return made
+    return wrapped
 
 
 def test_a_plain_prompt_begins_as_the_tokenizer_begins_every_text():
     """Gemma, Llama and Mistral write garbage without their first token; a chat template writes it itself."""
-    made = beginning("<bos>")
-    encoder, first = PromptEncoder(made), made.convert_tokens_to_ids("<bos>")
-    assert encoder.encode("12") == made("12")["input_ids"] and encoder.encode("12")[0] == first
+    bos_tokenizer = beginning("<bos>")
+    encoder, first = PromptEncoder(bos_tokenizer), bos_tokenizer.convert_tokens_to_ids("<bos>")
+    assert encoder.encode("12") == bos_tokenizer("12")["input_ids"] and encoder.encode("12")[0] == first
     assert encoder.num_tokens(["12", ""]) == [3, 1]
     assert encoder.encode("<bos>12") == encoder.encode("12")
     assert "each begins with <bos>" in encoder.describe()
-    made.chat_template = CHAT_TEMPLATE
-    assert PromptEncoder(made, chat=True).encode("12")[0] != first
+    bos_tokenizer.chat_template = CHAT_TEMPLATE
+    assert PromptEncoder(bos_tokenizer, chat=True).encode("12")[0] != first
 
 
 def test_no_end_token_is_put_behind_a_plain_prompt():
-    made = beginning("<bos>", behind=END)
-    assert made("12")["input_ids"][-1] == made.eos_token_id
-    assert PromptEncoder(made).encode("12") == made("12")["input_ids"][:-1]
+    bos_tokenizer = beginning("<bos>", behind=END)
+    assert bos_tokenizer("12")["input_ids"][-1] == bos_tokenizer.eos_token_id
+    assert PromptEncoder(bos_tokenizer).encode("12") == bos_tokenizer("12")["input_ids"][:-1]
 
 
 def test_a_prompt_that_is_cut_keeps_its_first_token():
@@ -271,12 +271,12 @@ def fitted(long_prompts: Any, limit: int = 4):
 
 
 def test_long_prompts_are_kept_dropped_or_an_error():
-    kept, dropped = fitted("keep_end"), fitted("drop")
-    assert [problem.number for problem in kept.problems] == [3, 5, 4, 6]
+    cut, dropped = fitted("keep_end"), fitted("drop")
+    assert [problem.number for problem in cut.problems] == [3, 5, 4, 6]
     assert [problem.number for problem in dropped.problems] == [3, 4]
-    assert (kept.num_found, dropped.num_found) == (2, 2)
+    assert (cut.num_found, dropped.num_found) == (2, 2)
     text = "the set: 2 of 4 prompts are longer than 4 tokens (up to 6)"
-    assert kept.notes == (f"{text}; their beginnings were cut off",)
+    assert cut.notes == (f"{text}; their beginnings were cut off",)
     assert dropped.notes == (f"{text}; these problems were dropped",)
     with pytest.raises(UserError, match=r"\(up to 6\), the first at f:5\nhint: allow .*\.max_prompt_tokens 6,"):
         fitted("stop")
@@ -303,8 +303,8 @@ def test_a_tokenizer_gets_texts_of_bounded_length_together(monkeypatch):
 def test_the_task_drops_long_prompts_everywhere_and_says_so(files):
     train = files("train.jsonl", [{"question": "q" * n, "answer": "1"} for n in range(1, 9)])
     evaluate = files("test.jsonl", [{"question": "r" * n, "answer": "1"} for n in (2, 9)])
-    made = task(train, evaluate, long_prompts="drop", prompt_template="{question}")
-    made.fit(PromptEncoder(tokenizer()), 4)
-    assert {made.train_problem(i).number for i in range(8)} == {1, 2, 3, 4}
-    assert [problem.number for problem in made.held_out()[""]] == [1]
-    assert [note.partition(":")[0] for note in made.notes] == ["task.train_files", "task.eval_files"]
+    file_problems = task(train, evaluate, long_prompts="drop", prompt_template="{question}")
+    file_problems.fit(PromptEncoder(tokenizer()), 4)
+    assert {file_problems.train_problem(i).number for i in range(8)} == {1, 2, 3, 4}
+    assert [problem.number for problem in file_problems.held_out()[""]] == [1]
+    assert [note.partition(":")[0] for note in file_problems.notes] == ["task.train_files", "task.eval_files"]

@@ -30,25 +30,25 @@ class FakeRun:
 @pytest.fixture
 def fake(monkeypatch):
     """A module called wandb, and what its `init` was called with."""
-    found = SimpleNamespace(calls=[], runs=[], error=None)
+    record = SimpleNamespace(calls=[], runs=[], error=None)
 
     def init(**arguments):
-        found.calls.append(arguments)
-        if found.error is not None:
-            raise found.error
-        found.runs.append(FakeRun())
-        return found.runs[-1]
+        record.calls.append(arguments)
+        if record.error is not None:
+            raise record.error
+        record.runs.append(FakeRun())
+        return record.runs[-1]
 
     module = ModuleType("wandb")
     module.__dict__.update(init=init, __spec__=object())
     monkeypatch.setitem(sys.modules, "wandb", module)
-    return found
+    return record
 
 
 @pytest.fixture
 def folder(tmp_path):
-    with RunFolder(tmp_path / "run", config_yaml="{}", command=["rlinf"], keep_checkpoints=1) as made:
-        yield made
+    with RunFolder(tmp_path / "run", config_yaml="{}", command=["rlinf"], keep_checkpoints=1) as run_folder:
+        yield run_folder
 
 
 def test_metrics_and_evaluations_go_there_too(fake, folder):
@@ -88,9 +88,9 @@ def test_what_wandb_refuses_is_one_message(fake, folder):
         WandbSink(WandbConfig(project="sorting"), folder.path, {})
 
 
-@pytest.mark.parametrize("found", [None, SimpleNamespace(origin=None)], ids=["nothing", "a folder"])
-def test_a_missing_package_is_told_before_anything_starts(monkeypatch, found):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
+@pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None)], ids=["nothing", "a folder"])
+def test_a_missing_package_is_told_before_anything_starts(monkeypatch, spec):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     check_wandb(None)
     with pytest.raises(UserError, match=r"run\.wandb\.project=sorting: wandb is not installed"):
         check_wandb(WandbConfig(project="sorting"))

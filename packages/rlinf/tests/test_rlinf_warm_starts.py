@@ -34,8 +34,8 @@ def warm_start(
     return WarmStarts(config, num_ranks=num_ranks, device=device, environments=environments)
 
 
-def keep(kept: WarmStarts) -> None:
-    with kept.keeping("mine", 0.375, {}) as folder:
+def keep(starts: WarmStarts) -> None:
+    with starts.keeping("mine", 0.375, {}) as folder:
         (folder / "weights").write_bytes(b"weights")
 
 
@@ -43,9 +43,9 @@ def test_a_kept_one_is_found_by_runs_that_would_make_the_same(cache: Path):
     assert warm_start().find() is None
     keep(warm_start())
     for same in ([], ["--name=other"], ["--run.num_steps=7"], ["--mode=hybrid"], ["--actor.learning_rate=1e-5"]):
-        found = warm_start(*same).find()
-        assert found is not None, same
-        folder, text = found
+        entry = warm_start(*same).find()
+        assert entry is not None, same
+        folder, text = entry
         assert (folder / "weights").read_bytes() == b"weights"
         assert "a run of mine made on 20" in text and "0.375" in text and "--warm_start.reuse false" in text
 
@@ -70,10 +70,10 @@ def test_what_decides_it_makes_another(other: list[str]):
 
 def test_the_environment_of_a_role_decides_it_by_what_is_installed_there(tmp_path: Path):
     def rollout(torch: str) -> dict[str, Interpreter]:
-        found = Interpreter(
+        interpreter = Interpreter(
             path="/envs/x", python="3.11.9", packages={"torch": torch}, folders={"rlinf-comm": tmp_path}
         )
-        return {"rollout": found}
+        return {"rollout": interpreter}
 
     keep(warm_start(environments=rollout("2.13.0")))
     assert warm_start(environments=rollout("2.13.0")).find() is not None

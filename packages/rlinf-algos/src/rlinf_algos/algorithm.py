@@ -192,9 +192,9 @@ class Algorithm:
     """Further arguments of an advantage or a policy loss of your own."""
 
     def __post_init__(self) -> None:
-        found = list(problems(asdict(self)))
-        if found:
-            raise AlgorithmError(found)
+        errors = list(problems(asdict(self)))
+        if errors:
+            raise AlgorithmError(errors)
 
     @property
     def has_critic(self) -> bool:
@@ -227,8 +227,8 @@ class Algorithm:
         since the policy in training is the one before the update."""
         if self.num_updates > 1 or self.proximal_policy == "rollout" or self.policy_loss not in BUILTIN_POLICY_LOSSES:
             return ()
-        given = self.options_of(policy_loss_takes(self.policy_loss))
-        return tuple(name for name in OPTIONS_OF_RATIO if given.get(name) is not None)
+        options = self.options_of(policy_loss_takes(self.policy_loss))
+        return tuple(name for name in OPTIONS_OF_RATIO if options.get(name) is not None)
 
     @property
     def gathers_whole_step(self) -> bool:
@@ -353,8 +353,8 @@ def _preset_fields(name: str, samples: str | None) -> dict[str, Any]:
             f"no algorithm is called {name!r}; {did_you_mean(name, presets)} "
             "An algorithm of your own is 'package.module:NAME'"
         )
-    found: Registry[Any] = Registry("algorithm")
-    own = found.get(name, callable_only=False)
+    registry: Registry[Any] = Registry("algorithm")
+    own = registry.get(name, callable_only=False)
     if not isinstance(own, Algorithm):
         raise AlgosError(f"{name!r} is a {type(own).__name__}; make it an rlinf_algos.Algorithm")
     if samples not in (None, own.samples):
@@ -381,9 +381,9 @@ def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "ratio_level": RATIO_LEVELS,
         "reward_level": REWARD_LEVELS,
     }
-    for key, known in known_words.items():
-        if values[key] not in known:
-            words = [word for word in known if word is not None]
+    for key, choices in known_words.items():
+        if values[key] not in choices:
+            words = [word for word in choices if word is not None]
             yield key, f"={values[key]} is not known; {did_you_mean(str(values[key]), words)}"
 
 
@@ -420,10 +420,10 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if values["reward_level"] == "action":
         yield from _level_misfits(values)
     if not _fits(advantage_takes(values["advantage"]), values):
-        known = [name for name, takes in BUILTIN_ADVANTAGES.items() if _fits(takes, values)]
+        names = [name for name, takes in BUILTIN_ADVANTAGES.items() if _fits(takes, values)]
         yield (
             "advantage",
-            f"={values['advantage']} cannot be computed for {samples}; use {', '.join(known)} or your own",
+            f"={values['advantage']} cannot be computed for {samples}; use {', '.join(names)} or your own",
         )
     elif samples == "completions":
         yield from _reward_misfits(values)

@@ -185,8 +185,8 @@ def reject_by_divergence(
     elif reduced == "token":
         stays = values.abs() <= limit
     else:
-        found = sequences.sum(values) if reduced == "sequence_sum" else sequences.mean(values)
-        stays = _spread(sequences, found).abs() <= limit
+        divergences = sequences.sum(values) if reduced == "sequence_sum" else sequences.mean(values)
+        stays = _spread(sequences, divergences).abs() <= limit
     return ratios.correction(torch.ones_like(logs), stays, torch.zeros_like(stays))
 
 

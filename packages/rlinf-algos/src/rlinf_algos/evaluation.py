@@ -259,8 +259,8 @@ def _check_k(k: int, num_samples: int, what: str) -> None:
 def _scores(name: str, scores: Tensor, *, num_dims: int) -> Tensor:
     values = scores.to(torch.float64)
     if values.dim() != num_dims or values.numel() == 0:
-        wanted = "[P]" if num_dims == 1 else "[P, n]"
-        raise ShapeError(f"{name} has shape {list(values.shape)}; it must be {wanted}, with at least one element")
+        expected = "[P]" if num_dims == 1 else "[P, n]"
+        raise ShapeError(f"{name} has shape {list(values.shape)}; it must be {expected}, with at least one element")
     check_finite(name, values)
     bad = ((values < 0) | (values > 1)).nonzero()
     if len(bad):

@@ -101,14 +101,14 @@ def _statistics(
     ids = checked_ids(like, token_ids, mask)
     is_whole = bool(mask.all())
     rows = hidden.reshape(-1, hidden.shape[-1]) if is_whole else hidden[mask]
-    kept = kept_bytes if torch.is_grad_enabled() else 0
-    found = _HeadStatistics.apply(
-        rows.contiguous(), weight, bias, ids[mask], float(temperature), softcap, wants_entropy, kept
+    budget = kept_bytes if torch.is_grad_enabled() else 0
+    flat_statistics = _HeadStatistics.apply(
+        rows.contiguous(), weight, bias, ids[mask], float(temperature), softcap, wants_entropy, budget
     )
     if is_whole:
-        results = tuple(flat.view(mask.shape) for flat in found)
+        results = tuple(flat.view(mask.shape) for flat in flat_statistics)
     else:
-        results = tuple(flat.new_zeros(mask.shape).masked_scatter(mask, flat) for flat in found)
+        results = tuple(flat.new_zeros(mask.shape).masked_scatter(mask, flat) for flat in flat_statistics)
 
     @torch.no_grad()
     def logits_at(index: tuple[int, ...]) -> Tensor:
@@ -138,10 +138,10 @@ class _HeadStatistics(torch.autograd.Function):
         options: Any = {"dtype": tiles.dtype, "device": hidden.device}
         largest = torch.full((len(hidden),), torch.finfo(tiles.dtype).min, **options)
         at_token, total, weighted = (torch.zeros(len(hidden), **options) for _ in range(3))
-        kept = tiles.room_to_keep(kept_bytes if any(ctx.needs_input_grad[:3]) else 0)
+        products = tiles.room_to_keep(kept_bytes if any(ctx.needs_input_grad[:3]) else 0)
         for number, columns in enumerate(tiles.columns()):
             for rows in tiles.rows():
-                raw = tiles.product(rows, columns, out=kept[number][rows] if number < len(kept) else None)
+                raw = tiles.product(rows, columns, out=products[number][rows] if number < len(products) else None)
                 scores = tiles.scores(raw)
                 token, is_here = _places_of(ids[rows], columns)
                 at_token[rows] = torch.where(is_here, scores.gather(1, token).squeeze(1), at_token[rows])
@@ -159,14 +159,14 @@ class _HeadStatistics(torch.autograd.Function):
         logprobs = at_token - largest - log_total
         entropies = log_total - weighted / total if wants_entropy else None
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, bias, ids, largest + log_total, entropies, *kept)
+        ctx.save_for_backward(hidden, weight, bias, ids, largest + log_total, entropies, *products)
         ctx.temperature, ctx.softcap = temperature, softcap
         return (logprobs,) if entropies is None else (logprobs, entropies)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, ids, logsumexp, entropies, *kept = ctx.saved_tensors
+        hidden, weight, bias, ids, logsumexp, entropies, *products = ctx.saved_tensors
         num_tokens, needs = len(hidden), ctx.needs_input_grad
         slope, of_entropies = (
             torch.zeros_like(logsumexp) if grad is None else grad / ctx.temperature for grad in (*grads, None)[:2]
@@ -185,8 +185,8 @@ class _HeadStatistics(torch.autograd.Function):
         of_bias = logsumexp.new_zeros(len(weight)) if needs[2] else None
         for number, columns in enumerate(tiles.columns()):
             for rows in tiles.rows():
-                if number < len(kept):
-                    raw = kept[number][rows if is_whole else active[rows]]
+                if number < len(products):
+                    raw = products[number][rows if is_whole else active[rows]]
                 else:
                     raw = tiles.product(rows, columns)
                 scores = tiles.scores(raw)

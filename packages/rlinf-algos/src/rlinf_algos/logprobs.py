@@ -106,14 +106,14 @@ def logit_norms(
     """
     mask = checked_mask(logits, temperature, loss_mask)
     ids = checked_ids(logits, token_ids, mask)
-    found = torch.empty(mask.numel(), dtype=compute_dtype(logits), device=logits.device)
+    norms = torch.empty(mask.numel(), dtype=compute_dtype(logits), device=logits.device)
     for rows, chunk, buffers in _chunks(logits, num_buffers=1):
-        largest = chunk.amax(dim=-1).to(found.dtype) / temperature
+        largest = chunk.amax(dim=-1).to(norms.dtype) / temperature
         weights = _shifted(chunk, largest, temperature, out=buffers[0]).exp_()
         probs = weights.div_(weights.sum(dim=-1, keepdim=True))
         at_token = probs.gather(1, ids.reshape(-1)[rows, None]).squeeze(1)
-        found[rows] = 1.0 - 2.0 * at_token + probs.square_().sum(dim=-1)
-    result = found.view(mask.shape).masked_fill(~mask, 0.0)
+        norms[rows] = 1.0 - 2.0 * at_token + probs.square_().sum(dim=-1)
+    result = norms.view(mask.shape).masked_fill(~mask, 0.0)
     check_rows(result, mask, ids, lambda index: logits.detach()[index])
     return result.clamp_(min=0.0)
 

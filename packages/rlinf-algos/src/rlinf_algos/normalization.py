@@ -114,9 +114,9 @@ class Moments:
 
         Raises: NonFiniteError, on every rank if it is on one.
         """
-        found = [part.detach().double().flatten() for part in parts]
-        bad = [~torch.isfinite(part) for part in found]
-        first = [torch.stack([_count(b), b.sum().double(), _finite_sum(p, b)]) for p, b in zip(found, bad, strict=True)]
+        flat = [part.detach().double().flatten() for part in parts]
+        bad = [~torch.isfinite(part) for part in flat]
+        first = [torch.stack([_count(b), b.sum().double(), _finite_sum(p, b)]) for p, b in zip(flat, bad, strict=True)]
         count, num_bad, value_sum = sum_over_parts(torch.stack(first))
         if num_bad > 0:
             here = [number for number, b in enumerate(bad) if bool(b.any())]
@@ -124,9 +124,9 @@ class Moments:
             raise NonFiniteError(f"{name} holds {int(num_bad)} elements that are not finite, {where}")
         rough_mean = value_sum / count.clamp(min=1.0)
         # What rounding left between the rough mean and the mean; for equal numbers it makes the mean that number.
-        left = sum_over_parts(torch.stack([(part - rough_mean).sum()[None] for part in found]))[0]
+        left = sum_over_parts(torch.stack([(part - rough_mean).sum()[None] for part in flat]))[0]
         mean = rough_mean + left / count.clamp(min=1.0)
-        squares = sum_over_parts(torch.stack([(part - mean).square().sum()[None] for part in found]))[0]
+        squares = sum_over_parts(torch.stack([(part - mean).square().sum()[None] for part in flat]))[0]
         return Moments(count=count, mean=mean, squared_deviations=squares)
 
     def merge(self, other: "Moments") -> "Moments":

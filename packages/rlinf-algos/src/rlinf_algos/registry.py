@@ -107,13 +107,13 @@ class Registry(Generic[F]):
         _look_in_current_folder()
         try:
             loaded = importlib.import_module(module)
-            found = self._added[attribute] if attribute in self._added else getattr(loaded, attribute)
+            member = self._added[attribute] if attribute in self._added else getattr(loaded, attribute)
         except Exception as e:  # the module is the user's and may raise what it likes
-            told = str(e) if isinstance(e, ImportError | AttributeError | ValueError) else f"{type(e).__name__}: {e}"
-            raise self._error(f"the {self._what} {path!r} cannot be imported: {told}{_place(e)}") from e
-        if callable_only and not callable(found):
-            raise self._error(f"the {self._what} {path!r} is a {type(found).__name__}, not a function")
-        return cast(F, found)
+            reason = str(e) if isinstance(e, ImportError | AttributeError | ValueError) else f"{type(e).__name__}: {e}"
+            raise self._error(f"the {self._what} {path!r} cannot be imported: {reason}{_place(e)}") from e
+        if callable_only and not callable(member):
+            raise self._error(f"the {self._what} {path!r} is a {type(member).__name__}, not a function")
+        return cast(F, member)
 
 
 def _look_in_current_folder() -> None:
@@ -133,8 +133,8 @@ def path_of(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', repr(function))}"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The nearest of the known names, or all of them, as the end of a message."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}."
+    names = sorted(names)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}."

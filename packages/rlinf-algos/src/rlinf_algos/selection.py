@@ -40,7 +40,7 @@ def choose_largest(parts: Sequence[Tensor], num_chosen: int, sum_over_parts: Sum
     smallest, num_missing = 0, num_chosen
     for digit in _DIGITS:
         inside = [key[key >> (digit + 8) == smallest >> (digit + 8)] >> digit & (_NUM_BINS - 1) for key in keys]
-        counts = torch.stack([torch.bincount(found.cpu(), minlength=_NUM_BINS) for found in inside])
+        counts = torch.stack([torch.bincount(digits.cpu(), minlength=_NUM_BINS) for digits in inside])
         from_above = sum_over_parts(counts.double()).flip(0).cumsum(0)
         reached = (from_above >= num_missing).nonzero()
         if not len(reached):  # only in the first round: there are fewer numbers
@@ -58,10 +58,10 @@ def sequence_hash(ids: Sequence[Tensor]) -> Tensor:
     Args:
         ids: integers, of shapes that broadcast against each other; together they tell tokens apart.
     """
-    found = torch.zeros((), dtype=torch.int64)
+    hashes = torch.zeros((), dtype=torch.int64)
     for number in ids:
-        found = _mixed(found.to(number.device) ^ _mixed(number.long() & 0xFFFFFFFF))
-    return found
+        hashes = _mixed(hashes.to(number.device) ^ _mixed(number.long() & 0xFFFFFFFF))
+    return hashes
 
 
 def _mixed(numbers: Tensor) -> Tensor:

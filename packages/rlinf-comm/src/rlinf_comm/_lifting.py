@@ -31,17 +31,17 @@ def find_class(name: str, sender_fields: list[str]) -> tuple[int, type, _Build |
     Raises:
         DecodeError: no class is registered under that name here, or one with other fields.
     """
-    found = records.class_named(name)
-    if found is None:
+    record_class = records.class_named(name)
+    if record_class is None:
         raise DecodeError(
             f"no class is registered as {name[:_MAX_SHOWN]!r} in this process; import the module that defines it "
             "before receiving, and see that @rlinf_comm.record stands above it there"
         )
-    cls: Any = found
+    cls: Any = record_class
     build: _Build | None = None
     if records.is_struct(cls):
         tag, fields, build = STRUCT, list(cls.__struct_fields__), _struct_builder(cls)
-    elif dataclasses.is_dataclass(found):
+    elif dataclasses.is_dataclass(record_class):
         tag, fields = DATACLASS, [field.name for field in dataclasses.fields(cls)]
         build = ARRIVALS.get(cls) or (_through_dict(cls, fields) if _hides_a_field(cls, fields) else None)
     else:

@@ -44,9 +44,9 @@ def _children(value: Any, path: str) -> list[tuple[str, Any]] | None:
 
 def _first_refusal(value: Any, path: str, encode: Callable[[Any], Any]) -> tuple[str, str] | None:
     for child_path, child in _children(value, path) or ():
-        found = _first_refusal(child, child_path, encode)
-        if found:
-            return found
+        refusal = _first_refusal(child, child_path, encode)
+        if refusal:
+            return refusal
     try:
         encode(value)
     except NotEncodable as error:

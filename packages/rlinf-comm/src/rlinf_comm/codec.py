@@ -44,13 +44,13 @@ def _decode_error(error: BaseException, place: str) -> Exception:
     """What to raise after `error`, met in the item `place`."""
     prefix = f"{place}: " if place else ""
     if isinstance(error, DecodeError):
-        made = DecodeError(f"{prefix}{error}")
+        wrapped = DecodeError(f"{prefix}{error}")
     elif isinstance(error, PeerLost):
-        made = PeerLost(f"{prefix}{error}")
+        wrapped = PeerLost(f"{prefix}{error}")
     else:  # also SystemExit and MemoryError: the bytes of a stranger end no process
-        made = DecodeError(f"{prefix}not an encoded value: {type(error).__name__}: {error}")
-    made.__cause__ = error
-    return made
+        wrapped = DecodeError(f"{prefix}not an encoded value: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 NATIVE = _C.Codec(

@@ -89,15 +89,15 @@ class StridedBox:
 
 def _array(table: object, name: str, dtype: type, shape: tuple[int, ...]) -> None:
     """Converts a field to what the native side takes; refuses values that do not fit."""
-    given = np.asarray(getattr(table, name))
-    if given.dtype.kind not in "iu" and given.size:
-        raise ValueError(f"{type(table).__name__}.{name}: has the dtype {given.dtype}; integers are needed")
-    if given.shape != shape:
-        raise ValueError(f"{type(table).__name__}.{name}: has the shape {given.shape}; {shape} is needed")
-    array = np.ascontiguousarray(given, dtype=dtype).reshape(shape)
-    if not np.array_equal(array, given):
+    values = np.asarray(getattr(table, name))
+    if values.dtype.kind not in "iu" and values.size:
+        raise ValueError(f"{type(table).__name__}.{name}: has the dtype {values.dtype}; integers are needed")
+    if values.shape != shape:
+        raise ValueError(f"{type(table).__name__}.{name}: has the shape {values.shape}; {shape} is needed")
+    array = np.ascontiguousarray(values, dtype=dtype).reshape(shape)
+    if not np.array_equal(array, values):
         raise ValueError(f"{type(table).__name__}.{name}: a value is outside the range of {np.dtype(dtype).name}")
-    if array is given or array.base is not None:
+    if array is values or array.base is not None:
         array = array.copy()
     array.flags.writeable = False
     object.__setattr__(table, name, array)
@@ -331,8 +331,8 @@ class CopyProgram:
 
         They attest what was sent. What arrived is attested by a DigestProgram over the destination.
         """
-        found = self._native.run(_pointers(src_pointers), _pointers(dst_pointers), num_threads, True, None)
-        return _digests(found)
+        pairs = self._native.run(_pointers(src_pointers), _pointers(dst_pointers), num_threads, True, None)
+        return _digests(pairs)
 
     def to_bytes(self) -> bytes:
         """The table of the copies. Digests are not part of it."""
@@ -383,8 +383,8 @@ _NO_POINTERS = np.empty(0, dtype=np.int64)
 
 
 def _columns(table: object, names: Iterable[str]) -> dict[str, Any]:
-    found = {name: getattr(table, name) for name in names}
-    return {name: array for name, array in found.items() if array is not None}
+    columns = {name: getattr(table, name) for name in names}
+    return {name: array for name, array in columns.items() if array is not None}
 
 
 def _pointers(pointers: Int64s) -> Int64s:

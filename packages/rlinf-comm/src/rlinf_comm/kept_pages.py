@@ -40,9 +40,9 @@ def _find(num_bytes: int) -> mmap.mmap | None:
         while _returned:
             _kept.append(_returned.popleft())
         fitting = [pages for pages in _kept if num_bytes <= len(pages) <= num_bytes + num_bytes // 4]
-        found = min(fitting, key=len, default=None)
-        if found is not None:
-            _kept.remove(found)
+        best_fit = min(fitting, key=len, default=None)
+        if best_fit is not None:
+            _kept.remove(best_fit)
         while sum(map(len, _kept)) > _MAX_KEPT_BYTES:
             _kept.pop(0)  # the longest unused
-        return found
+        return best_fit

@@ -34,8 +34,8 @@ Library = _C.NcclLibrary
 
 def wheel_libraries() -> list[str]:
     """libnccl.so.2 of installed nvidia-nccl wheels, without importing anything heavy."""
-    found = importlib.util.find_spec("nvidia")
-    folders = list(found.submodule_search_locations or ()) if found else []
+    spec = importlib.util.find_spec("nvidia")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
     paths = [pathlib.Path(folder) / "nccl" / "lib" / "libnccl.so.2" for folder in folders]
     return [str(path) for path in paths if path.is_file()]
 
@@ -84,8 +84,8 @@ def _dense(array: Any) -> tuple[int, int]:
     num_bytes = itemsize
     for length in region.shape:
         num_bytes *= length
-    wanted = [s for s, n in zip(expected, region.shape, strict=True) if n != 1]
-    if num_bytes and wanted != [s for s, n in zip(region.strides, region.shape, strict=True) if n != 1]:
+    dense_strides = [s for s, n in zip(expected, region.shape, strict=True) if n != 1]
+    if num_bytes and dense_strides != [s for s, n in zip(region.strides, region.shape, strict=True) if n != 1]:
         raise ValueError(
             f"an array of shape {region.shape} with byte strides {region.strides} is not contiguous; "
             "pack it into a bucket"
@@ -273,9 +273,9 @@ class Communicator:
 
 
 def _describe(transfers: Sequence[NcclTransfer]) -> str:
-    shown = ", ".join(map(str, transfers[:4]))
+    listing = ", ".join(map(str, transfers[:4]))
     rest = len(transfers) - 4
-    return f"exchange [{shown}{f', and {rest} more' if rest > 0 else ''}]"
+    return f"exchange [{listing}{f', and {rest} more' if rest > 0 else ''}]"
 
 
 def _probe_of(done: Any) -> Callable[[], bool]:

@@ -54,12 +54,12 @@ def _register(cls: Any, name: str | None) -> Any:
             "@record stands above @dataclass"
         )
     name = name or default_name(cls)
-    known = _classes.get(name)
-    if known is not None and default_name(known) != default_name(cls):
-        raise ValueError(f"record({cls!r}): the name {name!r} belongs to {known!r}; give one of them another name=")
+    previous = _classes.get(name)
+    if previous is not None and default_name(previous) != default_name(cls):
+        raise ValueError(f"record({cls!r}): the name {name!r} belongs to {previous!r}; give one of them another name=")
     _classes[name] = cls
     _names[cls] = name
-    if known not in (None, cls):  # the module was loaded again, or a notebook's cell run again
+    if previous not in (None, cls):  # the module was loaded again, or a notebook's cell run again
         for forget in _on_replaced:
             forget()
     return cls
@@ -98,8 +98,8 @@ def when_replaced(forget: Callable[[], None]) -> None:
 
 def modules_of(value: Any) -> list[str]:
     """The modules of the registered classes inside a value: what a process has to import before it can receive it."""
-    found = {type(part).__module__ for part in _parts(value) if type(part) in _names}
-    return sorted(found - {"__main__", "__mp_main__"})
+    modules = {type(part).__module__ for part in _parts(value) if type(part) in _names}
+    return sorted(modules - {"__main__", "__mp_main__"})
 
 
 def _parts(value: Any) -> Iterator[Any]:

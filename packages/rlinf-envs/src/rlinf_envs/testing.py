@@ -164,8 +164,8 @@ def _require_observation(trial: _Trial, observation: Observation, where: str) ->
 
 
 def _require_vector(value: object, num_envs: int, dtype: torch.dtype, name: str) -> None:
-    found = f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-    _require(found == f"[{num_envs}] {dtype}", f"step: {name} is {found}; it must be [{num_envs}] {dtype}")
+    actual = f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    _require(actual == f"[{num_envs}] {dtype}", f"step: {name} is {actual}; it must be [{num_envs}] {dtype}")
 
 
 def _check_specs(trial: _Trial) -> None:
@@ -183,8 +183,8 @@ def _check_specs(trial: _Trial) -> None:
         _require(field.dtype == dtype, f"observation field {name!r} is {field.dtype}; it must be {dtype}")
     spec = env.action_spec
     for bound_name, bound in (("low", spec.low), ("high", spec.high)):
-        found, wanted = f"{list(bound.shape)} {bound.dtype}", f"{list(spec.shape)} {spec.dtype}"
-        _require(found == wanted, f"action_spec.{bound_name} is {found}; it must be {wanted}")
+        actual, expected = f"{list(bound.shape)} {bound.dtype}", f"{list(spec.shape)} {spec.dtype}"
+        _require(actual == expected, f"action_spec.{bound_name} is {actual}; it must be {expected}")
     _require(bool((spec.low <= spec.high).all()), "action_spec.low exceeds action_spec.high somewhere")
     notes_good = isinstance(env.notes, tuple) and all(isinstance(note, str) for note in env.notes)
     _require(notes_good, f"notes is {env.notes!r}; it must be a tuple of strings")
@@ -209,10 +209,10 @@ def _check_steps(trial: _Trial) -> None:
         both = result.terminated & result.truncated
         _require(not both.any(), f"step {step}: env {_first(both)} is both terminated and truncated; terminated wins")
         ended = result.terminated | result.truncated
-        told = [end.env_index for end in result.episodes]
+        indices = [end.env_index for end in result.episodes]
         _require(
-            told == ended.nonzero().flatten().tolist(),
-            f"step {step}: episodes tells of envs {told}, but terminated | truncated is {ended.tolist()}",
+            indices == ended.nonzero().flatten().tolist(),
+            f"step {step}: episodes tells of envs {indices}, but terminated | truncated is {ended.tolist()}",
         )
         for index in range(num_envs):
             returns[index] += float(result.rewards[index])
@@ -340,8 +340,8 @@ def _require_chunk_row(chunk: StepResult, singles: list[StepResult], index: int)
     ends = [step for step, result in enumerate(singles) if result.terminated[index] or result.truncated[index]]
     num_steps = ends[0] + 1 if ends else len(singles)
     where = f"step_chunk of {len(singles)} actions, env {index}"
-    found = int(chunk.num_steps[index])
-    _require(found == num_steps, f"{where}: num_steps is {found}; step by step it was {num_steps} to the episode's end")
+    count = int(chunk.num_steps[index])
+    _require(count == num_steps, f"{where}: num_steps is {count}; step by step it was {num_steps} to the episode's end")
     expected = torch.zeros(len(singles))
     for step in range(num_steps):
         expected[step] = singles[step].rewards[index]
@@ -409,9 +409,9 @@ def _check_render(trial: _Trial) -> None:
         return
     num_envs = trial.env.num_envs
     good = pictures.ndim == 4 and pictures.shape[0] == num_envs and pictures.shape[-1] == 3
-    found = f"{list(pictures.shape)} {pictures.dtype}"
+    actual = f"{list(pictures.shape)} {pictures.dtype}"
     _require(
-        good and pictures.dtype == torch.uint8, f"render() gave {found}; it must be [{num_envs}, H, W, 3] torch.uint8"
+        good and pictures.dtype == torch.uint8, f"render() gave {actual}; it must be [{num_envs}, H, W, 3] torch.uint8"
     )
 
 

@@ -24,7 +24,7 @@ def _tarjan(successors: Sequence[Collection[int]]) -> list[list[int]]:
     low = [0] * num_nodes  # the earliest node still open that this subtree can reach
     is_open = [False] * num_nodes
     open_nodes: list[int] = []
-    found: list[list[int]] = []
+    components: list[list[int]] = []
     num_met = 0
     for root in range(num_nodes):
         if order[root] >= 0:
@@ -49,8 +49,8 @@ def _tarjan(successors: Sequence[Collection[int]]) -> list[list[int]]:
                     parent = walk[-1][0]
                     low[parent] = min(low[parent], low[node])
                 if low[node] == order[node]:
-                    found.append(_close(node, open_nodes, is_open))
-    return found
+                    components.append(_close(node, open_nodes, is_open))
+    return components
 
 
 def _close(root: int, open_nodes: list[int], is_open: list[bool]) -> list[int]:

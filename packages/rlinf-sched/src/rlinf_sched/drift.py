@@ -30,13 +30,13 @@ def cusum_threshold(slack: float, false_alarms_per_step: float) -> float:
         slack: k, what is taken off each value, in standard deviations; above 0.
         false_alarms_per_step: above 0.
     """
-    wanted = 2.0 / false_alarms_per_step
+    target_length = 2.0 / false_alarms_per_step
     low, high = 0.0, 50.0
     for _ in range(60):
         middle = (low + high) / 2
         exponent = min(2 * slack * (middle + 1.166), 700.0)
         length = (math.exp(exponent) - exponent - 1) / (2 * slack**2)
-        low, high = (middle, high) if length < wanted else (low, middle)
+        low, high = (middle, high) if length < target_length else (low, middle)
     return high
 
 

@@ -309,8 +309,8 @@ def _group_problems(graph: FlowGraph) -> Iterator[str]:
             )
         spans = {name: graph.stage(name).devices_per_rank for name in names if graph.stage(name).devices_per_rank}
         if len(set(spans.values())) > 1:
-            given = ", ".join(f"{name}.devices_per_rank={span}" for name, span in spans.items())
-            yield f"worker group {worker!r}: {given}, but its stages have the same ranks; give all one number, or 0"
+            settings = ", ".join(f"{name}.devices_per_rank={span}" for name, span in spans.items())
+            yield f"worker group {worker!r}: {settings}, but its stages have the same ranks; give all one number, or 0"
 
 
 def _weight_problems(graph: FlowGraph) -> Iterator[str]:

@@ -30,15 +30,15 @@ def machine_bytes() -> int:
 
 def usable_bytes(*, cgroup: Path = CGROUP) -> int:
     """Memory of the machine in bytes, or the cgroup's limit where that is less."""
-    found = _limit(cgroup)
-    return machine_bytes() if found is None else min(machine_bytes(), found[0])
+    cgroup_limit = _limit(cgroup)
+    return machine_bytes() if cgroup_limit is None else min(machine_bytes(), cgroup_limit[0])
 
 
 def free_bytes(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
     """Bytes that can be taken: what the machine has left, or what the cgroup's limit leaves where that is less."""
     available = _field(meminfo.read_text(), "MemAvailable:") * 1024
-    if (found := _limit(cgroup)) is not None:
-        limit, (_, used_file, stat_file, droppable) = found
+    if (cgroup_limit := _limit(cgroup)) is not None:
+        limit, (_, used_file, stat_file, droppable) = cgroup_limit
         used = int((cgroup / used_file).read_text()) - _field((cgroup / stat_file).read_text(), droppable)
         available = min(available, limit - used)
     return max(0, available)

@@ -100,10 +100,10 @@ def plan_for_mode(
     return plan
 
 
-def _check_names(option: str, choices: Mapping[str, object], known: list[str], noun: str) -> None:
+def _check_names(option: str, choices: Mapping[str, object], names: list[str], noun: str) -> None:
     for name in choices:
-        if name not in known:
-            raise PlanError(f"{option}.{name}: the flow has no {noun} {name!r}{did_you_mean(name, known)}")
+        if name not in names:
+            raise PlanError(f"{option}.{name}: the flow has no {noun} {name!r}{did_you_mean(name, names)}")
 
 
 def _place(graph: FlowGraph, cluster: Cluster, mode: Mode) -> dict[str, tuple[int, ...]]:

@@ -167,13 +167,13 @@ class Plan:
 
 def _coverage_problems(plan: Plan, graph: FlowGraph) -> Iterator[str]:
     planned = [stage_plan.stage for stage_plan in plan.stages]
-    known = [stage.name for stage in graph.stages]
+    names = [stage.name for stage in graph.stages]
     for name in dict.fromkeys(planned):
-        if name not in known:
-            yield f"plan.{name}: the flow has no such stage{did_you_mean(name, known)}"
+        if name not in names:
+            yield f"plan.{name}: the flow has no such stage{did_you_mean(name, names)}"
         if planned.count(name) > 1:
             yield f"plan.{name} is there {planned.count(name)} times; plan each stage once"
-    for name in known:
+    for name in names:
         if name not in planned:
             yield f"plan.{name} is missing; every stage of the flow must be planned"
 

@@ -35,8 +35,8 @@ class Problem:
         try:
             return self.profiles.stages[stage]
         except KeyError:
-            known = did_you_mean(stage, self.profiles.stages)
-            raise ProblemError(f"profiles.stages has no {stage!r}{known}") from None
+            suggestion = did_you_mean(stage, self.profiles.stages)
+            raise ProblemError(f"profiles.stages has no {stage!r}{suggestion}") from None
 
     def synced_bytes(self, edge: WeightEdge) -> int:
         """Weights that a sync over the edge moves: the most that a stage of either end names."""
@@ -80,19 +80,19 @@ class Problem:
                 "replicas of several ranks; use 1"
             )
         span = max(1, len(placed.devices) // placed.num_ranks) if placed.devices else 0
-        asked = self.flow.devices_per_rank(self.flow.stage(placed.stage).worker)
-        if asked and span not in (0, asked):
+        width = self.flow.devices_per_rank(self.flow.stage(placed.stage).worker)
+        if width and span not in (0, width):
             raise PlanError(
                 f"plan.{placed.stage}.num_ranks={placed.num_ranks}: an instance spans {span} of its "
-                f"{len(placed.devices)} devices, but flow.stages.{placed.stage}.devices_per_rank={asked}; use that"
+                f"{len(placed.devices)} devices, but flow.stages.{placed.stage}.devices_per_rank={width}; use that"
             )
         profile = self.profile(placed.stage)
         products: set[str] = set()
         if any(choice.device_name for choice in profile.instances):
             products = {self.cluster.devices[index].product for index in placed.devices}
         serving = {"", *products} if len(products) == 1 else {""}
-        known = [choice for choice in profile.instances if choice.device_name in serving]
-        of_products = {choice.device_name: choice for choice in known if choice.num_devices == span}
+        choices = [choice for choice in profile.instances if choice.device_name in serving]
+        of_products = {choice.device_name: choice for choice in choices if choice.num_devices == span}
         fitting = [choice for one in of_products.values() if (choice := profile.serving(one, placed.num_ranks))]
         if not fitting and len(products) > 1:
             named = ", ".join(dict.fromkeys(choice.device_name for choice in profile.instances if choice.device_name))
@@ -102,7 +102,7 @@ class Problem:
                 f"give an instance without device_name and with num_devices={span}, whose times hold for all"
             )
         if not fitting:
-            spans = ", ".join(str(choice.num_devices) for choice in known) or "nothing for these devices"
+            spans = ", ".join(str(choice.num_devices) for choice in choices) or "nothing for these devices"
             raise PlanError(
                 f"plan.{placed.stage}.num_ranks={placed.num_ranks}: an instance spans {span} of its "
                 f"{len(placed.devices)} devices, but profiles.stages.{placed.stage}.instances have num_devices "
@@ -188,9 +188,9 @@ def _problems(problem: Problem) -> Iterator[str]:
     for cycle in problem.flow.cycles():
         rounds = {name: problem.profiles.stages[name].rounds for name in cycle if name in problem.profiles.stages}
         if len(set(rounds.values())) > 1:
-            given = ", ".join(f"{name}.rounds={count}" for name, count in rounds.items())
+            settings = ", ".join(f"{name}.rounds={count}" for name, count in rounds.items())
             yield (
-                f"profiles.stages: {given}, but the stages of the cycle {' <-> '.join(cycle)} go round together; "
+                f"profiles.stages: {settings}, but the stages of the cycle {' <-> '.join(cycle)} go round together; "
                 "give them the same"
             )
     in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}
@@ -203,12 +203,12 @@ def _problems(problem: Problem) -> Iterator[str]:
             yield f"profiles.stages.{stage.name}.instances[{on_host[0]}].num_devices=0, but the stage needs a device"
         if not stage.needs_device and len(on_host) < len(profile.instances):
             yield f"profiles.stages.{stage.name}: the stage needs no device, so its instances have num_devices=0"
-        asked = problem.flow.devices_per_rank(stage.worker) if stage.needs_device else 0
+        width = problem.flow.devices_per_rank(stage.worker) if stage.needs_device else 0
         spans = sorted({instance.num_devices for instance in profile.instances})
-        if asked and spans and asked not in spans:
+        if width and spans and width not in spans:
             allowed = " or ".join(str(span) for span in spans if span)
             yield (
-                f"flow.stages.{stage.name}.devices_per_rank={asked}, but profiles.stages.{stage.name}.instances have "
+                f"flow.stages.{stage.name}.devices_per_rank={width}, but profiles.stages.{stage.name}.instances have "
                 f"num_devices {', '.join(map(str, spans))}; use {allowed}, or 0 for any of them"
             )
         if profile.rounds > 1 and stage.name not in in_cycle:

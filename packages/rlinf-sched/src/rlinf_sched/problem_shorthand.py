@@ -132,11 +132,11 @@ def _memory_bytes(memory_gib: float) -> int:
     return max(1, round(memory_gib * 2**30))
 
 
-def _tree(cluster: Cluster, given: EqualNodes | CpuSlots) -> dict[str, Any]:
+def _tree(cluster: Cluster, shorthand: EqualNodes | CpuSlots) -> dict[str, Any]:
     return {
         "devices": [dataclasses.asdict(device) for device in cluster.devices],
-        "links": dataclasses.asdict(given.links),
-        "cpu_cores": given.cpu_cores,
+        "links": dataclasses.asdict(shorthand.links),
+        "cpu_cores": shorthand.cpu_cores,
     }
 
 

@@ -69,9 +69,9 @@ def load_tree(tree: Any, record_type: type[T], *, root: str, format_version: int
     tree = dict(tree)
     if "format" not in tree:
         raise error(f'{root}.format is missing; expected "format": {format_version}')
-    found = tree.pop("format")
-    if isinstance(found, bool) or not isinstance(found, int) or found != format_version:
-        raise error(f"{root}.format={found!r}: this version of rlinf-sched reads format {format_version}")
+    version = tree.pop("format")
+    if isinstance(version, bool) or not isinstance(version, int) or version != format_version:
+        raise error(f"{root}.format={version!r}: this version of rlinf-sched reads format {format_version}")
     return record(tree, record_type, root, error)
 
 

@@ -50,17 +50,17 @@ class AdvantagePart:
         self._function = ADVANTAGES.get(algorithm.advantage)
         self._is_custom = algorithm.advantage not in BUILTIN_ADVANTAGES
 
-    def __call__(self, given: Mapping[str, Tensor], shape: torch.Size) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, arguments: Mapping[str, Tensor], shape: torch.Size) -> tuple[Tensor, Tensor | None]:
         """Advantages of that shape, and the returns where the function knows them.
 
         Args:
-            given: by the name of the argument, at least what the function takes.
+            arguments: by the name of the argument, at least what the function takes.
         """
-        inputs = [given[name] for name in self.takes.inputs]
+        inputs = [arguments[name] for name in self.takes.inputs]
         if self._is_custom:  # it may compute in place, and the rewards are measured, too
             inputs = [tensor.clone() for tensor in inputs]
-        found: Any = self._function(*inputs, **self._options)
-        advantages, returns = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        output: Any = self._function(*inputs, **self._options)
+        advantages, returns = output if isinstance(output, tuple) and len(output) == 2 else (output, None)
         if not isinstance(advantages, Tensor) or not isinstance(returns, Tensor | None):
             wrong = advantages if not isinstance(advantages, Tensor) else returns
             raise TypeError(
@@ -153,9 +153,9 @@ class PolicyLossPart:
             statistics["actor/rejected_fraction"] = float(rejection.rejected_fraction) * num_tokens
         threshold = self._algorithm.off_policy_threshold
         if threshold is not None:
-            kept = off_policy_sequence_mask(policy_logprobs, rollout_logprobs, advantages, mask, threshold=threshold)
-            terms = terms * kept
-            statistics["actor/off_policy_fraction"] = float(mask.sum() - kept.sum())
+            weights = off_policy_sequence_mask(policy_logprobs, rollout_logprobs, advantages, mask, threshold=threshold)
+            terms = terms * weights
+            statistics["actor/off_policy_fraction"] = float(mask.sum() - weights.sum())
         if choice is not None and choice.uncertain is not None:
             terms = terms * choice.uncertain
         return PolicyTerms(terms=terms, kl=float(loss.approx_kl) * num_tokens, statistics=statistics)

@@ -75,11 +75,11 @@ class RankGroup:
         sizes = torch.zeros(self.num_ranks, self.num_ranks, dtype=torch.int64)
         sizes[self.rank] = torch.tensor([len(blob) for blob in blobs])
         coming = self.sum_(sizes)[:, self.rank].tolist()
-        found = [torch.zeros(size, dtype=torch.uint8) for size in coming]
+        buffers = [torch.zeros(size, dtype=torch.uint8) for size in coming]
         pending = []
-        for number, (blob, into) in enumerate(zip(blobs, found, strict=True)):
+        for number, (blob, into) in enumerate(zip(blobs, buffers, strict=True)):
             if number == self.rank:
-                found[number] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+                buffers[number] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
                 continue
             if blob:
                 sent = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
@@ -89,16 +89,16 @@ class RankGroup:
         with self._waiting("exchange"):
             for work, _ in pending:
                 work.wait()
-        return [tensor.numpy().tobytes() for tensor in found]
+        return [tensor.numpy().tobytes() for tensor in buffers]
 
     def objects(self, value: T) -> list[T]:
         """What each of these ranks says, by rank; for small things that pickle."""
         if self.num_ranks == 1:
             return [value]
-        found: list[Any] = [None] * self.num_ranks
+        values: list[Any] = [None] * self.num_ranks
         with self._waiting("all-gather"):
-            dist.all_gather_object(found, value, group=self._process_group)
-        return found
+            dist.all_gather_object(values, value, group=self._process_group)
+        return values
 
     def barrier(self) -> None:
         """Returns when every rank has come here."""

@@ -142,13 +142,13 @@ def _in_table(end: tuple[str, int]) -> str:
 
 def _sockets() -> dict[int, int]:
     """Inode -> descriptor of each socket of this process."""
-    found = {}
+    descriptors = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # it was closed meanwhile
             target = os.readlink(f"/proc/self/fd/{name}")
             if target.startswith("socket:["):
-                found[int(target[8:-1])] = int(name)
-    return found
+                descriptors[int(target[8:-1])] = int(name)
+    return descriptors
 
 
 def _tcp(descriptors: Sequence[int]) -> Iterator[socket.socket]:

@@ -75,8 +75,8 @@ def spread_of(steps: Sequence[Sequence[float]]) -> ItemCosts:
     apart = max((len(set(step)) for step in steps), default=0)
     if apart < 2:
         return ItemCosts()
-    told = [step for step in steps if len(set(step)) == apart]
-    costs = np.median([np.asarray(step) / np.mean(step) for step in told if len(step) == len(told[-1])], axis=0)
+    finest = [step for step in steps if len(set(step)) == apart]
+    costs = np.median([np.asarray(step) / np.mean(step) for step in finest if len(step) == len(finest[-1])], axis=0)
     return ItemCosts(spread="samples", samples=tuple(np.round(costs / costs.mean(), 4).tolist()))
 
 

@@ -265,12 +265,12 @@ class Profiler:
         """What a rank alone would take: its part of what the fewest ranks that were seen took, without collectives. Two
         ranks have collectives, and are taken to be as long in them as more."""
         alone = fit_stage(self._samples_alone[name, fewest])
-        found = {}
+        profiles = {}
         for (num_devices, num_ranks), seen in instances.items():
             if num_ranks == fewest:
-                found[num_devices, 2] = replace(seen, num_ranks=2)
-                found[num_devices, 1] = replace(seen, num_ranks=1, points=alone.points, step_s=alone.step_s)
-        return found
+                profiles[num_devices, 2] = replace(seen, num_ranks=2)
+                profiles[num_devices, 1] = replace(seen, num_ranks=1, points=alone.points, step_s=alone.step_s)
+        return profiles
 
     def _links(self) -> Links:
         """Between processes: the time of a hand-over, and the rate of a weight sync."""
@@ -322,10 +322,10 @@ def _wall_seconds(chain: Mapping[str, Sequence[Span]]) -> float:
 
 
 def _by_worker(spans: Sequence[Span]) -> dict[str, list[Span]]:
-    found: dict[str, list[Span]] = defaultdict(list)
+    by_worker: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
-        found[span.worker].append(span)
-    return found
+        by_worker[span.worker].append(span)
+    return by_worker
 
 
 def _switch_seconds(group: str, spans: Mapping[str, Sequence[Span]]) -> tuple[float, float]:

@@ -155,8 +155,8 @@ class WaitTable:
 
     def current(self) -> list[Wait]:
         """All waits at this moment; from any thread."""
-        found = (_told(wait, processes) for wait, processes in self._waits.copy().values())
-        return [wait for wait in found if wait is not None]
+        waits = (_told(wait, processes) for wait, processes in self._waits.copy().values())
+        return [wait for wait in waits if wait is not None]
 
 
 def _told(wait: Wait, processes: Processes | None) -> Wait | None:

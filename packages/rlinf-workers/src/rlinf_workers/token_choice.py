@@ -88,13 +88,13 @@ def _joined(parts: Sequence[BatchTokens]) -> BatchTokens:
 
 def _apart(shards: Sequence[Tensor], masks: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
     """[n] of the tokens of each shard -> [B, T] of each of its micro-batches, False outside the mask."""
-    found = []
+    by_shard = []
     for chosen, of_shard in zip(shards, masks, strict=True):
         pieces = chosen.split([int((mask != 0).sum()) for mask in of_shard]) if of_shard else []
-        found.append(
+        by_shard.append(
             [
                 torch.zeros_like(mask, dtype=torch.bool).masked_scatter(mask != 0, piece.to(mask.device))
                 for mask, piece in zip(of_shard, pieces, strict=True)
             ]
         )
-    return found
+    return by_shard

@@ -42,13 +42,13 @@ def _versions(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     differ = {name: versions for name, versions in kinds.items() if len(set(versions.values())) > 1}
     for name, versions in differ.items():
         drivers = versions.get(0, next(iter(versions.values())))
-        wanted = "uninstall it" if drivers == "none" else f"install {drivers}, the driver's,"
+        remedy = "uninstall it" if drivers == "none" else f"install {drivers}, the driver's,"
         odd = [str(number) for number, version in versions.items() if version != drivers]
         by_version = "; ".join(
             f"{version} on node {', '.join(str(number) for number, one in versions.items() if one == version)}"
             for version in dict.fromkeys(versions.values())
         )
-        yield Finding("versions", "problem", f"{name}: {by_version}", f"{wanted} on node {', '.join(odd)}")
+        yield Finding("versions", "problem", f"{name}: {by_version}", f"{remedy} on node {', '.join(odd)}")
     if not differ and nodes:
         yield Finding("versions", "ok", "the same everywhere")
 

@@ -178,8 +178,8 @@ WANDB = (
 
 def find(name: str, *, evaluation: bool = False) -> MetricEntry | None:
     """The metric that covers a name; the one that says it out before a family."""
-    found = [metric for metric in (EVALUATION if evaluation else TRAINING) if metric.covers(name)]
-    return min(found, key=lambda metric: "<" in metric.name, default=None)
+    metrics = [metric for metric in (EVALUATION if evaluation else TRAINING) if metric.covers(name)]
+    return min(metrics, key=lambda metric: "<" in metric.name, default=None)
 
 
 def page() -> str:

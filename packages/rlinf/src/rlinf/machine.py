@@ -62,11 +62,11 @@ def this_machine() -> Machine:
     from rlinf_sched import host_memory
 
     is_available = torch.cuda.is_available()
-    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count() if is_available else 0)]
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count() if is_available else 0)]
     return Machine(
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=host_memory.usable_bytes(),
-        gpus=tuple(InstalledGpu(name=one.name, memory_bytes=one.total_memory) for one in found),
+        gpus=tuple(InstalledGpu(name=one.name, memory_bytes=one.total_memory) for one in gpus),
         unusable_gpus="" if is_available else _why_unusable(),
         torch_has_cuda=torch.version.cuda is not None or torch.version.hip is not None,
     )

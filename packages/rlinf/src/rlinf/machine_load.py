@@ -122,9 +122,9 @@ def _family_ticks(pid: int) -> int:
             continue
         parents[int(entry.name)] = int(fields[1])
         ticks[int(entry.name)] = sum(map(int, fields[11:15]))
-    family, found = [pid], {pid}
+    family, seen = [pid], {pid}
     for member in family:
-        children = [child for child, parent in parents.items() if parent == member and child not in found]
+        children = [child for child, parent in parents.items() if parent == member and child not in seen]
         family += children
-        found.update(children)
+        seen.update(children)
     return sum(ticks.get(member, 0) for member in family)

@@ -50,24 +50,24 @@ def named_class(
         take, by their names or, where it says the types of its arguments, by their values.
     """
     try:
-        found = registry.get(name)
+        cls = registry.get(name)
     except AlgosError as error:
         raise UserError(f"{at}: {error}") from error
-    if base and (not (inspect.isclass(found) and issubclass(found, base)) or inspect.isabstract(found)):
-        lacks = ", ".join(sorted(getattr(found, "__abstractmethods__", ()) or base.__abstractmethods__))
+    if base and (not (inspect.isclass(cls) and issubclass(cls, base)) or inspect.isabstract(cls)):
+        lacks = ", ".join(sorted(getattr(cls, "__abstractmethods__", ()) or base.__abstractmethods__))
         raise UserError(f"{at}: {name} is no whole {base.__module__}.{base.__name__}; it has to define {lacks}")
     key = at.partition("=")[0]
     place, hint = options_at or f"{key}_options", f"they are keyword arguments of the constructor of {name}"
     try:
         if twice := sorted(settings.keys() & options.keys()):
             raise TypeError(f"is given {twice[0]!r} by the run")
-        inspect.signature(found).bind(*arguments, **settings, **options)
+        inspect.signature(cls).bind(*arguments, **settings, **options)
     except TypeError as error:
         raise UserError(f"{place}: {name} {error}", hint=hint) from error
     for option, value in options.items():
-        if (wrong := _wrong(found, option, value)) is not None:
+        if (wrong := _wrong(cls, option, value)) is not None:
             raise UserError(f"{place}.{option}={describe(value)}: {name} {wrong}", hint=hint)
-    return found
+    return cls
 
 
 def _wrong(constructor: Any, option: str, value: Any) -> str | None:

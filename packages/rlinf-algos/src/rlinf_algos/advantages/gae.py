@@ -129,8 +129,8 @@ def _bootstraps(truncated: Tensor | None, last_values: Tensor | None, mask: Tens
     if truncated is None and last_values is None:
         return torch.zeros(len(mask), device=mask.device)
     if truncated is None or last_values is None:
-        given, lacking = ("last_values", "truncated") if truncated is None else ("truncated", "last_values")
-        raise AlgosError(f"{given} is given without {lacking}; a bootstrap at the length limit needs both")
+        argument, lacking = ("last_values", "truncated") if truncated is None else ("truncated", "last_values")
+        raise AlgosError(f"{argument} is given without {lacking}; a bootstrap at the length limit needs both")
     is_cut = as_mask("truncated", truncated, "loss_mask[:, 0]", mask.any(dim=1))
     check_shape("last_values", last_values, is_cut.shape, "loss_mask[:, 0]")
     return masked("last_values", last_values, is_cut)

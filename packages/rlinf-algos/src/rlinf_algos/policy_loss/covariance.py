@@ -46,7 +46,7 @@ class BatchTokens:
     advantages: Tensor
     """[n]"""
     priorities: Tensor
-    """[n] integers between 0 and 2^32 - 1: a draw takes the tokens of the largest (`selection.scattered`)."""
+    """[n] integers between 0 and 2^32 - 1: a draw takes the tokens of the largest (`selection.sequence_hash`)."""
 
 
 def clip_cov_loss(
@@ -79,8 +79,8 @@ def clip_cov_loss(
     loss = clipped_surrogate(inputs, ratio, clip_low=clip_low, clip_high=clip_high)
     if chosen is None:
         options = {"cov_fraction": cov_fraction, "cov_low": cov_low, "cov_high": cov_high}
-        (found,) = clip_cov_choice([_tokens(inputs)], _alone, clip_low=clip_low, clip_high=clip_high, **options)
-        chosen = torch.zeros_like(inputs.mask).masked_scatter(inputs.mask, found)
+        (choice,) = clip_cov_choice([_tokens(inputs)], _alone, clip_low=clip_low, clip_high=clip_high, **options)
+        chosen = torch.zeros_like(inputs.mask).masked_scatter(inputs.mask, choice)
     chosen = chosen & inputs.mask
     is_clipped = loss.loss_terms > -inputs.advantages * ratio
     return measured_loss(loss.loss_terms.masked_fill(chosen, 0.0), inputs, ratio, is_clipped=is_clipped | chosen)
@@ -113,8 +113,8 @@ def kl_cov_loss(
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
     ratio = checked_ratio(inputs.log_ratio)
     if chosen is None:
-        (found,) = kl_cov_choice([_tokens(inputs)], _alone, cov_fraction=cov_fraction)
-        chosen = torch.zeros_like(inputs.mask).masked_scatter(inputs.mask, found)
+        (choice,) = kl_cov_choice([_tokens(inputs)], _alone, cov_fraction=cov_fraction)
+        chosen = torch.zeros_like(inputs.mask).masked_scatter(inputs.mask, choice)
     chosen = chosen & inputs.mask
     distance = inputs.log_ratio.abs()
     penalty = cov_kl_coef * distance.masked_fill(~chosen | (distance < ROUNDING_NATS), 0.0)
@@ -156,9 +156,9 @@ def clip_cov_choice(
         is_clipped = by_sign & (part.advantages != 0)
         candidates.append(~is_clipped & (covariance > cov_low) & (covariance < cov_high))
     drawn = choose_largest(
-        [part.priorities[found] for part, found in zip(parts, candidates, strict=True)], num_chosen, sum_over_parts
+        [part.priorities[mask] for part, mask in zip(parts, candidates, strict=True)], num_chosen, sum_over_parts
     )
-    return [found.masked_scatter(found, one) for found, one in zip(candidates, drawn, strict=True)]
+    return [mask.masked_scatter(mask, one) for mask, one in zip(candidates, drawn, strict=True)]
 
 
 @torch.no_grad()

@@ -114,11 +114,11 @@ class MultipleChoice:
             raise RewardError(
                 f"multiple_choice: the reference {reference[-80:]!r} is no letter from A to {last}; mend the row"
             )
-        found = stated_letter(completion, self._num_choices)
-        if found is None:
+        letter = stated_letter(completion, self._num_choices)
+        if letter is None:
             return RewardResult(value=0.0, outcome="unparseable")
-        is_right = found == expected
-        return RewardResult(value=float(is_right), outcome="right" if is_right else "wrong", answer=found)
+        is_right = letter == expected
+        return RewardResult(value=float(is_right), outcome="right" if is_right else "wrong", answer=letter)
 
 
 _ANY_NUMBER = MultipleChoice()
@@ -144,9 +144,9 @@ def stated_letter(text: str, num_choices: int = MAX_CHOICES) -> str | None:
     Example: stated_letter("First I took A. The answer is (C), for option D is too large.") == "C".
     """
     plain = _plain(text.rpartition("</think>")[2])
-    known = {chr(ord("A") + i) for i in range(num_choices)}
-    found = [one for one in (*_said(plain), *_on_edge_lines(plain)) if one.letter is None or one.letter in known]
-    best = [one for one in found if one.is_strong] or found
+    letters = {chr(ord("A") + i) for i in range(num_choices)}
+    statements = [one for one in (*_said(plain), *_on_edge_lines(plain)) if one.letter is None or one.letter in letters]
+    best = [one for one in statements if one.is_strong] or statements
     return max(best, key=lambda one: one.start).letter if best else None
 
 
@@ -169,12 +169,12 @@ def _plain(text: str) -> str:
 def _boxed(box: re.Match[str]) -> str:
     """A box around anything but a letter says nothing about letters."""
     content = _MARKUP.sub("", box[1] or box[2] or "").strip()
-    found = _IN_A_BOX.match(content)
-    if found is None:
+    match = _IN_A_BOX.match(content)
+    if match is None:
         return content
-    end = found.end("close")
+    end = match.end("close")
     several = _MORE.match(content, end)
-    return f"\nAnswer: {found['letter'].upper()}{several[0] if several else ''}\n"
+    return f"\nAnswer: {match['letter'].upper()}{several[0] if several else ''}\n"
 
 
 def _said(text: str) -> Iterator[_Statement]:

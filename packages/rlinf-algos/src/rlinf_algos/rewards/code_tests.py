@@ -53,12 +53,12 @@ def read_tests(reference: str) -> InputTests | CallTests | AssertTests:
         tests = json.loads(reference)
     except ValueError:
         return _asserts(reference)
-    found = _listed(tests) if isinstance(tests, list) else _named(tests) if isinstance(tests, dict) else None
-    if found is None:
+    parsed_tests = _listed(tests) if isinstance(tests, list) else _named(tests) if isinstance(tests, dict) else None
+    if parsed_tests is None:
         raise RewardError(
             f"code_tests: the reference {reference[:80]!r} is JSON, but no tests; give {EXAMPLE} or Python with asserts"
         )
-    return found
+    return parsed_tests
 
 
 def _asserts(reference: str) -> AssertTests:

@@ -63,10 +63,10 @@ class Comparison:
 
     Args:
         expected, answer: normalised.
-        known: answers to questions.
+        verdicts: answers to questions.
     """
 
-    def __init__(self, expected: str, answer: str, known: Mapping[Question, bool]) -> None:
+    def __init__(self, expected: str, answer: str, verdicts: Mapping[Question, bool]) -> None:
         if _IMPLIES.search(answer) and not _IMPLIES.search(expected):
             answer = _IMPLIES.split(answer)[-1].strip(",. ") or answer
         answer = restated(expected, _with_constant(expected, answer))
@@ -85,7 +85,7 @@ class Comparison:
         self._are_letters = is_list[0] != is_list[1] and None not in (letters_of(expected), letters_of(answer))
         self._are_letters = self._are_letters or ("(" in answer and None not in map(letters_of, (expected, answer)))
         self._is_undecided = r"\text{or}" in answer and len(letters_of(expected) or "") > 1
-        self._known = known
+        self._known = verdicts
         self.open: list[Question] = []
         """Questions without an answer, after `run`."""
 
@@ -158,12 +158,12 @@ class Comparison:
 
     def _same_choices(self) -> Verdict:
         """A letter equals the letter, a content the content; where both have both, both must be equal."""
-        expected, found = self._choices
-        if expected and found:
-            if expected.letters != found.letters:
+        expected, actual = self._choices
+        if expected and actual:
+            if expected.letters != actual.letters:
                 return False
-            return self._same(expected.content, found.content) if expected.content and found.content else True
-        choice, other = (expected, self._found) if expected else (found, self._expected)
+            return self._same(expected.content, actual.content) if expected.content and actual.content else True
+        choice, other = (expected, self._found) if expected else (actual, self._expected)
         assert choice is not None, "one of them is a choice"
         if letters_of(other.text):
             return choice.letters == letters_of(other.text)
@@ -220,25 +220,25 @@ class Comparison:
             return self._same_quantities(one, other)
         if _is_one_value(one) or _is_one_value(other):  # 7/2 or 3.5
             ones, others = (answer.parts if _is_one_value(answer) else (answer,) for answer in (one, other))
-            return self._all(self._same(expected, found) for expected in ones for found in others)
+            return self._all(self._same(expected, actual) for expected in ones for actual in others)
         return self._same_formulas(one.text, other.text) if pair == {"formula"} else False
 
     def _same_residues(
-        self, one: AnswerPart, other: AnswerPart, expected: Residue | None, found: Residue | None
+        self, one: AnswerPart, other: AnswerPart, expected: Residue | None, actual: Residue | None
     ) -> Verdict:
         """Residues of one modulus that differ by a multiple of it; a number equals the residue as it is written."""
-        if expected is None or found is None:
-            residue, bare = expected or found, other if expected else one
+        if expected is None or actual is None:
+            residue, bare = expected or actual, other if expected else one
             assert residue is not None, "one of them is a residue"
             value, modulus = rational(residue.value), rational(residue.modulus)
             is_reduced = not value or not modulus or 0 <= value.value < modulus.value
             return is_reduced and bare.kind == "formula" and self._same_formulas(residue.value, bare.text)
-        values = rational(expected.value), rational(found.value)
+        values = rational(expected.value), rational(actual.value)
         modulus = rational(expected.modulus)
-        if expected.modulus != found.modulus or (expected.name and found.name and expected.name != found.name):
+        if expected.modulus != actual.modulus or (expected.name and actual.name and expected.name != actual.name):
             return False
         if values[0] is None or values[1] is None or modulus is None or not modulus.value:
-            return self._same_formulas(expected.value, found.value)
+            return self._same_formulas(expected.value, actual.value)
         return ((values[0].value - values[1].value) / modulus.value).denominator == 1
 
     def _same_formulas(self, one: str, other: str) -> Verdict:
@@ -376,17 +376,17 @@ class Comparison:
             return self._ask(("same sign", _difference(one), _difference(other)))
         return False
 
-    def _same_values(self, expected: "_Chain", found: "_Chain") -> Verdict:
+    def _same_values(self, expected: "_Chain", actual: "_Chain") -> Verdict:
         """What is found is one value, whatever it is called: it must be that only, or be rounded to it."""
         verdicts: list[Verdict] = []
         for value in (*expected.exact, *expected.rounded):
-            verdicts.append(self._all(self._same(value, other) for other in found.exact))
-            if found.rounded:
-                verdicts.append(self._all(self._same(value, other) for other in found.rounded))
+            verdicts.append(self._all(self._same(value, other) for other in actual.exact))
+            if actual.rounded:
+                verdicts.append(self._all(self._same(value, other) for other in actual.rounded))
         verdict = self._any(verdicts)
-        if not found.rounded or verdict is False:
+        if not actual.rounded or verdict is False:
             return verdict
-        near = [self._is_near(found.exact[0].text, rounded.text) for rounded in found.rounded]
+        near = [self._is_near(actual.exact[0].text, rounded.text) for rounded in actual.rounded]
         return self._all((verdict, *near))
 
     def _is_near(self, exact: str, rounded: str) -> Verdict:

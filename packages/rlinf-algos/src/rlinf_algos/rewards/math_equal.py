@@ -78,17 +78,17 @@ def check(*questions: str) -> list[str | None]:
 
 
 def _answered(question: str, one: str, other: str) -> str:
-    expected, found = _parsed(one), _parsed(other)
-    if found is None:
+    expected, actual = _parsed(one), _parsed(other)
+    if actual is None:
         return "unparseable"
     if expected is None or any(
-        isinstance(formula, sympy.Basic) and formula.has(*_NO_VALUES) for formula in (expected, found)
+        isinstance(formula, sympy.Basic) and formula.has(*_NO_VALUES) for formula in (expected, actual)
     ):
         return "wrong"
-    are_formulas = isinstance(expected, sympy.Expr) and isinstance(found, sympy.Expr)
-    verdict = _compared(question, expected, found, _rounding(one, other)) if are_formulas else None
+    are_formulas = isinstance(expected, sympy.Expr) and isinstance(actual, sympy.Expr)
+    verdict = _compared(question, expected, actual, _rounding(one, other)) if are_formulas else None
     if verdict is None:
-        verdict = question == "equal" and verify(expected, found, timeout_seconds=None, raise_on_error=True)
+        verdict = question == "equal" and verify(expected, actual, timeout_seconds=None, raise_on_error=True)
     return "right" if verdict else "wrong"
 
 
@@ -99,13 +99,13 @@ def _rounding(*texts: str) -> float:
     return 10.0 ** -max(places) if places and max(places) >= _MIN_PLACES else 0.0
 
 
-def _compared(question: str, expected: Any, found: Any, rounding: float) -> bool | None:
+def _compared(question: str, expected: Any, actual: Any, rounding: float) -> bool | None:
     """Whether two formulas are equal, by their values at a few points; None where these do not tell.
 
     Formulas that are equal at all the points where they are real, to 20 digits, are equal; to simplify their difference
     takes a hundred times as long. Where a root or logarithm in one of them is not real, its branch does not count.
     """
-    one, other = _plain(expected), _plain(found)
+    one, other = _plain(expected), _plain(actual)
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
     try:
         points = _points(symbols)
@@ -235,11 +235,11 @@ def _bounds(number: Any) -> tuple[float, float] | None:
     if not (number.is_Add or number.is_Mul):
         return None
     parts = [_bounds(part) for part in number.args]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+    part_bounds = [part for part in parts if part is not None]
+    if len(part_bounds) < len(parts):
         return None
-    above, below = known[0]
-    for other_above, other_below in known[1:]:
+    above, below = part_bounds[0]
+    for other_above, other_below in part_bounds[1:]:
         if number.is_Mul:
             above += other_above
         else:

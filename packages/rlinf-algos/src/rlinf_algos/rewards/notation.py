@@ -406,10 +406,10 @@ def _with_words(text: str) -> str:
     text = _FONT.sub(_in_font, text)
     pieces: list[str] = []
     place = 0
-    for found in _LETTERS.finditer(text):
-        before = text[place : found.start()]
-        pieces += [before, _lettered(found[0], "".join(pieces[-4:]) + before, text[found.end() : found.end() + 8])]
-        place = found.end()
+    for word in _LETTERS.finditer(text):
+        before = text[place : word.start()]
+        pieces += [before, _lettered(word[0], "".join(pieces[-4:]) + before, text[word.end() : word.end() + 8])]
+        place = word.end()
     return "".join([*pieces, text[place:]])
 
 

@@ -81,11 +81,11 @@ def numeric_match(completion: str, reference: str) -> RewardResult:
     expected = final_number(reference)
     if expected is None:
         raise RewardError(f"numeric_match: the reference {reference[-80:]!r} holds no number; mend the dataset row")
-    found = final_number(completion)
-    if found is None:
+    number = final_number(completion)
+    if number is None:
         return RewardResult(value=0.0, outcome="unparseable")
-    is_right = found == expected
-    return RewardResult(value=float(is_right), outcome="right" if is_right else "wrong", answer=str(found))
+    is_right = number == expected
+    return RewardResult(value=float(is_right), outcome="right" if is_right else "wrong", answer=str(number))
 
 
 def _value(match: re.Match[str]) -> Decimal:

@@ -56,12 +56,12 @@ class OwnReward:
         Raises:
             RewardError: a call raised (its exception is the cause), hung, or returned no number.
         """
-        given: dict[str, Sequence[Any]] = {
+        arguments: dict[str, Sequence[Any]] = {
             "prompt": [""] * len(completions) if prompts is None else prompts,
             "row": [{}] * len(completions) if rows is None else rows,
         }
         calls = [
-            (pair, {name: given[name][i] for name in self._named})
+            (pair, {name: arguments[name][i] for name in self._named})
             for i, pair in enumerate(zip(completions, references, strict=True))
         ]
         work = _Work(self._function, calls)

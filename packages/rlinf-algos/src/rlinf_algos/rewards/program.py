@@ -120,8 +120,8 @@ class CodeReward:
         """The verdict of tests by input and output; without `partial` the first failure ends them."""
         first: tuple[Outcome, str] | None = None
         num_passed, num_timeouts = 0, 0
-        for i, (given, expected) in enumerate(tests.pairs, start=1):
-            run = self._run({"program.py": program}, ["program.py"], stdin=given)
+        for i, (stdin, expected) in enumerate(tests.pairs, start=1):
+            run = self._run({"program.py": program}, ["program.py"], stdin=stdin)
             is_right = is_expected_output(run.stdout, expected)
             outcome, detail = _ended(run) or _judged(is_right, f"it printed {run.stdout[:100]!r}")
             num_passed += outcome == "right"
@@ -204,12 +204,12 @@ def _script(name: str) -> str:
 
 def _is_right_call(answer: str, tests: CallTests, i: int) -> bool:
     try:
-        found = json.loads(answer)
+        reply = json.loads(answer)
     except (ValueError, RecursionError):
         return False
-    if not isinstance(found, dict) or "value" not in found:
+    if not isinstance(reply, dict) or "value" not in reply:
         return False
-    result, expected = found["value"], tests.outputs[i]
+    result, expected = reply["value"], tests.outputs[i]
     is_listed = tests.may_be_listed and isinstance(expected, list) and len(expected) == 1
     return is_expected(result, expected) or (is_listed and is_expected(result, expected[0]))
 

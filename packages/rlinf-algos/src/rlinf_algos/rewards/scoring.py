@@ -115,5 +115,5 @@ def _is_judge_failure(function: object, error: Exception) -> bool:
 
 def _short(text: object) -> str:
     """The end of a text: answers are there."""
-    shown = repr(text)
-    return shown if len(shown) <= 120 else f"...{shown[-117:]}"
+    quoted = repr(text)
+    return quoted if len(quoted) <= 120 else f"...{quoted[-117:]}"

@@ -93,15 +93,15 @@ def make_reward(spec: RewardSpec | str) -> RewardRule:
     make = _CLASSES.get(spec.rule) or get_reward(spec.rule)
     if spec.rule in _CLASSES or isinstance(make, type):
         try:
-            made = make(**options)  # type: ignore[call-arg]
+            reward = make(**options)  # type: ignore[call-arg]
         except TypeError as e:
             raise RewardError(f"the reward {spec.rule!r} with options {options}: {e}") from e
     elif options:
         raise RewardError(f"the reward {spec.rule!r} is a function and takes no options, got {sorted(options)}")
     else:
-        made = make
+        reward = make
     if spec.rule in TIMED_RULES:
         return TimedRule(spec.rule, options)
-    if ":" not in spec.rule or isinstance(made, BatchReward):
-        return made  # type: ignore[return-value]
-    return OwnReward(made, name=spec.rule, time_limit_s=spec.time_limit_s)
+    if ":" not in spec.rule or isinstance(reward, BatchReward):
+        return reward  # type: ignore[return-value]
+    return OwnReward(reward, name=spec.rule, time_limit_s=spec.time_limit_s)

@@ -230,10 +230,10 @@ def read_unit(text: str) -> Unit | None:
             word, under = _SPEEDS[word.lower()].split("/")
             base, size = NAMES[under]
             bases[base], factor = bases.get(base, 0) - 1, factor / size
-        known = NAMES.get(word) or (NAMES.get(word.lower()) if len(word) > 2 else None)
-        if known is None and ((sign == 1 and not bases) or not is_thing([word], is_plural=False)):
+        entry = NAMES.get(word) or (NAMES.get(word.lower()) if len(word) > 2 else None)
+        if entry is None and ((sign == 1 and not bases) or not is_thing([word], is_plural=False)):
             return None
-        base, size = known or (word.rstrip("s"), Fraction(1))
+        base, size = entry or (word.rstrip("s"), Fraction(1))
         exponent = sign * power * int(part[5] or part[6] or 1)
         parts, of_base = _DERIVED.get(base, ({base: 1}, Fraction(1)))
         factor *= (size * of_base) ** exponent

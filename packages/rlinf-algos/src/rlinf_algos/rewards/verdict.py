@@ -79,16 +79,16 @@ def _verdict_of(completion: str, reference: str) -> Verdict:
             "unparseable", detail=f"the answer has {len(answer)} characters; at most {MAX_CHARACTERS} are read"
         )
     try:
-        found = _normalized(answer, expected, is_in_words=form == "words")
-        outcome, questions = _compared(expected, found) if found else ("unparseable", ())
+        normal = _normalized(answer, expected, is_in_words=form == "words")
+        outcome, questions = _compared(expected, normal) if normal else ("unparseable", ())
     except RecursionError:
         return Verdict("memory", answer, "nested too deeply")
-    return Verdict(outcome, answer, found=found, questions=questions)
+    return Verdict(outcome, answer, found=normal, questions=questions)
 
 
-def decided(expected: str, found: str, known: Mapping[Question, bool]) -> bool:
+def decided(expected: str, answer: str, verdicts: Mapping[Question, bool]) -> bool:
     """Whether the answers are the same, once all questions of a `Verdict` are answered."""
-    verdict = Comparison(expected, found, known=known).run()
+    verdict = Comparison(expected, answer, verdicts=verdicts).run()
     assert verdict is not None, "the first run asks all that a later one could"
     return verdict
 
@@ -122,11 +122,11 @@ def _normalized(answer: str, expected: str, *, is_in_words: bool) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _compared(expected: str, found: str) -> tuple[str, tuple[Question, ...]]:
+def _compared(expected: str, answer: str) -> tuple[str, tuple[Question, ...]]:
     """(outcome, questions) of normalised answers."""
-    if expected == found:
+    if expected == answer:
         return "right", ()
-    comparison = Comparison(expected, found, known={})
+    comparison = Comparison(expected, answer, verdicts={})
     is_same = comparison.run()
     if is_same is None:
         return "open", tuple(dict.fromkeys(comparison.open))

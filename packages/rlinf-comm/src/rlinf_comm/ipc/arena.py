@@ -70,11 +70,11 @@ class Ranges:
 
     def take(self, num_bytes: int) -> int | None:
         """The offset, a multiple of ALIGNMENT; None when no free range is long enough."""
-        wanted = max(-(-num_bytes // ALIGNMENT), 1) * ALIGNMENT
+        aligned_bytes = max(-(-num_bytes // ALIGNMENT), 1) * ALIGNMENT
         with self._lock:
             for index, (start, length) in enumerate(self._free):
-                if length >= wanted:
-                    rest = [(start + wanted, length - wanted)] if length > wanted else []
+                if length >= aligned_bytes:
+                    rest = [(start + aligned_bytes, length - aligned_bytes)] if length > aligned_bytes else []
                     self._free[index : index + 1] = rest
                     return start
         return None

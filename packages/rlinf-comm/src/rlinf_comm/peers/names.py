@@ -48,15 +48,15 @@ class StoreNames:
         self._key = key_for("claim")
 
     def swap(self, name: str, expected: bytes, new: bytes) -> bytes:
-        wanted = self._text_of(name, new)
-        found = ""
+        new_text = self._text_of(name, new)
+        stored = ""
         for before in ("", _LEFT) if not expected else (self._text_of(name, expected),):
-            found = self._do(lambda before=before: self._store.compare_set(_PREFIX + name, before, wanted)).decode()
-            if found == wanted:
+            stored = self._do(lambda before=before: self._store.compare_set(_PREFIX + name, before, new_text)).decode()
+            if stored == new_text:
                 if new:
                     self._list(name)
                 return new
-        return self._claim_in(name, found)
+        return self._claim_in(name, stored)
 
     def get(self, name: str) -> bytes:
         key = _PREFIX + name

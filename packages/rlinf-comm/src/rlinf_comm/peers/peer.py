@@ -111,14 +111,14 @@ class Peer:
             PeerTimeout: nobody serves the directory.
             NotTrusted: what is there is not of this job, or others can call and the job has no secret.
         """
-        found = Directory.of(directory, serve, Deadline(timeout_s))
+        name_directory = Directory.of(directory, serve, Deadline(timeout_s))
         peer = cls(name, host=host or route_to(directory), transports=transports, capacity_bytes=capacity_bytes)
         try:
-            found.claim(peer.address, lambda owner: negotiation.is_living(owner, Deadline(_LOOK_TIMEOUT_S)))
+            name_directory.claim(peer.address, lambda owner: negotiation.is_living(owner, Deadline(_LOOK_TIMEOUT_S)))
         except BaseException:
             peer.close()
             raise
-        peer._directory = found
+        peer._directory = name_directory
         return peer
 
     @classmethod
@@ -197,8 +197,8 @@ class Peer:
     def _where(self) -> str:
         if self._directory is not None:
             return self._directory.describe()
-        known = ", ".join(sorted(self._known)) or "nobody"
-        return f"it has no directory and knows {known}; connect(address) first, or let the other one connect"
+        names = ", ".join(sorted(self._known)) or "nobody"
+        return f"it has no directory and knows {names}; connect(address) first, or let the other one connect"
 
     # --- sending ---
 
@@ -261,11 +261,9 @@ class Peer:
                 continue
             self._look_at(name, ended, deadline)
             if deadline.has_passed:
-                known = self._find(name)
-                state = (
-                    "has ended, and no other has come" if known and known.incarnation == ended else "has sent nothing"
-                )
-                what = f"{name!r} ({known.place}) {state}" if known else f"no {name!r} yet; {self._where()}"
+                peer = self._find(name)
+                state = "has ended, and no other has come" if peer and peer.incarnation == ended else "has sent nothing"
+                what = f"{name!r} ({peer.place}) {state}" if peer else f"no {name!r} yet; {self._where()}"
                 raise PeerTimeout(f"{self.name!r}: receive from {name!r} not done in {deadline.timeout_s:g} s: {what}")
 
     def _look_at(self, name: str, ended: bytes | None, deadline: Deadline) -> None:
@@ -318,7 +316,7 @@ class Peer:
 
     def enter(self, transport: str, theirs: PeerAddress, incoming: Incoming) -> None:
         """Private: takes a link that comes in. Raises Unusable."""
-        if transport not in (known.name for known in self._transports):
+        if transport not in (allowed.name for allowed in self._transports):
             raise Unusable(f"{self.name!r} does not allow it")
         self._read_ahead.add(incoming)
         with self._changed:

@@ -142,9 +142,9 @@ NOTHING = Encoded(b"", ())
 
 def compose(message: Message | Answer, *values: Encoded) -> Encoded:
     """The message with the values that it carries."""
-    said = _encoder.encode(message)
+    encoded = _encoder.encode(message)
     buffers = values[0].buffers if len(values) == 1 else tuple(buffer for value in values for buffer in value.buffers)
-    return Encoded(b"".join((_LENGTH.pack(len(said)), said, *(value.header for value in values))), buffers)
+    return Encoded(b"".join((_LENGTH.pack(len(encoded)), encoded, *(value.header for value in values))), buffers)
 
 
 def request_of(header: bytes) -> tuple[Message, bytes]:

@@ -146,12 +146,12 @@ class ServedConnection:
 
     def _answer(self, do: Callable[[], Encoded]) -> None:
         try:
-            said = do()
+            answer = do()
         except (CommError, ValueError) as error:
             pids = list(error.pids) if isinstance(error, PeerLost) else []
-            said = compose(Failed(type(error).__name__, str(error), pids))
+            answer = compose(Failed(type(error).__name__, str(error), pids))
         self.exchange.check()
-        self.exchange.send(said, Deadline(_ANSWER_TIMEOUT_S))
+        self.exchange.send(answer, Deadline(_ANSWER_TIMEOUT_S))
 
     def _do(self, request: Message) -> Encoded:
         if isinstance(request, Take):

@@ -179,11 +179,11 @@ def check_hoarding(make: MakeChannel) -> None:
         channel.close()
 
     producer = _Call(produce)
-    kept: list[Any] = []
+    arrays: list[Any] = []
     while items := channel.take(timeout_s=_HANG_S):
-        kept += _values(items)
+        arrays += _values(items)
     producer.result()
-    assert [set(array.tolist()) for array in kept] == [{index} for index in range(20)]
+    assert [set(array.tolist()) for array in arrays] == [{index} for index in range(20)]
 
 
 def check_privacy(make: MakeChannel) -> None:

@@ -47,9 +47,9 @@ def reshard(plan: ReshardPlan, src: Sequence[Sequence[torch.Tensor]], dst: Seque
 
 def check_covers_every_tensor(layout: Layout) -> None:
     """Every element of every canonical tensor is stored on some rank, so that the layout can be a source."""
-    made = plan(layout, Layout.replicated(layout.specs, 1))
+    outward = plan(layout, Layout.replicated(layout.specs, 1))
     num_bytes = sum(spec.num_bytes for spec in layout.specs.values())
-    assert made.num_bytes == num_bytes, f"{made.num_bytes} bytes leave this layout, its tensors have {num_bytes}"
+    assert outward.num_bytes == num_bytes, f"{outward.num_bytes} bytes leave this layout, its tensors have {num_bytes}"
 
 
 def check_stores_nothing_twice(layout: Layout) -> None:

@@ -113,14 +113,14 @@ def _proof(called: Called, numbers: random.Random) -> None:
     mine = new_greeting()
     right_key = proof(called.key, mine + new_greeting(), b"caller")
     wrong_key = proof(numbers.randbytes(32), mine + mine, b"caller")
-    said = numbers.choice((right_key, wrong_key, mutated(right_key, numbers), right_key[: numbers.randrange(32)]))
-    _as_stranger(called, numbers, mine + said)
+    forgery = numbers.choice((right_key, wrong_key, mutated(right_key, numbers), right_key[: numbers.randrange(32)]))
+    _as_stranger(called, numbers, mine + forgery)
 
 
-def _as_stranger(called: Called, numbers: random.Random, said: bytes) -> None:
+def _as_stranger(called: Called, numbers: random.Random, message: bytes) -> None:
     source = f"127.0.1.{1 + numbers.randrange(NUM_SOURCES)}"
     with socket.create_connection(called.endpoint, timeout=HANG_S, source_address=(source, 0)) as connection:
-        reply = _say_all(connection, said)
+        reply = _say_all(connection, message)
     assert len(reply) <= GREETING.size and MAGIC.startswith(reply[: len(MAGIC)]), f"a stranger was told {reply!r}"
 
 
@@ -162,16 +162,16 @@ def _proven(called: Called) -> Connection:
         raise AssertionError("a rightful caller was taken for a stranger") from error
 
 
-def _say_all(connection: socket.socket, said: bytes) -> bytes:
+def _say_all(connection: socket.socket, message: bytes) -> bytes:
     """Says it and no more; what was answered until the listener hung up."""
     connection.settimeout(HANG_S)
-    told = b""
+    reply = b""
     try:
-        connection.sendall(said)
+        connection.sendall(message)
         connection.shutdown(socket.SHUT_WR)
-        while len(told) < 1 << 20 and (more := connection.recv(1 << 16)):
-            told += more
+        while len(reply) < 1 << 20 and (more := connection.recv(1 << 16)):
+            reply += more
     except (ConnectionError, OSError) as error:
         if isinstance(error, TimeoutError):
             raise
-    return told
+    return reply

@@ -50,13 +50,13 @@ class PeersOver:
         self.by_reference = transport == "memory"
 
     def make(self, *names: str, capacity_bytes: int = SMALL_CAPACITY_BYTES) -> Sequence[Peer]:
-        made = [Peer.listen(name, transports=(self._transport,), capacity_bytes=capacity_bytes) for name in names]
-        for peer in made:
+        peers = [Peer.listen(name, transports=(self._transport,), capacity_bytes=capacity_bytes) for name in names]
+        for peer in peers:
             self._made.pop(peer.name, None)
             for other in self._made.values():
                 peer.connect(other.address, timeout_s=HANG_S)
             self._made[peer.name] = peer
-        return made
+        return peers
 
     def crash(self, peer: PeerLike) -> None:
         self._made.pop(peer.name)._end(farewell=False)

@@ -30,11 +30,11 @@ def _assert_raises(expected: type[Exception], function: Callable[[], Any], *text
     try:
         function()
     except expected as error:
-        said = str(error)
+        message = str(error)
     else:
         raise AssertionError(f"{expected.__name__} was not raised")
-    missing = [text for text in texts if text not in said]
-    assert not missing, f"{expected.__name__} does not say {missing}: {said}"
+    missing = [text for text in texts if text not in message]
+    assert not missing, f"{expected.__name__} does not say {missing}: {message}"
 
 
 def _assert_crosses(peers: PeersLike, values: Sequence[Any]) -> None:
@@ -125,19 +125,19 @@ def check_keeping(peers: PeersLike) -> None:
     import torch
 
     a, b = peers.make("a", "b")
-    kept = []
+    views = []
     with _threads(1) as pool:
         sent = pool.submit(
             lambda: [a.send("b", torch.full((5_000_000,), i, dtype=torch.uint8), timeout_s=HANG_S) for i in range(12)]
         )
         for index in range(12):
             tensor = b.receive("a", timeout_s=HANG_S)
-            kept.append((index, (tensor, tensor[-1000:], tensor.numpy()[::1000])[index % 3]))
+            views.append((index, (tensor, tensor[-1000:], tensor.numpy()[::1000])[index % 3]))
             del tensor
             if index % 4 == 3:
-                kept = kept[1:]
+                views = views[1:]
         sent.result(HANG_S)
-    for index, view in kept:
+    for index, view in views:
         assert (view == index).all(), f"value {index} has changed"
 
 

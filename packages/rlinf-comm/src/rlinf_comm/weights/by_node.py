@@ -29,18 +29,18 @@ def crossing_plan(reshard: ReshardPlan, nodes: Sequence[int]) -> ReshardPlan:
     Args:
         nodes: that of each destination rank of `reshard`.
     """
-    kept = [_Kept.by(reshard, nodes, node) for node in sorted(set(nodes))]
-    tables = [one.arriving(number) for number, one in enumerate(kept)]
+    memories = [_Kept.by(reshard, nodes, node) for node in sorted(set(nodes))]
+    tables = [one.arriving(number) for number, one in enumerate(memories)]
     columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in vars(tables[0])}
-    return _plan(reshard, MoveTable(**columns), reshard.src_buffers, tuple(one.buffers for one in kept), nodes)
+    return _plan(reshard, MoveTable(**columns), reshard.src_buffers, tuple(one.buffers for one in memories), nodes)
 
 
 def spread_plan(reshard: ReshardPlan, nodes: Sequence[int], node: int) -> ReshardPlan:
     """From a node's memory to its ranks, which are counted among those of the node."""
-    kept = _Kept.by(reshard, nodes, node)
+    memory = _Kept.by(reshard, nodes, node)
     ranks = tuple(rank for rank, of_rank in enumerate(nodes) if of_rank == node)
     targets = tuple(reshard.dst_buffers[rank] for rank in ranks)
-    return _plan(reshard, kept.leaving(ranks), (kept.buffers,), targets, (*nodes, node))
+    return _plan(reshard, memory.leaving(ranks), (memory.buffers,), targets, (*nodes, node))
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ def _plan(
     columns = (table.tensor, table.dst_rank, table.src_rank, *table.start.T)
     table = table.select(np.lexsort(columns[::-1]))
     what = f"{reshard.digest} {len(src_buffers)} {list(made_for)}"
-    made = ReshardPlan(
+    node_plan = ReshardPlan(
         specs=reshard.specs,
         src_buffers=src_buffers,
         dst_buffers=dst_buffers,
@@ -158,4 +158,4 @@ def _plan(
         min_num_bytes=0,
         digest=hashlib.sha256(what.encode()).hexdigest(),
     )
-    return replace(made, min_num_bytes=made.num_bytes)
+    return replace(node_plan, min_num_bytes=node_plan.num_bytes)

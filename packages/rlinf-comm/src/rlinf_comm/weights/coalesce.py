@@ -72,11 +72,11 @@ def copy_table(table: MoveTable, src_buffer: Int64s, src_dtypes: Sequence[str], 
 def _codes(dtypes: Sequence[str]) -> np.ndarray:
     from rlinf_comm.weights.layout import TensorSpec
 
-    known = {
+    codes = {
         dtype: COPY_DTYPES.index(dtype if dtype in CASTABLE else f"bytes{TensorSpec((), dtype).element_bytes}")
         for dtype in set(dtypes)
     }
-    return np.array([known[dtype] for dtype in dtypes], np.uint8)
+    return np.array([codes[dtype] for dtype in dtypes], np.uint8)
 
 
 def _fuse(copies: _Copies) -> _Copies:

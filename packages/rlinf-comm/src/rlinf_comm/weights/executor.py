@@ -96,13 +96,13 @@ class ReshardExecutor:
             LayoutError: a source rank that the plan has not, or a tensor in no layout and not left out.
         """
         plan = self._plan
-        found = []
+        of_sources = []
         for rank, tensors in sources.items() if isinstance(sources, Mapping) else enumerate(sources):
             if not 0 <= rank < plan.num_src_ranks:
                 raise LayoutError(f"tensors of source rank {rank}; the plan has {plan.num_src_ranks} source ranks")
-            found.append(left_out(f"source rank {rank}", tensors, plan.src_buffers[rank], self._leave_out))
+            of_sources.append(left_out(f"source rank {rank}", tensors, plan.src_buffers[rank], self._leave_out))
         who = f"destination rank {self._dst_rank}"
-        return [*found, left_out(who, destination, plan.dst_buffers[self._dst_rank], self._leave_out)]
+        return [*of_sources, left_out(who, destination, plan.dst_buffers[self._dst_rank], self._leave_out)]
 
     def _run(self, sources: object, destination: Mapping[str, torch.Tensor], num_threads: int) -> None:
         plan = self._plan
@@ -178,7 +178,7 @@ def execute(
     patterns = leave_out if isinstance(leave_out, str) else tuple(leave_out)  # a text is refused below
     executors = [_kept_executor(plan, dst_rank, leave_out=patterns) for dst_rank in range(plan.num_dst_ranks)]
     pairs = list(zip(executors, destinations, strict=True))
-    check_used([found for one, own in pairs for found in one.left_out(sources, own)], "these sources and destinations")
+    check_used([names for one, own in pairs for names in one.left_out(sources, own)], "these sources and destinations")
     for executor, destination in pairs:
         executor._run(sources, destination, num_threads)
 

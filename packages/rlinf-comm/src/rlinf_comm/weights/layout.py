@@ -270,9 +270,9 @@ class Layout:
         return cls.of_boxes(specs, ranks, dtype)
 
 
-def stored_dtype(canonical: str, wanted: str | None) -> str:
-    """`wanted` for tensors of a floating-point dtype that can be cast, the canonical dtype for all others."""
-    return wanted if wanted is not None and canonical in CASTABLE else canonical
+def stored_dtype(canonical: str, dtype: str | None) -> str:
+    """`dtype` for tensors of a floating-point dtype that can be cast, the canonical dtype for all others."""
+    return dtype if dtype is not None and canonical in CASTABLE else canonical
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -126,7 +126,7 @@ def manifest_of(
         boxes[name].append(box)
     return WeightManifest(
         policy_version=policy_version,
-        boxes={name: tuple(found) for name, found in sorted(boxes.items())},
+        boxes={name: tuple(of_tensor) for name, of_tensor in sorted(boxes.items())},
         num_elements={name: math.prod(spec.shape) for name, spec in sorted(layout.specs.items())},
         left_out=found_out,
     )
@@ -134,14 +134,14 @@ def manifest_of(
 
 def _stored_dtypes(layout: Layout) -> dict[str, str]:
     """Canonical name -> the dtype of its buffers."""
-    found: dict[str, set[str]] = defaultdict(set)
+    by_name: dict[str, set[str]] = defaultdict(set)
     for rank in {id(rank): rank for rank in layout.ranks}.values():  # replicas share one
         for block in rank.blocks:
-            found[block.name].add(rank.buffers[block.buffer].dtype)
-    for name, dtypes in found.items():
+            by_name[block.name].add(rank.buffers[block.buffer].dtype)
+    for name, dtypes in by_name.items():
         if len(dtypes) > 1:
             raise LayoutError(f"{name}: stored as {', '.join(sorted(dtypes))}; in one dtype, its digests can add up")
-    return {name: dtype for name, (dtype,) in found.items()}
+    return {name: dtype for name, (dtype,) in by_name.items()}
 
 
 def _digest_table(
@@ -205,41 +205,41 @@ def merge_manifests(manifests: Iterable[WeightManifest]) -> WeightManifest:
     boxes: dict[str, dict[tuple[tuple[int, ...], tuple[int, ...]], BoxDigest]] = defaultdict(dict)
     unequal = set()
     for part in parts:
-        for name, found in part.boxes.items():
-            for box in found:
-                known = boxes[name].setdefault((box.start, box.shape), box)
-                if known.digest != box.digest or known.dtype != box.dtype:
+        for name, of_tensor in part.boxes.items():
+            for box in of_tensor:
+                first = boxes[name].setdefault((box.start, box.shape), box)
+                if first.digest != box.digest or first.dtype != box.dtype:
                     unequal.add(name)
     if unequal:
         raise WeightMismatchError(
             f"version {versions[0]}: ranks that store the same part hold different values of {listed(sorted(unequal))}",
             tensors=tuple(sorted(unequal)),
         )
-    merged = {name: tuple(sorted(found.values(), key=_place)) for name, found in sorted(boxes.items())}
-    for name, found in merged.items():
-        _check_disjoint(name, found)
+    merged = {name: tuple(sorted(of_tensor.values(), key=_place)) for name, of_tensor in sorted(boxes.items())}
+    for name, of_tensor in merged.items():
+        _check_disjoint(name, of_tensor)
     return WeightManifest(
         policy_version=versions[0], boxes=merged, num_elements=num_elements, left_out=_merged_left_out(parts)
     )
 
 
 def _same_tensors(parts: list[WeightManifest]) -> Mapping[str, int]:
-    known = parts[0].num_elements
+    num_elements = parts[0].num_elements
     for part in parts[1:]:
-        if part.num_elements != known:
-            differing = sorted(dict(known.items() ^ part.num_elements.items()))
+        if part.num_elements != num_elements:
+            differing = sorted(dict(num_elements.items() ^ part.num_elements.items()))
             raise LayoutError(
                 f"manifests of layouts with different tensors: {listed(differing)}; merge those of one layout"
             )
-    return known
+    return num_elements
 
 
 def _merged_left_out(parts: list[WeightManifest]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, set[str]] = defaultdict(set)
+    names_by_pattern: dict[str, set[str]] = defaultdict(set)
     for part in parts:
         for pattern, names in part.left_out.items():
-            found[pattern].update(names)
-    return {pattern: tuple(sorted(names)) for pattern, names in found.items()}
+            names_by_pattern[pattern].update(names)
+    return {pattern: tuple(sorted(names)) for pattern, names in names_by_pattern.items()}
 
 
 def _place(box: BoxDigest) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -282,16 +282,16 @@ def verify(expected: WeightManifest, served: WeightManifest) -> None:
             expected_version=expected.policy_version,
             found_version=served.policy_version,
         )
-    found: defaultdict[str, list[str]] = defaultdict(list)
+    faults: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted({*expected.num_elements, *served.num_elements, *served.boxes}):
         what = _fault(expected, served, name)
         if what is not None:
-            found[what].append(name)
-    if found:
+            faults[what].append(name)
+    if faults:
         raise WeightMismatchError(
             f"version {expected.policy_version} must not be served: "
-            + "; ".join(f"{what}: {listed(names)}" for what, names in found.items()),
-            tensors=tuple(sorted(name for names in found.values() for name in names)),
+            + "; ".join(f"{what}: {listed(names)}" for what, names in faults.items()),
+            tensors=tuple(sorted(name for names in faults.values() for name in names)),
         )
 
 

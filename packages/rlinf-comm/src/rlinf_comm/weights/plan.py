@@ -152,10 +152,10 @@ class ReshardPlan:
                 f"no copies from source rank {src_rank} to destination rank {dst_rank}: the plan is for "
                 f"{self.num_src_ranks} source and {self.num_dst_ranks} destination ranks"
             )
-        wanted = (self.table.dst_rank == dst_rank) & ~self.table.tied
+        mask = (self.table.dst_rank == dst_rank) & ~self.table.tied
         if src_rank is not None:
-            wanted &= self.table.src_rank == src_rank
-        table = self.table.select(wanted)
+            mask &= self.table.src_rank == src_rank
+        table = self.table.select(mask)
         sources = self.src_buffers if src_rank is None else (self.src_buffers[src_rank],)
         first = _first_numbers(self.src_buffers)
         src_buffer = table.src_buffer.astype(np.int64)
@@ -223,8 +223,8 @@ def _num_bytes(ranks: Sequence[dict[str, BufferSpec]]) -> Int64s:
 
 
 def _sizes(dtypes: Sequence[str]) -> Int64s:
-    known = {dtype: TensorSpec((), dtype).element_bytes for dtype in set(dtypes)}
-    return np.array([known[dtype] for dtype in dtypes], np.int64)
+    sizes = {dtype: TensorSpec((), dtype).element_bytes for dtype in set(dtypes)}
+    return np.array([sizes[dtype] for dtype in dtypes], np.int64)
 
 
 # --- making a plan ----------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def plan(src: Layout, dst: Layout) -> ReshardPlan:
             _kept.move_to_end(digest)
             return _kept[digest]
     _check_same_tensors(src, dst)
-    made = ReshardPlan(
+    reshard = ReshardPlan(
         specs=dict(sorted(src.specs.items())),
         src_buffers=tuple(dict(rank.buffers) for rank in src.ranks),
         dst_buffers=tuple(dict(rank.buffers) for rank in dst.ranks),
@@ -255,10 +255,10 @@ def plan(src: Layout, dst: Layout) -> ReshardPlan:
         digest=digest,
     )
     with _kept_lock:
-        _kept[digest] = made
+        _kept[digest] = reshard
         while len(_kept) > _NUM_KEPT:
             _kept.popitem(last=False)
-    return made
+    return reshard
 
 
 def _check_same_tensors(src: Layout, dst: Layout) -> None:
@@ -284,9 +284,9 @@ def _num_stored_bytes(table: BlockTable) -> int:
 
 def _moves(src: BlockTable, dst: BlockTable) -> MoveTable:
     shares = share_out(src, _sizes(src.dtypes))
-    wanted = np.flatnonzero(dst.num_elements > 0)
-    share, block, start, stop = _intersections(src, shares, dst, wanted)
-    _check_covered(src, shares, dst, wanted, block, (stop - start).prod(axis=1))
+    dst_blocks = np.flatnonzero(dst.num_elements > 0)
+    share, block, start, stop = _intersections(src, shares, dst, dst_blocks)
+    _check_covered(src, shares, dst, dst_blocks, block, (stop - start).prod(axis=1))
     source = shares.block[share]
     columns = (dst.tensor[block], dst.rank[block], src.rank[source], *start.T, dst.buffer[block], dst.offset[block])
     order = np.lexsort(columns[::-1])
@@ -312,40 +312,40 @@ def _offset(table: BlockTable, rows: Int64s, start: Int64s) -> Int64s:
 
 
 def _intersections(
-    src: BlockTable, shares: Shares, dst: BlockTable, wanted: Int64s
+    src: BlockTable, shares: Shares, dst: BlockTable, dst_blocks: Int64s
 ) -> tuple[Int64s, Int64s, Int64s, Int64s]:
     """(share, destination block, start, stop) for every share and block of one tensor that have elements in common."""
     share_tensor = src.tensor[shares.block]
-    first = np.searchsorted(share_tensor, dst.tensor[wanted], "left")
-    counts = np.searchsorted(share_tensor, dst.tensor[wanted], "right") - first
-    found = []
+    first = np.searchsorted(share_tensor, dst.tensor[dst_blocks], "left")
+    counts = np.searchsorted(share_tensor, dst.tensor[dst_blocks], "right") - first
+    batches = []
     ends = np.cumsum(counts)
     begin = 0
-    while begin < len(wanted):
+    while begin < len(dst_blocks):
         done = ends[begin - 1] if begin else 0
         end = max(begin + 1, int(np.searchsorted(ends, done + _MAX_PAIRS, "right")))
         count = counts[begin:end]
-        block = np.repeat(wanted[begin:end], count)
+        block = np.repeat(dst_blocks[begin:end], count)
         within = np.arange(len(block)) - np.repeat(np.cumsum(count) - count, count)
         share = np.repeat(first[begin:end], count) + within
         start = np.maximum(shares.start[share], dst.start[block])
         stop = np.minimum(shares.start[share] + shares.length[share], dst.stop[block])
         common = (stop > start).all(axis=1)
-        found.append((share[common], block[common], start[common], stop[common]))
+        batches.append((share[common], block[common], start[common], stop[common]))
         begin = end
-    if not found:
+    if not batches:
         none = np.zeros(0, np.int64)
         return none, none, np.zeros_like(src.start[:0]), np.zeros_like(src.start[:0])
-    share, block, start, stop = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    share, block, start, stop = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     return share, block, start, stop
 
 
 def _check_covered(
-    src: BlockTable, shares: Shares, dst: BlockTable, wanted: Int64s, block: Int64s, num_elements: Int64s
+    src: BlockTable, shares: Shares, dst: BlockTable, dst_blocks: Int64s, block: Int64s, num_elements: Int64s
 ) -> None:
     arrived = np.zeros(len(dst.tensor), np.int64)
     np.add.at(arrived, block, num_elements)  # the shares are disjoint
-    short = wanted[arrived[wanted] != dst.num_elements[wanted]]
+    short = dst_blocks[arrived[dst_blocks] != dst.num_elements[dst_blocks]]
     if not len(short):
         return
     row = int(short[0])

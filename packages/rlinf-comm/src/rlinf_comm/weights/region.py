@@ -48,8 +48,8 @@ def check_tensor(name: str, tensor: torch.Tensor, spec: BufferSpec, device_type:
     if dtype_name(tensor.dtype) != spec.dtype:
         raise LayoutError(f"{name}: has the dtype {dtype_name(tensor.dtype)}, the layout says {spec.dtype}")
     if tensor.device.type != device_type or tensor.layout is not torch.strided:
-        found, kind = f"a {tensor.layout} tensor on {tensor.device}", device_type.upper()
-        raise LayoutError(f"{name}: {found}; only strided {kind} tensors can be moved")
+        description, kind = f"a {tensor.layout} tensor on {tensor.device}", device_type.upper()
+        raise LayoutError(f"{name}: {description}; only strided {kind} tensors can be moved")
     if tensor.is_conj() or tensor.is_neg():
         raise LayoutError(f"{name}: a lazy conjugate or negative view; pass tensor.resolve_conj().resolve_neg()")
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):

@@ -52,16 +52,16 @@ def share_out(table: BlockTable, element_bytes: Int64s) -> Shares:
         table.num_elements[heads[own]] * element_bytes[table.tensor[heads[own]]],
         table.num_ranks,
     )
-    found = _Found(loads.astype(np.int64).tolist(), element_bytes)
-    found.add_rows(table, heads[own])
+    division = _Found(loads.astype(np.int64).tolist(), element_bytes)
+    division.add_rows(table, heads[own])
     pieces = [(table.start[heads[at]], table.length[heads[at]], rows[first[at] : first[at] + holders[at]])
               for at in np.flatnonzero(plain & (holders > 1))]  # fmt: skip
     for tensor in tangled.tolist():
         pieces += _untangle(table, rows[table.tensor[rows] == tensor])
     sizes = [-int(length.prod()) * int(element_bytes[table.tensor[blocks[0]]]) for _, length, blocks in pieces]
     for at in sorted(range(len(pieces)), key=lambda at: (sizes[at], at)):
-        found.share(table, *pieces[at])
-    return found.shares(table)
+        division.share(table, *pieces[at])
+    return division.shares(table)
 
 
 def _firsts(table: BlockTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -118,13 +118,13 @@ def tabulate(layout: Layout) -> BlockTable:
     names = tuple(sorted(layout.specs))
     max_dims = max([1, *(len(spec.shape) for spec in layout.specs.values())])
     tensor_of = {name: index for index, name in enumerate(names)}
-    known: dict[int, dict[str, Any]] = {}  # ranks may share a RankLayout
+    columns_of: dict[int, dict[str, Any]] = {}  # ranks may share a RankLayout
     parts = []
     for rank, stored in enumerate(layout.ranks):
-        if id(stored) not in known:
+        if id(stored) not in columns_of:
             _check_names(layout, stored, rank)
-            known[id(stored)] = _columns(stored, tensor_of, max_dims)
-        columns = known[id(stored)]
+            columns_of[id(stored)] = _columns(stored, tensor_of, max_dims)
+        columns = columns_of[id(stored)]
         parts.append({**columns, "rank": np.full(len(columns["tensor"]), rank, np.int32)})
     blocks = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     order = np.lexsort((*blocks["start"].T[::-1], blocks["rank"], blocks["tensor"]))

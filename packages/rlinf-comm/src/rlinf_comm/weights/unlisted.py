@@ -46,25 +46,25 @@ def left_out(
     Raises:
         LayoutError: tensors that are neither among the buffers nor matched by a pattern; names them.
     """
-    found: dict[str, list[str]] = {pattern: [] for pattern in patterns}
+    matches: dict[str, list[str]] = {pattern: [] for pattern in patterns}
     unknown = []
     for name in sorted(tensors.keys() - buffers.keys()):
         pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
-        (unknown if pattern is None else found[pattern]).append(name)
+        (unknown if pattern is None else matches[pattern]).append(name)
     if unknown:
         remedy = remedy.format(names=unknown[:_NUM_LISTED])
         raise LayoutError(f"{_refusal(who, unknown, tensors, buffers)}. Use a layout that has them, or {remedy}")
-    return {pattern: tuple(names) for pattern, names in found.items()}
+    return {pattern: tuple(names) for pattern, names in matches.items()}
 
 
-def check_used(found: Iterable[Mapping[str, Collection[str]]], where: str) -> None:
+def check_used(of_ranks: Iterable[Mapping[str, Collection[str]]], where: str) -> None:
     """Refuses patterns that leave nothing out on any of several ranks.
 
     Raises:
         LayoutError: names the pattern.
     """
     used: dict[str, bool] = {}
-    for names_by_pattern in found:
+    for names_by_pattern in of_ranks:
         for pattern, names in names_by_pattern.items():
             used[pattern] = used.get(pattern, False) or bool(names)
     idle = [pattern for pattern, is_used in used.items() if not is_used]
@@ -77,12 +77,12 @@ def check_used(found: Iterable[Mapping[str, Collection[str]]], where: str) -> No
 
 def _refusal(who: str, unknown: list[str], tensors: Mapping[str, torch.Tensor], buffers: Collection[str]) -> str:
     first = unknown[0]
-    shown = ", ".join(f"{name} {_kind(tensors[name])}" for name in unknown[:_NUM_LISTED])
+    listing = ", ".join(f"{name} {_kind(tensors[name])}" for name in unknown[:_NUM_LISTED])
     more = f" and {len(unknown) - _NUM_LISTED} more" if len(unknown) > _NUM_LISTED else ""
     count = "1 tensor that its layout does" if len(unknown) == 1 else f"{len(unknown)} tensors that its layout does"
     near = difflib.get_close_matches(first, buffers, n=1, cutoff=0.0)
-    known = f"the layout knows {len(buffers)} there" + (f", the nearest to {first} is {near[0]}" if near else "")
-    return f"{who} has {count} not know and that would be neither moved nor attested: {shown}{more}; {known}"
+    hint = f"the layout knows {len(buffers)} there" + (f", the nearest to {first} is {near[0]}" if near else "")
+    return f"{who} has {count} not know and that would be neither moved nor attested: {listing}{more}; {hint}"
 
 
 def _kind(tensor: Any) -> str:

@@ -180,15 +180,15 @@ class Listener:
         caller.heard += received
         if len(caller.heard) < num_wanted:
             return None
-        said, caller.heard = bytes(caller.heard), bytearray()
+        message, caller.heard = bytes(caller.heard), bytearray()
         if not caller.greetings:
             mine = new_greeting()
-            if said.startswith(MAGIC):
+            if message.startswith(MAGIC):
                 caller.socket.send(mine)  # also to another version, which then can say so; a fresh socket takes it
-            check_greeting(said, f"a caller from {caller.host}")
-            caller.greetings = said + mine
+            check_greeting(message, f"a caller from {caller.host}")
+            caller.greetings = message + mine
             return None
-        check_proof(said, self._key, caller.greetings, b"caller")
+        check_proof(message, self._key, caller.greetings, b"caller")
         caller.socket.send(proof(self._key, caller.greetings, b"called"))
         return Connection(
             prepare(caller.socket), f"a caller from {caller.host}", Tags(self._key, caller.greetings, b"called")

@@ -44,11 +44,11 @@ def job_secret() -> bytes:
         NotTrusted: too short, or a file that others could read.
     """
     with _making:
-        known = _set_secret()
-        if known is None:
+        secret = _set_secret()
+        if secret is None:
             _made_here.append(secrets.token_hex(32))
-            os.environ[SECRET_VARIABLE] = known = _made_here[-1]
-    return known.encode()
+            os.environ[SECRET_VARIABLE] = secret = _made_here[-1]
+    return secret.encode()
 
 
 def key_for(purpose: str, of: bytes = b"") -> bytes:

@@ -52,7 +52,7 @@ class Disturbance:
         for wording in self.wordings:
             if "{instruction}" not in wording:
                 raise EnvError(f"disturb.wordings: {wording!r} lacks {{instruction}}, where the instruction goes")
-        if empty := [known for known, others in self.paraphrases if not others]:
+        if empty := [sentence for sentence, others in self.paraphrases if not others]:
             raise EnvError(f"disturb.paraphrases: {empty[0]!r} has no other words")
 
     @property
@@ -101,16 +101,16 @@ class Disturbance:
     def fields(self, fields: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
         """The fields as they are shown: an instruction that is known says all that it may be given as, the longest
         first, so that what a policy has no room for is told by the worst of them."""
-        shown = dict(fields)
+        specs = dict(fields)
         if INSTRUCTION in fields and self.changes_words:
-            texts = {given for text in fields[INSTRUCTION].texts for given in self._choices(text)}
+            texts = {choice for text in fields[INSTRUCTION].texts for choice in self._choices(text)}
             in_order = sorted(texts, key=lambda text: (-len(text.encode()), text))
-            shown[INSTRUCTION] = replace(fields[INSTRUCTION], texts=tuple(in_order))
-        return shown
+            specs[INSTRUCTION] = replace(fields[INSTRUCTION], texts=tuple(in_order))
+        return specs
 
     def _choices(self, instruction: str) -> tuple[str, ...]:
         """All that an instruction may be given as."""
-        for known, others in self.paraphrases:
-            if known == instruction:
+        for sentence, others in self.paraphrases:
+            if sentence == instruction:
                 return others
         return tuple(wording.replace("{instruction}", instruction) for wording in self.wordings) or (instruction,)

@@ -80,10 +80,10 @@ class DisturbedEnv(EnvWrapper):
         for end in result.episodes:
             row = reached[end.env_index]
             self._rows[end.env_index] = _Row(seed=row.seed, episode_index=row.episode_index + 1, time=0)
-        shown = self._shown(result.observation, self._rows)
-        final = self._shown(result.final_observation, reached) if result.episodes else shown
+        observation = self._shown(result.observation, self._rows)
+        final = self._shown(result.final_observation, reached) if result.episodes else observation
         return StepResult(
-            observation=shown,
+            observation=observation,
             rewards=result.rewards,
             terminated=result.terminated,
             truncated=result.truncated,

@@ -221,14 +221,14 @@ class LockstepVector(Described, Watchable):
 
     def _observe(self, which: Sequence[int]) -> Observation:
         try:
-            shown = self._require_open().observe(which)
+            observation = self._require_open().observe(which)
         except Exception as error:
             raise self._crash(which[0], "observe()", error) from error
         for name, spec in self._observation_spec.items():
-            value = shown[name]
+            value = observation[name]
             if isinstance(value, Tensor):
                 self._check(which, name, value, spec)
-        return shown
+        return observation
 
     def _check(self, which: Sequence[int], name: str, value: Tensor, spec: FieldSpec) -> None:
         if value.shape[1:] != spec.shape:

@@ -18,10 +18,10 @@ def names_of(value: Sequence[str] | str | None, option: str) -> tuple[str, ...] 
     return names
 
 
-def close_to(name: str, known: Sequence[str]) -> str:
+def close_to(name: str, names: Sequence[str]) -> str:
     """`did you mean ...?`, or all that is known where nothing is close."""
-    close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
-    return f"did you mean {', '.join(close)}?" if close else f"it has {', '.join(known)}"
+    close = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
+    return f"did you mean {', '.join(close)}?" if close else f"it has {', '.join(names)}"
 
 
 def chosen_tasks(env_id: str, tasks: Sequence[str], chosen: Sequence[str] | None) -> tuple[str, ...]:

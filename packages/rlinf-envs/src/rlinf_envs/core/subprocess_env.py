@@ -199,8 +199,8 @@ class SubprocessVector(Described):
         rows = self._histories.snapshot()[part.rows.start : part.rows.stop]
         return [(row.seed, row.episode_index, row.actions.numpy()) for row in rows]
 
-    def _take_specs(self, told: list[dict[str, Any]]) -> None:
-        first = told[0]
+    def _take_specs(self, answers: list[dict[str, Any]]) -> None:
+        first = answers[0]
         self._action_spec = ActionSpec(
             kind=first["kind"],
             shape=first["low"].shape,
@@ -211,7 +211,7 @@ class SubprocessVector(Described):
             name: FieldSpec(shape=shape, dtype=dtype) for name, (shape, dtype) in first["observation_spec"].items()
         }
         self._max_episode_steps = first["max_episode_steps"]
-        self._notes = tuple(dict.fromkeys(note for part in told for note in part["notes"]))
+        self._notes = tuple(dict.fromkeys(note for part in answers for note in part["notes"]))
         self._replaceable = first["is_replayable"]
         self._histories = RowHistories(self._action_spec)
 
@@ -319,29 +319,29 @@ class SubprocessVector(Described):
         _, env_index, problem, trace = answer
         raise EnvCrashedError(part.rows.start + env_index, f"{problem}\nin {part.where}:\n{trace.rstrip()}")
 
-    def _result(self, told: list[Any], places: _Places, *, num_actions: int | None) -> StepResult:
+    def _result(self, answers: list[Any], places: _Places, *, num_actions: int | None) -> StepResult:
         blocks = [block for _, block in self._blocks()]
         episodes = tuple(
             dataclasses.replace(end, env_index=part.rows.start + end.env_index)
-            for part, (_, _, ends) in zip(self._parts, told, strict=True)
+            for part, (_, _, ends) in zip(self._parts, answers, strict=True)
             for end in ends
         )
         rewards = np.concatenate([block["rewards"][:, : num_actions or 1] for block in blocks])
-        observation = self._joined("observation", [texts for texts, _, _ in told], places)
+        observation = self._joined("observation", [texts for texts, _, _ in answers], places)
         return StepResult(
             observation=observation,
             rewards=torch.from_numpy(rewards if num_actions else rewards[:, 0].copy()),
             terminated=torch.from_numpy(np.concatenate([block["terminated"] for block in blocks])),
             truncated=torch.from_numpy(np.concatenate([block["truncated"] for block in blocks])),
             num_steps=torch.from_numpy(np.concatenate([block["num_steps"] for block in blocks])),
-            final_observation=self._final(told, places) if episodes else observation,
+            final_observation=self._final(answers, places) if episodes else observation,
             episodes=episodes,
         )
 
-    def _final(self, told: list[Any], places: _Places) -> Observation:
+    def _final(self, answers: list[Any], places: _Places) -> Observation:
         # A child in which nothing ended has not written its final observation: it is its observation.
-        written = ["final_observation" if ends else "observation" for _, _, ends in told]
-        return self._joined("final_observation", [texts for _, texts, _ in told], places, written)
+        written = ["final_observation" if ends else "observation" for _, _, ends in answers]
+        return self._joined("final_observation", [texts for _, texts, _ in answers], places, written)
 
     def _joined(
         self, part: str, texts: list[dict[str, list[str]]], places: _Places, written: Sequence[str] = ()

@@ -266,10 +266,10 @@ class InProcessVector(Described, Watchable):
         return torch.from_numpy(np.stack(actions))
 
     def _result(self, outcomes: list[_Outcome], *, chunk: bool) -> StepResult:
-        shown = self._observed()
-        observation = self._batched("observation", shown)
+        rows = self._observed()
+        observation = self._batched("observation", rows)
         ends = tuple(outcome.end for outcome in outcomes if outcome.end is not None)
-        final = [outcome.final_observation or row for outcome, row in zip(outcomes, shown, strict=True)]
+        final = [outcome.final_observation or row for outcome, row in zip(outcomes, rows, strict=True)]
         rewards = np.stack([outcome.rewards for outcome in outcomes])
         return StepResult(
             observation=observation,

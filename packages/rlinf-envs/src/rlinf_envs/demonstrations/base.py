@@ -75,8 +75,8 @@ class DemonstrationFiles(Sequence[Demonstration]):
 
 def stacked(rows: Sequence[Mapping[str, np.ndarray | str]]) -> Observation:
     """The observations of T moments as those of a demonstration."""
-    made: Observation = {}
+    observation: Observation = {}
     for name, first in rows[0].items():
         values = [row[name] for row in rows]
-        made[name] = [str(v) for v in values] if isinstance(first, str) else torch.from_numpy(np.stack(values))
-    return made
+        observation[name] = [str(v) for v in values] if isinstance(first, str) else torch.from_numpy(np.stack(values))
+    return observation

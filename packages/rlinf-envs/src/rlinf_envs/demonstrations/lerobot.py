@@ -81,15 +81,15 @@ class LeRobotDemonstrations(DemonstrationFiles):
         episode = self._successful[number]
         rows = self._rows(episode)
         instructions = self._instructions(episode, rows)
-        shown: Observation = {field: self._values(episode, rows, name) for name, field in self._fields.items()}
-        shown["instruction"] = instructions
+        observations: Observation = {field: self._values(episode, rows, name) for name, field in self._fields.items()}
+        observations["instruction"] = instructions
         has_rewards = "next.reward" in rows
         rewards = self._numbers(episode, rows, "next.reward") if has_rewards else torch.zeros(episode.length)
         actions = self._numbers(episode, rows, self._action)
         return Demonstration(
             task="; ".join(dict.fromkeys(instructions)),
             seed=None,
-            observations=shown,
+            observations=observations,
             actions=actions if actions.dtype == torch.int64 else actions.float(),
             rewards=rewards.float().reshape(-1),
             success=True,
@@ -282,18 +282,18 @@ def _only_task(line: Mapping[str, Any]) -> str | None:
 
 def _by_field(described: Path, features: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
     """Field, or `action` -> the feature that it is read from. Raises: EnvError where there are several."""
-    found: dict[str, list[str]] = defaultdict(list)
+    by_field: dict[str, list[str]] = defaultdict(list)
     for name in features:
         if (field := rename.get(name, _field(name))) is not None:
-            found[field].append(name)
-    for field, names in found.items():
+            by_field[field].append(name)
+    for field, names in by_field.items():
         if len(names) > 1:
             others = ", or ".join(f"rename: {{{name}: ANOTHER}}" for name in names)
             raise EnvError(
                 f"{described}: the features {', '.join(names)} are all '{field}', and one can be; give the others "
                 f"another name: {others}"
             )
-    return {field: names[0] for field, names in found.items()}
+    return {field: names[0] for field, names in by_field.items()}
 
 
 def _field(name: str) -> str | None:

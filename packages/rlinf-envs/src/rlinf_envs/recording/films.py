@@ -48,11 +48,11 @@ class _Tile:
 
     def picture(self, time: int) -> np.ndarray:
         pictures = self.episode.pictures
-        shown = pictures[min(time, len(pictures) - 1)]
+        frame = pictures[min(time, len(pictures) - 1)]
         if time >= len(pictures):
-            shown = (shown // 2 + 127).astype(np.uint8)
+            frame = (frame // 2 + 127).astype(np.uint8)
         scale = _scale(self.episode)
-        return shown.repeat(scale, axis=0).repeat(scale, axis=1)
+        return frame.repeat(scale, axis=0).repeat(scale, axis=1)
 
 
 def write_grid(path: Path, episodes: Sequence[RecordedEpisode], *, fps: float = 20.0) -> bool:
@@ -82,10 +82,10 @@ def write_grid(path: Path, episodes: Sequence[RecordedEpisode], *, fps: float = 
 
 def by_task(episodes: Sequence[RecordedEpisode]) -> dict[str, list[RecordedEpisode]]:
     """Task ("" where there is but one) -> its episodes by seed; tasks by name."""
-    found: dict[str, list[RecordedEpisode]] = defaultdict(list)
+    groups: dict[str, list[RecordedEpisode]] = defaultdict(list)
     for episode in sorted(episodes, key=lambda episode: (episode.end.task or "", episode.end.seed)):
-        found[episode.end.task or ""].append(episode)
-    return dict(found)
+        groups[episode.end.task or ""].append(episode)
+    return dict(groups)
 
 
 def _laid_out(episodes: Sequence[RecordedEpisode]) -> tuple[list[_Tile], np.ndarray]:

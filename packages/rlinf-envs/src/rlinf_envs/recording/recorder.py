@@ -53,12 +53,12 @@ class RecordedEpisode:
     @classmethod
     def load(cls, path: Path) -> RecordedEpisode:
         """What `save` wrote."""
-        with np.load(path, allow_pickle=False) as found:
+        with np.load(path, allow_pickle=False) as archive:
             return cls(
-                end=EpisodeEnd(**json.loads(str(found["end"]))),
-                actions=found["actions"],
-                rewards=found["rewards"],
-                pictures=found["pictures"],
+                end=EpisodeEnd(**json.loads(str(archive["end"]))),
+                actions=archive["actions"],
+                rewards=archive["rewards"],
+                pictures=archive["pictures"],
             )
 
 
@@ -100,8 +100,8 @@ class EpisodeRecorder(EnvWrapper):
 
     def take(self) -> list[RecordedEpisode]:
         """The whole episodes that were kept, in the order of their ends; they are given up."""
-        found, self._episodes = self._episodes, []
-        return found
+        episodes, self._episodes = self._episodes, []
+        return episodes
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         seeds = list(seeds)
@@ -150,9 +150,9 @@ class EpisodeRecorder(EnvWrapper):
         """One picture of each of the rows."""
         rows = list(rows)
         if self._cameras:
-            shown = [tensor_field(observation, name) for name in self._cameras]
+            views = [tensor_field(observation, name) for name in self._cameras]
             for row in rows:
-                self._takes[row].pictures.append(_kept(side_by_side([pictures[row].numpy() for pictures in shown])))
+                self._takes[row].pictures.append(_kept(side_by_side([pictures[row].numpy() for pictures in views])))
         elif rows and self.problem is None:
             try:
                 drawn = self._env.render().numpy()

@@ -116,8 +116,8 @@ class VideoRecorder(EnvWrapper):
         """What an environment in this process tells while it steps."""
         assert isinstance(self._env, Watchable), "only such an environment calls this"
         if moment.env_index in self._record_rows:
-            wanted = moment.num_actions > 0 or self._has_room
-            self._take(moment, self._env.render_row(moment.env_index) if wanted else None)
+            needs_picture = moment.num_actions > 0 or self._has_room
+            self._take(moment, self._env.render_row(moment.env_index) if needs_picture else None)
 
     @property
     def _has_room(self) -> bool:

@@ -26,13 +26,13 @@ def coarse_meshes(model: Any, cell: float) -> Iterator[None]:
         model: an `MjModel`.
         cell: side of the grid's cells in metres.
     """
-    kept = {name: getattr(model, name).copy() for name in (*_FACE_FIELDS, "mesh_facenum")}
+    originals = {name: getattr(model, name).copy() for name in (*_FACE_FIELDS, "mesh_facenum")}
     try:
         for mesh in range(model.nmesh):
             _coarsen(model, mesh, cell)
         yield
     finally:
-        for name, values in kept.items():
+        for name, values in originals.items():
             getattr(model, name)[:] = values
 
 

@@ -208,7 +208,7 @@ def _points(item_s: float, other_item_s: float, max_items: int) -> tuple[TimePoi
 def _activation_bytes(model: ModelShape, tokens: int, *, training: bool) -> int:
     """Bytes of activations of one micro-batch: the inputs of all layers while training, the inside of one layer, and
     the logits."""
-    kept = BYTES_PER_PARAMETER * model.hidden_size * (model.num_layers if training else 2)
+    layer_inputs = BYTES_PER_PARAMETER * model.hidden_size * (model.num_layers if training else 2)
     inside = LAYER_ACTIVATION_BYTES * model.hidden_size
     logits = (LOGIT_BYTES if training else LOGIT_BYTES // 2) * model.vocab_size
-    return tokens * (kept + inside + logits)
+    return tokens * (layer_inputs + inside + logits)

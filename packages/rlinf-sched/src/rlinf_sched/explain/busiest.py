@@ -29,8 +29,8 @@ def busiest_sentence(explanation: PlanExplanation) -> Iterator[str]:
     spans = explanation.spans
     syncs = spans.is_kind("sync")
     synced = float(_covered(spans, syncs, np.zeros(int(syncs.sum()), dtype=int), 1)[0])
-    found = [*_cores(explanation), *_devices(explanation, synced), *_host_processes(explanation)]
-    most, sentence = max(found, key=lambda one: round(one[0], 3), default=(0.0, ""))
+    candidates = [*_cores(explanation), *_devices(explanation, synced), *_host_processes(explanation)]
+    most, sentence = max(candidates, key=lambda one: round(one[0], 3), default=(0.0, ""))
     if synced > max(most, WORTH_A_WORD):
         yield f"Weight syncs take {synced:.0%} of the time, longer than any device or process computes."
     elif sentence:
@@ -71,14 +71,14 @@ def _host_processes(explanation: PlanExplanation) -> Iterator[tuple[float, str]]
 
 def device_shares(plan: Plan, spans: Spans, num_devices: int, *kinds: str) -> np.ndarray:
     """[num_devices] float64: share of the time in which at least one span of these kinds holds the device."""
-    found, devices = [np.zeros(0, dtype=int)], [np.zeros(0, dtype=int)]
+    chosen, devices = [np.zeros(0, dtype=int)], [np.zeros(0, dtype=int)]
     for stage in plan.stages:
         if stage.devices:
             of_rank = np.array([stage.devices_of(rank) for rank in range(stage.num_ranks)])
             mine = np.flatnonzero(spans.of_stage(stage.stage) & spans.is_kind(*kinds))
-            found.append(np.repeat(mine, of_rank.shape[1]))
+            chosen.append(np.repeat(mine, of_rank.shape[1]))
             devices.append(of_rank[spans.rank[mine]].ravel())
-    return _covered(spans, np.concatenate(found), np.concatenate(devices), num_devices)
+    return _covered(spans, np.concatenate(chosen), np.concatenate(devices), num_devices)
 
 
 def _covered(spans: Spans, chosen: np.ndarray, place: np.ndarray, num_places: int) -> np.ndarray:

@@ -131,12 +131,12 @@ def _modes(plan: Plan, simulated_s: float) -> tuple[ModeRow, ...]:
 
 def _group_uses(plan: Plan, spans: Spans) -> list[GroupUse]:
     whole = np.array([0.0, spans.length_s])
-    found = []
+    uses = []
     for group in device_groups(plan):
         num = max(1, len(group.devices))
         busy = {label: float(devices[0]) / num for label, devices in usage(spans, plan, group, whole).items()}
-        found.append(GroupUse(devices=group.devices, busy_share=busy))
-    return [use for use in found if use.devices]
+        uses.append(GroupUse(devices=group.devices, busy_share=busy))
+    return [use for use in uses if use.devices]
 
 
 def _tree(explanation: PlanExplanation) -> dict[str, Any]:

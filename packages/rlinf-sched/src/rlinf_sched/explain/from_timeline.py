@@ -41,13 +41,13 @@ def path_of(timeline: Timeline) -> dict[str, float]:
     """Label -> seconds of a step on the critical path, in the mean of the steps that are shown: a stage, or what is
     moved."""
     _, start_s, end_s = _shown(timeline)
-    found: dict[str, float] = {}
+    path: dict[str, float] = {}
     for segment in timeline.critical_path:
         label = _PATH_LABELS.get(segment.kind, segment.stage)
         spent_s = min(segment.end_s, end_s) - max(segment.start_s, start_s)
         if spent_s > 0:
-            found[label] = found.get(label, 0.0) + spent_s * timeline.step_s / (end_s - start_s)
-    return found
+            path[label] = path.get(label, 0.0) + spent_s * timeline.step_s / (end_s - start_s)
+    return path
 
 
 def _shown(timeline: Timeline) -> tuple[int, float, float]:
@@ -60,8 +60,8 @@ def _shown(timeline: Timeline) -> tuple[int, float, float]:
     ends_s = np.concatenate([[0.0], timeline.step_end_s])
     ahead = timeline.max_staleness
     if not ahead:
-        shown = int(np.abs(np.diff(ends_s) - timeline.step_s).argmin())
-        return 1, float(ends_s[shown]), float(ends_s[shown + 1])
+        step = int(np.abs(np.diff(ends_s) - timeline.step_s).argmin())
+        return 1, float(ends_s[step]), float(ends_s[step + 1])
     best = (float("inf"), 1, 0)
     for count in range(1, 2 * (ahead + 1) + 1):
         first = np.arange(timeline.first_settled, timeline.num_steps - ahead - count + 1)

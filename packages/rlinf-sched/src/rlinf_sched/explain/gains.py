@@ -50,8 +50,8 @@ def gains_of(problem: Problem, plan: Plan, *, num_draws: int = 0) -> tuple[Gain,
         return execute_lowered(problem, replace(lowered, arrays={**lowered.arrays, **changed})).step_s
 
     now_s = step_s({})
-    found = [Gain(label=label, share=1 - step_s(changed) / now_s) for label, changed in _changes(problem, lowered)]
-    return tuple(sorted(found, key=lambda gain: -gain.share))
+    gains = [Gain(label=label, share=1 - step_s(changed) / now_s) for label, changed in _changes(problem, lowered)]
+    return tuple(sorted(gains, key=lambda gain: -gain.share))
 
 
 def _changes(problem: Problem, lowered: Lowered) -> Iterator[tuple[str, Arrays]]:

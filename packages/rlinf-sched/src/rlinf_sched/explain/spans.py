@@ -78,10 +78,10 @@ def device_groups(plan: Plan) -> list[DeviceGroup]:
     for device in sorted(carried):
         groups.setdefault(tuple(carried[device]), []).append(device)
     on_host = tuple(stage.stage for stage in ordered if not stage.devices)
-    found = [DeviceGroup(devices=tuple(devices), stages=stages) for stages, devices in groups.items()]
+    on_devices = [DeviceGroup(devices=tuple(devices), stages=stages) for stages, devices in groups.items()]
     turn = {stage.stage: i for i, stage in enumerate(ordered)}
-    found.sort(key=lambda group: (turn[group.stages[0]], group.devices))
-    return [*found, DeviceGroup(devices=(), stages=on_host)] if on_host else found
+    on_devices.sort(key=lambda group: (turn[group.stages[0]], group.devices))
+    return [*on_devices, DeviceGroup(devices=(), stages=on_host)] if on_host else on_devices
 
 
 def usage(spans: Spans, plan: Plan, group: DeviceGroup, edges_s: np.ndarray) -> dict[str, np.ndarray]:
@@ -94,7 +94,7 @@ def usage(spans: Spans, plan: Plan, group: DeviceGroup, edges_s: np.ndarray) -> 
         stage -> [bins] float64 of devices (on the host: of ranks). Moving state and weights counts under "switch" and
         "sync".
     """
-    found = {}
+    busy = {}
     for name in group.stages:
         weights = _rank_weights(plan.stage(name), group)
         mine = spans.of_stage(name)
@@ -102,8 +102,8 @@ def usage(spans: Spans, plan: Plan, group: DeviceGroup, edges_s: np.ndarray) -> 
             chosen = mine & spans.is_kind(*kinds)
             if chosen.any():
                 covered = _covered(spans.start_s[chosen], spans.end_s[chosen], weights[spans.rank[chosen]], edges_s)
-                found[label] = found.get(label, 0.0) + covered
-    return found
+                busy[label] = busy.get(label, 0.0) + covered
+    return busy
 
 
 def _rank_weights(stage: StagePlan, group: DeviceGroup) -> np.ndarray:

@@ -113,29 +113,29 @@ class Changes:
         if kind < 3:
             sizes = list(self._other_sizes(spots, turn, self._sizes.near_and_far))
             return _handing_over(spots, *draw.choice(sizes)) if sizes else spots
-        found: Iterable[Spots]
+        changes: Iterable[Spots]
         if kind == 3:
-            found = itertools.chain(self._other_offload(spots, turn), self._other_orders(spots))
+            changes = itertools.chain(self._other_offload(spots, turn), self._other_orders(spots))
         else:
             group = draw.choice(list(self.groups.values()))
             devices = spots[group[0]].devices
             if not devices:
-                found = self._other_host_ranks(spots, group)
+                changes = self._other_host_ranks(spots, group)
             elif kind == 4:
-                found = self._moved(spots, [(group, devices)])
+                changes = self._moved(spots, [(group, devices)])
             else:
                 sides = self._sides(spots)
                 side = draw.choice(sides)
                 if kind == 5:
                     sets = [devices for devices in self._device_sets(spots, side) if devices]
                     to = draw.choice(sets)
-                    found = self._moved(spots, [(group, to) for group in side])
+                    changes = self._moved(spots, [(group, to) for group in side])
                 elif kind == 6:
-                    found = self._exchanged(spots, side, draw.choice(sides))
+                    changes = self._exchanged(spots, side, draw.choice(sides))
                 else:
                     others = [other for other in self.groups.values() if spots[other[0]].devices and other != group]
-                    found = self._between(spots, group, draw.choice(others)) if others else ()
-        choices = list(found)
+                    changes = self._between(spots, group, draw.choice(others)) if others else ()
+        choices = list(changes)
         return draw.choice(choices) if choices else spots
 
     def regroupings(self, spots: Spots, area_s: Callable[[int, Spot], float]) -> Iterator[Spots]:

@@ -49,14 +49,14 @@ def _choices(problem: Problem, names: Sequence[str], pools: Sequence[Pool]) -> s
     parts = []
     for name in names:
         worker = problem.flow.stage(name).worker
-        asked = problem.flow.devices_per_rank(worker)
+        width = problem.flow.devices_per_rank(worker)
         spans = {instance.num_devices: None for instance in problem.profile(name).instances}
-        widths = [str(span) for span in spans if not asked or span in (0, asked)]
+        widths = [str(span) for span in spans if not width or span in (0, width)]
         on = sorted({instance.device_name for instance in problem.profile(name).instances} - {""})
         kind = f" of {', '.join(on)}" if on else ""
         pinned = problem.pinned_devices.get(worker)
         fixed = f", pinned_devices={pinned}" if pinned else ""
-        fixed += f", devices_per_rank={asked}" if asked else ""
+        fixed += f", devices_per_rank={width}" if width else ""
         parts.append(f"an instance of {name} spans {' or '.join(widths)} devices{kind}{fixed}")
     return f"{'; '.join(parts)}; the cluster has {devices}; add devices or a smaller parallel choice"
 

@@ -126,10 +126,10 @@ class LocalSearch:
     @contextlib.contextmanager
     def spending(self, num_plans: int) -> Iterator[None]:
         """The block may time so many plans of those that are left."""
-        kept = max(0, self.num_left - num_plans)
-        self.num_left -= kept
+        reserve = max(0, self.num_left - num_plans)
+        self.num_left -= reserve
         yield
-        self.num_left += kept
+        self.num_left += reserve
 
     def time(self, spots: Spots, estimate_s: float | None = None) -> Found | None:
         """The plan with its step; None for one that does not fit or stands still, or where no more may be timed."""
@@ -142,11 +142,11 @@ class LocalSearch:
         if key in self._timed:
             return self._timed[key]
         mode = self._mode(one.spots)
-        known = self.best.get(mode)
-        most_s = math.inf if known is None else max(most_s, known.step_s)
+        best = self.best.get(mode)
+        most_s = math.inf if best is None else max(most_s, best.step_s)
         if self.num_left <= 0 or self._longer_than_s.get(key, 0.0) >= most_s:
             return None
-        found = None
+        plan = None
         if self._goes_round(one.spots) and self._fits(one):
             order = self._changes.order(one.spots)
             if order not in self._timers:
@@ -154,14 +154,14 @@ class LocalSearch:
             self.num_left -= 1
             step_s = self._timers[order].step_s(one.spots, most_s)
             if math.isfinite(step_s):
-                found = Found(one.spots, mode, step_s, one.busy_s, estimate_s)
-                if known is None or found.rank < known.rank:
-                    self.best[mode] = found
+                plan = Found(one.spots, mode, step_s, one.busy_s, estimate_s)
+                if best is None or plan.rank < best.rank:
+                    self.best[mode] = plan
             elif math.isfinite(most_s):
                 self._longer_than_s[key] = most_s
                 return None
-        self._timed[key] = found
-        return found
+        self._timed[key] = plan
+        return plan
 
     def descend(self, first: Found, *, in_turn: bool) -> Found:
         """The best plan that single changes lead to.
@@ -203,7 +203,7 @@ class LocalSearch:
             if better is None:
                 better = self._first_better(best, self._changes.pairs_in_place(best.spots), tried)
             if better is None:
-                tried.sort(key=lambda found: found.rank)
+                tried.sort(key=lambda plan: plan.rank)
                 pairs = (pair for one in tried[:_NUM_PAIRED] for pair in self._changes.single(one.spots))
                 better = self._first_better(best, pairs, tried)
             if better is None:
@@ -226,17 +226,17 @@ class LocalSearch:
                 spots = self._changes.drawn(spots, draw)
             shares = self._shares(spots)
             busy_s = self._busy_s(spots, shares)
-            found = self._time(_Candidate(spots, shares, busy_s), most_s=most_s) if busy_s[0] < most_s else None
-            if found is not None and found.step_s <= most_s:
-                now = found
-                best = min(best, now, key=lambda found: found.rank)
+            plan = self._time(_Candidate(spots, shares, busy_s), most_s=most_s) if busy_s[0] < most_s else None
+            if plan is not None and plan.step_s <= most_s:
+                now = plan
+                best = min(best, now, key=lambda plan: plan.rank)
         return best
 
     def elite(self, count: int) -> list[Found]:
         """The best plans that were timed, one of each way to share devices, the best first."""
         of_sharing: dict[object, Found] = {}
-        for found in sorted((found for found in self._timed.values() if found), key=lambda found: found.rank):
-            of_sharing.setdefault(found.sharing, found)
+        for plan in sorted((plan for plan in self._timed.values() if plan), key=lambda plan: plan.rank):
+            of_sharing.setdefault(plan.sharing, plan)
             if len(of_sharing) == count:
                 break
         return list(of_sharing.values())
@@ -247,7 +247,7 @@ class LocalSearch:
         candidates = self._promising(self._changes.regroupings(first.spots, self._area_s), math.inf)[
             : self.num_left // 3
         ]
-        return [found for one in candidates if (found := self._time(one)) is not None]
+        return [plan for one in candidates if (plan := self._time(one)) is not None]
 
     def _first_better(self, best: Found, candidates: Iterable[Spots], tried: list[Found] | None = None) -> Found | None:
         """The first that is better, those first whose busiest device computes least."""
@@ -258,13 +258,13 @@ class LocalSearch:
     ) -> Found | None:
         """The first that is better; where the others are not asked for, they are not executed to the end."""
         for one in candidates:
-            found = self._time(one, most_s=best.step_s if tried is None else math.inf)
-            if found is None:
+            plan = self._time(one, most_s=best.step_s if tried is None else math.inf)
+            if plan is None:
                 continue
             if tried is not None:
-                tried.append(found)
-            if found.step_s < _GAINS * best.step_s:
-                return found
+                tried.append(plan)
+            if plan.step_s < _GAINS * best.step_s:
+                return plan
         return None
 
     def _moves_in_turn(self, best: Found) -> Iterator[_Candidate]:
@@ -314,14 +314,14 @@ class LocalSearch:
 
     def _needs(self, s: int, spot: Spot) -> _Needs:
         """Without end where nothing was profiled for its devices."""
-        known = self._needs_of.get((s, spot))
-        if known is None:
+        needs = self._needs_of.get((s, spot))
+        if needs is None:
             pools = sum(1 << i for i, bits in enumerate(self._pool_bits) if bits & spot.devices)
             alike = s, pools, spot.devices.bit_count(), spot.num_ranks, spot.granularity
             if alike not in self._needs_of:
                 self._needs_of[alike] = self._computed_needs(s, spot)
-            known = self._needs_of[s, spot] = self._needs_of[alike]
-        return known
+            needs = self._needs_of[s, spot] = self._needs_of[alike]
+        return needs
 
     def _computed_needs(self, s: int, spot: Spot) -> _Needs:
         problem, name = self._problem, self._problem.flow.stages[s].name

@@ -76,10 +76,10 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, n
     return Planned(reasoned, chosen.timeline, tuple(others))
 
 
-def _judged(problem: Problem, found: Found, num_draws: int) -> Judged:
-    made = plan_of(problem, found.spots, found.mode, "shortest step in simulation")
-    made.validate(problem.flow, problem.cluster)
-    return Judged(made, found.step_s, found.estimate_s, problem, num_draws)
+def _judged(problem: Problem, best: Found, num_draws: int) -> Judged:
+    plan = plan_of(problem, best.spots, best.mode, "shortest step in simulation")
+    plan.validate(problem.flow, problem.cluster)
+    return Judged(plan, best.step_s, best.estimate_s, problem, num_draws)
 
 
 def _reason(best: Judged, others: Sequence[Judged]) -> str:

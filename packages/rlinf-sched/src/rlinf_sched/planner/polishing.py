@@ -81,19 +81,19 @@ def polished(
     if problem.cluster.num_devices > _MOST_DEVICES or not starts:
         return around
     around.num_left = affordable_plans(problem, num_draws, is_part=is_part)
-    starts += around.regrouped(min(starts, key=lambda found: found.rank))
+    starts += around.regrouped(min(starts, key=lambda plan: plan.rank))
     coarse = _coarse_starts(problem, pools, around, num_draws)
     if coarse:
         _settle_and_descend(around, starts, coarse)
     elif is_part or around.num_left < _LEAST_WALKED:
-        for found in _descended(around, starts, in_turn=True):
-            around.improve(found)
+        for plan in _descended(around, starts, in_turn=True):
+            around.improve(plan)
     elif _is_small(problem):
         with around.spending(around.num_left - _FEW_WALKED):
-            for found in _descended(around, starts, in_turn=False):
-                around.improve(found)
+            for plan in _descended(around, starts, in_turn=False):
+                around.improve(plan)
         with around.spending(_FEW_WALKED):
-            around.anneal(min(around.best.values(), key=lambda found: found.rank))
+            around.anneal(min(around.best.values(), key=lambda plan: plan.rank))
     else:
         _improve_and_walk(around, starts)
     return around
@@ -105,14 +105,14 @@ def _improve_and_walk(around: LocalSearch, starts: Sequence[Found]) -> None:
     with around.spending(round(_DESCENDED * num_plans)):
         descended = _descended(around, starts, in_turn=True)
     with around.spending(round(_IMPROVED * num_plans)):
-        for found in descended:
-            around.improve(found)
+        for plan in descended:
+            around.improve(plan)
     firsts = around.elite(_NUM_WALKS)
     for first in firsts:
         with around.spending(round(_WALKED * num_plans / len(firsts))):
             around.anneal(first)
-    for found in sorted(around.best.values(), key=lambda found: found.rank):
-        around.improve(found)
+    for plan in sorted(around.best.values(), key=lambda plan: plan.rank):
+        around.improve(plan)
 
 
 def _descended(around: LocalSearch, starts: Sequence[Found], *, in_turn: bool) -> list[Found]:
@@ -121,25 +121,25 @@ def _descended(around: LocalSearch, starts: Sequence[Found], *, in_turn: bool) -
     nearer: list[Found] = []
     for mode, best in sorted(around.best.items(), key=lambda item: item[1].rank):
         shapes: dict[object, Found] = {}
-        for found in sorted(starts, key=lambda found: found.rank):
-            if found.mode == mode and found.step_s <= _NEAR * best.step_s:
-                shapes.setdefault(found.sharing, found)
-        nearer += [around.descend(found, in_turn=in_turn) for found in list(shapes.values())[:_MOST_STARTS]]
-    nearer = list(dict.fromkeys(sorted(nearer, key=lambda found: found.rank)))
-    return [found for found in nearer if found.step_s <= _PROMISING * around.best[found.mode].step_s]
+        for plan in sorted(starts, key=lambda plan: plan.rank):
+            if plan.mode == mode and plan.step_s <= _NEAR * best.step_s:
+                shapes.setdefault(plan.sharing, plan)
+        nearer += [around.descend(plan, in_turn=in_turn) for plan in list(shapes.values())[:_MOST_STARTS]]
+    nearer = list(dict.fromkeys(sorted(nearer, key=lambda plan: plan.rank)))
+    return [plan for plan in nearer if plan.step_s <= _PROMISING * around.best[plan.mode].step_s]
 
 
 def _settle_and_descend(around: LocalSearch, starts: Sequence[Found], coarse: Sequence[Found]) -> None:
     """From the best starts by changes that move nobody, then from the best of what that leads to by moves too. How long
     a plan of a part of the cluster takes on all of it says little before it has settled, so the best there are
     among the starts too."""
-    ranked = sorted([*starts, *coarse], key=lambda found: found.rank)
+    ranked = sorted([*starts, *coarse], key=lambda plan: plan.rank)
     chosen = [*coarse[:_MOST_SETTLED], *ranked[:_MOST_SETTLED]]
     for mode in around.best:
-        chosen += [found for found in ranked if found.mode == mode][:1]
-    settled = [around.settle(found) for found in dict.fromkeys(chosen)]
-    for found in dict.fromkeys(sorted(settled, key=lambda found: found.rank)):
-        around.descend(found, in_turn=True)
+        chosen += [plan for plan in ranked if plan.mode == mode][:1]
+    settled = [around.settle(plan) for plan in dict.fromkeys(chosen)]
+    for plan in dict.fromkeys(sorted(settled, key=lambda plan: plan.rank)):
+        around.descend(plan, in_turn=True)
 
 
 def _coarse_starts(problem: Problem, pools: Sequence[Pool], around: LocalSearch, num_draws: int) -> list[Found]:
@@ -149,8 +149,8 @@ def _coarse_starts(problem: Problem, pools: Sequence[Pool], around: LocalSearch,
         return []
     few = pools_of(coarse.cluster)
     searched = polished(coarse, few, candidates_of(Search(coarse, few)), num_draws, is_part=True)
-    plans = [refined(found.spots, coarse, pools, _COARSER) for found in searched.elite(_NUM_ELITE)]
-    return [found for spots in plans if (found := around.time(spots)) is not None]
+    plans = [refined(plan.spots, coarse, pools, _COARSER) for plan in searched.elite(_NUM_ELITE)]
+    return [plan for spots in plans if (plan := around.time(spots)) is not None]
 
 
 def candidates_of(search: Search) -> Candidates:
@@ -208,10 +208,10 @@ def _simulated(
             continue
         shapes.add(shape(candidate.tree))
         spots = spots_of_candidate(problem, pools, candidate)
-        found = None if spots is None else around.time(spots, candidate.step_s)
-        if found is not None:
-            result.append(found)
-            best_s = min(best_s, found.step_s)
+        plan = None if spots is None else around.time(spots, candidate.step_s)
+        if plan is not None:
+            result.append(plan)
+            best_s = min(best_s, plan.step_s)
     return result
 
 

@@ -125,24 +125,24 @@ class Search:
             return []
         chain = self._collocated
         guess_s = min((candidate.step_s for candidate in chain), default=np.inf)
-        found = list(chain) if "collocated" in modes else []
+        plans = list(chain) if "collocated" in modes else []
         if "hybrid" in modes:
-            found += self._refined(modes, found, guess_s, True, num_each)
-        found.sort(key=lambda candidate: candidate.step_s)
-        is_best = bool(found) and "hybrid" in modes and found[0].mode == "disaggregated"  # of a search that allows both
+            plans += self._refined(modes, plans, guess_s, True, num_each)
+        plans.sort(key=lambda candidate: candidate.step_s)
+        is_best = bool(plans) and "hybrid" in modes and plans[0].mode == "disaggregated"  # of a search that allows both
         if "disaggregated" in modes and self._generation and self._training and not is_best:
-            known = [candidate for candidate in found if candidate.mode == "disaggregated"]
-            found += self._refined(modes, known, guess_s, False, num_each)
-        found.sort(key=lambda candidate: candidate.step_s)
+            disaggregated = [candidate for candidate in plans if candidate.mode == "disaggregated"]
+            plans += self._refined(modes, disaggregated, guess_s, False, num_each)
+        plans.sort(key=lambda candidate: candidate.step_s)
         result: list[Candidate] = []
         for mode in modes:
-            of_mode = [candidate for candidate in found if candidate.mode == mode]
+            of_mode = [candidate for candidate in plans if candidate.mode == mode]
             distinct = [c for i, c in enumerate(of_mode) if c.tree not in [other.tree for other in of_mode[:i]]]
             result += [replace(c, step_s=max(c.step_s, self._least_step_s)) for c in distinct[:num_each]]
         return sorted(result, key=lambda candidate: candidate.step_s)
 
     def _refined(
-        self, modes: Sequence[Mode], known: Sequence[Candidate], guess_s: float, may_mix: bool, num_each: int
+        self, modes: Sequence[Mode], rivals: Sequence[Candidate], guess_s: float, may_mix: bool, num_each: int
     ) -> list[Candidate]:
         """Passes of ever smaller tolerance, each with the best plan so far as its bound, down to the one asked for.
         Where a pass has more rows than it may keep, only the best shapes found are searched on.
@@ -152,28 +152,28 @@ class Search:
             guess_s: bound to begin with, if a plan of the mode that is looked for keeps it.
         """
         sought: Mode = "hybrid" if may_mix else "disaggregated"
-        found: list[Candidate] = []
+        plans: list[Candidate] = []
         for tolerance in [*(level for level in _LEVELS if level > self._tolerance), self._tolerance]:
-            best_s = min((one.step_s for one in [*known, *found] if one.mode in modes), default=np.inf)
+            best_s = min((one.step_s for one in [*rivals, *plans] if one.mode in modes), default=np.inf)
             bounds_s = [best_s]
-            if not found and not any(one.mode == sought for one in known):  # there is to be one to compare others with
+            if not plans and not any(one.mode == sought for one in rivals):  # there is to be one to compare others with
                 bounds_s = [min(best_s, guess_s), _RUNNER_UP * min(best_s, guess_s), _RUNNER_UP * best_s]
             for bound_s in dict.fromkeys(bounds_s):
-                found += self._roots(bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
-                if any(one.mode == sought for one in [*known, *found]):
+                plans += self._roots(bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
+                if any(one.mode == sought for one in [*rivals, *plans]):
                     break
             if any(part.front.was_thinned for part in self._parts.values()):
                 self.was_thinned = True
-                wanted = [candidate for candidate in found if candidate.mode in modes]
-                return found + self._polished(wanted, tolerance, may_mix, num_each)
-        return found
+                eligible = [candidate for candidate in plans if candidate.mode in modes]
+                return plans + self._polished(eligible, tolerance, may_mix, num_each)
+        return plans
 
-    def _polished(self, found: Sequence[Candidate], passed: float, may_mix: bool, num_each: int) -> list[Candidate]:
+    def _polished(self, plans: Sequence[Candidate], passed: float, may_mix: bool, num_each: int) -> list[Candidate]:
         """What is better than all candidates, found at the tolerance `passed`, and cut as one of the best of them."""
         shapes: dict[object, Candidate] = {}
-        for candidate in sorted(found, key=lambda candidate: candidate.step_s):
+        for candidate in sorted(plans, key=lambda candidate: candidate.step_s):
             shapes.setdefault(shape(candidate.tree), candidate)
-        best_s = min((candidate.step_s for candidate in found), default=np.inf)
+        best_s = min((candidate.step_s for candidate in plans), default=np.inf)
         result: list[Candidate] = []
         for first in list(shapes.values())[:_NUM_SHAPES]:
             if first.step_s > best_s * (1 + 2 * passed):

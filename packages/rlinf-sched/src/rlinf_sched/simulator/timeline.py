@@ -110,11 +110,11 @@ class Timeline:
 
     def busiest_s(self, stage: str, *kinds: SpanKind) -> float:
         """Seconds that the stage's busiest instance spends on such spans in a step, the mean over the settled steps."""
-        found = np.concatenate([self.of(stage, kind) for kind in kinds])
-        found = found[self.step[found] >= self.first_settled]
+        spans = np.concatenate([self.of(stage, kind) for kind in kinds])
+        spans = spans[self.step[spans] >= self.first_settled]
         spent_s = np.zeros((self.num_steps - self.first_settled, self.num_instances[self.stages.index(stage)]))
-        place = (self.step[found] - self.first_settled, self.rank[found])
-        np.add.at(spent_s, place, self.end_s[found] - self.start_s[found])
+        place = (self.step[spans] - self.first_settled, self.rank[spans])
+        np.add.at(spent_s, place, self.end_s[spans] - self.start_s[spans])
         return float(spent_s.max(axis=1).mean())
 
     def devices_of(self, stage: str, rank: int) -> tuple[int, ...]:

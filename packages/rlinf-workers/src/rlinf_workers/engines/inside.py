@@ -202,13 +202,13 @@ class Inside:
         Raises: WeightMismatchError naming the tensors.
         """
         filled = self._filled.pop(edge, None)
-        found = None if filled is None else filled.policy_version
-        if filled is None or found != policy_version:
+        version = None if filled is None else filled.policy_version
+        if filled is None or version != policy_version:
             raise WeightMismatchError(
                 f"{edge}: version {policy_version} is expected, and this process was "
-                + ("not filled" if found is None else f"filled with version {found}"),
+                + ("not filled" if version is None else f"filled with version {version}"),
                 expected_version=policy_version,
-                found_version=found,
+                found_version=version,
             )
         served = self._parameters()
         where = _addresses(served)
@@ -247,11 +247,11 @@ def enter(ticket: str, model: Model, *, rank: int, sizes: Mapping[str, int], kin
         _INSIDE[address].enter(int(number))
 
 
-def check_held(held: HeldWeights, wanted: Mapping[str, BufferSpec]) -> None:
+def check_held(held: HeldWeights, expected: Mapping[str, BufferSpec]) -> None:
     """Whether a process has exactly these parameters. Raises: LayoutError naming those that differ."""
     faults = []
-    for name in sorted({*held.buffers, *wanted}):
-        has, needs = held.buffers.get(name), wanted.get(name)
+    for name in sorted({*held.buffers, *expected}):
+        has, needs = held.buffers.get(name), expected.get(name)
         if has is None and needs is not None:
             faults.append(f"{name} {list(needs.shape)} is missing")
         elif needs is None and has is not None:

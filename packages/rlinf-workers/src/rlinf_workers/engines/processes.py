@@ -149,10 +149,10 @@ class EngineReceiver:
 
         def check() -> None:
             answers: list[Attested] = self._processes.call("check", self._edge, policy_version)
-            found = [answer.policy_version for answer in answers]
-            if found != [policy_version] * len(found):
+            versions = [answer.policy_version for answer in answers]
+            if versions != [policy_version] * len(versions):
                 raise WeightMismatchError(
-                    f"{self._edge}: the engine's processes serve versions {found}, not {policy_version}",
+                    f"{self._edge}: the engine's processes serve versions {versions}, not {policy_version}",
                     expected_version=policy_version,
                 )
 
@@ -168,9 +168,9 @@ def _raise_first(processes: Sequence[_Process], answers: Sequence[CommandReply])
     text = "; ".join(f"{process.name}: {answer.text}" for process, answer in failed)
     if first.error_type == WeightSyncRefused.__name__:
         raise WeightSyncRefused(text)
-    known = getattr(errors, first.error_type, None)
-    if known is not None and issubclass(known, WeightMismatchError):
-        raise known(text, tensors=tuple(sorted({name for _, answer in failed for name in answer.tensors})))
-    if known is not None and issubclass(known, ValueError):  # LayoutError
-        raise known(text)
+    error_class = getattr(errors, first.error_type, None)
+    if error_class is not None and issubclass(error_class, WeightMismatchError):
+        raise error_class(text, tensors=tuple(sorted({name for _, answer in failed for name in answer.tensors})))
+    if error_class is not None and issubclass(error_class, ValueError):  # LayoutError
+        raise error_class(text)
     raise WorkersError(f"{first.error_type} in {text}")

@@ -31,14 +31,14 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
         shape, tp=sizes["tp"], ep=sizes.get("ep", 1), expert_tp=sizes.get("expert_tp"), num_ranks=len(held)
     )
     ranks = []
-    for number, (found, rank) in enumerate(zip(held, expected.ranks, strict=True)):
-        wanted = {
-            name: type(spec)(spec.shape, found.buffers[name].dtype if name in found.buffers else spec.dtype)
+    for number, (process, rank) in enumerate(zip(held, expected.ranks, strict=True)):
+        buffers = {
+            name: type(spec)(spec.shape, process.buffers[name].dtype if name in process.buffers else spec.dtype)
             for name, spec in rank.buffers.items()
         }
         try:
-            check_held(found, wanted)
+            check_held(process, buffers)
         except LayoutError as error:
             raise LayoutError(f"{config.get('model_type')}, engine process {number}: {error}") from error
-        ranks.append(RankLayout(wanted, rank.blocks))
+        ranks.append(RankLayout(buffers, rank.blocks))
     return renamed(Layout(expected.specs, tuple(ranks)), huggingface(shape, fused_experts=CONVERTS))

@@ -238,12 +238,12 @@ class Executor:
 
     def _open_channel(self, opened: _OpenFlow, channel: str) -> None:
         planned = opened.planned
-        told = planned.told_channels.get(channel)
-        readers = self._ranks_of(planned, [told] if told else planned.graph.readers(channel))
-        writers = self._ranks_of(planned, [told] if told else planned.graph.writers(channel))
+        stage = planned.told_channels.get(channel)
+        readers = self._ranks_of(planned, [stage] if stage else planned.graph.readers(channel))
+        writers = self._ranks_of(planned, [stage] if stage else planned.graph.writers(channel))
         nodes = {rank: self._groups.node(*rank) for rank in (*readers, *writers)}
         home = home_of(nodes[rank] for rank in readers)
-        num_keys = planned.plan.stage(told).num_ranks if told else 1
+        num_keys = planned.plan.stage(stage).num_ranks if stage else 1
         spec = ChannelSpec(
             name=f"{planned.flow.name}.{channel}",
             capacity_items=CHANNEL_ITEMS * num_keys,
@@ -257,8 +257,8 @@ class Executor:
             return
         keeper, rank = next(rank for rank in readers if nodes[rank] == home)
         opened.keepers[channel] = f"{keeper}/{rank}"
-        asked = self._groups[keeper].handles[rank].call("open_channel", spec, home)
-        (place,) = self._groups.gather([asked])
+        future = self._groups[keeper].handles[rank].call("open_channel", spec, home)
+        (place,) = self._groups.gather([future])
         opened.places[channel], opened.channels[channel] = place, open_channel(place.seen_from(DRIVERS_NODE))
 
     def _ranks_of(self, planned: PlannedFlow, stages: Sequence[str]) -> list[tuple[str, int]]:
@@ -342,11 +342,11 @@ class Executor:
         try:
             self._groups.gather(futures, timeout_s)
         except TimeoutError as error:
-            found = self.explanation = self.explain(self.snapshot())
+            explanation = self.explanation = self.explain(self.snapshot())
             self._give_up(under_way, "the run passed its deadline")
             raise StepTimeout(
                 f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s\n"
-                + "\n".join(graph_lines(found))
+                + "\n".join(graph_lines(explanation))
             ) from error
         except BaseException as error:
             if isinstance(error, WorkerLost):
@@ -385,10 +385,10 @@ class Executor:
     ) -> list[tuple[StageCall, int, Future[StageOutcome]]]:
         planned, started = opened.planned, []
         addresses = {name: channel.address for name, channel in opened.channels.items()}
-        told = {stage: channel for channel, stage in planned.told_channels.items()}
+        replica_channels = {stage: channel for channel, stage in planned.told_channels.items()}
         for rank, lane, call in planned.stage_calls(addresses, self._weights.versions, context):
             worker = planned.graph.stage(call.stage).worker
-            there = placed(call, self._groups.node(worker, rank), opened.places, told.get(call.stage))
+            there = placed(call, self._groups.node(worker, rank), opened.places, replica_channels.get(call.stage))
             handle = self._groups[worker].handles[rank]
             started.append((call, rank, handle.call("run_stage", there, lane=lane)))
         return started
@@ -450,20 +450,20 @@ class Executor:
         for record in snapshot.processes:
             if record.host != platform.node():
                 hosts[record.host].append(record)
-        found: list[ProcessSight] = []
+        processes: list[ProcessSight] = []
         for records in hosts.values():
             order = msgspec.json.encode(records)
             workers = [record.name for record in records if " " not in record.name]
-            asked = [
+            futures = [
                 self._groups.handle(worker).call("look_at_processes", order, lane=LOOK_LANE)
                 for worker in workers[:NUM_ASKED]
             ]
             with suppress(concurrent.futures.TimeoutError):
-                for one in concurrent.futures.as_completed(asked, LOOK_S):
+                for one in concurrent.futures.as_completed(futures, LOOK_S):
                     if one.exception() is None:
-                        found += msgspec.json.decode(one.result(), type=list[ProcessSight])
+                        processes += msgspec.json.decode(one.result(), type=list[ProcessSight])
                         break
-        return found
+        return processes
 
     def _processes(self) -> Iterator[ProcessRecord]:
         """The driver, and the workers that are up."""

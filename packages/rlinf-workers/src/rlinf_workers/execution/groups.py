@@ -93,9 +93,9 @@ class RunningGroups:
 
     def check_place(self, flow: str, name: str, placed: StagePlan) -> None:
         """Raises: FlowDefinitionError, where the group runs elsewhere."""
-        wanted, runs = (_describe_place(stage) for stage in (placed, self._placements.get(name, placed)))
-        if runs != wanted:
-            raise FlowDefinitionError(f"flow {flow!r}: worker {name!r} runs on {runs}; the plan wants {wanted}")
+        planned, runs = (_describe_place(stage) for stage in (placed, self._placements.get(name, placed)))
+        if runs != planned:
+            raise FlowDefinitionError(f"flow {flow!r}: worker {name!r} runs on {runs}; the plan wants {planned}")
 
     def node(self, name: str, rank: int) -> int:
         """The machine of a rank; the driver's for one without devices."""
@@ -188,17 +188,17 @@ class RunningGroups:
             if gone := _gone(name, group.num_ranks, conditions):
                 self._replace(name, gone)
                 replaced.add(name)
-        return replaced, {role_and_rank(worker)[0] for worker, found in conditions.items() if found.has_begun}
+        return replaced, {role_and_rank(worker)[0] for worker, condition in conditions.items() if condition.has_begun}
 
     def _conditions(self, broken: Collection[str], context: StepContext | None) -> dict[str, Condition]:
         """Worker -> how it is, for those that can be used."""
-        asked = {
+        futures = {
             worker: handle.call("condition_after_run", context, lane=LEAVE_LANE)
             for worker, handle in self.handles().items()
             if worker not in broken and not handle.is_lost
         }
-        found = zip(asked, self.gather(list(asked.values())), strict=True)
-        return {worker: condition for worker, condition in found if not condition.is_spent}
+        conditions = zip(futures, self.gather(list(futures.values())), strict=True)
+        return {worker: condition for worker, condition in conditions if not condition.is_spent}
 
     def _replace(self, name: str, ranks: Sequence[int]) -> None:
         handles = self._running[name].handles

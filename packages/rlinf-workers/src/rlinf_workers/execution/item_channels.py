@@ -102,11 +102,11 @@ def home_of(readers: Iterable[int]) -> int:
     return min(counted, key=lambda node: (-counted[node], node)) if counted else DRIVERS_NODE
 
 
-def placed(call: StageCall, node: int, places: dict[str, ChannelPlace], told: str | None) -> StageCall:
+def placed(call: StageCall, node: int, places: dict[str, ChannelPlace], replica_channel: str | None) -> StageCall:
     """The call for a rank of that node: its ports lead to where the channels are, seen from there."""
     return replace(
         call,
         reads=tuple(replace(port, address=places[port.channel].seen_from(node)) for port in call.reads),
         writes=tuple(replace(port, address=places[port.channel].seen_from(node)) for port in call.writes),
-        told=None if told is None else places[told].seen_from(node),
+        told=None if replica_channel is None else places[replica_channel].seen_from(node),
     )

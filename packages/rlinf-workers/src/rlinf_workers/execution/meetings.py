@@ -36,8 +36,8 @@ class Meetings:
     def __call__(self, worker: str, endpoint: Endpoint | None, reply: Callable[[Endpoint], None]) -> None:
         role, _ = role_and_rank(worker)
         with self._lock:
-            said = self._endpoints[role]
+            future = self._endpoints[role]
         if endpoint is not None:
-            said.set_result(endpoint)
+            future.set_result(endpoint)
         else:
-            said.add_done_callback(lambda known: reply(known.result()))
+            future.add_done_callback(lambda done: reply(done.result()))

@@ -80,12 +80,12 @@ class Reader(Generic[T]):
         """The next chunk, empty at the end. A stage that knows how many items are still to come before the channel
         closes says how many to wait for `at_most`."""
         self._stage.end_chunk()
-        wanted = min(self._port.granularity, at_most) or self._port.granularity or at_most
+        num_items = min(self._port.granularity, at_most) or self._port.granularity or at_most
         # In a cycle the item is never there yet: a look that fails would cost more than the pause.
-        if self._port.of_own_turn or not self._gather(wanted, timeout_s=0.0):
+        if self._port.of_own_turn or not self._gather(num_items, timeout_s=0.0):
             with self._stage.waiting("items", self._port.channel, keeps_lease=self._port.of_own_turn):
-                self._gather(wanted, timeout_s=None)
-        return self._begin(wanted)
+                self._gather(num_items, timeout_s=None)
+        return self._begin(num_items)
 
     def ready_chunk(self) -> list[T]:
         """The next chunk where it is there already, for a stage that can take more while it computes; else empty."""
@@ -110,9 +110,9 @@ class Reader(Generic[T]):
         chunk, self._ready = self._ready[:size], self._ready[size:]
         return chunk
 
-    def _gather(self, wanted: int, timeout_s: float | None) -> bool:
+    def _gather(self, num_items: int, timeout_s: float | None) -> bool:
         """Takes entries until a chunk is there or the channel is closed; False when that did not come in time."""
-        while not self._closed and (wanted == WHOLE_BATCH or len(self._ready) < wanted):
+        while not self._closed and (num_items == WHOLE_BATCH or len(self._ready) < num_items):
             try:
                 entries = self._channel.take(keys=self._keys, timeout_s=timeout_s)
             except ChannelTimeout:

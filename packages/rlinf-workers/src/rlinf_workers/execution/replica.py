@@ -32,13 +32,13 @@ class FirstRank:
         self,
         name: str,
         channel: Channel | FarChannel,
-        told: Channel,
+        replica_channel: Channel,
         identity: Identity,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._name = name
         self._channel = channel
-        self._told = told
+        self._told = replica_channel
         self._others = range(identity.rank + 1, identity.rank + identity.num_ranks_per_replica)
         self._waiting = waiting
 
@@ -78,12 +78,12 @@ class OtherRank:
     def __init__(
         self,
         name: str,
-        told: Channel,
+        replica_channel: Channel,
         identity: Identity,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._name = name
-        self._told = told
+        self._told = replica_channel
         self._worker = identity.name
         self._keys = [identity.rank]
         self._waiting = waiting

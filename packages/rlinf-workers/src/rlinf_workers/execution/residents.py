@@ -98,7 +98,7 @@ def _when_gone(leaving: Sequence[tuple[str, Future[Span]]], ready: Ready, why: s
 
     def go_on(left: Future[Span]) -> None:
         error = left.exception()
-        found = f"{worker} did not take its state off the devices: {type(error).__name__}: {error}" if error else ""
-        _when_gone(others, ready, why or found)
+        message = f"{worker} did not take its state off the devices: {type(error).__name__}: {error}" if error else ""
+        _when_gone(others, ready, why or message)
 
     left.add_done_callback(go_on)

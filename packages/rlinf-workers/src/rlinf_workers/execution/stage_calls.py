@@ -213,5 +213,5 @@ class PlannedFlow:
             discards=placed.offload and self._are_renewed(stage.worker, versions),
             receives={edge.name: version for edge, version in versions.items() if edge.target == stage.worker},
             publishes=tuple(edge.name for edge in versions if edge.source == stage.worker and stage.trains),
-            told=next((addresses[channel] for channel, told in self.told_channels.items() if told == name), None),
+            told=next((addresses[channel] for channel, owner in self.told_channels.items() if owner == name), None),
         )

@@ -84,12 +84,12 @@ class StageRunner(Pauses):
                 self._channel(port).close()
         if call.told is not None:
             self._end_telling(open_channel(call.told))
-        metrics, shown = self._host.metrics.drain(), self._host.shown
+        metrics, rows = self._host.metrics.drain(), self._host.shown
         notes, self._host.shown, self._host.notes = self._host.notes, [], []
         return StageOutcome(
             metrics=metrics if self._is_first else {},
             spans=self._spans,
-            shown=shown if self._is_first else [],
+            shown=rows if self._is_first else [],
             notes=notes,
             policy_version=self._worker.policy_version,
         )
@@ -110,11 +110,13 @@ class StageRunner(Pauses):
         """A port's channel, as this rank of its replica uses it."""
         if self._call.told is None:
             return self._channel(port)
-        told, waits = open_channel(self._call.told), self._host.waits
+        replica_channel, waits = open_channel(self._call.told), self._host.waits
         if self._is_first:
             waiting = functools.partial(waits.waiting, "other ranks")
-            return FirstRank(port.channel, self._channel(port), told, self._host.identity, waiting)
-        return OtherRank(port.channel, told, self._host.identity, functools.partial(waits.waiting, "first rank"))
+            return FirstRank(port.channel, self._channel(port), replica_channel, self._host.identity, waiting)
+        return OtherRank(
+            port.channel, replica_channel, self._host.identity, functools.partial(waits.waiting, "first rank")
+        )
 
     def _channel(self, port: Port) -> Channel | FarChannel:
         asking = functools.partial(self._host.waits.waiting, "door", port.channel)
@@ -122,12 +124,12 @@ class StageRunner(Pauses):
             channel = open_channel(port.address)
         return FarChannel(channel, asking) if channel.is_remote else channel
 
-    def _end_telling(self, told: Channel) -> None:
+    def _end_telling(self, replica_channel: Channel) -> None:
         if self._is_first:
-            told.close()
+            replica_channel.close()
             return
         with self._host.waits.waiting("first rank"):
-            while told.take(keys=[self._host.identity.rank]):
+            while replica_channel.take(keys=[self._host.identity.rank]):
                 pass  # a body need not read to the end
 
     # -- Pauses ----------------------------------------------------------------------------------------------------

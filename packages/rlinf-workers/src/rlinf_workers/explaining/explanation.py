@@ -67,8 +67,8 @@ def look_here(records: Sequence[ProcessRecord]) -> list[ProcessSight]:
     """All of some processes of this host; takes seconds."""
     states = process_states(records)
     with ThreadPoolExecutor(max_workers=8) as threads:
-        found = threads.map(lambda record: _look(record, states[record.name], True, None), records)
-        stacks = [look.stacks or Stacks(source="no stack: the process is gone") for look in found]
+        looks = threads.map(lambda record: _look(record, states[record.name], True, None), records)
+        stacks = [look.stacks or Stacks(source="no stack: the process is gone") for look in looks]
     return [
         ProcessSight(name=record.name, state=states[record.name], stacks=taken)
         for record, taken in zip(records, stacks, strict=True)
@@ -101,8 +101,8 @@ def explain(
         unknown = {name for name, state in states.items() if state.condition in ("gone", "stopped", "unknown")}
         names = _may_meet(graph, snapshot) - taken.keys() - unknown
         meeting = [record for record in snapshot.processes if record.name in names]
-        found = threads.map(lambda record: stacks_of(record, is_stopped=False), meeting)
-        taken |= {record.name: stacks for record, stacks in zip(meeting, found, strict=True)}
+        meeting_stacks = threads.map(lambda record: stacks_of(record, is_stopped=False), meeting)
+        taken |= {record.name: stacks for record, stacks in zip(meeting, meeting_stacks, strict=True)}
     if inside := _backend_waits(graph, snapshot, taken):
         graph = wait_graph(replace(snapshot, waits=(*waits, *inside)), halted)
     chosen = {record.name for record in snapshot.processes} if every else {*_to_look_at(graph, snapshot), *suspects}
@@ -120,12 +120,12 @@ def _may_meet(graph: WaitGraph, snapshot: Snapshot) -> set[str]:
     collective that their backend makes by itself, which their stacks show."""
     silent = {node.name: node.process for node in graph.nodes if node.wait is None}
     culprits = {name for culprit in graph.culprits if culprit.cause == "busy" for name in culprit.nodes}
-    found: set[str] = set()
+    workers: set[str] = set()
     for stage in snapshot.stages:
         names = {f"{stage.worker}/{rank} {stage.name}" for rank in stage.unfinished}
         if names & culprits & silent.keys() and len(_ranks(stage.worker, snapshot)) > 1:
-            found |= {silent[name] for name in sorted(names & silent.keys())[:NUM_MEETING]}
-    return found
+            workers |= {silent[name] for name in sorted(names & silent.keys())[:NUM_MEETING]}
+    return workers
 
 
 def _backend_waits(graph: WaitGraph, snapshot: Snapshot, taken: Mapping[str, Stacks]) -> list[Wait]:

@@ -99,8 +99,8 @@ class _Maker:
     def _bare(self) -> dict[str, WaitNode]:
         """All nodes, without edges."""
         # What was told before this run of the flow began belongs to the one before it.
-        told = (wait for wait in self._snapshot.waits if wait.since_s >= self._snapshot.began_s)
-        waits = {(wait.waiter, wait.stage): wait for wait in told}
+        current_waits = (wait for wait in self._snapshot.waits if wait.since_s >= self._snapshot.began_s)
+        waits = {(wait.waiter, wait.stage): wait for wait in current_waits}
         nodes = []
         for stage in self._snapshot.stages:
             for rank in stage.unfinished:
@@ -179,8 +179,8 @@ class _Maker:
                 movers += [f"{other.worker}/{rank} {other.name}" for rank in first]
         movers += [beside.name for beside in self._besides(wait)]
         movers.append(f"{DRIVER}: {'feeds' if wait.kind == 'items' else 'collects'} {wait.of}")
-        found = [one for one in self._snapshot.channels if one.name == wait.of]
-        remark = "".join(f"{one.num_entries} entries, {one.num_bytes} of {one.capacity_bytes} bytes" for one in found)
+        states = [one for one in self._snapshot.channels if one.name == wait.of]
+        remark = "".join(f"{one.num_entries} entries, {one.num_bytes} of {one.capacity_bytes} bytes" for one in states)
         return replace(node, whose_move=_known(self._bare, movers), remark=remark)
 
     def _in_collective(self, node: WaitNode, wait: Wait) -> WaitNode:
@@ -271,7 +271,7 @@ def _waiting_for(nodes: Mapping[str, WaitNode]) -> dict[str, set[str]]:
     for node in nodes.values():
         for name in node.whose_move:
             direct[name].add(node.name)
-    found = {}
+    waiting = {}
     for name in nodes:
         seen: set[str] = set()
         ahead = [name]
@@ -279,15 +279,15 @@ def _waiting_for(nodes: Mapping[str, WaitNode]) -> dict[str, set[str]]:
             new = direct[ahead.pop()] - seen
             seen |= new
             ahead += new
-        found[name] = seen
-    return found
+        waiting[name] = seen
+    return waiting
 
 
 def _circles(waiting: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
     """Groups of nodes each of which waits for each other, by name."""
-    found = []
+    circles = []
     for name, behind in waiting.items():
         circle = tuple(sorted(other for other in behind if name in waiting[other] or other == name))
-        if name in behind and circle not in found:
-            found.append(circle)
-    return found
+        if name in behind and circle not in circles:
+            circles.append(circle)
+    return circles

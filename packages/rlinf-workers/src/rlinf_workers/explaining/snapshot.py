@@ -97,8 +97,8 @@ def own_process_name(wait: Wait, process: OwnProcess) -> str:
 
 def own_processes(waits: Iterable[Wait], workers: Mapping[str, ProcessRecord]) -> Iterator[ProcessRecord]:
     """Those that workers have started and wait for, each once; they write to the log of their worker."""
-    found = {own_process_name(wait, process): (wait, process) for wait in waits for process in wait.processes}
-    for name, (wait, process) in found.items():
+    by_name = {own_process_name(wait, process): (wait, process) for wait in waits for process in wait.processes}
+    for name, (wait, process) in by_name.items():
         if (worker := workers.get(wait.waiter)) is not None:
             yield ProcessRecord(
                 name=name,

@@ -87,9 +87,9 @@ def stacks_of(record: ProcessRecord, *, is_stopped: bool) -> Stacks:
     program = program or shutil.which("py-spy")
     if program is not None:
         for options in (["--native"], [], ["--nonblocking"]):
-            found = _by_py_spy(program, record.pid, options)
-            if found is not None:
-                return found
+            stacks = _by_py_spy(program, record.pid, options)
+            if stacks is not None:
+                return stacks
     if is_stopped:
         return Stacks(source="no stack: a stopped process does not answer; py-spy (pip install py-spy) may look at it")
     return _by_faulthandler(record)
@@ -129,7 +129,7 @@ def _by_py_spy(program: str, pid: int, options: Sequence[str]) -> Stacks | None:
         threads = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    found = tuple(
+    stacks = tuple(
         ThreadStack(
             thread=thread["thread_name"] or "",
             frames=tuple(
@@ -138,7 +138,7 @@ def _by_py_spy(program: str, pid: int, options: Sequence[str]) -> Stacks | None:
         )
         for thread in threads
     )
-    return Stacks(source=" ".join(["py-spy", *options]), threads=found) if found else None
+    return Stacks(source=" ".join(["py-spy", *options]), threads=stacks) if stacks else None
 
 
 def _by_faulthandler(record: ProcessRecord) -> Stacks:

@@ -74,9 +74,9 @@ def graph_lines(explanation: RunExplanation, *, every: bool = False) -> Iterator
     for culprit in culprits[:1] if not _is_on_time(explanation) else ():
         look = explanation.looks.get(explanation.processes_of(culprit)[0])
         yield f"what to do: {WHAT_TO_DO[culprit.cause].format(pid=look.record.pid if look else '')}"
-    shown = culprits[1:] if every else culprits[1:NUM_CULPRITS]
-    yield from (f"also: {_culprit_text(explanation, culprit)}" for culprit in shown)
-    if left := len(culprits) - 1 - len(shown):
+    others = culprits[1:] if every else culprits[1:NUM_CULPRITS]
+    yield from (f"also: {_culprit_text(explanation, culprit)}" for culprit in others)
+    if left := len(culprits) - 1 - len(others):
         yield f"and {left} more"
     waiting = [node for node in explanation.graph.nodes if node.wait is not None]
     if waiting:

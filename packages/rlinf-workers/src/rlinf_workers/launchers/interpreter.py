@@ -75,18 +75,18 @@ def examine_interpreter(python: str | Path) -> Interpreter:
             than here.
     """
     path, own = os.fspath(python), own_hello("worker")
-    found = _answer(path, ",".join(PACKAGES))
-    missing = [name for name in PACKAGES if name not in found["folders"]]
+    answer = _answer(path, ",".join(PACKAGES))
+    missing = [name for name in PACKAGES if name not in answer["folders"]]
     if missing:
         raise InterpreterRefused(
             f"{path}: {' and '.join(missing)} cannot be found in its environment; install what the driver has: "
             f"{path} -m pip install {' '.join(missing)}"
         )
-    why = disagreement(own, Hello(interpreter=path, python=found["python"], protocols=found["protocols"]))
+    why = disagreement(own, Hello(interpreter=path, python=answer["python"], protocols=answer["protocols"]))
     if why is not None:
         raise InterpreterRefused(why)
-    folders = {name: Path(folder) for name, folder in found["folders"].items()}
-    return Interpreter(path=path, python=found["python"], packages=found["packages"], folders=folders)
+    folders = {name: Path(folder) for name, folder in answer["folders"].items()}
+    return Interpreter(path=path, python=answer["python"], packages=answer["packages"], folders=folders)
 
 
 def own_protocols() -> dict[str, int]:
@@ -150,5 +150,5 @@ def _answer(path: str, names: str) -> dict:
     except OSError as error:
         raise InterpreterRefused(f"{path} cannot be run: {error.strerror}; give the path of its `python`") from error
     except ValueError as error:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise InterpreterRefused(f"{path} is no Python interpreter: it said {said[:200]!r}") from error
+        last_line = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise InterpreterRefused(f"{path} is no Python interpreter: it said {last_line[:200]!r}") from error

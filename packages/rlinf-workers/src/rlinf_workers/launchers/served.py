@@ -288,8 +288,8 @@ class ServingLauncher:
     def _serve_request(self, worker: ServedWorker, request: messages.Request) -> None:
         handler = self._services.get(request.service)
         if handler is None:
-            known = sorted(self._services)
-            return self._declare_lost(worker, f"asked for an unknown service {request.service!r}; there are {known}")
+            names = sorted(self._services)
+            return self._declare_lost(worker, f"asked for an unknown service {request.service!r}; there are {names}")
 
         def reply(value: Any) -> None:
             if request.call_id >= 0:
@@ -344,6 +344,6 @@ def describe_exit(exit_code: int | None) -> str:
     if exit_code is None:
         return "closed its connection without exiting"
     if exit_code < 0:
-        known = {int(number): number.name for number in signal.Signals}
-        return f"killed by {known.get(-exit_code, f'signal {-exit_code}')}"
+        signal_names = {int(number): number.name for number in signal.Signals}
+        return f"killed by {signal_names.get(-exit_code, f'signal {-exit_code}')}"
     return f"exited with code {exit_code}"

@@ -47,8 +47,8 @@ def answers_of_states(
     }
     if not entropies:
         return ModelOutputs(logprobs=head_logprobs(states, head.weight, ids, temperature, **settings))
-    logprobs, found = head_logprobs_and_entropy(states, head.weight, ids, temperature, **settings)
-    return ModelOutputs(logprobs=logprobs, entropies=found)
+    logprobs, entropy = head_logprobs_and_entropy(states, head.weight, ids, temperature, **settings)
+    return ModelOutputs(logprobs=logprobs, entropies=entropy)
 
 
 def logit_norms_of_states(model: Any, states: Tensor, ids: Tensor, temperature: float) -> Tensor:
@@ -60,9 +60,9 @@ def logit_norms_of_states(model: Any, states: Tensor, ids: Tensor, temperature: 
     """
     head, softcap = model.get_output_embeddings(), getattr(model.config, "final_logit_softcapping", None)
     num_rows = max(1, MAX_LOGITS_BYTES // (4 * head.out_features))
-    found = []
+    norms = []
     for rows, row_ids in zip(states.flatten(0, -2).split(num_rows), ids.flatten().split(num_rows), strict=True):
         logits = nn.functional.linear(rows, head.weight, head.bias)
         logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-        found.append(logit_norms(logits, row_ids, temperature))
-    return torch.cat(found).view(ids.shape)
+        norms.append(logit_norms(logits, row_ids, temperature))
+    return torch.cat(norms).view(ids.shape)

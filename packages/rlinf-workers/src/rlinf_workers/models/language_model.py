@@ -176,13 +176,13 @@ def _tags(tokens: Mapping[str, int]) -> set[int]:
 
     Example: <think> and </think>, [THINK] and [/THINK], <|begin_of_thought|> and <|end_of_thought|>.
     """
-    found = set()
+    tags = set()
     for text, token in tokens.items():
         closing = {f"{text[:1]}/{text[1:]}", f"{text[:2]}/{text[2:]}"}
         closing |= {text.replace(begin, "end") for begin in ("begin", "start") if begin in text}
         for other in closing & tokens.keys():
-            found |= {token, tokens[other]}
-    return found
+            tags |= {token, tokens[other]}
+    return tags
 
 
 def _json_of(path: Path) -> dict[str, Any]:

@@ -105,15 +105,15 @@ def _chosen_targets(
     modules = {name: module for name, module in model.named_modules() if name}
     chosen = dict(linear) if tuple(targets) == (ALL_LINEAR,) else {}
     for target in targets if not chosen else ():
-        found = _matching(modules, [target])
-        if not found:
+        matches = _matching(modules, [target])
+        if not matches:
             ends = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             raise ValueError(f"{target!r} is no layer of {kind}; use {ALL_LINEAR}, or of {ends}")
-        if not found & linear.keys():
-            name = min(found)
+        if not matches & linear.keys():
+            name = min(matches)
             what = others if isinstance(modules[name], nn.Linear) else f"a {type(modules[name]).__name__}"
             raise ValueError(f"{target!r} means {name}, {what}; only linear layers below the head have adapters")
-        chosen |= {name: linear[name] for name in found & linear.keys()}
+        chosen |= {name: linear[name] for name in matches & linear.keys()}
     ends = sorted({name.rpartition(".")[2] for name in chosen})
     short = ends if _matching(modules, ends) == chosen.keys() else sorted(chosen)
     return tuple(short), {name: (layer.in_features, layer.out_features) for name, layer in chosen.items()}
@@ -189,8 +189,8 @@ class LoraModel(ModelAdapter):
         loads onto the base, which stays where it is."""
         self._base.describe(folder)
         self._peft_config(trains=False).save_pretrained(folder)
-        said = {"digest": self._lora.base_digest, "dtype": self._settings.dtype}
-        Path(folder, BASE_FILE).write_text(json.dumps(said), encoding="utf-8")
+        base = {"digest": self._lora.base_digest, "dtype": self._settings.dtype}
+        Path(folder, BASE_FILE).write_text(json.dumps(base), encoding="utf-8")
 
     @torch.no_grad()
     def load(self, model: Any, folder: str) -> None:
@@ -198,17 +198,17 @@ class LoraModel(ModelAdapter):
         if not is_adapter(folder):
             raise ValueError(f"{folder}: holds a whole model, and actor.lora trains an adapter; leave actor.lora out")
         check_base(folder, self._lora.base_digest, self._settings.folder)
-        found, own = load_file(f"{folder}/{ADAPTER_WEIGHTS}"), self.saved(tensors_of(model))
-        said = {name: tuple(tensor.shape) for name, tensor in found.items()}
-        wanted = {peft_name(name): tuple(tensor.shape) for name, tensor in own.items()}
-        if said != wanted:
-            name = sorted(said.items() ^ wanted.items())[0][0]
+        tensors, own = load_file(f"{folder}/{ADAPTER_WEIGHTS}"), self.saved(tensors_of(model))
+        saved = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        needs = {peft_name(name): tuple(tensor.shape) for name, tensor in own.items()}
+        if saved != needs:
+            name = sorted(saved.items() ^ needs.items())[0][0]
             raise ValueError(
-                f"{folder}: {name} is {said.get(name, 'absent')} there and {wanted.get(name, 'absent')} by actor.lora; "
+                f"{folder}: {name} is {saved.get(name, 'absent')} there and {needs.get(name, 'absent')} by actor.lora; "
                 "use the rank and the targets that it was trained with"
             )
         for name, tensor in own.items():
-            tensor.copy_(found[peft_name(name)])
+            tensor.copy_(tensors[peft_name(name)])
 
     def _peft_config(self, *, trains: bool) -> LoraConfig:
         from peft import LoraConfig
@@ -248,8 +248,8 @@ def write_merged(folder: str, output: str, dtype: str | None = None) -> None:
     Args:
         dtype: in which it is made; None: in that of the weights that the adapter was trained on.
     """
-    said: dict[str, str] = json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))
-    merged_model(folder, getattr(torch, dtype or said["dtype"])).save_pretrained(output)
+    base: dict[str, str] = json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))
+    merged_model(folder, getattr(torch, dtype or base["dtype"])).save_pretrained(output)
     load_tokenizer(folder).save_pretrained(output)
 
 
@@ -261,14 +261,14 @@ def add_adapter(policy: nn.Module, folder: str) -> None:
     """
     config = json.loads(Path(folder, ADAPTER_CONFIG).read_text(encoding="utf-8"))
     scale, tensors = config["lora_alpha"] / config["r"], policy.state_dict()
-    found = {name.removeprefix(PEFT_PREFIX): t for name, t in load_file(f"{folder}/{ADAPTER_WEIGHTS}").items()}
+    adapter = {name.removeprefix(PEFT_PREFIX): t for name, t in load_file(f"{folder}/{ADAPTER_WEIGHTS}").items()}
     a, b = ".lora_A.weight", ".lora_B.weight"
     changes = {
-        f"{name.removesuffix(a)}.weight": LowRank(a=t, b=found[name.removesuffix(a) + b], scale=scale)
-        for name, t in found.items()
+        f"{name.removesuffix(a)}.weight": LowRank(a=t, b=adapter[name.removesuffix(a) + b], scale=scale)
+        for name, t in adapter.items()
         if name.endswith(a)
     }
-    heads = {name: t for name, t in found.items() if not name.endswith((a, b))}
+    heads = {name: t for name, t in adapter.items() if not name.endswith((a, b))}
     shapes = {name: [len(change.b), change.a.shape[1]] for name, change in changes.items()}
     shapes |= {name: list(t.shape) for name, t in heads.items()}
     for name, shape in shapes.items():
@@ -285,10 +285,10 @@ def base_of(folder: str) -> str:
 
 def check_base(folder: str, digest: str, base: str) -> None:
     """Raises: ValueError unless the adapter in a folder was trained on the base of that digest."""
-    said = json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))["digest"]
-    if said != digest:
+    actual = json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))["digest"]
+    if actual != digest:
         raise ValueError(
-            f"{folder}: its adapter was trained on another base than {base} (digest {said[:12]}, not {digest[:12]}); "
+            f"{folder}: its adapter was trained on another base than {base} (digest {actual[:12]}, not {digest[:12]}); "
             f"it was {base_of(folder)}"
         )
 

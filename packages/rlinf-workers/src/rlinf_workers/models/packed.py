@@ -46,10 +46,10 @@ class PackedBatch:
         """[M], the completion tokens."""
         return self.completion_ids[self.loss_mask != 0]
 
-    def spread(self, found: Tensor) -> Tensor:
+    def spread(self, values: Tensor) -> Tensor:
         """[M] -> [B, T], 0 outside the mask."""
-        zeros = found.new_zeros(self.loss_mask.shape)
-        return zeros.masked_scatter(self.loss_mask != 0, found)
+        zeros = values.new_zeros(self.loss_mask.shape)
+        return zeros.masked_scatter(self.loss_mask != 0, values)
 
     def to(self, device: torch.device) -> PackedBatch:
         names = ("token_ids", "position_ids", "attention", "answers_at", "completion_ids", "loss_mask")
@@ -114,7 +114,7 @@ def _call(model: Any, called: Any, batch: PackedBatch, **arguments: Any) -> Any:
     attention = batch.attention
     with packed(model):
         attention.num_calls = 0
-        found = called(
+        outputs = called(
             input_ids=batch.token_ids[None],
             position_ids=batch.position_ids[None],
             use_cache=False,
@@ -126,4 +126,4 @@ def _call(model: Any, called: Any, batch: PackedBatch, **arguments: Any) -> Any:
             f"{type(model).__name__}: {attention.num_calls} of {model.config.num_hidden_layers} layers kept the packed "
             "sequences apart; leave actor.max_tokens_per_micro_batch out"
         )
-    return found
+    return outputs

@@ -66,15 +66,15 @@ class PackedAttention:
         """
         self.num_calls += 1
         rows = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]  # [N, H * D] each
-        size, found = query.shape[-1], []
+        size, outputs = query.shape[-1], []
         for block in self.blocks:
             q, k, v = (
                 row.index_select(0, places.flatten()).view(*places.shape, -1, size).transpose(1, 2)
                 for row, places in zip(rows, (block.queries, block.keys, block.keys), strict=True)
             )
             answer = _causal(q, k, v, scale, window, softcap)  # [b, H, Q, D]
-            found.append(answer.transpose(1, 2).flatten(2).flatten(0, 1))
-        answers = torch.cat(found).index_select(0, self._answers)
+            outputs.append(answer.transpose(1, 2).flatten(2).flatten(0, 1))
+        answers = torch.cat(outputs).index_select(0, self._answers)
         return answers.view(1, len(answers), -1, size)
 
 

@@ -95,13 +95,13 @@ class KeptParts(TorchFunctionMode):
         return self._whole[1].as_strided(target.shape, target.stride(), target.storage_offset())
 
     def _registered(self, parameter: nn.Parameter) -> nn.Parameter:
-        made = _on_meta(parameter)
-        self._seen.append(made)
+        placeholder = _on_meta(parameter)
+        self._seen.append(placeholder)
         if not parameter.is_meta:
-            self._parts[_storage(made)] = self._part(parameter.detach())
+            self._parts[_storage(placeholder)] = self._part(parameter.detach())
         else:  # tied to one that is known, or made without memory
-            self._parts.setdefault(_storage(made), None)
-        return made
+            self._parts.setdefault(_storage(placeholder), None)
+        return placeholder
 
     def _cut(self) -> None:
         if self._whole is not None:
@@ -129,9 +129,9 @@ def _storage(tensor: Tensor) -> int:
 def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
     if parameter.is_meta:
         return parameter
-    made = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-    vars(made).update(vars(parameter))
-    return made
+    placeholder = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+    vars(placeholder).update(vars(parameter))
+    return placeholder
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def recorded_routers(model: Any) -> Iterator[list[list[Tensor]]]:
     routers = [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
     if not routers:
         raise ValueError(f"{type(model).__name__} has no routers; leave algorithm.router_aux_coef out")
-    found: list[list[Tensor]] = [[] for _ in routers]
+    by_router: list[list[Tensor]] = [[] for _ in routers]
 
     def hook(calls: list[Tensor]) -> Any:
         def record(module: Any, inputs: Any, output: Any) -> None:
@@ -45,9 +45,9 @@ def recorded_routers(model: Any) -> Iterator[list[list[Tensor]]]:
 
         return record
 
-    handles = [router.register_forward_hook(hook(calls)) for router, calls in zip(routers, found, strict=True)]
+    handles = [router.register_forward_hook(hook(calls)) for router, calls in zip(routers, by_router, strict=True)]
     try:
-        yield found
+        yield by_router
     finally:
         for handle in handles:
             handle.remove()

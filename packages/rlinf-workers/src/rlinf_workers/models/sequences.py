@@ -106,7 +106,7 @@ def _before_completions(outputs: Callable[..., Tensor], config: Any, batch: Sequ
     prompts = outputs(
         input_ids=batch.prompt_ids, **as_cache(cache), logits_to_keep=1, use_cache=True, **_positions(mask, width)
     )
-    found = prompts.repeat_interleave(size, 0)
+    all_outputs = prompts.repeat_interleave(size, 0)
     if num_tokens > 1:
         cache.batch_repeat_interleave(size)
         if mask is not None:
@@ -117,8 +117,8 @@ def _before_completions(outputs: Callable[..., Tensor], config: Any, batch: Sequ
             use_cache=True,
             **_positions(mask, num_tokens - 1),
         )
-        found = torch.cat([found, completions], 1)
-    return found
+        all_outputs = torch.cat([all_outputs, completions], 1)
+    return all_outputs
 
 
 def num_calls(batch: SequenceBatch) -> int:

@@ -101,9 +101,9 @@ def small_config(config: Any) -> Any:
 
     Raises: NoSmallCopy.
     """
-    given = {name: value for name, value in config.to_dict().items() if name != "quantization_config"}
+    settings = {name: value for name, value in config.to_dict().items() if name != "quantization_config"}
     try:
-        return type(config)(**{**_shrunk(given), "dtype": "float32"})
+        return type(config)(**{**_shrunk(settings), "dtype": "float32"})
     except Exception as error:  # configs check themselves, each in its own way
         raise NoSmallCopy(f"its config does not shrink: {one_line(error)}") from error
 
@@ -134,14 +134,14 @@ def small_model(config: Any, *, seed: int = 4) -> Any:
     return model.eval()
 
 
-def _shrunk(given: Mapping[str, Any]) -> dict[str, Any]:
+def _shrunk(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The dictionary of a config, or of a part of it."""
-    num_layers = next((given[name] for name in LAYERS if isinstance(given.get(name), int)), None)
-    fewer = None if num_layers is None else _num_layers(given, num_layers)
-    rotated = int(HEAD_SIZE * (given.get("partial_rotary_factor") or 1.0))
-    heads = next((given[name] for name in ("num_attention_heads", "n_head", "n_heads") if given.get(name)), None)
+    num_layers = next((settings[name] for name in LAYERS if isinstance(settings.get(name), int)), None)
+    fewer = None if num_layers is None else _num_layers(settings, num_layers)
+    rotated = int(HEAD_SIZE * (settings.get("partial_rotary_factor") or 1.0))
+    heads = next((settings[name] for name in ("num_attention_heads", "n_head", "n_heads") if settings.get(name)), None)
     small: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in settings.items():
         if name in ("id2label", "label2id"):
             continue
         if isinstance(value, Mapping):
@@ -186,12 +186,12 @@ def _number(name: str, value: Any, heads: Any) -> int:
     return value
 
 
-def _num_layers(given: Mapping[str, Any], num_layers: int) -> int:
+def _num_layers(settings: Mapping[str, Any], num_layers: int) -> int:
     """The fewest first layers that have one of each kind; twice as many where the last ones share the cache of earlier
     ones."""
     fewest = min(MIN_LAYERS, num_layers)
-    for name, value in given.items():
+    for name, value in settings.items():
         if isinstance(value, list) and len(value) == num_layers and name not in INDICES:
             kinds = [str(one) for one in value]
             fewest = max(fewest, *(kinds.index(kind) + 1 for kind in kinds))
-    return min(num_layers, 2 * fewest) if given.get("num_kv_shared_layers") else fewest
+    return min(num_layers, 2 * fewest) if settings.get("num_kv_shared_layers") else fewest

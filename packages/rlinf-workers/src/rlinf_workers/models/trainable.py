@@ -79,16 +79,16 @@ class TokenModel(ModelAdapter):
         if not self._balances_routers or not torch.is_grad_enabled():
             return self._completion_answers(model, batch, entropies)
         with recorded_routers(model) as routers:
-            found = self._completion_answers(model, batch, entropies)
-        return replace(found, router_loss=balance_loss(model, batch, routers))
+            outputs = self._completion_answers(model, batch, entropies)
+        return replace(outputs, router_loss=balance_loss(model, batch, routers))
 
     def _completion_answers(self, model: Any, batch: CompletionBatch, entropies: bool) -> ModelOutputs:
         if isinstance(batch, PackedBatch):
-            found = self._packed_answers(model, batch, entropies)
-            logprobs = batch.spread(found.logprobs)
+            outputs = self._packed_answers(model, batch, entropies)
+            logprobs = batch.spread(outputs.logprobs)
             if not entropies:
                 return ModelOutputs(logprobs=logprobs)
-            return ModelOutputs(logprobs=logprobs, entropies=batch.spread(found.entropies))
+            return ModelOutputs(logprobs=logprobs, entropies=batch.spread(outputs.entropies))
         if has_large_logits(model, batch.completion_ids.numel()):
             states, ids, mask = completion_states(model, batch), batch.completion_ids, batch.loss_mask
             return answers_of_states(model, states, ids, mask, self.temperature, entropies=entropies)
@@ -105,8 +105,8 @@ class TokenModel(ModelAdapter):
     def _answers_of_logits(self, logits: Tensor, ids: Tensor, entropies: bool) -> ModelOutputs:
         if not entropies:
             return ModelOutputs(logprobs=token_logprobs(logits, ids, temperature=self.temperature))
-        logprobs, found = logprobs_and_entropy(logits, ids, self.temperature)
-        return ModelOutputs(logprobs=logprobs, entropies=found)
+        logprobs, entropy = logprobs_and_entropy(logits, ids, self.temperature)
+        return ModelOutputs(logprobs=logprobs, entropies=entropy)
 
     def _logit_norms(self, model: Any, batch: CompletionBatch) -> Tensor:
         """[B, T], 0 outside the mask."""

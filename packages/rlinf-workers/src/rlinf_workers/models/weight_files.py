@@ -78,9 +78,9 @@ class WeightFiles:
             return torch.empty(box.shape, dtype=getattr(torch, spec.dtype))
         part = tuple(slice(first, stop) for first, stop in zip(box.start, stops, strict=True))
         file = self._open(name)
-        found = file.get_slice(name)[part] if part else file.get_tensor(name)
-        self._mapped_bytes += found.nbytes
-        return found
+        tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
+        self._mapped_bytes += tensor.nbytes
+        return tensor
 
     @torch.no_grad()
     def fill(self, layout: Layout, rank: int, buffers: Mapping[str, Tensor]) -> None:
@@ -120,12 +120,12 @@ class WeightFiles:
 
     def _spec(self, name: str) -> TensorSpec:
         try:
-            found = self._open(name).get_slice(name)
+            tensor_slice = self._open(name).get_slice(name)
         except SafetensorError as error:
             raise WeightFilesError(f"{self._file_of[name]}: the index says it has {name!r}, but {error}") from error
-        if (dtype := found.get_dtype()) not in DTYPES:
+        if (dtype := tensor_slice.get_dtype()) not in DTYPES:
             raise WeightFilesError(f"{self._file_of[name]}: {name} is {dtype}, which is none of {', '.join(DTYPES)}")
-        return TensorSpec(tuple(found.get_shape()), DTYPES[dtype])
+        return TensorSpec(tuple(tensor_slice.get_shape()), DTYPES[dtype])
 
     def _open(self, name: str) -> Any:
         path = self._file_of[name]

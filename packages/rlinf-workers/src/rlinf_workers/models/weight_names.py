@@ -80,7 +80,7 @@ class _Conversion:
         Raises: WeightFilesError where they do not make up a tensor of this shape.
         """
         strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
-        kept = tuple(stride for dim, stride in enumerate(strides) if dim != self.stacked)
+        block_strides = tuple(stride for dim, stride in enumerate(strides) if dim != self.stacked)
         blocks, length = [], 0
         for row in self.rows:
             spec = files.specs[row[0]]
@@ -90,7 +90,7 @@ class _Conversion:
             for number, name in enumerate(row):
                 offset = length * strides[self.joined] if length else 0
                 offset += number * strides[self.stacked] if self.stacked is not None else 0
-                blocks.append(Block(name, spec.whole, buffer, offset, kept))
+                blocks.append(Block(name, spec.whole, buffer, offset, block_strides))
             if len(self.rows) > 1:
                 length += own[self.joined]
                 own[self.joined] = length if row is self.rows[-1] else shape[self.joined]
@@ -108,19 +108,19 @@ def _stored(
     aliases: dict[Tensor, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         aliases.setdefault(tensor, []).append(name)
-    wanted = {names[0]: tensor for tensor, names in aliases.items() if not set(names) & set(without)}
-    specs, blocks = specs_of(wanted), []
+    tensors = {names[0]: tensor for tensor, names in aliases.items() if not set(names) & set(without)}
+    specs, blocks = specs_of(tensors), []
     made_of: dict[str, _Conversion] = {}
-    for name, tensor in wanted.items():
+    for name, tensor in tensors.items():
         on_disk = next((other for other in aliases[tensor] if other in conversions or other in files.specs), name)
         made_of[name] = conversions.get(on_disk, _Conversion(rows=[[on_disk]]))
     plain = {one.rows[0][0]: specs[name].shape for name, one in made_of.items() if one.is_plain}
     files.check(plain)
     for name, conversion in made_of.items():
         blocks += conversion.blocks(name, specs[name].shape, files)
-    kept = {block.name: files.specs[block.name] for block in blocks}
+    file_specs = {block.name: files.specs[block.name] for block in blocks}
     buffers = {name: BufferSpec(spec.shape, spec.dtype) for name, spec in specs.items()}
-    return StoredWeights(files=files, layout=Layout(kept, (RankLayout(buffers, tuple(blocks)),)))
+    return StoredWeights(files=files, layout=Layout(file_specs, (RankLayout(buffers, tuple(blocks)),)))
 
 
 def _conversions(model: Any, files: WeightFiles) -> dict[str, _Conversion]:
@@ -138,15 +138,15 @@ def _conversions(model: Any, files: WeightFiles) -> dict[str, _Conversion]:
     converters = [entry for entry in table if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     state = model.state_dict()
-    found: dict[str, dict[str, list[str]]] = {}
+    rows_by_name: dict[str, dict[str, list[str]]] = {}
     for name in sorted(files.specs, key=_natural):
-        made, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
-        if made != name and made in state:
-            found.setdefault(made, {}).setdefault(pattern or "", []).append(name)
-    return {made: _conversion(made, rows, by_pattern) for made, rows in found.items()}
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if target != name and target in state:
+            rows_by_name.setdefault(target, {}).setdefault(pattern or "", []).append(name)
+    return {target: _conversion(target, rows, by_pattern) for target, rows in rows_by_name.items()}
 
 
-def _conversion(made: str, rows: Mapping[str, list[str]], by_pattern: Mapping[str, Any]) -> _Conversion:
+def _conversion(target: str, rows: Mapping[str, list[str]], by_pattern: Mapping[str, Any]) -> _Conversion:
     if (renamed := rows.get("")) is not None:
         return _Conversion(rows=[renamed])
     converter = by_pattern[next(iter(rows))]
@@ -154,7 +154,7 @@ def _conversion(made: str, rows: Mapping[str, list[str]], by_pattern: Mapping[st
     dims = {way: operation.dim for way, operation in zip(ways, converter.operations, strict=True) if way in _BOXES}
     if ways not in (["MergeModulelist"], ["Concatenate"], ["MergeModulelist", "Concatenate"]):
         raise WeightFilesError(
-            f"{made}: transformers makes it of {next(iter(rows.values()))[0]} and others by {', '.join(ways)}, which "
+            f"{target}: transformers makes it of {next(iter(rows.values()))[0]} and others by {', '.join(ways)}, which "
             "cannot be read in parts; use actor.backend=replicated"
         )
     ordered = [rows[pattern] for pattern in converter.source_patterns if pattern in rows]
@@ -177,12 +177,12 @@ def converted_together(model: Any, names: Iterable[str]) -> list[Sequence[str]]:
     from transformers.core_model_loading import WeightConverter
 
     loaded_with = getattr(model, "_weight_conversions", None)
-    found = get_model_conversion_mapping(model, add_legacy=False) if loaded_with is None else loaded_with
-    reverts = [one.reverse_transform() for one in reversed(found)]
+    table = get_model_conversion_mapping(model, add_legacy=False) if loaded_with is None else loaded_with
+    reverts = [one.reverse_transform() for one in reversed(table)]
     converters = [one for one in reverts if isinstance(one, WeightConverter)]
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        renamed = (made for made, pattern in (one.rename_source_key(name) for one in converters) if pattern is not None)
+        renamed = (key for key, pattern in (one.rename_source_key(name) for one in converters) if pattern is not None)
         groups[next(renamed, name)].append(name)  # at most one converter changes a name
     return list(groups.values())
 
@@ -190,9 +190,9 @@ def converted_together(model: Any, names: Iterable[str]) -> list[Sequence[str]]:
 def under_file_names(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by their names in memory -> as they are in files."""
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    kept = {name: tensor for name, tensor in tensors.items() if name not in ignored}
+    saved = {name: tensor for name, tensor in tensors.items() if name not in ignored}
     if not CONVERTS:
-        return kept
+        return saved
     from transformers.core_model_loading import revert_weight_conversion
 
-    return revert_weight_conversion(model, kept)
+    return revert_weight_conversion(model, saved)

@@ -164,13 +164,13 @@ class PolicySettings:
 
 def make_policy(settings: PolicySettings, device: torch.device) -> Policy:
     """The policy of the settings, on the device."""
-    made: Policy = POLICIES.get(settings.name)(
+    policy: Policy = POLICIES.get(settings.name)(
         settings.fields, settings.actions, seed=settings.seed, **settings.options
     )
-    for name, parameter in made.named_parameters() if settings.wide_heads else ():
-        if not name.startswith(tuple(f"{part}." for part in made.backbone)):
+    for name, parameter in policy.named_parameters() if settings.wide_heads else ():
+        if not name.startswith(tuple(f"{part}." for part in policy.backbone)):
             parameter.data = parameter.data.float()
-    return made.to(device)
+    return policy.to(device)
 
 
 def outline_policy(settings: PolicySettings) -> Policy:

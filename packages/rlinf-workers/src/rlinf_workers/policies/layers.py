@@ -35,5 +35,5 @@ def tanh_tower(size: int, hidden: tuple[int, ...], out: int, head_gain: float) -
 
 def in_own_dtype(module: nn.Module, values: Tensor) -> Tensor:
     """What a module makes of values that are first brought to the dtype of its parameters, float32 at least."""
-    found = module(values.to(next(module.parameters()).dtype))
-    return found.to(torch.promote_types(found.dtype, torch.float32))
+    output = module(values.to(next(module.parameters()).dtype))
+    return output.to(torch.promote_types(output.dtype, torch.float32))

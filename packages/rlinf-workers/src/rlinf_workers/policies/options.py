@@ -12,18 +12,18 @@ from rlinf_workers.policies.base import PolicyError
 Options = TypeVar("Options")
 
 
-def options_of(record: type[Options], given: Mapping[str, Any]) -> Options:
+def options_of(record: type[Options], options: Mapping[str, Any]) -> Options:
     """A dataclass filled with the options.
 
     Raises: PolicyError for an option that it has not.
     """
     names = [each.name for each in fields(record)]  # type: ignore[reportArgumentType]
-    for name in given:
+    for name in options:
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
             meant = f"; did you mean {close[0]}?" if close else ";"
             raise PolicyError(f"there is no option {name!r}{meant} it has {', '.join(names)}")
-    return record(**given)
+    return record(**options)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -29,8 +29,8 @@ def chosen_cameras(fields: Mapping[str, FieldSpec], cameras: str | Sequence[str]
         )
     for name in chosen:
         if len(fields[name].shape) != 3 or fields[name].dtype != "uint8":
-            found = f"{fields[name].dtype} of shape {list(fields[name].shape)}"
-            raise PolicyError(f"a picture is uint8 of shape [H, W, C], and {name!r} is {found}")
+            description = f"{fields[name].dtype} of shape {list(fields[name].shape)}"
+            raise PolicyError(f"a picture is uint8 of shape [H, W, C], and {name!r} is {description}")
         first, _, last = fields[name].shape
         if first in (1, 3, 4) and last not in (1, 3, 4):
             shape = list(fields[name].shape)

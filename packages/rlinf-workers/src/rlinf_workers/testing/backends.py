@@ -67,12 +67,12 @@ class Chooser(ModelAdapter):
         return model.double().to(device)
 
     def answers(self, model: Any, batch: Tensor, *, entropies: bool) -> ModelOutputs:
-        found = model(batch)
-        logprobs = found[:, :NUM_CHOICES].log_softmax(-1)
+        outputs = model(batch)
+        logprobs = outputs[:, :NUM_CHOICES].log_softmax(-1)
         return ModelOutputs(
             logprobs=logprobs.gather(1, batch[:, -1:].long())[:, 0],
             entropies=-(logprobs.exp() * logprobs).sum(-1) if entropies else NOT_ASKED,
-            values=found[:, NUM_CHOICES],
+            values=outputs[:, NUM_CHOICES],
         )
 
 
@@ -178,13 +178,13 @@ def _check_answers(make: MakeBackend, worker: Worker, subject: Subject) -> None:
     for optimizer in (subject.readable, None):
         backend = make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS)
         assert not backend.forward(batch).entropies.numel(), "entropies that nobody asked for"
-        found = backend.forward(batch, entropies=True)
+        outputs = backend.forward(batch, entropies=True)
         for name in ("logprobs", "entropies", "values"):
-            answer, wanted = getattr(found, name), getattr(expected, name).detach()
+            answer, reference = getattr(outputs, name), getattr(expected, name).detach()
             assert not answer.requires_grad, f"forward() answers {name} with a gradient"
-            assert answer.shape == wanted.shape, f"forward(): {name} is {answer.shape}, not {wanted.shape}"
-            if wanted.numel():
-                _check_close(answer, wanted, subject.bound, f"forward(): {name}")
+            assert answer.shape == reference.shape, f"forward(): {name} is {answer.shape}, not {reference.shape}"
+            if reference.numel():
+                _check_close(answer, reference, subject.bound, f"forward(): {name}")
 
 
 def _check_layout(make: MakeBackend, worker: Worker, subject: Subject) -> None:
@@ -192,8 +192,8 @@ def _check_layout(make: MakeBackend, worker: Worker, subject: Subject) -> None:
     backend = make(subject.kind(), worker, optimizer=subject.readable, num_shards=NUM_SHARDS)
     buffers = backend.layout().ranks[worker.rank].buffers
     held = {name: (tuple(w.shape), str(w.dtype).removeprefix("torch.")) for name, w in backend.weights().items()}
-    said = {name: (tuple(buffer.shape), buffer.dtype) for name, buffer in buffers.items()}
-    assert held == said, f"weights() has {held}, layout() says {said}"
+    expected = {name: (tuple(buffer.shape), buffer.dtype) for name, buffer in buffers.items()}
+    assert held == expected, f"weights() has {held}, layout() says {expected}"
     _check_weights(backend, worker, subject.kind().build(worker.device), 0.0, "a new backend")
 
 
@@ -225,8 +225,8 @@ def _check_updates(
         totals = accumulate(backend, subject, size, num_shards)
         assert torch.allclose(torch.tensor(totals), torch.tensor(sums)), f"statistics {totals}, not {sums}"
         assert backend.num_steps == number, f"{backend.num_steps} steps after {number}"
-        found = backend.step(NUM_ROWS)
-        assert abs(found / norm - 1) <= 10 * bound, f"norm {found}, not {norm}"
+        actual = backend.step(NUM_ROWS)
+        assert abs(actual / norm - 1) <= 10 * bound, f"norm {actual}, not {norm}"
         _check_weights(backend, worker, model, bound, f"step {number} of {num_shards} shards, {size} rows at once")
 
 
@@ -299,13 +299,13 @@ def _check_shapes(folder: str, subject: Subject) -> None:
     model = subject.kind().build(torch.device("cpu"))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     moments = {f"{name}:{moment}" for name, _ in model.named_parameters() for moment in ("exp_avg", "exp_avg_sq")}
-    for stem, wanted in ((MODEL, set(shapes)), (OPTIMIZER, moments)):
+    for stem, names in ((MODEL, set(shapes)), (OPTIMIZER, moments)):
         specs = WeightFiles(folder, stem).specs
-        missing = wanted - specs.keys()
+        missing = names - specs.keys()
         assert not missing, f"the files of the {stem} lack {', '.join(sorted(missing))}"
-        for name in wanted:
-            found, shape = specs[name].shape, shapes[name.partition(":")[0]]
-            assert found == shape, f"the files of the {stem}: {name} is {found}, not {shape}"
+        for name in names:
+            actual, shape = specs[name].shape, shapes[name.partition(":")[0]]
+            assert actual == shape, f"the files of the {stem}: {name} is {actual}, not {shape}"
 
 
 def accumulate(
@@ -339,7 +339,7 @@ def _check_same(one: TrainingBackend, other: TrainingBackend) -> None:
         assert_bitwise_equal(weight.detach(), other.weights()[name].detach())
 
 
-def _check_close(found: Tensor, expected: Tensor, bound: float, what: str) -> None:
+def _check_close(actual: Tensor, expected: Tensor, bound: float, what: str) -> None:
     scale = float(expected.abs().max()) or 1.0
-    worst = float((found.double().cpu() - expected.double().cpu()).abs().max()) / scale
+    worst = float((actual.double().cpu() - expected.double().cpu()).abs().max()) / scale
     assert worst <= bound, f"{what}: off by {worst:.3g} of the largest, allowed {bound:.3g}"

@@ -72,10 +72,10 @@ def tiny_mixture(folder: Path) -> ModelSettings:
 
     settings = tiny_model(folder)
     sizes = json.loads((folder / "config.json").read_text())
-    kept = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
-        **{key: sizes[key] for key in kept},
+        **{key: sizes[key] for key in keys},
         **{"head_dim": sizes["hidden_size"] // sizes["num_attention_heads"], "pad_token_id": 0, "bos_token_id": None},
         intermediate_size=64,
         moe_intermediate_size=32,
@@ -103,7 +103,7 @@ def sample(
     engine: GenerationEngine, prompts: Sequence[Prompt], sampling: SamplingSettings = SAMPLING, *, step: int = 0
 ) -> list[Completions]:
     """All that the engine makes of the prompts, asked as the rollout stage does; each completion came once."""
-    waiting, missing, found = list(prompts), {}, []
+    waiting, missing, completions = list(prompts), {}, []
     while waiting or missing:
         while waiting and (room := engine.free_capacity(sampling.group_size)) > 0:
             now, waiting = waiting[:room], waiting[room:]
@@ -120,8 +120,8 @@ def sample(
             missing[part.index] = left - members
             if not missing[part.index]:
                 del missing[part.index]
-        found += finished
-    return found
+        completions += finished
+    return completions
 
 
 def _check(do: Callable[[GenerationEngine, Any, ModelSettings], None]) -> Callable[[MakeEngine, ModelSettings], None]:
@@ -157,8 +157,8 @@ def check_rows(engine: GenerationEngine, reference: Any, model: ModelSettings) -
             ("truncated", (num_rows,), torch.bool),
         ):
             tensor = getattr(part, name)
-            found = (tuple(tensor.shape), tensor.dtype, tensor.device.type)
-            assert found == (shape, dtype, "cpu"), f"{name}: {found}, not {(shape, dtype, 'cpu')}"
+            actual = (tuple(tensor.shape), tensor.dtype, tensor.device.type)
+            assert actual == (shape, dtype, "cpu"), f"{name}: {actual}, not {(shape, dtype, 'cpu')}"
         for ids, mask, logprobs, truncated in zip(
             part.token_ids.tolist(), part.loss_mask.tolist(), part.logprobs, part.truncated.tolist(), strict=True
         ):
@@ -222,9 +222,9 @@ def check_stop_strings(engine: GenerationEngine, reference: Any, model: ModelSet
         length = int(full.loss_mask.sum())
         ends = (n for n in range(1, length + 1) if stop in tokenizer.decode(full.token_ids[0, :n]))
         end = next(ends, length)
-        found = part.token_ids[0][part.loss_mask[0].bool()].tolist()
-        assert found == full.token_ids[0, :end].tolist(), f"{found}, not {full.token_ids[0, :end].tolist()} ({stop!r})"
-        assert bool(part.truncated[0]) == (bool(full.truncated[0]) and stop not in tokenizer.decode(found))
+        ids = part.token_ids[0][part.loss_mask[0].bool()].tolist()
+        assert ids == full.token_ids[0, :end].tolist(), f"{ids}, not {full.token_ids[0, :end].tolist()} ({stop!r})"
+        assert bool(part.truncated[0]) == (bool(full.truncated[0]) and stop not in tokenizer.decode(ids))
         worst = float((part.logprobs[0, :end] - full.logprobs[0, :end]).abs().max())
         assert worst <= LOGPROB_BOUND, f"log-probabilities are off by {worst} nats"
         assert not part.logprobs[0, end:].any(), f"logprobs {part.logprobs} behind the stop string"
@@ -301,12 +301,12 @@ def _assert_drawn(engine: GenerationEngine, reference: Any, num_kept: int, **sam
     prompts = [replace(one, token_ids=FIRST_PROMPT) for one in prompts_of([3] * (512 // MAX_SEQUENCES))]
     drawn = torch.cat([part.token_ids[:, 0] for part in sample(engine, prompts, settings)])
     shares = _first_token_shares(reference, temperature=settings.temperature)
-    kept = shares.argsort(descending=True)[:num_kept]
-    expected = torch.zeros_like(shares).scatter(-1, kept, shares[kept] / shares[kept].sum())
-    found = torch.bincount(drawn, minlength=len(expected)) / len(drawn)
-    assert not found[expected == 0].any(), f"{sampling}: drawn {found.tolist()}, not {expected.tolist()}"
-    worst = float((found - expected).abs().max())
-    assert worst <= FREQUENCY_BOUND, f"{sampling}: shares {found.tolist()} of the first tokens, not {expected.tolist()}"
+    likeliest = shares.argsort(descending=True)[:num_kept]
+    expected = torch.zeros_like(shares).scatter(-1, likeliest, shares[likeliest] / shares[likeliest].sum())
+    rates = torch.bincount(drawn, minlength=len(expected)) / len(drawn)
+    assert not rates[expected == 0].any(), f"{sampling}: drawn {rates.tolist()}, not {expected.tolist()}"
+    worst = float((rates - expected).abs().max())
+    assert worst <= FREQUENCY_BOUND, f"{sampling}: shares {rates.tolist()} of the first tokens, not {expected.tolist()}"
 
 
 def _send_other_weights(engine: GenerationEngine, reference: Any) -> None:
@@ -352,9 +352,9 @@ def _assert_greedy(reference: Any, prompts: Sequence[Prompt], parts: Sequence[Co
     assert parts, "no completion came back"
     for part in parts:
         ids = prompts[part.index].token_ids[None]
-        made = reference.generate(
+        sequences = reference.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=GREEDY.max_new_tokens
         )
-        expected = made[0, ids.shape[1] :].tolist()
+        expected = sequences[0, ids.shape[1] :].tolist()
         for row, mask in zip(part.token_ids, part.loss_mask, strict=True):
             assert row[mask.bool()].tolist() == expected, f"greedy tokens {row.tolist()}, not {expected}"

@@ -84,8 +84,8 @@ def check_calls(make: Make, folder: Path) -> None:
     traceback and end nothing."""
     with launched(make) as launcher:
         (handle,) = start(launcher, folder).handles
-        found = [future.result(START_S) for future in [handle.call("count") for _ in range(20)]]
-        assert found == list(range(20)), f"calls of one lane ran in another order: {found}"
+        counts = [future.result(START_S) for future in [handle.call("count") for _ in range(20)]]
+        assert counts == list(range(20)), f"calls of one lane ran in another order: {counts}"
         error = handle.call("raise_error").exception(START_S)
         assert isinstance(error, RemoteError), f"an exception of a method came as {error!r}"
         assert "ValueError: broken on purpose" in str(error), str(error)
@@ -98,20 +98,20 @@ def check_calls(make: Make, folder: Path) -> None:
 def check_ranks_meet(make: Make, folder: Path) -> None:
     """The ranks of a group find each other for collectives."""
     with launched(make) as launcher:
-        found = start(launcher, folder, num_ranks=2).call("sum_of_ranks", timeout_s=2 * START_S)
-        assert found == [3.0, 3.0], found
+        sums = start(launcher, folder, num_ranks=2).call("sum_of_ranks", timeout_s=2 * START_S)
+        assert sums == [3.0, 3.0], sums
 
 
 def check_services(make: Make, folder: Path) -> None:
     """Requests reach their handler with the worker's name, and replies the worker, also late ones and those to its
     constructor; waits are told."""
     with launched(make) as launcher:
-        asked: list[tuple[str, Any, Callable[[Any], None]]] = []
-        launcher.serve("echo", lambda *request: asked.append(request))
+        requests: list[tuple[str, Any, Callable[[Any], None]]] = []
+        launcher.serve("echo", lambda *request: requests.append(request))
         waiting = start(launcher, folder).handles[0].call("ask", "echo", 7)
         _until(lambda: any(wait.of == "echo" for wait in launcher.waits()), START_S, "no wait was told")
-        ((worker, value, reply),) = asked
-        assert (worker, value) == ("fault/0", 7), asked
+        ((worker, value, reply),) = requests
+        assert (worker, value) == ("fault/0", 7), requests
         assert not waiting.done()
         reply("seven")
         assert waiting.result(START_S) == "seven"
@@ -163,8 +163,8 @@ def check_another_environment(make: Make, folder: Path) -> None:
         worker_class = importlib.import_module("users_own").Prefixed
         with launched(make) as launcher:
             (handle,) = start(launcher, folder, worker_class, python=python).handles
-            found = handle.call("prefix").result(START_S)
-            assert found == str(folder / "environment"), f"asked for {python}, ran in {found}"
+            prefix = handle.call("prefix").result(START_S)
+            assert prefix == str(folder / "environment"), f"asked for {python}, ran in {prefix}"
             slow, pid = handle.call("sleep", 600.0), handle.call("process_id", lane=1).result(START_S)
             os.kill(pid, signal.SIGKILL)
             _loss(launcher, "SIGKILL")

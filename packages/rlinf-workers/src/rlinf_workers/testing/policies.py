@@ -39,47 +39,47 @@ def check_policy(
     """
     needs = policy_class.needs(fields, actions, **options)
     assert not set(needs.reads) - set(fields), f"needs() reads {needs.reads}, and there are {sorted(fields)}"
-    shown = random_fields({name: fields[name] for name in needs.reads}, NUM_ROWS)
+    batch = random_fields({name: fields[name] for name in needs.reads}, NUM_ROWS)
     policy = policy_class(fields, actions, seed=1, **options)
-    policy.absorb(policy.observation_sums(shown))
+    policy.absorb(policy.observation_sums(batch))
     noise = torch.randn(NUM_ROWS, policy.noise_size, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        answer = policy.act(shown, noise)
+        answer = policy.act(batch, noise)
         _check_answer(answer, actions, needs)
-        _check_same(policy.act(shown, noise), answer, 0.0, "the same fields and noise")
+        _check_same(policy.act(batch, noise), answer, 0.0, "the same fields and noise")
         if policy.values_cost_less:
-            _close(policy.values(shown), answer.values, bound, "values() are others than those of act()")
-        _check_same(policy.act(shown, None), policy.act(shown, None), 0.0, "no noise, the likeliest actions,")
+            _close(policy.values(batch), answer.values, bound, "values() are others than those of act()")
+        _check_same(policy.act(batch, None), policy.act(batch, None), 0.0, "no noise, the likeliest actions,")
         for rows in (slice(1, 3), torch.tensor([3, 0, 5])):
-            alone = policy.act({name: values[rows] for name, values in shown.items()}, noise[rows])
+            alone = policy.act({name: values[rows] for name, values in batch.items()}, noise[rows])
             _check_same(alone, answer.rows(rows), bound, f"rows {rows} in a batch of their own")
-    _check_evaluation(policy, shown, answer, bound)
-    _check_imitation(policy, shown, answer.actions, bound)
+    _check_evaluation(policy, batch, answer, bound)
+    _check_imitation(policy, batch, answer.actions, bound)
     one, other, third = (policy_class(fields, actions, seed=seed, **options) for seed in (1, 1, 3))
     for name, tensor in one.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), f"the same arguments gave other weights: {name}"
     with torch.no_grad():
         for name, tensor in third.state_dict().items():
             tensor.copy_(policy.state_dict()[name])
-        _check_same(third.act(shown, noise), answer, 0.0, "the weights of state_dict(), copied into another policy,")
-    whole = policy.observation_sums(shown)
+        _check_same(third.act(batch, noise), answer, 0.0, "the weights of state_dict(), copied into another policy,")
+    whole = policy.observation_sums(batch)
     assert whole.dtype == torch.float64, f"observation_sums() are {whole.dtype}, not float64"
-    parts = [{name: values[rows] for name, values in shown.items()} for rows in (slice(0, 2), slice(2, None))]
+    parts = [{name: values[rows] for name, values in batch.items()} for rows in (slice(0, 2), slice(2, None))]
     _close(sum(map(policy.observation_sums, parts), torch.zeros(())), whole, 1e-9, "sums over parts")
 
 
 def random_fields(specs: Mapping[str, FieldSpec], num_rows: int, seed: int = 0) -> dict[str, Tensor]:
     """[n, ...] for each field: normal numbers, any bytes, or a few words."""
     generator = torch.Generator().manual_seed(seed)
-    made = {}
+    fields = {}
     for name, spec in specs.items():
         if spec.dtype == "text":
-            made[name] = text_tensor([f"put {i} on the table" for i in range(num_rows)])
+            fields[name] = text_tensor([f"put {i} on the table" for i in range(num_rows)])
         elif spec.dtype == "uint8":
-            made[name] = torch.randint(256, (num_rows, *spec.shape), generator=generator, dtype=torch.uint8)
+            fields[name] = torch.randint(256, (num_rows, *spec.shape), generator=generator, dtype=torch.uint8)
         else:
-            made[name] = torch.randn(num_rows, *spec.shape, generator=generator)
-    return made
+            fields[name] = torch.randn(num_rows, *spec.shape, generator=generator)
+    return fields
 
 
 def check_head(head: ActionHead, num_samples: int = 40_000) -> None:
@@ -93,8 +93,8 @@ def check_head(head: ActionHead, num_samples: int = 40_000) -> None:
         surprise = -head.double().log_prob(rows, head.sample(rows, noise)).sum(-1)
         expected, least = float(head.entropy(outputs).sum()), -float(head.log_prob(outputs, head.mode(outputs)).sum())
     error = float(surprise.std()) / num_samples**0.5
-    found = float(surprise.mean())
-    assert abs(found - expected) <= 5 * error, f"entropy {expected}; what is drawn has {found} +- {error}"
+    entropy = float(surprise.mean())
+    assert abs(entropy - expected) <= 5 * error, f"entropy {expected}; what is drawn has {entropy} +- {error}"
     assert least <= float(surprise.min()) + 1e-9, "something was drawn that is likelier than the mode"
 
 
@@ -107,9 +107,9 @@ def _check_answer(answer: PolicyStep, spec: ActionSpec, needs: Needs) -> None:
         choices = (spec.high - spec.low + 1).flatten()
         in_range = (answer.actions >= 0) & (answer.actions < choices)
         assert in_range.all(), f"each dimension counts from 0 on, below {choices.tolist()}: {answer.actions.tolist()}"
-    found = list(answer.logprobs.shape)
-    assert len(found) == 3, f"logprobs have shape {found}; [n, K, D] is [{NUM_ROWS}, {num_actions}, D]"
-    assert found[:2] == shape[:2], f"logprobs have shape {found}; [n, K, D] is [{NUM_ROWS}, {num_actions}, D]"
+    actual = list(answer.logprobs.shape)
+    assert len(actual) == 3, f"logprobs have shape {actual}; [n, K, D] is [{NUM_ROWS}, {num_actions}, D]"
+    assert actual[:2] == shape[:2], f"logprobs have shape {actual}; [n, K, D] is [{NUM_ROWS}, {num_actions}, D]"
     shape = shape[:2] if needs.values_of_actions else shape[:1]
     assert list(answer.values.shape) == shape, f"values have shape {list(answer.values.shape)}, not {shape}"
     for name in ("logprobs", "values"):
@@ -119,23 +119,23 @@ def _check_answer(answer: PolicyStep, spec: ActionSpec, needs: Needs) -> None:
         assert len(values) == NUM_ROWS, f"extras[{name!r}] has shape {list(values.shape)}; the first of {NUM_ROWS} rows"
 
 
-def _check_same(found: PolicyStep, expected: PolicyStep, bound: float, what: str) -> None:
+def _check_same(actual: PolicyStep, expected: PolicyStep, bound: float, what: str) -> None:
     for name in ("actions", "logprobs", "values"):
-        _close(getattr(found, name), getattr(expected, name), bound, f"{what} gave other {name}")
-    assert found.extras.keys() == expected.extras.keys(), f"{what} gave other extras: {sorted(found.extras)}"
+        _close(getattr(actual, name), getattr(expected, name), bound, f"{what} gave other {name}")
+    assert actual.extras.keys() == expected.extras.keys(), f"{what} gave other extras: {sorted(actual.extras)}"
     for name, values in expected.extras.items():
-        _close(found.extras[name], values, bound, f"{what} gave other extras[{name!r}]")
+        _close(actual.extras[name], values, bound, f"{what} gave other extras[{name!r}]")
 
 
-def _close(found: Tensor, expected: Tensor, bound: float, what: str) -> None:
-    torch.testing.assert_close(found, expected, rtol=bound, atol=bound, msg=lambda text: f"{what}: {text}")
+def _close(actual: Tensor, expected: Tensor, bound: float, what: str) -> None:
+    torch.testing.assert_close(actual, expected, rtol=bound, atol=bound, msg=lambda text: f"{what}: {text}")
 
 
-def _check_evaluation(policy: Policy, shown: Fields, answer: PolicyStep, bound: float) -> None:
-    evaluation = policy.evaluate(shown, answer.actions, answer.extras)
+def _check_evaluation(policy: Policy, fields: Fields, answer: PolicyStep, bound: float) -> None:
+    evaluation = policy.evaluate(fields, answer.actions, answer.extras)
     for name in ("logprobs", "values"):
-        found = getattr(evaluation, name).detach()
-        _close(found, getattr(answer, name), bound, f"evaluate() of what act() answered gave other {name}")
+        actual = getattr(evaluation, name).detach()
+        _close(actual, getattr(answer, name), bound, f"evaluate() of what act() answered gave other {name}")
     shape = list(evaluation.entropies.shape)
     assert shape == list(answer.logprobs.shape), f"entropies have shape {shape}; logprobs {list(answer.logprobs.shape)}"
     (evaluation.logprobs.sum() + evaluation.entropies.sum() + evaluation.values.sum()).backward()
@@ -143,23 +143,23 @@ def _check_evaluation(policy: Policy, shown: Fields, answer: PolicyStep, bound: 
     assert not lost, f"evaluate() gives no gradient to {', '.join(lost)}"
 
 
-def _check_imitation(policy: Policy, shown: Fields, actions: Tensor, bound: float) -> None:
+def _check_imitation(policy: Policy, fields: Fields, actions: Tensor, bound: float) -> None:
     """Each row has a loss of its own, a function of fields, actions and noise, and steps down its gradient lower it."""
     noise = torch.randn(NUM_ROWS, policy.noise_size, generator=torch.Generator().manual_seed(4))
-    losses = policy.imitate(shown, actions, noise)
+    losses = policy.imitate(fields, actions, noise)
     assert losses.shape == (NUM_ROWS,), (
         f"imitate() has shape {list(losses.shape)}; one loss for each of {NUM_ROWS} rows"
     )
     assert losses.isfinite().all(), f"imitate() is not finite: {losses}"
-    _close(policy.imitate(shown, actions, noise), losses, 0.0, "imitate() of the same rows and noise")
+    _close(policy.imitate(fields, actions, noise), losses, 0.0, "imitate() of the same rows and noise")
     some = slice(1, 3)
-    alone = policy.imitate({name: values[some] for name, values in shown.items()}, actions[some], noise[some])
+    alone = policy.imitate({name: values[some] for name, values in fields.items()}, actions[some], noise[some])
     _close(alone, losses[some], bound, f"imitate() of rows {some} in a batch of their own")
     trained, before = copy.deepcopy(policy), float(losses.detach().mean())
     optimizer = torch.optim.Adam((p for p in trained.parameters() if p.requires_grad), lr=1e-5)
     for _ in range(5):
         optimizer.zero_grad()
-        trained.imitate(shown, actions, noise).mean().backward()
+        trained.imitate(fields, actions, noise).mean().backward()
         optimizer.step()
-    after = float(trained.imitate(shown, actions, noise).detach().mean())
+    after = float(trained.imitate(fields, actions, noise).detach().mean())
     assert after < before, f"5 steps down its gradient took the mean of imitate() from {before:.6f} to {after:.6f}"

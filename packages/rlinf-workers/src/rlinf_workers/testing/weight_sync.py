@@ -170,8 +170,8 @@ class _Edge:
         self.settles.clear()
 
     def check_arrives(self, version: int) -> None:
-        (found,) = self.server.call("receive", version, START_S)
-        for tensors, expected in zip(found, parts_of(_whole(version), self.target), strict=True):
+        (parts,) = self.server.call("receive", version, START_S)
+        for tensors, expected in zip(parts, parts_of(_whole(version), self.target), strict=True):
             for name, tensor in expected.items():
                 assert torch.equal(tensors[name], tensor), f"version {version}: {name} is {tensors[name]}, not {tensor}"
 

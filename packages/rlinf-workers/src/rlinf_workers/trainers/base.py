@@ -80,7 +80,7 @@ class OptimizerSettings:
         for name, parameter in parameters:
             groups[self.value_learning_rate is not None and name.startswith("value")].append(parameter)
         return torch.optim.AdamW(
-            [{"params": found, "is_value": is_value} for is_value, found in groups.items() if found],
+            [{"params": group, "is_value": is_value} for is_value, group in groups.items() if group],
             self.learning_rate,
             betas=self.betas,
             eps=self.epsilon,

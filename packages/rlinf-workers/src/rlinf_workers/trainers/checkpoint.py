@@ -90,7 +90,7 @@ class CheckpointFiles:
         sizes = self._worker.ranks.objects({name: tensor.nbytes for name, tensor in tensors.items()})
         twice = sum(map(len, sizes)) - len(set().union(*sizes))
         assert not twice, f"{twice} tensors of the {stem} are written by several ranks"
-        writers = [rank for rank, found in enumerate(sizes) if found] or [0]
+        writers = [rank for rank, rank_sizes in enumerate(sizes) if rank_sizes] or [0]
         names = dict(zip(writers, file_names(stem, len(writers)), strict=True))
         if self._worker.rank in names:
             self._writes.append(partial(self._write_tensors, under / names[self._worker.rank], tensors))

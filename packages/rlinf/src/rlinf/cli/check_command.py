@@ -68,14 +68,14 @@ def _check(config: JobConfig, command: list[str]) -> int:
         with RunFolder(
             path, config_yaml=to_yaml(job.config), command=command, keep_checkpoints=1, trace_bytes=0
         ) as folder:
-            found = check(job, folder)
-    print(verdict_screen(job, found))
-    return 0 if found.passes else MISMATCH
+            outcome = check(job, folder)
+    print(verdict_screen(job, outcome))
+    return 0 if outcome.passes else MISMATCH
 
 
-def verdict_screen(job: ReasoningJob, found: Check) -> str:
+def verdict_screen(job: ReasoningJob, check: Check) -> str:
     """All that was found, on one screen."""
-    config, rounds = job.config, found.rounds
+    config, rounds = job.config, check.rounds
     title = f"{config.name}: {config.rollout.engine} serves, {config.actor.backend} trains; {job.arithmetic}"
     rows = [
         ("", *(one.name for one in rounds)),
@@ -97,23 +97,23 @@ def verdict_screen(job: ReasoningJob, found: Check) -> str:
         tokens.append((repr(text), f"{token.rollout_logprob:.6f}", f"{token.actor_logprob:.6f}", f"{token.gap:.2g}"))
     times = ", ".join(f"{one.name}: sync {one.sync_s:.2f} s, generation {one.generate_s:.2f} s" for one in rounds)
     weights = (
-        f"weights: {found.weights_bytes / 2**20:.3g} MiB a sync, what arrived met the trainer's digests; processes up "
-        f"in {found.start_s:.1f} s; {times}"
+        f"weights: {check.weights_bytes / 2**20:.3g} MiB a sync, what arrived met the trainer's digests; processes up "
+        f"in {check.start_s:.1f} s; {times}"
     )
-    return "\n\n".join([title, aligned(rows), aligned(tokens), weights, _verdict(found)])
+    return "\n\n".join([title, aligned(rows), aligned(tokens), weights, _verdict(check)])
 
 
-def _verdict(found: Check) -> str:
-    wrong = [one for one in found.rounds if not one.has_right_version]
+def _verdict(check: Check) -> str:
+    wrong = [one for one in check.rounds if not one.has_right_version]
     if wrong:
         names = ", ".join(map(str, sorted(wrong[0].engine_versions)))
         return f"MISMATCH: the engine samples with version {names} where the trainer has {wrong[0].trainer_version}"
-    if not found.passes:
-        bad = next(one for one in found.rounds if not one.agreement.agrees)
+    if not check.passes:
+        bad = next(one for one in check.rounds if not one.agreement.agrees)
         return f"MISMATCH, {bad.name}: {bad.agreement.text}"
     doubt = (
         ""
-        if found.can_tell_versions
+        if check.can_tell_versions
         else " The step was too small beside rounding for an engine that missed it to be found by its numbers."
     )
     return f"engine and trainer agree as far as rounding lets them.{doubt}"

@@ -37,18 +37,18 @@ def run(address: str, *, launcher: str | None, as_json: bool, links: Path | None
     report = _looked_at(address, launcher)
     findings = list(judge(report))
     if as_json:
-        found = asdict(report) | {"findings": [asdict(finding) for finding in findings]}
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        document = asdict(report) | {"findings": [asdict(finding) for finding in findings]}
+        print(json.dumps(document, indent=1, ensure_ascii=False))
     else:
         print(f"\n{aligned(node_rows(report))}\n")
         if report.ways:
             print(f"{way_table(report)}\n")
         print_findings(findings)
     if (measured := report.links()) is not None:
-        said = (
+        setting = (
             f"links: {{network_bytes_per_s: {measured.network_bytes_per_s:.3g}, latency_s: {measured.latency_s:.3g}}}"
         )
-        print(f"\nthe network for the planner, the slowest way: {said}", file=sys.stderr if as_json else sys.stdout)
+        print(f"\nthe network for the planner, the slowest way: {setting}", file=sys.stderr if as_json else sys.stdout)
         if problem is not None and links is not None:
             links.write_text(with_network(problem, measured).to_json(), encoding="utf-8")
             print(f"written to {links}", file=sys.stderr if as_json else sys.stdout)

@@ -42,11 +42,11 @@ def run_create(args: argparse.Namespace) -> int:
 
 
 def run_list(args: argparse.Namespace) -> int:
-    found = list(folder.environments())
-    for one in found:
+    environments = list(folder.environments())
+    for one in environments:
         state = f"Python {one.stamp.python}" if one.stamp.is_complete else "its making was cut short"
         print(f"{one.title:<16}  {state:<24}  {one.path}")
-    if not found:
+    if not environments:
         print(f"none in {folder.environments_folder()}; rlinf env create {'|'.join(sorted(KINDS))} [--cpu] makes one")
     return 0
 

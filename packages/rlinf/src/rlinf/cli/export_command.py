@@ -34,10 +34,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        made = export(find_checkpoint(args.path, args.checkpoint), args.output, args.dtype, merged=args.merged)
+        exported = export(find_checkpoint(args.path, args.checkpoint), args.output, args.dtype, merged=args.merged)
     except PermissionError as error:
         raise cannot_write(args.output, error) from error
-    score = "" if made.score is None else f", {printable(made.score_name)} {made.score:.3g}"
-    files = "1 file" if made.num_files == 1 else f"{made.num_files} files"
-    print(f"{made.checkpoint}{score}\n{made.folder}: {made.num_bytes:,} bytes of weights in {files}")
+    score = "" if exported.score is None else f", {printable(exported.score_name)} {exported.score:.3g}"
+    files = "1 file" if exported.num_files == 1 else f"{exported.num_files} files"
+    print(f"{exported.checkpoint}{score}\n{exported.folder}: {exported.num_bytes:,} bytes of weights in {files}")
     return 0

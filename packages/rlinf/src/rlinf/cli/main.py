@@ -70,13 +70,13 @@ class _Parser(argparse.ArgumentParser):
 
     def options(self, arguments: Sequence[str]) -> set[str]:
         """The options of this command and of those below it that the arguments name; to others `--mode` is a key."""
-        found = set(self._option_string_actions)
+        flags = set(self._option_string_actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 named = [i for i, argument in enumerate(arguments) if argument in action.choices]
                 for i in named[:1]:
-                    found |= action.choices[arguments[i]].options(arguments[i + 1 :])
-        return found
+                    flags |= action.choices[arguments[i]].options(arguments[i + 1 :])
+        return flags
 
 
 def make_parser() -> _Parser:
@@ -102,9 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = _set_up_logging(arguments)
         if arguments[:1] == ["help"]:
             arguments = [*arguments[1:], "--help"]
-        known, overrides = split_overrides(arguments, parser.options(arguments))
-        _check_command(known)
-        args, unknown = parser.parse_known_args([argument for argument in known if argument != "--traceback"])
+        own_arguments, overrides = split_overrides(arguments, parser.options(arguments))
+        _check_command(own_arguments)
+        args, unknown = parser.parse_known_args([argument for argument in own_arguments if argument != "--traceback"])
         if not getattr(args, "takes_overrides", False):
             unknown += overrides
         if unknown:
@@ -141,9 +141,9 @@ def _set_up_logging(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def _check_command(known: Sequence[str]) -> None:
+def _check_command(arguments: Sequence[str]) -> None:
     """Raises: UserError for a first word that is no command."""
-    word = next((argument for argument in known if not argument.startswith("-")), None)
+    word = next((argument for argument in arguments if not argument.startswith("-")), None)
     names = [command_name(module) for module in COMMANDS]
     if word is not None and word not in names:
         close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)

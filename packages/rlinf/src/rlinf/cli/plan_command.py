@@ -134,8 +134,8 @@ def _problem(
     from rlinf.config.references import check_names
     from rlinf.planning.problems import problem_of_recipe
 
-    given = parse_overrides(overrides)
-    config = load_config(name, [*_unread_data(name, given), *given])
+    parsed = parse_overrides(overrides)
+    config = load_config(name, [*_unread_data(name, parsed), *parsed])
     check_names(config)
     return problem_of_recipe(config, gpu=gpu or "H100", env_step_s=env_step_s), config
 
@@ -152,10 +152,10 @@ def _loads(config: JobConfig, explanation: PlanExplanation) -> list[Load]:
     return loads_of_recipe(config, explanation.plan, explanation.problem.cluster)
 
 
-def _unread_data(name: str, given: Sequence[Override]) -> list[Override]:
+def _unread_data(name: str, overrides: Sequence[Override]) -> list[Override]:
     """Stand-ins for the data files that a recipe leaves to its user: a plan reads none."""
     task = read_recipe(name).values.get("task")
-    if not isinstance(task, dict) or any(override.key == ("task", "kind") for override in given):
+    if not isinstance(task, dict) or any(override.key == ("task", "kind") for override in overrides):
         return []
     unset = [key for key in ("train_files", "eval_files") if key in task and task[key] is None]
     return [Override(key=("task", key), text="[unread.jsonl]") for key in unset]

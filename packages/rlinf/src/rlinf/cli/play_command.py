@@ -65,14 +65,14 @@ def _play(prepared: Any, path: Path, command: list[str]) -> int:
     from rlinf.playing.tables import EPISODE_COLUMNS, SUMMARY_COLUMNS, by_task, episode_row, summary_rows
 
     try:
-        shown = prepared.run(path, command=command, message=LiveLine().message)
+        outputs = prepared.run(path, command=command, message=LiveLine().message)
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise
         raise cannot_write(path, error) from error
-    print(f"\n{aligned([EPISODE_COLUMNS, *map(episode_row, by_task(shown.episodes))])}")
-    print(f"\n{aligned([SUMMARY_COLUMNS, *summary_rows(shown.episodes)])}\n")
-    if shown.film is not None:
-        print(f"film: {shown.film}")
-    print(f"page: {shown.page}")
+    print(f"\n{aligned([EPISODE_COLUMNS, *map(episode_row, by_task(outputs.episodes))])}")
+    print(f"\n{aligned([SUMMARY_COLUMNS, *summary_rows(outputs.episodes)])}\n")
+    if outputs.film is not None:
+        print(f"film: {outputs.film}")
+    print(f"page: {outputs.page}")
     return 0

@@ -39,8 +39,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    given = parse_overrides(args.overrides)
-    config = load_config(args.recipe, [*given, MODE])
+    overrides = parse_overrides(args.overrides)
+    config = load_config(args.recipe, [*overrides, MODE])
     output = args.output or Path(f"{config.name}-profile.json")
     if output.suffix != ".json":
         raise UserError(f"--output={output}: a profile is a JSON file; let its name end in .json")

@@ -22,23 +22,23 @@ def _validator(samples: str, default: str) -> WrapValidator:
     def validate(values: Any, handler: ValidatorFunctionWrapHandler) -> Algorithm:
         if not isinstance(values, dict) or not isinstance(name := values.get("name", default), str):
             return handler(values)
-        if (given := values.get("samples", samples)) != samples:
-            raise _refused([("samples", f"={given}: the samples of this job are {samples}; leave it out")])
+        if (chosen := values.get("samples", samples)) != samples:
+            raise _refused([("samples", f"={chosen}: the samples of this job are {samples}; leave it out")])
         try:
             return handler(filled(name, values | {"samples": samples}) | values)
         except AlgosError as error:
             raise _refused([("name", f"={name}: {error}")]) from error
         except ValidationError as error:
             for detail in error.errors():
-                if isinstance(found := detail.get("ctx", {}).get("error"), AlgorithmError):
-                    raise _refused(found.problems) from error
+                if isinstance(cause := detail.get("ctx", {}).get("error"), AlgorithmError):
+                    raise _refused(cause.problems) from error
             raise
 
     return WrapValidator(validate)
 
 
-def _refused(found: Sequence[tuple[str, str]]) -> PydanticCustomError:
-    conflicts = [Conflict(keys=(f"algorithm.{key}", "algorithm.name"), text=text) for key, text in found]
+def _refused(problems: Sequence[tuple[str, str]]) -> PydanticCustomError:
+    conflicts = [Conflict(keys=(f"algorithm.{key}", "algorithm.name"), text=text) for key, text in problems]
     return PydanticCustomError(CROSS_CHECK, "{text}", {"text": "\n".join(map(str, conflicts)), "conflicts": conflicts})
 
 

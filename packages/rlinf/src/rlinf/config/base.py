@@ -61,10 +61,10 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _cross_check(self) -> Self:
-        found = list(self.conflicts())
-        if found:
-            text = "\n".join(map(str, found))
-            raise PydanticCustomError(CROSS_CHECK, "{text}", {"text": text, "conflicts": found})
+        conflicts = list(self.conflicts())
+        if conflicts:
+            text = "\n".join(map(str, conflicts))
+            raise PydanticCustomError(CROSS_CHECK, "{text}", {"text": text, "conflicts": conflicts})
         return self
 
 

@@ -15,12 +15,12 @@ SUFFIXES = (".yaml", ".yml")
 
 def shipped_recipes() -> dict[str, str]:
     """Name -> first comment line, of the recipes that come with this package."""
-    found = {}
+    recipes = {}
     for entry in importlib.resources.files("rlinf.recipes").iterdir():
         if entry.name.endswith(".yaml"):
             first = entry.read_text(encoding="utf-8").splitlines()[0]
-            found[entry.name.removesuffix(".yaml")] = first.removeprefix("#").strip()
-    return dict(sorted(found.items()))
+            recipes[entry.name.removesuffix(".yaml")] = first.removeprefix("#").strip()
+    return dict(sorted(recipes.items()))
 
 
 def read_recipe(name: str) -> Tree:

@@ -259,11 +259,11 @@ class EmbodiedConfig(JobConfig):
         return self.algorithm.has_critic and self.env.num_steps < self.env.max_episode_steps
 
     def _film_conflicts(self) -> Iterator[Conflict]:
-        wanted, episodes = self.env.num_eval_videos, self.env.num_eval_episodes
-        if wanted > episodes:
+        videos, episodes = self.env.num_eval_videos, self.env.num_eval_episodes
+        if videos > episodes:
             yield Conflict(
                 keys=("env.num_eval_videos", "env.num_eval_episodes"),
-                text=f"={wanted} is more than env.num_eval_episodes={episodes}; film at most {episodes}",
+                text=f"={videos} is more than env.num_eval_episodes={episodes}; film at most {episodes}",
             )
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -323,13 +323,13 @@ class EmbodiedConfig(JobConfig):
         """What is wrong with `algorithm.num_minibatches` where a policy answers so many actions at once: a sample is an
         answer, and every shard's samples are cut into minibatches."""
         num_samples, shards = self.env.num_envs * self.env.num_steps // chunk_size, self.actor.num_shards
-        wanted, size = self.algorithm.num_minibatches, max(1, num_samples // shards)
-        if num_samples % (wanted * shards) == 0:
+        count, size = self.algorithm.num_minibatches, max(1, num_samples // shards)
+        if num_samples % (count * shards) == 0:
             return None
-        nearest = sorted((n for n in range(1, size + 1) if size % n == 0), key=lambda n: (abs(n - wanted), n))[:2]
+        nearest = sorted((n for n in range(1, size + 1) if size % n == 0), key=lambda n: (abs(n - count), n))[:2]
         made_of = "env.num_envs * env.num_steps" + (f" / {chunk_size}" if chunk_size > 1 else "")
         return (
-            f"={wanted} does not cut the {made_of} = {num_samples} samples of a step, in actor.num_shards={shards} "
+            f"={count} does not cut the {made_of} = {num_samples} samples of a step, in actor.num_shards={shards} "
             f"shards, into equal minibatches; use {' or '.join(map(str, sorted(nearest)))}"
         )
 

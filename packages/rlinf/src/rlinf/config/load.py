@@ -81,10 +81,10 @@ def load_suite_eval(checkpoint: Path, suite: str, overrides: Sequence[Override])
 
     Raises: as `load_trained`.
     """
-    run, asked = _trained(checkpoint.parent.parent), read_suite(suite)
-    places = dict(run.places) | {("suite", *key): place for key, place in asked.places.items()}
-    values = {**run.values, "checkpoint": str(checkpoint), "suite": asked.values}
-    tree = Tree(values=values, places=places, notes=(*run.notes, *asked.notes))
+    run, suite_tree = _trained(checkpoint.parent.parent), read_suite(suite)
+    places = dict(run.places) | {("suite", *key): place for key, place in suite_tree.places.items()}
+    values = {**run.values, "checkpoint": str(checkpoint), "suite": suite_tree.values}
+    tree = Tree(values=values, places=places, notes=(*run.notes, *suite_tree.notes))
     return _validated_as(SuiteEvalConfig, apply_overrides(tree, overrides, SuiteEvalConfig))
 
 
@@ -183,17 +183,17 @@ def _overridden(before: Section, stored: Tree, overrides: Sequence[Override], wh
 def _listed(title: str, lines: Sequence[str]) -> str:
     if len(lines) == 1 and "{}" in title:
         return lines[0]
-    shown = list(lines[:MAX_LISTED])
+    bullets = list(lines[:MAX_LISTED])
     if len(lines) > MAX_LISTED:
-        shown.append(f"and {len(lines) - MAX_LISTED} more")
-    return title.format(len(lines)) + ":\n  - " + "\n  - ".join(shown)
+        bullets.append(f"and {len(lines) - MAX_LISTED} more")
+    return title.format(len(lines)) + ":\n  - " + "\n  - ".join(bullets)
 
 
 def _differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (old, new) of the values that are not equal."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {key: (old, new)}
-    found: dict[str, tuple[Any, Any]] = {}
+    differences: dict[str, tuple[Any, Any]] = {}
     for name in [*old, *(name for name in new if name not in old)]:
-        found |= _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
-    return found
+        differences |= _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+    return differences

@@ -115,14 +115,14 @@ def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
     *parents, name = key
     name = str(name).replace("-", "_")
     siblings = {dotted((*parents, field)): field for field in fields_at(model, tuple(parents), tree.values)}
-    guesses = [dotted(known) for known in all_keys(model, (), tree.values) if known[-1] == name]
+    guesses = [dotted(candidate) for candidate in all_keys(model, (), tree.values) if candidate[-1] == name]
     if not guesses:  # else it was the right name in the wrong section
         guesses = [dotted((*parents, field)) for field in siblings.values() if _initials(field) == name]
     if not guesses:
         guesses = list(_foreign(key, tree, model))
     if not guesses:
         close = difflib.get_close_matches(str(name), list(siblings.values()), n=1, cutoff=0.6)
-        guesses = [dotted((*parents, found)) for found in close]
+        guesses = [dotted((*parents, match)) for match in close]
     place = _place(key, tree) or ""
     flag = "--" if place.startswith("--") else ""
     if guesses:

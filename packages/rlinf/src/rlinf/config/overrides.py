@@ -90,19 +90,19 @@ def split_overrides(arguments: Sequence[str], options: Collection[str]) -> tuple
     Returns:
         What the command itself knows or has to complain about; the overrides with their values.
     """
-    known: list[str] = []
+    own_arguments: list[str] = []
     overrides: list[str] = []
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
         name, equals, _ = argument.partition("=")
         if not name.startswith("--") or name == "--" or name in options:
-            known.append(argument)
+            own_arguments.append(argument)
             continue
         overrides.append(argument)
         if not equals and rest and not rest[0].startswith("--"):
             overrides.append(rest.pop(0))
-    return known, overrides
+    return own_arguments, overrides
 
 
 def refuse_misspelt_options(

@@ -51,9 +51,9 @@ def _without_requirements(node: Any) -> Any:
         return [_without_requirements(entry) for entry in node]
     if not isinstance(node, dict):
         return node
-    kept = {
+    relaxed = {
         key: _without_requirements(value) for key, value in node.items() if key not in ("required", "discriminator")
     }
-    if isinstance(kept.get("oneOf"), list):
-        kept["anyOf"] = kept.pop("oneOf")  # without required keys, more than one may fit
-    return kept
+    if isinstance(relaxed.get("oneOf"), list):
+        relaxed["anyOf"] = relaxed.pop("oneOf")  # without required keys, more than one may fit
+    return relaxed

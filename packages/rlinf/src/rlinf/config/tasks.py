@@ -98,12 +98,12 @@ def chat_conflicts(system_prompt: str | None, chat_options: Mapping[str, object]
 
 def template_conflicts(template: str, field: str, key: str, field_key: str) -> Iterator[Conflict]:
     """Whether a template has a place for the problem and no other brace."""
-    wanted = "{" + field + "}"
-    rest = template.replace(wanted, "").replace("{question}", "")
+    placeholder = "{" + field + "}"
+    rest = template.replace(placeholder, "").replace("{question}", "")
     if rest == template or "{" in rest.replace("{{", "") or "}" in rest.replace("}}", ""):
         yield Conflict(
             keys=(key, f"{key.rpartition('.')[0]}.{field_key}".lstrip(".")),
-            text=f"={template!r} must hold {wanted} and no other brace; write {{{{ and }}}} for braces",
+            text=f"={template!r} must hold {placeholder} and no other brace; write {{{{ and }}}} for braces",
         )
 
 

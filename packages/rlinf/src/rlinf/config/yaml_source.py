@@ -150,8 +150,8 @@ class Tree:
     """What a reader of the config must know of how it is written."""
 
 
-def parse_file(text: str, shown: str) -> Tree:
-    """The tree of a YAML file; `shown` is how messages name the file.
+def parse_file(text: str, filename: str) -> Tree:
+    """The tree of a YAML file; `filename` is how messages name the file.
 
     Raises: UserError with file and line.
     """
@@ -159,22 +159,22 @@ def parse_file(text: str, shown: str) -> Tree:
         loader = _Loader(text)
         node = loader.get_single_node()
         places: dict[Key, str] = {}
-        values = {} if node is None else _value(loader, node, (), shown, places)
+        values = {} if node is None else _value(loader, node, (), filename, places)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{shown}:{mark.line + 1}" if mark else shown
+        place = f"{filename}:{mark.line + 1}" if mark else filename
         hint = None if isinstance(error, _Bound) else QUOTES_HINT
         raise UserError(f"{place}: not valid YAML: {error.problem or error.context}", hint=hint) from error
     except yaml.YAMLError as error:
-        raise UserError(f"{shown}: not valid YAML: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{filename}: not valid YAML: {str(error).splitlines()[0]}") from error
     except RecursionError as error:
-        raise UserError(f"{shown}: its aliases refer to one another without an end") from error
+        raise UserError(f"{filename}: its aliases refer to one another without an end") from error
     except UserError:
         raise  # which is a ValueError, too
     except ValueError as error:  # a date or number that YAML's form allows and Python does not
-        raise UserError(f"{shown}: {error}") from error
+        raise UserError(f"{filename}: {error}") from error
     if not isinstance(values, dict):
-        raise UserError(f"{shown}:1: a recipe is a mapping of keys to values, this is {describe(values)}")
+        raise UserError(f"{filename}:1: a recipe is a mapping of keys to values, this is {describe(values)}")
     return Tree(values=values, places=places)
 
 
@@ -264,8 +264,8 @@ def start_afresh(values: dict[str, Any], places: dict[Key, str], kind: tuple[str
 
 def forget(places: dict[Key, str], key: Key) -> None:
     """Drops the places of a value and of all below it."""
-    for known in [known for known in places if known[: len(key)] == key]:
-        del places[known]
+    for other in [other for other in places if other[: len(key)] == key]:
+        del places[other]
 
 
 def _merge_into(values: dict[str, Any], over: Mapping[str, Any], places: dict[Key, str], key: Key) -> None:
@@ -280,35 +280,35 @@ def _merge_into(values: dict[str, Any], over: Mapping[str, Any], places: dict[Ke
             values[name] = value
 
 
-def _value(loader: _Loader, node: yaml.Node, key: Key, shown: str, places: dict[Key, str]) -> Any:
+def _value(loader: _Loader, node: yaml.Node, key: Key, filename: str, places: dict[Key, str]) -> Any:
     if len(places) > MAX_VALUES:
-        raise UserError(f"{shown}:{node.start_mark.line + 1}: {_TOO_MANY}")
+        raise UserError(f"{filename}:{node.start_mark.line + 1}: {_TOO_MANY}")
     if len(key) > MAX_DEPTH:
         raise UserError(
-            f"{shown}:{node.start_mark.line + 1}: nested more than {MAX_DEPTH} deep; does it refer to itself?"
+            f"{filename}:{node.start_mark.line + 1}: nested more than {MAX_DEPTH} deep; does it refer to itself?"
         )
     if node.tag not in _TAGS:
-        raise UserError(f"{shown}:{node.start_mark.line + 1}: the tag {_short(node.tag)} has no meaning here")
+        raise UserError(f"{filename}:{node.start_mark.line + 1}: the tag {_short(node.tag)} has no meaning here")
     if isinstance(node, yaml.MappingNode):
-        _refuse_duplicates(node, shown)
+        _refuse_duplicates(node, filename)
         loader.flatten_mapping(node)
         values: dict[str, Any] = {}
         for name_node, value_node in node.value:
             line = name_node.start_mark.line + 1
             if not isinstance(name_node, yaml.ScalarNode):
-                raise UserError(f"{shown}:{line}: a key must be text, this is a list or a mapping")
-            name = _scalar(loader, name_node, shown)
+                raise UserError(f"{filename}:{line}: a key must be text, this is a list or a mapping")
+            name = _scalar(loader, name_node, filename)
             if not isinstance(name, str):
-                raise UserError(f"{shown}:{line}: a key must be text, this is {describe(name)}; put it in quotes")
-            places[(*key, name)] = f"{shown}:{line}"
-            values[name] = _value(loader, value_node, (*key, name), shown, places)
+                raise UserError(f"{filename}:{line}: a key must be text, this is {describe(name)}; put it in quotes")
+            places[(*key, name)] = f"{filename}:{line}"
+            values[name] = _value(loader, value_node, (*key, name), filename, places)
         return values
     if isinstance(node, yaml.SequenceNode):
         for i, entry in enumerate(node.value):
-            places[(*key, i)] = f"{shown}:{entry.start_mark.line + 1}"
-        return [_value(loader, entry, (*key, i), shown, places) for i, entry in enumerate(node.value)]
+            places[(*key, i)] = f"{filename}:{entry.start_mark.line + 1}"
+        return [_value(loader, entry, (*key, i), filename, places) for i, entry in enumerate(node.value)]
     assert isinstance(node, yaml.ScalarNode), "there are three kinds of nodes"
-    return _scalar(loader, node, shown)
+    return _scalar(loader, node, filename)
 
 
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
@@ -319,17 +319,17 @@ def _short(tag: str) -> str:
     return tag.replace("tag:yaml.org,2002:", "!!")
 
 
-def _scalar(loader: _Loader, node: yaml.ScalarNode, shown: str) -> Any:
+def _scalar(loader: _Loader, node: yaml.ScalarNode, filename: str) -> Any:
     line = node.start_mark.line + 1
     try:
         value = loader.construct_object(node)
     except (KeyError, AttributeError, TypeError) as error:  # of PyYAML, for `!!bool word` and the like
-        raise UserError(f"{shown}:{line}: {node.value!r:.80} is no {_short(node.tag)}") from error
+        raise UserError(f"{filename}:{line}: {node.value!r:.80} is no {_short(node.tag)}") from error
     if isinstance(value, str) and not is_unicode(value):
-        raise UserError(f"{shown}:{line}: {describe(value)} holds half of a character (a surrogate)")
+        raise UserError(f"{filename}:{line}: {describe(value)} holds half of a character (a surrogate)")
     if isinstance(value, str) and " " in value and node.style is None and _is_cut(node):
         raise UserError(
-            f"{shown}:{line}: YAML takes '#' after a blank for a comment, so the text ends with {value[-40:]!r}",
+            f"{filename}:{line}: YAML takes '#' after a blank for a comment, so the text ends with {value[-40:]!r}",
             hint="put quotes around the whole text, or the comment on a line of its own",
         )
     return value
@@ -341,7 +341,7 @@ def _is_cut(node: yaml.ScalarNode) -> bool:
     return end.buffer is not None and end.buffer[end.pointer :].partition("\n")[0].lstrip(" \t").startswith("#")
 
 
-def _refuse_duplicates(node: yaml.MappingNode, shown: str) -> None:
+def _refuse_duplicates(node: yaml.MappingNode, filename: str) -> None:
     lines: dict[str, int] = {}
     for name_node, _ in node.value:
         if not isinstance(name_node, yaml.ScalarNode) or name_node.value == "<<":
@@ -349,7 +349,7 @@ def _refuse_duplicates(node: yaml.MappingNode, shown: str) -> None:
         line = name_node.start_mark.line + 1
         if name_node.value in lines:
             raise UserError(
-                f"{shown}:{line}: the key {name_node.value!r} is already on line {lines[name_node.value]}; "
+                f"{filename}:{line}: the key {name_node.value!r} is already on line {lines[name_node.value]}; "
                 "keep one of them"
             )
         lines[name_node.value] = line

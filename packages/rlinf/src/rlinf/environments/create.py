@@ -69,14 +69,14 @@ def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> Ve
 def _renew(environment: Venv, listed: RequirementList, *, cpu: bool, python: str | None, console: LiveLine) -> Venv:
     """One that is there: nothing to do, or rlinf's own packages are another version now."""
     stamp, path = environment.stamp, environment.path
-    wanted = variant(stamp.name, cpu=cpu)
-    anew = f"rlinf env remove {stamp.name} && rlinf env create {wanted}"
+    title = variant(stamp.name, cpu=cpu)
+    anew = f"rlinf env remove {stamp.name} && rlinf env create {title}"
     if stamp.cpu != cpu:
         raise UserError(f"{path} is there, made as {environment.title}", hint=anew)
     if python is not None and not stamp.python.startswith(f"{ask(python).minor}."):
         raise UserError(f"{path} is there with Python {stamp.python}, not with that of --python {python}", hint=anew)
     if stamp.list_sha256 != listed.sha256:
-        raise UserError(f"{path} is out of date: the list of {wanted} has changed since it was made", hint=anew)
+        raise UserError(f"{path} is out of date: the list of {title} has changed since it was made", hint=anew)
     own, inside = own_digests(), _still_there(environment, anew)
     if stamp.own_packages == own and not missing_packages(inside):
         console.message(f"{path} is there and up to date")

@@ -94,9 +94,9 @@ def probe(python: Path, kind: VenvSpec, *, cpu: bool) -> Probed:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"{python} does not run: {error}") from error
     except ValueError as error:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise UserError(
-            f"{python} ended with exit code {done.returncode} while it imported; it said: {said}"
+            f"{python} ended with exit code {done.returncode} while it imported; it said: {last_line}"
         ) from error
     values["versions"] = {_normalized(name): version for name, version in values["versions"].items()}
     return Probed(**values)

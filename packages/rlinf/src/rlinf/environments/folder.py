@@ -61,8 +61,8 @@ class Venv:
 
 def environments_folder() -> Path:
     """The folder of this user's environments, which need not exist."""
-    if given := os.environ.get("RLINF_ENVIRONMENTS"):
-        return Path(given).absolute()
+    if folder := os.environ.get("RLINF_ENVIRONMENTS"):
+        return Path(folder).absolute()
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(data).absolute() / "rlinf" / "environments"
 
@@ -95,14 +95,14 @@ def environments() -> Iterator[Venv]:
 
 def find(name: str) -> Venv:
     """A complete environment. Raises: UserError with what there is."""
-    found = {one.path.name: one for one in environments() if one.stamp.is_complete}
-    if name not in found:
-        there = f"there are {', '.join(found)}" if found else "there is none"
+    by_name = {one.path.name: one for one in environments() if one.stamp.is_complete}
+    if name not in by_name:
+        there = f"there are {', '.join(by_name)}" if by_name else "there is none"
         raise UserError(
             f"there is no environment {name!r} in {environments_folder()}; {there}",
             hint=f"rlinf env create {name} [--cpu], or give the path of an interpreter",
         )
-    return found[name]
+    return by_name[name]
 
 
 def python_of(name_or_path: str | Path) -> Path:

@@ -37,8 +37,8 @@ def own_digests() -> dict[str, str]:
 
 def missing_packages(target: PythonBuild) -> list[str]:
     """Those of rlinf's packages that an environment does not have."""
-    found = {dist.metadata["Name"] for dist in importlib.metadata.distributions(path=[str(target.site_packages)])}
-    return [name for name in OWN_PACKAGES if name not in found]
+    installed = {dist.metadata["Name"] for dist in importlib.metadata.distributions(path=[str(target.site_packages)])}
+    return [name for name in OWN_PACKAGES if name not in installed]
 
 
 def install_own_packages(target: PythonBuild, *, collecting: Callable[[str], None]) -> None:

@@ -44,7 +44,7 @@ def install(python: Path, arguments: Sequence[str], *, collecting: Callable[[str
             process.kill()
             raise
     if process.returncode:
-        said = "\n  ".join(line for line in tail if line)
+        ending = "\n  ".join(line for line in tail if line)
         raise RunFailed(
-            f"pip install failed in {python.parent.parent}; it ended with\n  {said}" + (hint and f"\nhint: {hint}")
+            f"pip install failed in {python.parent.parent}; it ended with\n  {ending}" + (hint and f"\nhint: {hint}")
         )

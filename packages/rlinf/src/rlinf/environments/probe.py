@@ -25,11 +25,11 @@ def main() -> None:
                 importlib.import_module(name)
             except Exception as error:  # noqa: BLE001 - whatever a module raises is what is reported
                 failures[name] = f"{type(error).__name__}: {error}"
-    found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions() if dist.metadata}
+    versions = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions() if dist.metadata}
     torch = sys.modules.get("torch")
     cuda = torch.version.cuda if torch is not None else None
     python = ".".join(map(str, sys.version_info[:3]))
-    print(json.dumps({"python": python, "failures": failures, "versions": found, "cuda": cuda}))
+    print(json.dumps({"python": python, "failures": failures, "versions": versions, "cuda": cuda}))
 
 
 if __name__ == "__main__":

@@ -67,16 +67,16 @@ def ask(path: Path | str) -> PythonBuild:
         )
         values = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        said = done.stderr.strip().splitlines()[:1] if isinstance(error, ValueError) else [str(error)]
-        raise UserError(f"{path} is no Python that works: {' '.join(said) or 'it said nothing'}") from error
+        lines = done.stderr.strip().splitlines()[:1] if isinstance(error, ValueError) else [str(error)]
+        raise UserError(f"{path} is no Python that works: {' '.join(lines) or 'it said nothing'}") from error
     return PythonBuild(path=Path(path), **{**values, "site_packages": Path(values["site_packages"])})
 
 
-def choose(wanted: str | None, minors: Sequence[str], *, what: str) -> PythonBuild:
+def choose(program: str | None, minors: Sequence[str], *, what: str) -> PythonBuild:
     """The interpreter that an environment is made with.
 
     Args:
-        wanted: what the user named, a path or a command; None takes the caller's where its minor fits, else the first
+        program: what the user named, a path or a command; None takes the caller's where its minor fits, else the first
             of `python3.11`, ... that is on the path.
         minors: those that the requirement list is for.
         what: the environment, for messages.
@@ -84,9 +84,9 @@ def choose(wanted: str | None, minors: Sequence[str], *, what: str) -> PythonBui
     Raises: UserError where it is another minor, no Python, or cannot make virtual environments.
     """
     commands = [f"python{minor}" for minor in minors]
-    if wanted is not None:
-        path = shutil.which(wanted)
-        problem = f"--python {wanted}: there is no such program"
+    if program is not None:
+        path = shutil.which(program)
+        problem = f"--python {program}: there is no such program"
     elif f"{sys.version_info[0]}.{sys.version_info[1]}" in minors:
         path, problem = sys.executable, ""
     else:
@@ -95,11 +95,11 @@ def choose(wanted: str | None, minors: Sequence[str], *, what: str) -> PythonBui
     hint = f"rlinf env create {what} --python /path/of/{commands[0]}"
     if path is None:
         raise UserError(problem, hint=hint)
-    found = ask(path)
-    if found.minor not in minors:
-        text = f"{what} is for Python {' and '.join(minors)}; {found.path} is Python {found.version}"
+    build = ask(path)
+    if build.minor not in minors:
+        text = f"{what} is for Python {' and '.join(minors)}; {build.path} is Python {build.version}"
         raise UserError(text, hint=hint)
-    if not found.makes_venvs:
-        text = f"{found.path} cannot make virtual environments"
-        raise UserError(text, hint=f"apt-get install python{found.minor}-venv")
-    return found
+    if not build.makes_venvs:
+        text = f"{build.path} cannot make virtual environments"
+        raise UserError(text, hint=f"apt-get install python{build.minor}-venv")
+    return build

@@ -59,10 +59,10 @@ class Benchmarks:
 
 def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
     """Reads and checks all files. Raises: UserError."""
-    known = {name: _published(name, benchmark) for name, benchmark in config.benchmarks.items()}
+    published = {name: _published(name, benchmark) for name, benchmark in config.benchmarks.items()}
     limit = _prompt_limit(config, model)
     encoder = make_encoder(config, model.tokenizer, model.folder)
-    sets = tuple(_benchmark(config, name, known[name], encoder, limit, model.max_positions) for name in known)
+    sets = tuple(_benchmark(config, name, published[name], encoder, limit, model.max_positions) for name in published)
     longest = max(max(encoder.num_tokens([problem.prompt for problem in one.problems])) for one in sets)
     return Benchmarks(sets=sets, encoder=encoder, max_prompt_tokens=max(1, min(longest, limit)))
 
@@ -101,19 +101,19 @@ def _prompt_limit(config: EvalConfig, model: EvaluatedModel) -> int:
 def _benchmark(
     config: EvalConfig,
     name: str,
-    known: PublishedSet | None,
+    published: PublishedSet | None,
     encoder: PromptEncoder,
     limit: int,
     positions: int | None,
 ) -> Benchmark:
-    benchmark, title = config.benchmarks[name], known.title if known else name
+    benchmark, title = config.benchmarks[name], published.title if published else name
     reward = RewardSpec(rule=benchmark.reward or "")
-    if known is not None and benchmark.reward in (None, known.reward):
-        reward = RewardSpec(rule=known.reward, options={**known.reward_options})
-    template = benchmark.template or (known.template if known else PLAIN_TEMPLATE)
+    if published is not None and benchmark.reward in (None, published.reward):
+        reward = RewardSpec(rule=published.reward, options={**published.reward_options})
+    template = benchmark.template or (published.template if published else PLAIN_TEMPLATE)
     loaded = load_problems(
         benchmark.file,
-        _reader(name, benchmark, known),
+        _reader(name, benchmark, published),
         template_of(template, "question"),
         on_bad_row=config.on_bad_row,
         bad_row_key="on_bad_row",
@@ -176,9 +176,9 @@ def _check_reward(name: str, reward: RewardSpec, problems: Sequence[TaskProblem]
     return []
 
 
-def _reader(name: str, benchmark: BenchmarkConfig, known: PublishedSet | None) -> QuestionReader:
-    if known is not None and benchmark.question_field is None and benchmark.answer_field is None:
-        return known.read
+def _reader(name: str, benchmark: BenchmarkConfig, published: PublishedSet | None) -> QuestionReader:
+    if published is not None and benchmark.question_field is None and benchmark.answer_field is None:
+        return published.read
     return QuestionColumns(
         question=benchmark.question_field or "question",
         answer=benchmark.answer_field or "answer",

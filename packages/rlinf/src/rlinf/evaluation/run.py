@@ -114,8 +114,8 @@ class EvalRun:
         progress.message(f"model {self.model.folder} on {self.cluster.describe()}")
         groups = {"rollout": "rollout"} | {_reward_group(one): "reward" for one, _ in todo}
         pythons = {group: self.environments[role].path for group, role in groups.items() if role in self.environments}
-        made = {"log_folder": logs, "worker_timeout_s": timeout_s, "pythons": pythons}
-        with make_executor(config.cluster, self.cluster, **made) as executor:
+        options = {"log_folder": logs, "worker_timeout_s": timeout_s, "pythons": pythons}
+        with make_executor(config.cluster, self.cluster, **options) as executor:
             try:
                 for one, problems in todo:
                     self._ask_benchmark(one, problems, executor, folder, progress)
@@ -144,11 +144,11 @@ class EvalRun:
             num_samples=config.samples_per_problem,
             num_right=sum(row["outcome"] == RIGHT for row in rows),
         )
-        asked = {problem.number: problem for problem in problems}
+        by_number = {problem.number: problem for problem in problems}
 
         def on_items(_: str, groups: Sequence[ScoredGroup]) -> None:
             for group in groups:
-                folder.write_samples(_rows(benchmark.name, asked[group.samples.index], group, encoder))
+                folder.write_samples(_rows(benchmark.name, by_number[group.samples.index], group, encoder))
                 progress.problem(sum(outcome == RIGHT for outcome in group.outcomes))
 
         make_prompt = PromptMaker(

@@ -50,15 +50,15 @@ def asked_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalConf
         if benchmark.template is None and _is_choice(name, benchmark) == (run.reward.kind == CHOICE):
             benchmarks[name] = benchmark.model_copy(update={"template": template})
     stop = run.rollout.stop if config.stop is None else config.stop
-    asked = config.model_copy(update={**taken, "benchmarks": benchmarks, "stop": stop})
+    settings = config.model_copy(update={**taken, "benchmarks": benchmarks, "stop": stop})
 
-    values = {key: (getattr(asked, key), value) for key, value in trained.items() if asks_chat}
+    values = {key: (getattr(settings, key), value) for key, value in trained.items() if asks_chat}
     values["prompt_format"] = "chat" if asks_chat else "plain", trained["prompt_format"]
     for name, benchmark in benchmarks.items():
-        known = published_set(name)
-        own = benchmark.template or (known.template if known else template)
+        published = published_set(name)
+        own = benchmark.template or (published.template if published else template)
         values[f"benchmarks.{name}.template"] = own, template
-    return asked, [
+    return settings, [
         f"asked as in the run {folder}: prompt_format={trained['prompt_format']}, template {template!r}",
         *(
             f"{key}={value!r}, but the run trained with {other!r}: the score is that of another prompt"
@@ -80,5 +80,5 @@ def _prompt_of(run: ReasoningConfig, tokenizer: Any) -> tuple[str, dict[str, Any
 
 
 def _is_choice(name: str, benchmark: BenchmarkConfig) -> bool:
-    known = published_set(name)
-    return (benchmark.reward or (known.reward if known else "")) == CHOICE
+    published = published_set(name)
+    return (benchmark.reward or (published.reward if published else "")) == CHOICE

@@ -58,11 +58,12 @@ def score_benchmark(
     by_problem: dict[int, list[Mapping[str, Any]]] = {problem.number: [] for problem in benchmark.problems}
     for row in rows:
         by_problem[row["problem"]].append(row)
-    assert all(len(found) == num_samples for found in by_problem.values()), "every problem has all its samples"
-    is_right = torch.tensor([[row["outcome"] == RIGHT for row in found] for found in by_problem.values()])
+    assert all(len(samples) == num_samples for samples in by_problem.values()), "every problem has all its samples"
+    is_right = torch.tensor([[row["outcome"] == RIGHT for row in samples] for samples in by_problem.values()])
     num_right = is_right.sum(-1)
     votes = [
-        ([row["answer"] for row in found], [row["outcome"] == RIGHT for row in found]) for found in by_problem.values()
+        ([row["answer"] for row in samples], [row["outcome"] == RIGHT for row in samples])
+        for samples in by_problem.values()
     ]
     of_problems = {f"avg@{num_samples}": avg_at_k(is_right)}
     of_problems |= {f"pass@{size}": pass_at_k(num_right, num_samples, size) for size in k}

@@ -81,14 +81,14 @@ def run(job: Job, folder: RunFolder) -> str:
         loop.progress.warning(str(failure))
         inputs = job.inputs
         try:
-            job, told = _where_machines_are_left(job)
+            job, note = _where_machines_are_left(job)
         except UserError as error:
             raise RunFailed(f"{failure}\nand then: {error}") from error
         if changed := changed_inputs(inputs, job.inputs):
             raise RunFailed(f"{failure}\nand then: {', '.join(changed)} changed while the run was under way")
         place = checkpoint.name if checkpoint else "the start"
-        folder.note(f"{failure.summary}; the run went on from {place} with new processes{told}")
-        loop.progress.message(f"going on from {place} with new processes{told}")
+        folder.note(f"{failure.summary}; the run went on from {place} with new processes{note}")
+        loop.progress.message(f"going on from {place} with new processes{note}")
 
 
 def _where_machines_are_left(job: Job) -> tuple[Job, str]:
@@ -110,12 +110,12 @@ def _where_machines_are_left(job: Job) -> tuple[Job, str]:
         return job, ""
     cluster = cluster.model_copy(update={"num_devices": "auto"})
     config = job.config.model_copy(update={"cluster": cluster})
-    told = f", on {len(machine.nodes)} of {len(job.machine.nodes)} nodes"
+    note = f", on {len(machine.nodes)} of {len(job.machine.nodes)} nodes"
     try:
-        return prepare(config, machine), told
+        return prepare(config, machine), note
     except UserError as error:  # the mode or the placement needs what was lost
         config = config.model_copy(update={"mode": "auto", "plan": PlanConfig()})
-        return prepare(config, machine), f"{told}, in mode auto: {error.message}"
+        return prepare(config, machine), f"{note}, in mode auto: {error.message}"
 
 
 def _check_stop(job: Job) -> None:

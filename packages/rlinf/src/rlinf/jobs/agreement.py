@@ -107,10 +107,10 @@ class Agreement:
     @property
     def summary(self) -> str:
         """One line."""
-        said = "agree" if self.agrees else "do NOT agree"
+        verdict = "agree" if self.agrees else "do NOT agree"
         explains = "rounding explains" if self.agrees else "rounding explains at most"
         return (
-            f"engine and trainer {said} about the sampled tokens: KL {self.kl:.2g} nats a token, {explains} "
+            f"engine and trainer {verdict} about the sampled tokens: KL {self.kl:.2g} nats a token, {explains} "
             f"{self.kl_bound:.2g} ({self.arithmetic}); 99.9 % of the tokens within {self.p999:.2g} nats, the worst "
             f"{self.largest:.2g}"
         )

@@ -85,13 +85,13 @@ def _try_advantage(algorithm: Algorithm, num_parts: int) -> None:
     part = AdvantagePart(algorithm)
     what, function = f"algorithm.advantage={algorithm.advantage}", ADVANTAGES.get(algorithm.advantage)
     for rewards, kind in ((torch.arange(algorithm.group_size) % 2.0, ""), (torch.ones(algorithm.group_size), "equal ")):
-        given = _inputs_of_advantage(algorithm, part.takes.works_on, rewards, num_parts)
-        inputs = {name: given[name] for name in part.takes.inputs}
+        tensors = _inputs_of_advantage(algorithm, part.takes.works_on, rewards, num_parts)
+        inputs = {name: tensors[name] for name in part.takes.inputs}
         shape = next(iter(inputs.values())).shape[:2]
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
         with _refusing(what, f"called once with {kind}{shapes}", function):
-            advantages, returns = part(given, shape)
-            check_finite("the advantages", advantages, given.get("loss_mask", torch.ones(shape)).bool())
+            advantages, returns = part(tensors, shape)
+            check_finite("the advantages", advantages, tensors.get("loss_mask", torch.ones(shape)).bool())
             if "values" in inputs and returns is None:
                 raise TypeError("it reads values and gave no returns; return the pair (advantages, returns)")
             if returns is not None and returns.shape != shape:

@@ -78,7 +78,7 @@ class Job:
     @property
     def pythons(self) -> dict[str, str]:
         """Worker group -> path of that interpreter."""
-        return {role: found.path for role, found in self.environments.items()}
+        return {role: interpreter.path for role, interpreter in self.environments.items()}
 
     def chunks(self, plan: Plan) -> Mapping[str, int]:
         """Stage -> granularity where the user has not chosen and the mode's rule is not the best for this job."""

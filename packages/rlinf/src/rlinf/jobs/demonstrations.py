@@ -99,11 +99,11 @@ class WarmStart:
         assert self._files is not None, "there are no files"
         at = f"warm_start.path={self._settings.path}, successful episode {number}"
         try:
-            shown = self._files[number]
+            demo = self._files[number]
         except EnvError as error:
             raise UserError(f"{at}: {error}") from error
-        self._check(at, shown)
-        return shown
+        self._check(at, demo)
+        return demo
 
     @property
     def optimizer(self) -> OptimizerSettings:
@@ -122,14 +122,14 @@ class WarmStart:
         """Raises: UserError where the experts fail all the time, or an episode is not like the first."""
         assert self._flow is not None, "flow_of comes first"
         num_episodes = self._settings.num_episodes
-        shown = self._recorded(session) if self._files is None else [self._episode(n) for n in range(num_episodes)]
-        chunks = Chunks.of(shown, self._needs, self._interface.actions)
-        session.note(f"warm start: {_counted(shown)}, {len(chunks.actions)} chunks")
+        demos = self._recorded(session) if self._files is None else [self._episode(n) for n in range(num_episodes)]
+        chunks = Chunks.of(demos, self._needs, self._interface.actions)
+        session.note(f"warm start: {_counted(demos)}, {len(chunks.actions)} chunks")
         for first in range(0, self._settings.num_steps, STEPS_AT_ONCE):
             steps = range(first, min(first + STEPS_AT_ONCE, self._settings.num_steps))
             feeds = {"demonstrated": [batch for step in steps for batch in self._batches(chunks, step)]}
-            found = session.run_flow(self._flow, step=0, feeds=feeds)
-            session.message(f"warm start {steps.stop}: loss {found.metrics['warm_start/loss']:.3f}")
+            flow_run = session.run_flow(self._flow, step=0, feeds=feeds)
+            session.message(f"warm start {steps.stop}: loss {flow_run.metrics['warm_start/loss']:.3f}")
         session.sync_weights()
 
     def _recorded(self, session: Session) -> list[Demonstration]:
@@ -139,25 +139,25 @@ class WarmStart:
         """
         drawn = int(np.random.SeedSequence([self._seed, SEED_STREAM]).generate_state(1)[0])
         seed = drawn >> 2 | TRAIN_SEED_BIT  # room above it for those that follow
-        found: list[Demonstration] = []
+        demos: list[Demonstration] = []
         failures: Counter[str] = Counter()
         """Task -> episodes in which its expert failed since it last succeeded."""
-        while len(found) < self._settings.num_episodes:
-            (shown,) = (one for of_rank in session.group("env").call("demonstrate", seed) for one in of_rank)
+        while len(demos) < self._settings.num_episodes:
+            (demo,) = (one for of_rank in session.group("env").call("demonstrate", seed) for one in of_rank)
             seed += 1
-            failures[shown.task] = 0 if shown.success else failures[shown.task] + 1
-            found += [shown] if shown.success else []
-            if failures[shown.task] == MAX_FAILURES:
+            failures[demo.task] = 0 if demo.success else failures[demo.task] + 1
+            demos += [demo] if demo.success else []
+            if failures[demo.task] == MAX_FAILURES:
                 raise UserError(
-                    f"warm_start.source=experts: the expert of {shown.task} failed {MAX_FAILURES} times in a row",
+                    f"warm_start.source=experts: the expert of {demo.task} failed {MAX_FAILURES} times in a row",
                     hint="give it more time with --env.max_episode_steps, or shorter actions",
                 )
-        for task in sorted(failures.keys() - {one.task for one in found}):
+        for task in sorted(failures.keys() - {one.task for one in demos}):
             session.note(
                 f"warm start: no demonstration of {task}: its expert failed {failures[task]} times; more time "
                 "(env.max_episode_steps), more demonstrations (warm_start.num_episodes), or the suite without it"
             )
-        return found
+        return demos
 
     def _batches(self, chunks: Chunks, step: int) -> list[DemonstratedBatch]:
         """One batch as one item a shard."""
@@ -175,25 +175,25 @@ class WarmStart:
 
     # -- what can be wrong -------------------------------------------------------------------------------------------
 
-    def _check(self, at: str, shown: Demonstration) -> None:
+    def _check(self, at: str, demo: Demonstration) -> None:
         for name in self._needs.reads:
-            if name not in shown.observations:
+            if name not in demo.observations:
                 raise UserError(
-                    f"{at}: it has no {name!r}, which the policy reads; it has {', '.join(sorted(shown.observations))}",
+                    f"{at}: it has no {name!r}, which the policy reads; it has {', '.join(sorted(demo.observations))}",
                     hint="if it has another name there, say so with warm_start.rename: {NAME_THERE: " + name + "}",
                 )
-            found, wanted = _spec_of(shown, name), self._interface.fields[name]
-            if (list(found.shape), found.dtype) != (list(wanted.shape), wanted.dtype):
+            actual, expected = _spec_of(demo, name), self._interface.fields[name]
+            if (list(actual.shape), actual.dtype) != (list(expected.shape), expected.dtype):
                 raise UserError(
-                    f"{at}: {name!r} is {found.dtype} of shape {list(found.shape)}, and the environment shows "
-                    f"{wanted.dtype} of shape {list(wanted.shape)}",
+                    f"{at}: {name!r} is {actual.dtype} of shape {list(actual.shape)}, and the environment shows "
+                    f"{expected.dtype} of shape {list(expected.shape)}",
                     hint="choose options of the environment (env.options) that show what was recorded",
                 )
-            self._check_finite(at, name, shown.observations[name])
-        self._check_actions(at, shown.actions, self._interface.actions)
-        self._check_finite(at, "actions", shown.actions)
+            self._check_finite(at, name, demo.observations[name])
+        self._check_actions(at, demo.actions, self._interface.actions)
+        self._check_finite(at, "actions", demo.actions)
         if self._needs.reads_gripper_sign:
-            self._check_gripper(at, shown.actions)
+            self._check_gripper(at, demo.actions)
 
     @staticmethod
     def _check_finite(at: str, name: str, values: Tensor | Sequence[str]) -> None:
@@ -202,12 +202,12 @@ class WarmStart:
             raise UserError(f"{at}: row {row} of {name!r} has a number that is not finite: {values[row].tolist()}")
 
     @staticmethod
-    def _check_actions(at: str, actions: Tensor, wanted: ActionSpec) -> None:
+    def _check_actions(at: str, actions: Tensor, spec: ActionSpec) -> None:
         kind = "continuous" if actions.is_floating_point() else "discrete"
-        if (kind, list(actions.shape[1:])) != (wanted.kind, list(wanted.shape)):
+        if (kind, list(actions.shape[1:])) != (spec.kind, list(spec.shape)):
             raise UserError(
                 f"{at}: its actions are {kind} of shape {list(actions.shape[1:])}, and the environment takes "
-                f"{wanted.kind} ones of shape {list(wanted.shape)}",
+                f"{spec.kind} ones of shape {list(spec.shape)}",
                 hint="the robot and its control mode have to be those that were recorded",
             )
 
@@ -249,16 +249,16 @@ class Chunks:
         return cls(fields, torch.cat(actions))
 
 
-def _counted(shown: Sequence[Demonstration]) -> str:
+def _counted(demos: Sequence[Demonstration]) -> str:
     """How many demonstrations there are, and of which task."""
-    counts = Counter(one.task for one in shown)
+    counts = Counter(one.task for one in demos)
     if len(counts) == 1:
-        return f"{len(shown)} demonstrations of {shown[0].task}"
-    return f"{len(shown)} demonstrations ({', '.join(f'{counts[task]} of {task}' for task in sorted(counts))})"
+        return f"{len(demos)} demonstrations of {demos[0].task}"
+    return f"{len(demos)} demonstrations ({', '.join(f'{counts[task]} of {task}' for task in sorted(counts))})"
 
 
-def _spec_of(shown: Demonstration, name: str) -> FieldSpec:
-    values = shown.observations[name]
+def _spec_of(demo: Demonstration, name: str) -> FieldSpec:
+    values = demo.observations[name]
     if not isinstance(values, Tensor):
         return FieldSpec(shape=(), dtype="text")
     return FieldSpec(shape=tuple(values.shape[1:]), dtype="uint8" if values.dtype == torch.uint8 else "float32")

@@ -58,7 +58,7 @@ def collect(env: WorkerGroup, folder: Path) -> tuple[list[RecordedEpisode], list
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".episodes-") as shared:
-        problems = [problem for found in env.call("save_recordings", shared) for problem in found]
+        problems = [problem for of_rank in env.call("save_recordings", shared) for problem in of_rank]
         episodes = [RecordedEpisode.load(file) for file in Path(shared).glob("*.npz")]
     return sorted(episodes, key=lambda episode: episode.end.seed), list(dict.fromkeys(problems))
 

@@ -55,8 +55,8 @@ def policy_lora(lora: LoraConfig | None, backend: str, policy: PolicySettings) -
 
 def policy_digest(policy: PolicySettings) -> str:
     """Of what decides the policy's first weights: the files of its folder, or its options and seed."""
-    said = json.dumps([policy.name, policy.options, policy.seed], sort_keys=True, default=str)
-    digest = hashlib.sha256(said.encode())
+    text = json.dumps([policy.name, policy.options, policy.seed], sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode())
     if (folder := policy.options.get("folder")) is not None:
         digest.update(base_digest(Path(folder)).encode())
     return digest.hexdigest()
@@ -74,10 +74,10 @@ def _check_trains(backend: str) -> None:
 
 def _settings(lora: LoraConfig, find: Callable[[tuple[str, ...]], tuple[tuple[str, ...], object]]) -> LoraSettings:
     try:
-        found, _ = find((ALL_LINEAR,) if lora.targets == ALL_LINEAR else tuple(lora.targets))
+        targets, _ = find((ALL_LINEAR,) if lora.targets == ALL_LINEAR else tuple(lora.targets))
     except ValueError as error:
         raise UserError(f"actor.lora.targets: {error}") from error
-    return LoraSettings(rank=lora.rank, alpha=lora.alpha, targets=found, base_digest="")
+    return LoraSettings(rank=lora.rank, alpha=lora.alpha, targets=targets, base_digest="")
 
 
 def with_base(

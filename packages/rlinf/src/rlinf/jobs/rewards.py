@@ -139,7 +139,7 @@ def reward_folders(config: RewardConfig, key: str = "reward") -> dict[str, Path]
             return {f"{key}.path": config.path}
         case WeightedRewardConfig():
             terms = (reward_folders(term.reward, f"{key}.terms.{name}.reward") for name, term in config.terms.items())
-            return {place: folder for found in terms for place, folder in found.items()}
+            return {place: folder for folders in terms for place, folder in folders.items()}
     return {}
 
 

@@ -107,8 +107,8 @@ class WarmStarts:
 
 def _prune(folder: Path) -> None:
     """Keeps those that were used last."""
-    kept = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    for path in kept[:-NUM_KEPT]:
+    folders = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for path in folders[:-NUM_KEPT]:
         shutil.rmtree(path)
 
 
@@ -125,8 +125,12 @@ def _key(config: ReasoningConfig, num_ranks: int, device: str, environments: Map
     decides["libraries"] = {name: importlib.metadata.version(name) for name in LIBRARIES}
     decides["source"] = {name: _source_digest(name) for name in PACKAGES}
     decides["environments"] = {
-        role: [found.python, dict(found.packages), [_folder_digest(folder) for folder in found.folders.values()]]
-        for role, found in environments.items()
+        role: [
+            interpreter.python,
+            dict(interpreter.packages),
+            [_folder_digest(folder) for folder in interpreter.folders.values()],
+        ]
+        for role, interpreter in environments.items()
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -114,7 +114,7 @@ def _checked(job: ReasoningJob, name: str, run: FlowRun) -> CheckedRound:
     groups: list[ComparedGroup] = run.collected["compared"]
     gap = LogprobGap.of([_sums(group) for group in groups])
     assert gap is not None, "every completion has a token"
-    worst = sorted((found for group in groups for found in _worst(group)), key=lambda token: token.order)
+    worst = sorted((one for group in groups for one in _worst(group)), key=lambda token: token.order)
     return CheckedRound(
         name=name,
         num_tokens=int(gap.num_tokens),
@@ -141,5 +141,5 @@ def _worst(group: ComparedGroup) -> list[WorstToken]:
     samples = group.samples
     columns = (group.actor_logprobs, samples.rollout_logprobs, samples.completion_ids, samples.loss_mask)
     rows = zip(*(column.split(1) for column in columns), strict=True)
-    found = [worst_token(actor, rollout, ids, mask, (samples.index,)) for actor, rollout, ids, mask in rows]
-    return [token for token in found if token is not None]
+    tokens = [worst_token(actor, rollout, ids, mask, (samples.index,)) for actor, rollout, ids, mask in rows]
+    return [token for token in tokens if token is not None]

@@ -112,8 +112,8 @@ class CheckpointWriter:
     def take_times(self) -> dict[str, float]:
         """Metrics of the newest whole checkpoint: seconds until it was, and those that training waited; empty for one
         that was asked for before."""
-        found, self._times = self._times, {}
-        return found
+        times, self._times = self._times, {}
+        return times
 
     def _finish(
         self, opened: ExitStack, calls: Sequence[Future[dict[str, str]]], digests: dict[str, str], began_s: float

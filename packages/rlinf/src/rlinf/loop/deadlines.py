@@ -51,11 +51,11 @@ class Deadlines:
         """
         if self._chosen_s is not None:
             return StepLimit(limit_s=self._chosen_s, reason="run.step_timeout_s says so")
-        known = {"what its plan predicts": predicted_s, "its slowest run so far": self._slowest_s.get(flow)}
-        found = [(seconds, what) for what, seconds in known.items() if seconds is not None]
-        if not found:
+        sources = {"what its plan predicts": predicted_s, "its slowest run so far": self._slowest_s.get(flow)}
+        estimates = [(seconds, what) for what, seconds in sources.items() if seconds is not None]
+        if not estimates:
             return StepLimit(limit_s=UNKNOWN_S + self._judging_s, reason="nothing was known of how long it takes")
-        seconds, what = max(found)
+        seconds, what = max(estimates)
         return StepLimit(
             limit_s=max(LEAST_S, TIMES_EXPECTED * seconds) + self._judging_s,
             reason=f"{TIMES_EXPECTED:.0f} times {what}, {seconds:.1f} s, and at least {LEAST_S:.0f} s"

@@ -14,16 +14,16 @@ def reasons_to_end(
     run: RunConfig, *, step: int, score: float, training_s: float, score_name: str = "score"
 ) -> dict[str, str]:
     """Why a run ends after `step` steps -> what to change so that it goes on; empty: it goes on."""
-    found = {}
+    reasons = {}
     if step >= run.num_steps:
-        found[f"all of run.num_steps={run.num_steps} are done"] = f"--run.num_steps {2 * run.num_steps}"
+        reasons[f"all of run.num_steps={run.num_steps} are done"] = f"--run.num_steps {2 * run.num_steps}"
     if run.stop_at_score is not None and score >= run.stop_at_score:
         reason = f"its {score_name.replace('_', ' ')} of {score:.3g} reaches run.stop_at_score={run.stop_at_score:g}"
-        found[reason] = "--run.stop_at_score null"
+        reasons[reason] = "--run.stop_at_score null"
     if run.max_minutes is not None and training_s >= run.max_minutes * 60:
         reason = f"it has trained for run.max_minutes={run.max_minutes:g}"
-        found[reason] = f"--run.max_minutes {2 * run.max_minutes:g}"
-    return found
+        reasons[reason] = f"--run.max_minutes {2 * run.max_minutes:g}"
+    return reasons
 
 
 def how_to_go_on(run: RunConfig, path: Path) -> str | None:

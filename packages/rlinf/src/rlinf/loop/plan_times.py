@@ -68,8 +68,8 @@ class PlanTimes:
     def expected_s(self) -> float | None:
         """What a step should take: as predicted, or as those before it took where that is more; None before the first
         where nothing was predicted."""
-        known = [seconds for seconds in (self.predicted_s, _median(self._steps_s)) if seconds is not None]
-        return max(known, default=None)
+        estimates = [seconds for seconds in (self.predicted_s, _median(self._steps_s)) if seconds is not None]
+        return max(estimates, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Medians over the last `RECENT_STEPS` steps; seconds. `predicted_s` is null where nothing was predicted."""

@@ -102,17 +102,17 @@ class Session:
 
         Raises: RunFailed where they do not, and the run is to stop then.
         """
-        if self._is_judged or (found := self._job.agreement(metrics)) is None:
+        if self._is_judged or (verdict := self._job.agreement(metrics)) is None:
             return
         self._is_judged = True
-        self._run_folder.agreement({"step": step, **found.to_json()})
-        if found.agrees:
-            self.message(found.summary)
+        self._run_folder.agreement({"step": step, **verdict.to_json()})
+        if verdict.agrees:
+            self.message(verdict.summary)
             return
         if self._job.stops_on_mismatch:
-            raise RunFailed(f"step {step}: {found.text}\nhint: --rollout.stop_on_mismatch false goes on all the same")
-        self._run_folder.note(found.summary)
-        self._progress.warning(found.text)
+            raise RunFailed(f"step {step}: {verdict.text}\nhint: --rollout.stop_on_mismatch false goes on all the same")
+        self._run_folder.note(verdict.summary)
+        self._progress.warning(verdict.text)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""

@@ -381,8 +381,8 @@ class TrainingLoop:
         self._folder.write_plan_times([times.to_json() for times in self._times])
         report_path = write_report(self._folder.path)
         first, last = self._folder.first_evaluation(), self._folder.last_evaluation()
-        shown = (self._job.score, *self._job.other_scores)
-        scores = [(one, first.get(one.name, math.nan), last.get(one.name, math.nan)) for one in shown]
+        all_scores = (self._job.score, *self._job.other_scores)
+        scores = [(one, first.get(one.name, math.nan), last.get(one.name, math.nan)) for one in all_scores]
         part = f"{self._job.score.name}/"
         tasks = {
             name.removeprefix(part): (first.get(name, math.nan), value)
@@ -398,8 +398,8 @@ class TrainingLoop:
         metrics = self._session.evaluate(step)
         self._folder.evaluation(step, metrics, time_s=self._training_s())
         score = self._clock.own_score = metrics[self._job.score.name]
-        shown = (self._job.score, *self._job.other_scores)
-        self.progress.evaluation(step, {score.name: metrics[score.name] for score in shown})
+        all_scores = (self._job.score, *self._job.other_scores)
+        self.progress.evaluation(step, {score.name: metrics[score.name] for score in all_scores})
         for name in (name for name in metrics if name.startswith(f"{self._job.score.name}/")):
             self.progress.message(f"evaluation after step {step}: {name} {metrics[name]:.2f}")
         return score

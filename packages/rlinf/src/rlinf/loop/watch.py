@@ -121,11 +121,11 @@ class RunWatch:
 
     def _explain(self, snapshot: Snapshot) -> None:
         self._explained_s = snapshot.began_s
-        found = self._executor.explain(snapshot)
-        path = self._write_down(found)
+        explanation = self._executor.explain(snapshot)
+        path = self._write_down(explanation)
         self._message(
             f"step {snapshot.step} has taken {snapshot.taken_s - snapshot.began_s:.0f} s, {snapshot.expected_s:.1f} s "
-            f"were expected; culprit: {culprit_line(found)} ({path.name})"
+            f"were expected; culprit: {culprit_line(explanation)} ({path.name})"
         )
 
     def _write(self, name: str, data: bytes) -> None:

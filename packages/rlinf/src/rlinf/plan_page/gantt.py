@@ -198,8 +198,8 @@ def _outline(xs: Sequence[int], below: np.ndarray, share: np.ndarray, base: int,
 
 def _steps(levels: np.ndarray, height: int) -> list[tuple[int, float]]:
     """(first bin, level) of each stretch of nearly equal levels."""
-    found = [(0, float(levels[0]))]
+    steps = [(0, float(levels[0]))]
     for i, level in enumerate(levels.tolist()):
-        if abs(level - found[-1][1]) > SAME * height:
-            found.append((i, level))
-    return found
+        if abs(level - steps[-1][1]) > SAME * height:
+            steps.append((i, level))
+    return steps

@@ -121,8 +121,8 @@ class AutoMode:
         """What the probes found."""
         self._is_warm = False
         self._profiler.observe_memory(executor, self.plan)
-        found = self._profiler.measured()
-        self.measured = replace(found, problem=complete_problem(self._job, found.problem))
+        measured = self._profiler.measured()
+        self.measured = replace(measured, problem=complete_problem(self._job, measured.problem))
         return self.measured
 
     # -- deciding ----------------------------------------------------------------------------------------------------
@@ -142,13 +142,13 @@ class AutoMode:
             else:
                 problem = self._watch.problem
             self._adopt(replace(self._planned, problem=problem))
-            found = plans_of_problem(self._job, self._flows, problem)
+            run_plans = plans_of_problem(self._job, self._flows, problem)
         except (UserError, SchedError) as error:
             self._tell(f"{stays}: {error}")
             return None
         assert self._watch is not None, "there is a problem"
         now_s = self._watch.step_s
-        plan = found.plans[self._flows.train.name]
+        plan = run_plans.plans[self._flows.train.name]
         assert plan.prediction is not None, "the planner predicts"
         gain_s = (now_s - plan.prediction.step_s) * num_steps
         cost_s = restart_s if moves(self.plan, plan) else 0.0
@@ -163,10 +163,10 @@ class AutoMode:
         self._drifted = {}
         self._tell(f"auto: goes on with {other}: {plan.prediction.step_s:.3g} s a step instead of {now_s:.3g}{drifts}")
         if self._profiler.has_seen(plan):
-            self._adopt(found)
+            self._adopt(run_plans)
         else:
-            self.begin_probes(found)
-        return found
+            self.begin_probes(run_plans)
+        return run_plans
 
 
 def moves(before: Plan, after: Plan) -> bool:

@@ -13,7 +13,7 @@ from rlinf_sched.cluster import Cluster, Device
 def make_cluster(config: ClusterConfig, machine: Machine) -> Cluster:
     """The devices that the config takes of the machine, or of each node. Raises: as `check_cluster`."""
     kind, counts = device_kind(config, machine), devices_per_node(config, machine)
-    found = (
+    devices = (
         (node, *device)
         for node, (one, count) in enumerate(zip(machine.nodes or (machine,), counts, strict=True))
         for device in _devices(one, kind, count)
@@ -21,7 +21,7 @@ def make_cluster(config: ClusterConfig, machine: Machine) -> Cluster:
     return Cluster(
         devices=tuple(
             Device(index=index, kind=kind, node=node, name=name or f"cpu:{index}", memory_bytes=memory_bytes)
-            for index, (node, name, memory_bytes) in enumerate(found)
+            for index, (node, name, memory_bytes) in enumerate(devices)
         )
     )
 

@@ -62,21 +62,21 @@ def fitting_changes(
         most_ranks: as many as its devices could hold.
         num_devices: of the actor.
     """
-    found: list[FittingChanges] = []
+    fits: list[FittingChanges] = []
     axes = list(_axes(config, job, num_ranks, most_ranks, num_devices))
     for num_keys in range(1, MOST_KEYS + 1):
         for chosen in combinations(axes, num_keys):
             keys = {axis[0].key for axis in chosen}
-            if any(keys > {change.key for change in fit.changes} for fit in found):
+            if any(keys > {change.key for change in fit.changes} for fit in fits):
                 continue  # fewer keys will do
             for changes in product(*chosen):
                 changed = _changed(config, changes)
                 if changed is not None and (size := fitting(changed)) is not None:
-                    found.append(FittingChanges(changes=changes, needed_bytes=size))
+                    fits.append(FittingChanges(changes=changes, needed_bytes=size))
                     break
-        if found:
+        if fits:
             break
-    return found[:MOST_SHOWN]
+    return fits[:MOST_SHOWN]
 
 
 def hint_of(fits: list[FittingChanges]) -> str:

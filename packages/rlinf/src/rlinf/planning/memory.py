@@ -83,11 +83,11 @@ def shape_of(config: ReasoningConfig, num_words: int) -> ModelShape | None:
     Args:
         num_words: size of the tokenizer's vocabulary, for a model that is made from scratch.
     """
-    made = config.model.architecture
-    if made is not None:
-        sizes = made.model_dump(exclude={"family", "max_positions"})
-        width = made.hidden_size // made.num_heads
-        return ModelShape(name=made.family, head_dim=width, vocab_size=num_words, qkv_bias=True, **sizes)
+    architecture = config.model.architecture
+    if architecture is not None:
+        sizes = architecture.model_dump(exclude={"family", "max_positions"})
+        width = architecture.hidden_size // architecture.num_heads
+        return ModelShape(name=architecture.family, head_dim=width, vocab_size=num_words, qkv_bias=True, **sizes)
     assert config.model.path is not None, "a config has a path or an architecture"
     try:
         return named_shape(config.model.path)

@@ -17,7 +17,7 @@ def memory_rows(loads: Sequence[Load]) -> tuple[str, list[tuple[str, ...]]]:
     """
     of_role = {load.group: load for load in loads}
     parts = {role: load.memory.parts(load.num_items) for role, load in of_role.items()}
-    kinds = [kind for kind in MEMORY_KINDS if any(kind in found for found in parts.values())]
+    kinds = [kind for kind in MEMORY_KINDS if any(kind in sizes for sizes in parts.values())]
     largest = max((load.peak for load in of_role.values()), default=0)
     unit, shift = next((unit for unit in UNITS if largest >> unit[1]), UNITS[-1])
 
@@ -26,8 +26,8 @@ def memory_rows(loads: Sequence[Load]) -> tuple[str, list[tuple[str, ...]]]:
 
     rows = [("role", *kinds, "peak")]
     for role, load in of_role.items():
-        shown = (amount(parts[role][kind]) if kind in parts[role] else "" for kind in kinds)
-        rows.append((role, *shown, amount(load.peak)))
+        cells = (amount(parts[role][kind]) if kind in parts[role] else "" for kind in kinds)
+        rows.append((role, *cells, amount(load.peak)))
     return unit, rows
 
 

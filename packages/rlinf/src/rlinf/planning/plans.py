@@ -99,10 +99,10 @@ def _read_profile(path: Path, job: Job, graph: FlowGraph, cluster: Cluster) -> P
         problem = read_problem(path)
     except SchedError as error:
         raise UserError(f"plan.profile={path}: {error}", hint="rlinf profile RECIPE writes such a file") from error
-    known, mine = [stage.name for stage in problem.flow.stages], [stage.name for stage in graph.stages]
-    if known != mine:
+    profile_stages, mine = [stage.name for stage in problem.flow.stages], [stage.name for stage in graph.stages]
+    if profile_stages != mine:
         raise UserError(
-            f"plan.profile={path}: is of the stages {', '.join(known)}; this recipe has {', '.join(mine)}",
+            f"plan.profile={path}: is of the stages {', '.join(profile_stages)}; this recipe has {', '.join(mine)}",
             hint="rlinf profile RECIPE measures this one",
         )
     return complete_problem(
@@ -195,7 +195,7 @@ def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:
     placed = {group: plan.stage(train_graph.workers[group][0]) for group in graph.workers}
     shared = {stage.name for stage in graph.stages} & {stage.name for stage in train_graph.stages}
     one_placement = len({stage.devices for stage in placed.values() if stage.devices}) == 1
-    made = plan_for_mode(
+    draft = plan_for_mode(
         graph,
         cluster,
         "collocated" if one_placement else "hybrid",
@@ -205,4 +205,4 @@ def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:
         num_ranks_per_replica={group: stage.num_ranks_per_replica for group, stage in placed.items()},
     )
     offload = {name: placed[group].offload for group, names in graph.workers.items() for name in names}
-    return replace(made, stages=tuple(replace(stage, offload=offload[stage.stage]) for stage in made.stages))
+    return replace(draft, stages=tuple(replace(stage, offload=offload[stage.stage]) for stage in draft.stages))

@@ -77,8 +77,8 @@ def _line(label: str, values: np.ndarray, place: int) -> Line:
 
 
 def _numbers(episodes: Sequence[EpisodeEnd]) -> str:
-    found = summary(episodes)
-    shares = {"success at the end": found["success_at_end"], "success at any time": found["success_once"]}
+    means = summary(episodes)
+    shares = {"success at the end": means["success_at_end"], "success at any time": means["success_once"]}
     cells = [(label, percent(share)) for label, share in shares.items() if share is not None]
-    cells += [("mean return", number(found["return"])), ("mean length", number(found["episode_length"]))]
+    cells += [("mean return", number(means["return"])), ("mean length", number(means["episode_length"]))]
     return html.boxes(cells, main=cells[0][0])

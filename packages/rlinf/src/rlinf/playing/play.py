@@ -126,13 +126,13 @@ def check_seeds(first_seed: int, num_episodes: int, *, at: str = "--seed ") -> N
 
 def _rows(played: Played) -> list[dict[str, Any]]:
     """A row for each episode, with its actions and rewards where they were kept."""
-    kept = {episode.end.seed: episode for episode in played.recorded}
+    recorded = {episode.end.seed: episode for episode in played.recorded}
     rows = []
     for end in by_task(played.episodes):
         facts = asdict(end)
         row = {"task": end.task, "seed": end.seed, "return": end.return_}
         row |= {name: facts[name] for name in ("length", "success_once", "success_at_end")}
-        if (episode := kept.get(end.seed)) is not None:
+        if (episode := recorded.get(end.seed)) is not None:
             row |= {"rewards": episode.rewards.tolist(), "actions": episode.actions.tolist()}
         rows.append(row)
     return rows

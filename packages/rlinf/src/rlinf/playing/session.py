@@ -70,7 +70,7 @@ class PolicySession:
         machine = machine_of(config.cluster)
         self._on_host = simulates_on_host(config.env, config.cluster, machine)
         environments = examine_environments(config.environments)
-        self._pythons = {role: found.path for role, found in environments.items()}
+        self._pythons = {role: interpreter.path for role, interpreter in environments.items()}
         self.spec = env_spec(config.env)
         self.interface = probe(self.spec, self._pythons.get("env"))
         self.notes = (
@@ -106,24 +106,24 @@ class PolicySession:
         Raises: UserError where another environment cannot be made, or is none that this policy can act in.
         """
         undisturbed = replace(spec, disturbance=None)
-        found = self.interface if undisturbed == self.spec else probe(undisturbed, self._pythons.get("env"))
+        interface = self.interface if undisturbed == self.spec else probe(undisturbed, self._pythons.get("env"))
         others = f"than env.id={self.spec.id!r}, in which the policy acts"
         for name in self._needs.reads:
-            shown, own = _described(found.fields.get(name)), _described(self.interface.fields[name])
-            if shown != own:
-                raise UserError(f"env.id={spec.id!r} shows another {name} {others}: {shown} in place of {own}")
-        if not _alike(found, self.interface):
+            other, own = _described(interface.fields.get(name)), _described(self.interface.fields[name])
+            if other != own:
+                raise UserError(f"env.id={spec.id!r} shows another {name} {others}: {other} in place of {own}")
+        if not _alike(interface, self.interface):
             raise UserError(f"env.id={spec.id!r} takes other actions {others}")
-        given = found.fields if spec.disturbance is None else spec.disturbance.fields(found.fields)
-        fields = {**self.interface.fields, **{name: given[name] for name in self._needs.reads}}
+        all_fields = interface.fields if spec.disturbance is None else spec.disturbance.fields(interface.fields)
+        fields = {**self.interface.fields, **{name: all_fields[name] for name in self._needs.reads}}
         if fields != self.interface.fields:
             needs_of(replace(self._settings, fields=fields), spec.id)
 
     def __enter__(self) -> PolicySession:
         with ExitStack() as opened:
             config = self.policy.config.cluster
-            made = {"log_folder": self._log_folder, "worker_timeout_s": WORKER_TIMEOUT_S, "pythons": self._pythons}
-            self._executor = opened.enter_context(make_executor(config, self.cluster, **made))
+            options = {"log_folder": self._log_folder, "worker_timeout_s": WORKER_TIMEOUT_S, "pythons": self._pythons}
+            self._executor = opened.enter_context(make_executor(config, self.cluster, **options))
             self._flow = self._make_flow()
             try:
                 self._executor.start(self._flow, plan_for_mode(self._flow.graph(), self.cluster, "collocated"))
@@ -161,7 +161,7 @@ class PolicySession:
             env.call("evaluate_in", settings)
             context = StepContext(step=self.policy.step, phase="evaluate", seed=self.policy.config.seed, num_items=0)
             self._executor.run(self._flow, context=context, feeds={}, timeout_s=timeout_s)
-            ends = [end for found in env.call("take_episodes") for end in found]
+            ends = [end for of_rank in env.call("take_episodes") for end in of_rank]
             recorded, problems = collect(env, self._log_folder.parent)
         except WorkersError as error:
             raise run_failed(error, self._log_folder) from error

@@ -25,17 +25,17 @@ def render(title: str, line: str, scores: Sequence[VariantScore], film: Path | N
     cells = [("seen", percent(scores[0].success_at_end))]
     cells += [(f"{axis}, mean of variants", percent(mean)) for axis, mean in axis_means(scores).items()]
     shares = {one.name: one.success_at_end for one in scores}
-    shown = [
+    table_rows = [
         tuple(html.shaded(shares[row[1]], cell) if i == 3 and row[1] in shares else cell for i, cell in enumerate(row))
         for row in rows(scores)
     ]
-    told = [(one.name, one.about) for one in scores]
+    facts = [(one.name, one.about) for one in scores]
     body = [
         html.header(title, line, badge=f"{len(scores) - 1} variants"),
         html.boxes(cells, main="seen"),
         html.notes("Notes", notes),
-        html.section("Success by variant", html.table(COLUMNS, shown, numeric=range(2, 8)), note=NOTE),
-        html.section("What is other", html.facts(told)),
+        html.section("Success by variant", html.table(COLUMNS, table_rows, numeric=range(2, 8)), note=NOTE),
+        html.section("What is other", html.facts(facts)),
         _by_task(scores),
         html.section("Film", html.video(film.read_bytes(), "film of the variants") if film else ""),
     ]

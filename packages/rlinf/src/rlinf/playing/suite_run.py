@@ -64,8 +64,8 @@ class SuiteRun:
         Raises: UserError where the folder does not fit, RunFailed where a worker dies or raises.
         """
         inputs = {"the checkpoint": file_digest(self.policy.checkpoint / SUMS)}
-        made = {"config_yaml": to_yaml(self.config), "command": command, "inputs": inputs, "notes": self.notes}
-        with EvalFolder(path, resume=resume, job="suite", **made) as folder:
+        options = {"config_yaml": to_yaml(self.config), "command": command, "inputs": inputs, "notes": self.notes}
+        with EvalFolder(path, resume=resume, job="suite", **options) as folder:
             for note in self.notes:
                 message(f"note: {note}")
             message(f"{self.title}: {self.line}")
@@ -195,11 +195,11 @@ def _variant(name: str, variant: VariantConfig, config: SuiteEvalConfig, session
 def _without(name: str, config: SuiteEvalConfig) -> str | None:
     """How to ask for all that is asked but one variant; None where nothing else is asked. An axis that is asked whole
     stands for its variants."""
-    asked = config.chosen.keys() - {name}
+    others = config.chosen.keys() - {name}
     parts: list[str] = []
     for axis in AXES:
         variants = [one for one, variant in config.suite.variants.items() if variant.axis == axis]
-        parts += [axis] if variants and asked >= set(variants) else [one for one in variants if one in asked]
+        parts += [axis] if variants and others >= set(variants) else [one for one in variants if one in others]
     text = json.dumps(parts) if any("," in part for part in parts) else ",".join(parts)
     return f"leave it out: --only {shlex.quote(text)}" if parts else None
 
@@ -212,7 +212,7 @@ def _first_seed(config: SuiteEvalConfig, own: int | None) -> int:
 
 
 def _disturbance(config: DisturbConfig) -> Disturbance | None:
-    made = Disturbance(
+    disturbance = Disturbance(
         brightness=config.brightness,
         texture=config.texture,
         noise=config.noise,
@@ -220,7 +220,7 @@ def _disturbance(config: DisturbConfig) -> Disturbance | None:
         wordings=config.wordings,
         paraphrases=tuple(config.paraphrases.items()),
     )
-    return made if made.changes_pictures or made.changes_words else None
+    return disturbance if disturbance.changes_pictures or disturbance.changes_words else None
 
 
 def _row(variant: Variant, end: EpisodeEnd) -> dict[str, Any]:

@@ -69,24 +69,24 @@ def score(name: str, axis: str, about: str, ends: Sequence[EpisodeEnd], seen: fl
         success_once=fmean([bool(end.success_once) for end in ends]),
         return_=fmean([end.return_ for end in ends]),
         drop=0.0 if seen is None else seen - share,
-        by_task={task: fmean(found) for task, found in sorted(tasks.items())},
+        by_task={task: fmean(outcomes) for task, outcomes in sorted(tasks.items())},
     )
 
 
 def axis_means(scores: Sequence[VariantScore]) -> dict[str, float]:
     """Axis -> mean success of its variants, for the axes that were asked."""
-    found = {axis: [one.success_at_end for one in scores if one.axis == axis] for axis in AXES}
-    return {axis: fmean(shares) for axis, shares in found.items() if shares}
+    by_axis = {axis: [one.success_at_end for one in scores if one.axis == axis] for axis in AXES}
+    return {axis: fmean(shares) for axis, shares in by_axis.items() if shares}
 
 
 def rows(scores: Sequence[VariantScore]) -> list[tuple[str, ...]]:
     """Rows of `COLUMNS`: seen, the variants by axis, each axis ended by its mean."""
     means, seen = axis_means(scores), scores[0].success_at_end
-    found = [_row(scores[0])]
+    table = [_row(scores[0])]
     for axis, mean in means.items():
-        found += [_row(one) for one in scores if one.axis == axis]
-        found.append((axis, "mean", "", f"{mean:.1%}", "", _drop(seen - mean), "", ""))
-    return found
+        table += [_row(one) for one in scores if one.axis == axis]
+        table.append((axis, "mean", "", f"{mean:.1%}", "", _drop(seen - mean), "", ""))
+    return table
 
 
 def to_json(scores: Sequence[VariantScore]) -> dict[str, Any]:

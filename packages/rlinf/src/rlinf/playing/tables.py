@@ -41,9 +41,9 @@ def summary(episodes: Sequence[EpisodeEnd]) -> dict[str, Any]:
 
 
 def _summary_row(name: str, episodes: Sequence[EpisodeEnd]) -> tuple[str, ...]:
-    found = summary(episodes)
-    at_end, once = ("-" if found[key] is None else f"{found[key]:.1%}" for key in ("success_at_end", "success_once"))
-    return (name, str(len(episodes)), at_end, once, f"{found['return']:.3f}", f"{found['episode_length']:.1f}")
+    means = summary(episodes)
+    at_end, once = ("-" if means[key] is None else f"{means[key]:.1%}" for key in ("success_at_end", "success_once"))
+    return (name, str(len(episodes)), at_end, once, f"{means['return']:.3f}", f"{means['episode_length']:.1f}")
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:

@@ -19,26 +19,26 @@ def examine_environments(environments: Mapping[str, str]) -> dict[str, Interpret
 
     Raises: UserError for one that cannot start workers of this run.
     """
-    known: dict[str, Interpreter] = {}
+    interpreters: dict[str, Interpreter] = {}
     for role, python in environments.items():
         try:
-            if python not in known:
-                known[python] = examine_interpreter(python_of(python))
+            if python not in interpreters:
+                interpreters[python] = examine_interpreter(python_of(python))
         except UserError as error:
             raise UserError(f"environments.{role}: {error.message}", hint=error.hint) from error
         except InterpreterRefused as error:
             raise UserError(f"environments.{role}: {error}") from error
-    return {role: known[python] for role, python in environments.items()}
+    return {role: interpreters[python] for role, python in environments.items()}
 
 
 def describe_environments(environments: Mapping[str, Interpreter]) -> dict[str, Any]:
     """What the manifest says of them, role by role."""
     return {
         role: {
-            "interpreter": found.path,
-            "python": found.python,
-            **{name: found.packages.get(name) for name in SHOWN},
-            "packages": dict(sorted(found.packages.items(), key=lambda pair: pair[0].lower())),
+            "interpreter": interpreter.path,
+            "python": interpreter.python,
+            **{name: interpreter.packages.get(name) for name in SHOWN},
+            "packages": dict(sorted(interpreter.packages.items(), key=lambda pair: pair[0].lower())),
         }
-        for role, found in environments.items()
+        for role, interpreter in environments.items()
     }

@@ -158,12 +158,12 @@ def _last_values(curve: Curve, lines: Sequence[Line]) -> str:
 
 def _for_hover(curve: Curve, lines: Sequence[Line], points: Sequence[Sequence[_Point]], box: _Box) -> str:
     """What page.js needs to show the values under the pointer."""
-    shown = [
+    rows = [
         [[box.x(point.step), box.y(point.mean), number(point.step), curve.text(point.mean)] for point in row]
         for row in points
     ]
     described = [
-        {"label": line.label, "color": line.color, "points": row} for line, row in zip(lines, shown, strict=True)
+        {"label": line.label, "color": line.color, "points": row} for line, row in zip(lines, rows, strict=True)
     ]
     content = {"top": TOP, "bottom": HEIGHT - BOTTOM, "lines": described}
     return json.dumps(content, ensure_ascii=False, separators=(",", ":"))

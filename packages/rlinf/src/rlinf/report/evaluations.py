@@ -33,16 +33,16 @@ def success_by_task(records: RunRecords) -> str:
 
 def films(records: RunRecords) -> str:
     """The last film and the first; the others are named."""
-    found = {
+    files = {
         step: file for step, file in records.films.items() if any(row["step"] == step for row in records.evaluations)
     }
-    shown = dict.fromkeys([*list(found)[-1:], *list(found)[:1]])
+    steps = dict.fromkeys([*list(files)[-1:], *list(files)[:1]])
     parts = []
-    for step in shown:
-        film = html.video(read_plain(found[step], within=records.path), f"film after {step} steps")
+    for step in steps:
+        film = html.video(read_plain(files[step], within=records.path), f"film after {step} steps")
         parts.append(f'<p class="sub">After {step:,} training steps</p>{film}<br>')
-    others = len(found) - len(shown)
-    more = f" {others} more are in {next(iter(found.values())).parent.name}/." if others else ""
+    others = len(files) - len(steps)
+    more = f" {others} more are in {next(iter(files.values())).parent.name}/." if others else ""
     return html.section("Films of evaluations", *parts, note=LEGEND + more if parts else "")
 
 

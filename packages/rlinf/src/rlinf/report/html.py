@@ -128,8 +128,8 @@ def plan_table(plan: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
     """Names and texts; what has no text is left out."""
-    shown = [(name, str(text)) for name, text in pairs if text not in (None, "")]
-    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in shown) + "</dl>"
+    entries = [(name, str(text)) for name, text in pairs if text not in (None, "")]
+    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in entries) + "</dl>"
 
 
 def folded(title: str, body: str) -> str:

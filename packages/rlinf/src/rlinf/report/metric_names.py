@@ -69,7 +69,7 @@ def score_name(records: RunRecords) -> str | None:
 
 def _curves(panels: Mapping[str, Mapping[str, str]], records: RunRecords) -> list[Curve]:
     """A curve for each panel of which the run has a metric; its unit is that of its first one."""
-    found = []
+    charts = []
     for title, metrics in panels.items():
         lines, units = [], []
         for place, (name, label) in enumerate(metrics.items()):
@@ -81,5 +81,5 @@ def _curves(panels: Mapping[str, Mapping[str, str]], records: RunRecords) -> lis
                 units.append(metric.unit if metric and metric.unit != "-" else "")
         if lines:
             is_share = units[0] == SHARE
-            found.append(Curve(title=title, lines=tuple(lines), unit="" if is_share else units[0], is_share=is_share))
-    return found
+            charts.append(Curve(title=title, lines=tuple(lines), unit="" if is_share else units[0], is_share=is_share))
+    return charts

@@ -295,8 +295,8 @@ def _plan_times(records: RunRecords) -> str:
 def _predicted_and_measured(times: Mapping[str, float | None]) -> tuple[str, str, str]:
     predicted, measured = times["predicted_s"], times["measured_s"]
     error = f"{predicted / measured - 1:+.1%}" if predicted is not None and measured else "-"
-    shown = ["-" if value is None else seconds(value) for value in (predicted, measured)]
-    return shown[0], shown[1], error
+    texts = ["-" if value is None else seconds(value) for value in (predicted, measured)]
+    return texts[0], texts[1], error
 
 
 def _samples(records: RunRecords) -> str:
@@ -321,9 +321,9 @@ def _sample_cell(value: Any) -> str:
     return html.Raw(f'<div class="long">{escape("" if value is None else str(value))}</div>')
 
 
-def _environment(found: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {found[name.lower()]}" for name in ("Python", "torch", "transformers"))
-    return f"{found['interpreter']}: {versions}"
+def _environment(environment: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {environment[name.lower()]}" for name in ("Python", "torch", "transformers"))
+    return f"{environment['interpreter']}: {versions}"
 
 
 def _what_ran(records: RunRecords) -> str:
@@ -336,7 +336,7 @@ def _what_ran(records: RunRecords) -> str:
     environments = sessions[-1].get("environments", {}) if sessions else {}
     resumed = [s for s in sessions if "resumed_from_step" in s]
     own = ", ".join(f"{name} {version}" for name, version in packages.items() if name.lower().startswith("rlinf"))
-    told = html.facts(
+    facts = html.facts(
         [
             ("command", shlex.join(manifest.get("command", []))),
             ("started", manifest.get("started")),
@@ -348,7 +348,7 @@ def _what_ran(records: RunRecords) -> str:
             ("memory", gib(memory_bytes) if memory_bytes else None),
             ("system", machine.get("system")),
             ("Python, torch", f"{manifest.get('python')}, {manifest.get('torch')}" if manifest else None),
-            *((f"environment of {role}", _environment(found)) for role, found in environments.items()),
+            *((f"environment of {role}", _environment(environment)) for role, environment in environments.items()),
             ("packages", own),
             ("commit", commit),
         ]
@@ -357,7 +357,7 @@ def _what_ran(records: RunRecords) -> str:
     versions = "\n".join(f"{name} {version}" for name, version in packages.items())
     return html.section(
         "What ran",
-        told,
+        facts,
         html.folded("Config", config),
         html.folded("All installed packages", f"<pre>{escape(versions)}</pre>" if versions else ""),
     )

@@ -70,7 +70,7 @@ def last_steps(records: RunRecords) -> Window | None:
     for span in spans:
         by_step[span.step or 0].append(span)
     chosen: list[tuple[int, float, float]] = []
-    kept: list[SpanRecord] = []
+    chosen_spans: list[SpanRecord] = []
     for step in sorted(by_step, reverse=True)[:NUM_STEPS]:
         step_s = duration_s[step]
         end_s = max(span.end_s for span in by_step[step])
@@ -80,12 +80,12 @@ def last_steps(records: RunRecords) -> Window | None:
             later_step, later_start_s, later_end_s = chosen[0]
             # The driver's share of a step lies after its last span, so the steps' stretches overlap a little.
             follows = step == later_step - 1 and end_s <= later_start_s + OVERLAP * step_s
-            if not follows or len(kept) + len(inside) > MAX_SPANS:
+            if not follows or len(chosen_spans) + len(inside) > MAX_SPANS:
                 break
             chosen[0] = (later_step, max(later_start_s, end_s), later_end_s)
         chosen.insert(0, (step, start_s, end_s))
-        kept += inside
-    return Window(steps=tuple(chosen), spans=tuple(kept)) if chosen else None
+        chosen_spans += inside
+    return Window(steps=tuple(chosen), spans=tuple(chosen_spans)) if chosen else None
 
 
 def busy_shares(window: Window) -> dict[str, float]:

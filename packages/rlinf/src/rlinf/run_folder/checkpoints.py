@@ -167,7 +167,7 @@ def refuse_damaged_model(folder: Path, *, key: str) -> None:
 
 def set_aside_damaged(folder: Path) -> list[str]:
     """Sets damaged checkpoints aside, from the newest to the first that is whole. Returns what it did, for people."""
-    told = []
+    notes = []
     for _, path in reversed(checkpoint_steps(folder)):
         problem = damage(path)
         if problem is None:
@@ -175,8 +175,8 @@ def set_aside_damaged(folder: Path) -> list[str]:
         now = _bad_name(path)
         path.rename(now)
         sync(folder)
-        told.append(f"checkpoint {path.name} is damaged ({problem}); it is set aside as {now.name}")
-    return told
+        notes.append(f"checkpoint {path.name} is damaged ({problem}); it is set aside as {now.name}")
+    return notes
 
 
 def bad_checkpoints(folder: Path) -> list[str]:

@@ -60,7 +60,7 @@ def find_checkpoint(path: Path, which: str | None) -> Path:
     if not (path / "manifest.json").is_file() and not folder.is_dir():
         what = "is no folder of a run and no checkpoint" if path.is_dir() else "does not exist"
         raise UserError(f"{path} {what}", hint="give the --output of rlinf train, or one of its checkpoints/step-*")
-    steps = [found for _, found in checkpoint_steps(folder)]
+    steps = [checkpoint for _, checkpoint in checkpoint_steps(folder)]
     if not steps:
         raise UserError(f"{path}: the run has no checkpoint yet", hint="let it run on, or --resume it")
     if which == BEST:
@@ -71,11 +71,11 @@ def find_checkpoint(path: Path, which: str | None) -> Path:
                 hint="use --checkpoint newest, or see --run.evaluate_every and --run.checkpoint_every",
             )
         return best
-    found = steps[-1] if which in (None, NEWEST) else folder / str(which)
-    if found not in steps:
+    checkpoint = steps[-1] if which in (None, NEWEST) else folder / str(which)
+    if checkpoint not in steps:
         names = ", ".join((NEWEST, BEST, *(one.name for one in steps)))
         raise UserError(f"--checkpoint {which}: {path} has no such checkpoint", hint=f"there are {names}")
-    return found
+    return checkpoint
 
 
 def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: bool = False) -> Exported:
@@ -140,13 +140,13 @@ def _in_dtype(dtype: str) -> Callable[[Path, Path], object]:
     from rlinf_workers.models.weight_files import index_name
     from rlinf_workers.models.weight_writer import index_of, write_tensors
 
-    wanted = getattr(torch, dtype)
+    torch_dtype = getattr(torch, dtype)
     index, sizes = index_name(MODEL), dict[str, dict[str, int]]()
 
     def write(source: Path, target: Path) -> None:
         if source.suffix == ".safetensors":
             tensors = {
-                name: tensor.to(wanted) if tensor.is_floating_point() else tensor
+                name: tensor.to(torch_dtype) if tensor.is_floating_point() else tensor
                 for name, tensor in load_file(source).items()
             }
             write_tensors(target, tensors)

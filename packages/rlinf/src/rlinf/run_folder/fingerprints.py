@@ -43,12 +43,12 @@ def code_fingerprints(config: Mapping[str, Any]) -> dict[str, str]:
     Args:
         config: of a run whose parts have been imported; text that only looks like an import path names no module.
     """
-    found: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     for key, text in _texts(config, ""):
         file = getattr(sys.modules.get(text.partition(":")[0]), "__file__", None)
         if _IMPORT_PATH.fullmatch(text) and file is not None and Path(file).is_file():
-            found[f"{CODE}{key}={text}"] = path_fingerprint(Path(file))
-    return found
+            fingerprints[f"{CODE}{key}={text}"] = path_fingerprint(Path(file))
+    return fingerprints
 
 
 def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:

@@ -329,8 +329,8 @@ def film_path(run: Path, step: int) -> Path:
 def films_of(run: Path) -> dict[int, Path]:
     """Step -> film, in the order of the steps."""
     named = ((re.fullmatch(r"step-([0-9]{1,18})", path.stem), path) for path in (run / VIDEOS).glob("step-*.mp4"))
-    found = {int(match[1]): path for match, path in named if match and path.is_file()}
-    return dict(sorted(found.items()))
+    films = {int(match[1]): path for match, path in named if match and path.is_file()}
+    return dict(sorted(films.items()))
 
 
 def _checkpoint_step(path: Path) -> int | None:

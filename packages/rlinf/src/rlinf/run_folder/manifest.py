@@ -123,8 +123,8 @@ def timestamp() -> str:
 
 def installed_packages() -> dict[str, str]:
     """Every installed distribution and its version, by name."""
-    found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions() if dist.metadata}
-    return dict(sorted(((name, version) for name, version in found.items() if name), key=lambda kv: kv[0].lower()))
+    versions = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions() if dist.metadata}
+    return dict(sorted(((name, version) for name, version in versions.items() if name), key=lambda kv: kv[0].lower()))
 
 
 def describe_machine() -> dict[str, Any]:

@@ -32,8 +32,8 @@ def write_seal(folder: Path, digests: Mapping[str, str]) -> None:
     assert STATE in names, f"{folder} has no {STATE}"
     names = [name for name in names if name not in (STATE, SUMS)] + [STATE]
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        found = threads.map(lambda name: digests.get(name) or file_digest(folder / name), names)
-        sums = dict(zip(names, found, strict=True))
+        all_digests = threads.map(lambda name: digests.get(name) or file_digest(folder / name), names)
+        sums = dict(zip(names, all_digests, strict=True))
     (folder / SUMS).write_text(_lines(sums), encoding="utf-8")
 
 
@@ -53,8 +53,8 @@ def damage(folder: Path, under: str = "") -> str | None:
         return f"{SUMS}: {getattr(error, 'strerror', None) or error}"
     names = [name for name in sums if name.startswith(under) or name == STATE]
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        found = threads.map(lambda name: _damage_of(folder, name, sums[name]), names)
-        problems = [f"{name}: {problem}" for name, problem in zip(names, found, strict=True) if problem]
+        damages = threads.map(lambda name: _damage_of(folder, name, sums[name]), names)
+        problems = [f"{name}: {problem}" for name, problem in zip(names, damages, strict=True) if problem]
     return "; ".join(problems) or None
 
 

@@ -211,13 +211,13 @@ def _middle(ends: Sequence[int], steps: Sequence[int], limit_bytes: int) -> tupl
 
 def _without_spans(lines: Iterable[bytes]) -> list[bytes]:
     """What names lanes and sessions, and one event that says which steps were left out here, or before."""
-    kept: list[bytes] = []
+    remaining: list[bytes] = []
     steps: list[int] = []
     start_us: int | None = None
     for line in lines:
         event = json.loads(line)
         if event["ph"] == "M" or (event["ph"] == "i" and event["name"] != LEFT_OUT):
-            kept.append(line)
+            remaining.append(line)
         elif event["name"] == LEFT_OUT:
             steps += event["args"].values()
         elif "step" in event["args"]:
@@ -225,6 +225,6 @@ def _without_spans(lines: Iterable[bytes]) -> list[bytes]:
         if "ts" in event:
             start_us = event["ts"] if start_us is None else min(start_us, event["ts"])
     if not steps or start_us is None:
-        return kept
+        return remaining
     marker = _instant(LEFT_OUT, start_us, {"first_step": min(steps), "last_step": max(steps)})
-    return [*kept, to_json(marker).encode()]
+    return [*remaining, to_json(marker).encode()]

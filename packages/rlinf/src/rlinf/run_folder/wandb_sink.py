@@ -100,6 +100,6 @@ def _run_id(folder: Path) -> str:
     file = folder / RUN_FILE
     if file.exists():
         return str(read_plain_json(file)["id"])
-    made = secrets.token_hex(4)
-    write_file(file, to_json({"id": made}) + "\n")
-    return made
+    run_id = secrets.token_hex(4)
+    write_file(file, to_json({"id": run_id}) + "\n")
+    return run_id

@@ -76,20 +76,20 @@ class FileProblems:
         config = self._config
         files = {"train_files": config.train_files, "eval_files": config.eval_files}
         files |= {f"eval_sets.{name}": (path,) for name, path in config.eval_sets.items()}
-        found = {}
+        digests = {}
         for name, paths in files.items():
             digest = hashlib.sha256()
             for problem in self._sets[name]:
                 digest.update(problem.fingerprint)
-            found[f"task.{name}={', '.join(map(str, paths))}"] = digest.hexdigest()
-        return found
+            digests[f"task.{name}={', '.join(map(str, paths))}"] = digest.hexdigest()
+        return digests
 
     def _load(self, paths: Sequence[Path], name: str = "") -> list[TaskProblem]:
         config = self._config
-        known = published_set(name)
+        published = published_set(name)
         needs_number = config.answer_format == "gsm8k"
         own = QuestionColumns(question=config.prompt_field, answer=config.answer_field, needs_number=needs_number)
-        read: QuestionReader = known.read if known else own
+        read: QuestionReader = published.read if published else own
         to_prompt = template_of(config.prompt_template, config.prompt_field)
         problems: list[TaskProblem] = []
         for path in paths:

@@ -59,14 +59,14 @@ def require_published(name: str, hint: str) -> PublishedSet:
 
     Raises: UserError that says which name is near.
     """
-    found = published_set(name)
-    if found is None:
+    published = published_set(name)
+    if published is None:
         names = {one.name: one.name for one in PUBLISHED.values()}
         meant = names | {alias: PUBLISHED[bare].name for alias, bare in ALIASES.items()} | MISTAKEN
         close = difflib.get_close_matches(name.casefold(), meant, n=1)
         guess = f"did you mean {meant[close[0]]}?" if close else f"known: {', '.join(names)}"
         raise UserError(f"no benchmark is called {name!r}; {guess}", hint=hint)
-    return found
+    return published
 
 
 # -- readers -------------------------------------------------------------------------------------------------------
@@ -143,10 +143,10 @@ def last_boxed(text: str) -> str | None:
 
 def _text(values: Mapping[str, Any], names: Sequence[str]) -> str:
     """The first of the columns that there is, whatever its case."""
-    found = {str(name).casefold(): name for name in reversed(list(values))}
+    columns = {str(name).casefold(): name for name in reversed(list(values))}
     for name in names:
-        if name.casefold() in found:
-            return text_of(values, found[name.casefold()])
+        if name.casefold() in columns:
+            return text_of(values, columns[name.casefold()])
     raise RowError(f"no field {' or '.join(map(repr, names))}; the row has {listed(sorted(map(str, values)))}")
 
 

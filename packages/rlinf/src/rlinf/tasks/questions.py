@@ -103,11 +103,11 @@ def load_problems(
     first: Row | None = None
     for row in read_rows(path):
         first = row if first is None and isinstance(row, Row) else first
-        found = row if isinstance(row, BadRow) else _problem(row, read, to_prompt)
-        if isinstance(found, TaskProblem):
-            problems.append(found)
+        parsed = row if isinstance(row, BadRow) else _problem(row, read, to_prompt)
+        if isinstance(parsed, TaskProblem):
+            problems.append(parsed)
         else:
-            bad.append(found)
+            bad.append(parsed)
     hint = read.hint(first.values) if isinstance(read, QuestionColumns) and first is not None and not problems else None
     if bad and on_bad_row == "stop":
         more = [f"and {len(bad) - MAX_SHOWN} more bad rows in that file"] if len(bad) > MAX_SHOWN else []

@@ -167,14 +167,14 @@ def confine(order: Order, folder: str, confinement: Confinement) -> None:
 
 def lay_descriptors(stdin: str, channel: tuple[int, ...]) -> None:
     """Standard input from memory that cannot be changed, and the channel at its numbers."""
-    given = os.memfd_create("stdin", MFD_ALLOW_SEALING)
-    with open(given, "wb", closefd=False) as file:
+    memfd = os.memfd_create("stdin", MFD_ALLOW_SEALING)
+    with open(memfd, "wb", closefd=False) as file:
         file.write(stdin.encode("utf-8", "surrogatepass"))
-    os.lseek(given, 0, os.SEEK_SET)
-    fcntl.fcntl(given, fcntl.F_ADD_SEALS, ALL_SEALS)
-    os.dup2(given, 0)
-    if given > 2:
-        os.close(given)
+    os.lseek(memfd, 0, os.SEEK_SET)
+    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, ALL_SEALS)
+    os.dup2(memfd, 0)
+    if memfd > 2:
+        os.close(memfd)
     ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 16) for end in channel]
     for end, number in zip(ends, CHANNEL, strict=False):
         os.dup2(end, number)

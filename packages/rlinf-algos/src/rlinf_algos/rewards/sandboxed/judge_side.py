@@ -49,12 +49,12 @@ def main():
 def run(tests):
     from guard import guard  # pyright: ignore[reportMissingImports]
 
-    wire, shown = make_wire()
+    wire, list_names = make_wire()
     names = {"__name__": "__main__"}
     linecache.cache[TESTS] = (len(tests), None, [line + "\n" for line in tests.splitlines()], TESTS)
     try:
         tree = ast.parse(tests)
-        program = names_for(tree, shown())
+        program = names_for(tree, list_names())
         wire.has_text = any(isinstance(value, str | bytes | list | tuple | set | dict) for value in program.values())
         names |= program
         code = compile(tests, TESTS, "exec")
@@ -67,26 +67,26 @@ def run(tests):
     return {"gone": True} if wire.is_gone else {"passed": True}
 
 
-def names_for(tests, shown):
+def names_for(tests, listing):
     """What the tests see of the program's names, and what they see instead.
 
     A name that everybody knows (`abs`, `isclose`, `Counter`) is ours, for a program could replace it by one that finds
     everything equal; unless it is the only one of the program's names that the tests use: then it is what they test.
     """
     used = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
-    program = {name: value for name, is_module, value in shown if name in used and not is_module}
-    names = {name: imported(name) for name, is_module, _ in shown if is_module and name in used}
-    known = well_known(set(program))
+    program = {name: value for name, is_module, value in listing if name in used and not is_module}
+    names = {name: imported(name) for name, is_module, _ in listing if is_module and name in used}
+    originals = well_known(set(program))
     is_tested_alone = len(program) == 1
-    return names | {name: value if is_tested_alone else known.get(name, value) for name, value in program.items()}
+    return names | {name: value if is_tested_alone else originals.get(name, value) for name, value in program.items()}
 
 
-def well_known(wanted):
+def well_known(names):
     """Name -> object, for those of these names that are built in or belong to a usual part of the standard library."""
-    found = {name: getattr(builtins, name) for name in wanted if hasattr(builtins, name)}
+    objects = {name: getattr(builtins, name) for name in names if hasattr(builtins, name)}
     for module in map(importlib.import_module, LIBRARY):
-        found |= {name: getattr(module, name) for name in wanted - set(found) if name in vars(module)}
-    return found
+        objects |= {name: getattr(module, name) for name in names - set(objects) if name in vars(module)}
+    return objects
 
 
 def imported(name: str):
@@ -143,8 +143,8 @@ def make_wire():
         def __next__(self):
             return result_of(wire, wire.ask("next", self._number), may_stop=True)
 
-        def __contains__(self, wanted):
-            return any(item == wanted for item in iter(self))
+        def __contains__(self, member):
+            return any(item == member for item in iter(self))
 
         def __len__(self):
             return ask("len", self._number)

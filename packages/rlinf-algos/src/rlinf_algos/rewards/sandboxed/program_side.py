@@ -71,7 +71,7 @@ def serve():
             self.number = number
 
         def __call__(self, *arguments, **named):
-            return said(wire, wire.ask("call", self.number, wire.encode(arguments), wire.encode(named)))
+            return result_of(wire, wire.ask("call", self.number, wire.encode(arguments), wire.encode(named)))
 
     def unwrap(value):
         return value.number if type(value) is Callback else None
@@ -106,9 +106,9 @@ def imported(module, name):
 def serve_one(wire, names, what, *more):
     """One question of the judge's."""
     if what == "names":
-        shown = {name: value for name, value in names.items() if not name.startswith("__")}
-        kinds = {name: type(value).__name__ == "module" for name, value in shown.items()}
-        return ["value", wire.encode([[name, kinds[name], None if kinds[name] else shown[name]] for name in shown])]
+        public = {name: value for name, value in names.items() if not name.startswith("__")}
+        kinds = {name: type(value).__name__ == "module" for name, value in public.items()}
+        return ["value", wire.encode([[name, kinds[name], None if kinds[name] else public[name]] for name in public])]
     target, *more = [wire.object(more[0]), *map(wire.decode, more[1:])]
     if what == "call":
         arguments, named = more
@@ -129,7 +129,7 @@ def serve_one(wire, names, what, *more):
     return ["value", wire.encode(operations[what](*more))]
 
 
-def said(wire, message):
+def result_of(wire, message):
     if message[0] == "raised":
         raise RuntimeError(f"{message[1]}: {message[2]}")
     return wire.decode(message[1])

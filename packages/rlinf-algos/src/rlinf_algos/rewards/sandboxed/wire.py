@@ -107,11 +107,11 @@ class Wire:
         self._objects.append(value)
         return ["mine", len(self._objects) - 1]
 
-    def decode(self, found):
-        if not isinstance(found, list):
-            self.has_text |= isinstance(found, str)
-            return found
-        kind, *values = found
+    def decode(self, encoded):
+        if not isinstance(encoded, list):
+            self.has_text |= isinstance(encoded, str)
+            return encoded
+        kind, *values = encoded
         if kind in LISTS:
             return LISTS[kind](self.decode(item) for item in values[0])
         if kind == "dict":

@@ -27,30 +27,30 @@ _ALL: tuple[Transport, ...] = (
 """The fastest first. Those for device memory carry the rest as shared memory or TCP does."""
 
 
-def chosen_transports(wanted: Sequence[str | Transport] | None) -> tuple[Transport, ...]:
-    """The transports to try, in order: `wanted`, or all; of these, the ones that the environment allows.
+def chosen_transports(transports: Sequence[str | Transport] | None) -> tuple[Transport, ...]:
+    """The transports to try, in order: `transports`, or all; of these, the ones that the environment allows.
 
     Raises:
         ValueError: a name that there is none of, or nothing is left.
     """
     by_name = {transport.name: transport for transport in _ALL}
 
-    def known(name: str, source: str) -> str:
+    def checked_name(name: str, source: str) -> str:
         if name not in by_name:
             raise ValueError(f"{source}: no transport {name!r}; allowed: {', '.join(by_name)}")
         return name
 
-    if isinstance(wanted, str):
-        raise ValueError(f"transports={wanted!r}; a sequence of names, say transports=({wanted!r},)")
+    if isinstance(transports, str):
+        raise ValueError(f"transports={transports!r}; a sequence of names, say transports=({transports!r},)")
     chosen = tuple(
-        by_name[known(item, f"transports={wanted!r}")] if isinstance(item, str) else item
-        for item in (_ALL if wanted is None else wanted)
+        by_name[checked_name(item, f"transports={transports!r}")] if isinstance(item, str) else item
+        for item in (_ALL if transports is None else transports)
     )
     text = os.environ.get(ALLOWED_VARIABLE)
     if text:
         custom = {transport.name for transport in chosen if transport not in _ALL}
-        allowed = {known(name.strip(), f"{ALLOWED_VARIABLE}={text}") for name in text.split(",")} | custom
+        allowed = {checked_name(name.strip(), f"{ALLOWED_VARIABLE}={text}") for name in text.split(",")} | custom
         chosen = tuple(transport for transport in chosen if transport.name in allowed)
     if not chosen:
-        raise ValueError(f"transports={wanted!r}, {ALLOWED_VARIABLE}={text or ''}: no transport is left to use")
+        raise ValueError(f"transports={transports!r}, {ALLOWED_VARIABLE}={text or ''}: no transport is left to use")
     return chosen

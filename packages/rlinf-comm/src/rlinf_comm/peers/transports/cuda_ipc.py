@@ -252,9 +252,9 @@ class _IpcOutgoing:
             if self._flying and num_bytes <= max((arena.handle.num_bytes for arena in self._arenas), default=0):
                 self._await_oldest(deadline)
                 continue
-            wanted = max(self._capacity_bytes, -(-num_bytes // ALIGNMENT) * ALIGNMENT)
+            arena_bytes = max(self._capacity_bytes, -(-num_bytes // ALIGNMENT) * ALIGNMENT)
             accelerator = self._accelerator
-            arena = IpcArena.create(accelerator.device, wanted, kind=self._kind, driver=accelerator.driver)
+            arena = IpcArena.create(accelerator.device, arena_bytes, kind=self._kind, driver=accelerator.driver)
             self._arenas.append(arena)
 
     def _await_oldest(self, deadline: Deadline) -> None:

@@ -76,10 +76,10 @@ def _mapped(value: Any, swap: Callable[[Any], Any]) -> Any:
         return value
     if is_struct(cls):
         return cls(**dict(zip(names, children, strict=True)))
-    made = object.__new__(cls)  # as the codec builds it: without __post_init__
+    instance = object.__new__(cls)  # as the codec builds it: without __post_init__
     for name, child in zip(names, children, strict=True):
-        object.__setattr__(made, name, child)
-    return made
+        object.__setattr__(instance, name, child)
+    return instance
 
 
 def _field_names(cls: Any) -> Sequence[str] | None:

@@ -342,9 +342,9 @@ class _NcclIncoming(IncomingParcels[_Parcel]):
                 self.host.receive(Deadline(0.0))
 
     def _release(self) -> None:
-        made = self._communicator
-        if made is not None:
-            made.add_done_callback(lambda future: None if future.exception() else future.result().abort())
+        communicator = self._communicator
+        if communicator is not None:
+            communicator.add_done_callback(lambda future: None if future.exception() else future.result().abort())
 
 
 def _transfers(tensors: list[torch.Tensor], *, is_send: bool) -> list[NcclTransfer]:

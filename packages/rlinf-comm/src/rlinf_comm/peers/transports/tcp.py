@@ -57,7 +57,7 @@ class ReadAhead:
         link = getattr(link, "host", link)
         if not isinstance(link, ValueReceiver):
             return
-        self._links = [*(known for known in self._links if known._is_open), link]
+        self._links = [*(other for other in self._links if other._is_open), link]
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="rlinf-comm read ahead", daemon=True)
             self._thread.start()

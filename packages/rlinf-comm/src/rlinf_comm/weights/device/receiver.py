@@ -125,8 +125,8 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         except IpcError as error:
             return str(error)
         try:
-            found = device.driver.read(device.ordinal, place, ECHO_BYTES)
-            return None if found == echo_of(handle) else f"{ECHO_BYTES} bytes came wrong"
+            echo = device.driver.read(device.ordinal, place, ECHO_BYTES)
+            return None if echo == echo_of(handle) else f"{ECHO_BYTES} bytes came wrong"
         except OSError as error:
             return str(error.args[-1])
         finally:

@@ -71,19 +71,19 @@ def _is_dtensor(parameter: Any) -> bool:
 
 def _global_ranks(parameters: Mapping[str, Any]) -> list[int]:
     """The global ranks of all processes of the mesh, in ascending order."""
-    found: dict[tuple[int, ...], str] = {}
+    meshes: dict[tuple[int, ...], str] = {}
     for name, parameter in parameters.items():
         if _is_dtensor(parameter):
-            found.setdefault(tuple(sorted(parameter.device_mesh.mesh.flatten().tolist())), name)
-    if not found:
+            meshes.setdefault(tuple(sorted(parameter.device_mesh.mesh.flatten().tolist())), name)
+    if not meshes:
         raise LayoutError("no parameter is a DTensor; call fully_shard(model) before")
-    if len(found) > 1:
-        (ranks, name), (other_ranks, other_name), *_ = found.items()
+    if len(meshes) > 1:
+        (ranks, name), (other_ranks, other_name), *_ = meshes.items()
         raise LayoutError(
             f"{other_name}: is on the ranks {list(other_ranks)}, but {name} on {list(ranks)}; "
             "all parameters of a layout must be on the same mesh"
         )
-    return list(next(iter(found)))
+    return list(next(iter(meshes)))
 
 
 def shard_boxes(name: str, parameter: Any, ranks: list[int]) -> list[Box]:

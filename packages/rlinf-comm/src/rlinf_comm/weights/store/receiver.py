@@ -204,12 +204,12 @@ class StoreReceiver(StoreSide):
         wait_s = self._wait_until(is_complete, timeout_s)
         if wait_s is None:
             late = next(rank for rank in self._src_ranks if rank not in slots)
-            found = max(self._versions(late))
+            latest = max(self._versions(late))
             raise WeightTimeout(
                 f"weight store {self._store.name!r}: expected version {policy_version}, but sender {late} has "
-                f"published {'nothing' if found == NO_VERSION else f'version {found}'} within timeout_s={timeout_s}",
+                f"published {'nothing' if latest == NO_VERSION else f'version {latest}'} within timeout_s={timeout_s}",
                 expected_version=policy_version,
-                found_version=None if found == NO_VERSION else found,
+                found_version=None if latest == NO_VERSION else latest,
             )
         return wait_s, slots
 
@@ -231,14 +231,14 @@ class StoreReceiver(StoreSide):
             elif (low % WORD_MODULUS, high % WORD_MODULUS) != (served % WORD_MODULUS, served // WORD_MODULUS):
                 differing.append(name)
         if missing or differing:
-            found: list[str] = []
+            faults: list[str] = []
             if missing:
-                found.append(f"{listed(missing)} is not in the store in version {policy_version}")
+                faults.append(f"{listed(missing)} is not in the store in version {policy_version}")
             if differing:
-                found.append(f"{listed(differing)} differs from what its sender published")
+                faults.append(f"{listed(differing)} differs from what its sender published")
             raise WeightMismatchError(
                 f"weight store {self._store.name!r}: receiver {self._rank} must not serve version {policy_version}: "
-                + "; ".join(found),
+                + "; ".join(faults),
                 tensors=tuple(sorted({*missing, *differing})),
                 expected_version=policy_version,
             )

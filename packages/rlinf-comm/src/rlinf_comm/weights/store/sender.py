@@ -125,22 +125,22 @@ class StoreSender(StoreSide):
     def wait_for_wanted(self, after: int, timeout_s: float) -> int | None:
         """The first of the versions past `after` that a receiver wants; None: nobody wants one within the time."""
 
-        def wanted() -> list[int]:
-            asked = (self._words.load(self._control.wanted(rank)) for rank in self._dst_ranks)
-            return [version for version in asked if version > after]
+        def pending() -> list[int]:
+            versions = (self._words.load(self._control.wanted(rank)) for rank in self._dst_ranks)
+            return [version for version in versions if version > after]
 
-        self._wait_until(lambda: bool(wanted()), timeout_s)
-        return min(wanted(), default=None)
+        self._wait_until(lambda: bool(pending()), timeout_s)
+        return min(pending(), default=None)
 
     def _digest_when_asked(self, loan: _Loan) -> None:
         """Digests what is lent when the first receiver checks what it has taken: not while any waits for its copy."""
         words, control = self._words, self._control
-        asked = [control.checking(rank) for rank in self._dst_ranks]
+        checking_words = [control.checking(rank) for rank in self._dst_ranks]
         while True:
             seen = words.sequence()
             if self._loan is not loan:
                 return
-            if any(words.load(word) == loan.policy_version for word in asked):
+            if any(words.load(word) == loan.policy_version for word in checking_words):
                 break
             words.wait(seen, _WAKE_S)
         with self._lock:

@@ -127,8 +127,8 @@ class Mappings:
                 addresses.append(0)
                 continue
             key = (pid, place.fd, place.inode)
-            found = self._mapped[key] = self._mapped.get(key) or before.get(key) or _mapped(pid, place)
-            addresses.append(found[1].ctypes.data + place.offset_bytes)
+            mapping = self._mapped[key] = self._mapped.get(key) or before.get(key) or _mapped(pid, place)
+            addresses.append(mapping[1].ctypes.data + place.offset_bytes)
         return np.array(addresses, np.int64)
 
 
@@ -139,10 +139,10 @@ def _mapped(pid: int, place: SharedPlace) -> tuple[mmap.mmap, np.ndarray]:
     except OSError as error:
         raise PeerLost(f"weights in the memory of process {pid}: {path} cannot be opened: {error}") from error
     try:
-        found = os.fstat(fd)
-        if found.st_ino != place.inode:
+        stat = os.fstat(fd)
+        if stat.st_ino != place.inode:
             raise PeerLost(f"weights in the memory of process {pid}: {path} is not what it shared any more")
-        memory = mmap.mmap(fd, found.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        memory = mmap.mmap(fd, stat.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
     return memory, np.frombuffer(memory, np.uint8)

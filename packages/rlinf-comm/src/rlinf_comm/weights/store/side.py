@@ -66,10 +66,10 @@ class StoreSide:
     def _register(self, first_word: int) -> None:
         """Tells the peers which process this rank is, so that they notice its death."""
         pid, start_ticks = _C.current_process()
-        known = (self._words.load(first_word), self._words.load(first_word + 1))
-        if known[0] not in (0, pid) and _C.is_alive(*known):
+        owner = (self._words.load(first_word), self._words.load(first_word + 1))
+        if owner[0] not in (0, pid) and _C.is_alive(*owner):
             raise LayoutError(
-                f"weight store {self._store.name!r}: {self._role} {self._rank} is process {known[0]}, which is alive; "
+                f"weight store {self._store.name!r}: {self._role} {self._rank} is process {owner[0]}, which is alive; "
                 "one process for each rank"
             )
         self._words.store(first_word, pid)

@@ -130,16 +130,16 @@ class WeightStreamReceiver:
             copied_s = time.perf_counter()
             wrong = for_each(lambda rank, _: self._wrong(rank, own, taken[rank]), talks, stop_at_failure=False)
             self._refuse(set().union(*wrong), policy_version)
-            for rank, found in taken.items():
+            for rank, intake in taken.items():
                 source = self._sources[rank]
-                source.held = HeldVersion(found.offer.session, policy_version)
-                talks[rank].send(self._ack(found, source.held))
+                source.held = HeldVersion(intake.offer.session, policy_version)
+                talks[rank].send(self._ack(intake, source.held))
         except BaseException as error:
             for source in self._sources.values():
                 source.forget()
             self._tell(taken, policy_version, error)
             raise
-        window_s = max((found.window_s for found in taken.values()), default=0.0)
+        window_s = max((intake.window_s for intake in taken.values()), default=0.0)
         return SyncReport(
             policy_version=policy_version,
             num_bytes=sum(source.pair.num_bytes for source in self._sources.values() if source.pair),
@@ -203,11 +203,11 @@ class WeightStreamReceiver:
                 raise DecodeError(f"{talk.who} offers buckets of {offer.bucket_bytes} bytes")
             source.forget()
             source.pair = Pair(self._plan, rank, self._dst_rank, "dst", offer.bucket_bytes, self._device)
-        held, kept = source.held, source.kept
-        if len(kept) != len(source.pair.buckets):
-            held, kept = None, [np.empty(0, np.uint8) for _ in source.pair.buckets]
+        held, bases = source.held, source.kept
+        if len(bases) != len(source.pair.buckets):
+            held, bases = None, [np.empty(0, np.uint8) for _ in source.pair.buckets]
         source.forget()
-        found = taken[rank] = _Taken(offer)
+        intake = taken[rank] = _Taken(offer)
         packings, _ = source.pair.prepare(tensors)
         addresses = addresses_of(tensors.values())
         talk.send(Reply(offer.session, offer.attempt, held, None, offer.policy_version))
@@ -222,12 +222,12 @@ class WeightStreamReceiver:
             if isinstance(message, StreamOffer):
                 return message
             came_s = time.perf_counter()
-            data = self._data_of(message, number, bucket, kept, held is not None, talk, found)
+            data = self._data_of(message, number, bucket, bases, held is not None, talk, intake)
             packing.unpack(data, addresses)
-            found.digests.append(message.digests)
-            found.busy_s += time.perf_counter() - came_s
-        found.window_s = time.perf_counter() - start_s
-        source.kept = kept if found.are_kept else []
+            intake.digests.append(message.digests)
+            intake.busy_s += time.perf_counter() - came_s
+        intake.window_s = time.perf_counter() - start_s
+        source.kept = bases if intake.are_kept else []
         return None
 
     def _data_of(
@@ -235,10 +235,10 @@ class WeightStreamReceiver:
         message: Content,
         number: int,
         bucket: Bucket,
-        kept: list[np.ndarray],
+        bases: list[np.ndarray],
         has_base: bool,
         talk: Talk,
-        found: _Taken,
+        intake: _Taken,
     ) -> np.ndarray | torch.Tensor:
         """The bucket's bytes."""
         import torch
@@ -253,35 +253,35 @@ class WeightStreamReceiver:
         if isinstance(data, torch.Tensor):
             if message.is_delta or message.is_kept:
                 raise DecodeError(f"{talk.who} sent a bucket in device memory as part of deltas")
-            found.are_kept = False
+            intake.are_kept = False
             return data
-        found.are_kept = message.is_kept
+        intake.are_kept = message.is_kept
         if message.is_delta:
             start_s = time.perf_counter()
             try:
-                apply_delta(torch.from_numpy(kept[number]), data)
+                apply_delta(torch.from_numpy(bases[number]), data)
             except DecodeError as error:
                 names = tuple(sorted(set(bucket.names)))
                 raise WeightMismatchError(f"{talk.who}: {listed(names)}: {error}", tensors=names) from error
-            found.apply_s += time.perf_counter() - start_s
-            return kept[number]
+            intake.apply_s += time.perf_counter() - start_s
+            return bases[number]
         if not message.is_kept:
             return data
-        if kept[number].nbytes != bucket.num_bytes:
-            kept[number] = np.empty(bucket.num_bytes, np.uint8)
-        np.copyto(kept[number], data)
-        return kept[number]
+        if bases[number].nbytes != bucket.num_bytes:
+            bases[number] = np.empty(bucket.num_bytes, np.uint8)
+        np.copyto(bases[number], data)
+        return bases[number]
 
     # --- all of them ---
 
-    def _wrong(self, rank: int, tensors: Mapping[str, torch.Tensor], found: _Taken) -> set[str]:
+    def _wrong(self, rank: int, tensors: Mapping[str, torch.Tensor], intake: _Taken) -> set[str]:
         """Names of what holds something else than this sender packed."""
         pair = self._sources[rank].pair
         assert pair is not None, "it was made for the offer"
         addresses = addresses_of(tensors.values())
         packings, tied = pair.prepare(tensors)
-        checks = [*zip(pair.buckets, packings, found.digests, strict=True)]
-        checks.append((pair.tied, tied, found.offer.tied_digests))
+        checks = [*zip(pair.buckets, packings, intake.digests, strict=True)]
+        checks.append((pair.tied, tied, intake.offer.tied_digests))
         wrong: set[str] = set()
         for bucket, packing, expected in checks:
             served = packing.digests(addresses)
@@ -299,16 +299,16 @@ class WeightStreamReceiver:
                 expected_version=policy_version,
             )
 
-    def _ack(self, found: _Taken, held: HeldVersion | None, error: BaseException | None = None) -> Ack:
+    def _ack(self, intake: _Taken, held: HeldVersion | None, error: BaseException | None = None) -> Ack:
         return Ack(
-            session=found.offer.session,
-            attempt=found.offer.attempt,
+            session=intake.offer.session,
+            attempt=intake.offer.attempt,
             held=held,
             tensors=error.tensors if isinstance(error, WeightMismatchError) else (),
             fault=None if error is None else _fault(error),
-            window_s=found.window_s,
-            busy_s=found.busy_s,
-            apply_s=found.apply_s,
+            window_s=intake.window_s,
+            busy_s=intake.busy_s,
+            apply_s=intake.apply_s,
         )
 
     def _tell(self, taken: Mapping[int, _Taken], policy_version: int, error: BaseException) -> None:

@@ -59,8 +59,8 @@ class Talk:
         """
         while True:
             message = self._next(getattr(kind, "__name__", "message"))
-            found = (getattr(message, "session", None), getattr(message, "attempt", None))
-            if isinstance(message, kind) and key in (None, found):
+            message_key = (getattr(message, "session", None), getattr(message, "attempt", None))
+            if isinstance(message, kind) and key in (None, message_key):
                 return message
 
     def _next(self, what: str) -> Any:

@@ -162,8 +162,8 @@ class GymnasiumEnv:
             )
         picture = self._env.render()
         if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.shape[2:] != (3,):
-            found = f"{picture.dtype} {list(picture.shape)}" if isinstance(picture, np.ndarray) else _kind_of(picture)
-            raise RenderingUnavailableError(f"its render() gave {found}; a picture is uint8 [H, W, 3]")
+            kind = f"{picture.dtype} {list(picture.shape)}" if isinstance(picture, np.ndarray) else _kind_of(picture)
+            raise RenderingUnavailableError(f"its render() gave {kind}; a picture is uint8 [H, W, 3]")
         return picture
 
     def close(self) -> None:
@@ -293,8 +293,8 @@ def registered_limit(env_id: str) -> int | None:
     try:
         return gymnasium.spec(env_id).max_episode_steps
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.Error, ImportError) as error:
-        known = list(gymnasium.registry)
-        close = difflib.get_close_matches(env_id, known, n=4, cutoff=0.5)
+        env_ids = list(gymnasium.registry)
+        close = difflib.get_close_matches(env_id, env_ids, n=4, cutoff=0.5)
         hint = f"did you mean {', '.join(close)}?" if close else "see gymnasium.pprint_registry()"
         raise EnvError(f"Gymnasium has no environment {env_id!r} ({error}); {hint}") from error
 

@@ -19,18 +19,18 @@ _DATASET = "lerobot/libero-assets"
 _PARTS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
 
 
-def assets_folder(given: str | None = None) -> Path:
+def assets_folder(assets: str | None = None) -> Path:
     """The folder of the scenes.
 
     Args:
-        given: a folder, or "hub" to download hf-libero's data set to where hf-libero keeps it; None looks at the
+        assets: a folder, or "hub" to download hf-libero's data set to where hf-libero keeps it; None looks at the
             environment variable RLINF_LIBERO_ASSETS, into the installed package and where hf-libero keeps it.
 
     Raises: EnvError where there is no such folder, or one that does not hold scenes; it says what to fetch.
     """
-    if given == HUB:
+    if assets == HUB:
         return _downloaded()
-    for source, path in (("options.assets", given), (VARIABLE, os.environ.get(VARIABLE))):
+    for source, path in (("options.assets", assets), (VARIABLE, os.environ.get(VARIABLE))):
         if path is None:
             continue
         folder = Path(path).expanduser().absolute()

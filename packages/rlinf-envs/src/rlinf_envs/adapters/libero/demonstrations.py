@@ -68,16 +68,16 @@ class LiberoDemonstrations(DemonstrationFiles):
         with _opened(file) as opened:
             group = opened["data"][name]
             actions, rewards = _array(group, "actions"), _array(group, "rewards")
-            shown = {"state": np.concatenate([_array(group, f"obs/{part}") for part in _STATE], axis=1)}
-            shown |= {field: self._pictures(group, key) for key, field in self._fields.items() if key in group["obs"]}
+            arrays = {"state": np.concatenate([_array(group, f"obs/{part}") for part in _STATE], axis=1)}
+            arrays |= {field: self._pictures(group, key) for key, field in self._fields.items() if key in group["obs"]}
             if _was_seen_after(group):  # nobody wrote down what was seen before the first action
                 actions, rewards = actions[1:], rewards[1:]
-                shown = {field: values[:-1] for field, values in shown.items()}
-        lengths = {field: len(values) for field, values in shown.items()}
+                arrays = {field: values[:-1] for field, values in arrays.items()}
+        lengths = {field: len(values) for field, values in arrays.items()}
         if set(lengths.values()) != {len(actions)} or len(rewards) != len(actions):
             raise EnvError(f"{file}: data/{name} has {len(actions)} actions, {len(rewards)} rewards and {lengths}")
         task = file.stem.removesuffix("_demo")
-        tensors = {field: torch.from_numpy(np.ascontiguousarray(values)) for field, values in shown.items()}
+        tensors = {field: torch.from_numpy(np.ascontiguousarray(values)) for field, values in arrays.items()}
         return Demonstration(
             task=task,
             seed=None,
@@ -100,10 +100,10 @@ def read_libero(path: str | Path, *, rotate: bool = True) -> LiberoDemonstration
     """The successful episodes of one of LIBERO's files, or of a folder of them. As `LiberoDemonstrations`."""
     if not Path(path).exists():
         raise EnvError(f"{path} does not exist")
-    found = LiberoDemonstrations(Path(path), rotate=rotate)
-    if not len(found):
+    demonstrations = LiberoDemonstrations(Path(path), rotate=rotate)
+    if not len(demonstrations):
         raise EnvError(f"{path} has no successful episode")
-    return found
+    return demonstrations
 
 
 def _successful(file: Path) -> list[str]:
@@ -123,8 +123,8 @@ def _was_seen_after(group: Any) -> bool:
     without states are regenerated ones."""
     if "states" not in group or len(group["states"]) < 2:
         return False
-    held, shown = _array(group, "states")[:, _JOINTS], _array(group, "obs/joint_states")
-    return float(np.abs(shown[:-1] - held[1:]).sum()) < float(np.abs(shown[1:] - held[1:]).sum())
+    held, observed = _array(group, "states")[:, _JOINTS], _array(group, "obs/joint_states")
+    return float(np.abs(observed[:-1] - held[1:]).sum()) < float(np.abs(observed[1:] - held[1:]).sum())
 
 
 def _array(group: Any, key: str) -> np.ndarray:

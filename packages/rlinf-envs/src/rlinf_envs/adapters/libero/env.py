@@ -126,9 +126,9 @@ def make_libero(
     Raises EnvError for an unknown suite, task (with close matches), camera or option, for scenes that are not on this
     machine (what to fetch) and for a missing package; RenderingUnavailableError where nothing can draw.
     """
-    known = (*LiberoOptions.__dataclass_fields__, "tasks")
-    if unknown := sorted(set(options) - set(known)):
-        raise EnvError(f"LIBERO has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    option_names = (*LiberoOptions.__dataclass_fields__, "tasks")
+    if unknown := sorted(set(options) - set(option_names)):
+        raise EnvError(f"LIBERO has no option {', '.join(unknown)}; it has {', '.join(sorted(option_names))}")
     chosen = options.pop("tasks", None)
     tasks = tasks_of(env_id, (chosen,) if isinstance(chosen, (str, int)) else chosen)
     cameras = names_of(options.pop("cameras", None), "cameras") or ()

@@ -53,8 +53,8 @@ def environment_class() -> Any:
 @contextlib.contextmanager
 def _configured(root: Path) -> Iterator[None]:
     """An import finds a configuration that holds what LIBERO would write itself."""
-    given = os.environ.get(_CONFIG_VARIABLE)
-    folder = Path(given) if given else Path.home() / ".libero"
+    previous = os.environ.get(_CONFIG_VARIABLE)
+    folder = Path(previous) if previous else Path.home() / ".libero"
     if "libero.libero" in sys.modules or (folder / "config.yaml").is_file():
         yield
         return
@@ -62,16 +62,16 @@ def _configured(root: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if given is None:
+        if previous is None:
             del os.environ[_CONFIG_VARIABLE]
         else:
-            os.environ[_CONFIG_VARIABLE] = given
+            os.environ[_CONFIG_VARIABLE] = previous
 
 
 def _own_configuration(root: Path) -> Path:
     """The folder with a configuration for the package at `root`, written once."""
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = kept / "rlinf" / "libero" / hashlib.sha256(str(root).encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "rlinf" / "libero" / hashlib.sha256(str(root).encode()).hexdigest()[:12]
     parts = {"benchmark_root": "", "bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets"}
     lines = [f"{key}: {root / name}" for key, name in parts.items()] + [f"datasets: {root.parent / 'datasets'}"]
     try:

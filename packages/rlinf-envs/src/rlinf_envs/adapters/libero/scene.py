@@ -82,9 +82,9 @@ class LiberoScene:
 
     def state(self) -> np.ndarray:
         """[8] float32: position of the hand in metres (3), its orientation as axis times angle (3), fingers (2)."""
-        shown = self._shown
-        turn = _axis_angle(shown.xquat[self._hand_body])
-        return np.concatenate([shown.site_xpos[self._hand_site], turn, shown.qpos[self._fingers]]).astype(np.float32)
+        data = self._shown
+        turn = _axis_angle(data.xquat[self._hand_body])
+        return np.concatenate([data.site_xpos[self._hand_site], turn, data.qpos[self._fingers]]).astype(np.float32)
 
     def picture(self, camera: str, size: int) -> np.ndarray:
         """[size, size, 3] uint8, upright; `camera` is one of CAMERAS."""

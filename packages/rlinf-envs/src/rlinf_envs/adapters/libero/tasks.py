@@ -54,8 +54,8 @@ class LiberoTask:
 
 def package() -> Path:
     """The folder `libero/libero` of the installed package. Raises: EnvError where there is none."""
-    found = importlib.util.find_spec("libero")
-    for folder in (found.submodule_search_locations or ()) if found else ():
+    spec = importlib.util.find_spec("libero")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (inner := Path(folder) / "libero").is_dir():
             return inner
     raise EnvError(f"LIBERO is not installed; {INSTALL}")

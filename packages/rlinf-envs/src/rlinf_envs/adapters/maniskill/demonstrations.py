@@ -54,16 +54,16 @@ class ManiSkillDemonstrations(DemonstrationFiles):
         described = path.with_suffix(".json")
         if not described.is_file():
             raise EnvError(f"{described} is missing: it says which episodes of {path.name} succeeded")
-        told = json.loads(described.read_text(encoding="utf-8"))
-        self.env_id = self._task = str(told["env_info"]["env_id"])
-        made_with = told["env_info"].get("env_kwargs", {})
+        metadata = json.loads(described.read_text(encoding="utf-8"))
+        self.env_id = self._task = str(metadata["env_info"]["env_id"])
+        made_with = metadata["env_info"].get("env_kwargs", {})
         self.options = {name: made_with[name] for name in ("control_mode",) if name in made_with}
         self._instruction = instruction_of(self._task, environment.options.get("instruction"))
         shows_robot_alone = environment.options.get("state") == "robot"
         if shows_robot_alone and self._task in _OWN_ROBOT_NUMBERS:
             raise EnvError(f"{path}: states of {self._task} do not hold what options.state=robot shows; use state=full")
         self._robot_numbers = _state_size(path, environment) if shows_robot_alone else None
-        self._episodes = [episode for episode in told["episodes"] if episode.get("success")]
+        self._episodes = [episode for episode in metadata["episodes"] if episode.get("success")]
 
     def are_of(self, env_id: str, options: Mapping[str, Any]) -> bool:
         """Of a suite its tasks count, or those of them that are chosen."""
@@ -89,8 +89,8 @@ class ManiSkillDemonstrations(DemonstrationFiles):
 
     def _observations(self, group: Any, num_actions: int) -> Observation:
         """Those before each action; the one after the last is left out."""
-        found = self._arrays(group["obs"]) if "obs" in group else {}
-        read: Observation = {self._rename.get(name, name): array[:num_actions] for name, array in found.items()}
+        arrays = self._arrays(group["obs"]) if "obs" in group else {}
+        read: Observation = {self._rename.get(name, name): array[:num_actions] for name, array in arrays.items()}
         if not read:
             raise EnvError(f"{self._path} was recorded without observations; {_REPLAY}")
         if self._instruction is not None:
@@ -125,13 +125,13 @@ def _state_size(path: Path, environment: RunEnvironment) -> int:
 
 def _pictures(obs: Any) -> dict[str, torch.Tensor]:
     """Field -> [T + 1, H, W, 3]"""
-    found: dict[str, torch.Tensor] = {}
+    fields: dict[str, torch.Tensor] = {}
     if not hasattr(obs, "keys"):
-        return found
+        return fields
     for camera, pictures in obs["sensor_data"].items() if "sensor_data" in obs else ():
         if "rgb" in pictures:
-            found[f"image.{camera}"] = torch.from_numpy(np.asarray(pictures["rgb"]))
-    return found
+            fields[f"image.{camera}"] = torch.from_numpy(np.asarray(pictures["rgb"]))
+    return fields
 
 
 def _h5py() -> Any:

@@ -86,28 +86,28 @@ def make_maniskill(
     )
 
 
-def _choose_backend(tasks: tuple[str, ...], wanted: object) -> tuple[bool, tuple[str, ...]]:
+def _choose_backend(tasks: tuple[str, ...], backend: object) -> tuple[bool, tuple[str, ...]]:
     """Whether to simulate on the GPU, and what of that has to be noted.
 
     Raises: EnvError where it cannot be done.
     """
-    if wanted not in SIM_BACKENDS:
-        raise EnvError(f"options.sim_backend={wanted!r}; allowed: {', '.join(SIM_BACKENDS)}")
+    if backend not in SIM_BACKENDS:
+        raise EnvError(f"options.sim_backend={backend!r}; allowed: {', '.join(SIM_BACKENDS)}")
     has_gpu = torch.cuda.is_available()
-    if wanted == "gpu" and len(tasks) > 1:
+    if backend == "gpu" and len(tasks) > 1:
         raise EnvError(
             f"options.sim_backend=gpu: one GPU simulation has one task, and these are {len(tasks)} "
             f"({', '.join(tasks[:3])}{', ...' if len(tasks) > 3 else ''}); choose one as the id, or sim_backend=cpu"
         )
-    if wanted == "gpu" and not has_gpu:
+    if backend == "gpu" and not has_gpu:
         raise EnvError(
             "options.sim_backend=gpu: no CUDA device was found (torch.cuda.is_available() is False), and ManiSkill "
             "simulates batches on CUDA alone; use sim_backend=cpu, or a machine with an NVIDIA GPU and a CUDA build of "
             "torch"
         )
-    if wanted == "auto" and not has_gpu:
+    if backend == "auto" and not has_gpu:
         return False, (NO_GPU_FOUND,)
-    return wanted != "cpu" and len(tasks) == 1, ()
+    return backend != "cpu" and len(tasks) == 1, ()
 
 
 def _on_gpu(

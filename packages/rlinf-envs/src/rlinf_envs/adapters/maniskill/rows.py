@@ -89,13 +89,13 @@ class ManiSkillRows:
     def observe(self, rows: Sequence[int]) -> Observation:
         chosen = slice(None) if len(rows) == self.num_envs else list(rows)
         # Through numpy, since tensors made in inference mode are of little use outside of it.
-        shown: Observation = {
+        observation: Observation = {
             name: torch.from_numpy(value[chosen].to("cpu", copy=True).numpy())
             for name, value in self._simulation.observe().items()
         }
         if self._simulation.instruction is not None:
-            shown["instruction"] = [self._simulation.instruction] * len(rows)
-        return shown
+            observation["instruction"] = [self._simulation.instruction] * len(rows)
+        return observation
 
     def render(self) -> np.ndarray:
         return self._simulation.render()

@@ -96,8 +96,8 @@ class ManiSkillSimulation:
             "render_mode": "rgb_array" if render else None,
         }
         sim_config = {"sim_freq": sim_freq, "control_freq": control_freq}
-        if given := {name: value for name, value in sim_config.items() if value is not None}:
-            arguments["sim_config"] = given
+        if frequencies := {name: value for name, value in sim_config.items() if value is not None}:
+            arguments["sim_config"] = frequencies
         size = {} if image_size is None else {"width": image_size, "height": image_size}
         if sensors := size | ({} if quality == "fast" else {"shader_pack": _SHADERS[quality]}):
             arguments["sensor_configs"] = sensors
@@ -134,15 +134,15 @@ class ManiSkillSimulation:
     def observe(self) -> dict[str, Tensor]:
         """What is to be seen now, on the simulation's device: "state" [N, D] float32 and "image.<camera>" [N, H, W, 3]
         uint8."""
-        shown = self._shown
+        obs = self._shown
         if self._shows_robot_alone:
             fields = {"state": self._flat(self.env.agent.get_proprioception())}
-        elif isinstance(shown, Tensor):
-            fields = {"state": shown}
+        elif isinstance(obs, Tensor):
+            fields = {"state": obs}
         else:
-            state = shown.get("state")
+            state = obs.get("state")
             is_flat = state is not None
-            fields = {"state": state if is_flat else self._flat({part: shown[part] for part in ("agent", "extra")})}
+            fields = {"state": state if is_flat else self._flat({part: obs[part] for part in ("agent", "extra")})}
         fields["state"] = fields["state"].float()
         if self._draws_observations:
             for camera, textures in self._draw().items():
@@ -205,10 +205,10 @@ def _offered(obs_mode: str, offered: Sequence[str]) -> str:
     return next((mode for mode in offered if "rgb" in mode.split("+")), obs_mode)
 
 
-def _render_backend(wanted: str) -> str:
-    if wanted == "auto":
+def _render_backend(backend: str) -> str:
+    if backend == "auto":
         return "gpu" if torch.cuda.is_available() else "cpu"
-    return wanted
+    return backend
 
 
 def _built(task: str, cls: Any, asset_ids: list[str], arguments: Mapping[str, Any]) -> Any:
@@ -223,10 +223,10 @@ def _built(task: str, cls: Any, asset_ids: list[str], arguments: Mapping[str, An
                 f"obs modes: {', '.join(cls.SUPPORTED_OBS_MODES)}"
             ) from error
         except (TypeError, KeyError, AssertionError, RuntimeError, AttributeError, OSError, ImportError) as error:
-            told = f"{task} could not be built with {_told(arguments)}: {error}"
+            message = f"{task} could not be built with {_told(arguments)}: {error}"
             if isinstance(error, AttributeError) and not without_vulkan.has_vulkan_device():
-                told += f"; it may be a task that needs its visuals: {without_vulkan.DRIVER_HINT}"
-            raise EnvError(told) from error
+                message += f"; it may be a task that needs its visuals: {without_vulkan.DRIVER_HINT}"
+            raise EnvError(message) from error
 
 
 def _told(arguments: Mapping[str, Any]) -> str:

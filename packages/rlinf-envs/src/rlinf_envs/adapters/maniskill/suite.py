@@ -35,12 +35,12 @@ class ManiSkillSuite:
         self._options = options
         for task in self._tasks:
             _check(task, options)
-        given = options.get("instruction")
+        option = options.get("instruction")
         self._made: dict[str, ManiSkillEnv] = {}
         self._task = self._tasks[0]
         first = self._env()
         self.action_spec, self.notes = first.action_spec, first.notes
-        self.observation_spec = _saying(first.observation_spec, [instruction_of(task, given) for task in self._tasks])
+        self.observation_spec = _saying(first.observation_spec, [instruction_of(task, option) for task in self._tasks])
 
     @property
     def task(self) -> str:
@@ -67,16 +67,16 @@ class ManiSkillSuite:
     def _env(self) -> ManiSkillEnv:
         """The present task's."""
         if self._task not in self._made:
-            made = ManiSkillEnv(self._task, **self._options)
-            for known in list(self._made.values())[:1]:
-                same_actions = torch.equal(made.action_spec.low, known.action_spec.low)
-                if not same_actions or _saying(made.observation_spec) != _saying(known.observation_spec):
-                    made.close()
+            env = ManiSkillEnv(self._task, **self._options)
+            for first in list(self._made.values())[:1]:
+                same_actions = torch.equal(env.action_spec.low, first.action_spec.low)
+                if not same_actions or _saying(env.observation_spec) != _saying(first.observation_spec):
+                    env.close()
                     raise EnvError(
                         f"{self._task} shows or takes something else than {self._tasks[0]} with these options: "
-                        f"{dict(made.observation_spec)}; choose others of the suite with options.tasks"
+                        f"{dict(env.observation_spec)}; choose others of the suite with options.tasks"
                     )
-            self._made[self._task] = made
+            self._made[self._task] = env
         return self._made[self._task]
 
 

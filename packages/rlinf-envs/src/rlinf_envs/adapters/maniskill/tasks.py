@@ -64,9 +64,9 @@ CONTROL_MODE = "pd_joint_delta_pos"
 """What actions mean where the option `control_mode` is not given."""
 
 
-def instruction_of(task: str, given: str | None = None) -> str | None:
+def instruction_of(task: str, instruction: str | None = None) -> str | None:
     """What a task is told to do: what the option `instruction` gives, else ours; None where there is neither."""
-    return INSTRUCTIONS.get(task) if given is None else given
+    return INSTRUCTIONS.get(task) if instruction is None else instruction
 
 
 def tasks_of(env_id: str, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -74,10 +74,10 @@ def tasks_of(env_id: str, chosen: Sequence[str] | None = None) -> tuple[str, ...
 
     Raises: EnvError for what is not there (with close matches), for a task twice and for none at all.
     """
-    known = registered_tasks()
-    if env_id not in known and env_id not in SUITES:
-        close = difflib.get_close_matches(env_id, (*known, *SUITES), n=4, cutoff=0.5)
-        several = f"it has {len(known)}, such as PushCube-v1, and the suites {', '.join(SUITES)}"
+    tasks = registered_tasks()
+    if env_id not in tasks and env_id not in SUITES:
+        close = difflib.get_close_matches(env_id, (*tasks, *SUITES), n=4, cutoff=0.5)
+        several = f"it has {len(tasks)}, such as PushCube-v1, and the suites {', '.join(SUITES)}"
         hint = f"did you mean {', '.join(close)}?" if close else several
         raise EnvError(f"ManiSkill has no task {env_id!r}; {hint}")
     return named_tasks(env_id, chosen)

@@ -84,13 +84,13 @@ def tasks_of(env_id: str, chosen: Sequence[str] | None = None) -> tuple[str, ...
 
     Raises: EnvError for what is not there (with close matches), for a task twice and for none at all.
     """
-    known = classes()
+    task_classes = classes()
     if env_id in _SUITES:
         from metaworld import env_dict
 
         tasks = tuple(getattr(env_dict, f"{env_id}_V3"))
-    elif env_id in known:
+    elif env_id in task_classes:
         tasks = (env_id,)
     else:
-        raise EnvError(f"Meta-World has no task {env_id!r}; {close_to(env_id, (*known, *_SUITES))}")
+        raise EnvError(f"Meta-World has no task {env_id!r}; {close_to(env_id, (*task_classes, *_SUITES))}")
     return chosen_tasks(env_id, tasks, chosen)

@@ -141,10 +141,10 @@ class HuggingFaceEngine(ServedModule):
         noise = prompt_noise(seed, step, [prompt.index for prompt in prompts], sampling).to(self._device)
         stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
         if self._decoder is None:
-            made = self._generate_batch(prompts, sampling, noise, stops)
+            tensors = self._generate_batch(prompts, sampling, noise, stops)
         else:
-            made = self._decoder.generate(*self._pad(prompts, len(prompts)), noise, sampling, stops)
-        tokens, logprobs, mask, truncated = (tensor.cpu().split(sampling.group_size) for tensor in made)
+            tensors = self._decoder.generate(*self._pad(prompts, len(prompts)), noise, sampling, stops)
+        tokens, logprobs, mask, truncated = (tensor.cpu().split(sampling.group_size) for tensor in tensors)
         members = tuple(range(sampling.group_size))
         return [
             Completions(
@@ -225,8 +225,8 @@ class HuggingFaceEngine(ServedModule):
                 break
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
             logits = self._forward(token_ids[:, t : t + 1], mask, cache)
-        kept = num_prompts * group_size
-        return token_ids[:kept], logprobs[:kept], loss_mask[:kept], running[:kept]
+        num_rows = num_prompts * group_size
+        return token_ids[:num_rows], logprobs[:num_rows], loss_mask[:num_rows], running[:num_rows]
 
     def _forward(self, token_ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """Logits of the last position, [B, V]; fills the cache."""

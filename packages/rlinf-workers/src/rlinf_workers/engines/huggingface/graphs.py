@@ -201,8 +201,8 @@ class FixedDecoder:
             self._advance(_Step(num_rows=rows, num_keys=num_keys, sampling=of_step))
         self._cut_at_stops(buffers, rows, stops, begun=(num_tokens - 1) // CHECK_EVERY * CHECK_EVERY)
         order = buffers.row.argsort()[:num_rows]
-        made = (buffers.token_ids, buffers.logprobs, buffers.loss_mask)
-        token_ids, logprobs, loss_mask = (tensor[order, :num_tokens] for tensor in made)
+        tensors = (buffers.token_ids, buffers.logprobs, buffers.loss_mask)
+        token_ids, logprobs, loss_mask = (tensor[order, :num_tokens] for tensor in tensors)
         return token_ids, logprobs, loss_mask, buffers.running[order]
 
     def _cut_at_stops(self, buffers: _Buffers, rows: int, stops: StopStrings | None, *, begun: int) -> None:
@@ -249,8 +249,8 @@ class FixedDecoder:
         """Keys and values of prompts into the rows of their completions."""
         for places, name in ((buffers.keys, "keys"), (buffers.values, "values")):
             for place, layer in zip(places, cache.layers, strict=True):
-                found = getattr(layer, name).repeat_interleave(size, 0)
-                place[first_row : first_row + len(found), :, : found.shape[2]] = found
+                rows = getattr(layer, name).repeat_interleave(size, 0)
+                place[first_row : first_row + len(rows), :, : rows.shape[2]] = rows
 
     def _reserve(self, rows: int, num_keys: int, num_tokens: int, cache: Any, dtype: torch.dtype) -> _Buffers:
         """Buffers with room for a batch: those that are there, or new ones, which no graph knows."""
@@ -426,8 +426,8 @@ def one_query(
     The heads that share keys and values stand as queries of one head, so that nothing is repeated for them.
     """
     shared = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
-    found = scaled_dot_product_attention(shared, key, value, attention_mask, scale=options.get("scaling"))
-    return found.reshape(len(query), 1, query.shape[1], value.shape[-1]), None
+    output = scaled_dot_product_attention(shared, key, value, attention_mask, scale=options.get("scaling"))
+    return output.reshape(len(query), 1, query.shape[1], value.shape[-1]), None
 
 
 def _norm(norm: Any, hidden: Tensor) -> Tensor:

@@ -399,7 +399,7 @@ class Slots:
             return []
         counts = cache.counts[leaving].tolist()
         token_ids, logprobs = cache.token_ids[leaving].cpu(), cache.logprobs[leaving].cpu()
-        found = [
+        completions = [
             Completions(
                 index=cache.rows[row].index,
                 members=(cache.rows[row].member,),
@@ -418,7 +418,7 @@ class Slots:
         if movers:
             cache.move(movers, holes, self._num_keys(cache))
         del cache.rows[left:]
-        return found
+        return completions
 
 
 class _RowsCache(Cache):
@@ -454,7 +454,7 @@ def _attention(
     if query.device.type != "cpu":
         return one_query(module, query, key, value, attention_mask, **options)
     shares = key.shape[1] != query.shape[1]
-    found = scaled_dot_product_attention(
+    output = scaled_dot_product_attention(
         query, key, value, attention_mask, scale=options.get("scaling"), enable_gqa=shares
     )
-    return found.transpose(1, 2), None
+    return output.transpose(1, 2), None

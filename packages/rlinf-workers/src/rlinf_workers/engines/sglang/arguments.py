@@ -53,14 +53,14 @@ def server_arguments(
     folder: str,
     loader: str,
     stop_token_ids: Sequence[int],
-    given: Mapping[str, Any],
+    engine_options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """All arguments that an engine is started with.
 
     Args:
         folder: what SGLang loads, with config.json; `model.folder` or a copy.
         loader: import path of the function that fills its weights.
-        given: those of the recipe, which have been through `check_names`.
+        engine_options: those of the recipe, which have been through `check_names`.
     """
     config = json.loads((Path(folder) / "config.json").read_text())
     arguments: dict[str, Any] = dict(ON_CPU if device.type == "cpu" else ON_GPU)
@@ -69,7 +69,7 @@ def server_arguments(
     arguments |= {
         "model_impl": "sglang",
         "log_level": "error",
-        **given,
+        **engine_options,
         "model_path": folder,
         "dtype": model.dtype,
         "json_model_override_args": json.dumps({"eos_token_id": list(stop_token_ids)}),
@@ -82,23 +82,23 @@ def server_arguments(
     return arguments
 
 
-def check_names(given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuses the first name that no recipe may set; `known` are those that the installed SGLang has.
+def check_names(names: Iterable[str], argument_names: Iterable[str]) -> None:
+    """Refuses the first name that no recipe may set; `argument_names` are those that the installed SGLang has.
 
     Raises: SettingsRefused.
     """
-    known = {name for name in known if not name.startswith("_")}
-    for name in given:
+    argument_names = {name for name in argument_names if not name.startswith("_")}
+    for name in names:
         if name in OWNED:
             raise SettingsRefused(f"engine_options.{name} cannot be set: {OWNED[name]}; leave it out")
-        if name not in known:
-            raise SettingsRefused(f"engine_options.{name}{unknown_argument(name, known)}")
+        if name not in argument_names:
+            raise SettingsRefused(f"engine_options.{name}{unknown_argument(name, argument_names)}")
 
 
-def suspects(message: str, given: Mapping[str, Any]) -> str:
+def suspects(message: str, engine_options: Mapping[str, Any]) -> str:
     """A line that names the recipe's arguments whose values an error of SGLang speaks of, or else all of them."""
-    named = [name for name, value in given.items() if str(value) in message] or list(given)
-    settings = ", ".join(f"engine_options.{name}={given[name]}" for name in named)
+    named = [name for name, value in engine_options.items() if str(value) in message] or list(engine_options)
+    settings = ", ".join(f"engine_options.{name}={engine_options[name]}" for name in named)
     return f"\nit was started with {settings}" if settings else ""
 
 

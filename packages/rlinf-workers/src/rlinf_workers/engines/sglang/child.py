@@ -51,8 +51,8 @@ def last_error(folder: Path, pid: int | None = None) -> str | None:
     text = "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob(pattern)))
     lines = text.strip().splitlines()
     start = next((i for i in range(len(lines) - 1, -1, -1) if _is_exception(lines[i])), None)
-    found = "\n".join(lines[start:]) if start is not None else (lines[-1] if lines else None)
-    return found and found[:LONGEST_ERROR]
+    message = "\n".join(lines[start:]) if start is not None else (lines[-1] if lines else None)
+    return message and message[:LONGEST_ERROR]
 
 
 def _is_exception(line: str) -> bool:

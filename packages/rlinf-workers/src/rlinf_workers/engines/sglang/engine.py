@@ -84,8 +84,8 @@ class SGLangEngine:
         any_version: bool = False,
         **server: Argument,
     ) -> None:
-        known = known_arguments(device, devices, any_version=any_version)
-        check_names(server, known)
+        argument_names = known_arguments(device, devices, any_version=any_version)
+        check_names(server, argument_names)
         tokenizer, folder = load_tokenizer(model.folder), SweptFolder("rlinf-sglang-")
         served = _model_folder(model, folder.path)
         check_architecture(served)
@@ -106,7 +106,7 @@ class SGLangEngine:
             folder=str(served),
             loader=LOADER,
             stop_token_ids=self._stop_ids,
-            given=server,
+            engine_options=server,
         )
         try:
             self._server = EngineServer(arguments, folder, self._on_lost)
@@ -134,11 +134,11 @@ class SGLangEngine:
     def finished(self) -> list[Completions]:
         if self._capacity.is_empty:
             return []
-        found = [self._results.get()]
+        results = [self._results.get()]
         while not self._results.empty():
-            found.append(self._results.get())
+            results.append(self._results.get())
         answers: list[Completion] = []
-        for one in found:
+        for one in results:
             if isinstance(one, BaseException):
                 self._raise_if_lost()
                 raise one
@@ -350,15 +350,15 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("sglang")
+        actual = version("sglang")
     except PackageNotFoundError:
         raise SettingsRefused(
             "SGLang is not installed in the Python environment of the rollout; `rlinf env create sglang` makes one "
             "that has it"
         ) from None
-    if found not in SPEC.known_versions and not any_version:
+    if actual not in SPEC.known_versions and not any_version:
         raise SettingsRefused(
-            f"SGLang {found} is installed; known to work: {', '.join(SPEC.known_versions)}. `rlinf env create sglang` "
+            f"SGLang {actual} is installed; known to work: {', '.join(SPEC.known_versions)}. `rlinf env create sglang` "
             "installs that one; engine_options.any_version=true takes yours as it is"
         )
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"

@@ -142,9 +142,9 @@ async def _start(arguments: Mapping[str, Any], folder: SweptFolder) -> Any:
     managers: list[Any] = []
 
     def init_tokenizer_manager(*arguments: Any) -> tuple[Any, ...]:
-        made = srt.Engine.init_tokenizer_manager_func(*arguments)
-        managers.append(made[0])
-        return made
+        new_managers = srt.Engine.init_tokenizer_manager_func(*arguments)
+        managers.append(new_managers[0])
+        return new_managers
 
     class Engine(srt.Engine):
         run_scheduler_process_func = staticmethod(run_scheduler)

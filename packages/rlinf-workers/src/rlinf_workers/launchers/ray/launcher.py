@@ -124,7 +124,7 @@ class RayLauncher(AgentLauncher):
 
     def _place_agents(self, cluster: Cluster | None, deadline: float) -> None:
         shares = _shares(cluster, self._nodes)
-        if any(wanted["num_gpus"] > self._nodes[number].num_gpus for number, wanted in shares.items()):
+        if any(share["num_gpus"] > self._nodes[number].num_gpus for number, share in shares.items()):
             raise ClusterRefused(self._no_room(shares))
         for number, resources in shares.items():
             settings = self._settings_of(number)
@@ -145,11 +145,11 @@ class RayLauncher(AgentLauncher):
     def _no_room(self, shares: Mapping[int, Mapping[str, int]]) -> str:
         free = self._ray.call("free")
         lines = []
-        for number, wanted in shares.items():
+        for number, share in shares.items():
             there = free.get(self._nodes[number].id, {})
             lines.append(
                 f"node {number}, {self._nodes[number]}; free {there.get('CPU', 0):g} CPUs, {there.get('GPU', 0):g} "
-                f"GPUs; wanted {wanted['num_cpus']} and {wanted['num_gpus']}"
+                f"GPUs; wanted {share['num_cpus']} and {share['num_gpus']}"
             )
         return (
             "the Ray cluster had no room in time for the run:\n" + "\n".join(lines) + "\nend what runs there (`ray "

@@ -59,9 +59,9 @@ def _place(nodes: Sequence[Node], token: bytes) -> dict[int, Any]:
     """A probe on each node, by its number."""
     cloudpickle.register_pickle_by_value(probe)
     try:
-        made = ray.remote(num_cpus=0)(probe.NodeProbe)
+        actor_class = ray.remote(num_cpus=0)(probe.NodeProbe)
         return {
-            number: made.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
+            number: actor_class.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
                 node.address, token
             )
             for number, node in enumerate(nodes)
@@ -79,12 +79,12 @@ def _look(number: int, node: Node, there: Any, look: Any) -> NodeReport:
         "num_gpus": node.num_gpus,
     }
     try:
-        found: Any = ray.get(look, timeout=LOOK_TIMEOUT_S)
+        by_probe: Any = ray.get(look, timeout=LOOK_TIMEOUT_S)
         offset_s, error_s = _clock(there)
     except RayError as error:
         return NodeReport(**by_ray, problem=last_line(error))
-    found["gpus"] = tuple((name, int(memory_bytes)) for name, memory_bytes in found.get("gpus", ()))
-    return NodeReport(**by_ray, **found, clock_offset_s=offset_s, clock_error_s=error_s)
+    by_probe["gpus"] = tuple((name, int(memory_bytes)) for name, memory_bytes in by_probe.get("gpus", ()))
+    return NodeReport(**by_ray, **by_probe, clock_offset_s=offset_s, clock_error_s=error_s)
 
 
 def _clock(there: Any) -> tuple[float, float]:
@@ -108,8 +108,8 @@ def _ways(seen: Sequence[NodeReport], probes: Mapping[int, Any]) -> list[WayRepo
         measured = [probes[source].measure.remote(endpoints[target]) for source, target in pairs]
         for (source, target), result in zip(pairs, measured, strict=True):
             try:
-                found: Any = ray.get(result, timeout=MEASURE_TIMEOUT_S)
+                measurement: Any = ray.get(result, timeout=MEASURE_TIMEOUT_S)
             except RayError as error:
-                found = {"problem": last_line(error)}
-            ways.append(WayReport(source=source, target=target, **found))
+                measurement = {"problem": last_line(error)}
+            ways.append(WayReport(source=source, target=target, **measurement))
     return sorted(ways, key=lambda way: (way.source, way.target))

@@ -68,8 +68,8 @@ class CnnActorCritic(StatePolicy):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.encoders = nn.ModuleList(_encoder(fields[name].shape[-1]) for name in self._cameras)
-            shown = {name: torch.zeros(1, *fields[name].shape) for name in self._cameras}
-            num_features = self._see(shown).shape[-1] + state_size
+            pictures = {name: torch.zeros(1, *fields[name].shape) for name in self._cameras}
+            num_features = self._see(pictures).shape[-1] + state_size
             self.shared = nn.Sequential(orthogonal(nn.Linear(num_features, chosen.hidden_size)), nn.ReLU())
             self.policy = orthogonal(nn.Linear(chosen.hidden_size, self.head.num_outputs), POLICY_GAIN)
             self.value = orthogonal(nn.Linear(chosen.hidden_size, 1), VALUE_GAIN)

@@ -88,8 +88,8 @@ def checked_spec(fields: Mapping[str, FieldSpec], actions: ActionSpec, options: 
     if options.gripper is not None:
         check_choice("gripper", options.gripper, tuple(GRIPPERS))
     spec = spec_of(actions, options)
-    if (found := len(spec.statistics.low)) != actions.low.numel():
-        raise PolicyError(f"its actions have {found} numbers, and the environment takes {actions.low.numel()}")
+    if (num_dims := len(spec.statistics.low)) != actions.low.numel():
+        raise PolicyError(f"its actions have {num_dims} numbers, and the environment takes {actions.low.numel()}")
     _check_gripper(spec, actions, options)
     if options.folder is not None:
         check_files(spec, options.folder)
@@ -252,8 +252,8 @@ class PrismaticPolicy(Policy):
         return patches.unflatten(0, (-1, len(self._cameras))).flatten(1, 2)
 
     def _shown(self, pictures: Tensor) -> Tensor:
-        shown = resized(pictures, self._spec.image_size)
-        return center_cropped(shown) if self._crops else shown
+        images = resized(pictures, self._spec.image_size)
+        return center_cropped(images) if self._crops else images
 
     def _logits(self, states: Tensor) -> Tensor:
         """[..., H] -> [..., B], float32 at least, over the bins from the lowest, by the temperature."""

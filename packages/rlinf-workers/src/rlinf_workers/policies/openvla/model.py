@@ -67,8 +67,8 @@ def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Those of the model's tensors, by their names."""
     with torch.device("meta"):
         parts = make_parts(spec)
-    found = nn.ModuleDict({name: part for name, part in parts.items() if isinstance(part, nn.Module)}).state_dict()
-    return {name: tuple(tensor.shape) for name, tensor in found.items()}
+    state = nn.ModuleDict({name: part for name, part in parts.items() if isinstance(part, nn.Module)}).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def check_files(spec: ModelSpec, folder: str) -> None:
@@ -79,11 +79,11 @@ def check_files(spec: ModelSpec, folder: str) -> None:
         WeightFilesError: tensors are missing or of another shape.
     """
     towers = [replace(tower, language_width=0) for tower in spec.towers]
-    wanted = shapes_of(replace(spec, towers=(towers[0], towers[1])))
+    shapes = shapes_of(replace(spec, towers=(towers[0], towers[1])))
     files = WeightFiles(folder)
-    files.check(wanted)
+    files.check(shapes)
     unused = unused_tensors(spec)
-    if unknown := [name for name in files.specs if name not in wanted and not unused.match(name)]:
+    if unknown := [name for name in files.specs if name not in shapes and not unused.match(name)]:
         more = f" and {len(unknown) - 4} more" if len(unknown) > 4 else ""
         raise PolicyError(f"{folder} has tensors that OpenVLA has not: {', '.join(unknown[:4])}{more}")
 

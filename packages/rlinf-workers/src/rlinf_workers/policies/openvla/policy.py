@@ -69,14 +69,14 @@ class OpenVLA(PrismaticPolicy):
         logits: list[Tensor] = []
         values, cache = torch.zeros(()), None
         for dim in range(self._num_dims):
-            found = self.language_model.model(
+            outputs = self.language_model.model(
                 inputs_embeds=embeddings,
                 attention_mask=mask,
                 position_ids=positions,
                 **as_cache(cache),
                 use_cache=True,
             )
-            cache, state = found.past_key_values, found.last_hidden_state[:, -1]
+            cache, state = outputs.past_key_values, outputs.last_hidden_state[:, -1]
             if dim == 0:
                 values = self._values(state)
             logits.append(self._logits(state))
@@ -118,13 +118,13 @@ class OpenVLA(PrismaticPolicy):
         """[n, A, H]: what predicts each token of the actions [n, A]."""
         context, mask = self._context(fields)
         mask = torch.cat([mask, mask.new_ones(len(bins), self._num_dims - 1)], dim=1)
-        found = self.language_model.model(
+        outputs = self.language_model.model(
             inputs_embeds=torch.cat([context, self._embed_bins(bins[:, :-1])], dim=1),
             attention_mask=mask,
             position_ids=positions_of(mask),
             use_cache=False,
         )
-        return found.last_hidden_state[:, -self._num_dims :]
+        return outputs.last_hidden_state[:, -self._num_dims :]
 
     def _context(self, fields: Fields) -> tuple[Tensor, Tensor]:
         """Embeddings [n, P, H] of what comes before the action, and their mask [n, P]."""

@@ -26,11 +26,11 @@ def part_file(folder: str, part: str) -> Path | None:
 
     Raises: PolicyError for several.
     """
-    found = sorted(Path(folder).glob(f"{part}--*checkpoint.pt"))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
+    paths = sorted(Path(folder).glob(f"{part}--*checkpoint.pt"))
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
         raise PolicyError(f"{folder} has several files of {part}: {names}; leave the one to load there")
-    return found[0] if found else None
+    return paths[0] if paths else None
 
 
 def read_part(path: Path, *, shapes_alone: bool = False) -> dict[str, Tensor]:
@@ -40,36 +40,36 @@ def read_part(path: Path, *, shapes_alone: bool = False) -> dict[str, Tensor]:
     """
     where: Any = "meta" if shapes_alone else "cpu"
     try:
-        found = torch.load(path, map_location=where, weights_only=True, mmap=True)
-        return {name.removeprefix("module."): tensor for name, tensor in found.items()}
+        tensors = torch.load(path, map_location=where, weights_only=True, mmap=True)
+        return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     except Exception as error:
         raise PolicyError(f"{path} is not a state dict that torch.save wrote: {error}") from error
 
 
 def read_vision_backbone(path: Path, spec: ModelSpec, *, shapes_alone: bool = False) -> dict[str, Tensor]:
     """The tensors of both towers with FiLM, by the model's names, with LoRA's added to their weights."""
-    found = read_part(path, shapes_alone=shapes_alone)
+    tensors = read_part(path, shapes_alone=shapes_alone)
     merged: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if ".lora_" in name:
             continue
         if name.endswith(".base_layer.weight"):
             layer = name.removesuffix(".base_layer.weight")
-            down, up = (found[f"{layer}.lora_{half}.default.weight"] for half in "AB")
+            down, up = (tensors[f"{layer}.lora_{half}.default.weight"] for half in "AB")
             tensor = tensor + min(len(down), LARGEST_ALPHA) / len(down) * (up @ down)
         merged[re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", name.replace(".base_layer.", "."))] = tensor
     unused = unused_tensors(spec)
     return {name: tensor for name, tensor in merged.items() if not unused.match(name)}
 
 
-def check_part(path: Path, found: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:
+def check_part(path: Path, tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
     """Raises: PolicyError where names or shapes differ."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    wrong = [f"no {name}" for name in wanted if name not in shapes]
-    wrong += [f"{name}, which there is not" for name in shapes if name not in wanted]
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = [f"no {name}" for name in expected if name not in shapes]
+    wrong += [f"{name}, which there is not" for name in shapes if name not in expected]
     wrong += [
         f"{name} {list(shapes[name])} instead of {list(shape)}"
-        for name, shape in wanted.items()
+        for name, shape in expected.items()
         if shapes.get(name, shape) != shape
     ]
     if wrong:

@@ -42,12 +42,12 @@ class OftOptions(SharedOptions):
     """`l1`: how far actions that are drawn lie from the predicted ones on average, in a range of -1..1."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> OftOptions:
+    def of(cls, raw_options: Mapping[str, Any]) -> OftOptions:
         """Filled in where the folder decides.
 
         Raises: PolicyError for an option that is not there or has no such value.
         """
-        options = options_of(cls, given)
+        options = options_of(cls, raw_options)
         check_choice("head", options.head, HEADS)
         check_choice("values", options.values, ("chunk", "action"))
         if options.chunk_size < 1:
@@ -73,7 +73,7 @@ class OftOptions(SharedOptions):
             "proprio_projector": bool(self.proprio),
             "action_head": self.head == "l1",
         }
-        found: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         for part in (part for part, is_needed in parts.items() if is_needed):
             path = part_file(self.folder, part)
             if path is None:
@@ -82,15 +82,15 @@ class OftOptions(SharedOptions):
                     f"{self.folder} has no file {part}--*_checkpoint.pt, which {NEEDED_FOR[part]} needs; it has "
                     f"{', '.join(there) or 'no such files'}"
                 )
-            found[part] = path
-        return found
+            files[part] = path
+        return files
 
-    def camera_fields(self, shown: Mapping[str, FieldSpec]) -> tuple[str, ...]:
+    def camera_fields(self, fields: Mapping[str, FieldSpec]) -> tuple[str, ...]:
         """Names of the picture fields.
 
         Raises: PolicyError where there are none, too many, or not those that the recipe names.
         """
-        chosen = chosen_cameras(shown, self.cameras)
+        chosen = chosen_cameras(fields, self.cameras)
         if len(chosen) > MAX_CAMERAS:
             names = ", ".join(name.removeprefix(PICTURE) for name in chosen)
             raise PolicyError(
@@ -98,17 +98,17 @@ class OftOptions(SharedOptions):
             )
         return chosen
 
-    def state_size(self, shown: Mapping[str, FieldSpec]) -> int:
+    def state_size(self, fields: Mapping[str, FieldSpec]) -> int:
         """Numbers of the state that is read; 0: none is.
 
         Raises: PolicyError where the environment shows none.
         """
         if not self.proprio:
             return 0
-        if "state" not in shown:
-            raise PolicyError(f"options.proprio reads a 'state', and the environment shows {', '.join(sorted(shown))}")
-        check_state(shown)
-        return shown["state"].shape[0]
+        if "state" not in fields:
+            raise PolicyError(f"options.proprio reads a 'state', and the environment shows {', '.join(sorted(fields))}")
+        check_state(fields)
+        return fields["state"].shape[0]
 
 
 NEEDED_FOR = {"vision_backbone": "options.film", "proprio_projector": "options.proprio", "action_head": "head: l1"}

@@ -158,8 +158,8 @@ class OpenVLAOFT(PrismaticPolicy):
         to -1..1."""
         if self.action_head is None:
             return super().imitate(fields, actions, noise)
-        wanted = self.scale_actions(learn_with_gripper(actions, self._opens))
-        return (self._predicted(self._states(fields)) - wanted).abs().mean((1, 2))
+        targets = self.scale_actions(learn_with_gripper(actions, self._opens))
+        return (self._predicted(self._states(fields)) - targets).abs().mean((1, 2))
 
     # -- the model -------------------------------------------------------------------------------------------------
 
@@ -171,19 +171,19 @@ class OpenVLAOFT(PrismaticPolicy):
         seen = self._see(fields, language)
         if self.proprio_projector is not None:
             state = fields["state"] if self.scale_state is None else self.scale_state(fields["state"])
-            said = in_own_dtype(self.proprio_projector, state).to(seen.dtype)
-            seen = torch.cat([seen, said[:, None]], dim=1)
+            proprio = in_own_dtype(self.proprio_projector, state).to(seen.dtype)
+            seen = torch.cat([seen, proprio[:, None]], dim=1)
         context, mask = with_patches(embedded, mask, seen)
         num_empty = self._options.chunk_size * self._num_dims
         empty = context.new_zeros(len(context), num_empty, self._width)
         mask = torch.cat([mask, mask.new_ones(len(mask), num_empty + 1)], dim=1)
-        found = self.language_model.model(
+        outputs = self.language_model.model(
             inputs_embeds=torch.cat([context, empty, end], dim=1),
             attention_mask=mask.bool()[:, None, None].expand(-1, 1, mask.shape[1], -1),
             position_ids=positions_of(mask),
             use_cache=False,
         )
-        return found.last_hidden_state[:, -num_empty - 2 : -2]
+        return outputs.last_hidden_state[:, -num_empty - 2 : -2]
 
     def _predicted(self, states: Tensor) -> Tensor:
         """[n, K, A] in -1..1, float32 at least."""
@@ -220,23 +220,23 @@ def _check_states(spec: ModelSpec, options: OftOptions, state_size: int) -> None
             f"{options.folder}: the dataset has no statistics of 'proprio', or none for options.normalization="
             f"{options.normalization}, and options.proprio needs them"
         )
-    if (found := len(spec.state_statistics.low)) != state_size:
-        raise PolicyError(f"its states have {found} numbers, and the environment shows {state_size}")
+    if (num_dims := len(spec.state_statistics.low)) != state_size:
+        raise PolicyError(f"its states have {num_dims} numbers, and the environment shows {state_size}")
 
 
 def _check_parts(spec: ModelSpec, options: OftOptions, state_size: int) -> None:
     """Raises: PolicyError for a file of a part that is missing or does not fit."""
     width = spec.text_config["hidden_size"]
     with torch.device("meta"):
-        made = {
+        parts = {
             "proprio_projector": ProprioProjector(max(state_size, 1), width),
             "action_head": ContinuousHead(width, len(spec.statistics.low)),
         }
-    shapes = {part: {name: tuple(t.shape) for name, t in module.state_dict().items()} for part, module in made.items()}
+    shapes = {part: {name: tuple(t.shape) for name, t in module.state_dict().items()} for part, module in parts.items()}
     towers = {name: shape for name, shape in shapes_of(spec).items() if name.startswith("vision_backbone.")}
     for part, path in options.part_files().items():
-        found = _read(part, path, spec, shapes_alone=True)
-        check_part(path, found, towers if part == "vision_backbone" else shapes[part])
+        tensors = _read(part, path, spec, shapes_alone=True)
+        check_part(path, tensors, towers if part == "vision_backbone" else shapes[part])
 
 
 def _read(part: str, path: Path, spec: ModelSpec, *, shapes_alone: bool = False) -> dict[str, Tensor]:

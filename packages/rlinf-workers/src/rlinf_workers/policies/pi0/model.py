@@ -117,9 +117,9 @@ def read_prefix(model: Any, pictures: Tensor, prompt_ids: Tensor, prompt_mask: T
     """
     vlm = model.model.vlm
     features = vlm.get_image_features(pictures.flatten(0, 1)).pooler_output
-    shown = features.reshape(len(pictures), -1, features.shape[-1])
-    embeddings = torch.cat([shown, vlm.get_input_embeddings()(prompt_ids)], dim=1)
-    mask = torch.cat([prompt_mask.new_ones(shown.shape[:2]), prompt_mask], dim=1)
+    patches = features.reshape(len(pictures), -1, features.shape[-1])
+    embeddings = torch.cat([patches, vlm.get_input_embeddings()(prompt_ids)], dim=1)
+    mask = torch.cat([prompt_mask.new_ones(patches.shape[:2]), prompt_mask], dim=1)
     read = vlm(
         inputs_embeds=embeddings,
         attention_mask=mask,
@@ -141,6 +141,6 @@ def expert_features(model: Any, prefix: Prefix, robot_state: Tensor, chunk: Tens
     """
     dtype = model.action_out_proj.weight.dtype
     embeddings = model.embed_action_time(robot_state.to(dtype), chunk.to(dtype), times).to(prefix.dtype)
-    found = model.model(action_embeds=embeddings, attention_mask=prefix.mask, **as_cache(prefix.cache))
+    outputs = model.model(action_embeds=embeddings, attention_mask=prefix.mask, **as_cache(prefix.cache))
     prefix.cache.crop(prefix.mask.shape[1] - prefix.cache.get_seq_length())
-    return found.last_hidden_state[:, -chunk.shape[1] :]
+    return outputs.last_hidden_state[:, -chunk.shape[1] :]

@@ -102,12 +102,12 @@ def loaded(folder: str, policy: Pi0Spec, make: Make) -> nn.Module:
     return model
 
 
-def _check_files(folder: str, policy: Pi0Spec, wanted: Mapping[str, torch.Tensor]) -> None:
+def _check_files(folder: str, policy: Pi0Spec, expected: Mapping[str, torch.Tensor]) -> None:
     shapes = {name: spec.shape for name, spec in _named(WeightFiles(folder), policy).items()}
     for what, names in {
-        "lacks": [name for name in wanted if name not in shapes],
-        f"has other tensors than {policy.published_model}:": [name for name in shapes if name not in wanted],
-        "has in another shape": [n for n in wanted if n in shapes and shapes[n] != tuple(wanted[n].shape)],
+        "lacks": [name for name in expected if name not in shapes],
+        f"has other tensors than {policy.published_model}:": [name for name in shapes if name not in expected],
+        "has in another shape": [n for n in expected if n in shapes and shapes[n] != tuple(expected[n].shape)],
     }.items():
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""

@@ -79,9 +79,9 @@ class Pi0Options:
         filled: dict[str, Any] = {"normalization": "bounds", "trains": "all"}
         if options.get("folder") is not None:
             filled = {"normalization": cls.statistics_of_checkpoint, "trains": "expert"}
-        made = options_of(cls, filled | {name: value for name, value in options.items() if value is not None})
-        made._check()
-        return made
+        chosen = options_of(cls, filled | {name: value for name, value in options.items() if value is not None})
+        chosen._check()
+        return chosen
 
     def _check(self) -> None:
         values = asdict(self)
@@ -106,18 +106,18 @@ class Pi0Options:
         if self.folder is None and (self.dataset is not None or self.normalization != "bounds"):
             raise PolicyError("dataset and normalization need a checkpoint, whose statistics they name")
 
-    def camera_fields(self, shown: Mapping[str, FieldSpec]) -> tuple[str, ...]:
+    def camera_fields(self, fields: Mapping[str, FieldSpec]) -> tuple[str, ...]:
         """Names of the picture fields.
 
         Raises: PolicyError where there are none, too many, or not those that the recipe names.
         """
-        chosen = chosen_cameras(shown, self.cameras)
+        chosen = chosen_cameras(fields, self.cameras)
         if len(chosen) > MAX_CAMERAS:
             keys = ", ".join(name.removeprefix(PICTURE) for name in chosen)
             raise PolicyError(f"it takes 1 to {MAX_CAMERAS} pictures, and here are {len(chosen)} ({keys}); set cameras")
         for name in chosen:
-            if shown[name].shape[-1] != 3:
-                raise PolicyError(f"pictures have red, green and blue, and {name!r} is {list(shown[name].shape)}")
+            if fields[name].shape[-1] != 3:
+                raise PolicyError(f"pictures have red, green and blue, and {name!r} is {list(fields[name].shape)}")
         return chosen
 
 
@@ -125,7 +125,7 @@ PATCH_SIZE = 14
 """Of SigLIP So400m/14, pi0's picture encoder; the small model keeps it."""
 
 
-def check_spaces(options: Pi0Options, shown: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
+def check_spaces(options: Pi0Options, fields: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
     """What can be said without reading weights.
 
     Raises: PolicyError.
@@ -137,23 +137,23 @@ def check_spaces(options: Pi0Options, shown: Mapping[str, FieldSpec], actions: A
         )
     if actions.kind != "continuous":
         raise PolicyError("it denoises continuous actions, and these are discrete")
-    if "state" not in shown or len(shown["state"].shape) != 1:
+    if "state" not in fields or len(fields["state"].shape) != 1:
         raise PolicyError("it reads 'state', a row of numbers, and the environment shows none")
-    size, wanted = shown["state"].shape[0], actions.low.numel() - 1
-    if options.relative_to_state and size < wanted:
+    size, num_added = fields["state"].shape[0], actions.low.numel() - 1
+    if options.relative_to_state and size < num_added:
         raise PolicyError(
-            f"options.relative_to_state adds the state to all numbers of an action but the last, {wanted}, and the "
+            f"options.relative_to_state adds the state to all numbers of an action but the last, {num_added}, and the "
             f"environment's state has {size}"
         )
 
 
-def check_checkpoint(options: Pi0Options, shown: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
+def check_checkpoint(options: Pi0Options, fields: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
     """Whether the folder holds pi0, of the sizes that are needed. Raises: PolicyError."""
-    check_sizes(options, DEFAULT_SIZES | checkpoint_config(Path(str(options.folder))), shown, actions)
+    check_sizes(options, DEFAULT_SIZES | checkpoint_config(Path(str(options.folder))), fields, actions)
 
 
 def check_sizes(
-    options: Pi0Options, there: Mapping[str, Any], shown: Mapping[str, FieldSpec], actions: ActionSpec
+    options: Pi0Options, there: Mapping[str, Any], fields: Mapping[str, FieldSpec], actions: ActionSpec
 ) -> None:
     """Whether a checkpoint has as much of everything as is needed.
 
@@ -163,13 +163,13 @@ def check_sizes(
     Raises: PolicyError.
     """
     sizes = {
-        "max_state_dim": (shown["state"].shape[0], "numbers in 'state'"),
+        "max_state_dim": (fields["state"].shape[0], "numbers in 'state'"),
         "max_action_dim": (actions.low.numel(), "dimensions of an action"),
         "chunk_size": (options.chunk_size, "actions of policy.options.chunk_size"),
     }
-    for key, (wanted, what) in sizes.items():
-        if wanted > there.get(key, wanted):
-            raise PolicyError(f"{options.folder} has {key}={there[key]}; here are {wanted} {what}")
+    for key, (size, what) in sizes.items():
+        if size > there.get(key, size):
+            raise PolicyError(f"{options.folder} has {key}={there[key]}; here are {size} {what}")
 
 
 FIRST_TRANSFORMERS = (5, 17)
@@ -185,8 +185,8 @@ def checkpoint_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     if not path.is_file():
-        wanted = "a folder that save_pretrained wrote, or a checkpoint of openpi's or LeRobot's pi0"
-        raise PolicyError(f"folder={str(folder)!r} has no config.json; give {wanted}")
+        hint = "a folder that save_pretrained wrote, or a checkpoint of openpi's or LeRobot's pi0"
+        raise PolicyError(f"folder={str(folder)!r} has no config.json; give {hint}")
     config = json.loads(path.read_text())
     if config.get("model_type") != "pi0":
         raise PolicyError(f"{path} is of model_type {config.get('model_type')!r}; this policy loads 'pi0'")

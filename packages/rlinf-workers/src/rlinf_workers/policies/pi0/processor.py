@@ -93,9 +93,9 @@ class TokenizerPrompts:
 
     def _tokens(self, text: str) -> list[int]:
         if text not in self._known:
-            found = self._ids_of(cleaned(text) + "\n")
-            check_length(len(found), self._width, text)
-            self._known[text] = found
+            ids = self._ids_of(cleaned(text) + "\n")
+            check_length(len(ids), self._width, text)
+            self._known[text] = ids
         return self._known[text]
 
 
@@ -128,9 +128,9 @@ def padded(rows: Sequence[list[int]], width: int, device: torch.device) -> tuple
     """Ids and mask, [n, width] int64 each."""
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     mask = torch.zeros_like(ids)
-    for i, found in enumerate(rows):
-        ids[i, : len(found)] = torch.tensor(found)
-        mask[i, : len(found)] = 1
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row)
+        mask[i, : len(row)] = 1
     return ids.to(device), mask.to(device)
 
 

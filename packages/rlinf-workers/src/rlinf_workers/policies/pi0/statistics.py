@@ -75,8 +75,8 @@ def _read(options: Pi0Options) -> dict[str, Any]:
             f"dataset={options.dataset!r}: {assets} has normalisation statistics ({FILE}) of "
             f"{', '.join(there) or 'no dataset'}; name one of them, or use normalization bounds"
         )
-    found = json.loads((assets / options.dataset / FILE).read_text())
-    return found.get("norm_stats", found)
+    statistics = json.loads((assets / options.dataset / FILE).read_text())
+    return statistics.get("norm_stats", statistics)
 
 
 def _of_statistics(options: Pi0Options, statistics: dict[str, Any], name: str, size: int) -> Affine:

@@ -85,10 +85,10 @@ class AdaptiveExpert(GemmaPreTrainedModel):
     def forward(self, embeddings: Tensor, condition: Tensor, prefix: Prefix) -> Tensor:
         """[n, H, E] and [n, E] -> [n, H, E]; keys and values are added to the cache."""
         num_actions = embeddings.shape[1]
-        shown = torch.cat([prefix.mask, prefix.mask.new_ones(len(prefix.mask), num_actions)], dim=1)
-        positions = (shown.cumsum(1) - 1)[:, -num_actions:]
+        visible = torch.cat([prefix.mask, prefix.mask.new_ones(len(prefix.mask), num_actions)], dim=1)
+        positions = (visible.cumsum(1) - 1)[:, -num_actions:]
         hidden = torch.finfo(embeddings.dtype).min
-        mask = torch.zeros_like(shown, dtype=embeddings.dtype).masked_fill(shown == 0, hidden)
+        mask = torch.zeros_like(visible, dtype=embeddings.dtype).masked_fill(visible == 0, hidden)
         turns, x = self.rotary_emb(embeddings, positions), embeddings
         for layer in self.layers:
             x = layer(

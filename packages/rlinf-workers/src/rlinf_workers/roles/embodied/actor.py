@@ -197,9 +197,9 @@ class EmbodiedActor(WarmStartedWorker):
         self._optimize_with(self._settings.warm_start)
         self._backend.begin(2)
         for batch in received:
-            shown = self._shown(batch)
-            for few in torch.arange(len(shown.actions)).split(self._micro_batch_size or len(shown.actions)):
-                self._backend.backward(batch.shard, shown[few], _imitation_loss)
+            examples = self._shown(batch)
+            for few in torch.arange(len(examples.actions)).split(self._micro_batch_size or len(examples.actions)):
+                self._backend.backward(batch.shard, examples[few], _imitation_loss)
             if batch.shard == self._backend.shards[-1]:
                 count, loss = self._backend.reduce()
                 self._step(count)
@@ -314,7 +314,7 @@ class EmbodiedActor(WarmStartedWorker):
         num_actions = t.rewards.shape[-1]
         executed = was_executed(t.num_executed, num_actions)
         advantages, returns, counts = (
-            of_actions(found, num_actions) for found in self._advantages_of_steps(action_steps(t))
+            of_actions(tensor, num_actions) for tensor in self._advantages_of_steps(action_steps(t))
         )
         return advantages.masked_fill(~executed, 0.0), returns.masked_fill(~executed, 0.0), counts & executed
 
@@ -323,14 +323,14 @@ class EmbodiedActor(WarmStartedWorker):
         it."""
         rewards = steps["rewards"]
         if self._advantage.takes.works_on == "steps":
-            given = {name: steps[name] for name in self._advantage.takes.inputs}
-            advantages, returns = self._advantage(given, rewards.shape)
+            inputs = {name: steps[name] for name in self._advantage.takes.inputs}
+            advantages, returns = self._advantage(inputs, rewards.shape)
             counts = torch.ones_like(steps["terminated"])
         else:
             returns, counts = None, first_episode_mask(steps["terminated"], steps["truncated"])
             sums = rewards.masked_fill(~counts, 0.0).double().sum(0).to(rewards.dtype)
-            given = {"rewards": sums[None], "lengths": counts.sum(0)[None]}
-            advantages, _ = self._advantage(given, given["rewards"].shape)
+            inputs = {"rewards": sums[None], "lengths": counts.sum(0)[None]}
+            advantages, _ = self._advantage(inputs, inputs["rewards"].shape)
             advantages = advantages.expand(rewards.shape).masked_fill(~counts, 0.0)
         return advantages, torch.zeros_like(advantages) if returns is None else returns, counts
 
@@ -376,28 +376,28 @@ class EmbodiedActor(WarmStartedWorker):
                 )
                 values[-1].append(TokenValues(tokens=tokens, entropies=ratios.entropies[mask]))
                 masks[-1].append(ratios.mask)
-        found = self._chooser.choose(values, masks, self._backend.sum_over_shards)
-        return dict(zip(pieces, found, strict=True))
+        choices = self._chooser.choose(values, masks, self._backend.sum_over_shards)
+        return dict(zip(pieces, choices, strict=True))
 
     def _loss(self, batch: ShardBatch, choice: TokenChoice | None, answers: ModelOutputs) -> tuple[Tensor, list[float]]:
-        found, entropy_sum, num_ratios = self._policy_terms(batch, choice, answers)
-        policy_sum, value_sum = _sum_of_means(found.terms), torch.zeros(())
+        surrogate, entropy_sum, num_ratios = self._policy_terms(batch, choice, answers)
+        policy_sum, value_sum = _sum_of_means(surrogate.terms), torch.zeros(())
         loss = policy_sum - self._algorithm.entropy_coef * entropy_sum
         if self._algorithm.value_coef:
             counted = torch.ones_like(answers.values) if answers.values.ndim == 1 else batch.executed
             terms = value_loss(self._algorithm, answers.values, batch.values, batch.returns, counted).loss_terms
             value_sum = _sum_of_means(terms)
             loss = loss + self._algorithm.value_coef * value_sum
-        totals = [len(batch), num_ratios, policy_sum.detach(), value_sum.detach(), found.kl, entropy_sum.detach()]
-        return loss, [float(total) for total in (*totals, *found.statistics.values())]
+        totals = [len(batch), num_ratios, policy_sum.detach(), value_sum.detach(), surrogate.kl, entropy_sum.detach()]
+        return loss, [float(total) for total in (*totals, *surrogate.statistics.values())]
 
     def _policy_terms(
         self, batch: ShardBatch, choice: TokenChoice | None, answers: ModelOutputs
     ) -> tuple[PolicyTerms, Tensor, Tensor]:
         """Of the policy loss, with the entropies summed over samples and the number of ratios."""
         of = self._ratios(batch, answers)
-        found = self._policy_loss(of.policy, of.proximal, of.rollout, of.advantages, of.mask, choice)
-        return found, _sum_of_means(of.entropies), of.mask.sum()
+        terms = self._policy_loss(of.policy, of.proximal, of.rollout, of.advantages, of.mask, choice)
+        return terms, _sum_of_means(of.entropies), of.mask.sum()
 
     def _ratios(self, batch: ShardBatch, answers: ModelOutputs) -> _Ratios:
         """The chunk is one action of the policy, executed to its end or not; where its parts have ratios of their own,

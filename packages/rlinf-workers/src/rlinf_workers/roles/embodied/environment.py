@@ -350,9 +350,9 @@ class Environment(Worker):
         """Of one's own: what was sent lies in memory that is used again."""
         return {name: value.clone() for name, value in fields.items()}
 
-    def _read(self, shown: Observation) -> dict[str, Tensor]:
+    def _read(self, observation: Observation) -> dict[str, Tensor]:
         """What the policy reads of an observation."""
-        values = {name: shown[name] for name in self._settings.reads}
+        values = {name: observation[name] for name in self._settings.reads}
         return {name: v if isinstance(v, Tensor) else text_tensor(v) for name, v in values.items()}
 
     def _record_episode(self, episode: EpisodeEnd, *, cut: bool) -> None:

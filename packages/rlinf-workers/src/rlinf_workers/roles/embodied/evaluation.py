@@ -42,8 +42,8 @@ class EvaluationEnvironment(Environment):
 
     def take_episodes(self) -> list[EpisodeEnd]:
         """Those that ended since the last call."""
-        found, self._ends = self._ends, []
-        return found
+        ends, self._ends = self._ends, []
+        return ends
 
     def _record_episode(self, episode: EpisodeEnd, *, cut: bool) -> None:
         super()._record_episode(episode, cut=cut)

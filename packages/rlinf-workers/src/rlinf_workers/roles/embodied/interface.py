@@ -55,12 +55,12 @@ def interface_of(env: BatchedEnv, spec: EnvSpec) -> EnvInterface:
         custom environment raises.
     """
     actions, fields = env.action_spec, dict(env.observation_spec)
-    shown = env.reset([0])
-    if (problem := observation_problem(shown, fields, 1)) is not None:
+    observation = env.reset([0])
+    if (problem := observation_problem(observation, fields, 1)) is not None:
         raise EnvError(f"the observation of reset(){problem}; rlinf_envs.testing.check_env finds all that is wrong")
     for name, field in fields.items():
         if field.dtype == "text" and not field.texts:
-            fields[name] = replace(field, texts=tuple(shown[name]))
+            fields[name] = replace(field, texts=tuple(observation[name]))
     first = actions.low if actions.kind == "discrete" else torch.zeros(actions.shape)
     episodes = env.step(first[None]).episodes
     if len(episodes) != 1:

@@ -71,7 +71,7 @@ class EmbodiedRollout(ServingWorker):
             return self._answer_apart(observation, training)
         num_envs = len(observation.rewards)
         reached = observation.fields if observation.final_fields is None else observation.final_fields
-        fields = {name: torch.cat([shown, reached[name]]).to(self.device) for name, shown in observation.fields.items()}
+        fields = {name: torch.cat([field, reached[name]]).to(self.device) for name, field in observation.fields.items()}
         noise = self._noise(observation, 2 * num_envs) if training else None
         both = self._policy.act(fields, noise)
         return both.rows(slice(num_envs)), _first_values(both.values[num_envs:])
@@ -115,7 +115,7 @@ class EmbodiedRollout(ServingWorker):
     def _trajectory(self, group: int, segment: _Segment) -> Trajectory:
         return Trajectory(
             group=group,
-            fields={name: torch.stack([shown[name] for shown in segment.fields]) for name in segment.fields[0]},
+            fields={name: torch.stack([fields[name] for fields in segment.fields]) for name in segment.fields[0]},
             actions=torch.stack([answer.actions for answer in segment.answers]).cpu(),
             extras={
                 name: torch.stack([answer.extras[name] for answer in segment.answers]).cpu()

@@ -37,7 +37,7 @@ def action_steps(t: Trajectory) -> dict[str, Tensor]:
     the next one of its chunk, and what follows the last one of a chunk, or of an episode, the true successor."""
     executed = was_executed(t.num_executed, t.rewards.shape[-1])
     is_last = executed & (executed.sum(-1, keepdim=True) == executed.cumsum(-1))
-    found = {
+    steps = {
         "rewards": t.rewards,
         "terminated": (is_last & t.terminated[..., None]) | ~executed,
         "truncated": is_last & t.truncated[..., None],
@@ -45,22 +45,22 @@ def action_steps(t: Trajectory) -> dict[str, Tensor]:
     if t.values.ndim == t.rewards.ndim:
         successor = t.next_values[..., None]
         following = torch.cat([t.values[..., 1:], successor], dim=-1)
-        found |= {"values": t.values, "next_values": torch.where(is_last, successor, following)}
-    return {name: tensor.movedim(-1, 1).flatten(0, 1) for name, tensor in found.items()}
+        steps |= {"values": t.values, "next_values": torch.where(is_last, successor, following)}
+    return {name: tensor.movedim(-1, 1).flatten(0, 1) for name, tensor in steps.items()}
 
 
 def state_ids(t: Trajectory) -> Tensor:
     """[T, n] int64: equal where the policy acted on observations that are equal to the bit, all fields together."""
     num_steps, num_envs = t.rewards.shape[:2]
     fields = [t.fields[name].cpu().contiguous().flatten(0, 1) for name in sorted(t.fields)]
-    known: dict[bytes, int] = {}
-    found = []
+    by_digest: dict[bytes, int] = {}
+    ids = []
     for row in range(num_steps * num_envs):
         digest = hashlib.blake2b(digest_size=16)
         for field in fields:
             digest.update(field[row].reshape(-1).view(torch.uint8).numpy().tobytes())
-        found.append(known.setdefault(digest.digest(), len(known)))
-    return torch.tensor(found).view(num_steps, num_envs)
+        ids.append(by_digest.setdefault(digest.digest(), len(by_digest)))
+    return torch.tensor(ids).view(num_steps, num_envs)
 
 
 def of_actions(steps: Tensor, num_actions: int) -> Tensor:

@@ -65,8 +65,8 @@ class ActorLoss:
         if self._anchors_at_rollout:
             anchor = batch.rollout_logprobs
         rollout_logprobs, num_tokens = batch.rollout_logprobs, float(mask.sum())
-        found = self._policy_loss(policy_logprobs, anchor, rollout_logprobs, batch.advantages, mask, batch.choice)
-        terms, sums = found.terms, dict.fromkeys(self.statistics, 0.0) | found.statistics
+        surrogate = self._policy_loss(policy_logprobs, anchor, rollout_logprobs, batch.advantages, mask, batch.choice)
+        terms, sums = surrogate.terms, dict.fromkeys(self.statistics, 0.0) | surrogate.statistics
         if self._kl is not None:
             kl = self._kl(policy_logprobs, batch.ref_logprobs) * mask
             if self._algorithm.kl_bias_correction:
@@ -98,8 +98,8 @@ class ActorLoss:
             for part in by_shard.values()
         ]
         masks = [[tokens.sequences.loss_mask for tokens in part] for part in by_shard.values()]
-        found = self._chooser.choose(values, masks, backend.sum_over_shards)
-        choices = {shard: iter(part) for shard, part in zip(by_shard, found, strict=True)}
+        shard_choices = self._chooser.choose(values, masks, backend.sum_over_shards)
+        choices = {shard: iter(part) for shard, part in zip(by_shard, shard_choices, strict=True)}
         for micro_batch in micro_batches:
             if micro_batch.for_policy is None:
                 yield micro_batch
@@ -127,9 +127,9 @@ class ActorLoss:
         if not self.compares_engine:
             return [0.0] * NUM_SUMS
         mask, token_ids = batch.sequences.loss_mask, batch.sequences.completion_ids
-        found = worst_token(anchor, batch.rollout_logprobs, token_ids, mask, batch.prompts)
-        if found is not None and (self._worst is None or found.order < self._worst.order):
-            self._worst = found
+        worst = worst_token(anchor, batch.rollout_logprobs, token_ids, mask, batch.prompts)
+        if worst is not None and (self._worst is None or worst.order < self._worst.order):
+            self._worst = worst
         return gap_sums((anchor - batch.rollout_logprobs).double(), mask)
 
     def without_gradient(self, micro_batch: MicroBatch) -> list[float]:

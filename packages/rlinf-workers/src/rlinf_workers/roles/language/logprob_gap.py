@@ -66,10 +66,10 @@ class LogprobGap:
 
     def quantile(self, share: float) -> float:
         """Nats: the smallest distance that at least this share of the tokens does not exceed, to 2.2 %."""
-        wanted, seen = math.ceil(share * self.num_tokens), 0.0
+        target, seen = math.ceil(share * self.num_tokens), 0.0
         for number, count in enumerate(self.counts):
             seen += count
-            if seen >= wanted:
+            if seen >= target:
                 return _middle(number)
         return _middle(NUM_BINS - 1)
 

@@ -119,10 +119,10 @@ def _without_warnings() -> Iterator[None]:
 def _refusal_of_probe(config: Any, ways: Sequence[str]) -> str | None:
     try:
         with _without_warnings():
-            found = probe_architecture(config, ways)
+            probes = probe_architecture(config, ways)
     except NoSmallCopy as error:
         return f"it could not be tried: {error}"
-    wrong = next((probe for probe in found.values() if probe.is_offered and not probe.is_right), None)
+    wrong = next((probe for probe in probes.values() if probe.is_offered and not probe.is_right), None)
     if wrong is None:
         return None
     return f"{NAMES[wrong.way]} computes it wrongly: {wrong.reason}{REMEDIES.get(wrong.way, '')}"
@@ -152,10 +152,10 @@ def rope_limit(config: Any) -> int | None:
         if "dynamic" in kind:
             limits.append(text.max_position_embeddings)
         if kind == "longrope":
-            known = one.get("original_max_position_embeddings") or getattr(
+            limit = one.get("original_max_position_embeddings") or getattr(
                 text, "original_max_position_embeddings", None
             )
-            limits.append(known or text.max_position_embeddings)
+            limits.append(limit or text.max_position_embeddings)
     return min(limits, default=None)
 
 
@@ -234,11 +234,11 @@ def _engine(model: Any, **options: Any) -> float:
     while num_done < len(prompts) * GROUP_SIZE:
         while waiting and engine.free_capacity(GROUP_SIZE) > 0:
             engine.submit([waiting.pop(0)], sampling, seed=0, step=0)
-        for found in engine.finished():
-            for token_ids, logprobs in zip(found.token_ids, found.logprobs, strict=True):
-                plain = _plain_logprobs(model, prompts[found.index].token_ids, token_ids)
+        for completions in engine.finished():
+            for token_ids, logprobs in zip(completions.token_ids, completions.logprobs, strict=True):
+                plain = _plain_logprobs(model, prompts[completions.index].token_ids, token_ids)
                 largest = _larger(largest, plain, logprobs)
-            num_done += len(found.token_ids)
+            num_done += len(completions.token_ids)
     return largest
 
 
@@ -256,8 +256,8 @@ def _graphs(model: Any) -> float:
     noise = prompt_noise(0, 0, [prompt.index for prompt in prompts], sampling)
     token_ids, logprobs, _, _ = decoder.generate(*engine._pad(prompts, len(prompts)), noise, sampling)
     largest = 0.0
-    for row, (ids, found) in enumerate(zip(token_ids, logprobs, strict=True)):
-        largest = _larger(largest, _plain_logprobs(model, prompts[row // GROUP_SIZE].token_ids, ids), found)
+    for row, (ids, row_logprobs) in enumerate(zip(token_ids, logprobs, strict=True)):
+        largest = _larger(largest, _plain_logprobs(model, prompts[row // GROUP_SIZE].token_ids, ids), row_logprobs)
     return largest
 
 
@@ -297,10 +297,10 @@ def _packed(model: Any, groups: Sequence[SampleGroup]) -> Sequence[Tensor]:
     return packed_logits(model, pack_without_padding(groups)).split(COMPLETION_LENGTHS * len(groups))
 
 
-def _larger(largest: float, plain: Tensor, found: Tensor) -> float:
-    if plain.shape != found.shape:
-        raise ValueError(f"{tuple(found.shape)} log-probabilities for {tuple(plain.shape)} tokens")
-    distance = (plain - found).abs().max().item()
+def _larger(largest: float, plain: Tensor, logprobs: Tensor) -> float:
+    if plain.shape != logprobs.shape:
+        raise ValueError(f"{tuple(logprobs.shape)} log-probabilities for {tuple(plain.shape)} tokens")
+    distance = (plain - logprobs).abs().max().item()
     return distance if not distance <= largest else largest  # NaN stays
 
 

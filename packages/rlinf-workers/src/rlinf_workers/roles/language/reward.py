@@ -127,13 +127,13 @@ class Reward(Worker):
         return [
             ScoredGroup(
                 samples=group,
-                rewards=self._coins(group, len(own)) if is_control else torch.tensor([float(r.value) for r in found]),
+                rewards=self._coins(group, len(own)) if is_control else torch.tensor([float(r.value) for r in graded]),
                 completions=own,
-                outcomes=tuple(result.outcome for result in found),
-                answers=tuple(result.answer for result in found),
-                **_parts(found),
+                outcomes=tuple(result.outcome for result in graded),
+                answers=tuple(result.answer for result in graded),
+                **_parts(graded),
             )
-            for group, own, found in zip(groups, texts, results, strict=True)
+            for group, own, graded in zip(groups, texts, results, strict=True)
         ]
 
     def _prompt(self, group: SampleGroup) -> str:

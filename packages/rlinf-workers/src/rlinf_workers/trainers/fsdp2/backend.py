@@ -171,9 +171,9 @@ class FSDP2Backend:
                 return self._kind.base_answers(self._model, batch)
             return self._kind.answers(self._model, batch, entropies=entropies)
 
-        found = self._root(answers)
+        outputs = self._root(answers)
         cast(FSDPModule, self._root).reshard()
-        return found
+        return outputs
 
     def begin(self, num_statistics: int) -> None:
         self._rounds.finish()
@@ -190,8 +190,8 @@ class FSDP2Backend:
 
     def reduce(self) -> list[float]:
         # Sorted, passes of one kind meet on all ranks.
-        for wanted, number, batch, loss_of, entropies in sorted(self._waiting, key=itemgetter(0)):
-            self._rounds.take(wanted, batch, partial(self._backward, number, batch, loss_of, entropies))
+        for own_pass, number, batch, loss_of, entropies in sorted(self._waiting, key=itemgetter(0)):
+            self._rounds.take(own_pass, batch, partial(self._backward, number, batch, loss_of, entropies))
         self._rounds.finish()
         self._waiting.clear()
         for parameter in self._parameters.values():
@@ -213,8 +213,8 @@ class FSDP2Backend:
             return
 
         def nothing() -> Tensor:
-            found = self._kind.answers(self._model, batch, entropies=False)
-            return 0.0 * (found.logprobs.sum() + found.values.sum())
+            outputs = self._kind.answers(self._model, batch, entropies=False)
+            return 0.0 * (outputs.logprobs.sum() + outputs.values.sum())
 
         self._root(nothing).backward()
 
@@ -310,8 +310,8 @@ class FSDP2Backend:
     def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those that this rank writes, whole; a state is written by who writes its parameter."""
         self._rounds.finish()
-        found = {name: gathered(tensor, self._writers[name.partition(":")[0]]) for name, tensor in tensors.items()}
-        return {name: whole for name, whole in found.items() if whole is not None}
+        wholes = {name: gathered(tensor, self._writers[name.partition(":")[0]]) for name, tensor in tensors.items()}
+        return {name: whole for name, whole in wholes.items() if whole is not None}
 
     @cached_property
     def _writers(self) -> dict[str, int]:

@@ -51,9 +51,9 @@ class Rounds:
         self._num_models += 1
         return self._num_models - 1
 
-    def take(self, wanted: Pass, batch: Any, do: Callable[[], T]) -> T:
+    def take(self, own_pass: Pass, batch: Any, do: Callable[[], T]) -> T:
         """Does a pass when it is its turn, and idles through those of other ranks that come before."""
-        while (served := self._next(wanted, batch)) != wanted:
+        while (served := self._next(own_pass, batch)) != own_pass:
             assert served is not None, "this rank has a pass in hand"
         return do()
 
@@ -62,19 +62,19 @@ class Rounds:
         while self._next(NOTHING, None) is not None:
             pass
 
-    def _next(self, wanted: Pass, batch: Any) -> Pass | None:
+    def _next(self, own_pass: Pass, batch: Any) -> Pass | None:
         """The pass of this round, None where nobody has any; through another's it has idled."""
         if self._ranks.num_ranks == 1:
-            return None if wanted == NOTHING else wanted
-        said = torch.zeros(self._ranks.num_ranks, len(NOTHING), dtype=torch.int64)
-        said[self._ranks.rank] = torch.tensor(wanted)
-        all_wanted = [tuple(row) for row in self._ranks.sum_(said).tolist()]
+            return None if own_pass == NOTHING else own_pass
+        passes = torch.zeros(self._ranks.num_ranks, len(NOTHING), dtype=torch.int64)
+        passes[self._ranks.rank] = torch.tensor(own_pass)
+        all_wanted = [tuple(row) for row in self._ranks.sum_(passes).tolist()]
         served = min(all_wanted)
         if served == NOTHING:
             return None
         if any(other != served for other in all_wanted):
-            sent = [batch if wanted == served else None]
+            sent = [batch if own_pass == served else None]
             dist.broadcast_object_list(sent, all_wanted.index(served), device=torch.device("cpu"))
-            if wanted != served:
+            if own_pass != served:
                 self._models[served[0]].idle(sent[0], bool(served[1]))
         return served

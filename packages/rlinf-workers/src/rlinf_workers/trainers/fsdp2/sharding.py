@@ -95,20 +95,20 @@ def give_memory(model: nn.Module, parts: dict[str, Tensor | None], device: torch
         parts: name -> this rank's part, which becomes the parameter's own; None: of any content. It is used up.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
-    made: dict[Tensor, nn.Parameter] = {}
+    replacements: dict[Tensor, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.is_meta:
                 continue
-            if parameter not in made:  # tied parameters stay one
+            if parameter not in replacements:  # tied parameters stay one
                 assert isinstance(parameter, DTensor), "fully_shard makes DTensors of all parameters"
                 part = parts.pop(names[parameter])
                 if part is None:
                     whole = torch.empty_like(parameter, device=device)
                 else:
                     whole = on_part(lambda _, part=part: part.to(device), parameter)
-                made[parameter] = nn.Parameter(whole, parameter.requires_grad)
-            setattr(module, name, made[parameter])
+                replacements[parameter] = nn.Parameter(whole, parameter.requires_grad)
+            setattr(module, name, replacements[parameter])
 
 
 def move(root: Root, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
@@ -184,11 +184,11 @@ def local(tensor: Tensor) -> Tensor:
 
 def on_part(do: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     """What `do` makes of this rank's part, as a part of the same whole."""
-    made = do(local(tensor))
+    part = do(local(tensor))
     if not isinstance(tensor, DTensor):
-        return made
+        return part
     shape = {"shape": tensor.shape, "stride": tensor.stride()}
-    return DTensor.from_local(made, tensor.device_mesh, tensor.placements, run_check=False, **shape)
+    return DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False, **shape)
 
 
 def part_of(name: str, tensor: Tensor, rank: int, num_ranks: int) -> tuple[slice, ...]:

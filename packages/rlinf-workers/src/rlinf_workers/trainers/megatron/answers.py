@@ -94,7 +94,7 @@ def rows_of(number: int, num_parts: int, num_rows: int) -> Tensor:
     return torch.arange(number, -(-num_rows // num_parts) * num_parts, num_parts)
 
 
-def answers_of_states(states: Tensor, weight: Tensor, asked: Asked, first: int, num_words: int, group: Any) -> Tensor:
+def answers_of_states(states: Tensor, weight: Tensor, request: Asked, first: int, num_words: int, group: Any) -> Tensor:
     """Log-probabilities and entropies, [2, R, T] float32, the same on all ranks of the group.
 
     Args:
@@ -104,34 +104,34 @@ def answers_of_states(states: Tensor, weight: Tensor, asked: Asked, first: int, 
         num_words: V
         group: ranks that share the vocabulary out.
     """
-    found, targets = _before(states, asked).flatten(0, 1), asked.targets.flatten()
+    flat_states, targets = _before(states, request).flatten(0, 1), request.targets.flatten()
 
     def answer(states: Tensor, targets: Tensor) -> Tensor:
         logits = linear(states, weight)
-        return _Answers.apply(logits, targets, asked.temperature, first, num_words, group)  # pyright: ignore[reportReturnType]
+        return _Answers.apply(logits, targets, request.temperature, first, num_words, group)  # pyright: ignore[reportReturnType]
 
     at_once = max(1, MAX_LOGITS_BYTES // (4 * len(weight)))
     if len(targets) <= at_once:
-        answers = answer(found, targets)
+        answers = answer(flat_states, targets)
     else:  # logits of so many tokens at a time, computed again in the backward pass
-        parts = zip(found.split(at_once), targets.split(at_once), strict=True)
+        parts = zip(flat_states.split(at_once), targets.split(at_once), strict=True)
         answers = torch.cat([checkpoint(answer, *part, use_reentrant=False) for part in parts], 1)  # pyright: ignore
-    return answers.view(2, *asked.targets.shape)
+    return answers.view(2, *request.targets.shape)
 
 
-def values_of_states(states: Tensor, head: nn.Linear, asked: Asked) -> Tensor:
+def values_of_states(states: Tensor, head: nn.Linear, request: Asked) -> Tensor:
     """What is still to come before each token, [1, R, T] float32.
 
     Args:
         states: [R, S, H], whole on each rank of the group.
         head: one row, whole.
     """
-    return linear(_before(states, asked).float(), head.weight.float(), head.bias.float()).permute(2, 0, 1)
+    return linear(_before(states, request).float(), head.weight.float(), head.bias.float()).permute(2, 0, 1)
 
 
-def _before(states: Tensor, asked: Asked) -> Tensor:
+def _before(states: Tensor, request: Asked) -> Tensor:
     """The states [R, T, H] from which the tokens follow that are asked for."""
-    return states.gather(1, asked.before[..., None].expand(-1, -1, states.shape[-1]))
+    return states.gather(1, request.before[..., None].expand(-1, -1, states.shape[-1]))
 
 
 class _Answers(torch.autograd.Function):
@@ -176,14 +176,14 @@ class _Answers(torch.autograd.Function):
         has_entropies = bool((of_entropies != 0).any())
         for rows in _chunks(logits):
             logprobs = ctx.scaled(logits[rows]) - normaliser[rows, None]
-            found = logprobs.exp()
+            of_rows = logprobs.exp()
             if has_entropies:
                 weights = logprobs.clamp_(min=LEAST_LOGPROB).add_(entropy[rows, None]).mul_(of_entropies[rows, None])
-                found *= weights.add_(of_logprobs[rows, None])
+                of_rows *= weights.add_(of_logprobs[rows, None])
             else:
-                found *= of_logprobs[rows, None]
-            found.neg_().scatter_add_(1, places[rows, None], (of_logprobs * is_mine)[rows, None])
-            of_logits[rows] = found
+                of_rows *= of_logprobs[rows, None]
+            of_rows.neg_().scatter_add_(1, places[rows, None], (of_logprobs * is_mine)[rows, None])
+            of_logits[rows] = of_rows
         return of_logits, None, None, None, None, None
 
 

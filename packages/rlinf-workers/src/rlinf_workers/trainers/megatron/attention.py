@@ -22,5 +22,5 @@ class CausalAttention(MegatronModule):
         q, k, v = (part.permute(1, 2, 0, 3) for part in (query, key, value))
         if q.is_cuda and q.dtype == torch.float32:  # there the kernels that take shared keys keep all scores
             k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
-        found = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        return found.permute(2, 0, 1, 3).flatten(2)
+        output = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return output.permute(2, 0, 1, 3).flatten(2)

@@ -118,14 +118,14 @@ class MegatronBackend:
     def forward(
         self, batch: SequenceBatch | ExampleBatch, *, entropies: bool = False, adapter: bool = True
     ) -> ModelOutputs:
-        asked = Asked.of(batch, self._head.temperature)
-        whole = torch.zeros(self._head.num_answers, *asked.targets.shape, device=self._worker.device)
+        request = Asked.of(batch, self._head.temperature)
+        whole = torch.zeros(self._head.num_answers, *request.targets.shape, device=self._worker.device)
 
         def keep(answers: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
             self._insert(whole, answers)
             return answers.sum(), torch.tensor(0), {}
 
-        self._run([(asked, keep)], forward_only=True)
+        self._run([(request, keep)], forward_only=True)
         self._worker.replica_ranks.sum_(whole)
         return self._head.evaluation(whole, entropies=entropies)
 
@@ -146,7 +146,7 @@ class MegatronBackend:
         self, shard: int, batch: SequenceBatch | ExampleBatch, loss_of: LossOf, *, entropies: bool = False
     ) -> None:
         def finish(answers: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
-            whole = torch.zeros(self._head.num_answers, *asked.targets.shape, device=answers.device)
+            whole = torch.zeros(self._head.num_answers, *request.targets.shape, device=answers.device)
             self._insert(whole, answers.detach())
             self._place.stage.sum_(whole).requires_grad_()
             loss, statistics = loss_of(self._head.evaluation(whole, entropies=entropies))
@@ -154,8 +154,8 @@ class MegatronBackend:
             (gradient,) = torch.autograd.grad(loss, whole)
             return (answers * self._own_rows(gradient, answers)).sum(), torch.tensor(0), {}
 
-        asked = Asked.of(batch, self._head.temperature)
-        self._waiting.append((asked, finish))
+        request = Asked.of(batch, self._head.temperature)
+        self._waiting.append((request, finish))
         if self._options.pipeline_parallel == 1:
             self._run_waiting()
 
@@ -206,8 +206,8 @@ class MegatronBackend:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         def forward_step(waiting: Iterator[tuple[Asked, Finish]], model: Any) -> tuple[Tensor, Finish]:
-            asked, finish = next(waiting)
-            self._model.asked = asked.part(self._place.part, self._options.num_parts)
+            request, finish = next(waiting)
+            self._model.asked = request.part(self._place.part, self._options.num_parts)
             multiple = self._options.tensor_parallel if self._options.sequence_parallel else 1
             return model(**self._model.asked.padded(multiple).arguments()), finish
 
@@ -309,28 +309,28 @@ class MegatronBackend:
     def _first_weights(self) -> dict[str, Tensor]:
         if self._settings.has_weights:
             return self._read(self._settings.folder, without=self._head.begins_anew)
-        found = self._unwritten()
+        weights = self._unwritten()
         model = self.kind.build(torch.device("cpu")).float()
         reshard = plan(self._in_memory, self._masters_layout)
-        ReshardExecutor(reshard, self._worker.rank).run([dict(model.named_parameters())], found)
-        return found
+        ReshardExecutor(reshard, self._worker.rank).run([dict(model.named_parameters())], weights)
+        return weights
 
     def _read(self, folder: str, without: Collection[str] = ()) -> dict[str, Tensor]:
         """This rank's part of a Hugging Face folder; 0 for the tensors named."""
-        found = self._unwritten()
-        WeightFiles(folder).fill(leaving_out(self._masters_layout, without), self._worker.rank, found)
-        return found
+        weights = self._unwritten()
+        WeightFiles(folder).fill(leaving_out(self._masters_layout, without), self._worker.rank, weights)
+        return weights
 
     def _read_renamed(self, files: WeightFiles, behind: str = "") -> dict[str, Tensor]:
         """This rank's part of files with the names of transformers' model in memory, and something behind them."""
-        found, (whole,) = self._unwritten(), self._in_memory.ranks
+        tensors, (whole,) = self._unwritten(), self._in_memory.ranks
         files.check({f"{name}{behind}": tuple(buffer.shape) for name, buffer in whole.buffers.items()})
         blocks = {block.name: block for block in whole.blocks}
         for mine in self._layout.ranks[self._worker.rank].blocks:
             block = blocks[mine.name]
             box = box_in(block, mine.box, whole.buffers[block.buffer].shape)
-            region(found[mine.buffer], mine).copy_(files.read(block.buffer + behind, box).view(mine.box.shape))
-        return found
+            region(tensors[mine.buffer], mine).copy_(files.read(block.buffer + behind, box).view(mine.box.shape))
+        return tensors
 
     def _unwritten(self) -> dict[str, Tensor]:
         """0, where the vocabulary is padded too."""
@@ -377,9 +377,9 @@ class MegatronBackend:
         for key in files.specs:
             parameter_of(key, whole.buffers, folder)
         for field in MOMENTS if files.specs else ():
-            found = self._read_renamed(files, f":{field}")
+            moments = self._read_renamed(files, f":{field}")
             for name, parameter in self._parameters.items():
-                self._masters.set_moment(parameter, field, found[name])
+                self._masters.set_moment(parameter, field, moments[name])
             if self._storages.are_away:
                 self._put_aside()
         if files.specs:
@@ -394,8 +394,8 @@ class MegatronBackend:
     def _shared_out(self, sizes: Mapping[str, int], gather: Callable[[str], Tensor]) -> dict[str, Tensor]:
         """What this rank writes of tensors with these sizes; every rank makes each of them."""
         of = shared_out(((size, [name]) for name, size in sizes.items()), self._worker.num_ranks)
-        found = ((name, gather(name)) for name in sizes)
-        return {name: whole for name, whole in found if of[name] == self._worker.rank}
+        tensors = ((name, gather(name)) for name in sizes)
+        return {name: whole for name, whole in tensors if of[name] == self._worker.rank}
 
     def _gathered(self, local: Mapping[str, Tensor], name: str) -> Tensor:
         """A canonical tensor, whole, of which each rank of a replica has parts; every rank calls."""

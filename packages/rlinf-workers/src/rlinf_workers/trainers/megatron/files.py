@@ -22,15 +22,15 @@ def owned(layout: Layout, rank: int, num_ranks: int) -> dict[str, list[Block]]:
     """Canonical name -> the blocks that a rank of the first replica hands out: of a box that several ranks have, the
     first does."""
     seen: set[tuple[str, Box]] = set()
-    found: dict[str, list[Block]] = {}
+    blocks: dict[str, list[Block]] = {}
     for number in range(num_ranks):
         for block in layout.ranks[number].blocks:
             key = block.name, block.box
             if key not in seen:
                 seen.add(key)
                 if number == rank:
-                    found.setdefault(block.name, []).append(block)
-    return found
+                    blocks.setdefault(block.name, []).append(block)
+    return blocks
 
 
 def gathered(shape: tuple[int, ...], mine: list[tuple[Box, Tensor]], ranks: RankGroup, dtype: torch.dtype) -> Tensor:
@@ -51,17 +51,17 @@ def leaving_out(layout: Layout, names: Collection[str]) -> Layout:
     if not names:
         return layout
     specs = {name: spec for name, spec in layout.specs.items() if name not in names}
-    kept = ([block for block in rank.blocks if block.name in specs] for rank in layout.ranks)
+    parts = ([block for block in rank.blocks if block.name in specs] for rank in layout.ranks)
     return Layout(
-        specs, tuple(RankLayout(rank.buffers, tuple(blocks)) for rank, blocks in zip(layout.ranks, kept, strict=True))
+        specs, tuple(RankLayout(rank.buffers, tuple(blocks)) for rank, blocks in zip(layout.ranks, parts, strict=True))
     )
 
 
 def stacked(buffer: str, layout: Layout, gather: Callable[[str], Tensor]) -> Tensor:
     """A buffer of a model that one rank has whole, put together from the canonical tensors in it."""
     (rank,) = layout.ranks
-    found = torch.zeros(rank.buffers[buffer].shape)
+    tensor = torch.zeros(rank.buffers[buffer].shape)
     for block in rank.blocks:
         if block.buffer == buffer:
-            region(found, block).copy_(gather(block.name))
-    return found
+            region(tensor, block).copy_(gather(block.name))
+    return tensor

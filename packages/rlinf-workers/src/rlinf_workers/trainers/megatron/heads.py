@@ -39,7 +39,7 @@ class Head(Protocol):
     def fit(self, model: GPTModel) -> None:
         """Puts it into a model that is on its last stage."""
 
-    def answers(self, model: Any, states: Tensor, asked: Asked) -> Tensor:
+    def answers(self, model: Any, states: Tensor, request: Asked) -> Tensor:
         """The model's last states, as its layers give them -> [num_answers, R, T] float32, the same on all ranks of the
         stage that work on these rows."""
         ...
@@ -64,7 +64,7 @@ class TokenHead:
     def fit(self, model: GPTModel) -> None:
         """It is megatron-core's own."""
 
-    def answers(self, model: Any, states: Tensor, asked: Asked) -> Tensor:
+    def answers(self, model: Any, states: Tensor, request: Asked) -> Tensor:
         if model.config.sequence_parallel:
             states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True).transpose(0, 1)
         else:  # transposed before, because 0.16.1 loses the sum over ranks of a gradient that is not contiguous
@@ -73,7 +73,7 @@ class TokenHead:
         weight = model.shared_embedding_or_output_weight() if shared else model.output_layer.weight
         first = parallel_state.get_tensor_model_parallel_rank() * len(weight)
         group = parallel_state.get_tensor_model_parallel_group()
-        return answers_of_states(states, weight, asked, first, model.num_words, group)
+        return answers_of_states(states, weight, request, first, model.num_words, group)
 
     def evaluation(self, answers: Tensor, *, entropies: bool) -> ModelOutputs:
         return ModelOutputs(logprobs=answers[0], entropies=answers[1] if entropies else NOT_ASKED)
@@ -91,10 +91,10 @@ class ValueHead:
     def fit(self, model: GPTModel) -> None:
         setattr(model, "output_layer", nn.Linear(model.config.hidden_size, 1, dtype=model.config.params_dtype))  # noqa: B010
 
-    def answers(self, model: Any, states: Tensor, asked: Asked) -> Tensor:
+    def answers(self, model: Any, states: Tensor, request: Asked) -> Tensor:
         if model.config.sequence_parallel:
             states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)
-        return values_of_states(states.transpose(0, 1), model.output_layer, asked)
+        return values_of_states(states.transpose(0, 1), model.output_layer, request)
 
     def evaluation(self, answers: Tensor, *, entropies: bool) -> ModelOutputs:
         return ModelOutputs(values=answers[0])

@@ -26,9 +26,9 @@ def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_
     """
     num_replicas = max(1, num_ranks // cut.ranks_per_replica)
     dense, experts = parameters_of_rank(model, cut)
-    kept = dense + experts
+    share = dense + experts
     if cut.distributed_optimizer:
-        kept = -(-dense // (num_replicas * cut.num_parts)) + -(-experts // num_replicas)
+        share = -(-dense // (num_replicas * cut.num_parts)) + -(-experts // num_replicas)
     computed, models = cut.compute_bytes, job.num_models
     is_here = cut.distributed_optimizer is False and computed == FLOAT_BYTES and not job.on_gpu
     copied = 0 if is_here else FLOAT_BYTES * (dense + experts)  # masters or one moment, before they are put together
@@ -37,11 +37,11 @@ def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_
     ]
     return RankMemory(
         weights=models * computed * (dense + experts),
-        masters=0 if computed == FLOAT_BYTES else models * FLOAT_BYTES * kept,
+        masters=0 if computed == FLOAT_BYTES else models * FLOAT_BYTES * share,
         gradients=models * FLOAT_BYTES * (dense + experts),
-        optimizer=models * NUM_MOMENTS * FLOAT_BYTES * kept,
+        optimizer=models * NUM_MOMENTS * FLOAT_BYTES * share,
         activations=max(one.peak_bytes(_num_micro_batches(job, num_replicas)) for one in passes),
-        step=FLOAT_BYTES * kept,
+        step=FLOAT_BYTES * share,
         host_start=models * FLOAT_BYTES * (dense + experts),
         host_copy=(1 + NUM_MOMENTS) * FLOAT_BYTES * models * model.num_parameters // num_ranks + copied,
     )
@@ -83,11 +83,11 @@ class MegatronPass:
         The first stage of a pipeline keeps as many micro-batches as there are stages; the last one keeps one, and has
         the head.
         """
-        stages, kept, inside = self.cut.pipeline_parallel, self.kept_bytes, self._inside_of_layer()
+        stages, kept_bytes, inside = self.cut.pipeline_parallel, self.kept_bytes, self._inside_of_layer()
         if stages == 1:
-            return kept + max(inside, self._head_bytes())
-        first = min(stages, num_micro_batches) * kept + inside
-        return max(first, kept + max(inside, self._head_bytes()))
+            return kept_bytes + max(inside, self._head_bytes())
+        first = min(stages, num_micro_batches) * kept_bytes + inside
+        return max(first, kept_bytes + max(inside, self._head_bytes()))
 
     @property
     def kept_bytes(self) -> int:

@@ -55,11 +55,11 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, h
     """
     if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 forgets the name without Transformer Engine, but asks for it
         setattr(moe_utils, "te_general_gemm", None)  # noqa: B010
-    made = _transformer_config(config, shape, options)
-    spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
+    core_config = _transformer_config(config, shape, options)
+    spec = get_gpt_decoder_block_spec(core_config, use_transformer_engine=False, normalization="RMSNorm")
     _own_parts(spec)
     model = AnsweringModel(
-        config=made,
+        config=core_config,
         transformer_layer_spec=spec,  # pyright: ignore[reportArgumentType], a block's spec is taken as well
         vocab_size=rounded_up(shape.vocab, VOCAB_MULTIPLE * options.tensor_parallel),
         max_sequence_length=config.max_position_embeddings,
@@ -73,7 +73,7 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, h
     if model.post_process:
         head.fit(model)
     if model.pre_process and config.pad_token_id is not None:
-        model.embedding.word_embeddings.register_forward_hook(partial(_keep_padding, made, config.pad_token_id))
+        model.embedding.word_embeddings.register_forward_hook(partial(_keep_padding, core_config, config.pad_token_id))
     return model
 
 
@@ -92,21 +92,21 @@ class AnsweringModel(GPTModel):
 
 
 def _keep_padding(
-    config: TransformerConfig, padding: int, _: nn.Module, arguments: tuple[Tensor], found: Tensor
+    config: TransformerConfig, padding: int, _: nn.Module, arguments: tuple[Tensor], embeddings: Tensor
 ) -> None:
     """Takes no gradient for the embedding of padding, as in transformers; a policy may sample it like any token.
 
     Args:
         arguments: the token ids [R, S].
-        found: [R, S, H], or this rank's positions [S / tp, R, H].
+        embeddings: [R, S, H], or this rank's positions [S / tp, R, H].
     """
-    if not found.requires_grad:
+    if not embeddings.requires_grad:
         return
     is_padding = arguments[0] == padding
     if config.sequence_parallel:
         parts = is_padding.T.chunk(config.tensor_model_parallel_size)
         is_padding = parts[parallel_state.get_tensor_model_parallel_rank()]
-    found.register_hook(lambda gradient: gradient.masked_fill(is_padding[..., None], 0.0))
+    embeddings.register_hook(lambda gradient: gradient.masked_fill(is_padding[..., None], 0.0))
 
 
 class RMSNorm:
@@ -196,21 +196,21 @@ def _left_alone(weight: Tensor) -> None:
 
 def _rope_base(config: Any) -> float:
     """transformers 5 has `rope_parameters`, 4 had `rope_theta` beside `rope_scaling`."""
-    said = getattr(config, "rope_parameters", None) or {}
-    return float(said.get("rope_theta") or config.rope_theta)
+    rope = getattr(config, "rope_parameters", None) or {}
+    return float(rope.get("rope_theta") or config.rope_theta)
 
 
 def _check_variant(config: Any) -> None:
-    said = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kind = said.get("rope_type", said.get("type", "default"))
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
     wrong = {
         f"rope_type={kind!r}": kind != "default",
         "use_sliding_window=true": bool(getattr(config, "use_sliding_window", False)),
         f"hidden_act={config.hidden_act!r}": config.hidden_act != "silu",
         "attention_dropout": bool(getattr(config, "attention_dropout", 0.0)),
     }
-    if found := [name for name, is_wrong in wrong.items() if is_wrong]:
+    if faults := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise ValueError(
-            f"{', '.join(found)} in the model's config.json is not mapped to megatron-core, which no option changes; "
+            f"{', '.join(faults)} in the model's config.json is not mapped to megatron-core, which no option changes; "
             "train under another backend"
         )

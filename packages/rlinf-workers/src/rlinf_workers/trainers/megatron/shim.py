@@ -51,8 +51,8 @@ def _devices() -> None:
 
     def type_name(self: Tensor, dtype: Any = None, *others: Any, **named: Any) -> Any:
         """The optimizer takes tensors of torch.cuda.FloatTensor alone."""
-        found = real_type(self, dtype, *others, **named) if dtype is not None else real_type(self)
-        return found.replace("torch.", "torch.cuda.", 1) if isinstance(found, str) else found
+        output = real_type(self, dtype, *others, **named) if dtype is not None else real_type(self)
+        return output.replace("torch.", "torch.cuda.", 1) if isinstance(output, str) else output
 
     setattr(Tensor, "type", type_name)  # noqa: B010, the class has no such setter for type checkers
 
@@ -71,14 +71,14 @@ class _Stream:
 
 def _on_cpu(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(factory)
-    def made(*arguments: Any, **named: Any) -> Tensor:
+    def wrapper(*arguments: Any, **named: Any) -> Tensor:
         if str(named.get("device", "")).startswith("cuda"):
             named["device"] = "cpu"
         if named.get("pin_memory"):
             named["pin_memory"] = False
         return factory(*arguments, **named)
 
-    return made
+    return wrapper
 
 
 def _generators() -> None:

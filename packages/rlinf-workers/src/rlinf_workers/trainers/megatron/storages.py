@@ -45,8 +45,8 @@ class Storages:
     def onload(self) -> None:
         """The inverse; nothing happens where nothing is put aside. Tensors that are no more do not come back."""
         for _, tensor in self._tensors() if self._aside else ():
-            if (found := self._aside.pop(tensor.untyped_storage()._cdata, None)) is not None:
-                storage, place = found
+            if (entry := self._aside.pop(tensor.untyped_storage()._cdata, None)) is not None:
+                storage, place = entry
                 storage.resize_(place.nbytes)
                 _bytes(storage).copy_(place, non_blocking=True)
         self._aside.clear()
@@ -55,10 +55,10 @@ class Storages:
         """One of the tensors, detached, where its numbers are now: itself, or the same in host memory while it is put
         aside. What is written there comes back with it."""
         tensor = tensor.detach()
-        found = self._aside.get(tensor.untyped_storage()._cdata)
-        if found is None:
+        entry = self._aside.get(tensor.untyped_storage()._cdata)
+        if entry is None:
             return tensor
-        place = found[1].untyped_storage()
+        place = entry[1].untyped_storage()
         return torch.empty(0, dtype=tensor.dtype).set_(place, tensor.storage_offset(), tensor.shape, tensor.stride())  # pyright: ignore[reportCallIssue]
 
 

@@ -199,8 +199,8 @@ class ReplicatedBackend:
         self._kind.load(self._model, folder)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        found = optimizer_tensors(self._optimizer, self._model)
-        return {key: host_copy(value) for key, value in found.items() if self._writes(key.rpartition(":")[0])}
+        tensors = optimizer_tensors(self._optimizer, self._model)
+        return {key: host_copy(value) for key, value in tensors.items() if self._writes(key.rpartition(":")[0])}
 
     def load_optimizer(self, folder: str) -> None:
         self.num_steps = load_optimizer(self._optimizer, self._model, folder)

@@ -110,18 +110,18 @@ class StreamsSender:
     def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> Settle | None:
         for way in self._ways:
             way.wait_for_room(policy_version)
-        kept = LentTensors(self._kept(tensors, policy_version), len(self._ways))
+        lent_tensors = LentTensors(self._kept(tensors, policy_version), len(self._ways))
         for way in self._ways:
-            way.put(kept, policy_version)
+            way.put(lent_tensors, policy_version)
         is_lent = self._ways and any(tensor.is_cpu for tensor in tensors.values())
-        return kept.settle if is_lent else None
+        return lent_tensors.settle if is_lent else None
 
     def _kept(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
         """Those of the host as they are; copies of all others, on the device where they may stay there."""
         if self._device is None or any(tensor.is_cpu for tensor in tensors.values()):
             return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
         try:
-            kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(
                 f"weights {self._edge}, version {policy_version}: no room on the device for the copy that is sent: "
@@ -129,7 +129,7 @@ class StreamsSender:
                 "{device_memory: false}, which keeps versions in host memory"
             ) from error
         torch.cuda.current_stream().synchronize()  # the threads that hand out have streams of their own
-        return kept
+        return copies
 
 
 class _Way:
@@ -236,6 +236,6 @@ def name_of(edge: str, side: str, rank: int) -> str:
 
 def _free_port(host: str) -> int:
     family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as found:
-        found.bind(address)
-        return found.getsockname()[1]
+    with socket.socket(family, kind, protocol) as sock:
+        sock.bind(address)
+        return sock.getsockname()[1]

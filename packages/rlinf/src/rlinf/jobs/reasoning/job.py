@@ -169,15 +169,15 @@ class ReasoningJob(Job):
         """config.json of the model, as far as sizes go."""
         if self.config.model.path is not None:
             return json.loads((self.config.model.path / "config.json").read_text(encoding="utf-8"))
-        made = self.config.model.architecture
-        assert made is not None, "a config has a path or an architecture"
+        architecture = self.config.model.architecture
+        assert architecture is not None, "a config has a path or an architecture"
         return {
-            "model_type": made.family,
-            "hidden_size": made.hidden_size,
-            "intermediate_size": made.intermediate_size,
-            "num_hidden_layers": made.num_layers,
-            "num_attention_heads": made.num_heads,
-            "num_key_value_heads": made.num_kv_heads,
+            "model_type": architecture.family,
+            "hidden_size": architecture.hidden_size,
+            "intermediate_size": architecture.intermediate_size,
+            "num_hidden_layers": architecture.num_layers,
+            "num_attention_heads": architecture.num_heads,
+            "num_key_value_heads": architecture.num_kv_heads,
             "vocab_size": len(self._tokenizer),
         }
 
@@ -464,15 +464,15 @@ class ReasoningJob(Job):
         the same."""
         device = device_kind(self.config.cluster, self.machine)
         num_ranks = session.group("actor").num_ranks
-        kept = WarmStarts(self.config, num_ranks=num_ranks, device=device, environments=self.environments)
-        if (found := kept.find()) is not None:
-            folder, text = found
+        warm_starts = WarmStarts(self.config, num_ranks=num_ranks, device=device, environments=self.environments)
+        if (entry := warm_starts.find()) is not None:
+            folder, text = entry
             session.group("actor").call("load_checkpoint", str(folder))
             session.sync_weights()
             session.note(text)
         else:
             accuracy = self._warm_up(session, settings, flow)
-            self._keep_warm_start(session, kept, accuracy)
+            self._keep_warm_start(session, warm_starts, accuracy)
         if self.config.algorithm.kl_coef and self.config.reference.path is None:
             session.group("actor").call("save_model", str(session.folder / REFERENCE_FOLDER))
             self.restore(session, 0)
@@ -490,15 +490,15 @@ class ReasoningJob(Job):
             session.message(f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, {name} {accuracy:.3f}")
         return accuracy
 
-    def _keep_warm_start(self, session: Session, kept: WarmStarts, accuracy: float) -> None:
-        if kept.why_not is not None:
-            session.note(f"warm start: made anew and not kept: {kept.why_not}")
+    def _keep_warm_start(self, session: Session, warm_starts: WarmStarts, accuracy: float) -> None:
+        if warm_starts.why_not is not None:
+            session.note(f"warm start: made anew and not kept: {warm_starts.why_not}")
             return
         try:
             digests: dict[str, str] = {}
-            with kept.keeping(self.config.name, accuracy, digests) as folder:
-                for found in session.group("actor").call("save_checkpoint", str(folder)):
-                    digests.update(found)
+            with warm_starts.keeping(self.config.name, accuracy, digests) as folder:
+                for of_rank in session.group("actor").call("save_checkpoint", str(folder)):
+                    digests.update(of_rank)
         except (OSError, UserError) as error:
             session.note(f"warm start: not kept for the next run: {error}")
         else:
@@ -551,12 +551,12 @@ class ReasoningJob(Job):
 
 def _scores(config: ReasoningConfig, *, judges: bool) -> tuple[Score, tuple[Score, ...]]:
     """The score, and what is shown beside it: the reward, where it is not the accuracy itself."""
-    asked = config.evaluation
-    how = "of greedy answers to" if asked.temperature == 0 else f"(avg@{asked.num_samples}) on"
+    evaluation = config.evaluation
+    how = "of greedy answers to" if evaluation.temperature == 0 else f"(avg@{evaluation.num_samples}) on"
     reward = Score(name="reward", text=f"mean reward {how} held-out problems", is_share=False)
     if not judges:
         return reward, ()
-    kind = "greedy accuracy" if asked.temperature == 0 else f"accuracy (avg@{asked.num_samples})"
+    kind = "greedy accuracy" if evaluation.temperature == 0 else f"accuracy (avg@{evaluation.num_samples})"
     is_accuracy = config.reward.kind in JUDGES and not getattr(config.reward, "partial", False)
     return Score(name=ACCURACY, text=f"{kind} on held-out problems"), () if is_accuracy else (reward,)
 
