@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.run_folder.manifest import describe_machine, git_state, installed_packages, timestamp
-from rlinf_workers.spans import Span
+from rlinf_workers import Span
 
 RESULTS_FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "numpy", "msgspec", "mani_skill", "ray", "rlinf", "rlinf-workers", "rlinf-comm")

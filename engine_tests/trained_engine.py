@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from rlinf_comm.weights import Layout, plan, specs_of
-from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_comm.weights import Layout, reshard_plan, specs_of
+from rlinf_workers import SamplingSettings
 from rlinf_workers.engines.sglang import engine as engine_module
 from rlinf_workers.models.language_model import build_model
-from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.roles import Prompt
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.weight_sync.base import Check, Settle, WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
@@ -72,7 +72,7 @@ class TrainedEngine:
         )
         specs = specs_of(self.weights)
         self.layout = self.engine.layout().with_dtypes_of(specs)
-        reshard = plan(Layout.replicated(specs, 1), self.layout)
+        reshard = reshard_plan(Layout.replicated(specs, 1), self.layout)
         self.sync = SharedWeightSync(EDGE, reshard)
 
         def port(side: Any, rank: int) -> WeightPort:

@@ -68,7 +68,7 @@ class Run:
 
     process: subprocess.Popen
     output: Path
-    said: Path
+    log: Path
 
     def pid_of(self, name: str) -> int:
         return self.process.pid if name == "driver" else worker_processes(self.output)[name]
@@ -177,7 +177,7 @@ def main(minutes: float, seed: int, overrides: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="chaos-") as scratch:
         peace = Path(scratch) / "peace"
         run = begin(Path(scratch), "peace", overrides)
-        assert run.process.wait() == 0, run.said.read_text()
+        assert run.process.wait() == 0, run.log.read_text()
         expected = numbers(peace / "run")
         left = list(DISTURBANCES)
         for number in itertools.count():
@@ -234,7 +234,7 @@ def tried(
             raise
         code = run.process.poll()
         pids |= set().union(*logged_processes(run.output).values())
-        outcome, is_fine = judged(disturbance, code, run.said.read_text())
+        outcome, is_fine = judged(disturbance, code, run.log.read_text())
         if code is None:
             end(run)
         all_gone(pids)

@@ -13,7 +13,7 @@ from rlinf.planning import auto_mode
 from rlinf.planning.auto_mode import AutoMode
 from rlinf.planning.plans import make_plans
 from rlinf.run_folder import RunFolder
-from rlinf_sched.planner import best_plan as make_plan
+from rlinf_sched import best_plan as make_plan
 
 SETTINGS = SHORT_SORT | {"run.num_steps": 14, "run.evaluate_every": 7, "run.checkpoint_every": 100}
 NUM_PROBES = 1 + 3 * auto_mode.NUM_REPEATS

@@ -89,7 +89,7 @@ def recorded(tmp_path_factory) -> Path:
                         "ee_pos": position,
                         "ee_ori": turn,
                         "gripper_states": fingers,
-                        "joint_states": row.scene._shown.qpos[:7].copy(),
+                        "joint_states": row.scene._drawn.qpos[:7].copy(),
                         "agentview_rgb": tensor_field(observation, "image.agentview")[0].numpy(),
                         "eye_in_hand_rgb": tensor_field(observation, "image.wrist")[0].numpy(),
                     }

@@ -10,8 +10,8 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.acting import env_spec, policy_settings
 from rlinf.jobs.env_interface import probe
 from rlinf.run_folder.checkpoints import writing_sealed
-from rlinf_workers.models.weight_writer import write_tensors
-from rlinf_workers.policies.base import make_policy
+from rlinf_workers.models import write_tensors
+from rlinf_workers.policies import make_policy
 
 SPOTS = """
 extends: pushcube-ppo

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from rlinf.cli.main import entry_point
-from rlinf_sched.cluster import Cluster
+from rlinf_sched import Cluster
 
 _slots_of_one_node = Cluster.cpu_slots
 

@@ -8,7 +8,7 @@ scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 tools/build-wheels.sh "$scratch/wheels"
 .venv/bin/python -m venv "$scratch/venv"
-"$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check install numpy # torch is needed only for tensors
+"$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check install numpy lazy-loader # torch is needed only for tensors
 "$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps "$scratch"/wheels/rlinf_{comm,sched}-*.whl
 cd "$scratch"
 "$scratch/venv/bin/python" -c "

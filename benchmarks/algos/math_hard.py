@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.algos.math_rewards import SIDES, plain_pair
 from benchmarks.harness import report
 
-from rlinf_algos.rewards.mathematics import MathReward
+from rlinf_algos.rewards import MathReward
 
 SET = 252
 PAIRS = Path(__file__).parents[2] / "packages/rlinf-algos/tests/data/hard_pairs.jsonl"

@@ -14,7 +14,7 @@ from collections import Counter
 
 from benchmarks.harness import report
 
-from rlinf_algos.rewards.mathematics import MathReward
+from rlinf_algos.rewards import MathReward
 
 HEAVY = {
     "tower of powers": "9^{9^{9^9}}",

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.algos.math_phrasings import PHRASINGS, Case, draw_cases, hard_cases, mutated_cases
 from benchmarks.harness import compare, report
 
-from rlinf_algos.rewards.mathematics import MathReward
+from rlinf_algos.rewards import MathReward
 
 BATCH = 500
 """About as many completions as one training step hands over at once."""

@@ -22,7 +22,7 @@ from benchmarks.harness import compare, report
 
 from rlinf_comm import WeightMismatchError, pack, unpack
 from rlinf_comm.weights import Layout, WeightStore
-from rlinf_comm.weights import plan as reshard_plan
+from rlinf_comm.weights import reshard_plan as reshard_plan
 from rlinf_comm.weights.device import (
     CudaDevice,
     DeviceWeightReceiver,
@@ -31,12 +31,12 @@ from rlinf_comm.weights.device import (
     mailbox_bytes,
 )
 from rlinf_comm.weights.device.memory import read_handle
-from rlinf_comm.weights.layouts import merged
+from rlinf_comm.weights.layouts import merged_layout
 from rlinf_workers.weight_sync.base import WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 TIMEOUT_S = 60.0
-ENGINE = merged(DENSE, tp=1)
+ENGINE = merged_layout(DENSE, tp=1)
 TRAINERS = {
     "bfloat16": Layout.replicated(DENSE.specs(), 1),
     "float32 masters": Layout.replicated(DENSE.specs(), 1, dtype="float32"),

@@ -26,7 +26,7 @@ from rlinf_comm.weights import (
     WeightStore,
     WeightStreamReceiver,
     WeightStreamSender,
-    plan,
+    reshard_plan,
 )
 from rlinf_comm.weights.stream.choice import DeltaChoice
 from rlinf_comm.weights.stream.wire import Content
@@ -164,7 +164,7 @@ def weights() -> dict[str, torch.Tensor]:
 @contextmanager
 def store(in_use: bool) -> Iterator[Flip]:
     """In the store's memory or, with `in_use`, in the served tensors, which are checked after they were used."""
-    reshard = plan(LAYOUT, LAYOUT)
+    reshard = reshard_plan(LAYOUT, LAYOUT)
     weight_store = WeightStore.create(reshard, name="flipped weights")
     sender, receiver = StoreSender(weight_store, reshard, 0), StoreReceiver(weight_store, reshard, 0)
     memory = _memory_of("flipped weights")
@@ -222,7 +222,7 @@ def _deltas_always() -> DeltaChoice:
 @contextmanager
 def stream(deltas: bool) -> Iterator[Flip]:
     """A stream between peers of one process, so that only the stream's own digests can find the flip."""
-    reshard = plan(LAYOUT, LAYOUT)
+    reshard = reshard_plan(LAYOUT, LAYOUT)
     with Peer.listen("trainer") as trainer, Peer.listen("engine") as engine:
         trainer.connect(engine.address)
         link = _FlippingLink(trainer)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from rlinf_comm.weights import Block, Layout, RankLayout, ReshardPlan, plan
-from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
+from rlinf_comm.weights import Block, Layout, RankLayout, ReshardPlan, reshard_plan
+from rlinf_comm.weights.layouts import TransformerShape, megatron_layout, merged_layout
 
 GIGABYTES = float(os.environ.get("RLINF_BENCHMARK_GB", "0.95"))
 _VOCAB = 4096
@@ -31,22 +31,22 @@ class Case:
     layer_bytes: int
     """Bytes of one layer in bfloat16."""
     trainer_sizes: dict[str, Any]
-    """Keyword arguments of `megatron`."""
+    """Keyword arguments of `megatron_layout`."""
     engine_sizes: dict[str, Any]
     trainer_dtype: str = "bfloat16"
     """Type of what the trainer stores; the engine stores bfloat16."""
 
     @cached_property
     def trainer(self) -> Layout:
-        return megatron(self._scaled, dtype=self.trainer_dtype, **self.trainer_sizes)
+        return megatron_layout(self._scaled, dtype=self.trainer_dtype, **self.trainer_sizes)
 
     @cached_property
     def engine(self) -> Layout:
-        return merged(self._scaled, **self.engine_sizes)
+        return merged_layout(self._scaled, **self.engine_sizes)
 
     @cached_property
     def plan(self) -> ReshardPlan:
-        return plan(self.trainer, self.engine)
+        return reshard_plan(self.trainer, self.engine)
 
     @property
     def _scaled(self) -> TransformerShape:

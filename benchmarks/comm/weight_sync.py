@@ -25,8 +25,8 @@ from benchmarks.harness import compare, report
 
 from rlinf_comm import pack
 from rlinf_comm.weights import Layout, WeightStore
-from rlinf_comm.weights import plan as reshard_plan
-from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
+from rlinf_comm.weights import reshard_plan as reshard_plan
+from rlinf_comm.weights.layouts import TransformerShape, megatron_layout, merged_layout
 
 DENSE = TransformerShape(
     num_layers=24, hidden=896, num_heads=14, num_kv_heads=2, head_dim=64, vocab=151936, intermediate=4864,
@@ -50,12 +50,12 @@ class Case:
 
 
 def cases() -> dict[str, Case]:
-    dense, moe = merged(DENSE, tp=2), merged(MOE, tp=2)
+    dense, moe = merged_layout(DENSE, tp=2), merged_layout(MOE, tp=2)
     return {
         "FSDP2 x 2": Case(Layout.sharded(DENSE.specs(), 2), dense),
         "FSDP2 x 2, float32": Case(Layout.sharded(DENSE.specs(), 2, dtype="float32"), dense),
-        "Megatron TP2 PP2": Case(megatron(DENSE, tp=2, pp=2), dense),
-        "Megatron TP2 EP2, MoE": Case(megatron(MOE, tp=2, ep=2), moe),
+        "Megatron TP2 PP2": Case(megatron_layout(DENSE, tp=2, pp=2), dense),
+        "Megatron TP2 EP2, MoE": Case(megatron_layout(MOE, tp=2, ep=2), moe),
     }
 
 

@@ -30,8 +30,8 @@ from benchmarks.comm.weight_sync import DENSE
 from benchmarks.harness import Step, compare, interleave, report
 
 from rlinf_comm import codec
-from rlinf_comm.weights import BufferSpec, Layout, plan
-from rlinf_comm.weights.layouts import TransformerShape, merged
+from rlinf_comm.weights import BufferSpec, Layout, reshard_plan
+from rlinf_comm.weights.layouts import TransformerShape, merged_layout
 from rlinf_comm.wire import address, this_host
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import Settle, WeightPort
@@ -48,7 +48,7 @@ PIECE_BYTES = 64 << 20
 
 def layouts(shape: TransformerShape) -> tuple[Layout, Layout]:
     specs = shape.specs()
-    return Layout.sharded(specs, NUM_TRAINERS), Layout(specs, merged(shape, tp=2).ranks * (NUM_ENGINES // 2))
+    return Layout.sharded(specs, NUM_TRAINERS), Layout(specs, merged_layout(shape, tp=2).ranks * (NUM_ENGINES // 2))
 
 
 def _tensors(buffers: dict[str, BufferSpec]) -> dict[str, torch.Tensor]:
@@ -110,7 +110,7 @@ class Edge:
     """A weight sync with its ranks."""
 
     def __init__(self, way: str, shape: TransformerShape) -> None:
-        self.reshard = plan(*layouts(shape))
+        self.reshard = reshard_plan(*layouts(shape))
         nodes = {"nodes": [1] * NUM_ENGINES} if way == "per_node" else {}
         self._sync = WEIGHT_SYNCS.get(way)("edge", self.reshard, deltas=False, **nodes)
         self.crossing_bytes: list[int] = []

@@ -21,7 +21,7 @@ from benchmarks.harness import report
 
 sys.path.append(str(Path(__file__).parents[2] / "engine_tests"))
 
-from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.roles import Prompt
 from trained_engine import LOGPROB_BOUND, SIZES, Agreement, TrainedEngine  # pyright: ignore[reportMissingImports]
 
 MODELS = {

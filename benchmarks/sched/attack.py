@@ -26,10 +26,9 @@ from benchmarks.sched.attack_moves import mutated, random_state
 from benchmarks.sched.attack_problems import random_problem
 from benchmarks.sched.attack_space import Space, State
 
-from rlinf_sched import Plan, Problem, simulate
+from rlinf_sched import Plan, Problem, best_plan, simulate
 from rlinf_sched.derive.workloads import WORKLOADS
 from rlinf_sched.errors import InfeasibleError
-from rlinf_sched.planner import best_plan
 
 RESULT = Path(__file__).parents[1] / "results" / "planner-attack.json"
 ROUNDING = 1e-9
@@ -93,7 +92,7 @@ def attack(problem: Problem, seconds: float, *, seed: int | None = None, name: s
         gap=plan_s / best_s - 1,
         found_by="planner" if best is own_plan else found_by,
         planning_s=planning_s,
-        num_tried=len(space.known),
+        num_tried=len(space.simulated_s),
         plan=described(own_plan),
         best=described(best),
     )

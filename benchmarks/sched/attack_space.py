@@ -11,9 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlinf_sched import Plan, Problem, StagePlan, simulate
-from rlinf_sched.errors import SchedError
-from rlinf_sched.profile import InstanceProfile
+from rlinf_sched import InstanceProfile, Plan, Problem, SchedError, StagePlan, simulate
 
 HOPELESS = 1.35
 """A plan is not timed if its busiest device computes for so many times the step to beat, were items alike."""
@@ -84,7 +82,7 @@ class Space:
     """Worker group on devices -> the others in a cycle with it."""
     most_hosts: dict[str, int] = field(default_factory=dict)
     """Worker group on the host -> most processes."""
-    known: dict[tuple[StagePlan, ...], float] = field(default_factory=dict)
+    simulated_s: dict[tuple[StagePlan, ...], float] = field(default_factory=dict)
     """Steps of plans that were looked at, in seconds."""
 
     def __post_init__(self) -> None:
@@ -232,19 +230,19 @@ class Space:
     def step_s(self, state: State, to_beat_s: float = math.inf) -> float:
         """Seconds of a step; infinite where the plan cannot be, or cannot come near `to_beat_s`."""
         plan = self.plan_of(state)
-        if plan.stages in self.known:
-            return self.known[plan.stages]
-        self.known[plan.stages] = math.inf
+        if plan.stages in self.simulated_s:
+            return self.simulated_s[plan.stages]
+        self.simulated_s[plan.stages] = math.inf
         try:
             stages = {stage.stage: (stage, self.problem.instance(stage)) for stage in plan.stages}
             if self._busiest_s(stages) > HOPELESS * to_beat_s:
-                del self.known[plan.stages]  # it may come near another
+                del self.simulated_s[plan.stages]  # it may come near another
                 return math.inf
             if self._has_right_counts(plan) and self.fits(state, stages):
-                self.known[plan.stages] = simulate(self.problem, plan).step_s
+                self.simulated_s[plan.stages] = simulate(self.problem, plan).step_s
         except SchedError:  # nothing was profiled for it, it is no valid plan, or it would stand still
             pass
-        return self.known[plan.stages]
+        return self.simulated_s[plan.stages]
 
     def _busiest_s(self, stages: Mapping[str, tuple[StagePlan, InstanceProfile]]) -> float:
         busy = dict.fromkeys(range(self.problem.cluster.num_devices), 0.0)

@@ -18,11 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlinf_sched import Problem
+from rlinf_sched import Problem, ProfileError, best_plan
 from rlinf_sched.derive import WORKLOADS, embodied, grpo, workload, workloads
 from rlinf_sched.derive.datasheets import GPUS, find_gpu
-from rlinf_sched.errors import ProfileError
-from rlinf_sched.planner import best_plan
 
 RESULT = Path(__file__).parents[1] / "results" / "calibration.json"
 PAPER = {

@@ -46,10 +46,10 @@ from rlinf_sched import (
     StageProfile,
     TimePoint,
     WeightEdge,
+    best_plan,
 )
 from rlinf_sched.errors import InfeasibleError
 from rlinf_sched.plan import ALL_MODES
-from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.plan_timer import PlanTimer
 from rlinf_sched.planner.spots import Spot, Spots, devices_of, shares_of, spots_of
 from rlinf_sched.profile import Batching

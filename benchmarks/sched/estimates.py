@@ -19,16 +19,14 @@ from typing import Any
 
 from benchmarks.sched.random_graphs import random_graph
 
-from rlinf_sched import Problem
+from rlinf_sched import Problem, best_plan, simulate
 from rlinf_sched.plan import ALL_MODES
-from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.local_search import Found, LocalSearch
 from rlinf_sched.planner.polishing import affordable_plans, spots_of_candidate
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 from rlinf_sched.planner.spots import Spot, Spots, bits_of, plan_of
 from rlinf_sched.planner.tree import shape
-from rlinf_sched.simulator import simulate
 
 STAGES = (5, 6, 7)
 NUM_DEVICES = 1024

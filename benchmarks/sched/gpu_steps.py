@@ -35,14 +35,11 @@ from rlinf.planning.memory import job_shape
 from rlinf.planning.plans import make_plans
 from rlinf.planning.problems import problem_of_recipe
 from rlinf.tasks.language import character_tokenizer
+from rlinf_sched import Plan, Problem, plan_for_mode, simulate
+from rlinf_sched.derive import resolve_model
 from rlinf_sched.derive.datasheets import find_gpu
 from rlinf_sched.derive.lengths import Lengths
-from rlinf_sched.derive.shapes import resolve_model
-from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Plan
-from rlinf_sched.problem import Problem
-from rlinf_sched.simulator import simulate
-from rlinf_workers.profiling import Profiler
+from rlinf_workers import Profiler
 
 NUM_PROBES = 4
 MODEL, QUESTIONS, HELD_OUT = "model", "questions.jsonl", "held-out.jsonl"

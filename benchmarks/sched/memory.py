@@ -30,7 +30,7 @@ from rlinf.planning.memory import loads_of, shape_of, stored_bytes
 from rlinf.planning.plans import plans_by_rule
 from rlinf.tasks import make_task
 from rlinf.tasks.language import character_tokenizer
-from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.derive import ModelShape
 
 RESULT = Path(__file__).parents[1] / "results" / "memory.json"
 POLL_S = 0.1

@@ -8,22 +8,17 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlinf_sched.derive import Lengths, ModelShape
-from rlinf_sched.derive.memory import Adapter, JobShape, RankMemory, forward_memory
-from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
+from rlinf_sched.derive import Adapter, JobShape, Lengths, ModelShape, RankMemory, forward_memory
+from rlinf_workers.models import LoraSettings, ModelSettings, find_targets
+from rlinf_workers.models.lora import LoraModel
 from rlinf_workers.models.packed import PackedBatch, pack_without_padding
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.plugins import ENGINES, TRAINERS
-from rlinf_workers.roles.records.language import Prompt, SampleGroup
-from rlinf_workers.trainers.base import (
-    BackendSettings,
-    ModelAdapter,
-    ModelOutputs,
-    OptimizerSettings,
-    TrainingBackend,
-)
+from rlinf_workers.roles import Prompt
+from rlinf_workers.roles.records.language import SampleGroup
+from rlinf_workers.trainers import BackendSettings, OptimizerSettings
+from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs, TrainingBackend
 from rlinf_workers.worker import Worker
 
 DTYPES = {"float32": 4, "bfloat16": 2}

@@ -30,7 +30,7 @@ import torch
 from rank_cases import SIZES, Case, backend_of, batch, cases, count, make_folder, update, warm_up
 
 from rlinf_workers.launchers.local.launcher import LocalLauncher
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models import ModelSettings
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.worker import Worker
@@ -90,9 +90,9 @@ class Measured(Worker):
         return backend, work
 
     def _generate(self, case: Case, model: ModelSettings) -> tuple[object, Callable[[], None]]:
+        from rlinf_workers import SamplingSettings
         from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
-        from rlinf_workers.engines.sampling import SamplingSettings
-        from rlinf_workers.roles.records.language import Prompt
+        from rlinf_workers.roles import Prompt
 
         _, size, prompt_tokens, limit = SIZES[case.size]
         engine = _EngineWithoutTokenizer(model, self.device, max_prompt_tokens=prompt_tokens)

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from rank_cases import Case, backend_of, count, gpu_cases, make_folder, update, warm_up
 
-from rlinf_workers.launchers.base import Identity, WorkerSpec
+from rlinf_workers.launchers import Identity, WorkerSpec
 from rlinf_workers.launchers.local.launcher import LocalLauncher
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models import ModelSettings
 from rlinf_workers.testing.launchers import launched
 from rlinf_workers.worker import Worker
 

@@ -32,11 +32,8 @@ from rlinf.jobs.base import Flows, Job
 from rlinf.loop.plan_times import busy_seconds
 from rlinf.planning.plans import complete_problem, make_plans, plans_of_problem
 from rlinf.processes.environment import worker_environment
-from rlinf_sched.plan import Plan
-from rlinf_sched.problem import Problem
-from rlinf_sched.simulator import simulate
-from rlinf_workers import Executor, LocalLauncher, StepContext
-from rlinf_workers.profiling import Measured, Profiler, probe_plans
+from rlinf_sched import Plan, Problem, simulate
+from rlinf_workers import Executor, LocalLauncher, Measured, Profiler, StepContext, probe_plans
 
 NUM_WARMUP = 3
 MODES = ("collocated", "disaggregated", "hybrid")

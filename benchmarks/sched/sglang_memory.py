@@ -31,14 +31,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from rlinf.planning.memory import Load
 from rlinf.tasks.language import character_tokenizer
-from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.memory import JobShape
-from rlinf_sched.derive.shapes import ModelShape
-from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_sched.derive import JobShape, Lengths, ModelShape
+from rlinf_workers import SamplingSettings
 from rlinf_workers.engines.sglang.memory import kv_tokens
 from rlinf_workers.engines.sglang.spec import SPEC
-from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.models import ModelSettings
+from rlinf_workers.roles import Prompt
 
 RESULT = Path(__file__).parents[1] / "results" / "sglang-memory.json"
 LENGTHS = Lengths(mean_tokens=96, limit_tokens=96, prompt_tokens=32, group_size=8)

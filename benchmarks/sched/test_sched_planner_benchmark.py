@@ -26,10 +26,10 @@ from rlinf_sched import (
     StageProfile,
     TimePoint,
     WeightEdge,
+    best_plan,
+    simulate,
 )
 from rlinf_sched.derive import workload
-from rlinf_sched.planner import best_plan
-from rlinf_sched.simulator import simulate
 
 DEVICES = (8, 64, 512, 1_024, 8_192, 100_000)
 STAGES = (2, 3, 4, 5, 6)

@@ -27,8 +27,8 @@ from rlinf_sched import (
     TimePoint,
     WeightEdge,
     plan_for_mode,
+    simulate,
 )
-from rlinf_sched.simulator import simulate
 
 NUM_EVENTS_PER_S = 1_000_000
 SPREAD = ItemCosts(spread="lognormal", sigma=0.8)

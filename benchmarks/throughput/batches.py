@@ -25,12 +25,13 @@ import torch
 from benchmarks.harness import compare, interleave, report
 
 from rlinf_workers.balance import balanced
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models import ModelSettings
 from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import pack_groups
 from rlinf_workers.models.trainable import CompletionBatch, TokenModel
+from rlinf_workers.roles import Prompt
 from rlinf_workers.roles.language.micro_batches import bins_within, filled_up, num_tokens_of, split
-from rlinf_workers.roles.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.language import SampleGroup
 
 GROUP_SIZE, NUM_PROMPTS, BUDGET, PADDED_GROUPS = 8, 512, 8192, 4
 SHORTEST, LONGEST, MEDIAN, SPREAD = 50, 400, 150, 0.5

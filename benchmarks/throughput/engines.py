@@ -22,16 +22,13 @@ from typing import Any
 import torch
 from benchmarks.harness import compare, interleave, report
 
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
-from rlinf_workers import Executor, Flow, StepContext
-from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_sched import Cluster, plan_for_mode
+from rlinf_workers import Executor, Flow, SamplingSettings, StepContext
 from rlinf_workers.engines.sglang.arguments import server_arguments
 from rlinf_workers.engines.sglang.loader import LOADER
 from rlinf_workers.engines.sglang.requests import request_parameters
-from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
-from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.models import ModelSettings
+from rlinf_workers.roles import Prompt, Rollout, RolloutSettings
 from rlinf_workers.testing.architectures import tiny_architecture
 
 SHAPE: dict[str, Any] = {

@@ -27,14 +27,13 @@ from typing import Any
 import torch
 from benchmarks.harness import compare, interleave, report
 
+from rlinf_sched.derive import JobShape, ModelShape, batch_memory
 from rlinf_sched.derive.lengths import Lengths
-from rlinf_sched.derive.memory import JobShape, batch_memory
-from rlinf_sched.derive.shapes import ModelShape
+from rlinf_workers import SamplingSettings
 from rlinf_workers.engines.base import Completions
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
-from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.models import ModelSettings
+from rlinf_workers.roles import Prompt
 from rlinf_workers.testing.architectures import write_tokenizer
 
 SHAPE: dict[str, Any] = {

@@ -24,11 +24,12 @@ from torch import Tensor
 from rlinf.config.reasoning import ArchitectureConfig
 from rlinf.tasks.language import write_model_folder
 from rlinf_workers.execution.worker_host import WorkerHost
-from rlinf_workers.launchers.base import Identity
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.launchers import Identity
+from rlinf_workers.models import ModelSettings
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.trainers.base import BackendSettings, ModelOutputs, OptimizerSettings
+from rlinf_workers.trainers import BackendSettings, OptimizerSettings
+from rlinf_workers.trainers.base import ModelOutputs
 from rlinf_workers.trainers.worker import TrainingWorker
 
 GPU = torch.device("cuda", 0)

@@ -38,8 +38,7 @@ from rlinf.jobs.base import Flows, Job
 from rlinf.loop.session import Session
 from rlinf.planning.plans import make_plans
 from rlinf.processes.environment import worker_environment
-from rlinf_workers import Executor, Flow, FlowRun, StepContext
-from rlinf_workers.spans import Span
+from rlinf_workers import Executor, Flow, FlowRun, Span, StepContext
 
 RECIPES = {"sort": "sort-grpo", "pushcube": "pushcube-ppo"}
 TARGET = 1.05
@@ -92,7 +91,7 @@ class PlainLoop:
         channels = self.local.run_stages(flow, feeds)
         collected = {channel: channels[channel] for channel in flow.graph().collects}
         metrics = self.local.metrics()
-        return FlowRun(metrics=metrics, collected=collected, shown=[], spans=[], start_s=0.0, duration_s=0.0)
+        return FlowRun(metrics=metrics, collected=collected, shown_rows=[], spans=[], start_s=0.0, duration_s=0.0)
 
     def group(self, name: str) -> PlainGroup:
         return PlainGroup(self.local[name])

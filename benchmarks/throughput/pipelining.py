@@ -27,12 +27,9 @@ from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.machine import this_machine
 from rlinf.processes.environment import worker_environment
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Plan
-from rlinf_workers import Executor, Flow, StepContext
-from rlinf_workers.roles.records.embodied import Trajectory
-from rlinf_workers.spans import Span
+from rlinf_sched import Cluster, Plan, plan_for_mode
+from rlinf_workers import Executor, Flow, Span, StepContext
+from rlinf_workers.roles import Trajectory
 
 NUM_ENV_RANKS = 2
 PIPELINED, IN_TURN = "pipelined", "in turn"

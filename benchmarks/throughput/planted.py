@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_workers import SamplingSettings
 from rlinf_workers.engines import sampling
 from rlinf_workers.engines.huggingface import engine as huggingface
 from rlinf_workers.engines.huggingface import slots
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
-from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models import ModelSettings
 
 SIGMA = 1.0
 """Standard deviation of the logarithm of a length."""

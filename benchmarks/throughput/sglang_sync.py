@@ -28,10 +28,10 @@ import torch
 from safetensors.torch import save_file
 
 from harness import Step, compare, interleave, report
-from rlinf_comm.weights import Layout, plan, specs_of
+from rlinf_comm.weights import Layout, reshard_plan, specs_of
 from rlinf_workers.engines.processes import EngineProcesses
 from rlinf_workers.engines.sglang.loader import LOADER
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models import ModelSettings
 from rlinf_workers.weight_sync.base import WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
@@ -117,7 +117,7 @@ class Sync:
             name: torch.empty(spec.shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
             for name, spec in layout.specs.items()
         }
-        reshard = plan(Layout.replicated(specs_of(self.weights), 1), layout)
+        reshard = reshard_plan(Layout.replicated(specs_of(self.weights), 1), layout)
         self.sync = SharedWeightSync(EDGE, reshard)
 
         def port(side: Any) -> WeightPort:

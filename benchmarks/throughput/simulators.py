@@ -26,7 +26,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.machine import this_machine
 from rlinf.processes.environment import worker_environment
-from rlinf_sched.cluster import Cluster
+from rlinf_sched import Cluster
 from rlinf_workers import Executor
 
 NUM_PROCESSES = 2

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlinf_workers import Flow
-from rlinf_workers.execution.in_process import InProcessWorkers
-from rlinf_workers.roles.embodied.environment import Environment
+from rlinf_workers import Flow, InProcessWorkers
+from rlinf_workers.roles import Environment
 from rlinf_workers.roles.records.embodied import GroupObservation
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf_workers.spans import COMPUTE_SPAN, Span
+from rlinf_workers import COMPUTE_SPAN, Span
 
 WIDTH, LEFT, LANE, TOP, GAP = 960, 90, 26, 34, 40
 """Pixels: of the page, of the lanes' names, of a lane, above a panel's lanes, below them (the scale)."""

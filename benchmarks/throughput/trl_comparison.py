@@ -41,19 +41,13 @@ from rlinf.machine import this_machine
 from rlinf.planning.cluster import make_cluster
 from rlinf.processes.environment import worker_environment
 from rlinf.tasks.language import character_tokenizer
-from rlinf_algos.algorithm import preset
-from rlinf_algos.rewards.base import RewardResult
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
-from rlinf_workers import Executor, Flow, StepContext
-from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.roles.language.actor import Actor, ActorSettings
-from rlinf_workers.roles.language.reward import Reward, RewardSettings
-from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
-from rlinf_workers.roles.records.language import Prompt
-from rlinf_workers.spans import Span
-from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
+from rlinf_algos import preset
+from rlinf_algos.rewards import RewardResult
+from rlinf_sched import Cluster, plan_for_mode
+from rlinf_workers import Executor, Flow, SamplingSettings, Span, StepContext
+from rlinf_workers.models import ModelSettings
+from rlinf_workers.roles import Actor, ActorSettings, Prompt, Reward, RewardSettings, Rollout, RolloutSettings
+from rlinf_workers.trainers import BackendSettings, OptimizerSettings
 
 REPOSITORY = Path(__file__).parents[2]
 NUM_SAMPLES = trl_task.NUM_PROMPTS * trl_task.GROUP_SIZE

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
+from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, Flow, Reader, StepContext, Worker, Writer, record
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_workers.launchers.cluster_report import ClusterReport, NodeReport
-from rlinf_workers.launchers.spec import LauncherSpec
+from rlinf_workers.launchers import ClusterReport, LauncherSpec, NodeReport
 from rlinf_workers.weight_sync.spec import WeightSyncSpec
 
 

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from rlinf_workers.policies.base import Needs, Policy, PolicyError, PolicyStep
+from rlinf_workers.policies import Needs, Policy, PolicyError
+from rlinf_workers.policies.base import PolicyStep
 from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.trainers.base import ModelOutputs
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_envs import KindSpec, MachineCheck
-from rlinf_sched.derive.shapes import ModelShape
-from rlinf_workers.policies.spec import ActingCost, PolicySpec
+from rlinf_sched.derive import ModelShape
+from rlinf_workers.policies import ActingCost, PolicySpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from rlinf_comm import Channel
-from rlinf_comm.weights import Layout, StoreReceiver, StoreSender, WeightStore, plan
-from rlinf_comm.weights.layouts import fsdp2, local_shards
+from rlinf_comm.weights import Layout, StoreReceiver, StoreSender, WeightStore, reshard_plan
+from rlinf_comm.weights.layouts import fsdp2_layout, local_shards
 
 
 def train(rank, rendezvous, layouts, stores):
@@ -17,7 +17,9 @@ def train(rank, rendezvous, layouts, stores):
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     parameters = dict(model.named_parameters())
-    Channel.open(layouts).put(fsdp2(parameters, canonical_dtype="bfloat16"), key=rank)  # float32 here, served as bf16
+    Channel.open(layouts).put(
+        fsdp2_layout(parameters, canonical_dtype="bfloat16"), key=rank
+    )  # float32 here, served as bf16
     address, reshard = Channel.open(stores).take(keys=[rank])[0].value
     sender, optimizer = (
         StoreSender(WeightStore.open(address), reshard, rank),
@@ -36,7 +38,7 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(train, arguments, nprocs=2, join=False)
     engine = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)).bfloat16()
     layout = layouts.take()[0].value  # the same from either trainer
-    reshard = plan(layout, Layout.replicated(layout.specs, 1))
+    reshard = reshard_plan(layout, Layout.replicated(layout.specs, 1))
     store = WeightStore.create(reshard, name="weights")
     for rank in range(2):
         stores.put((store.address, reshard), key=rank)

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from rlinf_comm import pack
-from rlinf_comm.weights.layouts import TransformerShape, fsdp2, huggingface, local_shards
+from rlinf_comm.weights.layouts import TransformerShape, fsdp2_layout, huggingface_layout, local_shards
 
 HANG_S = 120
 
@@ -69,7 +69,7 @@ def build(case, world):
         shape = TransformerShape.from_config(config.to_dict(), dtype="bfloat16")
         fused = any(name.endswith("gate_up_proj") for name, _ in model.named_parameters())
         parameters = dict(model.named_parameters())
-        return parameters, fsdp2(parameters, whole=huggingface(shape, fused_experts=fused))
+        return parameters, fsdp2_layout(parameters, whole=huggingface_layout(shape, fused_experts=fused))
     model = Net()
     fill(model)
     if case == "columns":
@@ -91,7 +91,7 @@ def build(case, world):
         fully_shard(model.inner, mesh=mesh)
         fully_shard(model, mesh=mesh)
     parameters = dict(model.named_parameters())
-    return parameters, fsdp2(parameters, canonical_dtype="bfloat16" if case == "cast" else None)
+    return parameters, fsdp2_layout(parameters, canonical_dtype="bfloat16" if case == "cast" else None)
 
 
 def run_rank(case, rank, world, store, port):

@@ -3,15 +3,24 @@
 import pytest
 import torch
 
-from rlinf_comm.weights import BufferSpec, Layout, RankLayout, TensorSpec, crossing_plan, execute, plan, spread_plan
+from rlinf_comm.weights import (
+    BufferSpec,
+    Layout,
+    RankLayout,
+    TensorSpec,
+    crossing_plan,
+    execute,
+    reshard_plan,
+    spread_plan,
+)
 from rlinf_comm.weights.layout import Block, Box
-from rlinf_comm.weights.layouts import TransformerShape, merged
+from rlinf_comm.weights.layouts import TransformerShape, merged_layout
 
 SHAPE = TransformerShape(
     num_layers=2, hidden=16, num_heads=4, num_kv_heads=2, head_dim=4, vocab=24, intermediate=32, tied_embeddings=True
 )  # fmt: skip
 SPECS = SHAPE.specs()
-ENGINES = Layout(SPECS, merged(SHAPE, tp=2).ranks * 2)
+ENGINES = Layout(SPECS, merged_layout(SHAPE, tp=2).ranks * 2)
 """Two replicas of two ranks."""
 SMALL = {"a": TensorSpec((6, 4), "float32"), "b": TensorSpec((5,), "float32")}
 CASES = {
@@ -47,7 +56,7 @@ def moved(reshard, sources):
 @pytest.mark.parametrize("spreads", [False, True])
 def test_over_its_node_each_rank_gets_what_it_gets_directly(case, spreads):
     source, target = CASES[case]
-    reshard = plan(source, target)
+    reshard = reshard_plan(source, target)
     nodes = [7 - 4 * (spreads and rank % 2) for rank in range(target.num_ranks)]
     sources = [tensors(rank.buffers) for rank in source.ranks]
     if source.num_ranks == 3:
@@ -63,7 +72,7 @@ def test_over_its_node_each_rank_gets_what_it_gets_directly(case, spreads):
 
 
 def test_each_byte_crosses_once_for_each_node():
-    reshard = plan(Layout.sharded(SPECS, 2), ENGINES)
+    reshard = reshard_plan(Layout.sharded(SPECS, 2), ENGINES)
     once = sum(spec.num_bytes for spec in SPECS.values())
     norms = reshard.num_bytes // 2 - once
     assert norms > 0, "each rank of a replica has the norms"
@@ -75,11 +84,11 @@ def test_each_byte_crosses_once_for_each_node():
 
 
 def test_plans_differ_with_the_nodes():
-    reshard = plan(*CASES["engines"])
+    reshard = reshard_plan(*CASES["engines"])
     digests = {crossing_plan(reshard, nodes).digest for nodes in ([1, 1, 1, 1], [1, 1, 2, 2], [1, 2, 1, 2])}
     digests |= {spread_plan(reshard, [1, 1, 2, 2], node).digest for node in (1, 2)}
     assert len(digests | {reshard.digest}) == 6
-    assert crossing_plan(reshard, [1, 1, 2, 2]) == crossing_plan(plan(*CASES["engines"]), [1, 1, 2, 2])
+    assert crossing_plan(reshard, [1, 1, 2, 2]) == crossing_plan(reshard_plan(*CASES["engines"]), [1, 1, 2, 2])
 
 
 PAIR = {"a": TensorSpec((4,), "float32"), "b": TensorSpec((4,), "float32")}
@@ -91,7 +100,7 @@ TIED = RankLayout(
 
 
 def test_tied_tensors_cross_once_and_are_compared_on_both_ways():
-    reshard = plan(Layout.replicated(PAIR, 1), Layout(PAIR, (TIED, TIED)))
+    reshard = reshard_plan(Layout.replicated(PAIR, 1), Layout(PAIR, (TIED, TIED)))
     for node_plan in (crossing_plan(reshard, [0, 0]), spread_plan(reshard, [0, 0], 0)):
         assert [list(PAIR)[tensor] for tensor in node_plan.table.tensor[node_plan.table.tied].tolist()] == [
             "b"
@@ -100,6 +109,6 @@ def test_tied_tensors_cross_once_and_are_compared_on_both_ways():
 
 
 def test_a_tensor_that_is_tied_on_one_rank_alone_has_room_of_its_own():
-    reshard = plan(Layout.replicated(PAIR, 1), Layout(PAIR, (TIED, *Layout.replicated(PAIR, 1).ranks)))
+    reshard = reshard_plan(Layout.replicated(PAIR, 1), Layout(PAIR, (TIED, *Layout.replicated(PAIR, 1).ranks)))
     assert crossing_plan(reshard, [0, 0]).num_bytes == 32
     assert crossing_plan(reshard, [0, 1]).num_bytes == 16 + 32

@@ -15,7 +15,7 @@ from rlinf_comm.copies import DigestTable, StridedBox
 from rlinf_comm.cuda import CudaDigestProgram
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.testing.host_device import HostDevice
-from rlinf_comm.weights import Layout, StoreSender, WeightStore, execute, plan, specs_of
+from rlinf_comm.weights import Layout, StoreSender, WeightStore, execute, reshard_plan, specs_of
 from rlinf_comm.weights.device import (
     DeviceWeightReceiver,
     DeviceWeightSender,
@@ -49,7 +49,7 @@ def parts(layout, version=0):
         {name: torch.ones(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in rank.buffers.items()}
         for rank in layout.ranks
     ]
-    execute(plan(WHOLE, layout), [full], buffers)
+    execute(reshard_plan(WHOLE, layout), [full], buffers)
     return buffers
 
 
@@ -58,7 +58,7 @@ def blank(layout):
 
 
 def connect(source, target, device_type="cpu"):
-    reshard = plan(source, target)
+    reshard = reshard_plan(source, target)
     store = create_device_store(reshard, name="weights")
     senders = [DeviceWeightSender(store, reshard, rank, HostDevice(device_type)) for rank in range(source.num_ranks)]
     receivers = [
@@ -97,7 +97,7 @@ def test_weights_arrive_bit_for_bit_and_their_memory_is_given_back(source, targe
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_digests_are_those_of_the_store_on_the_host(source):
-    reshard = plan(SOURCES[source], WHOLE)
+    reshard = reshard_plan(SOURCES[source], WHOLE)
     device_store, senders, _ = connect(SOURCES[source], WHOLE)
     host_store = WeightStore.create(reshard, name="host")
     for rank, (sender, tensors) in enumerate(zip(senders, parts(SOURCES[source]), strict=True)):
@@ -198,7 +198,7 @@ def test_tensors_elsewhere_than_the_others_are_named():
 
 
 def publish(pipe, address):
-    reshard = plan(SOURCES["two shards"], WHOLE)
+    reshard = reshard_plan(SOURCES["two shards"], WHOLE)
     sender = DeviceWeightSender(WeightStore.open(address), reshard, 1, HostDevice())
     sender.publish(parts(SOURCES["two shards"], 3)[1], 3)
     pipe.send("published")
@@ -206,7 +206,7 @@ def publish(pipe, address):
 
 
 def test_another_process_is_read_and_its_death_is_named():
-    reshard = plan(SOURCES["two shards"], WHOLE)
+    reshard = reshard_plan(SOURCES["two shards"], WHOLE)
     store = create_device_store(reshard, name="weights")
     first = DeviceWeightSender(store, reshard, 0, HostDevice())
     context = multiprocessing.get_context("spawn")

@@ -10,7 +10,7 @@ import torch
 from rlinf_comm import _C, PeerLost, WeightMismatchError
 from rlinf_comm.ipc import open_record
 from rlinf_comm.ipc.arena import IpcRecord
-from rlinf_comm.weights import Layout, TensorSpec, WeightStore, plan
+from rlinf_comm.weights import Layout, TensorSpec, WeightStore, reshard_plan
 from rlinf_comm.weights.device import (
     CudaDevice,
     DeviceWeightReceiver,
@@ -57,7 +57,7 @@ def shard(layout, rank, version):
 
 def serve(pipe, source, address):
     """Takes the versions that it is told; answers with what is wrong."""
-    reshard = plan(SOURCES[source], Layout.replicated(SPECS, 1))
+    reshard = reshard_plan(SOURCES[source], Layout.replicated(SPECS, 1))
     receiver = DeviceWeightReceiver(WeightStore.open(address), reshard, 0, CudaDevice())
     own = {
         name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device="cuda") for name, spec in SPECS.items()
@@ -93,7 +93,7 @@ class Server:
 @pytest.mark.parametrize("source", SOURCES)
 def test_versions_arrive_bit_for_bit_and_their_memory_comes_back(source):
     layout = SOURCES[source]
-    reshard = plan(layout, Layout.replicated(SPECS, 1))
+    reshard = reshard_plan(layout, Layout.replicated(SPECS, 1))
     store = create_device_store(reshard, name="weights")
     senders = [DeviceWeightSender(store, reshard, rank, CudaDevice()) for rank in range(2)]
     server = Server(source, store.address)
@@ -110,7 +110,7 @@ def test_versions_arrive_bit_for_bit_and_their_memory_comes_back(source):
 
 def test_a_flipped_byte_in_device_memory_is_named():
     layout = SOURCES["bfloat16"]
-    reshard = plan(layout, Layout.replicated(SPECS, 1))
+    reshard = reshard_plan(layout, Layout.replicated(SPECS, 1))
     store = create_device_store(reshard, name="weights")
     senders = [DeviceWeightSender(store, reshard, rank, CudaDevice()) for rank in range(2)]
     server = Server("bfloat16", store.address)
@@ -126,7 +126,7 @@ def test_a_flipped_byte_in_device_memory_is_named():
 
 
 def publish_and_die(pipe, address):
-    reshard = plan(SOURCES["bfloat16"], Layout.replicated(SPECS, 1))
+    reshard = reshard_plan(SOURCES["bfloat16"], Layout.replicated(SPECS, 1))
     sender = DeviceWeightSender(WeightStore.open(address), reshard, 1, CudaDevice())
     pipe.send("open")
     pipe.recv()
@@ -137,7 +137,7 @@ def publish_and_die(pipe, address):
 
 
 def test_a_trainer_that_died_after_it_published_is_named():
-    reshard = plan(SOURCES["bfloat16"], Layout.replicated(SPECS, 1))
+    reshard = reshard_plan(SOURCES["bfloat16"], Layout.replicated(SPECS, 1))
     store = create_device_store(reshard, name="weights")
     living = DeviceWeightSender(store, reshard, 0, CudaDevice())
     here, there = SPAWN.Pipe()

@@ -9,8 +9,8 @@ from comm_references import megatron_rank, merged_rank
 
 from rlinf_comm import LayoutError
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_comm.weights import Layout, ReshardExecutor, TensorSpec, execute, plan
-from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
+from rlinf_comm.weights import Layout, ReshardExecutor, TensorSpec, execute, reshard_plan
+from rlinf_comm.weights.layouts import TransformerShape, megatron_layout, merged_layout
 
 SHAPE = TransformerShape(
     num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, vocab=13, intermediate=8, num_experts=4,
@@ -45,7 +45,7 @@ def zeros_like(ranks):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_rank_gets_what_the_engine_would_cut_itself(dtype, num_threads):
     full = weights()
-    reshard = plan(megatron(SHAPE, **MEGATRON), merged(SHAPE, tp=2, ep=2, dtype=str(dtype)[6:]))
+    reshard = reshard_plan(megatron_layout(SHAPE, **MEGATRON), merged_layout(SHAPE, tp=2, ep=2, dtype=str(dtype)[6:]))
     expected = engine_tensors(full, dtype)
     served = zeros_like(expected)
     for _ in range(2):  # the second time with what was kept
@@ -57,7 +57,7 @@ def test_every_rank_gets_what_the_engine_would_cut_itself(dtype, num_threads):
 
 def test_tensors_of_any_strides():
     full = weights()
-    reshard = plan(megatron(SHAPE, **MEGATRON), merged(SHAPE, tp=2, ep=2))
+    reshard = reshard_plan(megatron_layout(SHAPE, **MEGATRON), merged_layout(SHAPE, tp=2, ep=2))
     expected = engine_tensors(full)
     executor = ReshardExecutor(reshard, 1)
 
@@ -72,7 +72,7 @@ def test_tensors_of_any_strides():
 
 def test_what_is_not_needed_may_be_missing():
     full = weights()
-    reshard = plan(megatron(SHAPE, **MEGATRON), merged(SHAPE, tp=2, ep=2))
+    reshard = reshard_plan(megatron_layout(SHAPE, **MEGATRON), merged_layout(SHAPE, tp=2, ep=2))
     executor = ReshardExecutor(reshard, 0)
     everything = trainer_tensors(full)
     needed = {rank: everything[rank] for rank in executor.src_ranks}
@@ -84,7 +84,7 @@ def test_what_is_not_needed_may_be_missing():
 
 def test_padding_keeps_its_value():
     full = weights()
-    reshard = plan(megatron(SHAPE, **MEGATRON), merged(SHAPE, tp=1))
+    reshard = reshard_plan(megatron_layout(SHAPE, **MEGATRON), merged_layout(SHAPE, tp=1))
     own = {name: torch.full(spec.shape, 7.0) for name, spec in reshard.dst_buffers[0].items()}
     ReshardExecutor(reshard).run(trainer_tensors(full), own)
     embedding = own["model.embed_tokens.weight"]
@@ -96,7 +96,7 @@ def test_padding_keeps_its_value():
 def test_one_executor_from_several_threads():
     """Two engines' parameters of different strides, at once: the kept program is one or the other's, never mixed."""
     specs = {"w": TensorSpec((64, 64), "float32")}
-    executor = ReshardExecutor(plan(Layout.sharded(specs, 2), Layout.replicated(specs, 1)))
+    executor = ReshardExecutor(reshard_plan(Layout.sharded(specs, 2), Layout.replicated(specs, 1)))
     whole = torch.arange(64 * 64, dtype=torch.float32).view(64, 64)
     sources = [{"w": half.contiguous()} for half in whole.chunk(2)]
     num_right = []
@@ -117,7 +117,7 @@ def test_one_executor_from_several_threads():
 
 def small_case():
     specs = {"w": TensorSpec((4, 2), "float32")}
-    reshard = plan(Layout.sharded(specs, 2), Layout.replicated(specs, 1))
+    reshard = reshard_plan(Layout.sharded(specs, 2), Layout.replicated(specs, 1))
     return reshard, [{"w": torch.ones(2, 2)}, {"w": torch.ones(2, 2)}], [{"w": torch.zeros(4, 2)}]
 
 

@@ -9,8 +9,8 @@ import torch
 
 from rlinf_comm import LayoutError, unpack
 from rlinf_comm.testing import LAYOUT_CHECKS, assert_bitwise_equal, execute_copies
-from rlinf_comm.weights import Layout, plan, specs_of
-from rlinf_comm.weights.layouts import fsdp2, huggingface
+from rlinf_comm.weights import Layout, reshard_plan, specs_of
+from rlinf_comm.weights.layouts import fsdp2_layout, huggingface_layout
 from rlinf_comm.weights.layouts.shape import TransformerShape
 
 SCRIPT = pathlib.Path(__file__).with_name("comm_fsdp_ranks.py")
@@ -60,12 +60,12 @@ def test_shards_of_a_real_model_make_its_full_tensors(case, world, tmp_path, sta
             num_layers=2, hidden=6, num_heads=2, num_kv_heads=1, head_dim=3, vocab=11, intermediate=10, num_experts=3,
             expert_intermediate=4, dense_layers=(1,), qk_norm=True, tied_embeddings=True,
         )  # fmt: skip
-        whole = huggingface(shape, fused_experts=any(name.endswith("gate_up_proj") for name in full))
+        whole = huggingface_layout(shape, fused_experts=any(name.endswith("gate_up_proj") for name in full))
     want = {
         name: tensor.to(torch.bfloat16 if case in ("cast", "moe") else tensor.dtype) for name, tensor in full.items()
     }
     got = {name: torch.full_like(tensor, -1) for name, tensor in want.items()}
-    execute_copies(plan(layout, whole).copies(dst_rank=0), sources, ordered(got))
+    execute_copies(reshard_plan(layout, whole).copies(dst_rank=0), sources, ordered(got))
     assert_bitwise_equal(got, want)
     for check in LAYOUT_CHECKS:
         check(layout)
@@ -73,4 +73,4 @@ def test_shards_of_a_real_model_make_its_full_tensors(case, world, tmp_path, sta
 
 def test_plain_models_are_refused():
     with pytest.raises(LayoutError, match="no parameter is a DTensor; call fully_shard"):
-        fsdp2(dict(torch.nn.Linear(2, 2).named_parameters()))
+        fsdp2_layout(dict(torch.nn.Linear(2, 2).named_parameters()))

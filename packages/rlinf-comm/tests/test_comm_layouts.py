@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from rlinf_comm import LayoutError
 from rlinf_comm.testing import LAYOUT_CHECKS, assert_bitwise_equal, execute_copies
-from rlinf_comm.weights import plan
-from rlinf_comm.weights.layouts import LatentAttention, TransformerShape, huggingface, megatron, merged
+from rlinf_comm.weights import reshard_plan
+from rlinf_comm.weights.layouts import (
+    LatentAttention,
+    TransformerShape,
+    huggingface_layout,
+    megatron_layout,
+    merged_layout,
+)
 
 PAD = -3.0
 """In the padding of the vocabulary; no canonical element has this value."""
@@ -83,7 +89,7 @@ def megatron_cases(draw, shape):
 def make_megatron(shape, case, dtype=None):
     names = {"etp": "expert_tp", "te": "transformer_engine"}
     arguments: dict[str, Any] = {str(names.get(key, key)): value for key, value in case.items()}
-    return megatron(shape, **arguments, dtype=dtype)
+    return megatron_layout(shape, **arguments, dtype=dtype)
 
 
 @st.composite
@@ -95,7 +101,7 @@ def merged_cases(draw, shape):
 
 def make_merged(shape, case, dtype=None):
     arguments: dict[str, Any] = {"expert_tp" if key == "etp" else key: value for key, value in case.items()}
-    return merged(shape, **arguments, dtype=dtype)
+    return merged_layout(shape, **arguments, dtype=dtype)
 
 
 def all_ranks(reference, full, shape, layout, case, pad=PAD, dtype=torch.float32):
@@ -116,7 +122,7 @@ def all_ranks(reference, full, shape, layout, case, pad=PAD, dtype=torch.float32
 
 def check_reshard(src, dst, sources, expected):
     """Runs the copy tables, for all sources at once and pair by pair, into buffers full of PAD."""
-    reshard = plan(src, dst)
+    reshard = reshard_plan(src, dst)
     assert reshard.num_bytes == reshard.min_num_bytes
     flat = [tensor for tensors in sources for tensor in tensors.values()]
     for dst_rank, want in enumerate(expected):
@@ -167,7 +173,7 @@ def test_huggingface_to_merged_and_back(data, fused_experts, back):
     shape = data.draw(shapes())
     case = data.draw(merged_cases(shape))
     full = numbers(shape)
-    whole, parts = huggingface(shape, 2, fused_experts=fused_experts), make_merged(shape, case)
+    whole, parts = huggingface_layout(shape, 2, fused_experts=fused_experts), make_merged(shape, case)
     rank = huggingface_rank(full, shape, fused_experts=fused_experts)
     rank = {name: rank[name].contiguous() for name in sorted(rank)}
     assert {name: tuple(tensor.shape) for name, tensor in rank.items()} == {
@@ -185,11 +191,11 @@ SMALL = TransformerShape(
     expert_intermediate=4, dense_layers=(1,), qk_norm=True, qkv_bias=True,
 )  # fmt: skip
 LAYOUTS = {
-    "huggingface": huggingface(SMALL, 2, fused_experts=True, dtype="float32"),
-    "merged": merged(SMALL, tp=4, ep=2),
-    "megatron": megatron(SMALL, tp=2, pp=2, ep=2, expert_tp=2, vocab_multiple=4),
-    "megatron virtual": megatron(dataclasses.replace(SMALL, num_layers=4), tp=2, pp=2, virtual_stages=2),
-    "megatron grouped": megatron(SMALL, tp=4, ep=4, experts="grouped", dtype="float16"),
+    "huggingface": huggingface_layout(SMALL, 2, fused_experts=True, dtype="float32"),
+    "merged": merged_layout(SMALL, tp=4, ep=2),
+    "megatron": megatron_layout(SMALL, tp=2, pp=2, ep=2, expert_tp=2, vocab_multiple=4),
+    "megatron virtual": megatron_layout(dataclasses.replace(SMALL, num_layers=4), tp=2, pp=2, virtual_stages=2),
+    "megatron grouped": megatron_layout(SMALL, tp=4, ep=4, experts="grouped", dtype="float16"),
 }
 
 
@@ -202,15 +208,24 @@ def test_ready_layouts_conform(name, check):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: merged(SMALL, tp=3), "num_heads=4 is not a multiple of tp=3; use a divisor of 4"),
-        (lambda: merged(SMALL, tp=4, ep=3), "num_experts=4 is not a multiple of ep=3"),
-        (lambda: merged(SMALL, tp=2, num_ranks=3), "num_ranks=3 is not a multiple of tp=2"),
-        (lambda: merged(SMALL, tp=2, vocab_multiple=1, expert_tp=1), "the padded vocabulary=11 is not a multiple"),
-        (lambda: megatron(SMALL, pp=3), "num_layers=2 is not a multiple of pp=3"),
-        (lambda: megatron(SMALL, virtual_stages=2), "virtual_stages=2 with pp=1 .* it needs pp > 1"),
-        (lambda: megatron(SMALL, pp=2, virtual_stages=2), r"num_layers=2 is not a multiple of pp \* virtual_stages=4"),
-        (lambda: megatron(SMALL, pp=2, layers_by_stage=[1, 2]), r"layers_by_stage=\[1, 2\] for pp=2 and num_layers=2"),
-        (lambda: megatron(SMALL, tp=2, dp=1, ep=4), r"tp \* dp=2 is not a multiple of ep \* expert_tp=4"),
+        (lambda: merged_layout(SMALL, tp=3), "num_heads=4 is not a multiple of tp=3; use a divisor of 4"),
+        (lambda: merged_layout(SMALL, tp=4, ep=3), "num_experts=4 is not a multiple of ep=3"),
+        (lambda: merged_layout(SMALL, tp=2, num_ranks=3), "num_ranks=3 is not a multiple of tp=2"),
+        (
+            lambda: merged_layout(SMALL, tp=2, vocab_multiple=1, expert_tp=1),
+            "the padded vocabulary=11 is not a multiple",
+        ),
+        (lambda: megatron_layout(SMALL, pp=3), "num_layers=2 is not a multiple of pp=3"),
+        (lambda: megatron_layout(SMALL, virtual_stages=2), "virtual_stages=2 with pp=1 .* it needs pp > 1"),
+        (
+            lambda: megatron_layout(SMALL, pp=2, virtual_stages=2),
+            r"num_layers=2 is not a multiple of pp \* virtual_stages=4",
+        ),
+        (
+            lambda: megatron_layout(SMALL, pp=2, layers_by_stage=[1, 2]),
+            r"layers_by_stage=\[1, 2\] for pp=2 and num_layers=2",
+        ),
+        (lambda: megatron_layout(SMALL, tp=2, dp=1, ep=4), r"tp \* dp=2 is not a multiple of ep \* expert_tp=4"),
         (lambda: TransformerShape.from_config({"model_type": "bert"}), "model_type='bert' has no ready layouts"),
     ],
 )
@@ -220,7 +235,7 @@ def test_sizes_that_do_not_fit_are_refused(build, message):
 
 
 def test_stages_may_be_uneven():
-    layout = megatron(SMALL, pp=2, layers_by_stage=[2, 0])
+    layout = megatron_layout(SMALL, pp=2, layers_by_stage=[2, 0])
     assert not any(name.startswith("decoder.layers.") for name in layout.ranks[1].buffers)
     assert "decoder.layers.1.mlp.linear_fc1.weight" in layout.ranks[0].buffers
 
@@ -229,8 +244,8 @@ def test_stages_may_be_uneven():
 def test_virtual_stages_are_dealt_out_in_turn(tied):
     """Chunk c of stage s is what stage c * pp + s of a longer pipeline would be."""
     shape = dataclasses.replace(SMALL, num_layers=8, dense_layers=(1,), tied_embeddings=tied)
-    dealt = megatron(shape, tp=2, pp=2, ep=2, virtual_stages=2)
-    long = megatron(shape, tp=2, pp=4, ep=2)
+    dealt = megatron_layout(shape, tp=2, pp=2, ep=2, virtual_stages=2)
+    long = megatron_layout(shape, tp=2, pp=4, ep=2)
     assert dealt.num_ranks == 4
     for rank, stored in enumerate(dealt.ranks):
         chunks = [long.ranks[(2 * chunk + rank // 2) * 2 + rank % 2] for chunk in range(2)]
@@ -272,5 +287,5 @@ def test_shapes_are_those_of_the_real_models(model_type):
     shape = TransformerShape.from_config(config.to_dict(), dtype="float32")
     parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     fused = any(name.endswith("experts.gate_up_proj") for name in parameters)
-    buffers = huggingface(shape, fused_experts=fused).ranks[0].buffers
+    buffers = huggingface_layout(shape, fused_experts=fused).ranks[0].buffers
     assert {name: buffer.shape for name, buffer in buffers.items()} == dict(sorted(parameters.items()))

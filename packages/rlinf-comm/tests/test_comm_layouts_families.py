@@ -9,8 +9,14 @@ from comm_references import huggingface_rank, megatron_rank, merged_rank
 
 from rlinf_comm import LayoutError
 from rlinf_comm.testing import LAYOUT_CHECKS, assert_bitwise_equal
-from rlinf_comm.weights import execute, manifest_of, merge_manifests, plan, verify
-from rlinf_comm.weights.layouts import LatentAttention, TransformerShape, huggingface, megatron, merged
+from rlinf_comm.weights import execute, manifest_of, merge_manifests, reshard_plan, verify
+from rlinf_comm.weights.layouts import (
+    LatentAttention,
+    TransformerShape,
+    huggingface_layout,
+    megatron_layout,
+    merged_layout,
+)
 
 COMMON = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "vocab_size": 30}
 DEEPSEEK = {
@@ -69,18 +75,18 @@ def test_a_real_model_goes_round_bit_for_bit(model_type, te):
     """transformers -> Megatron TP 2 PP 2 EP 2 -> SGLang TP 2 EP 2 -> transformers, attested at every stop."""
     shape, model = real_model(model_type)
     rotary = ["model.rotary_emb.*"]
-    whole = huggingface(shape, fused_experts=True)
-    trainer = megatron(shape, tp=2, pp=2, ep=2, transformer_engine=te, experts="sequential", vocab_multiple=8)
-    engine = merged(shape, tp=2, ep=2)
+    whole = huggingface_layout(shape, fused_experts=True)
+    trainer = megatron_layout(shape, tp=2, pp=2, ep=2, transformer_engine=te, experts="sequential", vocab_multiple=8)
+    engine = merged_layout(shape, tp=2, ep=2)
     expected = attested(whole, [model], rotary)
     trained, served = empty(trainer), empty(engine)
 
-    execute(plan(whole, trainer), [model], trained, leave_out=rotary)
+    execute(reshard_plan(whole, trainer), [model], trained, leave_out=rotary)
     verify(expected, attested(trainer, trained))
-    execute(plan(trainer, engine), trained, served)
+    execute(reshard_plan(trainer, engine), trained, served)
     verify(expected, attested(engine, served))
     back = {name: tensor if "rotary" in name else torch.zeros_like(tensor) for name, tensor in model.items()}
-    execute(plan(engine, whole), served, [back], leave_out=rotary)
+    execute(reshard_plan(engine, whole), served, [back], leave_out=rotary)
     same([back], [model])
 
 
@@ -96,18 +102,18 @@ def test_multi_token_prediction_goes_from_megatron_to_the_draft_model_and_back(t
     generator = torch.Generator().manual_seed(0)
     full = {name: torch.randn(spec.shape, generator=generator) for name, spec in DEEP.specs().items()}
     sizes: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
-    trainer = megatron(DEEP, **sizes, transformer_engine=te, vocab_multiple=1)
-    engine, disk = merged(DEEP, tp=2, ep=2, vocab_multiple=2), huggingface(DEEP)
+    trainer = megatron_layout(DEEP, **sizes, transformer_engine=te, vocab_multiple=1)
+    engine, disk = merged_layout(DEEP, tp=2, ep=2, vocab_multiple=2), huggingface_layout(DEEP)
     cut = dict(sizes, etp=1, te=te, experts="te_grouped", pad=-1.0, vocab_multiple=1)
     trained = [megatron_rank(full, DEEP, rank=rank, **cut) for rank in range(8)]
     parts: dict[str, Any] = {"tp": 2, "ep": 2, "etp": 1, "vocab_tp": 2, "pad": -1.0, "vocab_multiple": 2}
     expected = [merged_rank(full, DEEP, rank=rank, **parts) for rank in range(2)]
     served, saved, again = empty(engine), empty(disk), empty(trainer)
-    execute(plan(trainer, disk), trained, saved)
+    execute(reshard_plan(trainer, disk), trained, saved)
     same(saved, [full])
-    execute(plan(disk, engine), saved, served)
+    execute(reshard_plan(disk, engine), saved, served)
     same(served, expected)
-    execute(plan(engine, trainer), served, again)
+    execute(reshard_plan(engine, trainer), served, again)
     same(again, trained)
 
 
@@ -128,9 +134,9 @@ def test_a_megatron_model_with_more_than_its_layout_is_refused(without, extra):
     full = {name: torch.zeros(spec.shape) for name, spec in generous.specs().items()}
     cut = [megatron_rank(full, generous, rank=rank, **options) for rank in range(8)]
     trained = [{name: tensor.contiguous() for name, tensor in rank.items()} for rank in cut]
-    trainer, engine = megatron(less, **sizes, vocab_multiple=1), merged(less, tp=2, ep=2)
+    trainer, engine = megatron_layout(less, **sizes, vocab_multiple=1), merged_layout(less, tp=2, ep=2)
     with pytest.raises(LayoutError, match=extra):
-        execute(plan(trainer, engine), trained, empty(engine))
+        execute(reshard_plan(trainer, engine), trained, empty(engine))
     with pytest.raises(LayoutError, match=extra.removeprefix("source ")):
         attested(trainer, trained)
 
@@ -170,13 +176,13 @@ def test_fp8_weights_and_their_scales_are_cut_alike(tp, ep):
     full = fp8_checkpoint()
     assert full["model.layers.1.self_attn.kv_a_proj_with_mqa.weight_scale_inv"].shape == (3, 4)  # of [9, 8]
     etp = tp // ep
-    disk, engine = huggingface(FP8), merged(FP8, tp=tp, ep=ep, vocab_multiple=2)
+    disk, engine = huggingface_layout(FP8), merged_layout(FP8, tp=tp, ep=ep, vocab_multiple=2)
     served, saved = empty(engine), empty(disk)
-    execute(plan(disk, engine), [full], served)
+    execute(reshard_plan(disk, engine), [full], served)
     parts: dict[str, Any] = {"tp": tp, "ep": ep, "etp": etp, "vocab_tp": tp, "pad": -1.0, "vocab_multiple": 2}
     for rank, tensors in enumerate(served):
         same([dequantized(tensors)], [merged_rank(dequantized(full), FP8, rank=rank, **parts)])
-    execute(plan(engine, disk), served, saved)
+    execute(reshard_plan(engine, disk), served, saved)
     same(saved, [full])
     verify(attested(disk, [full]), attested(engine, served))
 
@@ -192,7 +198,7 @@ def test_fp8_names_and_shapes_are_those_of_transformers():
     config.quantization_config = quantization.to_dict()
     shape = TransformerShape.from_config(config.to_dict())
     assert shape.fp8_scales == (4, 4)
-    stored = huggingface(shape, fused_experts=True).ranks[0].buffers
+    stored = huggingface_layout(shape, fused_experts=True).ranks[0].buffers
     expected = {name: (tuple(tensor.shape), str(tensor.dtype)[6:]) for name, tensor in model.named_parameters()}
     expected |= {name: ((4,), "float32") for name, _ in model.named_buffers() if "correction" in name}
     # From 5.24 on, transformers holds routers in float32, whatever type a checkpoint has for them.
@@ -203,17 +209,17 @@ def test_fp8_names_and_shapes_are_those_of_transformers():
 
 def test_scales_for_whole_tensors_stay_with_them():
     shape = dataclasses.replace(DEEP, fp8_scales="tensor")
-    specs = huggingface(shape).specs
+    specs = huggingface_layout(shape).specs
     assert specs["model.layers.0.self_attn.o_proj.weight"].dtype == "float8_e4m3fn"
     assert specs["model.layers.0.self_attn.o_proj.weight_scale"].shape == ()
     with pytest.raises(
         LayoutError, match=r"has one FP8 scale for the whole tensor\. Engines that merge tensors compute"
     ):
-        merged(shape)
+        merged_layout(shape)
 
 
-@pytest.mark.parametrize("layout", [merged(FP8, tp=2, ep=2), huggingface(FP8, fused_experts=True),
-                                    megatron(DEEP, tp=2, pp=2, ep=2)])  # fmt: skip
+@pytest.mark.parametrize("layout", [merged_layout(FP8, tp=2, ep=2), huggingface_layout(FP8, fused_experts=True),
+                                    megatron_layout(DEEP, tp=2, pp=2, ep=2)])  # fmt: skip
 @pytest.mark.parametrize("check", LAYOUT_CHECKS, ids=lambda check: check.__name__)
 def test_they_conform(layout, check):
     check(layout)
@@ -226,35 +232,44 @@ CRITIC = TransformerShape(
 
 def test_a_critics_head_is_whole_on_the_ranks_of_the_last_stage():
     assert CRITIC.specs()["lm_head.weight"].shape == (1, 16)
-    layout = megatron(CRITIC, tp=2, pp=2, transformer_engine=False, dtype="float32")
+    layout = megatron_layout(CRITIC, tp=2, pp=2, transformer_engine=False, dtype="float32")
     for number, rank in enumerate(layout.ranks):
         heads = {name: buffer.shape for name, buffer in rank.buffers.items() if name.startswith("output_layer")}
         assert heads == ({"output_layer.weight": (1, 16), "output_layer.bias": (1,)} if number >= 2 else {})
     full = {name: torch.randn(spec.shape) for name, spec in CRITIC.specs().items()}
-    parts, back = empty(layout), empty(huggingface(CRITIC, dtype="float32"))
-    execute(plan(huggingface(CRITIC, dtype="float32"), layout), [full], parts)
-    execute(plan(layout, huggingface(CRITIC, dtype="float32")), parts, back)
+    parts, back = empty(layout), empty(huggingface_layout(CRITIC, dtype="float32"))
+    execute(reshard_plan(huggingface_layout(CRITIC, dtype="float32"), layout), [full], parts)
+    execute(reshard_plan(layout, huggingface_layout(CRITIC, dtype="float32")), parts, back)
     same(back, [full])
 
 
 def test_fused_experts_are_stacked_as_in_transformers():
     full = {name: torch.randn(spec.shape) for name, spec in DEEP.specs().items()}
-    memory, disk = huggingface(DEEP, fused_experts=True), huggingface(DEEP)
+    memory, disk = huggingface_layout(DEEP, fused_experts=True), huggingface_layout(DEEP)
     fused = empty(memory)
-    execute(plan(disk, memory), [full], fused)
+    execute(reshard_plan(disk, memory), [full], fused)
     same(fused, [huggingface_rank(full, DEEP, fused_experts=True)])
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: merged(FP8, tp=4, ep=4), r"cuts through the FP8 blocks of \d along dimension \d; use so few ranks"),
-        (lambda: megatron(FP8), "Megatron holds FP8 weights as Transformer Engine's own tensors"),
-        (lambda: merged(dataclasses.replace(DEEP, mtp_layers=2)), "mtp_layers=2: SGLang's draft model has one"),
-        (lambda: megatron(dataclasses.replace(DEEP, tied_embeddings=True), pp=2), "would store the embedding twice"),
-        (lambda: megatron(DEEP, tp=4, transformer_engine=False), "q_rank=6 is not a multiple of tp=4"),
-        (lambda: merged(dataclasses.replace(DEEP, shared_intermediate=9), tp=2), "shared_intermediate=9 is not a mul"),
-        (lambda: merged(CRITIC), "an engine generates, and a critic has no row for each word"),
+        (
+            lambda: merged_layout(FP8, tp=4, ep=4),
+            r"cuts through the FP8 blocks of \d along dimension \d; use so few ranks",
+        ),
+        (lambda: megatron_layout(FP8), "Megatron holds FP8 weights as Transformer Engine's own tensors"),
+        (lambda: merged_layout(dataclasses.replace(DEEP, mtp_layers=2)), "mtp_layers=2: SGLang's draft model has one"),
+        (
+            lambda: megatron_layout(dataclasses.replace(DEEP, tied_embeddings=True), pp=2),
+            "would store the embedding twice",
+        ),
+        (lambda: megatron_layout(DEEP, tp=4, transformer_engine=False), "q_rank=6 is not a multiple of tp=4"),
+        (
+            lambda: merged_layout(dataclasses.replace(DEEP, shared_intermediate=9), tp=2),
+            "shared_intermediate=9 is not a mul",
+        ),
+        (lambda: merged_layout(CRITIC), "an engine generates, and a critic has no row for each word"),
         (lambda: dataclasses.replace(CRITIC, tied_embeddings=True), "value_head with tied_embeddings"),
         (lambda: dataclasses.replace(DEEP, qk_norm=True), "latent attention with qkv_bias or qk_norm"),
         (

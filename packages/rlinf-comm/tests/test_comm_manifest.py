@@ -16,22 +16,22 @@ from rlinf_comm.weights import (
     execute,
     manifest_of,
     merge_manifests,
-    plan,
+    reshard_plan,
     tensor_digest,
     verify,
 )
-from rlinf_comm.weights.layouts import TransformerShape, huggingface, megatron, merged
+from rlinf_comm.weights.layouts import TransformerShape, huggingface_layout, megatron_layout, merged_layout
 
 SHAPE = TransformerShape(
     num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, vocab=13, intermediate=8, num_experts=4,
     expert_intermediate=4, dense_layers=(0,), qkv_bias=True, qk_norm=True, dtype="bfloat16",
 )  # fmt: skip
 LAYOUTS = {
-    "hugging face": huggingface(SHAPE),
-    "megatron": megatron(SHAPE, tp=2, pp=2, dp=2, ep=2),
-    "megatron, float32": megatron(SHAPE, tp=2, ep=4, dtype="float32"),
-    "merged": merged(SHAPE, tp=2, ep=2),
-    "merged, tp above kv heads": merged(SHAPE, tp=4, ep=2, num_ranks=8),
+    "hugging face": huggingface_layout(SHAPE),
+    "megatron": megatron_layout(SHAPE, tp=2, pp=2, dp=2, ep=2),
+    "megatron, float32": megatron_layout(SHAPE, tp=2, ep=4, dtype="float32"),
+    "merged": merged_layout(SHAPE, tp=2, ep=2),
+    "merged, tp above kv heads": merged_layout(SHAPE, tp=4, ep=2, num_ranks=8),
     "sharded": Layout.sharded(SHAPE.specs(), 3),
 }
 
@@ -50,7 +50,7 @@ def whole_weights(seed=0):
 
 def stored_in(layout, whole):
     ranks = buffers(layout)
-    execute(plan(Layout.replicated(SHAPE.specs(), 1), layout), [whole], ranks)
+    execute(reshard_plan(Layout.replicated(SHAPE.specs(), 1), layout), [whole], ranks)
     return ranks
 
 
@@ -88,7 +88,7 @@ def test_one_changed_bit_on_one_rank_is_named(name):
 def test_padding_does_not_count():
     layout, whole = LAYOUTS["megatron"], whole_weights()
     ranks = buffers(layout, filling=3.0)
-    execute(plan(Layout.replicated(SHAPE.specs(), 1), layout), [whole], ranks)
+    execute(reshard_plan(Layout.replicated(SHAPE.specs(), 1), layout), [whole], ranks)
     verify(manifest(layout, stored_in(layout, whole)), manifest(layout, ranks))
 
 
@@ -202,18 +202,18 @@ def test_boxes_that_overlap_are_refused():
 # --- an engine that stores less than the canonical dtype --------------------------------------------------------------
 
 WIDE = replace(SHAPE, dtype="float32")
-NARROW = merged(WIDE, tp=2, ep=2, dtype="bfloat16")
+NARROW = merged_layout(WIDE, tp=2, ep=2, dtype="bfloat16")
 
 
 def trained_and_served():
     """(manifests' arguments of a float32 trainer, those of the bfloat16 engine that it feeds)"""
-    trainer = megatron(WIDE, tp=2, pp=2, dp=2, ep=2)
+    trainer = megatron_layout(WIDE, tp=2, pp=2, dp=2, ep=2)
     generator = torch.Generator().manual_seed(0)
     whole = {name: torch.randn(spec.shape, generator=generator) for name, spec in WIDE.specs().items()}
     whole["model.norm.weight"][:3] = torch.tensor([float("nan"), -0.0, 1e-40])
     sources, served = buffers(trainer), buffers(NARROW)
-    execute(plan(Layout.replicated(WIDE.specs(), 1), trainer), [whole], sources)
-    execute(plan(trainer, NARROW), sources, served)
+    execute(reshard_plan(Layout.replicated(WIDE.specs(), 1), trainer), [whole], sources)
+    execute(reshard_plan(trainer, NARROW), sources, served)
     return (trainer, sources), (NARROW, served)
 
 

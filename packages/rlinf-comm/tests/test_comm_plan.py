@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rlinf_comm import LayoutError, pack, unpack
 from rlinf_comm.copies import COPY_DTYPES
 from rlinf_comm.testing import assert_bitwise_equal, execute_copies
-from rlinf_comm.weights import Block, Box, BufferSpec, Layout, Piece, RankLayout, TensorSpec, plan
-from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
+from rlinf_comm.weights import Block, Box, BufferSpec, Layout, Piece, RankLayout, TensorSpec, reshard_plan
+from rlinf_comm.weights.layouts import TransformerShape, megatron_layout, merged_layout
 
 
 @st.composite
@@ -57,7 +57,7 @@ def test_every_destination_element_arrives_once_from_a_rank_that_has_it(data):
     specs = data.draw(specs_strategy())
     src = data.draw(layouts(specs, complete=True))
     dst = data.draw(layouts(specs, complete=False))
-    reshard = plan(src, dst)
+    reshard = reshard_plan(src, dst)
     stored = [{block.name: block.box for block in rank.blocks} for rank in src.ranks]
     counts = [{block.name: np.zeros(block.box.shape, int) for block in rank.blocks} for rank in dst.ranks]
     for move in reshard.moves:
@@ -77,7 +77,7 @@ def test_replicas_share_the_load():
     specs["bias"] = TensorSpec((70,), "float32")
     for num_sources in (2, 3, 4):
         for dst in (Layout.replicated(specs, 3), Layout.sharded(specs, 2), Layout.sharded(specs, 2, dim=1)):
-            reshard = plan(Layout.replicated(specs, num_sources), dst)
+            reshard = reshard_plan(Layout.replicated(specs, num_sources), dst)
             handed_out = [0] * num_sources
             for piece in reshard.pieces:
                 handed_out[piece.src_rank] += 4 * piece.box.num_elements
@@ -86,13 +86,13 @@ def test_replicas_share_the_load():
 
 def test_many_small_tensors_are_shared_out_too():
     specs = {f"bias{index}": TensorSpec((10,), "float32") for index in range(40)}
-    reshard = plan(Layout.replicated(specs, 4), Layout.replicated(specs, 1))
+    reshard = reshard_plan(Layout.replicated(specs, 4), Layout.replicated(specs, 1))
     assert reshard.bytes_by_pair == {(rank, 0): 400 for rank in range(4)}
 
 
 def test_a_piece_is_handed_out_once_for_all_replicas():
     specs = {"w": TensorSpec((4, 4), "float32")}
-    reshard = plan(Layout.sharded(specs, 2), Layout.replicated(specs, 3))
+    reshard = reshard_plan(Layout.sharded(specs, 2), Layout.replicated(specs, 3))
     assert reshard.pieces == (
         Piece("w", Box((0, 0), (2, 4)), 0, "float32"),
         Piece("w", Box((2, 0), (2, 4)), 1, "float32"),
@@ -102,21 +102,21 @@ def test_a_piece_is_handed_out_once_for_all_replicas():
 
 def test_tensor_parallel_down_and_up():
     specs = {"w": TensorSpec((8, 8), "bfloat16")}
-    down = plan(Layout.sharded(specs, 4), Layout.sharded(specs, 2))
+    down = reshard_plan(Layout.sharded(specs, 4), Layout.sharded(specs, 2))
     assert down.bytes_by_pair == {(0, 0): 32, (1, 0): 32, (2, 1): 32, (3, 1): 32}
-    across = plan(Layout.sharded(specs, 2), Layout.sharded(specs, 2, dim=1))
+    across = reshard_plan(Layout.sharded(specs, 2), Layout.sharded(specs, 2, dim=1))
     assert across.bytes_by_pair == {(src, dst): 32 for src in range(2) for dst in range(2)}
 
 
 def test_equal_layouts_give_equal_plans_and_others_do_not():
     specs = {"b": TensorSpec((4,), "float32"), "a": TensorSpec((8, 2), "float32")}
     swapped = dict(reversed(specs.items()))
-    first = plan(Layout.sharded(specs, 2), Layout.replicated(specs, 2))
-    assert plan(Layout.sharded(specs, 2), Layout.replicated(specs, 2)).digest == first.digest
-    assert plan(Layout.sharded(specs, 2), Layout.replicated(specs, 1)).digest != first.digest
-    assert plan(Layout.sharded(specs, 1), Layout.replicated(specs, 2)).digest != first.digest
-    assert plan(Layout.replicated(swapped, 1), Layout.replicated(swapped, 1)).moves == (
-        plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1)).moves
+    first = reshard_plan(Layout.sharded(specs, 2), Layout.replicated(specs, 2))
+    assert reshard_plan(Layout.sharded(specs, 2), Layout.replicated(specs, 2)).digest == first.digest
+    assert reshard_plan(Layout.sharded(specs, 2), Layout.replicated(specs, 1)).digest != first.digest
+    assert reshard_plan(Layout.sharded(specs, 1), Layout.replicated(specs, 2)).digest != first.digest
+    assert reshard_plan(Layout.replicated(swapped, 1), Layout.replicated(swapped, 1)).moves == (
+        reshard_plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1)).moves
     )
     assert len(first.digest) == 64
     copy = unpack(pack(first))
@@ -170,7 +170,7 @@ def test_copies_put_every_element_in_its_place(data):
     src = data.draw(fused_layouts(specs, complete=True))
     dst = data.draw(fused_layouts(specs, complete=False))
     full = numbers(specs)
-    reshard = plan(src, dst)
+    reshard = reshard_plan(src, dst)
     sources = [stored(rank, full) for rank in src.ranks]
     for dst_rank, rank in enumerate(dst.ranks):
         want = stored(rank, full)
@@ -192,42 +192,42 @@ def test_copies_that_continue_each_other_are_one():
     names = list(specs)
     blocks = tuple(Block(name, specs[name].whole, "w13", 32 * at, (8, 1)) for at, name in enumerate(names))
     experts = Layout(specs, (RankLayout({"w13": BufferSpec((3, 8, 8), "float32")}, blocks),))
-    table = plan(experts, experts).copies(dst_rank=0)
+    table = reshard_plan(experts, experts).copies(dst_rank=0)
     assert (len(table), table.lengths.tolist()) == (1, [[6 * 32]])
     columns = Layout.sharded(specs, 2, dim=1)
-    table = plan(experts, columns).copies(dst_rank=1, src_rank=0)
+    table = reshard_plan(experts, columns).copies(dst_rank=1, src_rank=0)
     assert len(table) == 6
     assert table.lengths.tolist() == [[4, 4]] * 6
     assert table.src_strides.tolist() == [[32, 4]] * 6
     assert table.src_offset.tolist() == [16 + 128 * at for at in range(6)]
     halves = tuple(Block(name, specs[name].whole, "w13", 8 * at, (48, 1)) for at, name in enumerate(names))
     rows = Layout(specs, (RankLayout({"w13": BufferSpec((4, 6, 8), "float32")}, halves),))
-    table = plan(rows, rows).copies(dst_rank=0)
+    table = reshard_plan(rows, rows).copies(dst_rank=0)
     assert (len(table), table.lengths.tolist()) == (1, [[6 * 32]])
 
 
 def test_copies_name_dtypes_and_count_buffers_by_name():
     specs = {"a": TensorSpec((4,), "bfloat16"), "n": TensorSpec((2,), "int64")}
     src = Layout(specs, Layout.replicated(specs, 1, dtype="float32").ranks + Layout.of_boxes(specs, [{}]).ranks)
-    table = plan(src, Layout.replicated(specs, 1, dtype="float16")).copies(dst_rank=0)
+    table = reshard_plan(src, Layout.replicated(specs, 1, dtype="float16")).copies(dst_rank=0)
     assert [COPY_DTYPES[code] for code in table.src_dtype] == ["float32", "bytes8"]
     assert [COPY_DTYPES[code] for code in table.dst_dtype] == ["float16", "bytes8"]
     assert table.src_buffer.tolist() == table.dst_buffer.tolist() == [0, 1]
     assert np.array_equal(np.asarray(table.src_bytes), [16, 16])
     assert np.array_equal(np.asarray(table.dst_bytes), [8, 16])
     with pytest.raises(LayoutError, match="no copies from source rank 2 to destination rank 0"):
-        plan(src, Layout.replicated(specs, 1)).copies(dst_rank=0, src_rank=2)
+        reshard_plan(src, Layout.replicated(specs, 1)).copies(dst_rank=0, src_rank=2)
 
 
 def test_tied_memory_is_copied_once_and_counted_once():
     specs = {name: TensorSpec((3, 2), "float32") for name in ("embed", "head")}
     blocks = tuple(Block(name, specs[name].whole, "embed", 0, (2, 1)) for name in specs)
     tied = Layout(specs, (RankLayout({"embed": BufferSpec((3, 2), "float32")}, blocks),))
-    reshard = plan(Layout.replicated(specs, 1), tied)
+    reshard = reshard_plan(Layout.replicated(specs, 1), tied)
     assert len(reshard.copies(dst_rank=0)) == 1
     assert reshard.num_bytes == reshard.min_num_bytes == 24
     assert [move.name for move in reshard.moves] == ["embed", "head"], "both are attested"
-    assert plan(tied, Layout.replicated(specs, 1)).num_bytes == 48
+    assert reshard_plan(tied, Layout.replicated(specs, 1)).num_bytes == 48
 
 
 # --- what a plan says of itself ---------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_tied_memory_is_copied_once_and_counted_once():
 
 def test_casts_are_counted_in_the_bytes_that_arrive():
     specs = {"w": TensorSpec((8, 8), "float32")}
-    reshard = plan(Layout.replicated(specs, 1), Layout.replicated(specs, 2, dtype="bfloat16"))
+    reshard = reshard_plan(Layout.replicated(specs, 1), Layout.replicated(specs, 2, dtype="bfloat16"))
     assert reshard.num_bytes == reshard.min_num_bytes == 2 * 128
 
 
@@ -243,7 +243,7 @@ def test_plans_are_kept_and_the_oldest_given_up():
     specs = {"w": TensorSpec((64, 64), "float32")}
 
     def make(num_ranks):
-        return plan(Layout.sharded(specs, 2), Layout.sharded(specs, num_ranks))
+        return reshard_plan(Layout.sharded(specs, 2), Layout.sharded(specs, num_ranks))
 
     first = make(1)
     assert make(1) is first
@@ -259,7 +259,7 @@ def test_a_large_model_is_planned_in_few_calls():
         num_layers=48, hidden=2048, num_heads=32, num_kv_heads=4, head_dim=128, vocab=151936, num_experts=128,
         expert_intermediate=768, qk_norm=True,
     )  # fmt: skip
-    src, dst = megatron(shape, tp=4, pp=2, ep=8), merged(shape, tp=2, ep=4)
+    src, dst = megatron_layout(shape, tp=4, pp=2, ep=8), merged_layout(shape, tp=2, ep=4)
     num_calls = 0
 
     def count(*_):
@@ -269,7 +269,7 @@ def test_a_large_model_is_planned_in_few_calls():
     _ = src.digest, dst.digest
     sys.setprofile(count)
     try:
-        reshard = plan(src, dst)
+        reshard = reshard_plan(src, dst)
     finally:
         sys.setprofile(None)
     assert num_calls < 8 * len(src.specs)
@@ -292,7 +292,7 @@ W, B = TensorSpec((4, 4), "float32"), TensorSpec((4,), "float32")
 )
 def test_layouts_that_do_not_fit_are_refused(src, dst, message):
     with pytest.raises(LayoutError, match=message):
-        plan(Layout.replicated(src, 1), Layout.replicated(dst, 2))
+        reshard_plan(Layout.replicated(src, 1), Layout.replicated(dst, 2))
 
 
 def test_uncovered_boxes_are_refused():
@@ -300,4 +300,4 @@ def test_uncovered_boxes_are_refused():
     with pytest.raises(
         LayoutError, match=r"w: destination rank 1 needs \[2:4, 0:4\], but no source rank stores \[3:4, 2:4\]"
     ):
-        plan(src, Layout.sharded({"w": W}, 2))
+        reshard_plan(src, Layout.sharded({"w": W}, 2))

@@ -11,7 +11,7 @@ import pytest
 from comm_nurseries import HANG_S, Nursery, wait_until
 
 from rlinf_comm import Channel
-from rlinf_comm.weights import Layout, TensorSpec, WeightStore, plan
+from rlinf_comm.weights import Layout, TensorSpec, WeightStore, reshard_plan
 
 IN_TIME_S = 10.0
 """Two seconds are asked for; the rest is for machines that are busy with something else."""
@@ -106,7 +106,7 @@ def _kill_weights(nursery: Nursery, num_points: int) -> None:
     print(f"seed {seed}")
     random = np.random.default_rng(seed)
     specs = {"w": TensorSpec((512, 1024), "float32"), "b": TensorSpec((333,), "float32")}
-    reshard = plan(Layout.sharded(specs, 1), Layout.replicated(specs, 1))
+    reshard = reshard_plan(Layout.sharded(specs, 1), Layout.replicated(specs, 1))
     told_after_s = []
     num_before = 0
     for index in range(num_points):

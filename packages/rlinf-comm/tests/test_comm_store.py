@@ -17,7 +17,7 @@ from rlinf_comm.weights import (
     StoreSender,
     TensorSpec,
     WeightStore,
-    plan,
+    reshard_plan,
     specs_of,
 )
 
@@ -53,7 +53,7 @@ def blank(layout, rank):
 
 
 def connect(src, dst, name="weights"):
-    reshard = plan(src, dst)
+    reshard = reshard_plan(src, dst)
     store = WeightStore.create(reshard, name=name)
     senders = [StoreSender(store, reshard, rank) for rank in range(src.num_ranks)]
     receivers = [StoreReceiver(WeightStore.open(store.address), reshard, rank) for rank in range(dst.num_ranks)]
@@ -176,7 +176,7 @@ def test_a_check_may_come_later_and_keeps_its_version_in_the_store():
 
 def test_a_receiver_that_attests_nothing_digests_nothing_and_frees_the_store(monkeypatch):
     store, sender, _ = pair()
-    reshard = plan(LAYOUTS["one"], LAYOUTS["one"])
+    reshard = reshard_plan(LAYOUTS["one"], LAYOUTS["one"])
     receiver = StoreReceiver(store, reshard, 0, attests=False)
     monkeypatch.setattr(receiver, "_digests", lambda tensors: pytest.fail("nothing is to be digested"))
     tensors = blank(LAYOUTS["one"], 0)
@@ -251,11 +251,11 @@ def test_versions_count_up():
 
 def test_other_plans_and_ranks_are_refused():
     store, _, _ = pair()
-    other = plan(LAYOUTS["two replicas"], LAYOUTS["one"])
+    other = reshard_plan(LAYOUTS["two replicas"], LAYOUTS["one"])
     with pytest.raises(LayoutError, match="created for another plan"):
         StoreSender(store, other, 0)
     with pytest.raises(LayoutError, match="sender rank 1; the plan has 1"):
-        StoreSender(store, plan(LAYOUTS["one"], LAYOUTS["one"]), 1)
+        StoreSender(store, reshard_plan(LAYOUTS["one"], LAYOUTS["one"]), 1)
 
 
 # --- two slots --------------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ PROCESS_SPECS = {"w": TensorSpec((50, 40), "int64"), "b": TensorSpec((7,), "int6
 
 def test_weights_cross_processes(start_peer):
     src, dst = Layout.sharded(PROCESS_SPECS, 2), Layout.sharded(PROCESS_SPECS, 2, dim=1)
-    reshard = plan(src, dst)
+    reshard = reshard_plan(src, dst)
     store = WeightStore.create(reshard, name="processes")
     senders = [start_peer("publish", store.address, reshard, rank, 6) for rank in range(2)]
     receivers = [StoreReceiver(store, unpack(pack(reshard)), rank) for rank in range(2)]
@@ -345,7 +345,7 @@ def test_weights_cross_processes(start_peer):
 
 def test_a_dead_sender_is_noticed(start_peer):
     layout = Layout.replicated(PROCESS_SPECS, 1)
-    reshard = plan(layout, layout)
+    reshard = reshard_plan(layout, layout)
     store = WeightStore.create(reshard, name="dead sender")
     receiver = StoreReceiver(store, reshard, 0)
     tensors = {name: torch.zeros(spec.shape, dtype=torch.int64) for name, spec in PROCESS_SPECS.items()}
@@ -362,7 +362,7 @@ def test_a_dead_sender_is_noticed(start_peer):
 
 def test_a_second_process_for_a_rank_is_refused(start_peer):
     layout = Layout.replicated(PROCESS_SPECS, 1)
-    reshard = plan(layout, layout)
+    reshard = reshard_plan(layout, layout)
     store = WeightStore.create(reshard, name="second")
     peer = start_peer("publish", store.address, reshard, 0, 3)  # waits for its receiver
     with pytest.raises(LayoutError, match=f"sender 0 is process {peer.process.pid}, which is alive"):
@@ -370,7 +370,7 @@ def test_a_second_process_for_a_rank_is_refused(start_peer):
 
 
 def test_a_dead_store_is_noticed():
-    reshard = plan(LAYOUTS["one"], LAYOUTS["one"])
+    reshard = reshard_plan(LAYOUTS["one"], LAYOUTS["one"])
     address = WeightStore.create(reshard, name="gone").address
     with pytest.raises(PeerLost, match="weight store 'gone'"):
         WeightStore.open(address)

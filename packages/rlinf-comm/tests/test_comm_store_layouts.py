@@ -15,13 +15,13 @@ from rlinf_comm.weights import (
     StoreSender,
     TensorSpec,
     WeightStore,
-    plan,
+    reshard_plan,
 )
-from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
+from rlinf_comm.weights.layouts import TransformerShape, megatron_layout, merged_layout
 
 
 def connect(src, dst):
-    reshard = plan(src, dst)
+    reshard = reshard_plan(src, dst)
     store = WeightStore.create(reshard, name="weights")
     senders = [StoreSender(store, reshard, rank) for rank in range(src.num_ranks)]
     receivers = [StoreReceiver(WeightStore.open(store.address), reshard, rank) for rank in range(dst.num_ranks)]
@@ -32,8 +32,8 @@ SHAPE = TransformerShape(
     num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=2, vocab=11, intermediate=8, num_experts=4,
     expert_intermediate=4, dense_layers=(1,), qk_norm=True, qkv_bias=True, dtype="bfloat16",
 )  # fmt: skip
-TRAINED = megatron(SHAPE, tp=2, pp=2, ep=2, experts="grouped", vocab_multiple=4, dtype="float32")
-SERVED = merged(SHAPE, tp=4, ep=2, expert_tp=2)
+TRAINED = megatron_layout(SHAPE, tp=2, pp=2, ep=2, experts="grouped", vocab_multiple=4, dtype="float32")
+SERVED = merged_layout(SHAPE, tp=4, ep=2, expert_tp=2)
 
 
 def buffers(layout, rank, fill):
@@ -49,10 +49,10 @@ def trained_and_served():
     full = buffers(whole, 0, lambda shape: torch.randn(shape, generator=generator))
     sources = [buffers(TRAINED, rank, torch.zeros) for rank in range(TRAINED.num_ranks)]
     for rank, tensors in enumerate(sources):
-        execute_copies(plan(whole, TRAINED).copies(dst_rank=rank), list(full.values()), list(tensors.values()))
+        execute_copies(reshard_plan(whole, TRAINED).copies(dst_rank=rank), list(full.values()), list(tensors.values()))
     served = [buffers(SERVED, rank, torch.ones) for rank in range(SERVED.num_ranks)]
     for rank, tensors in enumerate(served):
-        execute_copies(plan(whole, SERVED).copies(dst_rank=rank), list(full.values()), list(tensors.values()))
+        execute_copies(reshard_plan(whole, SERVED).copies(dst_rank=rank), list(full.values()), list(tensors.values()))
     return sources, served
 
 

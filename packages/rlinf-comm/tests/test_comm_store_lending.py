@@ -10,7 +10,7 @@ import torch
 
 from rlinf_comm import PeerLost, WeightMismatchError, WeightTimeout
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_comm.weights import Layout, StoreReceiver, StoreSender, TensorSpec, WeightStore, execute, plan
+from rlinf_comm.weights import Layout, StoreReceiver, StoreSender, TensorSpec, WeightStore, execute, reshard_plan
 from rlinf_comm.weights.store import shared_tensors
 from rlinf_comm.weights.store.memory import NO_VERSION, Where
 
@@ -49,7 +49,7 @@ class Edge:
 
     def __init__(self, source=ONE, target=ONE):
         self.target = target
-        self.plan = plan(source, target)
+        self.plan = reshard_plan(source, target)
         self.store = WeightStore.create(self.plan, name="edge")
         self.senders = [StoreSender(self.store, self.plan, rank) for rank in range(source.num_ranks)]
         self.receivers = [StoreReceiver(self.store, self.plan, rank) for rank in range(target.num_ranks)]
@@ -238,7 +238,7 @@ def test_tensors_that_share_memory_still_do():
     memory = torch.zeros(8)
     views = {"a": memory[:4], "b": memory[4:]}
     layout = Layout.replicated({name: TensorSpec((4,), "float32") for name in views}, 1)
-    reshard = plan(layout, layout)
+    reshard = reshard_plan(layout, layout)
     store = WeightStore.create(reshard, name="views")
     sender, receiver = StoreSender(store, reshard, 0), StoreReceiver(store, reshard, 0)
     other, served = memory.detach(), {name: torch.zeros(4) for name in views}
@@ -278,7 +278,7 @@ def test_without_descriptors_it_is_copied(monkeypatch):
 def test_weights_are_lent_to_another_process_whose_end_is_noticed_before_they_are_served(start_peer):
     specs = {"w": TensorSpec((50, 40), "int64")}
     layout = Layout.replicated(specs, 1)
-    reshard = plan(layout, layout)
+    reshard = reshard_plan(layout, layout)
     store = WeightStore.create(reshard, name="lent")
     receiver, tensors = StoreReceiver(store, reshard, 0), {"w": torch.zeros(50, 40, dtype=torch.int64)}
     control = receiver._control

@@ -31,9 +31,9 @@ from rlinf_comm.weights import (
     TensorSpec,
     WeightStreamReceiver,
     WeightStreamSender,
-    plan,
+    reshard_plan,
 )
-from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
+from rlinf_comm.weights.layouts import TransformerShape, megatron_layout, merged_layout
 from rlinf_comm.weights.stream.choice import DeltaChoice
 from rlinf_comm.weights.stream.wire import Ack, Content
 
@@ -93,7 +93,7 @@ def raise_any(results: tuple[list[Any], list[Any]]) -> list[Any]:
 def small(num_dst: int = 1, num_rows: int = 5000):
     """One sharded over two ranks, whole at the others; (plan, shards, served)."""
     specs = {"a": TensorSpec((num_rows, 4), "bfloat16"), "b": TensorSpec((64,), "float32")}
-    reshard = plan(Layout.sharded(specs, 2), Layout.replicated(specs, num_dst))
+    reshard = reshard_plan(Layout.sharded(specs, 2), Layout.replicated(specs, num_dst))
     generator = torch.Generator().manual_seed(0)
     shards = [
         {
@@ -139,7 +139,7 @@ def contents(net: Net) -> list[Content]:
 @pytest.mark.parametrize("bucket_bytes", [64, 1000, 64 << 20])
 @pytest.mark.parametrize("deltas", [True, False])
 def test_megatron_tp2_to_a_merged_engine_in_bfloat16(bucket_bytes: int, deltas: bool):
-    reshard = plan(megatron(SHAPE, **TP2), merged(SHAPE, tp=1, dtype="bfloat16"))
+    reshard = reshard_plan(megatron_layout(SHAPE, **TP2), merged_layout(SHAPE, tp=1, dtype="bfloat16"))
     net = Net()
     pairs = Pairs(net, reshard, bucket_bytes=bucket_bytes, deltas=deltas)
     full = whole_model()
@@ -157,7 +157,7 @@ def test_megatron_tp2_to_a_merged_engine_in_bfloat16(bucket_bytes: int, deltas: 
 
 @pytest.mark.parametrize(("packs", "unpacks"), [(True, True), (True, False), (False, True)])
 def test_ends_on_a_device_pack_and_check_there(packs: bool, unpacks: bool):
-    reshard = plan(megatron(SHAPE, **TP2), merged(SHAPE, tp=1, dtype="bfloat16"))
+    reshard = reshard_plan(megatron_layout(SHAPE, **TP2), merged_layout(SHAPE, tp=1, dtype="bfloat16"))
     net = Net()
     pairs = Pairs(net, reshard, bucket_bytes=1000, device=HostDevice() if packs else None)
     pairs.receivers = [pairs.receiver(0, HostDevice() if unpacks else None)]
@@ -305,7 +305,7 @@ def test_lent_tensors_are_settled_when_nobody_reads_them_and_copied_only_for_who
 
 def test_nothing_that_was_in_memory_before_travels_between_the_boxes():
     specs = {"a": TensorSpec(((1 << 20) + 3,), "bfloat16"), "b": TensorSpec((64,), "bfloat16")}
-    reshard = plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1))
+    reshard = reshard_plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1))
     shard = {name: torch.zeros(spec.shape, dtype=torch.bfloat16) for name, spec in specs.items()}
     net = Net()
     np.frombuffer(kept_pages.take((1 << 21) + 200), np.uint8)[:] = 7  # comes back for the bucket
@@ -332,7 +332,7 @@ def test_a_replacement_receiver_gets_everything_whole_and_the_others_deltas():
 
 def test_a_link_faster_than_the_search_is_sent_dense_and_deltas_are_tried_again():
     specs = {"a": TensorSpec((600_000,), "float32")}
-    reshard = plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1))
+    reshard = reshard_plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1))
     shards, served = [{"a": torch.zeros(600_000)}], [{"a": torch.zeros(600_000)}]
     ticks = iter(range(10**9))  # each look at the clock costs a second: searching takes as long as sending
 
@@ -371,7 +371,7 @@ def test_tied_tensors_travel_once_and_are_checked_under_both_names():
     specs = {name: TensorSpec((3, 2), "float32") for name in ("embed", "head")}
     blocks = tuple(Block(name, Box((0, 0), (3, 2)), "embed", 0, (2, 1)) for name in specs)
     tied = Layout(specs, (RankLayout({"embed": BufferSpec((3, 2), "float32")}, blocks),))
-    pairs = Pairs(Net(), plan(Layout.replicated(specs, 1), tied))
+    pairs = Pairs(Net(), reshard_plan(Layout.replicated(specs, 1), tied))
     value = torch.arange(6.0).reshape(3, 2)
     served = {"embed": torch.zeros(3, 2)}
     (report,) = raise_any(pairs.sync([{"embed": value, "head": value.clone()}], [served], 0))
@@ -435,7 +435,7 @@ def test_versions_that_are_not_wanted_are_refused():
 
 def test_between_two_processes_over_peers():
     specs = {"a": TensorSpec((5000, 4), "bfloat16"), "b": TensorSpec((64,), "float32")}
-    reshard = plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1))
+    reshard = reshard_plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1))
     shards = [{"a": torch.randn(5000, 4).bfloat16(), "b": torch.randn(64)}]
     with Peer.listen("trainer") as me:
         script = pathlib.Path(__file__).with_name("comm_stream_peer.py")

@@ -10,7 +10,7 @@ import torch
 from comm_links import HANG_S, Net, together
 
 from rlinf_comm import _C
-from rlinf_comm.weights import Layout, TensorSpec, WeightStreamReceiver, WeightStreamSender, plan
+from rlinf_comm.weights import Layout, TensorSpec, WeightStreamReceiver, WeightStreamSender, reshard_plan
 from rlinf_comm.weights.device import CudaDevice
 from rlinf_comm.weights.stream.wire import Content
 
@@ -24,7 +24,7 @@ pytestmark = [
 def test_shards_on_a_gpu_become_whole_tensors(unpacks: bool):
     trained = {"a": TensorSpec((1000, 64), "float32"), "b": TensorSpec((64,), "float32")}
     served = Layout.replicated(trained, 1, dtype="bfloat16")
-    reshard, net = plan(Layout.sharded(trained, 2), served), Net()
+    reshard, net = reshard_plan(Layout.sharded(trained, 2), served), Net()
     shards: list[dict[str, torch.Tensor]] = [
         {name: torch.randn(spec.shape, device="cuda") for name, spec in buffers.items()}
         for buffers in reshard.src_buffers

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlinf_algos import (
+    POLICY_LOSSES,
     PolicyLoss,
     optimal_token_advantages,
     policy_gradient_loss,
@@ -15,7 +16,6 @@ from rlinf_algos import (
     register_policy_loss,
     rewards_at_last_token,
 )
-from rlinf_algos.parts import POLICY_LOSSES
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.metrics import merge
 from rlinf_workers.roles.language.actor import Actor, ActorSettings

@@ -9,10 +9,9 @@ import torch
 
 from rlinf_comm import IpcError
 from rlinf_comm.testing import HostDevice
-from rlinf_comm.weights import plan
+from rlinf_comm.weights import reshard_plan
 from rlinf_comm.weights.device.memory import read_handle
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
+from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, StepContext
 from rlinf_workers.errors import WeightSyncRefused
 from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
@@ -64,7 +63,7 @@ def test_device_memory_refuses_a_flipped_byte():
 
 
 def test_a_device_without_room_says_what_to_do():
-    reshard = plan(WHOLE, WHOLE)
+    reshard = reshard_plan(WHOLE, WHOLE)
     sync = OnDevice("edge", reshard)
     port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, weight_sync="device", address=sync.address)
     sender = OnDevice.open_sender(port)
@@ -83,7 +82,7 @@ NUMBERS = [Number(index=i, value=float(i)) for i in range(4)]
 
 
 def test_without_a_gpu_the_link_says_so():
-    reshard = plan(WHOLE, WHOLE)
+    reshard = reshard_plan(WHOLE, WHOLE)
     sync = DeviceWeightSync("edge", reshard)
     port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, weight_sync="device", address=sync.address)
     with pytest.raises(WeightSyncRefused, match=r"edge, sender 0: .*CUDA"):

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from rlinf_comm.weights import Layout, TensorSpec, specs_of
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Prediction, StagePlan
+from rlinf_sched import Cluster, StagePlan, plan_for_mode
+from rlinf_sched.plan import Prediction
 from rlinf_workers import (
     Executor,
     Flow,
@@ -206,7 +205,7 @@ def test_items_go_to_replicas_whose_ranks_count_once(replicas):
         run = executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=600)
         assert run.collected["shared"] == [Number(index=i, value=float(i % 2)) for i in range(10)]
         assert run.metrics["share/index"] == pytest.approx(torch.arange(10.0).std().item()), "ten, not twenty"
-        assert [row["rank"] for row in run.shown] == [0.0, 2.0]
+        assert [row["rank"] for row in run.shown_rows] == [0.0, 2.0]
         computing = [span for span in run.spans if span.category == "stage"]
         assert sum(span.num_items for span in computing) == len(NUMBERS)
         assert {span.worker for span in computing} == {f"share/{rank}" for rank in range(4)}

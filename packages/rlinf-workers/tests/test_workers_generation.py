@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_algos.errors import NonFiniteError
+from rlinf_algos import NonFiniteError
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.engines.base import Completions
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from workers_hangs import CLUSTER, FOUND_S, NUMBERS, Taker, explained, functions, running
 
-from rlinf_sched.modes import plan_for_mode
+from rlinf_sched import plan_for_mode
 from rlinf_workers import Executor, Flow, Reader, StepContext, StepTimeout, Worker, Writer
 from rlinf_workers.errors import WorkerLost
 from rlinf_workers.execution import executor as executor_module

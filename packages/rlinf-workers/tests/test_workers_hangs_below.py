@@ -12,7 +12,8 @@ import pytest
 import torch
 from workers_hangs import FOUND_S, Taker, explained, running
 
-from rlinf_algos.rewards.process_pool import ProcessPool, awaited_processes
+from rlinf_algos.rewards import awaited_processes
+from rlinf_algos.rewards.process_pool import ProcessPool
 from rlinf_envs import EnvSpec
 from rlinf_workers import Executor, Flow, Reader, Worker, Writer
 from rlinf_workers.engines.sampling import SamplingSettings

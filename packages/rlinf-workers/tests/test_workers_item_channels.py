@@ -9,8 +9,7 @@ import pytest
 
 from rlinf_comm import Channel, ServerAddress
 from rlinf_comm.wire import SECRET_VARIABLE
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
+from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, StepContext
 from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, FarChannel, HomeChannel, home_of
 from rlinf_workers.spans import WaitTable

@@ -2,11 +2,7 @@
 
 import pytest
 
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.flow_graph import FlowGraph, Stage
-from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.profile import ItemCosts
-from rlinf_sched.simulator import simulate
+from rlinf_sched import Cluster, FlowGraph, ItemCosts, Stage, plan_for_mode, simulate
 from rlinf_workers.execution.executor import FlowRun
 from rlinf_workers.item_costs import engine_times, seconds_as_they_came, spread_of
 from rlinf_workers.profiling import Profiler
@@ -76,7 +72,7 @@ def test_the_planner_simulates_the_step_that_the_engine_made():
     cluster = Cluster.cpu_slots(2)
     plan = plan_for_mode(GRAPH, cluster, "disaggregated", granularity={"rollout": 1, "actor": 1})
     profiler = Profiler(GRAPH, cluster, 4)
-    profiler.observe(FlowRun(metrics={}, collected={}, shown=[], spans=spans, start_s=0.0, duration_s=6.25), plan)
+    profiler.observe(FlowRun(metrics={}, collected={}, shown_rows=[], spans=spans, start_s=0.0, duration_s=6.25), plan)
     profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
     problem = profiler.measured().problem
     rollout = problem.profiles.stages["rollout"]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_comm.weights import execute, plan
+from rlinf_comm.weights import execute, reshard_plan
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
@@ -101,7 +101,7 @@ def test_an_engine_serves_what_the_adapter_says(base):
     train(backend)
     engine = HuggingFaceEngine(base, torch.device("cpu"), max_prompt_tokens=8)
     before = TokenModel(base, 1.0).answers(engine._model, BATCH, entropies=False).logprobs
-    execute(plan(backend.layout(), engine.layout()), [dict(backend.weights())], [dict(engine.weights())])
+    execute(reshard_plan(backend.layout(), engine.layout()), [dict(backend.weights())], [dict(engine.weights())])
     after = TokenModel(base, 1.0).answers(engine._model, BATCH, entropies=False).logprobs
     trained = backend.forward(BATCH).logprobs
     assert (before - trained).abs().max() > 1e-2

@@ -20,8 +20,8 @@ from workers_megatron_ranks import (
     write_models,
 )
 
-from rlinf_algos.registry import path_of
-from rlinf_comm.weights import Layout, execute, layouts, plan, specs_of
+from rlinf_algos import path_of
+from rlinf_comm.weights import Layout, execute, layouts, reshard_plan, specs_of
 from rlinf_comm.weights.layouts import TransformerShape
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.in_memory import renamed
@@ -212,18 +212,18 @@ def test_parts_of_a_model_are_the_same_by_the_names_in_memory_and_on_disk(models
     from transformers import AutoConfig
 
     shape = TransformerShape.from_config(AutoConfig.from_pretrained(models["qwen3_moe"].folder).to_dict(), "float32")
-    parts = layouts.megatron(
+    parts = layouts.megatron_layout(
         shape, tp=2, ep=2, expert_tp=1, transformer_engine=False, experts="sequential", vocab_multiple=8
     )
-    whole = layouts.huggingface(shape, fused_experts=True)
+    whole = layouts.huggingface_layout(shape, fused_experts=True)
     (buffers,) = (rank.buffers for rank in whole.ranks)
     held = {name: torch.randn(buffer.shape) for name, buffer in buffers.items()}
     by_disk, by_memory = (
         [{name: torch.zeros(buffer.shape) for name, buffer in rank.buffers.items()} for rank in parts.ranks]
         for _ in range(2)
     )
-    execute(plan(whole, parts), [held], by_disk)
-    execute(plan(Layout.replicated(specs_of(held), 1), renamed(parts, whole)), [held], by_memory)
+    execute(reshard_plan(whole, parts), [held], by_disk)
+    execute(reshard_plan(Layout.replicated(specs_of(held), 1), renamed(parts, whole)), [held], by_memory)
     assert any("experts" in name for name in by_disk[0])
     for expected, tensors in zip(by_disk, by_memory, strict=True):
         assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())

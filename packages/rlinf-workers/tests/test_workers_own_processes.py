@@ -10,7 +10,7 @@ import torch
 from workers_own_processes import TP, TwoProcesses
 
 from rlinf_comm import LayoutError, WeightMismatchError
-from rlinf_comm.weights import Layout, plan, specs_of
+from rlinf_comm.weights import Layout, reshard_plan, specs_of
 from rlinf_workers.engines.inside import HeldWeights
 from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WorkersError
@@ -34,7 +34,7 @@ class Sync:
         self.weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         self.engine = TwoProcesses(settings, torch.device("cpu"), max_prompt_tokens=8, **options)
         specs = specs_of(self.weights)
-        self.reshard = plan(Layout.replicated(specs, 1), self.engine.layout().with_dtypes_of(specs))
+        self.reshard = reshard_plan(Layout.replicated(specs, 1), self.engine.layout().with_dtypes_of(specs))
         self.sync = SharedWeightSync(EDGE, self.reshard)
         self.sender = SharedWeightSync.open_sender(self.port("send", 0))
         self.receiver = self.engine.open_receiver([self.port("receive", rank) for rank in range(TP)])

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from rlinf_comm import WeightTimeout
-from rlinf_comm.weights import Layout, plan
+from rlinf_comm.weights import Layout, reshard_plan
 from rlinf_comm.wire import SECRET_VARIABLE, address, this_host
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
+from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, StepContext, Worker
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.testing.launchers import NOTICE_S, START_S, launched, start
@@ -69,7 +68,7 @@ def counted(sender, sent_reports):
 
 
 def test_each_byte_crosses_once_and_deaths_are_noticed(tmp_path):
-    reshard = plan(ROWS, EACH)
+    reshard = reshard_plan(ROWS, EACH)
     sync = PerNodeWeightSync("edge", reshard, nodes=[1] * NUM_RANKS)
     port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, weight_sync="per_node", address=sync.address)
     reports: list[Any] = []
@@ -107,7 +106,7 @@ def test_each_byte_crosses_once_and_deaths_are_noticed(tmp_path):
 
 def test_a_node_that_no_trainer_comes_to_says_what_it_waited_for():
     """Also its other ranks, which were not told yet where the memory is."""
-    reshard = plan(ROWS, Layout.replicated(SPECS, 2))
+    reshard = reshard_plan(ROWS, Layout.replicated(SPECS, 2))
     sync = PerNodeWeightSync("edge", reshard)
     port = WeightPort(
         edge="edge", side="receive", rank=1, reshard=reshard, weight_sync="per_node", address=sync.address
@@ -121,7 +120,7 @@ def test_a_node_that_no_trainer_comes_to_says_what_it_waited_for():
 
 def test_what_a_node_keeps_goes_with_its_receiver(monkeypatch):
     monkeypatch.setattr(per_node, "LOOK_S", 0.1)
-    reshard = plan(ROWS, Layout.replicated(SPECS, 1))
+    reshard = reshard_plan(ROWS, Layout.replicated(SPECS, 1))
     sync = PerNodeWeightSync("kept", reshard)
     port = WeightPort(
         edge="kept", side="receive", rank=0, reshard=reshard, weight_sync="per_node", address=sync.address

@@ -16,7 +16,7 @@ from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.lora import LoraSettings, add_adapter, policy_targets
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
-from rlinf_workers.roles.embodied.actor import EmbodiedActorSettings, _Shown
+from rlinf_workers.roles.embodied.actor import EmbodiedActorSettings, _DemonstratedRows
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.policies import random_fields
@@ -150,7 +150,7 @@ def test_fsdp2_imitates_as_replicated_does(name, lora):
     norms_of_kinds = []
     for kind in ("replicated", "fsdp2"):
         backend = held(settings_of(name, lora=lora, backend=kind, **options))
-        demonstrations, norms = _Shown(fields=fields, actions=actions, noise=noise), []
+        demonstrations, norms = _DemonstratedRows(fields=fields, actions=actions, noise=noise), []
         for _ in range(2):
             backend.begin(1)
             backend.backward(0, demonstrations, lambda answers: (-answers.logprobs.sum(), [1.0]))

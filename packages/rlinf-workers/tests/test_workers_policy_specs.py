@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from rlinf_sched import ProfileError
 from rlinf_sched.derive import find_model
-from rlinf_sched.errors import ProfileError
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies.spec import ActingCost, PolicySpec
 

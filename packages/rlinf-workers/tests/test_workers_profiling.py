@@ -4,10 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
-from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.simulator import simulate
+from rlinf_sched import Cluster, FlowGraph, Stage, WeightEdge, plan_for_mode, simulate
 from rlinf_workers import Executor, FlowDefinitionError, FlowRun, LocalLauncher, StepContext
 from rlinf_workers.profiling import Profiler, probe_plans
 from rlinf_workers.spans import COMPUTE_SPAN, LEASE, SYNC_SPAN, Span
@@ -80,7 +77,7 @@ class Steps:
         return start_s + duration_s
 
     def run(self):
-        return FlowRun(metrics={}, collected={}, shown=[], spans=self.spans, start_s=0.0, duration_s=1.0)
+        return FlowRun(metrics={}, collected={}, shown_rows=[], spans=self.spans, start_s=0.0, duration_s=1.0)
 
 
 def grpo_step(granularity):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from workers_ray import ADDRESS, joined
 
-from rlinf_sched.cluster import Cluster, Device
+from rlinf_sched import Cluster, Device
 from rlinf_workers.errors import ClusterRefused
 from rlinf_workers.launchers.base import Identity, WorkerSpec
 from rlinf_workers.testing.launchers import CHECKS, START_S, assert_gone, launched

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
+from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, Flow, LocalLauncher, Reader, StepContext, StepTimeout, WorkerLost, Writer
 from rlinf_workers.testing.toy_flow import Learn, Number, Scale, Shift, reference_run
 

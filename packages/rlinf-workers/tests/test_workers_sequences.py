@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlinf_algos.logprobs import token_logprobs
+from rlinf_algos import token_logprobs
 from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.roles.records.language import Prompt, SampleGroup

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.memory import JobShape
-from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.derive import JobShape, Lengths, ModelShape
 from rlinf_workers.engines.huggingface import slots
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.huggingface.slots import Slots

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_sched.derive import Lengths, ModelShape, find_gpu, find_model
-from rlinf_sched.derive.memory import JobShape
+from rlinf_sched.derive import JobShape, Lengths, ModelShape, find_gpu, find_model
 from rlinf_workers.plugins import ENGINES, TRAINERS
 
 QWEN_HALF_B = {

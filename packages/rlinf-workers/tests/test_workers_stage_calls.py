@@ -5,10 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rlinf_comm import ChannelAddress
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.flow_graph import WeightEdge
-from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Mode
+from rlinf_sched import Cluster, Mode, WeightEdge, plan_for_mode
 from rlinf_workers import Flow, Reader, StepContext, Worker, Writer
 from rlinf_workers.execution.stage_calls import PlannedFlow
 from rlinf_workers.testing.toy_flow import Scale, toy_flow
@@ -33,7 +30,7 @@ EDGES = (WeightEdge(source="learn", target="scale"), WeightEdge(source="learn", 
 
 
 def calls(flow: PlannedFlow, synced: tuple[WeightEdge, ...] = EDGES):
-    addresses = {name: address(name, i) for i, name in enumerate((*flow.graph.channels, *flow.told_channels))}
+    addresses = {name: address(name, i) for i, name in enumerate((*flow.graph.channels, *flow.replica_channels))}
     return {
         (call.stage, rank): call for rank, _, call in flow.stage_calls(addresses, dict.fromkeys(synced, 5), CONTEXT)
     }
@@ -114,13 +111,16 @@ def test_items_go_to_replicas_and_their_first_ranks_tell_the_others():
     sizes = {"scale": 2, "learn": 2}
     flow = planned(toy_flow(), num_ranks_per_replica=sizes, granularity={"scale": 2})
     by_rank = calls(flow)
-    assert [flow.num_writers(channel) for channel in ("scaled", *flow.told_channels)] == [2, 2, 2]
+    assert [flow.num_writers(channel) for channel in ("scaled", *flow.replica_channels)] == [2, 2, 2]
     assert [num_partitions(flow, channel) for channel in ("numbers", "shifted")] == [1, 2]
     assert [by_rank["learn", rank].reads[0].partition for rank in range(4)] == [0, 0, 1, 1]
-    names = [call.told and call.told.name for call in (by_rank["scale", 0], by_rank["scale", 1], by_rank["learn", 3])]
-    assert [flow.told_channels[name] for name in names if name] == ["scale", "scale", "learn"]
-    assert by_rank["shift", 0].told is None
-    assert calls(planned(toy_flow()))["scale", 0].told is None, "a replica of one rank tells nobody"
+    names = [
+        call.replica_channel and call.replica_channel.name
+        for call in (by_rank["scale", 0], by_rank["scale", 1], by_rank["learn", 3])
+    ]
+    assert [flow.replica_channels[name] for name in names if name] == ["scale", "scale", "learn"]
+    assert by_rank["shift", 0].replica_channel is None
+    assert calls(planned(toy_flow()))["scale", 0].replica_channel is None, "a replica of one rank tells nobody"
 
 
 class Ball(Worker):

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
+from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, Flow, Reader, RemoteError, StepContext, Writer
 from rlinf_workers.testing.toy_flow import Learn, Number, Scale, Shift, reference_run
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync

@@ -11,7 +11,7 @@ import torch
 
 from rlinf_comm import LayoutError, WeightTimeout
 from rlinf_comm.testing import HostDevice
-from rlinf_comm.weights import plan
+from rlinf_comm.weights import reshard_plan
 from rlinf_workers.addresses import own_address
 from rlinf_workers.testing.weight_sync import (
     CHECKS,
@@ -141,7 +141,7 @@ def test_once_for_each_node_refuses_a_flipped_byte_on_both_ways(sync):
 @pytest.fixture
 def sender():
     """A sender whose receiver never comes."""
-    reshard = plan(WHOLE, WHOLE)
+    reshard = reshard_plan(WHOLE, WHOLE)
     sync = StreamsWeightSync("edge", reshard)
     port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, weight_sync="streams", address=sync.address)
     sender = StreamsWeightSync.open_sender(port)

@@ -8,9 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Mode
+from rlinf_sched import Cluster, Mode, plan_for_mode
 from rlinf_workers import Executor, Flow, Reader, StepContext, Worker, Writer
 from rlinf_workers.explaining.explanation import RunExplanation, explain
 from rlinf_workers.explaining.graph import SETTLED_S, Cause

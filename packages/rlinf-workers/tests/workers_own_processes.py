@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from rlinf_comm.weights import Layout, execute, plan, specs_of
-from rlinf_comm.weights.layouts import TransformerShape, merged
+from rlinf_comm.weights import Layout, execute, reshard_plan, specs_of
+from rlinf_comm.weights.layouts import TransformerShape, merged_layout
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.inside import Inside, enter
 from rlinf_workers.engines.processes import EngineProcesses
@@ -111,7 +111,7 @@ class TwoProcesses(HuggingFaceEngine):
         super().__init__(model, device, **arguments)
         self.settings, self.liar = model, liar
         shape = TransformerShape.from_config(self._model.config.to_dict(), model.dtype)
-        self.stored = merged(shape, tp=TP, dtype=dtype)
+        self.stored = merged_layout(shape, tp=TP, dtype=dtype)
         self.parameters = [
             {
                 name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)).share_memory_()
@@ -158,7 +158,7 @@ class TwoProcesses(HuggingFaceEngine):
         super().weights_received(policy_version)
         own = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
         layout = self.layout().with_dtypes_of(specs_of(own))
-        execute(plan(layout, Layout.replicated(specs_of(own), 1)), self.parameters, [own])
+        execute(reshard_plan(layout, Layout.replicated(specs_of(own), 1)), self.parameters, [own])
 
     def discard(self):
         self.offload()

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlinf.jobs.agreement import ROUTING, SUSPECTS, Arithmetic, arithmetic_of, judge, judge_step
+from rlinf_workers import SamplingSettings
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
-from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.roles.language.logprob_gap import LogprobGap, gap_sums
+from rlinf_workers.roles import LogprobGap, gap_sums
 from rlinf_workers.roles.records.language import SampleGroup
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import prompts_of, sample

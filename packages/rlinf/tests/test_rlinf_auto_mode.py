@@ -18,10 +18,8 @@ from rlinf.machine import Machine
 from rlinf.planning import auto_mode
 from rlinf.planning.auto_mode import AutoMode, moves
 from rlinf.planning.plans import make_plans, placements_to_measure, plans_of_problem
-from rlinf_sched import InstanceProfile, Problem, Profiles, StageProfile, TimePoint
-from rlinf_sched.cluster import Cluster, Links
-from rlinf_workers import FlowRun
-from rlinf_workers.spans import COMPUTE_SPAN, SYNC_SPAN, Span
+from rlinf_sched import Cluster, InstanceProfile, Links, Problem, Profiles, StageProfile, TimePoint
+from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, FlowRun, Span
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
@@ -50,7 +48,7 @@ def step_run(item_s=None, step_s=0.0, **num_ranks):
                     num_items=NUM_ITEMS // ranks,
                 )
             )
-    return FlowRun(metrics={}, collected={}, shown=[], spans=spans, start_s=0.0, duration_s=step_s)
+    return FlowRun(metrics={}, collected={}, shown_rows=[], spans=spans, start_s=0.0, duration_s=step_s)
 
 
 class Group:

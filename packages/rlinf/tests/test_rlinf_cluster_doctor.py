@@ -11,10 +11,9 @@ import pytest
 from rlinf.cli import doctor_cluster
 from rlinf.cli.main import main
 from rlinf.cluster_findings import judge
-from rlinf_sched.problem_file import read_problem
-from rlinf_workers.launchers.cluster_report import ClusterReport, NodeReport, WayReport
+from rlinf_sched import read_problem
+from rlinf_workers.launchers import ClusterReport, LauncherSpec, NodeReport, WayReport
 from rlinf_workers.launchers.ray import probe
-from rlinf_workers.launchers.spec import LauncherSpec
 
 TOKEN = b"0123456789abcdef"
 EXAMPLE = Path(__file__).parents[2] / "rlinf-sched" / "examples" / "laptop.json"

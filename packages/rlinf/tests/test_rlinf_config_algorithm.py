@@ -10,8 +10,8 @@ from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.schema import json_schema
 from rlinf.errors import UserError
-from rlinf_algos.algorithm import EPISODE_PRESETS, PRESETS, Algorithm, preset
-from rlinf_algos.presets import FIELDS_OF_SAMPLES
+from rlinf_algos import FIELDS_OF_SAMPLES, Algorithm, preset
+from rlinf_algos.algorithm import EPISODE_PRESETS, PRESETS
 
 FIELDS = {field.name for field in dataclasses.fields(Algorithm)}
 

@@ -18,8 +18,8 @@ from rlinf.jobs.acting import policy_settings
 from rlinf.jobs.demonstrations import MAX_FAILURES, Chunks, WarmStart, _counted
 from rlinf.jobs.env_interface import needs_of
 from rlinf_envs import ActionSpec, Demonstration, FieldSpec, tensor_field
-from rlinf_workers.policies.base import Needs
-from rlinf_workers.roles.embodied.interface import EnvInterface
+from rlinf_workers.policies import Needs
+from rlinf_workers.roles import EnvInterface
 from rlinf_workers.roles.records.embodied import texts_of
 
 NEEDS = Needs(reads=("state", "instruction"), chunk_size=3)

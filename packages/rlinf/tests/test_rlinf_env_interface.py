@@ -18,8 +18,7 @@ from rlinf.jobs.env_interface import probe
 from rlinf.machine import InstalledGpu, Machine
 from rlinf_envs import EnvSpec, RowSnapshot
 from rlinf_workers import FlowRun
-from rlinf_workers.roles.embodied.interface import EnvInterface
-from rlinf_workers.roles.records.embodied import GroupEpisodes
+from rlinf_workers.roles import EnvInterface, GroupEpisodes
 from rlinf_workers.testing.environments import second_environment
 
 GPUS = (InstalledGpu(name="fake", memory_bytes=80 << 30),) * 2
@@ -180,7 +179,7 @@ def test_running_episodes_are_those_that_were_saved(tmp_path):
     )
     groups = [GroupEpisodes(group=g, rows=rows[: g - 8]) for g in (10, 11)]
     episodes = RunningEpisodes()
-    episodes.take(FlowRun(metrics={}, collected={"episodes": groups}, shown=[], spans=[], start_s=0, duration_s=0))
+    episodes.take(FlowRun(metrics={}, collected={"episodes": groups}, shown_rows=[], spans=[], start_s=0, duration_s=0))
     episodes.save(tmp_path)
     other = RunningEpisodes()
     other.load(tmp_path)

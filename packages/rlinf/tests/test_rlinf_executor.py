@@ -12,11 +12,11 @@ from rlinf.plugin_checks import named_class
 from rlinf.processes.environment import as_in_workers, worker_environment
 from rlinf.processes.executor import check_plugins, make_executor, run_failed
 from rlinf.processes.machines import machine_of
-from rlinf_algos.registry import Registry
-from rlinf_sched.cluster import Cluster
-from rlinf_workers import WorkerLost
-from rlinf_workers.errors import ClusterRefused, NodeLost, RemoteError
-from rlinf_workers.launchers.base import Node
+from rlinf_algos import Registry
+from rlinf_sched import Cluster
+from rlinf_workers import ClusterRefused, NodeLost, WorkerLost
+from rlinf_workers.errors import RemoteError
+from rlinf_workers.launchers import Node
 
 MADE: list[dict[str, object]] = []
 

@@ -20,9 +20,19 @@ from rlinf.cli.main import main
 from rlinf.console.progress import Progress
 from rlinf.loop.watch import RunWatch
 from rlinf.run_folder import RunFolder
-from rlinf_workers.explaining.explanation import ProcessSight, RunExplanation, explain, look_here
+from rlinf_workers.explaining import (
+    DRIVER,
+    ProcessRecord,
+    ProcessSight,
+    RunExplanation,
+    Snapshot,
+    explain,
+    read_snapshot,
+    snapshot_json,
+)
+from rlinf_workers.explaining.explanation import look_here
 from rlinf_workers.explaining.processes import started_ticks
-from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot, StageState, read_snapshot, snapshot_json
+from rlinf_workers.explaining.snapshot import StageState
 from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.launchers.base import Wait
 

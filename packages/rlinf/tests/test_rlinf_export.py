@@ -11,10 +11,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from rlinf.cli.main import main
 from rlinf.run_folder import RunFolder
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models import ModelSettings, index_name, index_of, write_tensors
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.models.weight_files import WeightFiles, file_names, index_name
-from rlinf_workers.models.weight_writer import index_of, write_tensors
+from rlinf_workers.models.weight_files import WeightFiles, file_names
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.engines import tiny_model

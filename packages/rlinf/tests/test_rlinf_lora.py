@@ -16,16 +16,16 @@ from rlinf.planning.memory import named_shape
 from rlinf.run_folder.adapters import base_digest
 from rlinf.run_folder.export import export
 from rlinf.run_folder.seal import write_seal
-from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.memory import Adapter, JobShape
-from rlinf_workers.models.language_model import ModelSettings, build_model
-from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
+from rlinf_sched.derive import Adapter, JobShape, Lengths
+from rlinf_workers.models import LoraSettings, ModelSettings, find_targets
+from rlinf_workers.models.language_model import build_model
+from rlinf_workers.models.lora import LoraModel
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.testing.architectures import ARCHITECTURES, tiny_architecture
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.trainers import OptimizerSettings
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 

@@ -11,8 +11,18 @@ import pytest
 
 from rlinf.cli.profile_command import disturbances, with_notes
 from rlinf.machine_load import CpuTimes, LoadMeter, OtherLoad, other_load, read_times
-from rlinf_sched import Cluster, FlowGraph, InstanceProfile, Problem, Profiles, Stage, StageProfile, TimePoint
-from rlinf_sched.fit import StageSample, fit_stage
+from rlinf_sched import (
+    Cluster,
+    FlowGraph,
+    InstanceProfile,
+    Problem,
+    Profiles,
+    Stage,
+    StageProfile,
+    StageSample,
+    TimePoint,
+    fit_stage,
+)
 
 
 def times(*rows: tuple[float, float, float]) -> list[CpuTimes]:

@@ -26,17 +26,15 @@ from rlinf.planning.memory import (
     reference_shape,
     shape_of,
 )
-from rlinf_algos.logprobs import token_logprobs
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.memory import Adapter, JobShape, forward_memory
+from rlinf_algos import token_logprobs
+from rlinf_sched import Cluster, Plan, StagePlan
+from rlinf_sched.derive import Adapter, JobShape, Lengths, ModelShape, forward_memory
 from rlinf_sched.derive.memory.activations import layers_bytes, packed_pass, passes_of_micro_batch
-from rlinf_sched.derive.shapes import ModelShape
-from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits
 from rlinf_workers.plugins import TRAINERS
-from rlinf_workers.roles.records.language import Prompt, SampleGroup
+from rlinf_workers.roles import Prompt
+from rlinf_workers.roles.records.language import SampleGroup
 from rlinf_workers.trainers.megatron.memory import MegatronPass
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 
@@ -142,8 +140,8 @@ def write_config(folder: Path, kind: str, **more: Any) -> ModelShape:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("targets", [None, ("q_proj", "v_proj"), ("o_proj", "gate_proj")])
 def test_a_backward_pass_through_an_adapter_keeps_less(tmp_path, dtype: str, targets: tuple[str, ...] | None) -> None:
-    from rlinf_workers.models.language_model import ModelSettings
-    from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
+    from rlinf_workers.models import LoraSettings, ModelSettings, find_targets
+    from rlinf_workers.models.lora import LoraModel
     from rlinf_workers.models.trainable import TokenModel
 
     shape = write_config(tmp_path, "qwen2", num_hidden_layers=16)  # no gradient goes into the first one's attention
@@ -181,10 +179,10 @@ def test_what_megatrons_layers_keep_is_what_autograd_records(
     tmp_path, kind: str, more: dict[str, Any], dtype: str
 ) -> None:
     pytest.importorskip("megatron.core")  # tools/environment.sh installs it
-    from rlinf_workers.models.language_model import ModelSettings
+    from rlinf_workers.models import ModelSettings
     from rlinf_workers.models.trainable import TokenModel
     from rlinf_workers.testing.backends import trial_worker
-    from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
+    from rlinf_workers.trainers import BackendSettings, OptimizerSettings
     from rlinf_workers.trainers.megatron.parallel import disconnect
 
     shape = write_config(tmp_path, kind, **{"max_position_embeddings": 64, **more})
@@ -263,7 +261,8 @@ def test_a_warm_start_keeps_more_than_a_small_micro_batch() -> None:
 
 def test_a_made_model_has_the_parameters_that_are_counted(tmp_path) -> None:
     from rlinf.tasks.language import write_model_folder
-    from rlinf_workers.models.language_model import ModelSettings, build_model
+    from rlinf_workers.models import ModelSettings
+    from rlinf_workers.models.language_model import build_model
 
     config = config_of()
     assert config.model.architecture is not None

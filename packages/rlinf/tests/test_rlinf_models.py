@@ -9,8 +9,9 @@ from transformers import AutoConfig, Phi3Config
 
 from rlinf.errors import UserError
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes
-from rlinf_workers.models.language_model import load_tokenizer, stop_token_ids
-from rlinf_workers.roles.language.probe import kept_state, rope_limit
+from rlinf_workers.models import load_tokenizer
+from rlinf_workers.models.language_model import stop_token_ids
+from rlinf_workers.roles.language.probe import recurrent_state, rope_limit
 
 TRAIN = (
     "train gsm8k-grpo --model.path model --task.train_files [train.jsonl] --task.eval_files [test.jsonl] "
@@ -149,8 +150,9 @@ def test_what_depends_on_the_length_is_read_from_the_config():
     assert rope_limit(AutoConfig.for_model("llama")) is None
     conv = AutoConfig.for_model("lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"])
     assert (
-        kept_state(conv) == "Lfm2ForCausalLM has layers with a recurrent or convolutional state (LinearAttentionLayer)"
+        recurrent_state(conv)
+        == "Lfm2ForCausalLM has layers with a recurrent or convolutional state (LinearAttentionLayer)"
     )
-    assert kept_state(AutoConfig.for_model("mistral")) is None
-    indexed = kept_state(AutoConfig.for_model("deepseek_v32"))
+    assert recurrent_state(AutoConfig.for_model("mistral")) is None
+    indexed = recurrent_state(AutoConfig.for_model("deepseek_v32"))
     assert indexed is not None and "choose keys by an index of their own (DynamicIndexedLayer)" in indexed

@@ -16,10 +16,8 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.embodied.flow import training_flow as embodied_flow
 from rlinf.jobs.reasoning.flow import training_flow as reasoning_flow
 from rlinf.planning.problems import problem_of_recipe
-from rlinf_sched import Plan
-from rlinf_sched.derive import find_model
-from rlinf_sched.derive.memory.rank import MEMORY_KINDS
-from rlinf_sched.problem_schema import problem_json_schema
+from rlinf_sched import Plan, problem_json_schema
+from rlinf_sched.derive import MEMORY_KINDS, find_model
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
@@ -202,10 +200,10 @@ def test_a_robots_recipe_takes_what_the_published_workload_takes(plan):
 
 def test_what_a_recipe_leaves_out_is_planned_as_the_policies_have_it():
     from rlinf_workers.plugins import POLICIES
+    from rlinf_workers.policies import ActingCost
     from rlinf_workers.policies.openvla_oft.options import OftOptions
     from rlinf_workers.policies.pi0.options import Pi0Options
     from rlinf_workers.policies.pi05.options import Pi05Options
-    from rlinf_workers.policies.spec import ActingCost
 
     def cost_of(name: str) -> ActingCost:
         cost = POLICIES.spec(name).acting_cost({"folder": "unread"}, {})

@@ -11,7 +11,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.lora import policy_digest, policy_lora
 from rlinf.jobs.training import check_policy_module
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.policies.base import PolicySettings
+from rlinf_workers.policies import PolicySettings
 
 pytest.importorskip("transformers", minversion="5.17")
 pytest.importorskip("peft")

@@ -16,17 +16,16 @@ from rlinf.jobs import generation
 from rlinf.jobs.generation import engine_options
 from rlinf.planning.memory import all_fit_at_once, job_shape, loads_of
 from rlinf.planning.problems import problem_of_recipe
-from rlinf_sched.cluster import Cluster
+from rlinf_sched import Cluster, Plan, StagePlan
 from rlinf_sched.derive import find_model
 from rlinf_sched.derive.generation import FLOAT32_RATE, FLOAT32_UTILISATION
 from rlinf_sched.derive.steps import LAYER_CALL_S
 from rlinf_sched.derive.training import DENSE_UTILISATION
-from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.engines.sglang.arguments import ON_CPU, ON_GPU
 from rlinf_workers.engines.sglang.memory import kv_tokens
 from rlinf_workers.engines.sglang.options import OWNED, SERVER_ARGUMENTS, SGLangOptions
 from rlinf_workers.engines.sglang.spec import SPEC as SGLANG_SPEC
-from rlinf_workers.launchers.interpreter import Interpreter
+from rlinf_workers.launchers import Interpreter
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 

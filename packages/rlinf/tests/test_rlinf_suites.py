@@ -26,7 +26,7 @@ from rlinf.playing.suite_run import _disturbance, _variant, _without
 from rlinf.playing.suite_scores import COLUMNS, axis_means, rows, score, to_json, wilson
 from rlinf_envs import ActionSpec, Disturbance, EnvSpec, EpisodeEnd, FieldSpec
 from rlinf_envs.adapters.metaworld.tasks import INSTRUCTIONS
-from rlinf_workers.roles.embodied.interface import EnvInterface
+from rlinf_workers.roles import EnvInterface
 
 
 @pytest.mark.parametrize("name", shipped_suites())

@@ -12,7 +12,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.jobs import warm_starts
 from rlinf.jobs.warm_starts import WarmStarts
-from rlinf_workers.launchers.interpreter import Interpreter
+from rlinf_workers.launchers import Interpreter
 
 NONE: Mapping[str, Interpreter] = MappingProxyType({})
 

@@ -7,25 +7,8 @@ non-finite number inside the mask raises `NonFiniteError` with its place. Nothin
 The names are those of `_exports`, imported at first use: `rlinf_algos.algorithm` is for programs without torch too.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rlinf_algos._exports import *  # noqa: F403
+import lazy_loader
 
 __version__ = "0.1.0"
 
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__") and name != "__all__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    exports = importlib.import_module("rlinf_algos._exports")
-    if name in globals():  # a module that was imported with them
-        return globals()[name]
-    if not hasattr(exports, name):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(exports, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__")})
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -147,7 +147,7 @@ class Communicator:
             raise ValueError(f"rank={rank} is not one of the {num_ranks} ranks 0..{num_ranks - 1}")
         library = library or find_library()
         native = _C.NcclCommunicator.create(library, unique_id, num_ranks, rank, name, max_ctas)
-        return cls(native, library, num_ranks, rank, name)._made("creation", timeout_s, check)
+        return cls(native, library, num_ranks, rank, name)._ready("creation", timeout_s, check)
 
     def exchange(
         self,
@@ -217,7 +217,7 @@ class Communicator:
         else:
             self.abort()
 
-    def _made(self, what: str, timeout_s: float, check: Callable[[], object] | None = None) -> Communicator:
+    def _ready(self, what: str, timeout_s: float, check: Callable[[], object] | None = None) -> Communicator:
         try:
             self._poll(what, timeout_s, lambda: True, check)
         except BaseException:

@@ -13,27 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_algos.algorithm import Algorithm
-from rlinf_algos.corrections import (
-    Correction,
-    icepop,
-    masked_importance_sampling,
-    off_policy_sequence_mask,
-    reject_by_divergence,
-    truncated_importance_sampling,
-)
-from rlinf_algos.entropy import adapted_entropy_coef
-from rlinf_algos.parts import (
+from rlinf_algos import (
     ADVANTAGES,
     BUILTIN_ADVANTAGES,
     BUILTIN_POLICY_LOSSES,
     POLICY_LOSSES,
     TOKEN_CHOICES,
+    Algorithm,
+    Correction,
+    PolicyLoss,
+    ValueLoss,
+    adapted_entropy_coef,
     advantage_takes,
+    clipped_value_loss,
+    huber_value_loss,
+    icepop,
+    masked_importance_sampling,
+    off_policy_sequence_mask,
     policy_loss_takes,
+    reject_by_divergence,
+    truncated_importance_sampling,
 )
-from rlinf_algos.policy_loss import PolicyLoss
-from rlinf_algos.value_loss import ValueLoss, clipped_value_loss, huber_value_loss
 from rlinf_comm import record
 from rlinf_workers.token_choice import TokenChoice
 

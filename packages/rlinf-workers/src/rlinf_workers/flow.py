@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlinf_sched.flow_graph import Dispatch, FlowGraph, Stage, WeightEdge
+from rlinf_sched import Dispatch, FlowGraph, Stage, WeightEdge
 from rlinf_workers.errors import FlowDefinitionError
 from rlinf_workers.plugins import imported
 

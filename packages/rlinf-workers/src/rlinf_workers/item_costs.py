@@ -15,7 +15,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from rlinf_sched.profile import ItemCosts
+from rlinf_sched import ItemCosts
 from rlinf_workers.spans import Span
 
 

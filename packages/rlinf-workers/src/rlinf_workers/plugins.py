@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hint
 
 import msgspec
 
-from rlinf_algos.errors import AlgosError
-from rlinf_algos.registry import Registry, did_you_mean
+from rlinf_algos import AlgosError, Registry, did_you_mean
 
 if TYPE_CHECKING:
     from rlinf_workers.engines.spec import EngineSpec

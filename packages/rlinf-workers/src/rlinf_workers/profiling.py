@@ -16,12 +16,22 @@ from statistics import median
 
 import torch
 
-from rlinf_sched.cluster import Cluster, Links
-from rlinf_sched.fit import FittedTimes, StageSample, fit_stage
-from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
-from rlinf_sched.plan import Plan, StagePlan
-from rlinf_sched.problem import Problem
-from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
+from rlinf_sched import (
+    Cluster,
+    FittedTimes,
+    FlowGraph,
+    InstanceProfile,
+    Links,
+    Plan,
+    Problem,
+    Profiles,
+    Stage,
+    StagePlan,
+    StageProfile,
+    StageSample,
+    WeightEdge,
+    fit_stage,
+)
 from rlinf_workers.execution.executor import Executor, FlowRun
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.item_costs import EngineTimes, engine_times, seconds_as_they_came, spread_of

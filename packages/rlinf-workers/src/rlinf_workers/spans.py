@@ -155,11 +155,11 @@ class WaitTable:
 
     def current(self) -> list[Wait]:
         """All waits at this moment; from any thread."""
-        waits = (_told(wait, processes) for wait, processes in self._waits.copy().values())
+        waits = (_with_processes(wait, processes) for wait, processes in self._waits.copy().values())
         return [wait for wait in waits if wait is not None]
 
 
-def _told(wait: Wait, processes: Processes | None) -> Wait | None:
+def _with_processes(wait: Wait, processes: Processes | None) -> Wait | None:
     if processes is None:
         return wait
     try:

@@ -15,10 +15,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from rlinf_algos.algorithm import Algorithm
-from rlinf_algos.parts import TOKEN_CHOICES, policy_loss_takes
-from rlinf_algos.policy_loss import BatchTokens
-from rlinf_algos.selection import SumOverParts, choose_largest
+from rlinf_algos import TOKEN_CHOICES, Algorithm, BatchTokens, SumOverParts, choose_largest, policy_loss_takes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -107,7 +107,7 @@ class Worker:
     def show(self, row: Mapping[str, str | float]) -> None:
         """Hands a few words to people: the row goes to the run's samples file. For a handful of rows a run, not for
         data."""
-        self._host.shown.append(dict(row))
+        self._host.shown_rows.append(dict(row))
 
     def note(self, text: str) -> None:
         """A line for the run's manifest: something did not work as it should have, and what was done instead."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rlinf.finding import Finding
-from rlinf_sched.explain.quantities import gib
-from rlinf_workers.launchers.cluster_report import ClusterReport, NodeReport
+from rlinf_sched.explain import gib
+from rlinf_workers.launchers import ClusterReport, NodeReport
 
 MIN_SHARED_BYTES = 1 << 30
 """Containers have 64 MiB of /dev/shm unless they are told otherwise, and NCCL alone takes tens of MiB a GPU."""

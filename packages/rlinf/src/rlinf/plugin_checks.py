@@ -13,8 +13,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from rlinf.config.yaml_source import describe
 from rlinf.errors import UserError
-from rlinf_algos.errors import AlgosError
-from rlinf_algos.registry import Registry
+from rlinf_algos import AlgosError, Registry
 from rlinf_workers.plugins import Plugins, Spec
 
 S = TypeVar("S", bound=Spec)

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from rlinf_algos.errors import RewardError
 from rlinf_algos.ranges import check_range
 from rlinf_algos.rewards.base import RewardResult
-from rlinf_algos.rewards.registry import register_reward
 
 MAX_CHOICES = 26
 MAX_NESTED = 4
@@ -124,7 +123,6 @@ class MultipleChoice:
 _ANY_NUMBER = MultipleChoice()
 
 
-@register_reward("multiple_choice")
 def multiple_choice(completion: str, reference: str) -> RewardResult:
     """1.0 where the last stated letter is that of the reference.
 
@@ -145,7 +143,9 @@ def stated_letter(text: str, num_choices: int = MAX_CHOICES) -> str | None:
     """
     plain = _plain(text.rpartition("</think>")[2])
     letters = {chr(ord("A") + i) for i in range(num_choices)}
-    statements = [one for one in (*_said(plain), *_on_edge_lines(plain)) if one.letter is None or one.letter in letters]
+    statements = [
+        one for one in (*_statements(plain), *_on_edge_lines(plain)) if one.letter is None or one.letter in letters
+    ]
     best = [one for one in statements if one.is_strong] or statements
     return max(best, key=lambda one: one.start).letter if best else None
 
@@ -177,7 +177,7 @@ def _boxed(box: re.Match[str]) -> str:
     return f"\nAnswer: {match['letter'].upper()}{several[0] if several else ''}\n"
 
 
-def _said(text: str) -> Iterator[_Statement]:
+def _statements(text: str) -> Iterator[_Statement]:
     """Statements in words."""
     for pattern, is_strong in _STATEMENTS:
         for match in pattern.finditer(text):

@@ -72,20 +72,20 @@ class Comparison:
         answer = restated(expected, _with_constant(expected, answer))
         expected = in_feet(expected, answer)
         answer = answer if r"\text" in expected else answer.removeprefix(r"\text{quadrant}")
-        self._expected, self._found = spread(read(expected)), spread(read(answer))
-        self._found = self._found if self._expected.kind == "relation" else _result(self._found)
+        self._expected, self._actual = spread(read(expected)), spread(read(answer))
+        self._actual = self._actual if self._expected.kind == "relation" else _result(self._actual)
         if self._expected.kind in ("set", "list"):
-            self._found = roster_of(read(answer)) or self._found
+            self._actual = roster_of(read(answer)) or self._actual
         self._claim = read(answer)
-        self._expected = self._plain(self._expected, self._found)
-        self._found = self._plain(self._found, self._expected)
+        self._expected = self._plain(self._expected, self._actual)
+        self._actual = self._plain(self._actual, self._expected)
         self._choices = choice_of(expected), choice_of(answer)
         is_list = [re.search(r",|\\text", text) is not None for text in (expected, answer)]
         self._people = people(expected), people(answer)
         self._are_letters = is_list[0] != is_list[1] and None not in (letters_of(expected), letters_of(answer))
         self._are_letters = self._are_letters or ("(" in answer and None not in map(letters_of, (expected, answer)))
         self._is_undecided = r"\text{or}" in answer and len(letters_of(expected) or "") > 1
-        self._known = verdicts
+        self._verdicts = verdicts
         self.open: list[Question] = []
         """Questions without an answer, after `run`."""
 
@@ -107,16 +107,16 @@ class Comparison:
             pairs = [(read(value), read(values[name])) for name, value in expected.items() if name in values]
             return len(pairs) == len(expected) == len(values) and self._all(self._same(*pair) for pair in pairs)
         if self._are_letters:  # of several choices
-            return letters_of(self._expected.text) == letters_of(self._found.text)
+            return letters_of(self._expected.text) == letters_of(self._actual.text)
         if r"\begin{cases}" in self._claim.text and _unnamed(self._expected.text) == _unnamed(self._claim.text):
             return True
         if any(self._choices):
             return self._same_choices()
         family = family_of(self._expected)
-        other_family = family_of(self._found) or (family and same_family(family, self._found))
+        other_family = family_of(self._actual) or (family and same_family(family, self._actual))
         if other_family:
             return self._same_families(family or same_family(other_family, self._expected), other_family)
-        verdict = self._same(self._expected, self._found)
+        verdict = self._same(self._expected, self._actual)
         if verdict is not False:
             return verdict
         return (
@@ -149,10 +149,10 @@ class Comparison:
     def _ask(self, question: Question) -> Verdict:
         if differ_in_letters(question[1], question[2]):
             return False
-        if question not in self._known:
+        if question not in self._verdicts:
             self.open.append(question)
             return None
-        return self._known[question]
+        return self._verdicts[question]
 
     # -- by kind
 
@@ -163,11 +163,11 @@ class Comparison:
             if expected.letters != actual.letters:
                 return False
             return self._same(expected.content, actual.content) if expected.content and actual.content else True
-        choice, other = (expected, self._found) if expected else (actual, self._expected)
+        choice, other = (expected, self._actual) if expected else (actual, self._expected)
         assert choice is not None, "one of them is a choice"
         if letters_of(other.text):
             return choice.letters == letters_of(other.text)
-        whole = self._same(self._expected, self._found)
+        whole = self._same(self._expected, self._actual)
         if choice.content is None:
             return whole
         content = self._same(choice.content, other) if expected else self._same(other, choice.content)

@@ -2,10 +2,8 @@
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import RewardResult
-from rlinf_algos.rewards.registry import register_reward
 
 
-@register_reward("exact_match")
 def exact_match(completion: str, reference: str) -> RewardResult:
     """1.0 where completion and reference are equal but for white space around them; case and inner spaces count.
 

@@ -18,7 +18,6 @@ from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import OUTCOMES, RewardResult
 from rlinf_algos.rewards.comparison import Question
 from rlinf_algos.rewards.process_pool import ProcessPool
-from rlinf_algos.rewards.registry import register_reward
 from rlinf_algos.rewards.verdict import Verdict, decided, expected_answer
 
 _VERDICTS: dict[str, bool] = {"right": True, "wrong": False, "unparseable": False}
@@ -95,14 +94,14 @@ class MathReward:
         expected = [expected_answer(reference) for reference in references]
         verdicts = self._read(completions, references)
         questions = {
-            (right, verdict.found): verdict.questions
+            (right, verdict.normalised): verdict.questions
             for right, verdict in zip(expected, verdicts, strict=True)
             if verdict.outcome == "open"
         }
         outcomes = self._compared(questions)
         results = []
         for right, verdict in zip(expected, verdicts, strict=True):
-            compared = outcomes.get((right, verdict.found), (verdict.outcome, verdict.detail))
+            compared = outcomes.get((right, verdict.normalised), (verdict.outcome, verdict.detail))
             results.append(_result(compared[0], verdict.answer, compared[1]))
         return tuple(results)
 
@@ -140,7 +139,6 @@ def _outcome(
     return "right" if is_right else "wrong", None
 
 
-@register_reward("math_answer")
 def math_answer(completion: str, reference: str) -> RewardResult:
     """`MathReward` with its defaults and one process, which starts at the first need and ends with this one."""
     return _shared()(completion, reference)

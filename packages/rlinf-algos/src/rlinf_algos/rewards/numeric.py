@@ -24,7 +24,6 @@ from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import RewardResult
 from rlinf_algos.rewards.final_answer import stated_answer
 from rlinf_algos.rewards.plain_text import plain_text
-from rlinf_algos.rewards.registry import register_reward
 
 # An exponent has at most three digits: what is longer is no answer, and Decimal would refuse it.
 _NUMBER = re.compile(
@@ -67,7 +66,6 @@ def _last(text: str) -> re.Match[str] | None:
     return last
 
 
-@register_reward("numeric_match")
 def numeric_match(completion: str, reference: str) -> RewardResult:
     """1.0 where the final numbers of completion and reference are equal in value.
 

@@ -33,7 +33,6 @@ from rlinf_algos.rewards.code_tests import (
     is_expected_output,
     read_tests,
 )
-from rlinf_algos.rewards.registry import register_reward
 from rlinf_algos.rewards.sandbox import SandboxLimits, SandboxRun, run_python
 from rlinf_algos.rewards.scoring import score
 
@@ -171,7 +170,6 @@ class CodeReward:
         return outcome, float(outcome == "right"), detail
 
 
-@register_reward("code_tests")
 def code_tests(completion: str, reference: str) -> RewardResult:
     """`CodeReward` with its defaults."""
     return _shared()(completion, reference)

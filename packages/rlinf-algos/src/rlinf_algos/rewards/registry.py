@@ -7,7 +7,18 @@ from rlinf_algos.errors import RewardError
 from rlinf_algos.registry import Registry
 from rlinf_algos.rewards.base import RewardFunction
 
-REWARDS: Registry[RewardFunction] = Registry("reward", error=RewardError)
+REWARDS: Registry[RewardFunction] = Registry(
+    "reward",
+    {
+        "code_tests": "rlinf_algos.rewards.program:code_tests",
+        "exact_match": "rlinf_algos.rewards.exact:exact_match",
+        "math_answer": "rlinf_algos.rewards.mathematics:math_answer",
+        "multiple_choice": "rlinf_algos.rewards.choice:multiple_choice",
+        "numeric_match": "rlinf_algos.rewards.numeric:numeric_match",
+        "think_answer_format": "rlinf_algos.rewards.tagged:think_answer_format",
+    },
+    error=RewardError,
+)
 
 
 F = TypeVar("F", bound=RewardFunction)

@@ -42,7 +42,7 @@ def restated(expected: str, answer: str) -> str:
     answer = re.sub(r"(?<=[0-9])\\min ?(?=[0-9])", r"\\text{min}", answer)
     answer = in_feet(answer, expected)
     if "(" not in expected:
-        answer = _said_once(answer)
+        answer = _without_repetition(answer)
         answer = _of_both_units(expected, answer)
     loss = _LOSS.fullmatch(answer)
     if loss and loss[1] == loss[2]:
@@ -55,7 +55,7 @@ def restated(expected: str, answer: str) -> str:
     return _SOLUTION.sub("", _WAYS.sub(r"\1", answer))
 
 
-def _said_once(answer: str) -> str:
+def _without_repetition(answer: str) -> str:
     """4500 g of "4500 g (4.5 kg)", where the two are equal."""
     again = _AGAIN.fullmatch(answer)
     if again is None:

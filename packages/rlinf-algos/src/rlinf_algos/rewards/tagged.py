@@ -1,12 +1,10 @@
 """Whether a completion has the form `<think> ... </think> <answer> ... </answer>` (DeepSeek-R1, arXiv:2501.12948)."""
 
 from rlinf_algos.rewards.base import RewardResult
-from rlinf_algos.rewards.registry import register_reward
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
-@register_reward("think_answer_format")
 def think_answer_format(completion: str, reference: str) -> RewardResult:
     """1.0 where each tag is there once, in order, with nothing but white space around the two parts, and the answer is
     not blank; the thought may be, as where a template leaves it out.

@@ -50,7 +50,7 @@ class Verdict:
     """"open" where `questions` decide."""
     answer: str | None = None
     detail: str | None = None
-    found: str = ""
+    normalised: str = ""
     """The answer, normalised."""
     questions: tuple[Question, ...] = ()
 
@@ -83,7 +83,7 @@ def _verdict_of(completion: str, reference: str) -> Verdict:
         outcome, questions = _compared(expected, normal) if normal else ("unparseable", ())
     except RecursionError:
         return Verdict("memory", answer, "nested too deeply")
-    return Verdict(outcome, answer, found=normal, questions=questions)
+    return Verdict(outcome, answer, normalised=normal, questions=questions)
 
 
 def decided(expected: str, answer: str, verdicts: Mapping[Question, bool]) -> bool:

@@ -70,7 +70,7 @@ class Peer:
         self._listener = Listener((host, 0), peer_key(incarnation), self._meet, f"peer {name!r}")
         self._address = own_address(name, (host, self._listener.port), incarnation)
         self._directory: Directory | None = None
-        self._known: dict[str, PeerAddress] = {}
+        self._addresses: dict[str, PeerAddress] = {}
         self._links = PeerLinks(name, self._make_link)
         self._inboxes: dict[str, Inbox] = {}
         self._changed = threading.Condition()
@@ -168,7 +168,7 @@ class Peer:
             NoTransport: none works between the two; says why, for each.
         """
         with self._changed:
-            self._known[address.name] = address
+            self._addresses[address.name] = address
         before = self._links.get(address.name)
         if before is not None and before.address.incarnation != address.incarnation:
             self._links.drop(address.name, before)
@@ -192,12 +192,12 @@ class Peer:
 
     def _find(self, name: str) -> PeerAddress | None:
         listed = None if self._directory is None else self._directory.find(name)
-        return listed or self._known.get(name)
+        return listed or self._addresses.get(name)
 
     def _where(self) -> str:
         if self._directory is not None:
             return self._directory.describe()
-        names = ", ".join(sorted(self._known)) or "nobody"
+        names = ", ".join(sorted(self._addresses)) or "nobody"
         return f"it has no directory and knows {names}; connect(address) first, or let the other one connect"
 
     # --- sending ---
@@ -302,7 +302,7 @@ class Peer:
 
     def _objection(self, caller: PeerAddress) -> str | None:
         """Why this caller is not to be met."""
-        before = self._address if caller.name == self.name else self._known.get(caller.name)
+        before = self._address if caller.name == self.name else self._addresses.get(caller.name)
         is_me = before is self._address
         if (
             before
@@ -311,7 +311,7 @@ class Peer:
         ):
             return f"a living peer has the name {caller.name!r}: {before.place}"
         with self._changed:
-            self._known[caller.name] = caller
+            self._addresses[caller.name] = caller
         return None
 
     def enter(self, transport: str, theirs: PeerAddress, incoming: Incoming) -> None:
@@ -321,7 +321,7 @@ class Peer:
         self._read_ahead.add(incoming)
         with self._changed:
             if self._is_open:
-                self._known[theirs.name] = theirs
+                self._addresses[theirs.name] = theirs
                 self._inboxes.setdefault(theirs.name, Inbox()).add(IncomingLink(theirs, incoming))
                 self._changed.notify_all()
                 inboxes = list(self._inboxes.values())

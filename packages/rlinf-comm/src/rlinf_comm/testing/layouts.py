@@ -11,7 +11,7 @@ from rlinf_comm._arrays import dtype_named
 from rlinf_comm.codec import pack, unpack
 from rlinf_comm.copies import CopyTable
 from rlinf_comm.weights.layout import Block, Layout, RankLayout
-from rlinf_comm.weights.plan import ReshardPlan, plan
+from rlinf_comm.weights.plan import ReshardPlan, reshard_plan
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ def reshard(plan: ReshardPlan, src: Sequence[Sequence[torch.Tensor]], dst: Seque
 
 def check_covers_every_tensor(layout: Layout) -> None:
     """Every element of every canonical tensor is stored on some rank, so that the layout can be a source."""
-    outward = plan(layout, Layout.replicated(layout.specs, 1))
+    outward = reshard_plan(layout, Layout.replicated(layout.specs, 1))
     num_bytes = sum(spec.num_bytes for spec in layout.specs.values())
     assert outward.num_bytes == num_bytes, f"{outward.num_bytes} bytes leave this layout, its tensors have {num_bytes}"
 
@@ -84,7 +84,7 @@ def check_round_trip(layout: Layout) -> None:
     import torch
 
     whole = Layout.replicated(layout.specs, 1)
-    inward, outward = plan(whole, layout), plan(layout, whole)
+    inward, outward = reshard_plan(whole, layout), reshard_plan(layout, whole)
     generator = torch.Generator().manual_seed(0)
     want = [_numbers(spec.shape, spec.dtype, generator) for _, spec in sorted(layout.specs.items())]
     stored = [_buffers(rank) for rank in layout.ranks]

@@ -46,24 +46,24 @@ class PeersOver:
 
     def __init__(self, transport: str | Transport) -> None:
         self._transport = transport
-        self._made: dict[str, Peer] = {}
+        self._peers: dict[str, Peer] = {}
         self.by_reference = transport == "memory"
 
     def make(self, *names: str, capacity_bytes: int = SMALL_CAPACITY_BYTES) -> Sequence[Peer]:
         peers = [Peer.listen(name, transports=(self._transport,), capacity_bytes=capacity_bytes) for name in names]
         for peer in peers:
-            self._made.pop(peer.name, None)
-            for other in self._made.values():
+            self._peers.pop(peer.name, None)
+            for other in self._peers.values():
                 peer.connect(other.address, timeout_s=HANG_S)
-            self._made[peer.name] = peer
+            self._peers[peer.name] = peer
         return peers
 
     def crash(self, peer: PeerLike) -> None:
-        self._made.pop(peer.name)._end(farewell=False)
+        self._peers.pop(peer.name)._end(farewell=False)
 
     def __enter__(self) -> PeersOver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for peer in self._made.values():
+        for peer in self._peers.values():
             peer.close()

@@ -25,7 +25,7 @@ from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
 from rlinf_comm.weights.executor import ReshardExecutor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
 from rlinf_comm.weights.manifest import BoxDigest, WeightManifest, manifest_of, merge_manifests, verify
-from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, plan
+from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, reshard_plan
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import WeightStore, WeightStoreAddress
 from rlinf_comm.weights.store.receiver import StoreReceiver
@@ -48,7 +48,7 @@ __all__ = [
     "MoveTable",
     "Piece",
     "ReshardPlan",
-    "plan",
+    "reshard_plan",
     "crossing_plan",
     "spread_plan",
     "ReshardExecutor",

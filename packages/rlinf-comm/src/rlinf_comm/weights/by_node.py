@@ -29,7 +29,7 @@ def crossing_plan(reshard: ReshardPlan, nodes: Sequence[int]) -> ReshardPlan:
     Args:
         nodes: that of each destination rank of `reshard`.
     """
-    memories = [_Kept.by(reshard, nodes, node) for node in sorted(set(nodes))]
+    memories = [_NodeStorage.by(reshard, nodes, node) for node in sorted(set(nodes))]
     tables = [one.arriving(number) for number, one in enumerate(memories)]
     columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in vars(tables[0])}
     return _plan(reshard, MoveTable(**columns), reshard.src_buffers, tuple(one.buffers for one in memories), nodes)
@@ -37,14 +37,14 @@ def crossing_plan(reshard: ReshardPlan, nodes: Sequence[int]) -> ReshardPlan:
 
 def spread_plan(reshard: ReshardPlan, nodes: Sequence[int], node: int) -> ReshardPlan:
     """From a node's memory to its ranks, which are counted among those of the node."""
-    memory = _Kept.by(reshard, nodes, node)
+    memory = _NodeStorage.by(reshard, nodes, node)
     ranks = tuple(rank for rank, of_rank in enumerate(nodes) if of_rank == node)
     targets = tuple(reshard.dst_buffers[rank] for rank in ranks)
     return _plan(reshard, memory.leaving(ranks), (memory.buffers,), targets, (*nodes, node))
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
+class _NodeStorage:
     """What a node keeps: p boxes, for the m moves to its ranks."""
 
     moves: MoveTable
@@ -64,7 +64,7 @@ class _Kept:
     """[p] whether it is kept where another box is, as it is on the ranks."""
 
     @classmethod
-    def by(cls, reshard: ReshardPlan, nodes: Sequence[int], node: int) -> _Kept:
+    def by(cls, reshard: ReshardPlan, nodes: Sequence[int], node: int) -> _NodeStorage:
         moves = reshard.table.select(np.asarray(nodes)[reshard.table.dst_rank] == node)
         dtype_of = [[buffer.dtype for buffer in buffers.values()] for buffers in reshard.dst_buffers]
         ends = zip(moves.dst_rank.tolist(), moves.dst_buffer.tolist(), strict=True)

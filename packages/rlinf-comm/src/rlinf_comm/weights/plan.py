@@ -233,7 +233,7 @@ _kept: OrderedDict[str, ReshardPlan] = OrderedDict()
 _kept_lock = threading.Lock()
 
 
-def plan(src: Layout, dst: Layout) -> ReshardPlan:
+def reshard_plan(src: Layout, dst: Layout) -> ReshardPlan:
     """Plans the way from `src` to `dst`. The last few plans are kept, and given again for equal layouts.
 
     Raises:

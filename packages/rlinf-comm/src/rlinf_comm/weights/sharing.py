@@ -52,7 +52,7 @@ def share_out(table: BlockTable, element_bytes: Int64s) -> Shares:
         table.num_elements[heads[own]] * element_bytes[table.tensor[heads[own]]],
         table.num_ranks,
     )
-    division = _Found(loads.astype(np.int64).tolist(), element_bytes)
+    division = _Shares(loads.astype(np.int64).tolist(), element_bytes)
     division.add_rows(table, heads[own])
     pieces = [(table.start[heads[at]], table.length[heads[at]], rows[first[at] : first[at] + holders[at]])
               for at in np.flatnonzero(plain & (holders > 1))]  # fmt: skip
@@ -74,7 +74,7 @@ def _firsts(table: BlockTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.append(0, np.flatnonzero(changes) + 1)
 
 
-class _Found:
+class _Shares:
     """The shares so far, and how many bytes each rank has to send."""
 
     def __init__(self, loads: list[int], element_bytes: Int64s) -> None:

@@ -107,7 +107,7 @@ class TransferPrograms:
             numbers = [number for number, part in enumerate(self._parts) if part.store == store]
             return self._to_own(numbers, self._store_bytes)
 
-        return self._kept(("stored", store), make)
+        return self._cached(("stored", store), make)
 
     def lent(self, store: int, buffers: Mapping[str, BufferSpec]) -> CopyProgram:
         """What `receive` copies from one store buffer, from the buffers of the rank that fills it, which are
@@ -118,9 +118,9 @@ class TransferPrograms:
             num_bytes = [spec.num_elements * TensorSpec((), spec.dtype).element_bytes for spec in buffers.values()]
             return self._to_own(numbers, num_bytes, buffers)
 
-        return self._kept(("lent", store), make)
+        return self._cached(("lent", store), make)
 
-    def _kept(self, key: tuple[str, int], make: Callable[[], CopyProgram]) -> CopyProgram:
+    def _cached(self, key: tuple[str, int], make: Callable[[], CopyProgram]) -> CopyProgram:
         if key not in self._programs:
             self._programs[key] = make()
         return self._programs[key]

@@ -129,7 +129,7 @@ class StreamReader:
         self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._staged = self._staging[:0]
         self._parser = self._parse()
-        self._wanted = next(self._parser)
+        self._target = next(self._parser)
 
     def take(self) -> tuple[bytes, list[memoryview]]:
         header, buffers = self.ready.popleft()
@@ -175,18 +175,18 @@ class StreamReader:
     def _read(self) -> int:
         """Moves on by some bytes; 0 at the end of the stream."""
         if self._staged:
-            num_bytes = min(len(self._staged), len(self._wanted))
-            self._wanted[:num_bytes] = self._staged[:num_bytes]
+            num_bytes = min(len(self._staged), len(self._target))
+            self._target[:num_bytes] = self._staged[:num_bytes]
             self._staged = self._staged[num_bytes:]
-        elif len(self._wanted) < _STAGING_BYTES:
+        elif len(self._target) < _STAGING_BYTES:
             num_bytes = self._socket.recv_into(self._staging)
             self._staged = self._staging[:num_bytes]
             return num_bytes
         else:
-            num_bytes = self._socket.recv_into(self._wanted)
-        self._wanted = self._wanted[num_bytes:]
-        while not self._wanted and num_bytes:
-            self._wanted = next(self._parser)
+            num_bytes = self._socket.recv_into(self._target)
+        self._target = self._target[num_bytes:]
+        while not self._target and num_bytes:
+            self._target = next(self._parser)
         return num_bytes
 
     def _parse(self) -> Generator[memoryview, None, None]:

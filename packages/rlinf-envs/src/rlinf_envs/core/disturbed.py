@@ -49,7 +49,7 @@ class DisturbedEnv(EnvWrapper):
         seeds = list(seeds)
         observation = self._env.reset(seeds)
         self._rows = [_Row(seed=seed, episode_index=0, time=0) for seed in seeds]
-        return self._shown(observation, self._rows)
+        return self._disturbed(observation, self._rows)
 
     def step(self, actions: Tensor) -> StepResult:
         return self._stepped(self._env.step(actions))
@@ -63,7 +63,7 @@ class DisturbedEnv(EnvWrapper):
     def restore(self, rows: Sequence[RowSnapshot]) -> Observation:
         observation = self._replayable.restore(rows)
         self._rows = [_Row(seed=row.seed, episode_index=row.episode_index, time=len(row.actions)) for row in rows]
-        return self._shown(observation, self._rows)
+        return self._disturbed(observation, self._rows)
 
     @property
     def _replayable(self) -> Any:
@@ -80,8 +80,8 @@ class DisturbedEnv(EnvWrapper):
         for end in result.episodes:
             row = reached[end.env_index]
             self._rows[end.env_index] = _Row(seed=row.seed, episode_index=row.episode_index + 1, time=0)
-        observation = self._shown(result.observation, self._rows)
-        final = self._shown(result.final_observation, reached) if result.episodes else observation
+        observation = self._disturbed(result.observation, self._rows)
+        final = self._disturbed(result.final_observation, reached) if result.episodes else observation
         return StepResult(
             observation=observation,
             rewards=result.rewards,
@@ -92,7 +92,7 @@ class DisturbedEnv(EnvWrapper):
             episodes=result.episodes,
         )
 
-    def _shown(self, observation: Observation, rows: Sequence[_Row]) -> Observation:
+    def _disturbed(self, observation: Observation, rows: Sequence[_Row]) -> Observation:
         changed = dict(observation)
         if self._disturbance.changes_pictures:
             for camera, name in enumerate(self._cameras):

@@ -133,11 +133,11 @@ class _Child:
 
     def step(self, places: Mapping[tuple[str, str], int]) -> tuple[Any, ...]:
         self._take_places(places)
-        return self._told(self.env.step(torch.from_numpy(self.block["actions"][:, 0].copy())))
+        return self._report(self.env.step(torch.from_numpy(self.block["actions"][:, 0].copy())))
 
     def step_chunk(self, places: Mapping[tuple[str, str], int], num_actions: int) -> tuple[Any, ...]:
         self._take_places(places)
-        return self._told(self.env.step_chunk(torch.from_numpy(self.block["actions"][:, :num_actions].copy())))
+        return self._report(self.env.step_chunk(torch.from_numpy(self.block["actions"][:, :num_actions].copy())))
 
     def restore(self, places: Mapping[tuple[str, str], int], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[str]]:
         self._take_places(places)
@@ -183,7 +183,7 @@ class _Child:
                 place.copy_(value)
         return texts
 
-    def _told(self, result: StepResult) -> tuple[Any, ...]:
+    def _report(self, result: StepResult) -> tuple[Any, ...]:
         """Write a result into the block; what does not go there is returned: texts, final texts, episodes."""
         rewards = result.rewards.numpy().reshape(self.env.num_envs, -1)
         self.block["rewards"][:, : rewards.shape[1]] = rewards

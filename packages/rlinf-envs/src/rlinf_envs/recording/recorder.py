@@ -84,7 +84,7 @@ class EpisodeRecorder(EnvWrapper):
     def __init__(self, env: BatchedEnv, cameras: Sequence[str] = ()) -> None:
         super().__init__(env)
         self._cameras = tuple(cameras)
-        self._wanted: set[int] = set()
+        self._seeds_left: set[int] = set()
         self._takes: dict[int, _Take] = {}
         self._episodes: list[RecordedEpisode] = []
         self.problem: str | None = None
@@ -96,7 +96,7 @@ class EpisodeRecorder(EnvWrapper):
 
     def want(self, seeds: Iterable[int]) -> None:
         """The next episode of each of these seeds is kept, in place of what was wanted before."""
-        self._wanted = set(seeds)
+        self._seeds_left = set(seeds)
 
     def take(self) -> list[RecordedEpisode]:
         """The whole episodes that were kept, in the order of their ends; they are given up."""
@@ -107,8 +107,8 @@ class EpisodeRecorder(EnvWrapper):
         seeds = list(seeds)
         self._takes = {}
         for row, seed in enumerate(seeds):
-            if seed in self._wanted:
-                self._wanted.remove(seed)  # a row that only fills a batch may have it too
+            if seed in self._seeds_left:
+                self._seeds_left.remove(seed)  # a row that only fills a batch may have it too
                 self._takes[row] = _Take()
         observation = self._env.reset(seeds)
         if self._watched is None:
@@ -152,7 +152,7 @@ class EpisodeRecorder(EnvWrapper):
         if self._cameras:
             views = [tensor_field(observation, name) for name in self._cameras]
             for row in rows:
-                self._takes[row].pictures.append(_kept(side_by_side([pictures[row].numpy() for pictures in views])))
+                self._takes[row].pictures.append(_small(side_by_side([pictures[row].numpy() for pictures in views])))
         elif rows and self.problem is None:
             try:
                 drawn = self._env.render().numpy()
@@ -160,7 +160,7 @@ class EpisodeRecorder(EnvWrapper):
                 self.problem = _reason(error)
                 return
             for row in rows:
-                self._takes[row].pictures.append(_kept(drawn[row]))
+                self._takes[row].pictures.append(_small(drawn[row]))
 
     def _see(self, moment: Moment) -> None:
         """What an environment in this process tells while it steps."""
@@ -172,7 +172,7 @@ class EpisodeRecorder(EnvWrapper):
         except Exception as error:  # noqa: BLE001 - as above
             self.problem = _reason(error)
         else:
-            self._takes[moment.env_index].pictures.append(_kept(picture))
+            self._takes[moment.env_index].pictures.append(_small(picture))
 
 
 def recorded_env(
@@ -216,7 +216,7 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
 
 
-def _kept(picture: np.ndarray) -> np.ndarray:
+def _small(picture: np.ndarray) -> np.ndarray:
     """A copy that is at most `MAX_HEIGHT` high: means over squares of pixels."""
     factor = -(-picture.shape[0] // MAX_HEIGHT)
     if factor == 1:

@@ -17,7 +17,7 @@ def spans_of(timeline: Timeline) -> Spans:
 
     A weight sync, which the simulator counts once, is given to every rank of the stage that trained.
     """
-    num_shown, start_s, end_s = _shown(timeline)
+    num_shown, start_s, end_s = _typical_steps(timeline)
     inside = np.flatnonzero((timeline.end_s > start_s) & (timeline.start_s < end_s))
     num_copies = np.where(timeline.rank[inside] < 0, timeline.num_instances[timeline.stage[inside]], 1)
     chosen = np.repeat(inside, num_copies)
@@ -40,7 +40,7 @@ def spans_of(timeline: Timeline) -> Spans:
 def path_of(timeline: Timeline) -> dict[str, float]:
     """Label -> seconds of a step on the critical path, in the mean of the steps that are shown: a stage, or what is
     moved."""
-    _, start_s, end_s = _shown(timeline)
+    _, start_s, end_s = _typical_steps(timeline)
     path: dict[str, float] = {}
     for segment in timeline.critical_path:
         label = _PATH_LABELS.get(segment.kind, segment.stage)
@@ -50,7 +50,7 @@ def path_of(timeline: Timeline) -> dict[str, float]:
     return path
 
 
-def _shown(timeline: Timeline) -> tuple[int, float, float]:
+def _typical_steps(timeline: Timeline) -> tuple[int, float, float]:
     """(how many steps, from when, to when).
 
     One after the other: that whose length is nearest to the mean. Where steps overlap they may differ, and repeat only

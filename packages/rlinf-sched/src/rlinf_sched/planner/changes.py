@@ -269,10 +269,10 @@ class Changes:
         """Numbers of ranks on so many devices that were profiled, those that span `first` devices before others."""
         key = s, num_devices, first
         if key not in self._widths_of:
-            self._widths_of[key] = tuple(self._found_widths(*key))
+            self._widths_of[key] = tuple(self._possible_widths(*key))
         return self._widths_of[key]
 
-    def _found_widths(self, s: int, num_devices: int, first: int) -> Iterator[int]:
+    def _possible_widths(self, s: int, num_devices: int, first: int) -> Iterator[int]:
         stage = self._problem.flow.stages[s]
         most = self._problem.profile(stage.name).max_instances
         pinned = self._problem.pinned_devices.get(stage.worker, num_devices)

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rlinf_comm import PeerLost, PeerTimeout, WeightMismatchError, errors, pack, unpack
+import rlinf_comm
+from rlinf_comm import PeerLost, PeerTimeout, WeightMismatchError, pack, unpack
 from rlinf_comm.weights import Layout
 from rlinf_comm.wire import Connection, Deadline, Hello, meet, send_hello
 from rlinf_workers.engines.inside import SERVICE, Attested, Command, CommandReply, Registration
@@ -168,7 +169,7 @@ def _raise_first(processes: Sequence[_Process], answers: Sequence[CommandReply])
     text = "; ".join(f"{process.name}: {answer.text}" for process, answer in failed)
     if first.error_type == WeightSyncRefused.__name__:
         raise WeightSyncRefused(text)
-    error_class = getattr(errors, first.error_type, None)
+    error_class = getattr(rlinf_comm, first.error_type, None)
     if error_class is not None and issubclass(error_class, WeightMismatchError):
         raise error_class(text, tensors=tuple(sorted({name for _, answer in failed for name in answer.tensors})))
     if error_class is not None and issubclass(error_class, ValueError):  # LayoutError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlinf_comm import LayoutError
 from rlinf_comm.weights import Layout, RankLayout
-from rlinf_comm.weights.layouts import TransformerShape, huggingface, merged
+from rlinf_comm.weights.layouts import TransformerShape, huggingface_layout, merged_layout
 from rlinf_workers.engines.inside import HeldWeights, check_held
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.language_model import ModelSettings
@@ -27,7 +27,7 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
     config = json.loads(Path(model.folder, "config.json").read_text())
     shape = TransformerShape.from_config(config, model.dtype)
     sizes = held[0].sizes
-    expected = merged(
+    expected = merged_layout(
         shape, tp=sizes["tp"], ep=sizes.get("ep", 1), expert_tp=sizes.get("expert_tp"), num_ranks=len(held)
     )
     ranks = []
@@ -41,4 +41,4 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
         except LayoutError as error:
             raise LayoutError(f"{config.get('model_type')}, engine process {number}: {error}") from error
         ranks.append(RankLayout(buffers, rank.blocks))
-    return renamed(Layout(expected.specs, tuple(ranks)), huggingface(shape, fused_experts=CONVERTS))
+    return renamed(Layout(expected.specs, tuple(ranks)), huggingface_layout(shape, fused_experts=CONVERTS))

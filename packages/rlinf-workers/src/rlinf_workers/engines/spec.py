@@ -14,9 +14,8 @@ from rlinf_envs import VenvSpec
 from rlinf_workers.plugins import Spec
 
 if TYPE_CHECKING:  # a spec is read while a recipe is looked at, which imports no numpy
-    from rlinf_sched.derive import Gpu, ModelShape
-    from rlinf_sched.derive.memory import JobShape, RankMemory
-    from rlinf_sched.profile import StageProfile
+    from rlinf_sched import StageProfile
+    from rlinf_sched.derive import Gpu, JobShape, ModelShape, RankMemory
 
 MAX_SHOWN_SIZES = 6
 
@@ -64,13 +63,13 @@ class EngineSpec(Spec):
 
     def memory(self, model: ModelShape, job: JobShape) -> RankMemory:
         """What one device of a rank holds; an item is a group."""
-        from rlinf_sched.derive.memory import batch_memory
+        from rlinf_sched.derive import batch_memory
 
         return batch_memory(model, job)
 
     def profile(self, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
         """Times and memory of the rollout stage. Raises: ProfileError where nothing fits."""
-        from rlinf_sched.derive.steps import batch_profile
+        from rlinf_sched.derive import batch_profile
 
         return batch_profile(model, gpu, job, self.memory(model, job))
 

@@ -18,9 +18,7 @@ from typing import Any
 import msgspec
 
 from rlinf_comm import Channel, PeerLost
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.flow_graph import WeightEdge
-from rlinf_sched.plan import Plan
+from rlinf_sched import Cluster, Plan, WeightEdge
 from rlinf_workers.addresses import DRIVERS_NODE
 from rlinf_workers.errors import (
     FlowDefinitionError,
@@ -84,7 +82,7 @@ class FlowRun:
     """Weighted means over all ranks."""
     collected: dict[str, list[Any]]
     """Channel -> items, sorted by key; for the channels that no stage reads."""
-    shown: list[dict[str, str | float]]
+    shown_rows: list[dict[str, str | float]]
     """Rows that workers chose to show people."""
     spans: list[Span]
     start_s: float
@@ -197,7 +195,7 @@ class Executor:
             if name not in self._groups:
                 self._groups.start(name, flow.workers[name], plan.stage(stages[0]))
         opened = self._open[flow.name] = _OpenFlow(planned)
-        for channel in (*planned.graph.channels, *planned.told_channels):
+        for channel in (*planned.graph.channels, *planned.replica_channels):
             self._open_channel(opened, channel)
 
     def replan(self, flow: Flow, plan: Plan) -> None:
@@ -238,7 +236,7 @@ class Executor:
 
     def _open_channel(self, opened: _OpenFlow, channel: str) -> None:
         planned = opened.planned
-        stage = planned.told_channels.get(channel)
+        stage = planned.replica_channels.get(channel)
         readers = self._ranks_of(planned, [stage] if stage else planned.graph.readers(channel))
         writers = self._ranks_of(planned, [stage] if stage else planned.graph.writers(channel))
         nodes = {rank: self._groups.node(*rank) for rank in (*readers, *writers)}
@@ -365,7 +363,7 @@ class Executor:
         return FlowRun(
             metrics=merge(outcome.metrics for outcome in outcomes),
             collected={channel: future.result() for channel, future in collecting.items()},
-            shown=[row for outcome in outcomes for row in outcome.shown],
+            shown_rows=[row for outcome in outcomes for row in outcome.shown_rows],
             spans=[*(span for outcome in outcomes for span in outcome.spans), *self._groups.residents.take_spans()],
             start_s=start_s,
             duration_s=duration_s,
@@ -385,7 +383,7 @@ class Executor:
     ) -> list[tuple[StageCall, int, Future[StageOutcome]]]:
         planned, started = opened.planned, []
         addresses = {name: channel.address for name, channel in opened.channels.items()}
-        replica_channels = {stage: channel for channel, stage in planned.told_channels.items()}
+        replica_channels = {stage: channel for channel, stage in planned.replica_channels.items()}
         for rank, lane, call in planned.stage_calls(addresses, self._weights.versions, context):
             worker = planned.graph.stage(call.stage).worker
             there = placed(call, self._groups.node(worker, rank), opened.places, replica_channels.get(call.stage))
@@ -514,7 +512,7 @@ class Executor:
             self._abort(opened, "a worker was lost")
             for channels in (opened.channels, opened.homes, opened.places):
                 channels.clear()
-            for channel in (*opened.planned.graph.channels, *opened.planned.told_channels):
+            for channel in (*opened.planned.graph.channels, *opened.planned.replica_channels):
                 self._open_channel(opened, channel)
 
     # -- ending ----------------------------------------------------------------------------------------------------

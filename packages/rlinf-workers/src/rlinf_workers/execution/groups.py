@@ -8,8 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.plan import StagePlan
+from rlinf_sched import Cluster, StagePlan
 from rlinf_workers.addresses import DRIVERS_NODE, LOOPBACK
 from rlinf_workers.errors import FlowDefinitionError
 from rlinf_workers.execution.meetings import Meetings

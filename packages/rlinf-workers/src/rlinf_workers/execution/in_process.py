@@ -50,7 +50,7 @@ class InProcessWorkers:
     def metrics(self) -> dict[str, float]:
         """What the workers have recorded since the last call, as `FlowRun.metrics`."""
         for host in self._hosts:
-            host.shown.clear()
+            host.shown_rows.clear()
         return merge(host.metrics.drain() for host in self._hosts)
 
     @torch.no_grad()

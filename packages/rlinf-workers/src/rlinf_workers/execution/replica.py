@@ -38,7 +38,7 @@ class FirstRank:
     ) -> None:
         self._name = name
         self._channel = channel
-        self._told = replica_channel
+        self._replica_channel = replica_channel
         self._others = range(identity.rank + 1, identity.rank + identity.num_ranks_per_replica)
         self._waiting = waiting
 
@@ -62,10 +62,10 @@ class FirstRank:
     def _tell(self, what: Any) -> None:
         for rank in self._others:
             try:
-                self._told.put((self._name, what), key=rank, timeout_s=0.0)
+                self._replica_channel.put((self._name, what), key=rank, timeout_s=0.0)
             except ChannelTimeout:
                 with self._waiting():
-                    self._told.put((self._name, what), key=rank)
+                    self._replica_channel.put((self._name, what), key=rank)
 
 
 class OtherRank:
@@ -83,7 +83,7 @@ class OtherRank:
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._name = name
-        self._told = replica_channel
+        self._replica_channel = replica_channel
         self._worker = identity.name
         self._keys = [identity.rank]
         self._waiting = waiting
@@ -101,7 +101,7 @@ class OtherRank:
 
     def _hear(self, doing: str) -> tuple[Item, Any]:
         with self._waiting():
-            items = self._told.take(keys=self._keys)
+            items = self._replica_channel.take(keys=self._keys)
         if not items:
             raise self._astray(doing, "was done")
         name, what = items[0].value

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlinf_comm import ChannelAddress, ServerAddress, record
-from rlinf_sched.flow_graph import FlowGraph, WeightEdge
-from rlinf_sched.plan import Plan
+from rlinf_sched import FlowGraph, Plan, WeightEdge
 from rlinf_workers.flow import Flow
 from rlinf_workers.metrics import WeightedMetric
 from rlinf_workers.spans import Span
@@ -70,7 +69,7 @@ class StageCall:
     """Weight edge -> policy version to serve before the first chunk."""
     publishes: tuple[str, ...]
     """Weight edges on which to publish when the stage is done."""
-    told: ItemAddress | None
+    replica_channel: ItemAddress | None
     """Where the first rank of a replica tells the others what it took; None where a replica is one rank."""
 
 
@@ -81,7 +80,7 @@ class StageOutcome:
 
     metrics: dict[str, WeightedMetric]
     spans: list[Span]
-    shown: list[dict[str, str | float]]
+    shown_rows: list[dict[str, str | float]]
     """Rows for people, see Worker.show."""
     notes: list[str]
     """Lines for the manifest, see Worker.note."""
@@ -102,7 +101,7 @@ class PlannedFlow:
         """(rank, lane, call) for each rank of each stage: the stages of one worker group run on lanes of their own.
 
         Args:
-            addresses: channel -> its address, for every channel, those of `told_channels` too.
+            addresses: channel -> its address, for every channel, those of `replica_channels` too.
             versions: optimizer steps behind the weights that were last published on each edge that was synced, also of
                 other flows.
         """
@@ -113,17 +112,17 @@ class PlannedFlow:
 
     def num_writers(self, channel: str) -> int:
         """Who has to close the channel: each replica that writes it, or the driver."""
-        if channel in self.told_channels:
-            return self.plan.stage(self.told_channels[channel]).num_replicas
+        if channel in self.replica_channels:
+            return self.plan.stage(self.replica_channels[channel]).num_replicas
         num_replicas = sum(self.plan.stage(stage).num_replicas for stage in self.graph.writers(channel))
         return num_replicas + (channel in self.graph.feeds)
 
     @cached_property
-    def told_channels(self) -> dict[str, str]:
+    def replica_channels(self) -> dict[str, str]:
         """Channels beside the flow's own, and their stages: where first ranks tell the others of their replicas what
         they took."""
         split = [placed.stage for placed in self.plan.stages if placed.num_ranks_per_replica > 1]
-        return {f"{stage}, told in its replicas": stage for stage in split}
+        return {f"{stage}, within its replicas": stage for stage in split}
 
     def port(
         self,
@@ -213,5 +212,7 @@ class PlannedFlow:
             discards=placed.offload and self._are_renewed(stage.worker, versions),
             receives={edge.name: version for edge, version in versions.items() if edge.target == stage.worker},
             publishes=tuple(edge.name for edge in versions if edge.source == stage.worker and stage.trains),
-            told=next((addresses[channel] for channel, owner in self.told_channels.items() if owner == name), None),
+            replica_channel=next(
+                (addresses[channel] for channel, owner in self.replica_channels.items() if owner == name), None
+            ),
         )

@@ -65,7 +65,7 @@ class StageRunner(Pauses):
     def _run(self) -> StageOutcome:
         call = self._call
         self._host.step = call.context
-        if call.told is not None:
+        if call.replica_channel is not None:
             _ = self._host.rank_groups  # all ranks meet here: in the body, one without items would be missing
         readers = [Reader(port, self._link(port), self) for port in call.reads]
         writers = [Writer(port, self._link(port), self) for port in call.writes]
@@ -82,14 +82,14 @@ class StageRunner(Pauses):
         if self._is_first:
             for port in call.writes:
                 self._channel(port).close()
-        if call.told is not None:
-            self._end_telling(open_channel(call.told))
-        metrics, rows = self._host.metrics.drain(), self._host.shown
-        notes, self._host.shown, self._host.notes = self._host.notes, [], []
+        if call.replica_channel is not None:
+            self._end_telling(open_channel(call.replica_channel))
+        metrics, rows = self._host.metrics.drain(), self._host.shown_rows
+        notes, self._host.shown_rows, self._host.notes = self._host.notes, [], []
         return StageOutcome(
             metrics=metrics if self._is_first else {},
             spans=self._spans,
-            shown=rows if self._is_first else [],
+            shown_rows=rows if self._is_first else [],
             notes=notes,
             policy_version=self._worker.policy_version,
         )
@@ -108,9 +108,9 @@ class StageRunner(Pauses):
 
     def _link(self, port: Port) -> ItemEnd:
         """A port's channel, as this rank of its replica uses it."""
-        if self._call.told is None:
+        if self._call.replica_channel is None:
             return self._channel(port)
-        replica_channel, waits = open_channel(self._call.told), self._host.waits
+        replica_channel, waits = open_channel(self._call.replica_channel), self._host.waits
         if self._is_first:
             waiting = functools.partial(waits.waiting, "other ranks")
             return FirstRank(port.channel, self._channel(port), replica_channel, self._host.identity, waiting)
@@ -221,7 +221,7 @@ class StageRunner(Pauses):
                     with self._span("receive weights", SYNC_SPAN), waiting:
                         self._host.receive_weights(edge, version)
                     # What another rank of the replica makes with these weights leaves elsewhere.
-                    if self._call.told is not None or self._worker.checks_first:
+                    if self._call.replica_channel is not None or self._worker.checks_first:
                         self.before_put()
                     self._worker.weights_received(version)
         self._lock()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from rlinf_comm.weights import Layout, ReshardPlan
-from rlinf_comm.weights import plan as reshard_plan
-from rlinf_sched.flow_graph import WeightEdge
+from rlinf_comm.weights import reshard_plan as reshard_plan
+from rlinf_sched import WeightEdge
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, WeightSyncRefused
 from rlinf_workers.execution.groups import RunningGroups
 from rlinf_workers.plugins import WEIGHT_SYNCS

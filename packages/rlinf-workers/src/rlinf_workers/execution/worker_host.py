@@ -80,7 +80,7 @@ class WorkerHost:
         self.request = request
         self.metrics = MetricTable()
         self.waits = WaitTable(identity.name)
-        self.shown: list[dict[str, str | float]] = []
+        self.shown_rows: list[dict[str, str | float]] = []
         """Rows for people, see Worker.show."""
         self.notes: list[str] = []
         """Lines for the manifest, see Worker.note."""
@@ -161,7 +161,7 @@ class WorkerHost:
     def abandon(self) -> None:
         """SupportsAbort what a run has recorded that is given up."""
         self.metrics.drain()
-        self.shown, self.notes = [], []
+        self.shown_rows, self.notes = [], []
         try:
             self.worker.abandon()
         except Exception:  # noqa: BLE001 - whatever a user's own worker raises

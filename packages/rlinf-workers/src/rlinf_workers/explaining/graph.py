@@ -154,7 +154,7 @@ class _Maker:
             holders = self._snapshot.lease_holders.get(wait.number, ())
             leaving = tuple(f"{worker} offload" for worker in self._snapshot.leaving)
             # It is inside once it was let in, and then waits for those whose state is still there.
-            return replace(node, whose_move=_known(self._bare, (*holders, *leaving), but=node.name))
+            return replace(node, whose_move=_unfinished(self._bare, (*holders, *leaving), but=node.name))
         if wait.kind == "room for weights":
             return replace(node, whose_move=self._of_group(wait.of.partition(" -> ")[2]))
         if wait.kind in ("collective", "backend collective"):
@@ -165,7 +165,7 @@ class _Maker:
             return replace(node, whose_move=self._other_ranks(node, wait))
         if wait.kind == "other stage":
             others = (one.name for one in self._bare.values() if one.process == node.process)
-            return replace(node, whose_move=_known(self._bare, others, but=node.name))
+            return replace(node, whose_move=_unfinished(self._bare, others, but=node.name))
         return node  # its own thread checks weights; or the driver answers, whose threads tell no waits
 
     def _at_channel(self, node: WaitNode, wait: Wait) -> WaitNode:
@@ -181,7 +181,7 @@ class _Maker:
         movers.append(f"{DRIVER}: {'feeds' if wait.kind == 'items' else 'collects'} {wait.of}")
         states = [one for one in self._snapshot.channels if one.name == wait.of]
         remark = "".join(f"{one.num_entries} entries, {one.num_bytes} of {one.capacity_bytes} bytes" for one in states)
-        return replace(node, whose_move=_known(self._bare, movers), remark=remark)
+        return replace(node, whose_move=_unfinished(self._bare, movers), remark=remark)
 
     def _in_collective(self, node: WaitNode, wait: Wait) -> WaitNode:
         """Those who are not in the same collective."""
@@ -204,7 +204,7 @@ class _Maker:
         if stage is None:
             return ()
         name = f"{stage.worker}/{rank - rank % stage.num_ranks_per_replica} {stage.name}"
-        return _known(self._bare, [name], but=node.name)
+        return _unfinished(self._bare, [name], but=node.name)
 
     def _other_ranks(self, node: WaitNode, wait: Wait) -> tuple[str, ...]:
         """The ranks of a replica behind its first."""
@@ -212,7 +212,7 @@ class _Maker:
         if stage is None:
             return ()
         others = range(rank + 1, rank + stage.num_ranks_per_replica)
-        return _known(self._bare, (f"{stage.worker}/{other} {stage.name}" for other in others))
+        return _unfinished(self._bare, (f"{stage.worker}/{other} {stage.name}" for other in others))
 
     def _of_group(self, group: str) -> tuple[str, ...]:
         """What the ranks of a worker group have not finished."""
@@ -260,7 +260,7 @@ def _collective(wait: Wait) -> tuple[object, ...]:
     return wait.kind, wait.of, wait.ranks, wait.number, wait.operation
 
 
-def _known(nodes: Mapping[str, WaitNode], names: Iterable[str], *, but: str = "") -> tuple[str, ...]:
+def _unfinished(nodes: Mapping[str, WaitNode], names: Iterable[str], *, but: str = "") -> tuple[str, ...]:
     """Those of the names that have not finished."""
     return tuple(name for name in dict.fromkeys(names) if name in nodes and name != but)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from rlinf_workers.control_characters import printable
 from rlinf_workers.explaining.explanation import Look, RunExplanation
 from rlinf_workers.explaining.graph import SETTLED_S, Cause, Culprit, WaitNode
 from rlinf_workers.explaining.stacks import Frame, Stacks, ThreadStack
-from rlinf_workers.printable import printable
 
 NUM_CULPRITS = 3
 TIMES_EXPECTED = 3.0

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlinf_sched.cluster import Links
+from rlinf_sched import Links
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

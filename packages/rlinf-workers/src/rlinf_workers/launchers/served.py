@@ -16,7 +16,7 @@ from concurrent.futures import Future, InvalidStateError
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any, Protocol
 
-from rlinf_algos.registry import path_of
+from rlinf_algos import path_of
 from rlinf_comm import DecodeError, PeerLost, modules_of, pack, unpack
 from rlinf_comm.wire import FOREVER, Connection, disagreement, encode_hello, receive_hello
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, SettingsRefused, WorkerLost, WorkersError

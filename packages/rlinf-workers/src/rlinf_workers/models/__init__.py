@@ -1,1 +1,5 @@
 """Models: Hugging Face language models and small actor-critics."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

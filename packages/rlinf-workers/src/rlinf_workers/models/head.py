@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_algos.head import head_logprobs, head_logprobs_and_entropy
-from rlinf_algos.logprobs import logit_norms
-from rlinf_sched.derive.memory import MAX_LOGITS_BYTES
+from rlinf_algos import head_logprobs, head_logprobs_and_entropy, logit_norms
+from rlinf_sched.derive import MAX_LOGITS_BYTES
 from rlinf_workers.trainers.base import ModelOutputs
 
 PLAIN_HEADS = frozenset({"gemma", "gemma2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_algos.router import router_balance_loss
+from rlinf_algos import router_balance_loss
 from rlinf_workers.models.packed import PackedBatch
 from rlinf_workers.models.sequences import SequenceBatch
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_algos.logprobs import logit_norms, logprobs_and_entropy, token_logprobs
+from rlinf_algos import logit_norms, logprobs_and_entropy, token_logprobs
 from rlinf_workers.models.head import answers_of_states, has_large_logits, logit_norms_of_states
 from rlinf_workers.models.language_model import (
     ModelSettings,

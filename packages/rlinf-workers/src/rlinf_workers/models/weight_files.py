@@ -69,7 +69,7 @@ class WeightFiles:
 
         Raises: WeightFilesError for a tensor that the files do not have, or a box that is not inside it.
         """
-        spec = self._known(name)
+        spec = self._spec_of(name)
         box = box or spec.whole
         stops = [first + length for first, length in zip(box.start, box.shape, strict=True)]
         if len(box.shape) != len(spec.shape) or any(stop > size for stop, size in zip(stops, spec.shape, strict=True)):
@@ -113,7 +113,7 @@ class WeightFiles:
         if wrong:
             raise WeightFilesError(f"{self.folder}: of another shape than the model's: {_some(wrong)}")
 
-    def _known(self, name: str) -> TensorSpec:
+    def _spec_of(self, name: str) -> TensorSpec:
         if name not in self.specs:
             raise WeightFilesError(f"{self.folder}: no safetensors file has {name!r}")
         return self.specs[name]

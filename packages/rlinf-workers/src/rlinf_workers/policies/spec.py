@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.derive import ModelShape
 from rlinf_workers.plugins import Spec
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_algos.registry import path_of
+from rlinf_algos import path_of
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launchers.base import Identity

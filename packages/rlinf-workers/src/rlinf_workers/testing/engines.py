@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 
-from rlinf_comm.weights import Layout, ReshardPlan, execute, plan, specs_of
+from rlinf_comm.weights import Layout, ReshardPlan, execute, reshard_plan, specs_of
 from rlinf_workers.engines.base import Completions, GenerationEngine, RemoteWeights
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
@@ -318,7 +318,7 @@ def _send_other_weights(engine: GenerationEngine, reference: Any) -> None:
         if tensor.dim() > 1:
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
     specs = specs_of(weights)
-    reshard = plan(Layout.replicated(specs, 1), engine.layout().with_dtypes_of(specs))
+    reshard = reshard_plan(Layout.replicated(specs, 1), engine.layout().with_dtypes_of(specs))
     if isinstance(engine, RemoteWeights):
         _send_elsewhere(engine, weights, reshard, 5)
     else:

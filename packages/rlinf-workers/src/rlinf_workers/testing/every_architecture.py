@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlinf_workers.models.small_copy import NoSmallCopy
-from rlinf_workers.roles.language.probe import WAYS, ProbeResult, kept_state, probe_architecture, probe_refusal
+from rlinf_workers.roles.language.probe import WAYS, ProbeResult, probe_architecture, probe_refusal, recurrent_state
 
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     **{name: {"head_dim": 128} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
@@ -55,7 +55,7 @@ def verdict_on(model_type: str, *, seed: int = 4) -> ArchitectureResult:
 
     try:
         config = AutoConfig.for_model(model_type, **CHANGES.get(model_type, {}))
-        reason = kept_state(config) and probe_refusal(config, (), num_tokens=1)
+        reason = recurrent_state(config) and probe_refusal(config, (), num_tokens=1)
         probes = {} if reason else probe_architecture(config, tuple(WAYS), seed=seed)
     except NoSmallCopy as error:
         return ArchitectureResult(model_type=model_type, refused=f"it could not be tried: {error}")

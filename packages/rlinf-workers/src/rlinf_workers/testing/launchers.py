@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlinf_algos.registry import path_of
+from rlinf_algos import path_of
 from rlinf_workers import protocol
 from rlinf_workers.errors import RemoteError, WorkerLost, WorkersError
 from rlinf_workers.group import WorkerGroup
@@ -119,7 +119,7 @@ def check_services(make: Make, folder: Path) -> None:
         launcher.serve("echo", lambda worker, value, reply: reply(f"{worker} asks {value}"))
         asking = start(launcher, folder, Fault, "echo").handles[0]
         early = asking.call("process_id", lane=1)
-        assert asking.call("told").result(START_S) == "fault/0 asks 0"
+        assert asking.call("first_reply").result(START_S) == "fault/0 asks 0"
         assert early.result(START_S) > 0
 
 

@@ -109,7 +109,7 @@ class Fault(Worker):
     def __init__(self, service: str = "") -> None:
         """A `service` of the driver is asked before the worker is there to be called."""
         self._num_calls = 0
-        self._told = self.ask(service, 0) if service else None
+        self._reply = self.ask(service, 0) if service else None
 
     def count(self) -> int:
         """Calls before this one."""
@@ -121,9 +121,9 @@ class Fault(Worker):
         with self._host.waits.waiting("service", service):
             return self._host.request(service, value).result()
 
-    def told(self) -> str | None:
+    def first_reply(self) -> str | None:
         """What the service replied that the constructor asked."""
-        return self._told
+        return self._reply
 
     def raise_error(self) -> None:
         raise ValueError("broken on purpose")

@@ -24,9 +24,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rlinf_algos.registry import path_of
-from rlinf_comm import WeightMismatchError, WeightTimeout, codec
-from rlinf_comm.weights import Layout, TensorSpec, execute, plan, specs_of
+from rlinf_algos import path_of
+from rlinf_comm import WeightMismatchError, WeightTimeout, pack, unpack
+from rlinf_comm.weights import Layout, TensorSpec, execute, reshard_plan, specs_of
 from rlinf_workers.errors import RemoteError
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launchers.local.launcher import LocalLauncher
@@ -110,7 +110,7 @@ def parts_of(whole: Mapping[str, Tensor], layout: Layout) -> list[dict[str, Tens
         {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in rank.buffers.items()}
         for rank in layout.ranks
     ]
-    execute(plan(Layout.replicated(specs_of(whole), 1), layout), [whole], parts)
+    execute(reshard_plan(Layout.replicated(specs_of(whole), 1), layout), [whole], parts)
     return parts
 
 
@@ -185,7 +185,7 @@ class _Edge:
 
 @contextmanager
 def _edge(make: MakeWeightSync, source: Layout, target: Layout, options: Mapping[str, Any]) -> Iterator[_Edge]:
-    reshard = plan(source, target)
+    reshard = reshard_plan(source, target)
     sync, path = make("edge", reshard, **options), path_of(make)
 
     def ports(side: Literal["send", "receive"], num_ranks: int) -> list[WeightPort]:
@@ -197,7 +197,7 @@ def _edge(make: MakeWeightSync, source: Layout, target: Layout, options: Mapping
     with TemporaryDirectory() as folder, launched(LocalLauncher) as launcher:
         server = start(launcher, Path(folder), Server)
         server.call("open", ports("receive", target.num_ranks), target)
-        crossed = codec.unpack(codec.pack(ports("send", source.num_ranks)))
+        crossed = unpack(pack(ports("send", source.num_ranks)))
         senders = [WEIGHT_SYNCS.get(path).open_sender(port) for port in crossed]
         yield _Edge(sync, source, target, senders, server)
 

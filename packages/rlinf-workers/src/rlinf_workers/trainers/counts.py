@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlinf_sched.derive import Gpu, ModelShape
-from rlinf_sched.derive.memory import NUM_MOMENTS, JobShape, RankMemory, update_bytes, warm_start_bytes
-from rlinf_sched.derive.parallel import ring_bytes_per_s
-from rlinf_sched.derive.steps import describe_numbers, forward_s, launch_s, proportional
-from rlinf_sched.profile import InstanceProfile, StageProfile
+from rlinf_sched import InstanceProfile, StageProfile
+from rlinf_sched.derive import (
+    NUM_MOMENTS,
+    Gpu,
+    JobShape,
+    ModelShape,
+    RankMemory,
+    describe_numbers,
+    forward_s,
+    launch_s,
+    proportional,
+    ring_bytes_per_s,
+    update_bytes,
+    warm_start_bytes,
+)
 
 if TYPE_CHECKING:
     from rlinf_workers.trainers.spec import TrainerSpec

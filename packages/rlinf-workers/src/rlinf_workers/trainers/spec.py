@@ -14,9 +14,8 @@ from rlinf_envs import VenvSpec
 from rlinf_workers.plugins import Spec
 
 if TYPE_CHECKING:  # a spec is read while a recipe is looked at, which imports no numpy
-    from rlinf_sched.derive import Gpu, ModelShape
-    from rlinf_sched.derive.memory import JobShape, RankMemory
-    from rlinf_sched.profile import StageProfile
+    from rlinf_sched import StageProfile
+    from rlinf_sched.derive import Gpu, JobShape, ModelShape, RankMemory
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -137,7 +136,7 @@ class TrainerSpec(Spec):
 
     def forward_profile(self, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
         """Times and memory of a stage that reads with a frozen model: the reference."""
-        from rlinf_sched.derive.steps import read_profile
+        from rlinf_sched.derive import read_profile
 
         expert_parallel, num_stages = self.cut(job)
         return read_profile(model, gpu, self.computed(job), expert_parallel=expert_parallel, num_stages=num_stages)

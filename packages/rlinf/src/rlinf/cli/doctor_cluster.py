@@ -13,12 +13,9 @@ from rlinf.cluster_findings import clock, judge, rate
 from rlinf.doctor import OWN_PACKAGES
 from rlinf.errors import UserError
 from rlinf.plugin_checks import spec_of
-from rlinf_sched.cluster import Links
-from rlinf_sched.errors import SchedError
-from rlinf_sched.explain.quantities import gib
-from rlinf_sched.problem import Problem
-from rlinf_sched.problem_file import read_problem
-from rlinf_workers.launchers.cluster_report import ClusterReport, NodeReport, WayReport
+from rlinf_sched import Links, Problem, SchedError, read_problem
+from rlinf_sched.explain import gib
+from rlinf_workers.launchers import ClusterReport, NodeReport, WayReport
 
 PACKAGES = (*OWN_PACKAGES, "torch", "numpy", "transformers", "msgspec")
 """Have to be of one version on all nodes."""
@@ -108,7 +105,7 @@ def _problem_to_change(path: Path) -> Problem:
 
 
 def _looked_at(address: str, launcher: str | None) -> ClusterReport:
-    from rlinf_workers.errors import ClusterRefused
+    from rlinf_workers import ClusterRefused
     from rlinf_workers.plugins import LAUNCHERS
 
     able = [spec.name for spec in LAUNCHERS.specs() if spec.can_look]

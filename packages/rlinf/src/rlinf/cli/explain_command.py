@@ -17,8 +17,7 @@ from rlinf.errors import UserError
 from rlinf.run_folder.plain_files import create_plain, read_plain, read_plain_json
 
 if TYPE_CHECKING:
-    from rlinf_workers.explaining.explanation import ProcessSight
-    from rlinf_workers.explaining.snapshot import ProcessRecord, Snapshot
+    from rlinf_workers.explaining import ProcessRecord, ProcessSight, Snapshot
 
 STALE_S = 10.0
 """The driver writes once a second; one that has written nothing for so long hangs, or has no processor."""
@@ -43,11 +42,15 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from rlinf.run_folder.folder import WAITS
     from rlinf.run_folder.lock import check_owner
-    from rlinf_workers.explaining.explanation import explain
-    from rlinf_workers.explaining.processes import process_states
-    from rlinf_workers.explaining.snapshot import DRIVER, read_snapshot
-    from rlinf_workers.explaining.text import explanation_json, explanation_text
-    from rlinf_workers.printable import printable_lines
+    from rlinf_workers import printable_lines
+    from rlinf_workers.explaining import (
+        DRIVER,
+        explain,
+        explanation_json,
+        explanation_text,
+        process_states,
+        read_snapshot,
+    )
 
     folder: Path = args.run_folder
     manifest = _manifest(folder)
@@ -102,7 +105,7 @@ def _with_own_logs(snapshot: Snapshot, folder: Path) -> Snapshot:
 def _seen_elsewhere(folder: Path, snapshot: Snapshot) -> list[ProcessSight]:
     """The processes of other hosts than this one, which is the driver's: it asks its workers there."""
     from rlinf.run_folder.folder import ASKED, SEEN
-    from rlinf_workers.explaining.explanation import ProcessSight
+    from rlinf_workers.explaining import ProcessSight
 
     hosts = {record.host for record in snapshot.processes}
     if platform.node() not in hosts or len(hosts) == 1:

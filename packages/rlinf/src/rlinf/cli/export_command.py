@@ -8,7 +8,7 @@ from typing import Any
 
 from rlinf.cli.output_folder import cannot_write
 from rlinf.run_folder.export import BEST, DTYPES, NEWEST, export, find_checkpoint
-from rlinf_workers.printable import printable
+from rlinf_workers import printable
 
 
 def add_parser(subparsers: Any) -> None:

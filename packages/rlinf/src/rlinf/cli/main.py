@@ -39,7 +39,7 @@ from rlinf.config.foreign_names import FOREIGN
 from rlinf.config.overrides import split_overrides
 from rlinf.config.schema import SHIPPED
 from rlinf.errors import RunFailed, Terminated, UserError
-from rlinf_workers.log_level import LOG_LEVEL_VARIABLE, LOG_LEVELS, set_up_logging
+from rlinf_workers import LOG_LEVEL_VARIABLE, LOG_LEVELS, set_up_logging
 
 COMMANDS = (
     train,
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, RunFailed, OSError, MemoryError, RecursionError) as error:
         if shows_traceback:
             raise
-        from rlinf_workers.printable import printable_lines
+        from rlinf_workers import printable_lines
 
         print(f"error: {printable_lines(_text(error))}", file=sys.stderr)
         return WRONG_INPUT if isinstance(error, UserError | RecursionError) else FAILED
@@ -188,7 +188,7 @@ def _reader_left() -> int:
 
 def entry_point() -> NoReturn:
     """The console script."""
-    from rlinf_workers.compiled_code import keep_compiled_code_private
+    from rlinf_workers import keep_compiled_code_private
 
     keep_compiled_code_private()
     signal.signal(signal.SIGTERM, _terminate)

@@ -74,7 +74,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.schema:
-        from rlinf_sched.problem_schema import problem_json_schema
+        from rlinf_sched import problem_json_schema
 
         print(json.dumps(problem_json_schema(), indent=2))
         return 0
@@ -111,8 +111,8 @@ def _problem(
     name: str, overrides: list[str], gpu: str | None, env_step_s: float | None
 ) -> tuple[Problem, JobConfig | None]:
     """The problem, and the config where it is that of a recipe."""
+    from rlinf_sched import read_problem
     from rlinf_sched.derive import WORKLOADS, workload
-    from rlinf_sched.problem_file import read_problem
 
     if name in WORKLOADS or _is_problem_file(Path(name)):
         if overrides:

@@ -17,8 +17,8 @@ from rlinf.errors import UserError
 from rlinf.machine_load import LoadMeter, OtherLoad
 
 if TYPE_CHECKING:
-    from rlinf_sched.problem import Problem
-    from rlinf_workers.profiling import Measured
+    from rlinf_sched import Problem
+    from rlinf_workers import Measured
 
 MAX_SPREAD = 0.2
 """Median distance of repeats from their median, from which on a time is called disturbed."""

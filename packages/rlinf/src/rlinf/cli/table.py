@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from rlinf_workers.printable import printable
+from rlinf_workers import printable
 
 WIDE = 110
 """Columns for text where no terminal says how many it has."""

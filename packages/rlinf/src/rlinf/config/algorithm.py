@@ -13,9 +13,7 @@ from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapSerializ
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.base import CROSS_CHECK, Conflict
-from rlinf_algos.algorithm import Algorithm, AlgorithmError, filled
-from rlinf_algos.errors import AlgosError
-from rlinf_algos.presets import FIELDS_OF_SAMPLES
+from rlinf_algos import FIELDS_OF_SAMPLES, Algorithm, AlgorithmError, AlgosError, filled
 
 
 def _validator(samples: str, default: str) -> WrapValidator:
@@ -42,7 +40,7 @@ def _refused(problems: Sequence[tuple[str, str]]) -> PydanticCustomError:
     return PydanticCustomError(CROSS_CHECK, "{text}", {"text": "\n".join(map(str, conflicts)), "conflicts": conflicts})
 
 
-def _shown(algorithm: Algorithm, handler: Any) -> dict[str, Any]:
+def _own_fields(algorithm: Algorithm, handler: Any) -> dict[str, Any]:
     """Without what is about other samples than the job's."""
     (other,) = set(FIELDS_OF_SAMPLES) - {algorithm.samples}
     return {
@@ -52,5 +50,5 @@ def _shown(algorithm: Algorithm, handler: Any) -> dict[str, Any]:
     }
 
 
-CompletionsAlgorithm = Annotated[Algorithm, _validator("completions", "grpo"), WrapSerializer(_shown)]
-EpisodesAlgorithm = Annotated[Algorithm, _validator("episodes", "ppo"), WrapSerializer(_shown)]
+CompletionsAlgorithm = Annotated[Algorithm, _validator("completions", "grpo"), WrapSerializer(_own_fields)]
+EpisodesAlgorithm = Annotated[Algorithm, _validator("episodes", "ppo"), WrapSerializer(_own_fields)]

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from rlinf.config.base import Conflict, InputPath, Section, Seed
 from rlinf.config.environments import ENVIRONMENTS, Python, environment_conflicts
 from rlinf_workers.plugins import TRAINERS
-from rlinf_workers.trainers.spec import TrainerSpec
+from rlinf_workers.trainers import TrainerSpec
 
 TOP_K = "Sample from so many of the likeliest tokens only; 0: from all. With top_p, from those that both leave."
 TOP_P = "Sample from the likeliest tokens that hold this much probability; 1: from all."

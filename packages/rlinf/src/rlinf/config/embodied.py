@@ -12,10 +12,10 @@ from rlinf.config.algorithm import EpisodesAlgorithm
 from rlinf.config.base import Conflict, InputPath, Section, either, not_multiple
 from rlinf.config.common import JobConfig, TrainerConfig
 from rlinf.config.lora import LoraConfig
-from rlinf_algos.algorithm import preset
+from rlinf_algos import preset
 from rlinf_envs import EXPERTS, KINDS, KindSpec, kind_spec, kinds_with, sources
 from rlinf_workers.plugins import POLICIES, TRAINERS
-from rlinf_workers.policies.spec import PolicySpec
+from rlinf_workers.policies import PolicySpec
 
 EVAL_SEED_LIMIT = 2**31
 """Training resets with seeds from here on, evaluation below, so that the two never meet."""

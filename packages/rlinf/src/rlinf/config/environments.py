@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from rlinf.config.base import Conflict
-from rlinf_algos.registry import did_you_mean
+from rlinf_algos import did_you_mean
 
 ENVIRONMENTS = (
     "Role -> the Python environment that its workers run in: a name that rlinf env create has made, or the path of an "

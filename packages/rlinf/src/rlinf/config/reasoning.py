@@ -25,7 +25,7 @@ from rlinf.config.engine import EngineConfig
 from rlinf.config.lora import LoraConfig
 from rlinf.config.rewards import MAX_JUDGE_FAILURES, RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
-from rlinf_algos.algorithm import preset
+from rlinf_algos import preset
 from rlinf_workers.plugins import TRAINERS
 
 

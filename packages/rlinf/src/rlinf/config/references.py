@@ -14,8 +14,7 @@ from rlinf.config.playing import TrainedConfig
 from rlinf.environments import python_of
 from rlinf.errors import UserError
 from rlinf.jobs.plugins import job_spec
-from rlinf_algos.errors import AlgosError
-from rlinf_algos.registry import Registry
+from rlinf_algos import AlgosError, Registry
 from rlinf_workers.plugins import ENGINES, LAUNCHERS, POLICIES, WEIGHT_SYNCS
 
 

@@ -87,17 +87,17 @@ def read_list(path: Path) -> RequirementList:
     lines = text.splitlines()
     pins = [re.split("==| --hash=sha256:", line) for line in lines if line and not line.startswith("#")]
     digest = hashlib.sha256(text.encode()).hexdigest()
-    pythons = tuple(_said(lines, PYTHON_LINE).split(", "))
+    pythons = tuple(_header(lines, PYTHON_LINE).split(", "))
     return RequirementList(
         path=path,
         pythons=pythons,
-        untried=_said(lines, UNTRIED_LINE),
+        untried=_header(lines, UNTRIED_LINE),
         versions={name: version for name, version, *_ in pins},
         digests={name: tuple(digests) for name, _, *digests in pins if digests},
         sha256=digest,
     )
 
 
-def _said(lines: list[str], start: str) -> str:
+def _header(lines: list[str], start: str) -> str:
     """What follows `start` in the head of a list; empty where no line starts so."""
     return next((line.removeprefix(start) for line in lines if line.startswith(start)), "")

@@ -20,7 +20,7 @@ from rlinf.environments.python_build import PythonBuild, ask, choose, minor_of
 from rlinf.environments.stand_ins import install_stand_in
 from rlinf.errors import RunFailed, UserError
 from rlinf_envs import VenvSpec
-from rlinf_workers.launchers.interpreter import clean_environment
+from rlinf_workers.launchers import clean_environment
 
 CPU_TORCH_HINT = (
     "the list wants a build of torch for CPUs, whose version ends in +cpu; where pip does not find it, tell pip of "

@@ -16,7 +16,7 @@ from rlinf.environments.python_build import minor_of
 from rlinf.errors import UserError
 from rlinf.finding import Finding
 from rlinf_envs import VenvSpec
-from rlinf_workers.launchers.interpreter import clean_environment
+from rlinf_workers.launchers import clean_environment
 
 PROBE = Path(__file__).parent / "probe.py"
 PROBE_TIMEOUT_S = 600
@@ -141,9 +141,9 @@ def _own(environment: Venv, probed: Probed) -> Finding:
 
 def _protocols(environment: Venv) -> Finding:
     """Whether a run from here could start its workers there."""
-    from rlinf_workers.errors import InterpreterRefused
-    from rlinf_workers.launchers.interpreter import examine_interpreter as ask_for_protocols
-    from rlinf_workers.launchers.interpreter import own_protocols
+    from rlinf_workers import InterpreterRefused
+    from rlinf_workers.launchers import examine_interpreter as ask_for_protocols
+    from rlinf_workers.launchers import own_protocols
 
     try:
         ask_for_protocols(environment.python)

@@ -22,7 +22,7 @@ from rlinf.doctor import OWN_PACKAGES
 from rlinf.environments import pip
 from rlinf.environments.python_build import PythonBuild
 from rlinf.errors import UserError
-from rlinf_workers.launchers.interpreter import clean_environment
+from rlinf_workers.launchers import clean_environment
 
 NATIVE_SUFFIX = ".so"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlinf.errors import RunFailed
-from rlinf_workers.launchers.interpreter import clean_environment
+from rlinf_workers.launchers import clean_environment
 
 TAIL_LINES = 15
 _COLLECTING = re.compile(r"Collecting (\S+)|Processing \S*?([^/\s]+)(?=\s|$)")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf.errors import UserError
-from rlinf_workers.launchers.interpreter import clean_environment
+from rlinf_workers.launchers import clean_environment
 
 _ASK = """
 import json, sys, sysconfig

@@ -24,7 +24,7 @@ from rlinf.errors import UserError
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks, prepare_benchmarks
 from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import EvaluatedModel, load_model
-from rlinf.evaluation.run_prompt import asked_as_in_run
+from rlinf.evaluation.run_prompt import prompted_as_in_run
 from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
 from rlinf.jobs.generation import PromptMaker, check_engine, check_installed, engine_options, sampling_settings
 from rlinf.jobs.models import check_architecture, engine_ways
@@ -35,17 +35,12 @@ from rlinf.processes.executor import check_plugins, make_executor, run_failed
 from rlinf.processes.machines import machine_of
 from rlinf.tasks import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.derive import Lengths, ModelShape
-from rlinf_sched.derive.memory import JobShape
-from rlinf_sched.errors import ProfileError
-from rlinf_sched.modes import plan_for_mode
+from rlinf_sched import Cluster, ProfileError, plan_for_mode
+from rlinf_sched.derive import JobShape, Lengths, ModelShape
 from rlinf_workers import Executor, Flow, StepContext, WorkersError
-from rlinf_workers.launchers.interpreter import Interpreter
-from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.roles.language.reward import Reward, RewardSettings
-from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
-from rlinf_workers.roles.records.language import ScoredGroup
+from rlinf_workers.launchers import Interpreter
+from rlinf_workers.models import ModelSettings
+from rlinf_workers.roles import Reward, RewardSettings, Rollout, RolloutSettings, ScoredGroup
 
 HANDOVERS = 4
 """Pieces that a device's share of a benchmark comes in at least: progress shows, and a slow device holds up little."""
@@ -250,7 +245,7 @@ def prepare(config: EvalConfig) -> EvalRun:
             hint="rlinf export RUN --merged --output FOLDER, then --model FOLDER",
         )
     written = config.notes
-    config, notes = asked_as_in_run(config, model)
+    config, notes = prompted_as_in_run(config, model)
     notes = [*written, *notes]
     with as_in_workers(config.cluster):
         benchmarks = prepare_benchmarks(config, model)

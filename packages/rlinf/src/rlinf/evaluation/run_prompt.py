@@ -21,7 +21,7 @@ from rlinf.tasks.published import published_set
 CHOICE = "multiple_choice"
 
 
-def asked_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalConfig, list[str]]:
+def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalConfig, list[str]]:
     """The settings with what they leave open taken from the run that the model belongs to, if it belongs to one.
 
     Returns: the settings, and notes: what was taken, and which settings ask otherwise than the run did.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rlinf.jobs.base import Job
     from rlinf.machine import Machine
     from rlinf.run_folder import RunFolder
-    from rlinf_workers.profiling import Measured
+    from rlinf_workers import Measured
 
 __all__ = ["prepare", "run", "measure"]
 

@@ -7,8 +7,8 @@ from rlinf.config.devices import device_kind
 from rlinf.config.embodied import EnvConfig, PolicyConfig
 from rlinf.machine import Machine
 from rlinf_envs import EnvSpec
-from rlinf_workers.policies.base import PolicySettings
-from rlinf_workers.roles.embodied.interface import EnvInterface
+from rlinf_workers.policies import PolicySettings
+from rlinf_workers.roles import EnvInterface
 
 
 def env_spec(env: EnvConfig) -> EnvSpec:

@@ -19,10 +19,8 @@ import rlinf
 import rlinf_algos
 import rlinf_workers
 from rlinf.errors import UserError
-from rlinf_algos.algorithm import Algorithm
-from rlinf_algos.checks import check_finite
-from rlinf_algos.parts import ADVANTAGES, BUILTIN_ADVANTAGES, BUILTIN_POLICY_LOSSES, POLICY_LOSSES
-from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart
+from rlinf_algos import ADVANTAGES, BUILTIN_ADVANTAGES, BUILTIN_POLICY_LOSSES, POLICY_LOSSES, Algorithm, check_finite
+from rlinf_workers import AdvantagePart, PolicyLossPart
 
 NUM_TOKENS = 6
 """Tokens of the longest completion, or steps of a segment, that a function is tried on."""

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlinf.machine import Machine
-from rlinf_sched.plan import Plan
+from rlinf_sched import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.launchers.interpreter import Interpreter
+from rlinf_workers.launchers import Interpreter
 
 if TYPE_CHECKING:
     from rlinf.jobs.agreement import Agreement

@@ -28,12 +28,9 @@ from rlinf_envs import (
     open_demonstrations,
 )
 from rlinf_workers import Flow
-from rlinf_workers.policies.base import Needs
-from rlinf_workers.roles.embodied.actor import EmbodiedActor
-from rlinf_workers.roles.embodied.environment import TRAIN_SEED_BIT
-from rlinf_workers.roles.embodied.interface import EnvInterface
-from rlinf_workers.roles.records.embodied import DemonstratedBatch, text_tensor
-from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.policies import Needs
+from rlinf_workers.roles import TRAIN_SEED_BIT, DemonstratedBatch, EmbodiedActor, EnvInterface, text_tensor
+from rlinf_workers.trainers import OptimizerSettings
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session

@@ -14,10 +14,10 @@ from rlinf.errors import UserError
 from rlinf.plugin_checks import named_class
 from rlinf_envs import PICTURE, EnvError, EnvSpec, make_env
 from rlinf_workers import LocalLauncher, RemoteError, WorkerLost
-from rlinf_workers.launchers.base import Identity, WorkerSpec
+from rlinf_workers.launchers import Identity, WorkerSpec
 from rlinf_workers.plugins import POLICIES
-from rlinf_workers.policies.base import Needs, Policy, PolicyError, PolicySettings
-from rlinf_workers.roles.embodied.interface import EnvInterface, EnvProbe, interface_of, one_step
+from rlinf_workers.policies import Needs, Policy, PolicyError, PolicySettings
+from rlinf_workers.roles import EnvInterface, EnvProbe, interface_of, one_step
 
 
 def probe(spec: EnvSpec, python: str | None = None) -> EnvInterface:

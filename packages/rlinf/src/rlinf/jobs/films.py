@@ -11,9 +11,9 @@ from pathlib import Path
 from rlinf.errors import UserError
 from rlinf.run_folder.folder import VIDEOS, film_path
 from rlinf_envs import EnvError, EnvSpec, RecordedEpisode, make_env, require_video, with_drawing, write_grid
-from rlinf_workers.group import WorkerGroup
-from rlinf_workers.policies.base import Needs
-from rlinf_workers.roles.embodied.interface import one_step
+from rlinf_workers import WorkerGroup
+from rlinf_workers.policies import Needs
+from rlinf_workers.roles import one_step
 
 ACTIONS_PER_S = 20.0
 """Speed of a film."""

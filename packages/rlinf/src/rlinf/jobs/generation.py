@@ -19,12 +19,11 @@ from rlinf.errors import UserError
 from rlinf.plugin_checks import named_class
 from rlinf.tasks import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder, is_chat
-from rlinf_sched.derive.memory import JobShape
-from rlinf_sched.derive.shapes import ModelShape
-from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.launchers.interpreter import Interpreter
+from rlinf_sched.derive import JobShape, ModelShape
+from rlinf_workers import SamplingSettings
+from rlinf_workers.launchers import Interpreter
 from rlinf_workers.plugins import ENGINES
-from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.roles import Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

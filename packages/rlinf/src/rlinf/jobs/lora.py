@@ -15,9 +15,9 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.run_folder.adapters import base_digest, check_peft, check_same_base
 from rlinf.run_folder.checkpoints import CHECKPOINTS, MODEL, checkpoint_steps
-from rlinf_workers.models.lora import ALL_LINEAR, LoraSettings, find_targets, policy_targets
+from rlinf_workers.models import ALL_LINEAR, LoraSettings, find_targets, policy_targets
 from rlinf_workers.plugins import POLICIES, TRAINERS
-from rlinf_workers.policies.base import PolicySettings, outline_policy
+from rlinf_workers.policies import PolicySettings, outline_policy
 
 
 def lora_settings(config: ReasoningConfig) -> LoraSettings | None:

@@ -11,7 +11,7 @@ from rlinf.config.common import TrainerConfig
 from rlinf.config.engine import EngineConfig
 from rlinf.config.inputs import own_code
 from rlinf.errors import UserError
-from rlinf_workers.models.language_model import end_tokens
+from rlinf_workers.models import end_tokens
 
 
 def check_end_tokens(folder: Path, tokenizer: Any, key: str = "model.path") -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def check_architecture(folder: Path, ways: Sequence[str], *, num_tokens: int, ke
         return
     from transformers import AutoConfig
 
-    from rlinf_workers.roles.language.probe import probe_refusal
+    from rlinf_workers.roles import probe_refusal
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     reason = probe_refusal(config, ways, num_tokens=num_tokens)

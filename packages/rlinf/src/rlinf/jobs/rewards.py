@@ -23,9 +23,16 @@ from rlinf.config.rewards import (
 from rlinf.errors import UserError
 from rlinf.tasks import TaskProblem
 from rlinf_algos import RewardError
-from rlinf_algos.rewards import RewardSpec, RewardTerm, get_reward, make_reward, run_python, score_all
-from rlinf_algos.rewards.code_tests import read_tests
-from rlinf_algos.rewards.program import MAX_TIMEOUTS
+from rlinf_algos.rewards import (
+    MAX_TIMEOUTS,
+    RewardSpec,
+    RewardTerm,
+    get_reward,
+    make_reward,
+    read_tests,
+    run_python,
+    score_all,
+)
 
 RULES = {
     "exact": "exact_match",
@@ -185,11 +192,11 @@ def try_own_reward(spec: RewardSpec, problem: TaskProblem, what: str) -> TriedRe
     try:
         reward = make_reward(spec)
     except Exception as error:  # a class of the user's may raise what it likes
-        raise UserError(f"{what}: {_told(error)}", hint=hint) from error
+        raise UserError(f"{what}: {_message_with_place(error)}", hint=hint) from error
     try:
         (result,) = score_all(reward, [problem.answer], [problem.answer], [problem.prompt], [problem.row])
     except RewardError as error:
-        raise UserError(f"{what}, {about}: {_told(error)}", hint=hint) from error
+        raise UserError(f"{what}, {about}: {_message_with_place(error)}", hint=hint) from error
     finally:
         close = getattr(reward, "close", None)
         if close is not None:
@@ -197,7 +204,7 @@ def try_own_reward(spec: RewardSpec, problem: TaskProblem, what: str) -> TriedRe
     return TriedReward(judges=result.has_verdict, reads_rows=getattr(reward, "reads_rows", False))
 
 
-def _told(error: BaseException) -> str:
+def _message_with_place(error: BaseException) -> str:
     """The message, and where in the user's code its cause was raised."""
     cause = error.__cause__ or error
     frames = [

@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from rlinf.jobs.base import Job
     from rlinf.machine import Machine
     from rlinf.planning.memory import Load
-    from rlinf_algos.registry import Registry
-    from rlinf_sched.cluster import Cluster
-    from rlinf_sched.plan import Plan
-    from rlinf_sched.problem import Problem
-    from rlinf_workers.launchers.interpreter import Interpreter
+    from rlinf_algos import Registry
+    from rlinf_sched import Cluster, Plan, Problem
+    from rlinf_workers.launchers import Interpreter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from rlinf.config.common import OptimizerConfig, TrainerConfig
 from rlinf.errors import UserError
 from rlinf.plugin_checks import named_class
 from rlinf_workers.plugins import POLICIES, TRAINERS
-from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
-from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
+from rlinf_workers.policies import PolicySettings, make_policy, outline_policy
+from rlinf_workers.trainers import BackendSettings, OptimizerSettings
 
 
 def backend_settings(actor: TrainerConfig, num_shards: int, model: Mapping[str, Any] | None = None) -> BackendSettings:

@@ -25,7 +25,7 @@ from rlinf.run_folder.checkpoints import writing_sealed
 from rlinf.run_folder.lock import FolderLock
 from rlinf.run_folder.manifest import processor_name, timestamp
 from rlinf.run_folder.seal import damage, file_digest
-from rlinf_workers.launchers.interpreter import Interpreter
+from rlinf_workers.launchers import Interpreter
 
 NUM_KEPT = 8
 SECTIONS = ("seed", "task", "model", "warm_start", "rollout", "reward", "evaluation")

@@ -21,10 +21,8 @@ from rlinf.planning.plans import make_plans
 from rlinf.processes import fork_server
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder import RunFolder
-from rlinf_workers import FlowRun, WorkersError
-from rlinf_workers.roles.language.logprob_gap import LogprobGap, WorstToken, gap_sums, worst_token
-from rlinf_workers.roles.records.language import ComparedGroup
-from rlinf_workers.spans import COMPUTE_SPAN, SYNC_SPAN
+from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, FlowRun, WorkersError
+from rlinf_workers.roles import ComparedGroup, LogprobGap, WorstToken, gap_sums, worst_token
 
 NUM_PROMPTS, NUM_WORST = 8, 5
 ROUNDS = ("as loaded", "after a step")

@@ -19,8 +19,7 @@ from rlinf.processes.executor import run_failed
 from rlinf.run_folder import RunFolder
 from rlinf.run_folder.checkpoints import CHECKPOINTS, checkpoint_name
 from rlinf.run_folder.rows import naming
-from rlinf_workers import WorkersError
-from rlinf_workers.group import WorkerGroup
+from rlinf_workers import WorkerGroup, WorkersError
 
 LANE = -1
 """On which the ranks are asked whether they have written; no stage has it."""

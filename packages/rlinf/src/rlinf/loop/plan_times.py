@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from rlinf_sched.plan import Plan
-from rlinf_sched.problem import Problem
-from rlinf_sched.simulator import simulate
-from rlinf_workers import FlowRun
-from rlinf_workers.spans import COMPUTE_SPAN
+from rlinf_sched import Plan, Problem, simulate
+from rlinf_workers import COMPUTE_SPAN, FlowRun
 
 RECENT_STEPS = 1000
 """Steps whose times are kept; a run may have millions."""

@@ -13,9 +13,7 @@ from rlinf.errors import RunFailed
 from rlinf.jobs.base import Flows, Job
 from rlinf.loop.deadlines import Deadlines
 from rlinf.run_folder import RunFolder, TraceEvent
-from rlinf_workers import Executor, Flow, FlowRun, StepContext, StepTimeout
-from rlinf_workers.spans import COMPUTE_SPAN, Span
-from rlinf_workers.worker import Phase
+from rlinf_workers import COMPUTE_SPAN, Executor, Flow, FlowRun, Phase, Span, StepContext, StepTimeout
 
 
 class Session:

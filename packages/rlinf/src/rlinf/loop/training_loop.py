@@ -33,10 +33,8 @@ from rlinf.processes.environments import describe_environments
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder import RunFolder
 from rlinf.run_folder.folder import PROBLEM
-from rlinf_sched.describe import flow_diagram
-from rlinf_workers import Executor, FlowRun, WorkersError
-from rlinf_workers.profiling import Measured
-from rlinf_workers.spans import COMPUTE_SPAN, SYNC_SPAN
+from rlinf_sched import flow_diagram
+from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, Executor, FlowRun, Measured, WorkersError
 
 
 @dataclass
@@ -415,7 +413,7 @@ class TrainingLoop:
         self._checkpoints.check()
         times.update(self._checkpoints.take_times())
         self._folder.metrics(step, {**run.metrics, **times}, time_s=self._training_s())
-        self._folder.samples(step, run.shown)
+        self._folder.samples(step, run.shown_rows)
         self.progress.step(step, run.metrics, run.duration_s, stage_s)
 
     def _save_checkpoint(self) -> None:

@@ -23,9 +23,7 @@ from rlinf.run_folder.folder import ASKED, SEEN, WAITS
 from rlinf.run_folder.plain_files import create_plain, open_plain
 from rlinf.run_folder.rows import append_text
 from rlinf_workers import Executor
-from rlinf_workers.explaining.explanation import RunExplanation
-from rlinf_workers.explaining.snapshot import Snapshot, snapshot_json
-from rlinf_workers.explaining.text import culprit_line, explanation_text
+from rlinf_workers.explaining import RunExplanation, Snapshot, culprit_line, explanation_text, snapshot_json
 
 WRITE_EVERY_S = 1.0
 TIMES_EXPECTED = 3.0

@@ -14,9 +14,8 @@ from html import escape
 import numpy as np
 
 from rlinf.report.axes import number, percent, time_axis
-from rlinf_sched.describe import index_ranges
-from rlinf_sched.explain import DeviceGroup, PlanExplanation, device_groups, usage
-from rlinf_sched.explain.quantities import seconds
+from rlinf_sched import index_ranges
+from rlinf_sched.explain import DeviceGroup, PlanExplanation, device_groups, seconds, usage
 
 MAX_SINGLE_ROWS = 16
 """A plan of more devices gets a row for each group of like devices, with a few of the group below it."""

@@ -9,9 +9,8 @@ from rlinf.planning.memory import Load
 from rlinf.planning.memory_table import memory_rows
 from rlinf.report import html
 from rlinf.report.axes import percent
-from rlinf_sched.describe import index_ranges
-from rlinf_sched.explain import MemoryUse, PlanExplanation
-from rlinf_sched.explain.quantities import gib
+from rlinf_sched import index_ranges
+from rlinf_sched.explain import MemoryUse, PlanExplanation, gib
 
 MAX_LABEL = 30
 

@@ -11,8 +11,7 @@ from rlinf.plan_page.memory import draw_memory, memory_by_kind
 from rlinf.planning.memory import Load
 from rlinf.report import html
 from rlinf.report.axes import percent
-from rlinf_sched.explain import PlanExplanation
-from rlinf_sched.explain.quantities import counted, seconds
+from rlinf_sched.explain import PlanExplanation, counted, seconds
 
 NUM_COLORS = 7
 

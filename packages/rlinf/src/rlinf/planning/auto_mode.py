@@ -12,12 +12,8 @@ from dataclasses import replace
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
 from rlinf.planning.plans import RunPlans, complete_problem, plans_of_problem
-from rlinf_sched.drift import DriftDetector, DriftMonitor
-from rlinf_sched.errors import SchedError
-from rlinf_sched.plan import Plan
-from rlinf_sched.problem import Problem
-from rlinf_workers import Executor, FlowRun
-from rlinf_workers.profiling import Measured, Profiler, probe_plans
+from rlinf_sched import DriftDetector, DriftMonitor, Plan, Problem, SchedError
+from rlinf_workers import Executor, FlowRun, Measured, Profiler, probe_plans
 
 NUM_REPEATS = 3
 """Measured steps for each probe plan; one more goes before all, in which processes warm up."""

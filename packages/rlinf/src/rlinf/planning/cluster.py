@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlinf.config.common import ClusterConfig
 from rlinf.config.devices import DeviceKind, device_kind, devices_per_node
 from rlinf.machine import Machine
-from rlinf_sched.cluster import Cluster, Device
+from rlinf_sched import Cluster, Device
 
 
 def make_cluster(config: ClusterConfig, machine: Machine) -> Cluster:

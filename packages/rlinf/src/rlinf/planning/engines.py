@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
-from rlinf_sched.derive.memory import JobShape
-from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.derive import JobShape, ModelShape
 
 
 def check_cut(config: ReasoningConfig, shape: ModelShape) -> None:

@@ -8,7 +8,7 @@ from itertools import combinations, product
 from typing import Any
 
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf_sched.derive.memory import JobShape
+from rlinf_sched.derive import JobShape
 from rlinf_workers.plugins import TRAINERS
 
 MOST_KEYS = 3

@@ -17,17 +17,21 @@ from rlinf.errors import UserError
 from rlinf.planning.engines import can_be_served, pool_shortage
 from rlinf.planning.fitting import fitting_changes, hint_of
 from rlinf.plugin_checks import spec_of
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.derive import Gpu, Lengths
-from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT
-from rlinf_sched.derive.memory import Adapter, JobShape, RankMemory, forward_memory
-from rlinf_sched.derive.shapes import ModelShape, resolve_model
-from rlinf_sched.errors import ProfileError
-from rlinf_sched.plan import Plan, StagePlan
+from rlinf_sched import Cluster, Plan, ProfileError, StagePlan
+from rlinf_sched.derive import (
+    MEAN_SHARE_OF_LIMIT,
+    Adapter,
+    Gpu,
+    JobShape,
+    Lengths,
+    ModelShape,
+    RankMemory,
+    forward_memory,
+    resolve_model,
+)
+from rlinf_workers import EdgeEnds, suitable_weight_syncs
 from rlinf_workers.plugins import WEIGHT_SYNCS
-from rlinf_workers.trainers.spec import DTYPE_BYTES
-from rlinf_workers.weight_sync.choose import suitable_weight_syncs
-from rlinf_workers.weight_sync.spec import EdgeEnds
+from rlinf_workers.trainers import DTYPE_BYTES
 
 PROCESS_BYTES = 384 << 20
 """Bytes that a worker process on a CPU slot takes beside its model: the interpreter with torch and transformers, as

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlinf.planning.memory import Load, MemoryPool
-from rlinf_sched.derive.memory.rank import MEMORY_KINDS
+from rlinf_sched.derive import MEMORY_KINDS
 
 UNITS = (("GiB", 30), ("MiB", 20))
 

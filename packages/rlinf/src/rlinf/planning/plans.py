@@ -14,14 +14,8 @@ from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
 from rlinf.planning.cluster import make_cluster
 from rlinf.run_folder.folder import PROBLEM
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.errors import SchedError
-from rlinf_sched.flow_graph import FlowGraph
-from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Mode, Plan
-from rlinf_sched.planner import best_plan as make_plan
-from rlinf_sched.problem import Problem
-from rlinf_sched.problem_file import read_problem
+from rlinf_sched import Cluster, FlowGraph, Mode, Plan, Problem, SchedError, plan_for_mode, read_problem
+from rlinf_sched import best_plan as make_plan
 from rlinf_workers import Flow
 
 

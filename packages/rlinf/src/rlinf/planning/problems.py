@@ -8,9 +8,7 @@ from rlinf.config.common import JobConfig
 from rlinf.errors import UserError
 from rlinf.jobs.plugins import job_spec
 from rlinf.planning.memory import Load
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.plan import Plan
-from rlinf_sched.problem import Problem
+from rlinf_sched import Cluster, Plan, Problem
 
 
 def problem_of_recipe(config: JobConfig, *, gpu: str = "H100", env_step_s: float | None = None) -> Problem:

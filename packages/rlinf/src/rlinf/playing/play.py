@@ -25,7 +25,7 @@ FILM, PAGE, EPISODES = "episodes.mp4", "play.html", "episodes.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
+class Playback:
     """What a play left behind."""
 
     episodes: tuple[EpisodeEnd, ...]
@@ -43,7 +43,7 @@ class Play:
     num_episodes: int
     films: bool
 
-    def run(self, path: Path, *, command: Sequence[str], message: Callable[[str], None]) -> Shown:
+    def run(self, path: Path, *, command: Sequence[str], message: Callable[[str], None]) -> Playback:
         """Plays, and writes what came of it into a folder.
 
         Raises: RunFailed where a worker dies or raises.
@@ -70,7 +70,7 @@ class Play:
                 text = page.render(self.title, self.line, played.episodes, played.recorded, film, notes)
                 write_file(path / PAGE, text)
             folder.write_result({"checkpoint": str(self.policy.checkpoint), **summary(played.episodes)})
-        return Shown(episodes=played.episodes, film=film, page=path / PAGE)
+        return Playback(episodes=played.episodes, film=film, page=path / PAGE)
 
     @property
     def title(self) -> str:

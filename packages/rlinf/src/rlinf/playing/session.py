@@ -29,13 +29,9 @@ from rlinf.processes.executor import make_executor, run_failed
 from rlinf.processes.machines import machine_of
 from rlinf.run_folder.adapters import check_same_base
 from rlinf_envs import EnvSpec, EpisodeEnd, FieldSpec, RecordedEpisode
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.modes import plan_for_mode
-from rlinf_workers import Flow, RemoteError, StepContext, WorkersError
-from rlinf_workers.errors import WeightFilesError
-from rlinf_workers.roles.embodied.environment import EnvironmentSettings
-from rlinf_workers.roles.embodied.evaluation import EvaluationEnvironment, EvaluationPolicy
-from rlinf_workers.roles.embodied.interface import EnvInterface
+from rlinf_sched import Cluster, plan_for_mode
+from rlinf_workers import Flow, RemoteError, StepContext, WeightFilesError, WorkersError
+from rlinf_workers.roles import EnvInterface, EnvironmentSettings, EvaluationEnvironment, EvaluationPolicy
 
 WORKER_TIMEOUT_S = 60.0
 """A worker that gives no sign of life for so long is lost."""

@@ -115,7 +115,7 @@ class SuiteRun:
                 )
                 append_rows(path / EPISODES, [_row(variant, end) for end in played.episodes])
                 sync(path / EPISODES)
-                message(_told(variant, played))
+                message(_line(variant, played))
                 recorded += [_named(episode, variant.name) for episode in played.recorded]
                 problems += [problem for problem in played.problems if problem not in problems]
         return recorded, problems
@@ -236,6 +236,6 @@ def _named(episode: RecordedEpisode, variant: str) -> RecordedEpisode:
     return replace(episode, end=replace(episode.end, task=variant))
 
 
-def _told(variant: Variant, played: Played) -> str:
+def _line(variant: Variant, played: Played) -> str:
     right = sum(bool(end.success_at_end) for end in played.episodes)
     return f"{variant.name}: {right} of {len(played.episodes)} episodes end in success"

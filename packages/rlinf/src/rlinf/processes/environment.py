@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rlinf.config.common import ClusterConfig
 from rlinf.errors import UserError
-from rlinf_workers.launchers.credentials import credential_names, worker_variables
+from rlinf_workers.launchers import credential_names, worker_variables
 
 
 @contextmanager

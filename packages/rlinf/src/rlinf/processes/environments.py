@@ -7,8 +7,8 @@ from typing import Any
 
 from rlinf.environments import python_of
 from rlinf.errors import UserError
-from rlinf_workers.errors import InterpreterRefused
-from rlinf_workers.launchers.interpreter import Interpreter, examine_interpreter
+from rlinf_workers import InterpreterRefused
+from rlinf_workers.launchers import Interpreter, examine_interpreter
 
 SHOWN = ("torch", "transformers")
 """Packages with a line of their own in the manifest, as the driver's have."""

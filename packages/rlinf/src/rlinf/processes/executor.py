@@ -14,9 +14,17 @@ from rlinf.plugin_checks import named_class
 from rlinf.processes.environment import worker_environment
 from rlinf.processes.machines import launcher_spec
 from rlinf_comm import PeerLost, TornStream
-from rlinf_sched.cluster import Cluster
-from rlinf_workers import Executor, RemoteError, WorkerLost, WorkersError
-from rlinf_workers.errors import ClusterRefused, NodeLost, ProcessLost, StepTimeout
+from rlinf_sched import Cluster
+from rlinf_workers import (
+    ClusterRefused,
+    Executor,
+    NodeLost,
+    ProcessLost,
+    RemoteError,
+    StepTimeout,
+    WorkerLost,
+    WorkersError,
+)
 from rlinf_workers.plugins import LAUNCHERS, WEIGHT_SYNCS
 
 NONE: Mapping[str, str] = MappingProxyType({})

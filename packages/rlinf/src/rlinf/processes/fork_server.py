@@ -17,7 +17,7 @@ from rlinf.jobs.plugins import job_spec
 from rlinf.machine import NVIDIA_DEVICE
 from rlinf.processes.environment import worker_environment
 from rlinf.processes.machines import launcher_spec
-from rlinf_workers.launchers.credentials import worker_variables
+from rlinf_workers.launchers import worker_variables
 
 AMD_DEVICE = Path("/dev/kfd")
 FIRST = "rlinf.processes.fork_server_child"

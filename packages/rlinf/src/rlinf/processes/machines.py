@@ -6,9 +6,8 @@ from rlinf.config.common import ClusterConfig
 from rlinf.errors import UserError
 from rlinf.machine import InstalledGpu, Machine, this_machine
 from rlinf.plugin_checks import spec_of
-from rlinf_workers.errors import ClusterRefused
-from rlinf_workers.launchers.base import Node
-from rlinf_workers.launchers.spec import LauncherSpec
+from rlinf_workers import ClusterRefused
+from rlinf_workers.launchers import LauncherSpec, Node
 from rlinf_workers.plugins import LAUNCHERS
 
 

@@ -22,10 +22,7 @@ from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.program.recipe import main, make_workers
 from rlinf_workers import StepContext
-from rlinf_workers.roles.embodied.actor import EmbodiedActor
-from rlinf_workers.roles.embodied.environment import Environment
-from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
-from rlinf_workers.roles.records.embodied import Trajectory
+from rlinf_workers.roles import EmbodiedActor, EmbodiedRollout, Environment, Trajectory
 
 
 def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:

@@ -21,13 +21,8 @@ from rlinf.config.reasoning import ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.reasoning.job import REFERENCE_FOLDER, ReasoningJob
 from rlinf.program.recipe import main, make_workers
-from rlinf_workers import FlowRun, StepContext
-from rlinf_workers.execution.in_process import InProcessWorkers
-from rlinf_workers.roles.language.actor import Actor
-from rlinf_workers.roles.language.reference import Reference
-from rlinf_workers.roles.language.reward import Reward
-from rlinf_workers.roles.language.rollout import Rollout
-from rlinf_workers.roles.records.language import Prompt, ScoredGroup
+from rlinf_workers import FlowRun, InProcessWorkers, StepContext
+from rlinf_workers.roles import Actor, Prompt, Reference, Reward, Rollout, ScoredGroup
 
 
 def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
@@ -104,7 +99,7 @@ def evaluate(job: ReasoningJob, workers: InProcessWorkers) -> dict[str, float]:
     scored: list[ScoredGroup] = sorted(workers["reward"].score_groups(groups), key=lambda group: group.samples.index)
     collected = {"scored": scored}
     return job.evaluation_metrics(
-        FlowRun(metrics={}, collected=collected, shown=[], spans=[], start_s=0.0, duration_s=0.0)
+        FlowRun(metrics={}, collected=collected, shown_rows=[], spans=[], start_s=0.0, duration_s=0.0)
     )
 
 

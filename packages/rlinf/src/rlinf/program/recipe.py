@@ -17,7 +17,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.errors import RlinfError, UserError
 from rlinf.jobs.base import Job
 from rlinf.run_folder.rows import to_json
-from rlinf_workers.execution.in_process import InProcessWorkers
+from rlinf_workers import InProcessWorkers
 
 Train = Callable[[JobConfig, Path], Iterator[dict[str, float]]]
 

@@ -8,7 +8,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from rlinf_sched.describe import index_ranges
+from rlinf_sched import index_ranges
 
 
 def document(title: str, body: Iterable[str], *, footer: str) -> str:

@@ -19,7 +19,7 @@ from rlinf.report.records import RunRecords, read_run
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
 from rlinf.run_folder.manifest import INTERRUPTED
 from rlinf.run_folder.rows import write_file
-from rlinf_sched.explain.quantities import gib, seconds
+from rlinf_sched.explain import gib, seconds
 
 NUM_COLORS = 7
 WORST = "worst_token"

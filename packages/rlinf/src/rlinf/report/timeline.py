@@ -11,7 +11,7 @@ from html import escape
 
 from rlinf.report.axes import percent, time_axis
 from rlinf.report.records import RunRecords, SpanRecord
-from rlinf_sched.explain.quantities import seconds
+from rlinf_sched.explain import seconds
 
 NUM_STEPS = 3
 """Steps drawn, if there are so many."""

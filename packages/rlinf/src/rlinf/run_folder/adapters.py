@@ -39,7 +39,7 @@ def check_adapter(folder: Path, *, key: str) -> None:
             f"{key}={folder}: the adapter has no {BASE_FILE}, which says what it was trained on",
             hint="give an adapter that rlinf trained, or a model that peft has merged (merge_and_unload)",
         )
-    from rlinf_workers.models.lora import base_of
+    from rlinf_workers.models import base_of
 
     base = Path(base_of(str(folder)))
     check_model_folder(base, key=f"the base of {key}, {ADAPTER_CONFIG}'s base_model_name_or_path")
@@ -50,7 +50,7 @@ def check_same_base(folder: Path, digest: str, base: Path, *, key: str) -> None:
     """Whether a saved adapter was trained on a base of that digest. Raises: UserError."""
     if not (folder / BASE_FILE).is_file():
         return  # damaged, which is said of checkpoints elsewhere
-    from rlinf_workers.models.lora import check_base
+    from rlinf_workers.models import check_base
 
     try:
         check_base(str(folder), digest, str(base))
@@ -78,6 +78,6 @@ def write_merged(folder: Path, output: Path, dtype: str | None) -> None:
             hint="leave --merged out",
         )
     check_adapter(folder, key="the adapter")
-    from rlinf_workers.models.lora import write_merged as write
+    from rlinf_workers.models import write_merged as write
 
     write(str(folder), str(output), dtype)

@@ -137,8 +137,7 @@ def _in_dtype(dtype: str) -> Callable[[Path, Path], object]:
     import torch
     from safetensors.torch import load_file
 
-    from rlinf_workers.models.weight_files import index_name
-    from rlinf_workers.models.weight_writer import index_of, write_tensors
+    from rlinf_workers.models import index_name, index_of, write_tensors
 
     torch_dtype = getattr(torch, dtype)
     index, sizes = index_name(MODEL), dict[str, dict[str, int]]()

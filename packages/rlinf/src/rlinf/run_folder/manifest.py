@@ -98,7 +98,7 @@ def new_manifest(config_yaml: str, command: Sequence[str]) -> dict[str, Any]:
         "started_s": time.time(),
         "ended": None,
         "notes": [],
-        "env_vars_kept_from_workers": _kept_from_workers(config),
+        "env_vars_kept_from_workers": _driver_only_variables(config),
         "sessions": [],
         "machine": describe_machine(),
         "git": git_state(Path(__file__).resolve()),
@@ -108,9 +108,9 @@ def new_manifest(config_yaml: str, command: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _kept_from_workers(config: Mapping[str, Any]) -> list[str]:
+def _driver_only_variables(config: Mapping[str, Any]) -> list[str]:
     """Names of env vars with credentials that stay with the driver."""
-    from rlinf_workers.launchers.credentials import credential_names  # imports numpy
+    from rlinf_workers.launchers import credential_names  # imports numpy
 
     passed = (config.get("cluster") or {}).get("pass_env_vars") or ()
     return [name for name in credential_names(os.environ) if name not in passed]

@@ -33,7 +33,7 @@ def load_checkpoint_tokenizer(folder: Path, key: str = "model.path") -> Any:
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-    from rlinf_workers.models.language_model import load_tokenizer
+    from rlinf_workers.models import load_tokenizer
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

@@ -18,6 +18,7 @@ from typing import Any
 from rlinf.errors import UserError
 from rlinf.tasks.questions import Question, QuestionReader, RowError, check_number, text_of
 from rlinf.tasks.row_files import listed
+from rlinf_algos.rewards import last_boxed
 
 LETTERS = "ABCD"
 
@@ -129,16 +130,6 @@ def with_choices(question: str, choices: Sequence[str]) -> str:
     """The question, an empty line, and the choices behind `A) ` and so on."""
     lines = [f"{letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
     return "\n".join([question, "", *lines])
-
-
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last box of a solution, as the math reward reads it: `\boxed 2` counts, too.
-
-    Example: last_boxed(r"so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
-    """
-    from rlinf_algos.rewards import boxes
-
-    return boxes.last_boxed(text)
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str]) -> str:

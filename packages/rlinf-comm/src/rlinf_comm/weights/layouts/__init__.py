@@ -14,11 +14,19 @@ All return a Layout whose buffers have the parameter names of the engine, so tha
 from __future__ import annotations
 
 from rlinf_comm.weights.layouts.assembly import rounded_up
-from rlinf_comm.weights.layouts.fsdp2 import fsdp2, local_shards, shard_boxes
-from rlinf_comm.weights.layouts.huggingface import huggingface
-from rlinf_comm.weights.layouts.megatron import megatron
-from rlinf_comm.weights.layouts.merged import merged
+from rlinf_comm.weights.layouts.fsdp2 import fsdp2_layout, local_shards, shard_boxes
+from rlinf_comm.weights.layouts.huggingface import huggingface_layout
+from rlinf_comm.weights.layouts.megatron import megatron_layout
+from rlinf_comm.weights.layouts.merged import merged_layout
 from rlinf_comm.weights.layouts.shape import LatentAttention, TransformerShape
 
-__all__ = ["TransformerShape", "LatentAttention", "huggingface", "fsdp2", "local_shards", "megatron", "merged"]
+__all__ = [
+    "TransformerShape",
+    "LatentAttention",
+    "huggingface_layout",
+    "fsdp2_layout",
+    "local_shards",
+    "megatron_layout",
+    "merged_layout",
+]
 __all__ += ["shard_boxes", "rounded_up"]

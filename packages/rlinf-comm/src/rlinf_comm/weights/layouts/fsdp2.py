@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def fsdp2(
+def fsdp2_layout(
     parameters: Mapping[str, torch.Tensor], *, whole: Layout | None = None, canonical_dtype: str | None = None
 ) -> Layout:
     """The layout of a model under `fully_shard`, the same from the parameters of any rank.

@@ -7,7 +7,7 @@ from rlinf_comm.weights.layouts.assembly import RankAssembly
 from rlinf_comm.weights.layouts.shape import TransformerShape
 
 
-def huggingface(
+def huggingface_layout(
     shape: TransformerShape, num_ranks: int = 1, *, fused_experts: bool = False, dtype: str | None = None
 ) -> Layout:
     """Every rank stores the whole model.

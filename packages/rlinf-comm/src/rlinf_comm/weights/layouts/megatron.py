@@ -30,7 +30,7 @@ from rlinf_comm.weights.layouts.assembly import Part, RankAssembly, check_divide
 from rlinf_comm.weights.layouts.shape import TransformerShape
 
 
-def megatron(
+def megatron_layout(
     shape: TransformerShape,
     *,
     tp: int = 1,

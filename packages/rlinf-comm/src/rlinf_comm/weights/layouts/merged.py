@@ -30,7 +30,7 @@ from rlinf_comm.weights.layouts.canonical import MTP_OWN
 from rlinf_comm.weights.layouts.shape import TransformerShape
 
 
-def merged(
+def merged_layout(
     shape: TransformerShape,
     *,
     tp: int = 1,

@@ -80,7 +80,7 @@ class ControlWords:
     def receiver(self, dst_rank: int) -> int:
         return self._receivers + 6 * dst_rank
 
-    def wanted(self, dst_rank: int) -> int:
+    def requested(self, dst_rank: int) -> int:
         return self.receiver(dst_rank) + 2
 
     def served(self, dst_rank: int) -> int:
@@ -151,7 +151,7 @@ class WeightStore:
             for slot in range(NUM_SLOTS):
                 store.words.store(control.slot_version(src_rank, slot), NO_VERSION)
         for dst_rank in range(plan.num_dst_ranks):
-            for word in (control.wanted, control.served, control.reading, control.checking):
+            for word in (control.requested, control.served, control.reading, control.checking):
                 store.words.store(word(dst_rank), NO_VERSION)
         for slot in range(NUM_SLOTS):
             for index in range(len(pieces)):

@@ -98,7 +98,7 @@ class StoreReceiver(StoreSide):
             words.store(
                 control.served(self._rank), policy_version - 1
             )  # it must not be overwritten while it is read again
-        words.store(control.wanted(self._rank), policy_version)
+        words.store(control.requested(self._rank), policy_version)
         words.notify_all()
 
     def _copy(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> list[int]:

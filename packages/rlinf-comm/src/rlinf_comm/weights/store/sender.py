@@ -126,7 +126,7 @@ class StoreSender(StoreSide):
         """The first of the versions past `after` that a receiver wants; None: nobody wants one within the time."""
 
         def pending() -> list[int]:
-            versions = (self._words.load(self._control.wanted(rank)) for rank in self._dst_ranks)
+            versions = (self._words.load(self._control.requested(rank)) for rank in self._dst_ranks)
             return [version for version in versions if version > after]
 
         self._wait_until(lambda: bool(pending()), timeout_s)
@@ -225,7 +225,7 @@ class StoreSender(StoreSide):
         return [
             rank
             for rank in self._dst_ranks
-            if words.load(control.served(rank)) < version and words.load(control.wanted(rank)) <= version
+            if words.load(control.served(rank)) < version and words.load(control.requested(rank)) <= version
         ]
 
     def _readers_of(self, version: int) -> list[int]:

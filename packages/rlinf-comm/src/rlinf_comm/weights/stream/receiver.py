@@ -45,12 +45,12 @@ class _Source:
     name: str
     pair: Pair | None = None
     held: HeldVersion | None = None
-    kept: list[np.ndarray] = field(default_factory=list)
+    buckets: list[np.ndarray] = field(default_factory=list)
     """The buckets of `held`; empty when no deltas follow."""
 
     def forget(self) -> None:
         self.held = None
-        self.kept = []
+        self.buckets = []
 
 
 @dataclass(slots=True)
@@ -203,7 +203,7 @@ class WeightStreamReceiver:
                 raise DecodeError(f"{talk.who} offers buckets of {offer.bucket_bytes} bytes")
             source.forget()
             source.pair = Pair(self._plan, rank, self._dst_rank, "dst", offer.bucket_bytes, self._device)
-        held, bases = source.held, source.kept
+        held, bases = source.held, source.buckets
         if len(bases) != len(source.pair.buckets):
             held, bases = None, [np.empty(0, np.uint8) for _ in source.pair.buckets]
         source.forget()
@@ -227,7 +227,7 @@ class WeightStreamReceiver:
             intake.digests.append(message.digests)
             intake.busy_s += time.perf_counter() - came_s
         intake.window_s = time.perf_counter() - start_s
-        source.kept = bases if intake.are_kept else []
+        source.buckets = bases if intake.are_kept else []
         return None
 
     def _data_of(

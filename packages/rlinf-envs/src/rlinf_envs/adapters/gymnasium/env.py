@@ -52,7 +52,7 @@ def make_gymnasium(
     limit = max_episode_steps if max_episode_steps is not None else registered_limit(env_id)
 
     def make() -> GymnasiumEnv:
-        return GymnasiumEnv(_made(env_id, limit, options), picture_layout=picture_layout)
+        return GymnasiumEnv(_make(env_id, limit, options), picture_layout=picture_layout)
 
     return _vector(make, num_envs, limit, ignore_terminations)
 
@@ -299,7 +299,7 @@ def registered_limit(env_id: str) -> int | None:
         raise EnvError(f"Gymnasium has no environment {env_id!r} ({error}); {hint}") from error
 
 
-def _made(env_id: str, limit: int | None, options: Mapping[str, Any]) -> gymnasium.Env:
+def _make(env_id: str, limit: int | None, options: Mapping[str, Any]) -> gymnasium.Env:
     try:
         return gymnasium.make(env_id, max_episode_steps=limit, disable_env_checker=True, **options)
     except gymnasium.error.DependencyNotInstalled as error:

@@ -38,7 +38,7 @@ def assets_folder(assets: str | None = None) -> Path:
             problem = f"lacks {', '.join(lacking)}" if folder.is_dir() else "is not there"
             raise EnvError(f"{source}={path}: the folder {problem}. {_what_to_do()}")
         return folder
-    places = (package() / "assets", _kept())
+    places = (package() / "assets", _cache_folder())
     for folder in places:
         if all((folder / part).is_dir() for part in _PARTS):
             return folder
@@ -54,13 +54,13 @@ def _what_to_do() -> str:
     )
 
 
-def _kept() -> Path:
+def _cache_folder() -> Path:
     """Where hf-libero keeps what it has downloaded."""
     return Path.home() / ".cache" / "libero" / "assets"
 
 
 def _downloaded() -> Path:
-    folder = _kept()
+    folder = _cache_folder()
     if not all((folder / part).is_dir() for part in _PARTS):
         try:
             hub = importlib.import_module("huggingface_hub")

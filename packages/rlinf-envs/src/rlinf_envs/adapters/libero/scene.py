@@ -48,7 +48,7 @@ class LiberoScene:
         self._control = _built(task, assets)
         self._env = self._control.env
         self._model = self._env.sim.model._model
-        self._shown = importlib.import_module("mujoco").MjData(self._model)
+        self._drawn = importlib.import_module("mujoco").MjData(self._model)
         self._painters: dict[int, Painter] = {}
         robot = self._env.robots[0]
         self._hand_site = robot.eef_site_id
@@ -82,7 +82,7 @@ class LiberoScene:
 
     def state(self) -> np.ndarray:
         """[8] float32: position of the hand in metres (3), its orientation as axis times angle (3), fingers (2)."""
-        data = self._shown
+        data = self._drawn
         turn = _axis_angle(data.xquat[self._hand_body])
         return np.concatenate([data.site_xpos[self._hand_site], turn, data.qpos[self._fingers]]).astype(np.float32)
 
@@ -93,7 +93,7 @@ class LiberoScene:
             self._painters[size] = Painter(
                 name, self._model, size=size, is_fast=self._is_fast, hidden_groups=(_COLLISION_GROUP,)
             )
-        return self._painters[size].picture(self._shown, CAMERAS[camera])
+        return self._painters[size].picture(self._drawn, CAMERAS[camera])
 
     def _place(self) -> None:
         """Set the simulation back and place everything anew; LIBERO gives up where objects find no room."""
@@ -108,7 +108,7 @@ class LiberoScene:
         """Keep what is shown: what pictures and the state are made of."""
         now = self._env.sim.data._data
         for name in (*_PLACES, *_LIGHTS):
-            getattr(self._shown, name)[:] = getattr(now, name)
+            getattr(self._drawn, name)[:] = getattr(now, name)
         return np.zeros(1)
 
 

@@ -109,32 +109,32 @@ class ManiSkillSimulation:
         self.env._get_obs_sensor_data = lambda *_: {}
         self._draws_observations = "rgb" in obs_mode
         self._require_cameras(task)
-        self._shown: Any = None
+        self._observation: Any = None
         self.action_spec = _action_spec(task, self.env.single_action_space)
 
     @torch.inference_mode()
     def reset(self, seed: int | list[int], options: Mapping[str, Any]) -> None:
-        self._shown, _ = self.env.reset(seed=seed, options=dict(options))
+        self._observation, _ = self.env.reset(seed=seed, options=dict(options))
 
     @torch.inference_mode()
     def look_again(self) -> None:
         """After the state was changed from outside."""
-        self._shown = self.env.get_obs()
+        self._observation = self.env.get_obs()
 
     @torch.inference_mode()
     def step(self, action: np.ndarray) -> tuple[Any, Any, Any]:
         """Move all rows. Returns: [N] rewards, [N] bool whether the task ended, [N] bool whether it counts as solved
         or None where ManiSkill does not say; on the simulation's device."""
-        self._shown, reward, terminated, _, outcome = self.env.step(action)
+        self._observation, reward, terminated, _, outcome = self.env.step(action)
         if self._rewards_success:
-            reward = self.env.compute_sparse_reward(obs=self._shown, action=action, info=outcome)
+            reward = self.env.compute_sparse_reward(obs=self._observation, action=action, info=outcome)
         return reward, terminated, outcome.get("success")
 
     @torch.inference_mode()
     def observe(self) -> dict[str, Tensor]:
         """What is to be seen now, on the simulation's device: "state" [N, D] float32 and "image.<camera>" [N, H, W, 3]
         uint8."""
-        obs = self._shown
+        obs = self._observation
         if self._shows_robot_alone:
             fields = {"state": self._flat(self.env.agent.get_proprioception())}
         elif isinstance(obs, Tensor):
@@ -223,13 +223,13 @@ def _built(task: str, cls: Any, asset_ids: list[str], arguments: Mapping[str, An
                 f"obs modes: {', '.join(cls.SUPPORTED_OBS_MODES)}"
             ) from error
         except (TypeError, KeyError, AssertionError, RuntimeError, AttributeError, OSError, ImportError) as error:
-            message = f"{task} could not be built with {_told(arguments)}: {error}"
+            message = f"{task} could not be built with {_listed(arguments)}: {error}"
             if isinstance(error, AttributeError) and not without_vulkan.has_vulkan_device():
                 message += f"; it may be a task that needs its visuals: {without_vulkan.DRIVER_HINT}"
             raise EnvError(message) from error
 
 
-def _told(arguments: Mapping[str, Any]) -> str:
+def _listed(arguments: Mapping[str, Any]) -> str:
     internal = ("sim_backend", "render_backend", "render_mode")
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if name not in internal)
 

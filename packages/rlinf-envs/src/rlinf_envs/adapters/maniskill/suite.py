@@ -36,7 +36,7 @@ class ManiSkillSuite:
         for task in self._tasks:
             _check(task, options)
         option = options.get("instruction")
-        self._made: dict[str, ManiSkillEnv] = {}
+        self._envs: dict[str, ManiSkillEnv] = {}
         self._task = self._tasks[0]
         first = self._env()
         self.action_spec, self.notes = first.action_spec, first.notes
@@ -61,14 +61,14 @@ class ManiSkillSuite:
         return self._env().render()
 
     def close(self) -> None:
-        while self._made:
-            self._made.popitem()[1].close()
+        while self._envs:
+            self._envs.popitem()[1].close()
 
     def _env(self) -> ManiSkillEnv:
         """The present task's."""
-        if self._task not in self._made:
+        if self._task not in self._envs:
             env = ManiSkillEnv(self._task, **self._options)
-            for first in list(self._made.values())[:1]:
+            for first in list(self._envs.values())[:1]:
                 same_actions = torch.equal(env.action_spec.low, first.action_spec.low)
                 if not same_actions or _saying(env.observation_spec) != _saying(first.observation_spec):
                     env.close()
@@ -76,8 +76,8 @@ class ManiSkillSuite:
                         f"{self._task} shows or takes something else than {self._tasks[0]} with these options: "
                         f"{dict(env.observation_spec)}; choose others of the suite with options.tasks"
                     )
-            self._made[self._task] = env
-        return self._made[self._task]
+            self._envs[self._task] = env
+        return self._envs[self._task]
 
 
 def _check(task: str, options: Mapping[str, Any]) -> None:

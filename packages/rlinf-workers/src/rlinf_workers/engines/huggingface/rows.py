@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from rlinf_sched.derive import ModelShape
-from rlinf_sched.derive.memory import FLOAT_BYTES, JobShape, RankMemory, feed_forward_bytes, kv_bytes
+from rlinf_sched.derive import FLOAT_BYTES, JobShape, ModelShape, RankMemory, feed_forward_bytes, kv_bytes
 
 KEY_STEP = 16
 """Tokens of a row, and of a prompt where it is prefilled, come in multiples of it."""

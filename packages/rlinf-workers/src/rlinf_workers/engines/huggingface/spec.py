@@ -10,8 +10,7 @@ from rlinf_workers.engines.spec import EngineSpec
 from rlinf_workers.plugins import OptionError
 
 if TYPE_CHECKING:
-    from rlinf_sched.derive import ModelShape
-    from rlinf_sched.derive.memory import JobShape, RankMemory
+    from rlinf_sched.derive import JobShape, ModelShape, RankMemory
 
 CACHE_SHARES = (0.6, 0.4, 0.25, 0.2, 0.1, 0.05)
 """Shares of the free memory for a cache whose rows are refilled, to try."""

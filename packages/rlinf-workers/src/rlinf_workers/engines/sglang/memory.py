@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 
-from rlinf_sched.derive import ModelShape
-from rlinf_sched.derive.memory import FLOAT_BYTES, JobShape, RankMemory, feed_forward_bytes, kv_bytes
+from rlinf_sched.derive import FLOAT_BYTES, JobShape, ModelShape, RankMemory, feed_forward_bytes, kv_bytes
 from rlinf_workers.engines.sglang.options import MEM_FRACTION, NOT_CUT, SGLangOptions
 
 CPU_SHARE = 0.25

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from rlinf_sched.derive import Gpu, ModelShape
-from rlinf_sched.derive.generation import continuous_points, group_cache_tokens
-from rlinf_sched.derive.memory import JobShape, RankMemory
-from rlinf_sched.derive.steps import describe_numbers
-from rlinf_sched.errors import ProfileError
-from rlinf_sched.profile import InstanceProfile, StageProfile
+from rlinf_sched import InstanceProfile, ProfileError, StageProfile
+from rlinf_sched.derive import (
+    Gpu,
+    JobShape,
+    ModelShape,
+    RankMemory,
+    continuous_points,
+    describe_numbers,
+    group_cache_tokens,
+)
 from rlinf_workers.engines.sglang.memory import kv_tokens
 from rlinf_workers.engines.sglang.options import SGLangOptions
 

@@ -13,9 +13,8 @@ from rlinf_workers.engines.sglang.options import MEM_FRACTION, SGLangOptions
 from rlinf_workers.engines.spec import EngineSpec
 
 if TYPE_CHECKING:
-    from rlinf_sched.derive import Gpu, ModelShape
-    from rlinf_sched.derive.memory import JobShape, RankMemory
-    from rlinf_sched.profile import StageProfile
+    from rlinf_sched import StageProfile
+    from rlinf_sched.derive import Gpu, JobShape, ModelShape, RankMemory
 
 OTHER_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
 """Shares of a GPU that an engine may take; the nearest few are tried."""

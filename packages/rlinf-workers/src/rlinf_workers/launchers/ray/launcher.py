@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlinf_sched.cluster import Cluster
+from rlinf_sched import Cluster
 from rlinf_workers.errors import ClusterRefused, NodeLost
 from rlinf_workers.launchers.agents import AgentLauncher
 from rlinf_workers.launchers.base import Node, WorkerSpec, plural

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob
+from rlinf_algos import gaussian_entropy, gaussian_log_prob
 from rlinf_workers.policies.heads.base import ActionHead
 
 

@@ -242,7 +242,7 @@ class PrismaticPolicy(Policy):
             language: [n, H], for towers that look at pictures with an instruction in mind.
         """
         dtype = self.projector.fc1.weight.dtype
-        pictures = torch.stack([self._shown(fields[name]) for name in self._cameras], dim=1)
+        pictures = torch.stack([self._resized(fields[name]) for name in self._cameras], dim=1)
         flat = pictures.flatten(0, 1)
         for_towers = zip(self._spec.means, self._spec.stds, strict=True)
         dino, siglip = (normalized(flat, mean, std).to(dtype) for mean, std in for_towers)
@@ -251,7 +251,7 @@ class PrismaticPolicy(Policy):
         patches = self.projector(self.vision_backbone(dino, siglip, language))
         return patches.unflatten(0, (-1, len(self._cameras))).flatten(1, 2)
 
-    def _shown(self, pictures: Tensor) -> Tensor:
+    def _resized(self, pictures: Tensor) -> Tensor:
         images = resized(pictures, self._spec.image_size)
         return center_cropped(images) if self._crops else images
 

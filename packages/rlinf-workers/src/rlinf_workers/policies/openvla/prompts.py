@@ -48,7 +48,7 @@ class PromptTokens:
 
     def __init__(self, ids_of: Callable[[str], list[int]]) -> None:
         self._ids_of = ids_of
-        self._known: dict[str, list[int]] = {}
+        self._ids: dict[str, list[int]] = {}
 
     def __call__(self, instructions: Tensor) -> tuple[Tensor, Tensor]:
         """[n, bytes] uint8 -> ids [n, T] int64 and mask [n, T], on their device. Shorter prompts have padding after
@@ -65,9 +65,9 @@ class PromptTokens:
         return len(self._prompt(instruction))
 
     def _prompt(self, text: str) -> list[int]:
-        if text not in self._known:
-            self._known[text] = self._ids_of(PROMPT.format(text.lower()))
-        return self._known[text]
+        if text not in self._ids:
+            self._ids[text] = self._ids_of(PROMPT.format(text.lower()))
+        return self._ids[text]
 
 
 def _padded(rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_sched.derive.shapes import LLAMA_2_7B, ModelShape, find_model, with_vision_towers
-from rlinf_sched.errors import ProfileError
+from rlinf_sched import ProfileError
+from rlinf_sched.derive import LLAMA_2_7B, ModelShape, find_model, with_vision_towers
 from rlinf_workers.policies.spec import ActingCost, PolicySpec
 
 MODEL_TYPE = "openvla"

@@ -32,7 +32,7 @@ def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Mod
     from transformers import PI0Config, PI0ForConditionalGeneration
 
     if options.folder is not None and is_openpi(options.folder):
-        return loaded(options.folder, SPEC, made_of_openpi)
+        return loaded(options.folder, SPEC, new_openpi_model)
     if options.folder is not None:
         if torch.get_default_device().type == "meta":
             return PI0ForConditionalGeneration(PI0Config.from_pretrained(options.folder, local_files_only=True))
@@ -42,7 +42,7 @@ def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Mod
     return PI0ForConditionalGeneration(PI0Config(**small_config(options, state_size, action_size))).float()
 
 
-def made_of_openpi(config: Mapping[str, Any]) -> nn.Module:
+def new_openpi_model(config: Mapping[str, Any]) -> nn.Module:
     """The class of transformers with the sizes of openpi's files and random weights. Its expert reads embeddings of
     actions alone, so that it has no table of words, as in openpi."""
     from transformers import PI0Config, PI0ForConditionalGeneration

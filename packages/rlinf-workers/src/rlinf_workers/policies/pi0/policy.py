@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from rlinf_algos.flow_matching import (
     FlowPrediction,
+    FlowTransition,
     bounded_std,
     denoising_times,
     flow_chain_logprobs,
@@ -31,7 +32,6 @@ from rlinf_algos.flow_matching import (
     training_times,
     transition_entropy,
 )
-from rlinf_algos.flow_matching.transitions import FlowTransition
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Fields, Needs, Policy, PolicyStep
 from rlinf_workers.policies.instructions import check_instructions
@@ -40,8 +40,8 @@ from rlinf_workers.policies.pi0.model import (
     Prefix,
     expert_features,
     freeze_untrained,
-    made_of_openpi,
     make_model,
+    new_openpi_model,
     read_prefix,
 )
 from rlinf_workers.policies.pi0.openpi_files import checked_config, is_openpi
@@ -118,7 +118,7 @@ class Pi0(Policy):
         """What can be said without reading weights. Raises: PolicyError."""
         check_spaces(options, fields, actions)
         if options.folder is not None and is_openpi(options.folder):
-            check_sizes(options, checked_config(options.folder, SPEC, made_of_openpi), fields, actions)
+            check_sizes(options, checked_config(options.folder, SPEC, new_openpi_model), fields, actions)
         elif options.folder is not None:
             check_checkpoint(options, fields, actions)
 

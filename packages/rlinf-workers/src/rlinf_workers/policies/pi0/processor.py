@@ -83,7 +83,7 @@ class TokenizerPrompts:
 
     def __init__(self, ids_of: TokenIds, width: int) -> None:
         self._ids_of, self._width = ids_of, width
-        self._known: dict[str, list[int]] = {}
+        self._ids: dict[str, list[int]] = {}
 
     def __call__(self, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return padded([self._tokens(text) for text in texts_of(rows)], self._width, rows.device)
@@ -92,11 +92,11 @@ class TokenizerPrompts:
         self._tokens(instruction)
 
     def _tokens(self, text: str) -> list[int]:
-        if text not in self._known:
+        if text not in self._ids:
             ids = self._ids_of(cleaned(text) + "\n")
             check_length(len(ids), self._width, text)
-            self._known[text] = ids
-        return self._known[text]
+            self._ids[text] = ids
+        return self._ids[text]
 
 
 def make_prompts(options: Pi0Options) -> PromptTokenizer:

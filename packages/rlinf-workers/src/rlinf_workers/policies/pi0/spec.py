@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_sched.derive.shapes import find_model
+from rlinf_sched.derive import find_model
 from rlinf_workers.policies.spec import ActingCost, PolicySpec, num_cameras
 
 

@@ -30,7 +30,7 @@ class Pi05(Pi0):
     def check(cls, options: Pi05Options, fields: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
         check_spaces(options, fields, actions)
         if options.folder is not None:
-            check_sizes(options, checked_config(options.folder, SPEC, _made), fields, actions)
+            check_sizes(options, checked_config(options.folder, SPEC, _new_model), fields, actions)
 
     @classmethod
     def make_prompts(cls, options: Pi05Options, state_size: int) -> PromptTokenizer:
@@ -41,14 +41,14 @@ class Pi05(Pi0):
 
     def make_model(self, options: Pi05Options, state_size: int, action_size: int) -> nn.Module:
         if options.folder is None:
-            return _made(small_config(options, state_size, action_size)).float()
-        return loaded(options.folder, SPEC, _made)
+            return _new_model(small_config(options, state_size, action_size)).float()
+        return loaded(options.folder, SPEC, _new_model)
 
     def expert_features(self, prefix: Prefix, state: Tensor, chunk: Tensor, times: Tensor) -> Tensor:
         return self.model.expert_features(prefix, chunk, times)
 
 
-def _made(config: Mapping[str, Any]) -> nn.Module:
+def _new_model(config: Mapping[str, Any]) -> nn.Module:
     from transformers import PI0Config
 
     from rlinf_workers.policies.pi05.expert import Pi05Model

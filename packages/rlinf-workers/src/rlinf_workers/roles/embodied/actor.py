@@ -22,11 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_algos.advantages import first_episode_mask
-from rlinf_algos.algorithm import Algorithm
-from rlinf_algos.normalization import Moments
-from rlinf_algos.policy_loss import BatchTokens, at_level, logprobs_at_level
-from rlinf_algos.selection import sequence_hash
+from rlinf_algos import Algorithm, BatchTokens, Moments, at_level, first_episode_mask, logprobs_at_level, sequence_hash
 from rlinf_comm import record
 from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, PolicyTerms, value_loss
 from rlinf_workers.execution.ports import Reader
@@ -129,7 +125,7 @@ class _Ratios(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _DemonstratedRows:
     """Demonstrated chunks of one shard, B rows."""
 
     fields: dict[str, Tensor]
@@ -137,9 +133,9 @@ class _Shown:
     noise: Tensor
     """[B, noise_size]"""
 
-    def __getitem__(self, rows: Tensor) -> _Shown:
+    def __getitem__(self, rows: Tensor) -> _DemonstratedRows:
         fields = {name: values[rows] for name, values in self.fields.items()}
-        return _Shown(fields=fields, actions=self.actions[rows], noise=self.noise[rows])
+        return _DemonstratedRows(fields=fields, actions=self.actions[rows], noise=self.noise[rows])
 
 
 class PolicyModel(ModelAdapter):
@@ -152,8 +148,8 @@ class PolicyModel(ModelAdapter):
     def build(self, device: torch.device) -> Policy:
         return make_policy(self._settings, device)
 
-    def answers(self, model: Any, batch: ShardBatch | _Shown, *, entropies: bool) -> ModelOutputs:
-        if isinstance(batch, _Shown):
+    def answers(self, model: Any, batch: ShardBatch | _DemonstratedRows, *, entropies: bool) -> ModelOutputs:
+        if isinstance(batch, _DemonstratedRows):
             return ModelOutputs(logprobs=-model.imitate(batch.fields, batch.actions, batch.noise))
         return model.evaluate(batch.fields, batch.actions, batch.extras)
 
@@ -197,7 +193,7 @@ class EmbodiedActor(WarmStartedWorker):
         self._optimize_with(self._settings.warm_start)
         self._backend.begin(2)
         for batch in received:
-            examples = self._shown(batch)
+            examples = self._demonstrated_rows(batch)
             for few in torch.arange(len(examples.actions)).split(self._micro_batch_size or len(examples.actions)):
                 self._backend.backward(batch.shard, examples[few], _imitation_loss)
             if batch.shard == self._backend.shards[-1]:
@@ -207,12 +203,12 @@ class EmbodiedActor(WarmStartedWorker):
                     self.record("warm_start/loss", loss / count)
                 self._backend.begin(2)
 
-    def _shown(self, batch: DemonstratedBatch) -> _Shown:
+    def _demonstrated_rows(self, batch: DemonstratedBatch) -> _DemonstratedRows:
         """With noise that depends on nothing but the seed, the step and the shard."""
         key = [self.step.seed, (batch.step << 20) | batch.shard]
         size = self._backend.on_model(lambda policy: policy.noise_size)
         noise = np.random.Generator(np.random.Philox(key=key)).standard_normal((len(batch.actions), size))
-        return _Shown(
+        return _DemonstratedRows(
             fields={name: values.to(self.device) for name, values in batch.fields.items()},
             actions=batch.actions.to(self.device),
             noise=torch.from_numpy(noise).float().to(self.device),

@@ -128,7 +128,7 @@ class Environment(Worker):
         self._evaluate: dict[int, BatchedEnv] = {}
         self._running: dict[int, _Group] = {}
         """The groups whose segments have not ended."""
-        self._shown: dict[int, dict[str, Tensor]] = {}
+        self._last_observations: dict[int, dict[str, Tensor]] = {}
         """Training group -> what it showed last, for its next segment to begin with; empty where that is a reset."""
 
     def _picture_pool(self) -> PicturePool | None:
@@ -160,10 +160,12 @@ class Environment(Worker):
 
     def continue_from(self, episodes: list[GroupEpisodes]) -> None:
         """Brings the groups of this rank where they stood; a group that is not among them begins with a reset."""
-        self._shown.clear()
+        self._last_observations.clear()
         for item in episodes:
             if item.group in self._train:
-                self._shown[item.group] = self._copy(self._read(self._replayable(item.group).restore(item.rows)))
+                self._last_observations[item.group] = self._copy(
+                    self._read(self._replayable(item.group).restore(item.rows))
+                )
 
     def _replayable(self, group: int) -> Replayable:
         env = self._train[group]
@@ -307,7 +309,7 @@ class Environment(Worker):
         seeds = group.segments.pop(0)
         group.counted, group.time = len(seeds), 0
         width = group.env.num_envs
-        fields = None if group.is_evaluated else self._shown.pop(group.index, None)
+        fields = None if group.is_evaluated else self._last_observations.pop(group.index, None)
         if fields is None:
             fillers = [self._settings.eval_seed] * (width - len(seeds))
             fields = self._read(group.env.reset(seeds + fillers))
@@ -332,7 +334,7 @@ class Environment(Worker):
                 self._record_episode(episode, cut=bool(result.truncated[episode.env_index]))
         fields, is_last = self._read(result.observation), group.time == group.num_chunks
         if is_last and self._settings.continues and not group.is_evaluated:
-            self._shown[group.index] = self._copy(fields)
+            self._last_observations[group.index] = self._copy(fields)
         return GroupObservation(
             group=group.index,
             time=group.time,

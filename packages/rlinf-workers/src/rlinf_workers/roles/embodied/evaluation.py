@@ -29,7 +29,7 @@ class EvaluationEnvironment(Environment):
         self._pictures = self._picture_pool()
         self._train = {}
         self._evaluate = {}
-        self._shown = {}
+        self._last_observations = {}
         self._ends: list[EpisodeEnd] = []
 
     def evaluate_in(self, settings: EnvironmentSettings) -> None:

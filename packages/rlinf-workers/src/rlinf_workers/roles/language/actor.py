@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_algos.algorithm import Algorithm
+from rlinf_algos import Algorithm
 from rlinf_comm import record
 from rlinf_workers.balance import balanced
 from rlinf_workers.collectives import exchanged

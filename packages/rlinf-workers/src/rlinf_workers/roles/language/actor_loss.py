@@ -8,11 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlinf_algos.aggregation import aggregated_sum
-from rlinf_algos.algorithm import Algorithm
-from rlinf_algos.kl import ratio_weighted_kl
-from rlinf_algos.policy_loss import BatchTokens
-from rlinf_algos.selection import sequence_hash
+from rlinf_algos import Algorithm, BatchTokens, aggregated_sum, ratio_weighted_kl, sequence_hash
 from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart
 from rlinf_workers.roles.language.advantages import kl_estimate
 from rlinf_workers.roles.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token

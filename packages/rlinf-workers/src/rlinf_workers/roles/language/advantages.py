@@ -14,11 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_algos import adapted_kl_coef, dapo, rewards_at_last_token
-from rlinf_algos.algorithm import Algorithm
-from rlinf_algos.normalization import Moments
-from rlinf_algos.parts import BUILTIN_ADVANTAGES
-from rlinf_algos.presets import KL_ESTIMATES
+from rlinf_algos import (
+    BUILTIN_ADVANTAGES,
+    KL_ESTIMATES,
+    Algorithm,
+    Moments,
+    adapted_kl_coef,
+    has_signal,
+    overlong_filter,
+    overlong_penalty,
+    rewards_at_last_token,
+)
 from rlinf_workers.algorithm_parts import AdvantagePart
 from rlinf_workers.roles.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.trainers.base import TrainingBackend
@@ -77,7 +83,7 @@ def signals(groups: Sequence[ScoredGroup], *, by_parts: bool = False) -> list[bo
         return []
     reads_parts = by_parts and groups[0].parts is not None
     rows = torch.stack([_parts_of(group).T if reads_parts else group.rewards[None] for group in groups])  # [P, K, G]
-    return dapo.has_signal(rows.flatten(0, 1)).view_as(rows).flatten(1).any(dim=1).tolist()
+    return has_signal(rows.flatten(0, 1)).view_as(rows).flatten(1).any(dim=1).tolist()
 
 
 def choose_groups(
@@ -91,8 +97,8 @@ def choose_groups(
         num_items: groups of the step, over all ranks.
     """
     flags = torch.zeros(len(backend.shards), num_items, dtype=torch.int64)
-    for group, has_signal in zip(groups, have_signal, strict=True):
-        flags[0][group.samples.index] = int(has_signal)
+    for group, is_useful in zip(groups, have_signal, strict=True):
+        flags[0][group.samples.index] = int(is_useful)
     chosen = backend.sum_over_shards(flags).nonzero()[:limit, 0].tolist()
     return {index: position for position, index in enumerate(chosen)}
 
@@ -160,7 +166,7 @@ class AdvantageMaker:
         """[G], the rewards with their weight, less the penalty on length."""
         penalised = group.rewards
         if self._algorithm.overlong_buffer_tokens:
-            penalised = penalised + dapo.overlong_penalty(
+            penalised = penalised + overlong_penalty(
                 group.samples.loss_mask.sum(-1),
                 max_tokens=self._max_completion_tokens,
                 buffer_tokens=self._algorithm.overlong_buffer_tokens,
@@ -200,7 +206,7 @@ class AdvantageMaker:
         """Without the completions that were cut at the limit. They were compared with the others all the same."""
         if samples.truncated is None:
             raise ValueError("algorithm.overlong_filter: the engine does not say which completions were cut")
-        mask = dapo.overlong_filter(samples.loss_mask, samples.truncated)
+        mask = overlong_filter(samples.loss_mask, samples.truncated)
         return replace(samples, loss_mask=mask.to(samples.loss_mask.dtype))
 
 

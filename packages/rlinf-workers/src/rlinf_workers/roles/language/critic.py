@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlinf_algos.algorithm import Algorithm
+from rlinf_algos import Algorithm
 from rlinf_workers.algorithm_parts import value_loss
 from rlinf_workers.models.trainable import CompletionBatch
 from rlinf_workers.roles.language.micro_batches import Tokens

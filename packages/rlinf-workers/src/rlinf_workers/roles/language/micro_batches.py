@@ -14,9 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rlinf_algos.aggregation import aggregation_divisor
-from rlinf_algos.algorithm import Algorithm
-from rlinf_algos.parts import BUILTIN_POLICY_LOSSES
+from rlinf_algos import BUILTIN_POLICY_LOSSES, Algorithm, aggregation_divisor
 from rlinf_workers.balance import balanced
 from rlinf_workers.models.packed import num_computed_tokens, pack_without_padding
 from rlinf_workers.models.sequences import fit_width, pack_groups

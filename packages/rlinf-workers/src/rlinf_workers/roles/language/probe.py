@@ -84,7 +84,7 @@ def probe_refusal(config: Any, ways: Sequence[str], *, num_tokens: int) -> str |
         config: of the model itself, as transformers reads it.
         num_tokens: the longest prompt and completion together.
     """
-    if (state := kept_state(config)) is not None:
+    if (state := recurrent_state(config)) is not None:
         return f"{state}, which padded prompts and prompts shared by completions would get wrong"
     if (limit := rope_limit(config)) is not None and num_tokens > limit:
         return (
@@ -128,7 +128,7 @@ def _refusal_of_probe(config: Any, ways: Sequence[str]) -> str | None:
     return f"{NAMES[wrong.way]} computes it wrongly: {wrong.reason}{REMEDIES.get(wrong.way, '')}"
 
 
-def kept_state(config: Any) -> str | None:
+def recurrent_state(config: Any) -> str | None:
     """What an architecture keeps of earlier tokens other than keys and values of each; None: nothing."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from rlinf_algos.kl import mixed_reference
+from rlinf_algos import mixed_reference
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.packed import pack_without_padding

@@ -11,9 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, make_reward, score_all
-from rlinf_algos.rewards.process_pool import awaited_processes
+from rlinf_algos import RewardError
+from rlinf_algos.rewards import (
+    OUTCOMES,
+    RewardResult,
+    RewardSpec,
+    RewardTerm,
+    awaited_processes,
+    make_reward,
+    score_all,
+)
 from rlinf_comm import record
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer, silent_token_ids

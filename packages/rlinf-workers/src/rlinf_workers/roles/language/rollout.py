@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlinf_algos.errors import NonFiniteError
+from rlinf_algos import NonFiniteError
 from rlinf_comm import record
 from rlinf_comm.weights import Layout
 from rlinf_workers.engines.base import Completions, GenerationEngine, SupportsAbort

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_sched.derive import ModelShape
-from rlinf_sched.derive.memory import NUM_MOMENTS, JobShape, RankMemory, update_bytes, warm_start_bytes
+from rlinf_sched.derive import NUM_MOMENTS, JobShape, ModelShape, RankMemory, update_bytes, warm_start_bytes
 from rlinf_workers.trainers.counts import largest_tensor_bytes
 
 NORM_BYTES = 8

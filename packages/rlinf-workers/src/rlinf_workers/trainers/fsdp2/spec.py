@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlinf_workers.trainers.spec import TrainerSpec
 
 if TYPE_CHECKING:
-    from rlinf_sched.derive import ModelShape
-    from rlinf_sched.derive.memory import JobShape, RankMemory
+    from rlinf_sched.derive import JobShape, ModelShape, RankMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

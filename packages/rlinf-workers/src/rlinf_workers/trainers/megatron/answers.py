@@ -20,14 +20,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
-from rlinf_algos.logprobs import LEAST_LOGPROB
-from rlinf_sched.derive.memory import CPU_CHUNK_BYTES, GPU_CHUNK_BYTES, MAX_LOGITS_BYTES
+from rlinf_algos import LEAST_LOGPROB
+from rlinf_sched.derive import CPU_CHUNK_BYTES, GPU_CHUNK_BYTES, MAX_LOGITS_BYTES
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.roles.records.language import ExampleBatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class TokenQuery:
     """Sequences, and of which of their tokens the model is asked."""
 
     token_ids: Tensor
@@ -41,7 +41,7 @@ class Asked:
     """Rows of the whole micro-batch, of which these may be a part."""
 
     @classmethod
-    def of(cls, batch: SequenceBatch | ExampleBatch, temperature: float) -> Asked:
+    def of(cls, batch: SequenceBatch | ExampleBatch, temperature: float) -> TokenQuery:
         """All tokens of the completions; of examples, all tokens but the first, at temperature 1."""
         if isinstance(batch, ExampleBatch):
             ids, temperature = batch.token_ids, 1.0
@@ -56,13 +56,13 @@ class Asked:
         before = first + torch.arange(targets.shape[1], device=both.device)
         return cls(token_ids=moved, before=before, targets=targets, temperature=temperature, num_rows=len(both))
 
-    def part(self, number: int, num_parts: int) -> Asked:
+    def part(self, number: int, num_parts: int) -> TokenQuery:
         """Every `num_parts`-th row from `number` on; parts have equally many, the last row stands in for missing
         ones."""
         if num_parts == 1:
             return self
         rows = rows_of(number, num_parts, self.num_rows).clamp(max=self.num_rows - 1).to(self.targets.device)
-        return Asked(
+        return TokenQuery(
             token_ids=self.token_ids[rows],
             before=self.before[rows],
             targets=self.targets[rows],
@@ -70,12 +70,12 @@ class Asked:
             num_rows=self.num_rows,
         )
 
-    def padded(self, multiple: int) -> Asked:
+    def padded(self, multiple: int) -> TokenQuery:
         """With so many positions that `multiple` divides their number."""
         missing = -self.token_ids.shape[1] % multiple
         if not missing:
             return self
-        return Asked(
+        return TokenQuery(
             token_ids=pad(self.token_ids, (0, missing)),
             before=self.before,
             targets=self.targets,
@@ -94,7 +94,9 @@ def rows_of(number: int, num_parts: int, num_rows: int) -> Tensor:
     return torch.arange(number, -(-num_rows // num_parts) * num_parts, num_parts)
 
 
-def answers_of_states(states: Tensor, weight: Tensor, request: Asked, first: int, num_words: int, group: Any) -> Tensor:
+def answers_of_states(
+    states: Tensor, weight: Tensor, request: TokenQuery, first: int, num_words: int, group: Any
+) -> Tensor:
     """Log-probabilities and entropies, [2, R, T] float32, the same on all ranks of the group.
 
     Args:
@@ -119,7 +121,7 @@ def answers_of_states(states: Tensor, weight: Tensor, request: Asked, first: int
     return answers.view(2, *request.targets.shape)
 
 
-def values_of_states(states: Tensor, head: nn.Linear, request: Asked) -> Tensor:
+def values_of_states(states: Tensor, head: nn.Linear, request: TokenQuery) -> Tensor:
     """What is still to come before each token, [1, R, T] float32.
 
     Args:
@@ -129,7 +131,7 @@ def values_of_states(states: Tensor, head: nn.Linear, request: Asked) -> Tensor:
     return linear(_before(states, request).float(), head.weight.float(), head.bias.float()).permute(2, 0, 1)
 
 
-def _before(states: Tensor, request: Asked) -> Tensor:
+def _before(states: Tensor, request: TokenQuery) -> Tensor:
     """The states [R, T, H] from which the tokens follow that are asked for."""
     return states.gather(1, request.before[..., None].expand(-1, -1, states.shape[-1]))
 

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rlinf_comm.weights import Layout, ReshardExecutor, plan
-from rlinf_comm.weights.layouts import TransformerShape, huggingface
-from rlinf_sched.derive.shapes import ModelShape
+from rlinf_comm.weights import Layout, ReshardExecutor, reshard_plan
+from rlinf_comm.weights.layouts import TransformerShape, huggingface_layout
+from rlinf_sched.derive import ModelShape
 from rlinf_workers.models.in_memory import box_in, renamed
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
@@ -26,7 +26,7 @@ from rlinf_workers.models.weight_names import CONVERTS
 from rlinf_workers.roles.records.language import ExampleBatch
 from rlinf_workers.trainers.base import LossOf, ModelOutputs, OptimizerSettings, shards_of
 from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
-from rlinf_workers.trainers.megatron.answers import Asked, rows_of
+from rlinf_workers.trainers.megatron.answers import TokenQuery, rows_of
 from rlinf_workers.trainers.megatron.files import gathered, leaving_out, owned, stacked
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.storages import Storages
@@ -82,7 +82,7 @@ class MegatronBackend:
         self._optimizer: Any = None
         self._masters: Any = None
         self.shards: Sequence[int] = []
-        self._waiting: list[tuple[Asked, Finish]] = []
+        self._waiting: list[tuple[TokenQuery, Finish]] = []
         """Micro-batches of a pipeline, whose passes come with `reduce`."""
         self._statistics: dict[int, Tensor] = {}
         self._wrap(trains=optimizer is not None)
@@ -118,7 +118,7 @@ class MegatronBackend:
     def forward(
         self, batch: SequenceBatch | ExampleBatch, *, entropies: bool = False, adapter: bool = True
     ) -> ModelOutputs:
-        request = Asked.of(batch, self._head.temperature)
+        request = TokenQuery.of(batch, self._head.temperature)
         whole = torch.zeros(self._head.num_answers, *request.targets.shape, device=self._worker.device)
 
         def keep(answers: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -154,7 +154,7 @@ class MegatronBackend:
             (gradient,) = torch.autograd.grad(loss, whole)
             return (answers * self._own_rows(gradient, answers)).sum(), torch.tensor(0), {}
 
-        request = Asked.of(batch, self._head.temperature)
+        request = TokenQuery.of(batch, self._head.temperature)
         self._waiting.append((request, finish))
         if self._options.pipeline_parallel == 1:
             self._run_waiting()
@@ -202,14 +202,14 @@ class MegatronBackend:
             self._run(self._waiting, forward_only=False)
             self._waiting.clear()
 
-    def _run(self, passes: Sequence[tuple[Asked, Finish]], *, forward_only: bool) -> None:
+    def _run(self, passes: Sequence[tuple[TokenQuery, Finish]], *, forward_only: bool) -> None:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        def forward_step(waiting: Iterator[tuple[Asked, Finish]], model: Any) -> tuple[Tensor, Finish]:
+        def forward_step(waiting: Iterator[tuple[TokenQuery, Finish]], model: Any) -> tuple[Tensor, Finish]:
             request, finish = next(waiting)
-            self._model.asked = request.part(self._place.part, self._options.num_parts)
+            self._model.query = request.part(self._place.part, self._options.num_parts)
             multiple = self._options.tensor_parallel if self._options.sequence_parallel else 1
-            return model(**self._model.asked.padded(multiple).arguments()), finish
+            return model(**self._model.query.padded(multiple).arguments()), finish
 
         get_forward_backward_func()(
             forward_step_func=forward_step,
@@ -311,7 +311,7 @@ class MegatronBackend:
             return self._read(self._settings.folder, without=self._head.begins_anew)
         weights = self._unwritten()
         model = self.kind.build(torch.device("cpu")).float()
-        reshard = plan(self._in_memory, self._masters_layout)
+        reshard = reshard_plan(self._in_memory, self._masters_layout)
         ReshardExecutor(reshard, self._worker.rank).run([dict(model.named_parameters())], weights)
         return weights
 
@@ -343,7 +343,7 @@ class MegatronBackend:
     @cached_property
     def _in_memory(self) -> Layout:
         """Where the canonical tensors lie in transformers' model, in float32."""
-        return huggingface(self._shape, fused_experts=CONVERTS, dtype="float32")
+        return huggingface_layout(self._shape, fused_experts=CONVERTS, dtype="float32")
 
     # -- files -----------------------------------------------------------------------------------------------------
 

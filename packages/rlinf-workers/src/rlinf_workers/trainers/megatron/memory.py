@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from rlinf_sched.derive import ModelShape
-from rlinf_sched.derive.memory import (
+from rlinf_sched.derive import (
     CPU_CHUNK_BYTES,
     FLOAT_BYTES,
     GPU_CHUNK_BYTES,
     MAX_LOGITS_BYTES,
     NUM_MOMENTS,
     JobShape,
+    ModelShape,
     RankMemory,
 )
 from rlinf_workers.trainers.megatron.options import MegatronOptions

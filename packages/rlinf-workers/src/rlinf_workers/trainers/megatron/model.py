@@ -17,8 +17,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout
-from rlinf_comm.weights.layouts import TransformerShape, megatron, rounded_up
-from rlinf_workers.trainers.megatron.answers import Asked
+from rlinf_comm.weights.layouts import TransformerShape, megatron_layout, rounded_up
+from rlinf_workers.trainers.megatron.answers import TokenQuery
 from rlinf_workers.trainers.megatron.attention import CausalAttention
 from rlinf_workers.trainers.megatron.heads import Head
 from rlinf_workers.trainers.megatron.options import MegatronOptions
@@ -29,7 +29,7 @@ VOCAB_MULTIPLE = 8
 
 def layout_of(shape: TransformerShape, options: MegatronOptions, num_ranks: int, dtype: str) -> Layout:
     """What each rank keeps of the canonical tensors: those of one replica, as often as there are replicas."""
-    of_replica = megatron(
+    of_replica = megatron_layout(
         shape,
         tp=options.tensor_parallel,
         pp=options.pipeline_parallel,
@@ -81,14 +81,14 @@ class AnsweringModel(GPTModel):
     """Gives what `asked` asks for in place of logits."""
 
     head: Head
-    asked: Asked
+    query: TokenQuery
     """What the next call is asked, on the last stage."""
     num_words: int
     """Size of the vocabulary, without padding."""
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """The head's answers on the last stage; elsewhere the hidden states go on to the next."""
-        return self.head.answers(self, hidden_states, self.asked) if self.post_process else hidden_states
+        return self.head.answers(self, hidden_states, self.query) if self.post_process else hidden_states
 
 
 def _keep_padding(

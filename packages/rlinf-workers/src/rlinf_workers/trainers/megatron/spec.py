@@ -14,8 +14,7 @@ from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.spec import TrainerSpec
 
 if TYPE_CHECKING:
-    from rlinf_sched.derive import ModelShape
-    from rlinf_sched.derive.memory import JobShape, RankMemory
+    from rlinf_sched.derive import JobShape, ModelShape, RankMemory
 
 MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
 """Architectures (`model_type`) with a mapping that was compared with transformers."""

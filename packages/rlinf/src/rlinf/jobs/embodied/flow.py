@@ -14,9 +14,9 @@ from rlinf.config.embodied import EmbodiedConfig
 from rlinf_workers import Flow
 
 WORKERS = {
-    "env": "rlinf_workers.roles.embodied.environment:Environment",
-    "policy": "rlinf_workers.roles.embodied.rollout:EmbodiedRollout",
-    "actor": "rlinf_workers.roles.embodied.actor:EmbodiedActor",
+    "env": "rlinf_workers.roles:Environment",
+    "policy": "rlinf_workers.roles:EmbodiedRollout",
+    "actor": "rlinf_workers.roles:EmbodiedActor",
 }
 EPISODES = "episodes"
 """Channel on which the environments report where their episodes stand, for runs whose segments continue them."""

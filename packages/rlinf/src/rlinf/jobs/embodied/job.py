@@ -30,10 +30,9 @@ from rlinf.jobs.lora import policy_digest, policy_lora, with_base
 from rlinf.jobs.training import backend_settings, check_policy_module, optimizer_settings
 from rlinf.machine import Machine
 from rlinf.run_folder.fingerprints import path_fingerprint
-from rlinf_sched.plan import Plan
+from rlinf_sched import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.roles.embodied.actor import ADAM_EPSILON, EmbodiedActorSettings
-from rlinf_workers.roles.embodied.environment import EnvironmentSettings
+from rlinf_workers.roles import ADAM_EPSILON, EmbodiedActorSettings, EnvironmentSettings
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session

@@ -12,25 +12,23 @@ from dataclasses import replace
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.embodied.flow import training_flow
-from rlinf_algos.errors import AlgosError
+from rlinf_algos import AlgosError
 from rlinf_envs import EnvError
+from rlinf_sched import InstanceProfile, Problem, Profiles, SchedError, Stage, StageProfile
 from rlinf_sched.derive import (
+    CORES_PER_DEVICE,
+    GPUS_PER_NODE,
     SIMULATORS,
     CpuSimulator,
     Embodied,
     GpuSimulator,
     derive_profiles,
     gpu_cluster,
+    on_busy_cores,
+    profile_of_groups,
 )
-from rlinf_sched.derive.datasheets import GPUS_PER_NODE
-from rlinf_sched.derive.groups import profile_of_groups
-from rlinf_sched.derive.simulators import CORES_PER_DEVICE, on_busy_cores
-from rlinf_sched.errors import SchedError
-from rlinf_sched.flow_graph import Stage
-from rlinf_sched.problem import Problem
-from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 from rlinf_workers.plugins import POLICIES
-from rlinf_workers.policies.spec import ActingCost
+from rlinf_workers.policies import ActingCost
 
 NUMBER_BYTES = 12
 """On a channel, for each number of an action: itself, its log-probability and what comes with it."""

@@ -17,8 +17,8 @@ from torch import Tensor
 from rlinf.jobs.embodied.flow import EPISODES
 from rlinf_envs import RowSnapshot
 from rlinf_workers import FlowRun
-from rlinf_workers.models.weight_writer import write_tensors
-from rlinf_workers.roles.records.embodied import GroupEpisodes
+from rlinf_workers.models import write_tensors
+from rlinf_workers.roles import GroupEpisodes
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.references import check_file, refused
 from rlinf.jobs.spec import JobSpec
-from rlinf_algos.registry import Registry
+from rlinf_algos import Registry
 from rlinf_workers.plugins import POLICIES, TRAINERS
 
 if TYPE_CHECKING:
     from rlinf.jobs.base import Job
     from rlinf.machine import Machine
-    from rlinf_sched.problem import Problem
-    from rlinf_workers.launchers.interpreter import Interpreter
+    from rlinf_sched import Problem
+    from rlinf_workers.launchers import Interpreter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf_workers import Flow
 
 WORKERS = {
-    "rollout": "rlinf_workers.roles.language.rollout:Rollout",
-    "reference": "rlinf_workers.roles.language.reference:Reference",
-    "reward": "rlinf_workers.roles.language.reward:Reward",
-    "actor": "rlinf_workers.roles.language.actor:Actor",
+    "rollout": "rlinf_workers.roles:Rollout",
+    "reference": "rlinf_workers.roles:Reference",
+    "reward": "rlinf_workers.roles:Reward",
+    "actor": "rlinf_workers.roles:Actor",
 }
 NONE: Mapping[str, Sequence[Any]] = MappingProxyType({})
 

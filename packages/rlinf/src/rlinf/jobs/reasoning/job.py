@@ -63,18 +63,12 @@ from rlinf.tasks.language import (
     write_model_folder,
 )
 from rlinf.tasks.prompts import PromptEncoder
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.derive.memory import JobShape
-from rlinf_sched.derive.shapes import ModelShape
-from rlinf_sched.plan import Plan
+from rlinf_sched import Cluster, Plan
+from rlinf_sched.derive import JobShape, ModelShape
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.models.routers import has_balanced_routers
-from rlinf_workers.roles.language.actor import ActorSettings
-from rlinf_workers.roles.language.reward import RewardSettings
-from rlinf_workers.roles.language.rollout import RolloutSettings
-from rlinf_workers.roles.records.language import ExampleBatch, ScoredGroup
-from rlinf_workers.trainers.base import OptimizerSettings
+from rlinf_workers.models import ModelSettings, has_balanced_routers
+from rlinf_workers.roles import ActorSettings, ExampleBatch, RewardSettings, RolloutSettings, ScoredGroup
+from rlinf_workers.trainers import OptimizerSettings
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session

@@ -15,17 +15,8 @@ from rlinf.errors import UserError
 from rlinf.jobs.reasoning.flow import training_flow
 from rlinf.planning.engines import check_cut
 from rlinf.planning.memory import Load, check_gpu, job_shape, loads_of, named_shape, reference_shape
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.derive import find_gpu, gpu_cluster
-from rlinf_sched.derive.datasheets import Gpu
-from rlinf_sched.derive.memory import JobShape
-from rlinf_sched.derive.profiles import rule_profile
-from rlinf_sched.derive.shapes import ModelShape
-from rlinf_sched.errors import SchedError
-from rlinf_sched.flow_graph import FlowGraph, Stage
-from rlinf_sched.plan import Plan
-from rlinf_sched.problem import Problem
-from rlinf_sched.profile import Profiles, StageProfile
+from rlinf_sched import Cluster, FlowGraph, Plan, Problem, Profiles, SchedError, Stage, StageProfile
+from rlinf_sched.derive import Gpu, JobShape, ModelShape, find_gpu, gpu_cluster, rule_profile
 
 TOKEN_BYTES = 12
 """On a channel: an int32 id, a float32 log-probability and a mask or advantage."""

@@ -12,14 +12,12 @@ from rlinf.config.references import check_data, refused
 from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, WeightedRewardConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.jobs.spec import JobSpec
-from rlinf_algos.registry import Registry
+from rlinf_algos import Registry
 from rlinf_workers.plugins import ENGINES, TRAINERS
 
 if TYPE_CHECKING:
     from rlinf.planning.memory import Load
-    from rlinf_sched.cluster import Cluster
-    from rlinf_sched.plan import Plan
-    from rlinf_sched.problem import Problem
+    from rlinf_sched import Cluster, Plan, Problem
 
 
 @dataclass(frozen=True, kw_only=True)
