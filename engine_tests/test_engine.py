@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlinf_workers import WorkersError
 from rlinf_workers.engines.sglang import engine as engine_module
 from rlinf_workers.engines.sglang import srt
-from rlinf_workers.errors import WorkersError
 from rlinf_workers.testing import engines
 
 pytestmark = pytest.mark.minimum

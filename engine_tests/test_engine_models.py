@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlinf_workers import SamplingSettings
+from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.engines.sglang.engine import SGLangEngine
 from rlinf_workers.models.language_model import build_model
 from rlinf_workers.testing.architectures import tiny_architecture

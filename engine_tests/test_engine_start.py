@@ -15,8 +15,8 @@ import torch
 import zmq.asyncio  # pyright: ignore[reportMissingImports]
 
 from listeners import nothing_exposed  # pyright: ignore[reportMissingImports]
+from rlinf_workers import WorkersError
 from rlinf_workers.engines.sglang import engine as engine_module
-from rlinf_workers.errors import WorkersError
 from rlinf_workers.testing import engines
 
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ WORKER = """
     import sys, torch
     from dataclasses import replace
     from rlinf_workers.engines.sglang.engine import SGLangEngine
-    from rlinf_workers.models.language_model import ModelSettings
+    from rlinf_workers.models import ModelSettings
     from rlinf_workers.testing import engines
 
     def main():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlinf_comm.weights import Layout, reshard_plan, specs_of
-from rlinf_workers import SamplingSettings
+from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.engines.sglang import engine as engine_module
 from rlinf_workers.models.language_model import build_model
 from rlinf_workers.roles import Prompt

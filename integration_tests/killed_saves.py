@@ -26,8 +26,8 @@ from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.run_folder import RunFolder
 from rlinf.run_folder.seal import damage
 from rlinf_workers.testing.backends import Chooser, trial_worker
+from rlinf_workers.trainers import ReplicatedBackend
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
-from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

@@ -32,7 +32,7 @@ from rlinf_comm.weights.device import (
 )
 from rlinf_comm.weights.device.memory import read_handle
 from rlinf_comm.weights.layouts import merged_layout
-from rlinf_workers.weight_sync.base import WeightPort
+from rlinf_workers.weight_sync import WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 TIMEOUT_S = 60.0

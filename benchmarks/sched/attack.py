@@ -26,9 +26,8 @@ from benchmarks.sched.attack_moves import mutated, random_state
 from benchmarks.sched.attack_problems import random_problem
 from benchmarks.sched.attack_space import Space, State
 
-from rlinf_sched import Plan, Problem, best_plan, simulate
-from rlinf_sched.derive.workloads import WORKLOADS
-from rlinf_sched.errors import InfeasibleError
+from rlinf_sched import InfeasibleError, Plan, Problem, best_plan, simulate
+from rlinf_sched.derive import WORKLOADS
 
 RESULT = Path(__file__).parents[1] / "results" / "planner-attack.json"
 ROUNDING = 1e-9

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_sched import Problem, ProfileError, best_plan
-from rlinf_sched.derive import WORKLOADS, embodied, grpo, workload, workloads
-from rlinf_sched.derive.datasheets import GPUS, find_gpu
+from rlinf_sched.derive import GPUS, WORKLOADS, embodied, find_gpu, grpo, workload, workloads
 
 RESULT = Path(__file__).parents[1] / "results" / "calibration.json"
 PAPER = {

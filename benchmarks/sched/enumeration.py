@@ -37,6 +37,7 @@ from benchmarks.harness import RESULTS_FOLDER
 from rlinf_sched import (
     Cluster,
     FlowGraph,
+    InfeasibleError,
     InstanceProfile,
     ItemCosts,
     Plan,
@@ -48,7 +49,6 @@ from rlinf_sched import (
     WeightEdge,
     best_plan,
 )
-from rlinf_sched.errors import InfeasibleError
 from rlinf_sched.plan import ALL_MODES
 from rlinf_sched.planner.plan_timer import PlanTimer
 from rlinf_sched.planner.spots import Spot, Spots, devices_of, shares_of, spots_of

@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from benchmarks.harness import report
 
-from rlinf_sched.derive import Gpu, ModelShape
-from rlinf_sched.derive.datasheets import find_gpu
+from rlinf_sched.derive import Gpu, ModelShape, find_gpu
 
 LLAMA_2_7B: dict[str, Any] = {
     "model_type": "llama",

@@ -36,9 +36,7 @@ from rlinf.planning.plans import make_plans
 from rlinf.planning.problems import problem_of_recipe
 from rlinf.tasks.language import character_tokenizer
 from rlinf_sched import Plan, Problem, plan_for_mode, simulate
-from rlinf_sched.derive import resolve_model
-from rlinf_sched.derive.datasheets import find_gpu
-from rlinf_sched.derive.lengths import Lengths
+from rlinf_sched.derive import Lengths, find_gpu, resolve_model
 from rlinf_workers import Profiler
 
 NUM_PROBES = 4

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlinf_sched.derive import Adapter, JobShape, Lengths, ModelShape, RankMemory, forward_memory
+from rlinf_workers import Worker
 from rlinf_workers.models import LoraSettings, ModelSettings, find_targets
 from rlinf_workers.models.lora import LoraModel
 from rlinf_workers.models.packed import PackedBatch, pack_without_padding
@@ -17,9 +18,7 @@ from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.plugins import ENGINES, TRAINERS
 from rlinf_workers.roles import Prompt
 from rlinf_workers.roles.records.language import SampleGroup
-from rlinf_workers.trainers import BackendSettings, OptimizerSettings
-from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs, TrainingBackend
-from rlinf_workers.worker import Worker
+from rlinf_workers.trainers import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings, TrainingBackend
 
 DTYPES = {"float32": 4, "bfloat16": 2}
 

@@ -29,11 +29,11 @@ from typing import Any
 import torch
 from rank_cases import SIZES, Case, backend_of, batch, cases, count, make_folder, update, warm_up
 
-from rlinf_workers.launchers.local.launcher import LocalLauncher
+from rlinf_workers import Worker
+from rlinf_workers.launchers import LocalLauncher
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.testing.launchers import launched, start
-from rlinf_workers.worker import Worker
 
 RESULT = Path(__file__).parents[1] / "results" / "rank-memory.json"
 TIMEOUT_S = 900.0
@@ -90,8 +90,7 @@ class Measured(Worker):
         return backend, work
 
     def _generate(self, case: Case, model: ModelSettings) -> tuple[object, Callable[[], None]]:
-        from rlinf_workers import SamplingSettings
-        from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+        from rlinf_workers.engines import HuggingFaceEngine, SamplingSettings
         from rlinf_workers.roles import Prompt
 
         _, size, prompt_tokens, limit = SIZES[case.size]
@@ -112,7 +111,7 @@ class Measured(Worker):
 
 def _EngineWithoutTokenizer(model: ModelSettings, device: torch.device, *, max_prompt_tokens: int) -> Any:  # noqa: N802
     """An engine whose completions never end."""
-    from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+    from rlinf_workers.engines import HuggingFaceEngine
     from rlinf_workers.models.language_model import LoadedModel, build_model
 
     loaded = LoadedModel(model=build_model(model, torch.device("cpu")), tokenizer=None, stop_ids=(-1,), pad_id=0)

@@ -27,11 +27,10 @@ from typing import Any
 import torch
 from rank_cases import Case, backend_of, count, gpu_cases, make_folder, update, warm_up
 
-from rlinf_workers.launchers import Identity, WorkerSpec
-from rlinf_workers.launchers.local.launcher import LocalLauncher
+from rlinf_workers import Worker
+from rlinf_workers.launchers import Identity, LocalLauncher, WorkerSpec
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.testing.launchers import launched
-from rlinf_workers.worker import Worker
 
 RESULT = Path(__file__).parents[1] / "results" / "rank-memory-gpu.json"
 TIMEOUT_S = 300.0

@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from rlinf.planning.memory import Load
 from rlinf.tasks.language import character_tokenizer
 from rlinf_sched.derive import JobShape, Lengths, ModelShape
-from rlinf_workers import SamplingSettings
+from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.engines.sglang.memory import kv_tokens
 from rlinf_workers.engines.sglang.spec import SPEC
 from rlinf_workers.models import ModelSettings

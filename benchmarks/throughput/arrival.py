@@ -36,8 +36,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.planning.plans import make_plans
 from rlinf_sched import simulate
-from rlinf_workers import COMPUTE_SPAN
-from rlinf_workers.execution.executor import FlowRun
+from rlinf_workers import COMPUTE_SPAN, FlowRun
 from rlinf_workers.roles import RolloutSettings
 
 ENGINE = "benchmarks.throughput.planted:PlantedEngine"

@@ -29,10 +29,8 @@ from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.run_folder import RunFolder
 from rlinf.run_folder.checkpoints import writing_sealed
 from rlinf_workers.testing.backends import trial_worker
-from rlinf_workers.trainers import OptimizerSettings
-from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs
+from rlinf_workers.trainers import ModelAdapter, ModelOutputs, OptimizerSettings, ReplicatedBackend
 from rlinf_workers.trainers.checkpoint import CheckpointFiles, optimizer_tensors
-from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 NUM_LAYERS, WIDTH = 18, 2041
 """75.0 million parameters."""

@@ -23,7 +23,8 @@ import torch
 from benchmarks.harness import compare, interleave, report
 
 from rlinf_sched import Cluster, plan_for_mode
-from rlinf_workers import Executor, Flow, SamplingSettings, StepContext
+from rlinf_workers import Executor, Flow, StepContext
+from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.engines.sglang.arguments import server_arguments
 from rlinf_workers.engines.sglang.loader import LOADER
 from rlinf_workers.engines.sglang.requests import request_parameters

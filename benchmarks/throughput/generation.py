@@ -27,11 +27,8 @@ from typing import Any
 import torch
 from benchmarks.harness import compare, interleave, report
 
-from rlinf_sched.derive import JobShape, ModelShape, batch_memory
-from rlinf_sched.derive.lengths import Lengths
-from rlinf_workers import SamplingSettings
-from rlinf_workers.engines.base import Completions
-from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_sched.derive import JobShape, Lengths, ModelShape, batch_memory
+from rlinf_workers.engines import Completions, HuggingFaceEngine, SamplingSettings
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import Prompt
 from rlinf_workers.testing.architectures import write_tokenizer

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.policies import Needs, Policy
+from rlinf_workers.policies import Needs, Policy, head_for
 from rlinf_workers.policies.base import Fields, PolicyStep
-from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.policies.pictures import chosen_cameras
-from rlinf_workers.trainers.base import ModelOutputs
+from rlinf_workers.trainers import ModelOutputs
 
 
 class Glance(Policy):

@@ -28,8 +28,7 @@ from rlinf_workers.launchers import Identity
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.trainers import BackendSettings, OptimizerSettings
-from rlinf_workers.trainers.base import ModelOutputs
+from rlinf_workers.trainers import BackendSettings, ModelOutputs, OptimizerSettings
 from rlinf_workers.trainers.worker import TrainingWorker
 
 GPU = torch.device("cuda", 0)

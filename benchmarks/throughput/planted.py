@@ -15,11 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_workers import SamplingSettings
-from rlinf_workers.engines import sampling
+from rlinf_workers.engines import HuggingFaceEngine, SamplingSettings, sampling
 from rlinf_workers.engines.huggingface import engine as huggingface
 from rlinf_workers.engines.huggingface import slots
-from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.models import ModelSettings
 
 SIGMA = 1.0

@@ -26,8 +26,7 @@ import torch
 from benchmarks.harness import compare, interleave, report
 from benchmarks.throughput.planted import SIGMA, PlantedEngine
 
-from rlinf_workers import SamplingSettings
-from rlinf_workers.engines.base import Completions
+from rlinf_workers.engines import Completions, SamplingSettings
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import Prompt
 from rlinf_workers.testing.architectures import write_tokenizer

@@ -32,7 +32,7 @@ from rlinf_comm.weights import Layout, reshard_plan, specs_of
 from rlinf_workers.engines.processes import EngineProcesses
 from rlinf_workers.engines.sglang.loader import LOADER
 from rlinf_workers.models import ModelSettings
-from rlinf_workers.weight_sync.base import WeightPort
+from rlinf_workers.weight_sync import WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 EDGE = "actor -> rollout"

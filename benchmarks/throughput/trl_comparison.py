@@ -44,7 +44,8 @@ from rlinf.tasks.language import character_tokenizer
 from rlinf_algos import preset
 from rlinf_algos.rewards import RewardResult
 from rlinf_sched import Cluster, plan_for_mode
-from rlinf_workers import Executor, Flow, SamplingSettings, Span, StepContext
+from rlinf_workers import Executor, Flow, Span, StepContext
+from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import Actor, ActorSettings, Prompt, Reward, RewardSettings, Rollout, RolloutSettings
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings

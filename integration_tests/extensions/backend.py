@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rlinf_workers.trainers import TrainerSpec
-from rlinf_workers.trainers.checkpoint import host_copy, optimizer_tensors
-from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers import ReplicatedBackend, TrainerSpec, host_copy, optimizer_tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,7 @@ It samples with the Hugging Face engine. Another one starts its own processes in
 import random
 from dataclasses import dataclass, replace
 
-from rlinf_workers import EngineSpec
-from rlinf_workers.engines.base import Completions
-from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines import Completions, EngineSpec, HuggingFaceEngine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from rlinf_workers.launchers import WorkerSpec
-from rlinf_workers.launchers.base import ServiceHandler, Wait, WorkerHandle
-from rlinf_workers.launchers.local.launcher import LocalLauncher
+from rlinf_workers.launchers import LocalLauncher, ServiceHandler, Wait, WorkerHandle, WorkerSpec
 
 
 class CountingHandle:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines import HuggingFaceEngine
 
 
 class OtherTemperature(HuggingFaceEngine):

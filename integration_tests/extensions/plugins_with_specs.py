@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_workers.launchers import ClusterReport, LauncherSpec, NodeReport
-from rlinf_workers.weight_sync.spec import WeightSyncSpec
+from rlinf_workers.weight_sync import WeightSyncSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,8 @@
 import torch
 from torch import nn
 
-from rlinf_workers.policies import Needs, Policy, PolicyError
-from rlinf_workers.policies.base import PolicyStep
-from rlinf_workers.policies.heads.choose import head_for
-from rlinf_workers.trainers.base import ModelOutputs
+from rlinf_workers.policies import Needs, Policy, PolicyError, PolicyStep, head_for
+from rlinf_workers.trainers import ModelOutputs
 
 CHUNK_SIZE = 2
 

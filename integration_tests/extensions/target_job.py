@@ -12,9 +12,8 @@ from pydantic import Field
 from rlinf.config.base import Conflict, Section
 from rlinf.config.common import JobConfig
 from rlinf.jobs.spec import JobSpec
-from rlinf_sched import InstanceProfile, Problem, Profiles, StageProfile
+from rlinf_sched import InstanceProfile, Problem, Profiles, StageProfile, TimePoint
 from rlinf_sched.derive import gpu_cluster
-from rlinf_sched.profile import TimePoint
 from rlinf_workers import Flow
 
 WORKERS = "integration_tests.extensions.target_workers"

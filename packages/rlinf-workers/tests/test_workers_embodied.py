@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_algos import icepop, preset
-from rlinf_algos.policy_loss import cispo_loss, policy_gradient_loss, sapo_loss
+from rlinf_algos import cispo_loss, icepop, policy_gradient_loss, preset, sapo_loss
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.errors import WeightFilesError

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rlinf_comm.weights import Layout, TensorSpec, specs_of
-from rlinf_sched import Cluster, StagePlan, plan_for_mode
-from rlinf_sched.plan import Prediction
+from rlinf_sched import Cluster, Prediction, StagePlan, plan_for_mode
 from rlinf_workers import (
     Executor,
     Flow,

@@ -10,8 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlinf.jobs.agreement import ROUTING, SUSPECTS, Arithmetic, arithmetic_of, judge, judge_step
-from rlinf_workers import SamplingSettings
-from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines import HuggingFaceEngine, SamplingSettings
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.roles import LogprobGap, gap_sums

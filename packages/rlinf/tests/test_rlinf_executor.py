@@ -14,8 +14,7 @@ from rlinf.processes.executor import check_plugins, make_executor, run_failed
 from rlinf.processes.machines import machine_of
 from rlinf_algos import Registry
 from rlinf_sched import Cluster
-from rlinf_workers import ClusterRefused, NodeLost, WorkerLost
-from rlinf_workers.errors import RemoteError
+from rlinf_workers import ClusterRefused, NodeLost, RemoteError, WorkerLost
 from rlinf_workers.launchers import Node
 
 MADE: list[dict[str, object]] = []

@@ -34,7 +34,7 @@ from rlinf_workers.explaining.explanation import look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import StageState
 from rlinf_workers.explaining.text import graph_lines
-from rlinf_workers.launchers.base import Wait
+from rlinf_workers.launchers import Wait
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 

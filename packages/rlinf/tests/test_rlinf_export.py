@@ -17,9 +17,8 @@ from rlinf_workers.models.weight_files import WeightFiles, file_names
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.trainers.base import ModelAdapter
+from rlinf_workers.trainers import ModelAdapter, ReplicatedBackend
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
-from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 
 def save(run: Path, step: int, kind: ModelAdapter, score: float | None = None) -> Path:

@@ -25,9 +25,8 @@ from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.testing.architectures import ARCHITECTURES, tiny_architecture
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.trainers import OptimizerSettings
+from rlinf_workers.trainers import OptimizerSettings, ReplicatedBackend
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
-from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 LENGTHS = Lengths(mean_tokens=2, limit_tokens=2, prompt_tokens=2, group_size=2)
 

@@ -29,7 +29,7 @@ GSM8K = "train gsm8k-grpo --model.path model --task.train_files [train.jsonl] --
 CUBE = "train pushcube-ppo --env.kind import --run.stop_at_score null --env.id "
 GYM = "train pushcube-ppo --env.kind gymnasium --run.stop_at_score null --env.id "
 MY_POLICY = """
-from rlinf_workers.policies.base import Policy, PolicyError
+from rlinf_workers.policies import Policy, PolicyError
 
 class Mine(Policy):
     @classmethod

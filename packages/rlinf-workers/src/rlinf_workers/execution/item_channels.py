@@ -108,5 +108,5 @@ def placed(call: StageCall, node: int, places: dict[str, ChannelPlace], replica_
         call,
         reads=tuple(replace(port, address=places[port.channel].seen_from(node)) for port in call.reads),
         writes=tuple(replace(port, address=places[port.channel].seen_from(node)) for port in call.writes),
-        told=None if replica_channel is None else places[replica_channel].seen_from(node),
+        replica_channel=None if replica_channel is None else places[replica_channel].seen_from(node),
     )

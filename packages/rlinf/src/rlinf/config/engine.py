@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from rlinf.config.base import Conflict, Section
-from rlinf_workers import EngineSpec
+from rlinf_workers.engines import EngineSpec
 from rlinf_workers.plugins import ENGINES
 
 

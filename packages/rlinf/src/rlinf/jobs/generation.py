@@ -20,7 +20,7 @@ from rlinf.plugin_checks import named_class
 from rlinf.tasks import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder, is_chat
 from rlinf_sched.derive import JobShape, ModelShape
-from rlinf_workers import SamplingSettings
+from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.launchers import Interpreter
 from rlinf_workers.plugins import ENGINES
 from rlinf_workers.roles import Prompt

@@ -29,9 +29,9 @@ from rlinf_sched.derive import (
     forward_memory,
     resolve_model,
 )
-from rlinf_workers import EdgeEnds, suitable_weight_syncs
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.trainers import DTYPE_BYTES
+from rlinf_workers.weight_sync import EdgeEnds, suitable_weight_syncs
 
 PROCESS_BYTES = 384 << 20
 """Bytes that a worker process on a CPU slot takes beside its model: the interpreter with torch and transformers, as
