@@ -84,7 +84,7 @@ class FaultyEngine(TrainedEngine):
             self.publish()  # and nobody takes it, so that it can still be had
         self.publish()
         if fault.is_on_the_way:
-            self.settle()
+            self.finish_reads()
             tensors, ranks = self._flip_on_the_way(choose)
             fault = replace(fault, tensors=tensors, ranks=ranks)
         try:

@@ -8,7 +8,7 @@ RLINF = ["-c", "from rlinf.cli.main import entry_point; entry_point()"]
 SMALL = {
     "rollout.engine": "sglang",
     "rollout.engine_options": "{max_total_tokens: 2000}",
-    "environments.rollout": sys.executable,
+    "venvs.rollout": sys.executable,
     "mode": "collocated",
     "cluster.num_devices": 1,
     "cluster.device": "cpu",

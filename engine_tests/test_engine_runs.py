@@ -119,5 +119,5 @@ def test_a_run_whose_loader_lies_ends_on_one_screen_before_a_token_of_that_versi
     assert "Traceback" not in errors and len(errors.splitlines()) < 30, errors
     assert re.search(r"engine process 0 \(pid \d+\): .*model\.layers\.1\.self_attn\.q_proj\.weight differs", errors)
     (version,) = {int(number) for number in re.findall(r"must not serve version (\d+)", errors)}
-    assert steps_done(output) == version - SHORT_SORT["warm_start.max_steps"], "a step was made of that version"
+    assert steps_done(output) == version - SHORT_SORT["sft_warm_up.max_steps"], "a step was made of that version"
     assert all_gone([one.pid for one in family])

@@ -26,9 +26,9 @@ SORT = {
     "task.num_held_out": 32,
     "rollout.max_new_tokens": 4,
     "rollout.num_prompts": 8,
-    "warm_start.max_steps": 20,
-    "warm_start.batch_size": 32,
-    "warm_start.reuse": "false",
+    "sft_warm_up.max_steps": 20,
+    "sft_warm_up.batch_size": 32,
+    "sft_warm_up.reuse": "false",
 }
 MATH = {
     "run.num_steps": 2,
@@ -52,7 +52,7 @@ ACROSS = {"tensor_parallel": 2, "pipeline_parallel": 1, "compute_dtype": "float3
 
 def train(driver: str, recipe: str, output: Path, overrides: Mapping[str, object]) -> list[dict[str, float]]:
     """A run to its end; the metrics of its steps."""
-    elsewhere = {} if driver == sys.executable else {"environments.rollout": sys.executable}
+    elsewhere = {} if driver == sys.executable else {"venvs.rollout": sys.executable}
     settings = {"mode": "collocated", "cluster.device": "cpu", "rollout.engine": "sglang", **elsewhere, **overrides}
     flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     command = [str(Path(driver).with_name("rlinf")), "train", recipe, "--output", str(output), *flags]

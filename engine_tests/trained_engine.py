@@ -15,7 +15,7 @@ from rlinf_workers.engines.sglang import engine as engine_module
 from rlinf_workers.models.language_model import build_model
 from rlinf_workers.roles import Prompt
 from rlinf_workers.testing.architectures import tiny_architecture
-from rlinf_workers.weight_sync.base import Check, Settle, WeightPort
+from rlinf_workers.weight_sync.base import Check, FinishReads, WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 EDGE = "actor -> rollout"
@@ -35,7 +35,7 @@ PROMPTS = [
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Agreement:
+class MismatchVerdict:
     """Greedy completions of SGLang beside those of transformers with the same weights."""
 
     num_tokens: int
@@ -83,21 +83,21 @@ class TrainedEngine:
         self.sender = SharedWeightSync.open_sender(port("send", 0))
         self.receiver = self.engine.open_receiver([port("receive", rank) for rank in range(tp)])
         self.version = 0
-        self._settle: Settle | None = None
+        self._finish_reads: FinishReads | None = None
 
     def publish(self) -> None:
         """The next version: other numbers in every tensor, lent where they lie."""
-        self.settle()
+        self.finish_reads()
         self.version += 1
         generator = torch.Generator().manual_seed(self.version)
         for tensor in self.weights.values():
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.2 + (tensor.dim() == 1))
-        self._settle = self.sender.publish(self.weights, self.version)
+        self._finish_reads = self.sender.publish(self.weights, self.version)
 
-    def settle(self) -> None:
+    def finish_reads(self) -> None:
         """What is published is in the sync's memory from now on, if SGLang has not taken it yet."""
-        if self._settle is not None:
-            self._settle()
+        if self._finish_reads is not None:
+            self._finish_reads()
 
     def fill(self) -> Check:
         """SGLang takes the version; what this returns is the check."""
@@ -115,7 +115,7 @@ class TrainedEngine:
         self.engine.weights_received(self.version)
 
     @torch.no_grad()
-    def compare_tokens(self, prompts: Sequence[Prompt] = PROMPTS, max_new_tokens: int = 8) -> Agreement:
+    def compare_tokens(self, prompts: Sequence[Prompt] = PROMPTS, max_new_tokens: int = 8) -> MismatchVerdict:
         """Greedy completions of SGLang against transformers' own `generate` and a plain forward."""
         greedy = SamplingSettings(group_size=1, max_new_tokens=max_new_tokens, temperature=0.0)
         self.engine.submit(prompts, greedy, seed=1, step=0)
@@ -136,4 +136,4 @@ class TrainedEngine:
                 logits = self.model(torch.cat([ids, tokens])[None]).logits[0, len(ids) - 1 : -1]
                 expected = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
                 worst = max(worst, float((part.logprobs[0, : len(tokens)] - expected).abs().max()))
-        return Agreement(num_tokens=num_tokens, num_other=num_other, worst_distance=worst)
+        return MismatchVerdict(num_tokens=num_tokens, num_other=num_other, worst_distance=worst)

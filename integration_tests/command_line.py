@@ -24,11 +24,11 @@ SHORT_SORT = {
     "model.architecture.hidden_size": 32,
     "model.architecture.intermediate_size": 64,
     "model.architecture.num_layers": 2,
-    "warm_start.max_steps": 40,
-    "warm_start.check_every": 40,
-    "warm_start.batch_size": 64,
-    "warm_start.target_accuracy": 1.0,
-    "warm_start.reuse": "false",
+    "sft_warm_up.max_steps": 40,
+    "sft_warm_up.check_every": 40,
+    "sft_warm_up.batch_size": 64,
+    "sft_warm_up.target_accuracy": 1.0,
+    "sft_warm_up.reuse": "false",
     "rollout.num_prompts": 16,
     "rollout.max_new_tokens": 4,
     "actor.micro_batch_groups": 2,
@@ -42,11 +42,11 @@ TINY_SORT = SHORT_SORT | {
     "mode": "disaggregated",
     "cluster.num_devices": 2,
     "cluster.oversubscribe": "true",
-    "warm_start.max_steps": 5,
-    "warm_start.check_every": 5,
+    "sft_warm_up.max_steps": 5,
+    "sft_warm_up.check_every": 5,
     "run.max_minutes": "null",
 }
-"""The same with hardly a warm start, on two slots of any machine: for many runs, or many steps."""
+"""The same with hardly an SFT warm-up, on two slots of any machine: for many runs, or many steps."""
 
 SHORT_PUSH = {
     "actor.num_shards": 2,  # so that two ranks train

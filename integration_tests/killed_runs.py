@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from command_line import END_TIMEOUT_S, SHORT_SORT, all_gone, start, train, wait_for, worker_processes
-from rlinf.run_folder.seal import damage
+from rlinf.run_folder.checksums import damage
 
 OFTEN = {
     "mode": "collocated",

@@ -24,7 +24,7 @@ from torch import nn
 
 from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.run_folder import RunFolder
-from rlinf.run_folder.seal import damage
+from rlinf.run_folder.checksums import damage
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.trainers import ReplicatedBackend
 from rlinf_workers.trainers.checkpoint import CheckpointFiles

@@ -8,8 +8,8 @@ from command_line import RLINF, SHORT_SORT, environment
 
 FOLDER = Path(__file__).parent
 SMALL = {
-    **{key: value for key, value in SHORT_SORT.items() if not key.startswith("warm_start")},
-    "warm_start": "null",
+    **{key: value for key, value in SHORT_SORT.items() if not key.startswith("sft_warm_up")},
+    "sft_warm_up": "null",
     "mode": "collocated",
     "cluster.num_devices": 1,
     "cluster.device": "cpu",
@@ -43,7 +43,7 @@ def test_an_engine_that_keeps_its_first_weights_is_found_by_the_second_round():
 
 def test_a_run_stops_after_its_first_step_if_it_is_to(tmp_path):
     lie = {"rollout.engine": "extensions.liars:OtherTemperature", "rollout.stop_on_mismatch": "true"}
-    lie |= {"reward.kind": "random", "run.num_steps": 2}  # so that there is a gradient without a warm start
+    lie |= {"reward.kind": "random", "run.num_steps": 2}  # so that there is a gradient without an SFT warm-up
     done = run("train", "sort-grpo", "--output", str(tmp_path / "run"), **lie)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "do NOT agree about the sampled tokens" in done.stderr

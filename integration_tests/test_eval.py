@@ -20,7 +20,7 @@ from command_line import (
     worker_processes,
 )
 from rlinf.cli.main import main
-from rlinf_workers.testing.environments import second_environment
+from rlinf_workers.testing.venvs import second_venv
 
 ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
 
@@ -120,10 +120,10 @@ def test_the_folder_and_the_table(whole):
 
 
 def test_a_kill_other_devices_and_environments_change_no_sample(inputs, whole, tmp_path, capsys):
-    output, python = tmp_path / "eval", second_environment(tmp_path / "environment")
-    environments = [part for role in ("rollout", "reward") for part in (f"--environments.{role}", python)]
+    output, python = tmp_path / "eval", second_venv(tmp_path / "environment")
+    venvs = [part for role in ("rollout", "reward") for part in (f"--venvs.{role}", python)]
     process = subprocess.Popen(
-        command(inputs, output, "--cluster.num_devices", "3", *environments),
+        command(inputs, output, "--cluster.num_devices", "3", *venvs),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -186,7 +186,7 @@ def test_a_runs_own_model_scores_on_its_held_out_task_what_the_run_said(tmp_path
     from rlinf.config.tasks import SortTask
     from rlinf.tasks import make_task
 
-    settings = SHORT_SORT | {"warm_start.max_steps": 200, "run.num_steps": 2, "warm_start.target_accuracy": 0.5}
+    settings = SHORT_SORT | {"sft_warm_up.max_steps": 200, "run.num_steps": 2, "sft_warm_up.target_accuracy": 0.5}
     run_folder = train("sort-grpo", tmp_path / "run", settings)
     accuracy = rows(run_folder, "evaluations.jsonl")[-1]["accuracy"]
     assert 0.1 < accuracy < 1, "a score that another prompt would change"

@@ -26,11 +26,11 @@ def test_a_stopped_reward_is_named_from_outside_and_by_the_run_itself(tmp_path):
     wait_for(lambda: steps_done(output) > steps, process, "the next step")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=END_TIMEOUT_S)
-    culprit = f"culprit: reward/0 reward (process {reward}) is stopped"
+    root_cause = f"root cause: reward/0 reward (process {reward}) is stopped"
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1].startswith(culprit)
+    assert done.stdout.splitlines()[1].startswith(root_cause)
     assert "-> reward/0 reward\n" in done.stdout
-    assert f"were expected; {culprit}" in out
+    assert f"were expected; {root_cause}" in out
     assert not (output / "waits.json").exists()
     done = subprocess.run(command, capture_output=True, text=True, timeout=END_TIMEOUT_S, env=environment())
     assert "interrupted" in done.stdout

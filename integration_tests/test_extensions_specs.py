@@ -23,7 +23,7 @@ env:
 policy:
   name: integration_tests.extensions.arm.spec:POLICY
   options: {width: 16}
-warm_start: {source: experts, num_episodes: 4, num_steps: 20, batch_size: 8}
+sft_warm_up: {source: experts, num_episodes: 4, num_steps: 20, batch_size: 8}
 algorithm: {num_minibatches: 2, num_epochs: 2}
 run: {num_steps: 10, evaluate_every: 10, stop_at_score: null}
 """

@@ -120,13 +120,13 @@ def test_demonstrations_are_what_the_environment_shows(recorded: Path) -> None:
 @pytest.fixture(scope="module")
 def run(recorded: Path, tmp_path_factory) -> Path:
     begin = {"source": "libero", "path": recorded, "num_episodes": 2, "num_steps": 3, "batch_size": 8}
-    keys = SHORT | {f"warm_start.{name}": value for name, value in begin.items()}
+    keys = SHORT | {f"sft_warm_up.{name}": value for name, value in begin.items()}
     return train("libero-oft-grpo", tmp_path_factory.mktemp("runs") / "run", keys)
 
 
 def test_a_policy_imitates_and_learns(run: Path) -> None:
     notes = json.loads((run / "manifest.json").read_text())["notes"]
-    assert f"warm start: 2 demonstrations of {TASK}, {2 * (NUM_ACTIONS - 1)} chunks" in notes
+    assert f"SFT warm-up: 2 demonstrations of {TASK}, {2 * (NUM_ACTIONS - 1)} chunks" in notes
     (step,) = rows(run)
     assert step["env/episode_length"] == 8 and step["env/truncated_fraction"] == 1 and abs(step["actor/kl"]) < 1e-6
 

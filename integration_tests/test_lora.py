@@ -13,7 +13,7 @@ LORA = {
     "task.num_held_out": 16,
     "reward.kind": "random",
     "model.architecture": "null",
-    "warm_start": "null",
+    "sft_warm_up": "null",
     "rollout.num_prompts": 8,
     "rollout.max_new_tokens": 4,
     "actor.learning_rate": 1e-2,

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from command_line import TINY_SORT, rows, train
 
 FOLLOWS = TINY_SORT | {
-    "warm_start": "null",
+    "sft_warm_up": "null",
     "reward.kind": "random",
     "task.num_held_out": 4,
     "rollout.num_prompts": 4,
@@ -17,7 +17,7 @@ FOLLOWS = TINY_SORT | {
     "algorithm.kl_coef": 0.1,
     "reference.sync_every": 2,
 }
-FOLLOWS = {key: value for key, value in FOLLOWS.items() if not key.startswith("warm_start.")}
+FOLLOWS = {key: value for key, value in FOLLOWS.items() if not key.startswith("sft_warm_up.")}
 
 
 def tensors(folder):

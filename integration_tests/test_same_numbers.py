@@ -12,7 +12,7 @@ import command_line
 from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
 from rlinf.glossary import find
 from rlinf_comm.wire import SECRET_VARIABLE
-from rlinf_workers.testing.environments import second_environment
+from rlinf_workers.testing.venvs import second_venv
 
 SORT_PLANS = {
     "disaggregated-1": {"mode": "disaggregated", "plan.granularity": "{rollout: 1, reward: 1, actor: 1}"},
@@ -99,13 +99,13 @@ def push_reference(tmp_path_factory):
 def test_sorting(tmp_path, sort_reference, plan):
     keys = SORT_PLANS[plan]
     if "cluster.num_devices" in keys:  # the first and the last role of the flow in an environment of their own, too
-        python = second_environment(tmp_path / "environment")
-        keys = keys | {"environments.rollout": python, "environments.actor": python}
+        python = second_venv(tmp_path / "environment")
+        keys = keys | {"venvs.rollout": python, "venvs.actor": python}
     run = train("sort-grpo", tmp_path / "run", SHORT_SORT | keys)
     actual = numbers(run)
     (session,) = json.loads((run / "manifest.json").read_text())["sessions"]
-    ran = {name: of_role["interpreter"] for name, of_role in session.get("environments", {}).items()}
-    assert ran == {name.partition(".")[2]: path for name, path in keys.items() if name.startswith("environments")}
+    ran = {name: of_role["interpreter"] for name, of_role in session.get("venvs", {}).items()}
+    assert ran == {name.partition(".")[2]: path for name, path in keys.items() if name.startswith("venvs")}
     assert actual["metrics"] == sort_reference["metrics"]
     assert actual["evaluations"] == sort_reference["evaluations"]
     assert actual["weights"] == sort_reference["weights"]
@@ -169,10 +169,10 @@ def test_episodes_longer_than_a_step_go_on_in_every_plan_and_over_a_resume(tmp_p
     assert numbers(path) == expected
 
 
-def test_a_warm_start_that_an_earlier_run_made_is_the_same(tmp_path, sort_reference, monkeypatch):
+def test_a_sft_warm_up_that_an_earlier_run_made_is_the_same(tmp_path, sort_reference, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, expected in (("first", "warm start: kept for the next run"), ("second", "warm start: taken from")):
-        run = train("sort-grpo", tmp_path / name, SHORT_SORT | {"warm_start.reuse": "true"})
+    for name, expected in (("first", "SFT warm-up: kept for the next run"), ("second", "SFT warm-up: taken from")):
+        run = train("sort-grpo", tmp_path / name, SHORT_SORT | {"sft_warm_up.reuse": "true"})
         assert any(note.startswith(expected) for note in json.loads((run / "manifest.json").read_text())["notes"])
         assert numbers(run) == sort_reference
 

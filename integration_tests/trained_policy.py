@@ -9,7 +9,7 @@ from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.acting import env_spec, policy_settings
 from rlinf.jobs.env_interface import probe
-from rlinf.run_folder.checkpoints import writing_sealed
+from rlinf.run_folder.checkpoints import writing_with_checksums
 from rlinf_workers.models import write_tensors
 from rlinf_workers.policies import make_policy
 
@@ -42,7 +42,7 @@ def make_run(folder: Path, recipe: str = SPOTS, *overrides: str) -> Path:
     (folder / "manifest.json").write_text("{}")
     settings = policy_settings(config.policy, probe(env_spec(config.env)), config.seed)
     policy = make_policy(settings, torch.device("cpu"))
-    with writing_sealed(folder / "checkpoints" / "step-000003", {"step": 3, "own_score": None}) as checkpoint:
+    with writing_with_checksums(folder / "checkpoints" / "step-000003", {"step": 3, "own_score": None}) as checkpoint:
         (checkpoint / "model").mkdir()
         write_tensors(checkpoint / "model" / "model.safetensors", dict(policy.state_dict()))
     return folder

@@ -64,16 +64,16 @@ install_everything() {
   "${pip[@]}" install -c tools/constraints.txt --no-deps megatron-core packaging
 }
 
-# The environment of engine_tests/: SGLang for CPU slots, made by `rlinf env create` into the checkout's own folder, and what
+# The environment of engine_tests/: SGLang for CPU slots, made by `rlinf venv create` into the checkout's own folder, and what
 # tests need. After the first time it takes a second or two.
 ensure_engine_environment() {
-  export RLINF_ENVIRONMENTS="$root/.venv/environments" SGLANG_USE_CPU_ENGINE=1 RLINF_TEST_DRIVER="$root/.venv/bin/python"
-  engine_python="$RLINF_ENVIRONMENTS/sglang/bin/python"
+  export RLINF_VENVS="$root/.venv/venvs" SGLANG_USE_CPU_ENGINE=1 RLINF_TEST_DRIVER="$root/.venv/bin/python"
+  engine_python="$RLINF_VENVS/sglang/bin/python"
   local list=.venv/sglang-versions.txt status=0
-  .venv/bin/rlinf env create sglang --cpu || status=$?
+  .venv/bin/rlinf venv create sglang --cpu || status=$?
   if [ "$status" = 2 ] && [ -x "$engine_python" ]; then # its list has changed
-    .venv/bin/rlinf env remove sglang
-    .venv/bin/rlinf env create sglang --cpu
+    .venv/bin/rlinf venv remove sglang
+    .venv/bin/rlinf venv create sglang --cpu
   elif [ "$status" != 0 ]; then
     return "$status"
   fi

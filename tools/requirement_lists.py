@@ -1,4 +1,4 @@
-"""Makes the locked lists that `rlinf env create` installs from: requirements-cpu.txt and requirements-gpu.txt in the
+"""Makes the locked lists that `rlinf venv create` installs from: requirements-cpu.txt and requirements-gpu.txt in the
 folder of what needs the venv.
 
     .venv/bin/python tools/requirement_lists.py              # all of them
@@ -13,8 +13,8 @@ it was. A list for several Pythons is resolved for the first and must be what uv
 slots want torch's builds for CPUs; UV_FIND_LINKS or UV_EXTRA_INDEX_URL names where those are, and counts for these
 lists alone.
 
-A list for CPU slots is installed and tried before it ships: rlinf env create, rlinf env check, and what docs/
-python-environments.md says of it. One for GPUs says in its head that nobody has done so.
+A list for CPU slots is installed and tried before it ships: rlinf venv create, rlinf venv check, and what docs/
+venvs.md says of it. One for GPUs says in its head that nobody has done so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import tomllib  # pyright: ignore[reportMissingImports] - this tool wants Python
 from packaging.requirements import Requirement
 
 from rlinf.doctor import OWN_PACKAGES
-from rlinf.environments.catalog import KINDS, PYTHON_LINE, UNTRIED_LINE, variant
+from rlinf.venvs.catalog import KINDS, PYTHON_LINE, UNTRIED_LINE, variant
 
 UNTRIED = "resolved against the package index, and not yet installed on a machine with a GPU"
 CPU_TORCH = "torch==2.13.0+cpu"
@@ -207,7 +207,7 @@ def render(name: str, versions: Mapping[str, str], hashes: Mapping[str, tuple[st
     is_cpu = device == "cpu"
     what = f"{recipe.title} and what rlinf itself needs, for {'CPU slots' if is_cpu else 'GPUs'}"
     head = [
-        f"# {what}: rlinf env create {variant(kind, cpu=is_cpu)}",
+        f"# {what}: rlinf venv create {variant(kind, cpu=is_cpu)}",
         f"# Complete: pip installs it without looking at dependencies. tools/requirement_lists.py {name} makes it.",
         *(["# torch comes first, so that pip ends at once where it finds no build for CPUs."] if is_cpu else []),
         *([] if is_cpu else [f"{UNTRIED_LINE}{UNTRIED}"]),

@@ -57,8 +57,8 @@ def _behind_the_door(reports_address: ChannelAddress) -> None:
     torch.set_num_threads(1)
     channel = Channel.create("items", capacity_bytes=CAPACITY_BYTES, prefault=True, lost_peers="tolerate")
     reports = Channel.open(reports_address)
-    with ChannelServer(channel) as door:
-        reports.put(door.address)
+    with ChannelServer(channel) as server:
+        reports.put(server.address)
         num_items, num_taken = channel.take()[0].value, 0
         while num_items:
             while num_taken < num_items:
@@ -69,7 +69,7 @@ def _behind_the_door(reports_address: ChannelAddress) -> None:
             num_items, num_taken = channel.take()[0].value, 0
 
 
-class ThroughDoor:
+class ThroughServer:
     def __init__(self) -> None:
         self._told = Channel.create("told")
         self._process = SPAWN.Process(target=_behind_the_door, args=(self._told.address,))
@@ -230,7 +230,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     job_secret()
-    kinds: dict[str, Callable[[], Side]] = {"door": ThroughDoor, "socket": OverSocket, "gloo": OverGloo}
+    kinds: dict[str, Callable[[], Side]] = {"door": ThroughServer, "socket": OverSocket, "gloo": OverGloo}
     if importlib.util.find_spec("ray") is not None:
         kinds["Ray"] = ThroughRay
     samples_s: dict[str, list[float]] = {}

@@ -19,8 +19,8 @@ NUM_FLOODING = 500
 TIMEOUT_S = 30.0
 
 
-def _call(door: tuple[str, int]) -> socket.socket:
-    stranger = socket.create_connection(door, timeout=TIMEOUT_S, source_address=("127.0.0.2", 0))
+def _call(server: tuple[str, int]) -> socket.socket:
+    stranger = socket.create_connection(server, timeout=TIMEOUT_S, source_address=("127.0.0.2", 0))
     stranger.setblocking(False)
     return stranger
 
@@ -41,25 +41,25 @@ def _say(stranger: socket.socket, message: bytes) -> None:
         pass  # it has been turned away
 
 
-def _besiege(doors: list[tuple[str, int]]) -> None:
+def _besiege(servers: list[tuple[str, int]]) -> None:
     """Each stranger that is turned away comes back; 20 a second talk of something else."""
-    strangers = {door: [_call(door) for _ in range(NUM_IDLE + NUM_SLOW)] for door in doors}
+    strangers = {server: [_call(server) for _ in range(NUM_IDLE + NUM_SLOW)] for server in servers}
     while True:
-        for door, callers in strangers.items():
-            callers[:] = [_call(door) if _is_gone(caller) else caller for caller in callers]
+        for server, callers in strangers.items():
+            callers[:] = [_call(server) if _is_gone(caller) else caller for caller in callers]
             for slow in callers[:NUM_SLOW]:
                 _say(slow, b"r")  # as a greeting starts, ten bytes a second
-            _say(_call(door), b"GET / HTTP/1.1\r\n\r\n")
-            _say(_call(door), b"rlpeer" + bytes(100))
+            _say(_call(server), b"GET / HTTP/1.1\r\n\r\n")
+            _say(_call(server), b"rlpeer" + bytes(100))
         time.sleep(0.1)
 
 
-def _flood(door: tuple[str, int]) -> None:
+def _flood(server: tuple[str, int]) -> None:
     """Connects as fast as one process can, from the address that members have, and says nothing."""
     strangers: list[socket.socket] = []
     while True:
         try:
-            strangers.append(socket.create_connection(door, timeout=TIMEOUT_S))
+            strangers.append(socket.create_connection(server, timeout=TIMEOUT_S))
         except OSError:
             continue
         if len(strangers) > NUM_FLOODING:
@@ -77,16 +77,17 @@ def contacts() -> Iterator[dict[str, Step]]:
     while one process floods the directory with connections."""
     besieged, quiet, flooded = _free_endpoint(), _free_endpoint(), _free_endpoint()
     trainers = {
-        door: Peer.join(f"{door[0]}:{door[1]}", "trainer/0", transports=("tcp",)) for door in (besieged, quiet, flooded)
+        server: Peer.join(f"{server[0]}:{server[1]}", "trainer/0", transports=("tcp",))
+        for server in (besieged, quiet, flooded)
     }
 
-    def step_for(door: tuple[str, int]) -> Step:
+    def step_for(server: tuple[str, int]) -> Step:
         def step(index: int) -> float:
             start_s = time.perf_counter()
             name = f"engine/{index}"
-            with Peer.join(f"{door[0]}:{door[1]}", name, serve=False, transports=("tcp",)) as engine:
+            with Peer.join(f"{server[0]}:{server[1]}", name, serve=False, transports=("tcp",)) as engine:
                 engine.send("trainer/0", index, timeout_s=TIMEOUT_S)
-                trainers[door].receive(name, timeout_s=TIMEOUT_S)
+                trainers[server].receive(name, timeout_s=TIMEOUT_S)
                 return time.perf_counter() - start_s
 
         return step

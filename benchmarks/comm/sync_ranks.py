@@ -148,11 +148,11 @@ class Rank:
         self.end.attests = attests
         return seconds(lambda: self.end.publish(self.buffers, version, TIMEOUT_S))
 
-    def lend(self, version: int) -> float:
-        return seconds(lambda: self.end.lend(self.buffers, version, TIMEOUT_S))
+    def publish_by_reference(self, version: int) -> float:
+        return seconds(lambda: self.end.publish_by_reference(self.buffers, version, TIMEOUT_S))
 
-    def settle(self) -> float:
-        return seconds(self.end.settle)
+    def finish_reads(self) -> float:
+        return seconds(self.end.finish_reads)
 
     def take(self, version: int, attests: bool) -> float:
         self.end.attests = attests

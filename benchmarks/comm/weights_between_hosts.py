@@ -34,7 +34,7 @@ from rlinf_comm.weights import BufferSpec, Layout, reshard_plan
 from rlinf_comm.weights.layouts import TransformerShape, merged_layout
 from rlinf_comm.wire import address, this_host
 from rlinf_workers.plugins import WEIGHT_SYNCS
-from rlinf_workers.weight_sync.base import Settle, WeightPort
+from rlinf_workers.weight_sync.base import FinishReads, WeightPort
 
 SPAWN = get_context("spawn")
 TIMEOUT_S = 600.0
@@ -67,15 +67,15 @@ def train(pipe: Connection) -> None:
     for way in sender._ways:
         way._sender.publish = _counted(way._sender.publish, sent_bytes)
     pipe.send("ready")
-    settle: Settle | None = None
+    finish_reads: FinishReads | None = None
     while (version := pipe.recv()) is not None:
-        if settle is not None:
-            settle()
+        if finish_reads is not None:
+            finish_reads()
         for tensor in tensors.values():
             tensor.fill_(version)
         pipe.send("changed")
         assert pipe.recv() == "publish"
-        settle = sender.publish(tensors, version)
+        finish_reads = sender.publish(tensors, version)
         pipe.send((sent_bytes[0], {sender._peer.transport_to(way._name).name for way in sender._ways}))
     pipe.send("done")
 

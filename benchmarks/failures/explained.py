@@ -1,8 +1,8 @@
 """How soon a hang is explained rightly: `python -m benchmarks.failures.explained`.
 
 Runs the tests of rlinf-workers that hang real processes (test_workers_hangs.py, test_workers_hangs_below.py). A sample
-is the time from the beginning of the run that hangs until an explanation names the right culprit, stacks included; what
-a test does to a process meanwhile, to kill it or to wait until it stands, counts too.
+is the time from the beginning of the run that hangs until an explanation names the right root cause, stacks included;
+what a test does to a process meanwhile, to kill it or to wait until it stands, counts too.
 """
 
 from __future__ import annotations

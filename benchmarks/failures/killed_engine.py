@@ -22,7 +22,7 @@ SETTINGS = {
     "rollout.engine": "sglang",
     "cluster.num_devices": "1",
     "mode": "collocated",
-    "warm_start": "null",
+    "sft_warm_up": "null",
     "run.num_steps": "500",
     "run.evaluate_every": "500",
 }

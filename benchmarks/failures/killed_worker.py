@@ -26,7 +26,7 @@ def main() -> None:
 def _seconds_to_end(victim: str) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "run"
-        command = ["rlinf", "train", "sort-grpo", "--output", str(output), "--warm_start", "null"]
+        command = ["rlinf", "train", "sort-grpo", "--output", str(output), "--sft_warm_up", "null"]
         command += ["--run.on_failure", "stop"]
         process = subprocess.Popen(
             [str(Path(sys.executable).with_name(command[0])), *command[1:]],

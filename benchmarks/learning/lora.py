@@ -2,7 +2,7 @@
 
     python -m benchmarks.learning.lora --seeds 0 1 2
 
-The warm start of `sort-grpo` leaves a model folder; GRPO goes on from there with `actor.lora`, on several seeds.
+The SFT warm-up of `sort-grpo` leaves a model folder; GRPO goes on from there with `actor.lora`, on several seeds.
 Arguments that this script does not know are overrides of the second run.
 """
 
@@ -24,7 +24,7 @@ from rlinf.run_folder import read_rows
 WARM = {"run.num_steps": 1, "run.evaluate_every": 1000}
 LORA = {
     "model.architecture": "null",
-    "warm_start": "null",
+    "sft_warm_up": "null",
     "run.max_minutes": "null",
     "actor.lora.rank": 16,
     "actor.learning_rate": 3e-3,

@@ -22,7 +22,7 @@ from benchmarks.harness import report
 sys.path.append(str(Path(__file__).parents[2] / "engine_tests"))
 
 from rlinf_workers.roles import Prompt
-from trained_engine import LOGPROB_BOUND, SIZES, Agreement, TrainedEngine  # pyright: ignore[reportMissingImports]
+from trained_engine import LOGPROB_BOUND, SIZES, MismatchVerdict, TrainedEngine  # pyright: ignore[reportMissingImports]
 
 MODELS = {
     "Qwen2, TP1": ("qwen2", 1),
@@ -73,7 +73,7 @@ def agreements(architecture: str, tp: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def compare(trained: TrainedEngine) -> Agreement:
+def compare(trained: TrainedEngine) -> MismatchVerdict:
     """With other prompts for each version."""
     generator = torch.Generator().manual_seed(trained.version)
     ids = [torch.randint(2, VOCABULARY, (length,), generator=generator) for length in PROMPT_LENGTHS]
@@ -81,7 +81,7 @@ def compare(trained: TrainedEngine) -> Agreement:
     return trained.compare_tokens(prompts, MAX_NEW_TOKENS)
 
 
-def summary(agreements: list[Agreement]) -> dict[str, float]:
+def summary(agreements: list[MismatchVerdict]) -> dict[str, float]:
     return {
         "num_completions": len(PROMPT_LENGTHS) * len(agreements),
         "num_other_completions": sum(one.num_other for one in agreements),

@@ -24,8 +24,8 @@ SETTINGS = {
     "run.num_steps": NUM_STEPS,
     "run.evaluate_every": 10,
     "run.stop_at_score": "null",
-    "warm_start.max_steps": 40,
-    "warm_start.reuse": "false",
+    "sft_warm_up.max_steps": 40,
+    "sft_warm_up.reuse": "false",
 }
 FILES = ("metrics.jsonl", "evaluations.jsonl")
 Metrics = dict[tuple[str, int], dict[str, float]]
@@ -58,7 +58,7 @@ def run(python: str | None) -> tuple[Metrics, Mapping[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "run"
         flags = [part for key, value in SETTINGS.items() for part in (f"--{key}", str(value))]
-        flags += ["--environments.rollout", python] if python else []
+        flags += ["--venvs.rollout", python] if python else []
         rlinf = str(Path(sys.executable).with_name("rlinf"))
         subprocess.run([rlinf, "train", "sort-grpo", "--output", str(output), *flags], check=True)
         manifest = json.loads((output / "manifest.json").read_text())
@@ -70,7 +70,7 @@ def run(python: str | None) -> tuple[Metrics, Mapping[str, Any]]:
                     for key, value in row["metrics"].items()
                     if not key.startswith("time/")
                 }
-        return metrics, manifest["sessions"][-1].get("environments", {}).get("rollout", {})
+        return metrics, manifest["sessions"][-1].get("venvs", {}).get("rollout", {})
 
 
 def differences(expected: Metrics, actual: Metrics) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from benchmarks.sched.rank_cases import ON_GPU
 from benchmarks.sched.real_runs import NUM_WARMUP, Probing, started
 
 from rlinf import jobs
-from rlinf.config.devices import settle
+from rlinf.config.devices import resolve_for_devices
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
@@ -146,9 +146,9 @@ def derived(config: Any, gpu: str) -> Predicted:
         group_size=config.algorithm.group_size,
         sigma=0.0,
     )
-    settled = settle(config, 1)
-    assert isinstance(settled, ReasoningConfig), "settling keeps the job"
-    job = replace(job_shape(settled, device_bytes=sheet.memory_bytes), lengths=lengths)
+    resolved = resolve_for_devices(config, 1)
+    assert isinstance(resolved, ReasoningConfig), "settling keeps the job"
+    job = replace(job_shape(resolved, device_bytes=sheet.memory_bytes), lengths=lengths)
     profiles = recipe_profiles(problem.flow, config, shape, sheet, job)
     plan = plan_for_mode(problem.flow, problem.cluster, "collocated")
     plan = replace(plan, stages=tuple(replace(stage, offload=False) for stage in plan.stages))  # all has room at once

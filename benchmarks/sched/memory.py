@@ -43,7 +43,7 @@ SHORT = {
     "run.stop_at_score": "null",
 }
 MADE = {
-    "warm_start": "null",
+    "sft_warm_up": "null",
     "task.num_held_out": 8,
     "algorithm.kl_coef": 0.01,
     "rollout.num_prompts": 16,
@@ -97,7 +97,7 @@ CASES = {
         },
         architecture={**THIN, "num_layers": 4, "max_positions": 256},
     ),
-    "recipe": Case(about="sort-grpo with its warm start", overrides={"warm_start.reuse": "false"}),
+    "recipe": Case(about="sort-grpo with its SFT warm-up", overrides={"sft_warm_up.reuse": "false"}),
     "two ranks": Case(
         about="layers, on two slots",
         overrides={**MADE, "cluster.num_devices": 2, "rollout.max_prompt_tokens": 9, "rollout.max_new_tokens": 9},

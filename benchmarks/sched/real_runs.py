@@ -39,7 +39,7 @@ NUM_WARMUP = 3
 MODES = ("collocated", "disaggregated", "hybrid")
 PROBED = ("collocated", "disaggregated")
 AUTO, PROBES = "auto", "probes"
-_SORT = ["--warm_start", "null", "--reward.kind", "random"]
+_SORT = ["--sft_warm_up", "null", "--reward.kind", "random"]
 """Random rewards: every group has advantages from the first step on, so that every step costs the same."""
 _PUSH = ["--algorithm.target_kl", "null", "--env.num_groups", "4", "--actor.num_shards", "2"]
 """So that both slots train, and each pipelines two groups."""
@@ -53,7 +53,7 @@ WORKLOADS: Mapping[str, tuple[str, Sequence[str]]] = {
     "sort, reference": ("sort-grpo", [*_SORT, "--algorithm.kl_coef", "0.01"]),
     "push cube": ("pushcube-ppo", _PUSH),
     "push cube, four times the training": ("pushcube-ppo", [*_PUSH, "--algorithm.num_epochs", "32"]),
-    "faucets, pictures": ("reach-openvla-ppo", ["--warm_start", "null", "--algorithm.target_kl", "null"]),
+    "faucets, pictures": ("reach-openvla-ppo", ["--sft_warm_up", "null", "--algorithm.target_kl", "null"]),
 }
 
 

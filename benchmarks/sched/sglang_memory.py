@@ -183,7 +183,7 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
         torch.device("cpu"),
         max_prompt_tokens=LENGTHS.prompt_tokens,
         devices=[f"cpu:{index}" for index in range(case.num_devices)],
-        **SPEC.settled(*shapes_of(case)),
+        **SPEC.filled_options(*shapes_of(case)),
     )
     start_s = time.monotonic() - started_s
     sampling = SamplingSettings(group_size=8, max_new_tokens=LENGTHS.limit_tokens)

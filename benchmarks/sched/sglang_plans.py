@@ -52,8 +52,8 @@ def plan(case: Case) -> dict[str, Any]:
     explanation = explain_problem(problem, modes=("collocated",))
     loads = {load.group: load for load in loads_of_recipe(config, explanation.plan, problem.cluster)}
     shape, generates = named_shape(config.model.path or Path()), problem.profiles.stages["rollout"].instances[0]
-    settled = config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": 1})})
-    job = job_shape(settled, device_bytes=find_gpu(GPU).memory_bytes)
+    resolved = config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": 1})})
+    job = job_shape(resolved, device_bytes=find_gpu(GPU).memory_bytes)
     prediction = explanation.plan.prediction
     assert prediction is not None, "the planner predicts"
     return {

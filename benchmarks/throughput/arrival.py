@@ -75,7 +75,7 @@ def overrides_of(options: argparse.Namespace, name: str) -> list[str]:
     refill = name != WHOLE_BATCH
     granularity = "{rollout: 1, reward: 1, actor: 1}" if refill else "{rollout: 0, reward: 0, actor: 1}"
     return [
-        *("--mode", "disaggregated", "--cluster.num_devices", "2", "--warm_start", "null", "--reward.kind", "random"),
+        *("--mode", "disaggregated", "--cluster.num_devices", "2", "--sft_warm_up", "null", "--reward.kind", "random"),
         *("--rollout.num_prompts", str(options.prompts), "--algorithm.group_size", str(options.group_size)),
         *("--rollout.max_new_tokens", str(options.new_tokens), "--actor.micro_batch_groups", "1"),
         *("--model.architecture.max_positions", str(options.new_tokens + 64), "--actor.num_shards", "1"),

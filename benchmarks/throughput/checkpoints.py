@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.run_folder import RunFolder
-from rlinf.run_folder.checkpoints import writing_sealed
+from rlinf.run_folder.checkpoints import writing_with_checksums
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.trainers import ModelAdapter, ModelOutputs, OptimizerSettings, ReplicatedBackend
 from rlinf_workers.trainers.checkpoint import CheckpointFiles, optimizer_tensors
@@ -82,7 +82,7 @@ class Sides:
 
     def inside(self, _: int) -> float:
         began_s = time.perf_counter()
-        with writing_sealed(self._path / "inside", {}) as partial:
+        with writing_with_checksums(self._path / "inside", {}) as partial:
             (partial / "model").mkdir()
             safetensors.torch.save_file(dict(self._backend.weights()), partial / "model" / "model.safetensors")
             moments = optimizer_tensors(self._backend._optimizer, self._backend._model)

@@ -187,7 +187,7 @@ def measure(name: str, options: argparse.Namespace, overrides: list[str]) -> Non
 
 
 def _start(stack: ExitStack, job: Job, folder: Path) -> tuple[FlowSide, PlainLoop]:
-    """Both sides with the same weights, after the job's warm start if it has one."""
+    """Both sides with the same weights, after the job's SFT warm-up if it has one."""
     flows = job.build(folder)
     planned = make_plans(job, flows, Path())
     job.write_inputs(folder)

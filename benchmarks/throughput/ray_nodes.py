@@ -23,7 +23,7 @@ from benchmarks.harness import compare, report
 sys.path.append(str(Path(__file__).parents[2] / "integration_tests"))
 from command_line import SHORT_PUSH, SHORT_SORT, numbers, train  # pyright: ignore[reportMissingImports]
 
-WARM_START = {key: value for key, value in SHORT_SORT.items() if key.startswith("warm_start.")}
+WARM_START = {key: value for key, value in SHORT_SORT.items() if key.startswith("sft_warm_up.")}
 RECIPES: dict[str, dict[str, Any]] = {
     "sort-grpo": WARM_START | {"run.num_steps": 6, "run.evaluate_every": 6, "task.num_held_out": 64},
     "pushcube-ppo": SHORT_PUSH | {"run.num_steps": 5, "run.evaluate_every": 5, "env.num_steps": 50},

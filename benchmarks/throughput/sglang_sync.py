@@ -135,12 +135,12 @@ class Sync:
         for tensor in self.weights.values():
             tensor.mul_(1.01)
         start_s = time.perf_counter()
-        settle = self.sender.publish(self.weights, round_index + 1)
+        finish_reads = self.sender.publish(self.weights, round_index + 1)
         check = self.receiver.receive({}, round_index + 1)
         filled_s = time.perf_counter()
         check()
         end_s = time.perf_counter()
-        settle()
+        finish_reads()
         self.fill_s.append(filled_s - start_s)
         self.check_s.append(end_s - filled_s)
         return end_s - start_s

@@ -145,7 +145,7 @@ def publish_and_die(store_address: Any, plan: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def lend(store_address: Any, plan: Any, num_versions: int) -> None:
+def publish_by_reference(store_address: Any, plan: Any, num_versions: int) -> None:
     """Version v of tensor "w", whose memory stays, is full of v. The last one is not settled."""
     import torch
 
@@ -155,9 +155,9 @@ def lend(store_address: Any, plan: Any, num_versions: int) -> None:
     tensors = {"w": torch.zeros(plan.src_buffers[0]["w"].shape, dtype=torch.int64)}
     ready()
     for version in range(num_versions):
-        sender.settle()
+        sender.finish_reads()
         tensors["w"].fill_(version)
-        sender.lend(tensors, version)
+        sender.publish_by_reference(tensors, version)
     signal.pause()
 
 

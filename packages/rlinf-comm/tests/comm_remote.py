@@ -65,8 +65,8 @@ def put_own_class(address: ServerAddress) -> None:
 def serve(reply_address: ChannelAddress) -> None:
     """A door that nobody closes, and a channel with one item of one."""
     channel = Channel.create("served", capacity_items=1)
-    with ChannelServer(channel) as door:
-        Channel.open(reply_address).put((door.address, channel.address))
+    with ChannelServer(channel) as server:
+        Channel.open(reply_address).put((server.address, channel.address))
         ready()
         signal.pause()
 

@@ -66,7 +66,7 @@ def after_the_greeting(stranger: socket.socket, message: bytes) -> bytes:
     return everything_from(stranger)
 
 
-def doors_of(trainer: Peer, endpoint: str) -> list[tuple[str, int]]:
+def servers_of(trainer: Peer, endpoint: str) -> list[tuple[str, int]]:
     """The directory, and the peer."""
     return [("127.0.0.1", int(endpoint.rpartition(":")[2])), trainer.address.endpoint]
 
@@ -75,7 +75,7 @@ def doors_of(trainer: Peer, endpoint: str) -> list[tuple[str, int]]:
 
 
 def test_nothing_listens_at_another_address_than_was_given(trainer, endpoint):
-    for _, port in doors_of(trainer, endpoint):
+    for _, port in servers_of(trainer, endpoint):
         with pytest.raises(ConnectionRefusedError):
             call(("127.0.0.2", port))
 
@@ -87,13 +87,13 @@ def test_nothing_listens_at_another_address_than_was_given(trainer, endpoint):
     ids=["nothing", "http", "greeting"],
 )
 def test_they_are_told_nothing_but_a_greeting(trainer, endpoint, source, message, num_answered):
-    for door in doors_of(trainer, endpoint):
-        with call(door, source) as stranger:
+    for server in servers_of(trainer, endpoint):
+        with call(server, source) as stranger:
             stranger.sendall(message)
             if message[:1] != b"G":
                 stranger.shutdown(socket.SHUT_WR)
             assert len(everything_from(stranger)) == num_answered
-        with call(door, source) as stranger:
+        with call(server, source) as stranger:
             assert after_the_greeting(stranger, secrets.token_bytes(PROOF_BYTES)) == b""
 
 
@@ -126,10 +126,10 @@ def test_who_serves_the_endpoint_first_without_the_secret_is_not_believed(monkey
 
 
 class Recorder:
-    """Between a caller and a door: keeps what goes by."""
+    """Between a caller and a server: keeps what goes by."""
 
-    def __init__(self, door: tuple[str, int]) -> None:
-        self._door = door
+    def __init__(self, called: tuple[str, int]) -> None:
+        self._called = called
         self._server = socket.create_server(("127.0.0.1", 0))
         self.endpoint: tuple[str, int] = self._server.getsockname()
         self.said = {"caller": b"", "called": b""}
@@ -137,7 +137,7 @@ class Recorder:
 
     def _run(self) -> None:
         caller, _ = self._server.accept()
-        called = socket.create_connection(self._door)
+        called = socket.create_connection(self._called)
         threading.Thread(target=self._pass_on, args=("called", called, caller), daemon=True).start()
         self._pass_on("caller", caller, called)
 
@@ -149,15 +149,15 @@ class Recorder:
 
 
 def test_a_recorded_call_cannot_be_replayed_and_holds_no_secret(trainer, endpoint):
-    door, _ = doors_of(trainer, endpoint)
-    recorder = Recorder(door)
+    server, _ = servers_of(trainer, endpoint)
+    recorder = Recorder(server)
     with Peer.join(f"127.0.0.1:{recorder.endpoint[1]}", "engine/0", serve=False) as engine:
         assert trainer.wait_for("engine/0", timeout_s=HANG_S) == engine.address
     traffic = recorder.said["caller"] + recorder.said["called"]
     secrets_of_the_job = (secret.job_secret(), secret.key_for("directory"), secret.key_for("peer", b""))
     assert len(traffic) > 200
     assert not any(key in traffic for key in secrets_of_the_job)
-    with call(door) as stranger:
+    with call(server) as stranger:
         stranger.sendall(recorder.said["caller"][: GREETING.size])
         assert len(stranger.recv(GREETING.size, socket.MSG_WAITALL)) == GREETING.size
         stranger.sendall(recorder.said["caller"][GREETING.size :])
@@ -166,8 +166,8 @@ def test_a_recorded_call_cannot_be_replayed_and_holds_no_secret(trainer, endpoin
 
 def test_a_message_that_was_changed_on_its_way_is_refused(trainer, endpoint, caplog):
     """Somebody between two peers lets them prove who they are, and then speaks for one of them."""
-    door, _ = doors_of(trainer, endpoint)
-    recorder = Recorder(door)
+    server, _ = servers_of(trainer, endpoint)
+    recorder = Recorder(server)
     real = Recorder._pass_on
 
     def change(self, side: str, source: socket.socket, target: socket.socket) -> None:
@@ -202,7 +202,7 @@ def is_there(stranger: socket.socket) -> bool:
 def test_strangers_who_hang_on_delay_nobody(trainer, endpoint, monkeypatch):
     """However long they are borne with: a contact is made while all of them are still there."""
     monkeypatch.setattr(listener, "PROOF_TIMEOUT_S", 10 * HANG_S)
-    idle = [call(door, "127.0.0.2") for door in doors_of(trainer, endpoint) for _ in range(50)]
+    idle = [call(server, "127.0.0.2") for server in servers_of(trainer, endpoint) for _ in range(50)]
     for number, stranger in enumerate(idle):
         stranger.sendall(GREETED[: number % (GREETING.size + 1)])  # nothing, a part, or all of a greeting
     with Peer.join(endpoint, "engine/0", serve=False, transports=("tcp",)) as engine:
@@ -217,9 +217,9 @@ def test_strangers_who_hang_on_delay_nobody(trainer, endpoint, monkeypatch):
 
 def test_more_strangers_than_are_borne_with_take_each_other_s_place(trainer, endpoint, monkeypatch):
     monkeypatch.setattr(listener, "PROOF_TIMEOUT_S", 10 * HANG_S)
-    door, _ = doors_of(trainer, endpoint)
-    other = call(door, "127.0.0.3")
-    strangers = [call(door, "127.0.0.2") for _ in range(listener._MAX_UNPROVEN + 20)]
+    server, _ = servers_of(trainer, endpoint)
+    other = call(server, "127.0.0.3")
+    strangers = [call(server, "127.0.0.2") for _ in range(listener._MAX_UNPROVEN + 20)]
     with Peer.join(endpoint, "engine/0", serve=False):
         pass
     for stranger in strangers[:20]:
@@ -243,11 +243,11 @@ def test_a_burst_of_strangers_leaves_room_for_a_peer():
 def test_a_flood_of_silent_strangers_drives_out_none_who_has_greeted(trainer, endpoint, monkeypatch):
     """Though he came before them, from the same address, as on one machine all do."""
     monkeypatch.setattr(listener, "PROOF_TIMEOUT_S", 10 * HANG_S)
-    for door in doors_of(trainer, endpoint):
-        greeting = call(door)
+    for server in servers_of(trainer, endpoint):
+        greeting = call(server)
         greeting.sendall(GREETED)
         assert greeting.recv(GREETING.size).startswith(MAGIC)
-        silent = [call(door) for _ in range(2 * listener._MAX_UNPROVEN)]
+        silent = [call(server) for _ in range(2 * listener._MAX_UNPROVEN)]
         assert everything_from(silent[0]) == b""
         assert is_there(greeting)
         for stranger in (greeting, *silent):
@@ -257,8 +257,8 @@ def test_a_flood_of_silent_strangers_drives_out_none_who_has_greeted(trainer, en
 def test_who_does_not_prove_himself_in_time_is_turned_away_with_a_line(trainer, endpoint, monkeypatch, caplog):
     monkeypatch.setattr(listener, "PROOF_TIMEOUT_S", 0.05)
     with caplog.at_level(logging.WARNING):
-        for door, message in zip(doors_of(trainer, endpoint), (b"", GREETED), strict=True):
-            with call(door, "127.0.0.2") as stranger:
+        for server, message in zip(servers_of(trainer, endpoint), (b"", GREETED), strict=True):
+            with call(server, "127.0.0.2") as stranger:
                 stranger.sendall(message)
                 everything_from(stranger)  # until it is closed
     lines = [record.getMessage() for record in caplog.records]
@@ -335,8 +335,8 @@ def test_nobody_learns_no_secret_and_cannot_join(trainer, endpoint):
             pathlib.Path(f"/proc/{parent}/environ").read_bytes()
         with pytest.raises(NotTrusted):
             Peer.join(endpoint, "trainer/0", serve=False)
-        for door in doors_of(trainer, endpoint):
-            with call(door) as stranger:
+        for server in servers_of(trainer, endpoint):
+            with call(server) as stranger:
                 assert after_the_greeting(stranger, bytes(PROOF_BYTES)) == b""
 
     as_nobody(attack)

@@ -53,10 +53,10 @@ def client(channel: Channel) -> Any:
 @contextmanager
 def linked(name: str = "samples", **options: Any) -> Iterator[tuple[Channel, ChannelServer, Channel]]:
     channel = Channel.create(name, **options)
-    with ChannelServer(channel) as door:
-        far = Channel.open(door.address)
+    with ChannelServer(channel) as server:
+        far = Channel.open(server.address)
         try:
-            yield channel, door, far
+            yield channel, server, far
         finally:
             far.leave()
 
@@ -184,7 +184,7 @@ def test_tensors_of_a_pool_cross_as_their_bytes():
 
 
 def test_what_no_channel_takes_is_refused_before_it_is_sent():
-    with linked(capacity_bytes=100_000, num_keys=2) as (_, door, far):
+    with linked(capacity_bytes=100_000, num_keys=2) as (_, server, far):
         wrong_labels: list[dict[str, Any]] = [
             {"key": 1.5},
             {"key": ""},
@@ -203,7 +203,7 @@ def test_what_no_channel_takes_is_refused_before_it_is_sent():
         for request in wrong_requests:
             with pytest.raises(ValueError):
                 far.take(**request)
-        assert door.traffic.num_put == 0
+        assert server.traffic.num_put == 0
         far.put(True, key=True)
         assert far.take()[0].key == 1
 
@@ -212,23 +212,23 @@ def test_what_no_channel_takes_is_refused_before_it_is_sent():
 
 
 def test_what_finds_no_room_is_not_sent_and_what_waits_is_sent_once():
-    with linked(capacity_items=2) as (near, door, far):
+    with linked(capacity_items=2) as (near, server, far):
         content = np.zeros(50_000, dtype=np.uint8)
         far.put(content)
         far.put(content)
-        sent = door.traffic.put_bytes
+        sent = server.traffic.put_bytes
         for _ in range(3):
             with pytest.raises(ChannelTimeout, match=r"capacity_items=2"):
                 far.put(content, timeout_s=0.0)
-        assert (door.traffic.num_put, door.traffic.put_bytes) == (2, sent)
+        assert (server.traffic.num_put, server.traffic.put_bytes) == (2, sent)
         waiting = threading.Thread(target=far.put, args=(content,))
         waiting.start()
         while near.stats().num_blocked_puts < 1:
             time.sleep(0.001)
         near.take()
         waiting.join(HANG_S)
-        assert door.traffic.num_put == 3
-        assert 3 * content.nbytes < door.traffic.put_bytes < 3 * content.nbytes + 1000
+        assert server.traffic.num_put == 3
+        assert 3 * content.nbytes < server.traffic.put_bytes < 3 * content.nbytes + 1000
 
 
 def test_a_put_that_waits_in_vain_was_not_put():
@@ -243,8 +243,8 @@ def test_a_put_that_waits_in_vain_was_not_put():
 
 def test_far_producers_fill_no_more_than_they_were_granted():
     """Half of the room at most is granted, to all of them together."""
-    with linked(capacity_items=64) as (_, door, far):
-        others = [Channel.open(door.address) for _ in range(3)]
+    with linked(capacity_items=64) as (_, server, far):
+        others = [Channel.open(server.address) for _ in range(3)]
         for channel in (far, *others):
             channel.put("first")
         for channel in (far, *others):
@@ -258,8 +258,8 @@ def test_far_producers_fill_no_more_than_they_were_granted():
 
 @pytest.mark.parametrize("ends", ["leaves", "dies"])
 def test_what_found_its_room_taken_waits_at_the_door_and_survives_its_producer(ends):
-    with linked(capacity_items=8, lost_peers="tolerate") as (near, door, _):
-        producer = Channel.open(door.address)
+    with linked(capacity_items=8, lost_peers="tolerate") as (near, server, _):
+        producer = Channel.open(server.address)
         producer.put(0)
         for index in range(7):
             near.put(index)
@@ -275,26 +275,26 @@ def test_what_found_its_room_taken_waits_at_the_door_and_survives_its_producer(e
 
 
 def test_a_take_that_is_given_up_by_leaving_is_no_loss():
-    with linked() as (near, door, _):
-        other = Channel.open(door.address)
+    with linked() as (near, server, _):
+        other = Channel.open(server.address)
         waiting = threading.Thread(target=lambda: outcome(other.take), daemon=True)
         waiting.start()
-        while len(door._connections) < 3:
+        while len(server._connections) < 3:
             time.sleep(0.001)
         other.leave()
-        while len(door._connections) > 1:
+        while len(server._connections) > 1:
             time.sleep(0.001)
         with pytest.raises(ChannelTimeout):
             near.take(timeout_s=0.15)
 
 
 def test_a_farewell_that_is_read_together_with_the_take_before_it_is_no_loss():
-    with linked() as (near, door, far):
+    with linked() as (near, server, far):
         wire = client(far)._another_exchange(Deadline(HANG_S))
         take = compose(Take(1, 1, 0.0, None, None, None))
         wire._lifeline._socket.sendall(b"".join(piece for message in (take, None) for piece in Outbox(message)._pieces))
         wire.shut(farewell=False)
-        (guest,) = door._clients.values()
+        (guest,) = server._clients.values()
         while not guest.has_taken or guest.num_connections > 1:
             time.sleep(0.001)
         with pytest.raises(ChannelTimeout):
@@ -466,8 +466,8 @@ def test_what_a_producer_that_is_killed_in_its_puts_has_sent_whole_is_there_alon
 
 
 def test_what_is_cut_in_its_middle_is_not_there_and_its_producer_is_missed():
-    with linked() as (near, door, far):
-        producer = Channel.open(door.address)
+    with linked() as (near, server, far):
+        producer = Channel.open(server.address)
         outbox = Outbox(compose(Put(0, 1.0, -1, None, answers=False), encode(np.ones(100_000))))
         first = outbox._pieces[0]
         client(producer)._put_exchange._lifeline._socket.sendall(bytes(first) + bytes(outbox._pieces[1])[:300_000])
@@ -490,11 +490,11 @@ def test_who_ends_regularly_is_not_missed(start_peer, how, is_missed):
 
 
 def test_with_lost_peers_tolerated_nobody_is_told(start_peer):
-    with linked(lost_peers="tolerate") as (near, door, far):
+    with linked(lost_peers="tolerate") as (near, server, far):
         producer = start_peer("put_and_stay", far.address, 5, script=SCRIPT)
         producer.process.kill()
         producer.process.wait(HANG_S)
-        while len(door._clients) > 1:
+        while len(server._clients) > 1:
             time.sleep(0.001)
         assert len(near.take(max_items=5, min_items=5, timeout_s=HANG_S)) == 5
         with pytest.raises(ChannelTimeout):
@@ -533,7 +533,7 @@ def test_a_killed_door_ends_all_waits(start_peer):
 
 
 def test_a_closed_door_says_so():
-    with linked() as (near, door, far):
+    with linked() as (near, server, far):
         far.put(0)
         waiting: list[Exception] = []
 
@@ -547,7 +547,7 @@ def test_a_closed_door_says_so():
         thread.start()
         while not client(far)._exchanges[1:]:
             time.sleep(0.001)
-        door.close()
+        server.close()
         thread.join(HANG_S)
         assert len(waiting) == 1
         with pytest.raises(PeerLost):
@@ -585,17 +585,17 @@ def test_a_forked_child_opens_its_own(capfd):
 def test_garbage_is_nothing_but_lines_in_the_log(caplog):
     random = np.random.default_rng(17)
     greeted = handshake.GREETING.pack(handshake.MAGIC, handshake.VERSION, bytes(16))
-    with linked() as (near, door, far), caplog.at_level(logging.WARNING):
+    with linked() as (near, server, far), caplog.at_level(logging.WARNING):
         for number in range(2000):
-            stranger = socket.create_connection(door.address.server.endpoint, timeout=HANG_S)
+            stranger = socket.create_connection(server.address.server.endpoint, timeout=HANG_S)
             with stranger:
                 garbage = random.bytes(int(random.integers(1, 200)))
                 stranger.sendall(garbage if number % 2 else greeted + garbage)
             if number % 100 == 0:
                 far.put(number)
         assert [item.value for item in near.take(max_items=20, min_items=20)] == list(range(0, 2000, 100))
-        assert Channel.open(door.address).stats().num_put == 20
-        assert door.traffic.num_put == 20
+        assert Channel.open(server.address).stats().num_put == 20
+        assert server.traffic.num_put == 20
     lines = [record.getMessage() for record in caplog.records]
     assert 1 <= len(lines) <= 20 and all("was turned away" in line for line in lines)
 
@@ -603,13 +603,13 @@ def test_garbage_is_nothing_but_lines_in_the_log(caplog):
 def test_garbage_of_a_member_costs_it_its_line(caplog):
     """Of one who knows the secret and speaks another protocol."""
     random = np.random.default_rng(17)
-    with linked() as (near, door, far), caplog.at_level(logging.WARNING):
+    with linked() as (near, server, far), caplog.at_level(logging.WARNING):
         for _ in range(50):
-            connection = Connection.to_peer(door.address.server, Deadline(HANG_S))
+            connection = Connection.to_peer(server.address.server, Deadline(HANG_S))
             connection.socket.sendall(random.bytes(100))
             connection.shut()
         for _ in range(20):
-            member = Channel.open(door.address)
+            member = Channel.open(server.address)
             client(member)._put_exchange._lifeline._socket.sendall(random.bytes(100))
             with pytest.raises(PeerLost):
                 member.close()
@@ -618,10 +618,10 @@ def test_garbage_of_a_member_costs_it_its_line(caplog):
 
 
 def test_who_has_another_secret_is_turned_away(monkeypatch, caplog):
-    with linked() as (near, door, far), caplog.at_level(logging.WARNING):
+    with linked() as (near, server, far), caplog.at_level(logging.WARNING):
         monkeypatch.setenv(SECRET_VARIABLE, "another secret, of thirty-two characters")
         with pytest.raises(PeerLost, match="of another job"):
-            Channel.open(door.address)
+            Channel.open(server.address)
         monkeypatch.undo()
         far.put(1)
         assert near.take()[0].value == 1
@@ -629,15 +629,15 @@ def test_who_has_another_secret_is_turned_away(monkeypatch, caplog):
 
 
 def test_another_version_is_refused_by_name(monkeypatch):
-    with linked() as (near, door, far):
+    with linked() as (near, server, far):
         greeting = handshake.GREETING.pack(handshake.MAGIC, handshake.VERSION + 1, bytes(16))
         monkeypatch.setattr("rlinf_comm.wire.connection.new_greeting", lambda: greeting)
         with pytest.raises(PeerLost):
-            Channel.open(door.address)
+            Channel.open(server.address)
         monkeypatch.undo()
         monkeypatch.setattr("rlinf_comm.wire.listener.new_greeting", lambda: greeting)
         with pytest.raises(DecodeError, match=f"speaks version {handshake.VERSION + 1} of the peer protocol"):
-            Channel.open(door.address)
+            Channel.open(server.address)
         far.put(1)
         assert near.take()[0].value == 1
 
@@ -651,13 +651,13 @@ def test_beyond_this_machine_a_door_needs_a_secret_that_was_set(monkeypatch):
 
 def test_a_peer_left_is_told_from_a_lost_one():
     channel = Channel.create("samples")
-    door = ChannelServer(channel)
-    far = Channel.open(door.address)
+    server = ChannelServer(channel)
+    far = Channel.open(server.address)
     far.put(1)
     far.leave()
     with pytest.raises(PeerLost, match="this process has left it"):
         far.put(2)
-    while door._clients:
+    while server._clients:
         time.sleep(0.001)
-    assert door._lost == {} and not issubclass(PeerLost, PeerLeft)
-    door.close()
+    assert server._lost == {} and not issubclass(PeerLost, PeerLeft)
+    server.close()

@@ -181,11 +181,11 @@ def test_a_receiver_that_attests_nothing_digests_nothing_and_frees_the_store(mon
     monkeypatch.setattr(receiver, "_digests", lambda tensors: pytest.fail("nothing is to be digested"))
     tensors = blank(LAYOUTS["one"], 0)
     for version in range(4):
-        sender.lend(FULL, version)
+        sender.publish_by_reference(FULL, version)
         check = receiver.take(tensors, version)
         tensors["w"].view(torch.uint8)[2, 3, 5] ^= 16
         assert check().policy_version == version
-        sender.settle()
+        sender.finish_reads()
 
 
 def test_a_piece_that_was_not_published_is_noticed():

@@ -55,14 +55,14 @@ class Edge:
         self.receivers = [StoreReceiver(self.store, self.plan, rank) for rank in range(target.num_ranks)]
         self.tensors = [buffers(source, rank) for rank in range(source.num_ranks)]
         self.served = [buffers(target, rank) for rank in range(target.num_ranks)]
-        self.lend(0)
+        self.publish_by_reference(0)
         self.take(0)
 
-    def lend(self, version):
+    def publish_by_reference(self, version):
         for sender, tensors in zip(self.senders, self.tensors, strict=True):
-            sender.settle()
+            sender.finish_reads()
             fill(tensors, version)
-            sender.lend(tensors, version)
+            sender.publish_by_reference(tensors, version)
 
     def expected(self):
         """What the senders hold, as the receivers hold it."""
@@ -94,7 +94,7 @@ def test_a_version_that_is_lent_arrives_and_passes_no_store(source, target):
     edge = Edge(SOURCES[source], TARGETS[target])
     edge.slots()[:] = 0
     for version in (1, 2, 5):
-        edge.lend(version)
+        edge.publish_by_reference(version)
         edge.take(version)
         for served, expected in zip(edge.served, edge.expected(), strict=True):
             assert_bitwise_equal(served, expected)
@@ -103,10 +103,10 @@ def test_a_version_that_is_lent_arrives_and_passes_no_store(source, target):
 
 def test_who_comes_when_the_tensors_are_about_to_change_finds_the_version_in_the_store():
     edge = Edge(SOURCES["three shards"], TARGETS["two replicas"])
-    edge.lend(1)
+    edge.publish_by_reference(1)
     expected = edge.expected()
     edge.take(1, ranks=[0])
-    edge.senders[0].settle()  # the others are still read where they are
+    edge.senders[0].finish_reads()  # the others are still read where they are
     for tensor in edge.tensors[0].values():
         tensor.zero_()
     edge.take(1, ranks=[1])
@@ -118,25 +118,25 @@ def test_who_comes_when_the_tensors_are_about_to_change_finds_the_version_in_the
 def test_nothing_is_copied_for_receivers_that_have_the_version_and_it_does_not_come_back():
     edge = Edge()
     edge.slots()[:] = 0
-    edge.lend(1)
+    edge.publish_by_reference(1)
     edge.take(1)
-    edge.senders[0].settle()
-    edge.senders[0].settle()
+    edge.senders[0].finish_reads()
+    edge.senders[0].finish_reads()
     assert not edge.slots().any()
     with pytest.raises(WeightMismatchError, match="expected version 1, but the tensors of sender 0 have changed"):
         edge.take(1)
-    edge.lend(2)
+    edge.publish_by_reference(2)
     edge.take(2)
     assert_bitwise_equal(edge.served, edge.expected())
 
 
 def test_a_check_that_comes_after_the_tensors_have_changed():
     edge = Edge()
-    edge.lend(1)
+    edge.publish_by_reference(1)
     check = edge.receivers[0].take(edge.served[0], 1, 10.0)
     expected = edge.expected()
-    edge.lend(2)  # settles version 1
-    edge.senders[0].settle()
+    edge.publish_by_reference(2)  # settles version 1
+    edge.senders[0].finish_reads()
     fill(edge.tensors[0], 8)
     check()
     assert_bitwise_equal(edge.served, expected)
@@ -145,7 +145,7 @@ def test_a_check_that_comes_after_the_tensors_have_changed():
 @pytest.mark.parametrize("whose", ["tensors", "served"])
 def test_a_bit_that_changes_on_either_side_is_named(whose):
     edge = Edge()
-    edge.lend(1)
+    edge.publish_by_reference(1)
     check = edge.receivers[0].take(edge.served[0], 1)
     getattr(edge, whose)[0]["w"].view(torch.uint8)[2, 3, 4] ^= 16
     with pytest.raises(WeightMismatchError, match="receiver 0 must not serve version 1: w differs") as caught:
@@ -157,10 +157,10 @@ def test_a_bit_that_changes_on_either_side_is_named(whose):
 
 def test_a_changed_bit_is_named_by_a_check_that_comes_late_too():
     edge = Edge()
-    edge.lend(1)
+    edge.publish_by_reference(1)
     check = edge.receivers[0].take(edge.served[0], 1)
     edge.served[0]["embed"].view(torch.uint8)[7, 3] ^= 1
-    edge.senders[0].settle()
+    edge.senders[0].finish_reads()
     fill(edge.tensors[0], 2)
     with pytest.raises(WeightMismatchError, match="version 1: embed differs"):
         check()
@@ -169,10 +169,10 @@ def test_a_changed_bit_is_named_by_a_check_that_comes_late_too():
 
 def test_settling_waits_for_who_copies_at_this_moment():
     edge = Edge()
-    edge.lend(1)
+    edge.publish_by_reference(1)
     words, reading = edge.store.words, edge.receivers[0]._control.reading(0)
     words.store(reading, 1)
-    settling = threading.Thread(target=edge.senders[0].settle)
+    settling = threading.Thread(target=edge.senders[0].finish_reads)
     settling.start()
     end_s = time.monotonic() + HANG_S
     while edge.where()[1] == Where.LENT:
@@ -187,29 +187,29 @@ def test_settling_waits_for_who_copies_at_this_moment():
 
 def test_settling_does_not_wait_for_a_receiver_that_died(monkeypatch):
     edge = Edge()
-    edge.lend(1)
+    edge.publish_by_reference(1)
     edge.store.words.store(edge.receivers[0]._control.reading(0), 1)
     monkeypatch.setattr(edge.senders[0], "_is_lost", lambda word: word == edge.receivers[0]._control.receiver(0))
-    edge.senders[0].settle()
+    edge.senders[0].finish_reads()
 
 
 def test_a_receiver_that_does_not_end_its_copy_is_named(monkeypatch):
     monkeypatch.setattr("rlinf_comm.weights.store.sender._READERS_S", 0.05)
     edge = Edge()
-    edge.lend(1)
+    edge.publish_by_reference(1)
     edge.store.words.store(edge.receivers[0]._control.reading(0), 1)
     with pytest.raises(WeightTimeout, match=r"receivers \[0\] still copy version 1"):
-        edge.senders[0].settle()
+        edge.senders[0].finish_reads()
 
 
 def test_a_version_that_nobody_took_makes_room_as_a_copied_one_does():
     edge = Edge()
-    edge.lend(1)
+    edge.publish_by_reference(1)
     first = edge.expected()
-    edge.lend(2)
+    edge.publish_by_reference(2)
     assert edge.where() == {1: Where.STORED, 2: Where.LENT}
     with pytest.raises(WeightTimeout, match=r"receivers \[0\] have not taken version 1"):
-        edge.senders[0].lend(edge.tensors[0], 3, timeout_s=0.01)
+        edge.senders[0].publish_by_reference(edge.tensors[0], 3, timeout_s=0.01)
     edge.take(1)
     assert_bitwise_equal(edge.served, first)
 
@@ -220,16 +220,16 @@ def test_a_version_that_nobody_took_makes_room_as_a_copied_one_does():
 def test_what_is_made_anew_or_strided_is_copied():
     edge = Edge()
     sender, (tensors,) = edge.senders[0], edge.tensors
-    sender.lend({name: tensor.clone() for name, tensor in tensors.items()}, 1)
+    sender.publish_by_reference({name: tensor.clone() for name, tensor in tensors.items()}, 1)
     assert edge.where()[1] == Where.STORED
     edge.take(1)
     strided = {**tensors, "embed": torch.zeros(12, 40, dtype=torch.bfloat16).T}
     for version in (2, 3):
-        sender.lend(strided, version)
+        sender.publish_by_reference(strided, version)
         assert edge.where()[version] == Where.STORED
         edge.take(version)
     for version in (4, 5):
-        sender.lend(tensors, version)
+        sender.publish_by_reference(tensors, version)
         assert edge.where()[version] == (Where.STORED if version == 4 else Where.LENT)
         edge.take(version)
 
@@ -243,9 +243,9 @@ def test_tensors_that_share_memory_still_do():
     sender, receiver = StoreSender(store, reshard, 0), StoreReceiver(store, reshard, 0)
     other, served = memory.detach(), {name: torch.zeros(4) for name in views}
     for version in range(3):
-        sender.settle()
+        sender.finish_reads()
         other += torch.arange(8.0)
-        sender.lend(views, version)
+        sender.publish_by_reference(views, version)
         receiver.receive(served, version)
         assert torch.equal(torch.cat(list(served.values())), memory)
     assert memory.is_shared() and torch.equal(memory, 3 * torch.arange(8.0))
@@ -258,7 +258,7 @@ def test_without_room_in_shared_memory_it_is_copied(monkeypatch):
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", fails)
     edge = Edge()
     with pytest.warns(UserWarning, match="go through the store .* unable to allocate .* /dev/shm needs room"):
-        edge.lend(1)
+        edge.publish_by_reference(1)
     assert edge.where()[1] == Where.STORED
     edge.take(1)
     assert_bitwise_equal(edge.served, edge.expected())
@@ -268,7 +268,7 @@ def test_without_descriptors_it_is_copied(monkeypatch):
     monkeypatch.setattr(shared_tensors.resource, "getrlimit", lambda _: (8, 8))
     edge = Edge()
     with pytest.warns(UserWarning, match=r"4 descriptors are needed, and half .* are 4 \(ulimit -n\)"):
-        edge.lend(1)
+        edge.publish_by_reference(1)
     assert edge.where()[1] == Where.STORED
 
 
@@ -295,4 +295,4 @@ def test_weights_are_lent_to_another_process_whose_end_is_noticed_before_they_ar
     replacement = StoreSender(store, reshard, 0)
     with pytest.raises(WeightMismatchError, match="expected version 3"):
         receiver.receive(tensors, 3)
-    replacement.lend(tensors, 4)
+    replacement.publish_by_reference(tensors, 4)

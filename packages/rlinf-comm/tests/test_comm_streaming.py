@@ -26,8 +26,8 @@ from rlinf_comm.weights import (
     Box,
     BufferSpec,
     Layout,
-    LentTensors,
     RankLayout,
+    ReferencedTensors,
     TensorSpec,
     WeightStreamReceiver,
     WeightStreamSender,
@@ -276,12 +276,12 @@ def test_a_lent_version_comes_as_it_was_lent_though_its_tensors_have_changed():
     reshard, shards, served = small()
     expected = {name: tensor.clone() for name, tensor in whole(shards).items()}
     pairs = Pairs(Net(), reshard, bucket_bytes=1000)
-    lent = [LentTensors(shard) for shard in shards]
+    lent = [ReferencedTensors(shard) for shard in shards]
     with ThreadPoolExecutor(len(lent)) as pool:
         for sender, tensors in zip(pairs.senders, lent, strict=True):
             pool.submit(sender.publish, tensors, 0, HANG_S)
         for tensors, shard in zip(lent, shards, strict=True):
-            tensors.settle()
+            tensors.finish_reads()
             for tensor in shard.values():
                 tensor.zero_()
         pairs.receivers[0].receive(served[0], 0, HANG_S)
@@ -289,8 +289,8 @@ def test_a_lent_version_comes_as_it_was_lent_though_its_tensors_have_changed():
 
 
 def test_lent_tensors_are_settled_when_nobody_reads_them_and_copied_only_for_who_still_does():
-    lent, is_settled = LentTensors({"w": torch.ones(2)}, num_readers=2), threading.Event()
-    settling = threading.Thread(target=lambda: (lent.settle(), is_settled.set()))
+    lent, is_settled = ReferencedTensors({"w": torch.ones(2)}, num_readers=2), threading.Event()
+    settling = threading.Thread(target=lambda: (lent.finish_reads(), is_settled.set()))
     lent.release()
     with lent.reading() as tensors:
         settling.start()

@@ -97,7 +97,7 @@ def test_tasks_of_a_folder_take_turns_and_failures_are_left_out(tmp_path: Path) 
     assert torch.equal(demonstrations[-1].actions[0], torch.from_numpy(action(0, 10)).float()), "demo_10 follows demo_9"
 
 
-def test_the_source_of_a_warm_start_is_the_same(tmp_path: Path) -> None:
+def test_the_source_of_a_sft_warm_up_is_the_same(tmp_path: Path) -> None:
     write(tmp_path / "close_it_demo.hdf5", (4, 5), seen_after=True)
     demonstrations = open_demonstrations("libero", tmp_path, rename={"agentview_rgb": "image.front"})
     assert [len(one.actions) for one in demonstrations] == [3, 4]

@@ -210,7 +210,7 @@ def _cycle(problem: Problem, x: _Place, y: _Place, together: bool) -> Option:
     first, last = earlier + latency, earlier + latency + following
     step_s = max(x.instance.step_s, y.instance.step_s)
     onload_s, offload_s = (max(times) for times in zip(x.switch_s, y.switch_s, strict=True))
-    residents = [0 if place.offload else place.state for place in (x, y)]
+    device_state = [0 if place.offload else place.state for place in (x, y)]
     fold = sum if together else max
     received, workers = _received(problem, [x, y]), {flow.stage(place.name).worker for place in (x, y)}
     within = [{edge.source, edge.target} <= workers for edge in flow.weight_edges]
@@ -224,7 +224,7 @@ def _cycle(problem: Problem, x: _Place, y: _Place, together: bool) -> Option:
         tail=x.profile.rounds * latency + step_s + offload_s,
         period=period,
         further=period,
-        resident=fold(residents),
+        resident=fold(device_state),
         peak=fold([x.peak, y.peak]),
         offloads=x.offload,
         received=tuple(0.0 if inside else size for inside, size in zip(within, received, strict=True)),

@@ -31,7 +31,7 @@ def actor_settings(model, name="grpo", **changes):
         "model": model,
         "optimizer": OptimizerSettings(learning_rate=1e-2, max_grad_norm=1e9),
         "critic": OptimizerSettings(learning_rate=1e-2),
-        "warm_start": OptimizerSettings(learning_rate=1e-2),
+        "sft_warm_up": OptimizerSettings(learning_rate=1e-2),
         "backend": BackendSettings(num_shards=changes.pop("num_shards", 2)),
         "micro_batch_groups": 2,
         "num_prompts": NUM_GROUPS,
@@ -648,11 +648,11 @@ def examples(num_shards=2):
 def test_imitation_lowers_the_loss(make_worker, reader, model):
     actor = make_worker(Actor, actor_settings(model))
     actor.imitate(reader([examples() * 1]))
-    first = merge([actor._host.metrics.drain()])["warm_start/loss"]
+    first = merge([actor._host.metrics.drain()])["sft_warm_up/loss"]
     actor.imitate(reader([examples() * 20]))
     actor._host.metrics.drain()
     actor.imitate(reader([examples()]))
-    assert merge([actor._host.metrics.drain()])["warm_start/loss"] < 0.7 * first
+    assert merge([actor._host.metrics.drain()])["sft_warm_up/loss"] < 0.7 * first
     assert actor.policy_version == 22
 
 

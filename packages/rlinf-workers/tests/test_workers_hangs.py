@@ -1,4 +1,4 @@
-"""Real hangs in small flows: each explanation names the culprit, and the stack shows where it is."""
+"""Real hangs in small flows: each explanation names the root cause, and the stack shows where it is."""
 
 import os
 import platform
@@ -116,7 +116,9 @@ def test_a_stage_that_never_reads(tmp_path, monkeypatch):
     assert look.stacks is not None and look.stacks.source == "faulthandler"
     text = explanation_text(explanation)
     assert text.startswith("flow 'hangs', step 4 (train), under way for ")
-    assert f"\nculprit: stuck/0 stuck (process {look.record.pid}) waits for nobody and stands still: sleeping" in text
+    assert (
+        f"\nroot_cause: stuck/0 stuck (process {look.record.pid}) waits for nobody and stands still: sleeping" in text
+    )
     assert "test_workers_hangs.py" in text
 
 
@@ -153,7 +155,7 @@ def test_a_stopped_rank(tmp_path):
     wait = explanation.nodes["stuck/0 stuck"].wait
     assert wait and wait.operation.replace("_", "-") == "all-reduce"  # as it was told, or seen in the stack
     text = explanation_text(explanation)
-    assert f"culprit: stuck/1 stuck (process {pid}) is stopped; " in text
+    assert f"root cause: stuck/1 stuck (process {pid}) is stopped; " in text
     assert f"kill -CONT {pid}" in text
 
 
@@ -174,7 +176,7 @@ def test_two_channels_in_a_deadlock(tmp_path):
     with running(tmp_path, flow) as executor:
         explanation = explained(executor, "stuck/0 stuck", "taker/0 taker", cause="deadlock")
     assert (
-        "culprit: deadlock: stuck/0 stuck waits for channel back, taker/0 taker waits for channel there"
+        "root cause: deadlock: stuck/0 stuck waits for channel back, taker/0 taker waits for channel there"
     ) in explanation_text(explanation)
 
 
@@ -185,7 +187,7 @@ def test_a_lost_worker_and_a_deadline_leave_an_explanation(tmp_path):
     with Executor(cluster=CLUSTER, log_folder=tmp_path / "a") as executor:
         executor.start(flow, plan)
         executor.group("taker").call("current_waits")
-        with pytest.raises(StepTimeout, match=r"culprit: stuck/0 stuck \(process \d+\) waits for nobody"):
+        with pytest.raises(StepTimeout, match=r"root cause: stuck/0 stuck \(process \d+\) waits for nobody"):
             executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=5)
         assert executor.explanation is not None
         assert "score_without_end" in functions(executor.explanation, "stuck/0")
@@ -197,7 +199,7 @@ def test_a_lost_worker_and_a_deadline_leave_an_explanation(tmp_path):
         os.kill(victim.pid, signal.SIGKILL)
         assert isinstance(run.exception(), WorkerLost)
         assert executor.explanation is not None
-        first = executor.explanation.graph.culprits[0]
+        first = executor.explanation.graph.root_causes[0]
         assert (first.cause, first.nodes) == ("gone", (f"{victim.name} stuck",))
 
 
@@ -266,7 +268,7 @@ def test_a_silent_weight_sync(tmp_path):
         explanation = explained(executor, "trainer/0 sends weights to server")
     wait = explanation.nodes["server/0 server"].wait
     assert wait is not None and wait.target == "weights trainer -> server version 0"
-    assert "culprit: trainer/0 sends weights to server (process " in explanation_text(explanation)
+    assert "root cause: trainer/0 sends weights to server (process " in explanation_text(explanation)
 
 
 @pytest.mark.slow
@@ -329,7 +331,7 @@ def test_collectives_that_do_not_fit(tmp_path, method, first, second):
     with running(tmp_path, one_stage(method), num_ranks={"stuck": 2}) as executor:
         explanation = explained(executor, "stuck/0 stuck", "stuck/1 stuck", cause="mismatch")
     assert (
-        f"culprit: collectives that do not fit: stuck/0 stuck waits for {first} of all ranks, "
+        f"root cause: collectives that do not fit: stuck/0 stuck waits for {first} of all ranks, "
         f"stuck/1 stuck waits for {second} of all ranks\n"
     ) in explanation_text(explanation)
 
@@ -364,9 +366,9 @@ def test_a_rank_on_another_host_is_seen_by_one_of_that_host(tmp_path):
         pid = next(one.pid for one in executor.snapshot().processes if one.name == "stuck/0")
         os.kill(pid, signal.SIGSTOP)
         explanation, deadline = executor.explain(executor.snapshot()), time.monotonic() + FOUND_S
-        while explanation.graph.culprits[0].cause != "stopped":  # nobody there had the time to look
+        while explanation.graph.root_causes[0].cause != "stopped":  # nobody there had the time to look
             assert time.monotonic() < deadline, explanation_text(explanation)
             explanation = executor.explain(executor.snapshot())
     assert {one.host for one in explanation.snapshot.processes} == {platform.node(), "elsewhere"}
-    assert explanation.graph.culprits[0].nodes == ("stuck/0 stuck",), "stuck/1 has seen it"
-    assert f"culprit: stuck/0 stuck (process {pid}) is stopped" in explanation_text(explanation)
+    assert explanation.graph.root_causes[0].nodes == ("stuck/0 stuck",), "stuck/1 has seen it"
+    assert f"root cause: stuck/0 stuck (process {pid}) is stopped" in explanation_text(explanation)

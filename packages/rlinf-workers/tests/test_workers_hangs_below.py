@@ -102,10 +102,10 @@ def pooled(completion: str, answer: str) -> float:
         return float(pool.run([(completion, answer)])[0][0] == "right")
 
 
-def named(executor: Executor, culprit: str) -> tuple[int, str]:
+def named(executor: Executor, root_cause: str) -> tuple[int, str]:
     """The number of the only process of that kind that is waited for, and what is said of it."""
     deadline = time.monotonic() + FOUND_S
-    while not (processes := [one for one in executor.snapshot().processes if one.name.startswith(culprit)]):
+    while not (processes := [one for one in executor.snapshot().processes if one.name.startswith(root_cause)]):
         assert time.monotonic() < deadline, executor.snapshot()
         time.sleep(0.1)
     return processes[0].pid, processes[0].name
@@ -124,7 +124,7 @@ def test_an_engine_that_stops_answering(tmp_path, model):
     wait = explanation.nodes["rollout/0 rollout"].wait
     assert wait is not None and wait.kind == "engine"
     text = explanation_text(explanation)
-    assert f"\nculprit: rollout/0 engine {pid} waits for nobody and stands still: sleeping" in text
+    assert f"\nroot_cause: rollout/0 engine {pid} waits for nobody and stands still: sleeping" in text
     assert "  rollout/0 rollout waits for its engine since " in text
     assert f"\nrollout/0 engine {pid} (process {pid}): sleeping" in text
 
@@ -150,7 +150,7 @@ def test_a_simulator_that_was_stopped(tmp_path):
         os.kill(pid, signal.SIGCONT)
     assert explanation.nodes["env/0 env"].whose_move == (name,)
     text = explanation_text(explanation)
-    assert f"culprit: env/0 simulator {pid} is stopped; 2 others wait for it" in text
+    assert f"root cause: env/0 simulator {pid} is stopped; 2 others wait for it" in text
     assert f"kill -CONT {pid}" in text
 
 
@@ -166,7 +166,7 @@ def test_a_checker_of_a_reward_that_does_not_end(tmp_path, model, monkeypatch):
         pid, name = named(executor, "reward/0 checker ")
         explanation = explained(executor, name)
     assert explanation.nodes["taker/0 taker"].whose_move == ("reward/0 reward",)
-    assert f"culprit: reward/0 checker {pid} waits for nobody and stands still" in explanation_text(explanation)
+    assert f"root cause: reward/0 checker {pid} waits for nobody and stands still" in explanation_text(explanation)
 
 
 def test_checkers_without_items_are_not_waited_for(tmp_path):

@@ -1,4 +1,4 @@
-"""The warm start's stage of the embodied actor: one step a batch, and a policy that does as the expert does."""
+"""The SFT warm-up's stage of the embodied actor: one step a batch, and a policy that does as the expert does."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def settings(policy=POLICY, **changes):
         algorithm=preset("ppo", samples="episodes"),
         backend=BackendSettings(num_shards=2),
         optimizer=OptimizerSettings(learning_rate=1e-4),
-        warm_start=WARM_START,
+        sft_warm_up=WARM_START,
     )
     return replace(actor_settings, **changes)
 
@@ -84,14 +84,14 @@ def test_micro_batches_add_up(make_worker, reader):
     for size in (None, 3):
         actor = make_worker(EmbodiedActor, settings(micro_batch_size=size))
         actor.imitate(reader([demonstrations(0)]))
-        losses.append(merge([actor._host.metrics.drain()])["warm_start/loss"])
+        losses.append(merge([actor._host.metrics.drain()])["sft_warm_up/loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 def test_noise_follows_from_seed_step_and_shard(make_worker, reader):
     actor = make_worker(EmbodiedActor, settings(replace(POLICY, name=f"{__name__}:Draws")))
     actor.imitate(reader([[batch] for batch in demonstrations(5)]))
-    loss = merge([actor._host.metrics.drain()])["warm_start/loss"]
+    loss = merge([actor._host.metrics.drain()])["sft_warm_up/loss"]
     drawn = [np.random.Generator(np.random.Philox(key=[0, (5 << 20) | s])).standard_normal((8, 4)) for s in range(2)]
     expected = np.float32(np.concatenate(drawn)[:, 0]).mean()
     assert abs(loss - expected) < 1e-6

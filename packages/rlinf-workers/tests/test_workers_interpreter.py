@@ -13,11 +13,11 @@ from rlinf_comm.wire import Connection, Deadline, disagreement, encode_hello, re
 from rlinf_workers.errors import InterpreterRefused
 from rlinf_workers.launchers import interpreter
 from rlinf_workers.protocol import PROTOCOL
-from rlinf_workers.testing.environments import second_environment
+from rlinf_workers.testing.venvs import second_venv
 
 
 def test_an_interpreter_says_what_it_is(tmp_path):
-    python = second_environment(tmp_path / "environment")
+    python = second_venv(tmp_path / "environment")
     environment = interpreter.examine_interpreter(python)
     assert (environment.path, environment.python.split(".")[:2]) == (python, [*map(str, sys.version_info[:2])])
     assert environment.packages["torch"] and environment.packages["rlinf-workers"] == rlinf_workers.__version__
@@ -36,7 +36,7 @@ def test_what_cannot_start_workers_is_refused(tmp_path):
             interpreter.examine_interpreter(python)
         return str(caught.value)
 
-    second_environment(tmp_path / "other", protocol=987)
+    second_venv(tmp_path / "other", protocol=987)
     (tmp_path / "bare").mkdir()
     bare = executable(tmp_path / "bare" / "python", f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
     plain = tmp_path / "data.txt"

@@ -52,8 +52,8 @@ def test_two_nodes_give_the_reference_numbers(tmp_path, mode, choices):
             run = executor.run(flow, context=context(step), feeds={"numbers": NUMBERS}, timeout_s=600)
             assert run.metrics["learn/weight"] == expected[step]
         opened = executor._open[flow.name]
-        doors = [place.door for place in opened.places.values()]
-        assert any(doors), "no channel was used from another node"
+        servers = [place.server for place in opened.places.values()]
+        assert any(servers), "no channel was used from another node"
 
 
 def test_a_channel_lives_with_its_readers_and_each_item_crosses_once(tmp_path):
@@ -71,8 +71,8 @@ def test_a_channel_lives_with_its_readers_and_each_item_crosses_once(tmp_path):
         for channel, end in opened.channels.items():
             assert end.is_remote == (homes[channel] != 0)
             assert end.stats().num_put == len(NUMBERS)
-        far = [home.door for home in opened.homes.values() if home.door is not None]
-        assert [door.traffic.num_put + door.traffic.num_taken for door in far] == [len(NUMBERS)] * len(far)
+        far = [home.server for home in opened.homes.values() if home.server is not None]
+        assert [server.traffic.num_put + server.traffic.num_taken for server in far] == [len(NUMBERS)] * len(far)
         assert far or of_learn != 0
 
 
@@ -80,7 +80,7 @@ def test_on_one_node_there_is_no_door(tmp_path):
     flow = toy_flow()
     with Executor(cluster=ONE_NODE, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), ONE_NODE, "disaggregated"))
-        assert all(place.door is None for place in executor._open[flow.name].places.values())
+        assert all(place.server is None for place in executor._open[flow.name].places.values())
 
 
 @pytest.mark.parametrize(
@@ -91,28 +91,30 @@ def test_a_channel_lives_where_most_of_its_readers_are(readers, home):
 
 
 def test_a_place_looks_different_from_here_and_there():
-    home = HomeChannel(ChannelSpec(name="x", capacity_items=2, capacity_bytes=100, num_keys=1), 1, has_door=True)
+    home = HomeChannel(ChannelSpec(name="x", capacity_items=2, capacity_bytes=100, num_keys=1), 1, has_server=True)
     assert home.place.seen_from(1) == home.channel.address
     assert isinstance(home.place.seen_from(0), ServerAddress)
-    closed = ChannelPlace(node=1, near=home.channel.address, door=None)
+    closed = ChannelPlace(node=1, near=home.channel.address, server=None)
     with pytest.raises(AssertionError, match="has no server, and node 0 uses it"):
         closed.seen_from(0)
 
 
 def test_what_waits_for_neither_items_nor_room_waits_for_the_door():
-    home = HomeChannel(ChannelSpec(name="far", capacity_items=4, capacity_bytes=1 << 16, num_keys=1), 0, has_door=True)
+    home = HomeChannel(
+        ChannelSpec(name="far", capacity_items=4, capacity_bytes=1 << 16, num_keys=1), 0, has_server=True
+    )
     home.channel.reopen(1)
-    assert home.door is not None
+    assert home.server is not None
     table = WaitTable("rollout/0")
     targets: list[str] = []
 
     @contextmanager
     def asking() -> Iterator[None]:
-        with table.waiting("door", "far") as wait:
+        with table.waiting("server", "far") as wait:
             targets.append(wait.target)
             yield
 
-    far = FarChannel(Channel.open(home.door.address), asking)
+    far = FarChannel(Channel.open(home.server.address), asking)
     far.put("first", key=0, timeout_s=0.0)
     far.put("second", key=0)
     assert [item.value for item in far.take(keys=None, timeout_s=0.0)] == ["first"]

@@ -14,9 +14,9 @@ from rlinf_workers.errors import WorkersError
 from rlinf_workers.launchers.child import cores_of_slots
 from rlinf_workers.launchers.messages import Returned
 from rlinf_workers.launchers.served import ServedWorker
-from rlinf_workers.testing.environments import second_environment
 from rlinf_workers.testing.launchers import CHECKS, assert_gone, check_a_killed_driver, launched, start
 from rlinf_workers.testing.toy_flow import Fault
+from rlinf_workers.testing.venvs import second_venv
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -29,12 +29,12 @@ def test_workers_end_with_a_driver_that_is_interrupted(tmp_path):
 
 
 def test_workers_of_another_environment_end_with_their_driver(tmp_path):
-    check_a_killed_driver(LocalLauncher, tmp_path, python=second_environment(tmp_path / "environment"))
+    check_a_killed_driver(LocalLauncher, tmp_path, python=second_venv(tmp_path / "environment"))
 
 
 def test_roles_with_and_without_an_environment_of_their_own_run_beside_each_other(tmp_path):
     """Where workers are forked, those of another environment are not."""
-    python = second_environment(tmp_path / "environment")
+    python = second_venv(tmp_path / "environment")
     with launched(lambda: LocalLauncher(forks=True)) as launcher:
         pids = [
             start(launcher, tmp_path / name, python=path).call("process_id")[0]

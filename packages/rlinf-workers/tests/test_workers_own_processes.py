@@ -89,9 +89,9 @@ def test_parameters_are_filled_where_the_engine_has_them(name, tmp_path, started
     """Llama has tied embeddings; the engine rounds to bfloat16."""
     sync = started(tiny_architecture(name, tmp_path), dtype="bfloat16")
     for version in (1, 2):
-        settle = sync.publish(version)
+        finish_reads = sync.publish(version)
         if version == 2:
-            settle()
+            finish_reads()
         sync.receiver.receive({}, version)()
         for parameters, expected in zip(sync.engine.parameters, sync.expected(), strict=True):
             assert parameters.keys() == expected.keys()
@@ -127,7 +127,7 @@ def test_every_flipped_bit_is_found_and_named(model, started):
     sync, choose = started(model), random.Random(5)
     blocks = [[block for block in rank.blocks if block.box.num_elements] for rank in sync.engine.layout().ranks]
     for version in range(1, NUM_FLIPS + 1):
-        settle = sync.publish(version)
+        finish_reads = sync.publish(version)
         if version % 2:
             check = sync.receiver.receive({}, version)
             rank = choose.randrange(TP)
@@ -135,7 +135,7 @@ def test_every_flipped_bit_is_found_and_named(model, started):
             names = {block.name}
             flip(sync.engine.parameters[rank][block.buffer], block, choose)
         else:
-            settle()
+            finish_reads()
             store = sync.sender._sender
             slot = [store._words.load(store._control.slot_version(0, slot)) for slot in range(2)].index(version)
             placed = choose.choice(store._own)

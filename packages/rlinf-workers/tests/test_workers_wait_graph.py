@@ -1,4 +1,4 @@
-"""Whose move it is, for graphs small enough to be drawn: a culprit is a sink or a circle."""
+"""Whose move it is, for graphs small enough to be drawn: a root cause is a sink or a circle."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def edges(wait_graph: WaitGraph) -> dict[str, tuple[str, ...]]:
 
 
 def causes(wait_graph: WaitGraph) -> list[tuple[str, tuple[str, ...], int]]:
-    return [(culprit.cause, culprit.nodes, culprit.num_waiting) for culprit in wait_graph.culprits]
+    return [(root_cause.cause, root_cause.nodes, root_cause.num_waiting) for root_cause in wait_graph.root_causes]
 
 
 def test_all_wait_for_the_one_that_does_not_wait():
@@ -56,7 +56,7 @@ def test_those_who_have_finished_are_nobody_to_wait_for():
 
 def test_a_wait_of_the_run_before_is_none():
     wait_graph = graph(wait("reward/0 reward", "items", "samples", since_s=NOW_S - 91), stages=(ROLLOUT, REWARD))
-    assert {culprit.nodes[0] for culprit in wait_graph.culprits} == {
+    assert {root_cause.nodes[0] for root_cause in wait_graph.root_causes} == {
         "reward/0 reward",
         "rollout/0 rollout",
         "rollout/1 rollout",
@@ -72,7 +72,7 @@ def test_a_halted_process_moves_nobody_whatever_it_said_last():
     assert causes(wait_graph) == [("stopped", ("reward/0 reward",), 1)]
 
 
-def test_a_worker_without_a_stage_that_is_gone_is_a_culprit_too():
+def test_a_worker_without_a_stage_that_is_gone_is_a_root_cause_too():
     assert causes(graph(stages=(REWARD,), halted={"actor/1": "gone"})) == [
         ("gone", ("actor/1",), 0),
         ("busy", ("reward/0 reward",), 0),
@@ -145,13 +145,13 @@ def test_room_for_weights_is_the_servers_move():
 
 def test_a_door_is_the_move_of_the_process_that_keeps_the_channel():
     keepers = {"samples": "reward/0", "scored": "driver"}
-    door_graph = graph(wait("rollout/0 rollout", "door", "samples"), stages=(ROLLOUT, REWARD), keepers=keepers)
-    assert edges(door_graph)["rollout/0 rollout"] == ("reward/0 keeps channel samples",)
+    server_graph = graph(wait("rollout/0 rollout", "server", "samples"), stages=(ROLLOUT, REWARD), keepers=keepers)
+    assert edges(server_graph)["rollout/0 rollout"] == ("reward/0 keeps channel samples",)
     full = wait("rollout/0 rollout", "room", "samples")
     assert edges(graph(full, keepers=keepers))["rollout/0 rollout"] == ("reward/0 reward",)
     wait_graph = graph(full, keepers=keepers, halted={"reward/0": "stopped"})
     assert edges(wait_graph)["rollout/0 rollout"] == ("reward/0 reward", "reward/0 keeps channel samples")
-    assert wait_graph.culprits[0].cause == "stopped"
+    assert wait_graph.root_causes[0].cause == "stopped"
 
 
 def test_the_first_rank_of_a_replica_waits_for_the_others_to_hear_it():
@@ -187,7 +187,7 @@ def test_a_rank_that_ended_before_the_collective_of_the_others_is_a_mismatch():
 
 def test_a_collective_in_which_all_are_is_not_a_mismatch():
     wait_graph = graph(collective(0, "all-reduce", 2), collective(1, "all-reduce", 2), stages=(ACTOR,))
-    assert [culprit.cause for culprit in wait_graph.culprits] == ["busy", "busy"]
+    assert [root_cause.cause for root_cause in wait_graph.root_causes] == ["busy", "busy"]
 
 
 def backends(rank: int, operation: str) -> Wait:
@@ -198,7 +198,9 @@ def test_who_is_inside_torch_distributed_waits_for_the_ranks_that_are_not():
     wait_graph = graph(backends(0, "all_gather_into_tensor"), stages=(ACTOR,))
     assert causes(wait_graph) == [("busy", ("actor/1 actor",), 1)]
     both = graph(backends(0, "all_gather_into_tensor"), backends(1, "wait_for_unshard"), stages=(ACTOR,))
-    assert [culprit.cause for culprit in both.culprits] == ["busy", "busy"], "the same one, seen in two functions"
+    assert [root_cause.cause for root_cause in both.root_causes] == ["busy", "busy"], (
+        "the same one, seen in two functions"
+    )
     assert both.nodes[0].remark == "actor/1 actor is in wait_for_unshard"
     apart = graph(backends(0, "all_gather_into_tensor"), collective(1, "all-reduce", 17), stages=(ACTOR,))
     assert causes(apart) == [("mismatch", ("actor/0 actor", "actor/1 actor"), 0)]
@@ -225,7 +227,7 @@ def test_the_driver_collects_or_waits_for_who_writes(num_entries):
     channels = (ChannelState(name="scored", num_entries=num_entries, num_bytes=0, capacity_bytes=1),)
     wait_graph = graph(stages=(REWARD,), collecting=("scored",), channels=channels)
     sinks = {"driver: collects scored", "reward/0 reward"} if num_entries else {"reward/0 reward"}
-    assert {culprit.nodes[0] for culprit in wait_graph.culprits} == sinks
+    assert {root_cause.nodes[0] for root_cause in wait_graph.root_causes} == sinks
 
 
 def test_who_waits_for_processes_of_its_own_is_no_sink_and_they_are():

@@ -74,13 +74,13 @@ def running(
         assert run.exception() is not None
 
 
-def explained(executor: Executor, *culprit: str, cause: Cause = "busy", inside: str = "") -> RunExplanation:
-    """Waits until the first culprit is made of these nodes, is inside that function, and no wait is too young."""
+def explained(executor: Executor, *root_cause: str, cause: Cause = "busy", inside: str = "") -> RunExplanation:
+    """Waits until the first root cause is made of these nodes, is inside that function, and no wait is too young."""
     deadline = time.monotonic() + FOUND_S
     while True:
         explanation = explain(executor.snapshot())
-        first = next(iter(explanation.graph.culprits), None)
-        if first and (first.nodes, first.cause) == (culprit, cause):
+        first = next(iter(explanation.graph.root_causes), None)
+        if first and (first.nodes, first.cause) == (root_cause, cause):
             is_settled = explanation.snapshot.taken_s - explanation.snapshot.began_s > SETTLED_S
             is_whole = first.num_waiting > 0 or cause not in ("busy", "stopped")
             if (
@@ -89,7 +89,7 @@ def explained(executor: Executor, *culprit: str, cause: Cause = "busy", inside: 
                 and (not inside or inside in functions(explanation, explanation.processes_of(first)[0]))
             ):
                 return explanation
-        assert time.monotonic() < deadline, f"no {culprit}:\n{explanation_text(explanation)}"
+        assert time.monotonic() < deadline, f"no {root_cause}:\n{explanation_text(explanation)}"
 
 
 def functions(explanation: RunExplanation, process: str) -> set[str]:

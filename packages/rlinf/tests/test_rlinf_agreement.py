@@ -13,7 +13,7 @@ from rlinf.jobs.agreement import ROUTING, SUSPECTS, Arithmetic, arithmetic_of, j
 from rlinf_workers.engines import HuggingFaceEngine, SamplingSettings
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.roles import LogprobGap, gap_sums
+from rlinf_workers.roles import LogprobMismatch, mismatch_sums
 from rlinf_workers.roles.records.language import SampleGroup
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import prompts_of, sample
@@ -59,7 +59,7 @@ def changed(settings, folder, change):
     return replace(settings, folder=str(folder))
 
 
-def gap_between(served, trained, *, sampled_at=1.0, trained_at=1.0, cuts_prompts=False):
+def mismatch_between(served, trained, *, sampled_at=1.0, trained_at=1.0, cuts_prompts=False):
     """What a training step would measure."""
     prompts = prompts_of([4, 7, 8, 3, 5, 6, 8, 8])
     engine = HuggingFaceEngine(served, CPU, max_prompt_tokens=8, max_batch_sequences=64)
@@ -81,7 +81,7 @@ def gap_between(served, trained, *, sampled_at=1.0, trained_at=1.0, cuts_prompts
     with torch.no_grad():
         logprobs = trainer.answers(trainer.build(CPU), batch, entropies=False).logprobs
     rollout = torch.cat([fit_width(group.rollout_logprobs, logprobs.shape[1]) for group in groups])
-    gap = LogprobGap.of([gap_sums((logprobs - rollout).double(), batch.loss_mask)])
+    gap = LogprobMismatch.of([mismatch_sums((logprobs - rollout).double(), batch.loss_mask)])
     assert gap is not None and gap.num_tokens > 400
     return gap
 
@@ -99,7 +99,7 @@ def verdict(gap, how):
 @pytest.mark.parametrize(("trained", "served"), PAIRS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rounding_agrees(model, family, trained, served):
-    gap = gap_between(replace(model(family), dtype=served), replace(model(family), dtype=trained))
+    gap = mismatch_between(replace(model(family), dtype=served), replace(model(family), dtype=trained))
     how = arithmetic(family, trained, served)
     agreement = verdict(gap, how)
     assert agreement.agrees, agreement.text
@@ -110,19 +110,19 @@ def test_rounding_agrees(model, family, trained, served):
 
 @pytest.mark.parametrize(("family", "temperature"), [("qwen2", 0.99), ("qwen3_moe", 1.02)])
 def test_another_temperature_does_not(model, family, temperature):
-    agreement = verdict(gap_between(model(family), model(family), sampled_at=temperature), arithmetic(family))
+    agreement = verdict(mismatch_between(model(family), model(family), sampled_at=temperature), arithmetic(family))
     assert not agreement.agrees, agreement.text
 
 
 def test_a_temperature_that_both_know_agrees(model):
-    gap = gap_between(model("qwen2"), model("qwen2"), sampled_at=0.5, trained_at=0.5)
+    gap = mismatch_between(model("qwen2"), model("qwen2"), sampled_at=0.5, trained_at=0.5)
     assert verdict(gap, arithmetic("qwen2", temperature=0.5)).agrees
 
 
 def test_in_bfloat16_a_temperature_has_to_be_further_off(model):
     both = replace(model("qwen2"), dtype="bfloat16")
     how = arithmetic("qwen2", "bfloat16", "bfloat16")
-    assert not verdict(gap_between(both, both, sampled_at=0.8), how).agrees
+    assert not verdict(mismatch_between(both, both, sampled_at=0.8), how).agrees
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
@@ -135,17 +135,17 @@ def test_an_old_version_does_not(model, family, tmp_path):
             parameter += 1e-5 * torch.randn(parameter.shape, generator=generator).sign()
 
     old = changed(model(family), tmp_path, step)
-    assert not verdict(gap_between(old, model(family)), arithmetic(family)).agrees
+    assert not verdict(mismatch_between(old, model(family)), arithmetic(family)).agrees
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_a_coarser_type_than_the_config_says_does_not(model, family):
-    gap = gap_between(replace(model(family), dtype="bfloat16"), model(family))
+    gap = mismatch_between(replace(model(family), dtype="bfloat16"), model(family))
     assert not verdict(gap, arithmetic(family)).agrees
 
 
 def test_other_prompt_tokens_do_not(model):
-    assert not verdict(gap_between(model("qwen2"), model("qwen2"), cuts_prompts=True), arithmetic("qwen2")).agrees
+    assert not verdict(mismatch_between(model("qwen2"), model("qwen2"), cuts_prompts=True), arithmetic("qwen2")).agrees
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -157,7 +157,7 @@ def test_shuffled_experts_do_not(model, tmp_path, dtype):
 
     family = "qwen3_moe"
     served = replace(changed(model(family), tmp_path, shuffle), dtype=dtype)
-    gap = gap_between(served, replace(model(family), dtype=dtype))
+    gap = mismatch_between(served, replace(model(family), dtype=dtype))
     agreement = verdict(gap, arithmetic(family, dtype, dtype))
     assert not agreement.agrees, agreement.text
     assert agreement.suspects == (*SUSPECTS, ROUTING)

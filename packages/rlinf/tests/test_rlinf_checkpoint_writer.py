@@ -14,7 +14,7 @@ from rlinf.errors import RunFailed
 from rlinf.loop import checkpoint_writer
 from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.run_folder import RunFolder
-from rlinf.run_folder.seal import damage
+from rlinf.run_folder.checksums import damage
 from rlinf_workers import RemoteError
 
 END_S = 60.0

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlinf.config.common import ClusterConfig
-from rlinf.config.devices import check_devices, device_kind, device_notes, devices_per_node, settle
+from rlinf.config.devices import check_devices, device_kind, device_notes, devices_per_node, resolve_for_devices
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ModelConfig
@@ -78,7 +78,7 @@ def message(recipe: str, line: str) -> str:
         ),
         (
             "--actor.num_shards=3",
-            "--actor.num_shards: warm_start.batch_size=256 is not a multiple of actor.num_shards=3; use 255 or 258",
+            "--actor.num_shards: sft_warm_up.batch_size=256 is not a multiple of actor.num_shards=3; use 255 or 258",
         ),
         (
             "--actor.max_tokens_per_micro_batch=10",
@@ -340,12 +340,12 @@ def test_what_a_cluster_has_is_said_of_the_cluster():
 
 def test_shards_left_to_the_machine_are_as_many_as_its_devices_can_share():
     def shards(num_devices: int, *overrides: str) -> object:
-        config: Any = settle(load_config("sort-grpo", parse_overrides(overrides)), num_devices)
+        config: Any = resolve_for_devices(load_config("sort-grpo", parse_overrides(overrides)), num_devices)
         return config.actor.num_shards
 
     auto = "--actor.num_shards=auto"
-    assert [shards(n, auto, "--warm_start=null") for n in (1, 6, 8)] == [1, 6, 8]
-    assert shards(8, auto, "--warm_start=null", "--rollout.num_prompts=6") == 4  # six prompts; ranks divide devices
+    assert [shards(n, auto, "--sft_warm_up=null") for n in (1, 6, 8)] == [1, 6, 8]
+    assert shards(8, auto, "--sft_warm_up=null", "--rollout.num_prompts=6") == 4  # six prompts; ranks divide devices
     assert shards(6, auto) == 2  # of 256 examples
     assert shards(8) == 2  # the recipe's own number stays
 
@@ -356,9 +356,11 @@ def test_shards_left_to_the_machine_are_as_many_as_its_devices_can_share():
 )
 def test_ranks_follow_from_the_devices_with_the_shards(tmp_path, backend: str, num_ranks: int, num_shards: int):
     name, _, cut = backend.partition(" ")
-    overrides = ["--actor.num_shards=auto", "--warm_start=null", "--mode=collocated", f"--actor.backend={name}"]
+    overrides = ["--actor.num_shards=auto", "--sft_warm_up=null", "--mode=collocated", f"--actor.backend={name}"]
     overrides += [f"--actor.backend_options.{cut}=2"] if cut else []
-    config: Any = settle(load_config("sort-grpo", parse_overrides([*overrides, "--cluster.num_devices=4"])), 4)
+    config: Any = resolve_for_devices(
+        load_config("sort-grpo", parse_overrides([*overrides, "--cluster.num_devices=4"])), 4
+    )
     job = ReasoningJob(config, Machine(num_cpus=4, memory_bytes=16 << 30))
     flows = job.build(tmp_path)
     actor = make_plans(job, flows, tmp_path).plans[flows.train.name].stage("actor")

@@ -312,7 +312,7 @@ def test_resume_may_change_the_section_run(run_folder: Path):
     [
         ("--seed=1", "--seed would change seed from 0 to 1"),
         ("--actor.learning_rate=1e-3", "--actor.learning_rate would change actor.learning_rate from 0.0003 to 0.001"),
-        ("--warm_start=null", "--warm_start would change warm_start from {'target_accuracy'"),
+        ("--sft_warm_up=null", "--sft_warm_up would change sft_warm_up from {'target_accuracy'"),
     ],
 )
 def test_resume_refuses_other_overrides(run_folder: Path, argument: str, change: str):

@@ -81,7 +81,7 @@ def test_a_recipe_an_override_and_a_run_folder_may_have_the_old_names(tmp_path: 
 
 
 def test_the_note_is_on_the_terminal_and_in_the_manifest(tmp_path: Path):
-    line = "train sort-grpo --run.num_steps 1 --mode collocated --warm_start null --cluster.num_devices 1"
+    line = "train sort-grpo --run.num_steps 1 --mode collocated --sft_warm_up null --cluster.num_devices 1"
     arguments = [*line.split(), "--cluster.weight_link", "shared", "--output", str(tmp_path / "run")]
     run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=True)
     note = "--cluster.weight_link is now called --cluster.weight_sync"

@@ -1,4 +1,4 @@
-"""The warm start of an embodied run: what is refused before anything starts, and the batches that are fed."""
+"""The SFT warm-up of an embodied run: what is refused before anything starts, and the batches that are fed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs.acting import policy_settings
-from rlinf.jobs.demonstrations import MAX_FAILURES, Chunks, WarmStart, _counted
+from rlinf.jobs.demonstrations import MAX_FAILURES, Chunks, SftWarmUp, _counted
 from rlinf.jobs.env_interface import needs_of
 from rlinf_envs import ActionSpec, Demonstration, FieldSpec, tensor_field
 from rlinf_workers.policies import Needs
@@ -62,11 +62,11 @@ def config_of(*overrides: str) -> Any:
     return load_config("pushcube-ppo", parse_overrides(list(overrides)))
 
 
-def warm_start(path: Path, *, interface: EnvInterface | None = None, needs: Needs | None = None, **keys: Any):
+def sft_warm_up(path: Path, *, interface: EnvInterface | None = None, needs: Needs | None = None, **keys: Any):
     names = {"source": "maniskill", "path": path, "num_episodes": 2} | keys
-    config = config_of(*(f"--warm_start.{name}={value}" for name, value in names.items()))
+    config = config_of(*(f"--sft_warm_up.{name}={value}" for name, value in names.items()))
     env_interface = interface or EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
-    return WarmStart(config.warm_start, config, env_interface, needs or Needs(reads=("state",)))
+    return SftWarmUp(config.sft_warm_up, config, env_interface, needs or Needs(reads=("state",)))
 
 
 @pytest.fixture
@@ -86,10 +86,10 @@ def test_batches_do_not_depend_on_the_shards(trajectories):
     actions = []
     for shards in (1, 2, 4):
         groups = ["--env.num_groups=4", f"--actor.num_shards={shards}"]
-        config = config_of(*groups, "--warm_start={source: experts}", "--env.kind=metaworld")
-        start = warm_start(trajectories)
+        config = config_of(*groups, "--sft_warm_up={source: experts}", "--env.kind=metaworld")
+        start = sft_warm_up(trajectories)
         start._num_shards = shards
-        assert config.warm_start is not None
+        assert config.sft_warm_up is not None
         chunks = Chunks.of([demonstration(30, 0.0)], NEEDS, ACTIONS)
         batches = start._batches(chunks, 3)
         assert [batch.shard for batch in batches] == list(range(shards))
@@ -103,7 +103,7 @@ def test_batches_do_not_depend_on_the_shards(trajectories):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"num_episodes": 3}, "it has 2 successful episodes, and warm_start.num_episodes=3"),
+        ({"num_episodes": 3}, "it has 2 successful episodes, and sft_warm_up.num_episodes=3"),
         ({"path": "nowhere.h5"}, r"nowhere\.h5: .*nowhere\.h5 does not exist"),
         (
             {"needs": Needs(reads=("image.front",))},
@@ -128,7 +128,7 @@ def test_batches_do_not_depend_on_the_shards(trajectories):
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(trajectories, changes, says):
     with pytest.raises(UserError, match=says):
-        warm_start(changes.pop("path", trajectories), **changes)
+        sft_warm_up(changes.pop("path", trajectories), **changes)
 
 
 @pytest.mark.parametrize(("name", "says"), [("actions", "row 1 of 'actions'"), ("obs", "row 1 of 'state'")])
@@ -139,7 +139,7 @@ def test_numbers_that_are_not_finite_are_named_with_their_row(trajectories, name
         dataset: Any = file[f"traj_0/{name}"]
         dataset[1, 1] = np.nan
     with pytest.raises(UserError, match=rf"successful episode 0: {says} has a number that is not finite: \[0\.0, nan"):
-        warm_start(trajectories)
+        sft_warm_up(trajectories)
 
 
 @pytest.mark.parametrize("policy", ["openvla", "openvla_oft"])
@@ -157,10 +157,10 @@ def test_a_gripper_that_counts_from_0_is_refused_where_its_sign_is_read(trajecto
     fields = {"state": STATE["state"], "image.front": picture, "instruction": texts}
     interface = EnvInterface(fields=fields, actions=ACTIONS, notes=(), knows_success=True)
 
-    def begin(**options: str) -> WarmStart:
+    def begin(**options: str) -> SftWarmUp:
         chosen = config_of(f"--policy={{name: {policy}, options: {json.dumps({'width': 64} | options)}}}").policy
         needs = needs_of(policy_settings(chosen, interface, 0), "PushCube-v1")
-        return warm_start(trajectories, needs=replace(needs, reads=("state",)))
+        return sft_warm_up(trajectories, needs=replace(needs, reads=("state",)))
 
     record(1, 1, 0, 0)
     with pytest.raises(UserError, match=r"episode 0: the last number of its actions, .* is from 0 to 1, .* -1 to 1"):
@@ -178,7 +178,7 @@ def test_every_episode_that_is_taken_is_looked_at(trajectories):
     with h5py.File(trajectories, "a") as file:
         del file["traj_1/obs"]
         file["traj_1/obs"] = np.zeros((5, 7), np.float32)
-    start = warm_start(trajectories)
+    start = sft_warm_up(trajectories)
     with pytest.raises(
         UserError, match=r"traj\.h5, successful episode 1: 'state' is float32 of shape \[7\], and the environment"
     ):
@@ -191,9 +191,9 @@ def test_maniskills_trajectories_say_what_the_environment_says(trajectories):
     interface = EnvInterface(fields=fields, actions=ACTIONS, notes=(), knows_success=True)
     config = config_of(
         "--env.options={state: robot, instruction: shove it}",
-        f"--warm_start={{source: maniskill, path: {trajectories}, num_episodes: 2}}",
+        f"--sft_warm_up={{source: maniskill, path: {trajectories}, num_episodes: 2}}",
     )
-    start = WarmStart(config.warm_start, config, interface, NEEDS)
+    start = SftWarmUp(config.sft_warm_up, config, interface, NEEDS)
     assert start._files is not None
     for one in start._files:
         assert one.observations["instruction"] == ["shove it"] * 4
@@ -221,14 +221,14 @@ def test_trajectories_of_one_of_the_tasks_are_taken(trajectories, env_id, tasks,
     config = config_of(
         f"--env.id={env_id}",
         f"--env.options={options}",
-        f"--warm_start={{source: maniskill, path: {trajectories}, num_episodes: 2}}",
+        f"--sft_warm_up={{source: maniskill, path: {trajectories}, num_episodes: 2}}",
     )
     interface = EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
     if says is None:
-        WarmStart(config.warm_start, config, interface, Needs(reads=("state",)))
+        SftWarmUp(config.sft_warm_up, config, interface, Needs(reads=("state",)))
     else:
         with pytest.raises(UserError, match=rf"recorded with env\.id=PushCube-v1, and the config has {says}"):
-            WarmStart(config.warm_start, config, interface, Needs(reads=("state",)))
+            SftWarmUp(config.sft_warm_up, config, interface, Needs(reads=("state",)))
 
 
 class Experts:
@@ -249,11 +249,11 @@ class Experts:
         self.notes.append(text)
 
 
-def experts_of(num_episodes: int) -> WarmStart:
-    section = f"--warm_start={{source: experts, num_episodes: {num_episodes}}}"
+def experts_of(num_episodes: int) -> SftWarmUp:
+    section = f"--sft_warm_up={{source: experts, num_episodes: {num_episodes}}}"
     config = config_of(section, "--env.kind=metaworld", "--env.id=MT10")
     interface = EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
-    return WarmStart(config.warm_start, config, interface, Needs(reads=("state",)))
+    return SftWarmUp(config.sft_warm_up, config, interface, Needs(reads=("state",)))
 
 
 def test_a_task_without_demonstrations_is_told():
@@ -261,7 +261,7 @@ def test_a_task_without_demonstrations_is_told():
     demos = experts_of(3)._recorded(session)
     assert [one.task for one in demos] == ["push"] * 3
     (note,) = session.notes
-    assert note.startswith("warm start: no demonstration of spin: its expert failed 2 times; more time (env.max_ep")
+    assert note.startswith("SFT warm-up: no demonstration of spin: its expert failed 2 times; more time (env.max_ep")
     assert _counted(demos) == "3 demonstrations of push"
     assert _counted([*demos, replace(demos[0], task="lift")]) == "4 demonstrations (1 of lift, 3 of push)"
 
@@ -289,19 +289,25 @@ def test_another_control_mode_is_refused(trajectories, recorded, options, says):
     described = trajectories.with_suffix(".json")
     described.write_text(described.read_text().replace("pd_joint_delta_pos", recorded))
     config = config_of(
-        f"--env.options={options}", f"--warm_start={{source: maniskill, path: {trajectories}, num_episodes: 2}}"
+        f"--env.options={options}", f"--sft_warm_up={{source: maniskill, path: {trajectories}, num_episodes: 2}}"
     )
     interface = EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
     with pytest.raises(UserError, match=rf"recorded with env\.options\.control_mode{says}"):
-        WarmStart(config.warm_start, config, interface, Needs(reads=("state",)))
+        SftWarmUp(config.sft_warm_up, config, interface, Needs(reads=("state",)))
 
 
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("--warm_start={source: experts}", "goes with env.kind=metaworld, and this one is maniskill; use lerobot or"),
-        ("--warm_start={source: lerobot}", "warm_start.path is not given, and warm_start.source=lerobot reads files"),
-        ("--warm_start={source: maniskill, path: a.h5, batch_size: 63}", "=63 is not a multiple of actor.num_shards=2"),
+        ("--sft_warm_up={source: experts}", "goes with env.kind=metaworld, and this one is maniskill; use lerobot or"),
+        (
+            "--sft_warm_up={source: lerobot}",
+            "sft_warm_up.path is not given, and sft_warm_up.source=lerobot reads files",
+        ),
+        (
+            "--sft_warm_up={source: maniskill, path: a.h5, batch_size: 63}",
+            "=63 is not a multiple of actor.num_shards=2",
+        ),
     ],
 )
 def test_sections_that_do_not_go_together_are_refused(override, says):

@@ -72,7 +72,7 @@ def test_the_mode_of_the_sandbox_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_check_that_raises_is_a_problem_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises
     monkeypatch.setattr(doctor, "_hand_over", lambda: iter(()))
-    monkeypatch.setenv("RLINF_ENVIRONMENTS", str(tmp_path))
+    monkeypatch.setenv("RLINF_VENVS", str(tmp_path))
     findings = list(examine(tmp_path))
     broken = next(finding for finding in findings if finding.subject == "torch")
     assert broken.verdict == "problem"

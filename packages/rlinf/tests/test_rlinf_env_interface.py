@@ -19,7 +19,7 @@ from rlinf.machine import InstalledGpu, Machine
 from rlinf_envs import EnvSpec, RowSnapshot
 from rlinf_workers import FlowRun
 from rlinf_workers.roles import EnvInterface, GroupEpisodes
-from rlinf_workers.testing.environments import second_environment
+from rlinf_workers.testing.venvs import second_venv
 
 GPUS = (InstalledGpu(name="fake", memory_bytes=80 << 30),) * 2
 ROBOTS = """
@@ -80,7 +80,7 @@ def test_a_suite_of_several_tasks_simulates_on_the_cpu_by_itself(env_id, tasks, 
 
 
 def test_an_environment_is_looked_at_where_its_role_runs(tmp_path: Path):
-    python = second_environment(tmp_path / "environment")
+    python = second_venv(tmp_path / "environment")
     (packages,) = (tmp_path / "environment" / "lib").glob("python*/site-packages")
     (packages / "robots.py").write_text(ROBOTS)
 
@@ -90,10 +90,10 @@ def test_an_environment_is_looked_at_where_its_role_runs(tmp_path: Path):
     with pytest.raises(UserError, match="No module named 'robots'"):
         probe(spec("Arm"))
     keys = {"kind": "import", "id": "robots:Arm", "options": "{}"}
-    overrides = [f"--environments.env={python}", *(f"--env.{key}={value}" for key, value in keys.items())]
+    overrides = [f"--venvs.env={python}", *(f"--env.{key}={value}" for key, value in keys.items())]
     job = prepare(load_config("pushcube-ppo", parse_overrides(overrides)))
     assert isinstance(job, EmbodiedJob) and job.score.name == "success_at_end"
-    assert [interpreter.path for interpreter in job.environments.values()] == [python]
+    assert [interpreter.path for interpreter in job.venvs.values()] == [python]
     with pytest.raises(UserError, match="no licence for the simulator") as caught:
         probe(spec("NoLicence"), python)
     assert str(caught.value).startswith(f"env.id='robots:NoLicence' in {python}: RuntimeError: ")

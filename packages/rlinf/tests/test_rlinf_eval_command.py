@@ -13,7 +13,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.evaluation.run import EvalRun
-from rlinf.run_folder.seal import write_seal
+from rlinf.run_folder.checksums import write_checksums
 
 ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
 
@@ -259,7 +259,7 @@ def run_of(inputs: Path):
             (model / "chat_template.jinja").write_text(chat_template)
         (run / "config.yaml").write_text(to_yaml(load_config(recipe, parse_overrides(overrides))))
         (model.parent / "state.json").write_text(json.dumps({"step": 2}))
-        write_seal(model.parent, {})
+        write_checksums(model.parent, {})
         return run
 
     return make

@@ -13,7 +13,7 @@ from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import model_folder
 from rlinf.evaluation.run import benchmark_seed
 from rlinf.evaluation.scores import score_benchmark, score_table, show
-from rlinf.run_folder.checkpoints import checkpoint_name, point_to_best, writing_sealed
+from rlinf.run_folder.checkpoints import checkpoint_name, point_to_best, writing_with_checksums
 from rlinf.run_folder.fingerprints import BLOCK_BYTES, NUM_BLOCKS, model_fingerprint
 from rlinf.tasks import TaskProblem
 from rlinf_algos import Estimate
@@ -23,7 +23,7 @@ from rlinf_algos.rewards import RewardSpec
 
 
 def write_checkpoint(run: Path, step: int, score: float) -> Path:
-    with writing_sealed(run / "checkpoints" / checkpoint_name(step), {"own_score": score}) as folder:
+    with writing_with_checksums(run / "checkpoints" / checkpoint_name(step), {"own_score": score}) as folder:
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text("{}")
         (folder / "optimizer").write_bytes(b"moments")

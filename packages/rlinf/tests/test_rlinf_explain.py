@@ -87,12 +87,12 @@ def test_a_live_run_is_explained_on_one_screen(tmp_path: Path, stopped: int, cap
         assert main(["explain", str(folder.path), "--json"]) == 0
         explanation = json.loads(capsys.readouterr().out)
     assert lines[0].startswith("flow 'grpo', step 7 (train), under way for 100.")
-    assert lines[1] == f"culprit: reward/0 reward (process {stopped}) is stopped; 1 other waits for it"
+    assert lines[1] == f"root cause: reward/0 reward (process {stopped}) is stopped; 1 other waits for it"
     assert f"kill -CONT {stopped}" in lines[2]
     assert lines[4].startswith("  actor/0 actor waits for channel scored since 90.")
     assert lines[4].endswith("-> reward/0 reward")
     assert len(lines) < 40
-    assert explanation["graph"]["culprits"] == [{"cause": "stopped", "nodes": ["reward/0 reward"], "num_waiting": 1}]
+    assert explanation["graph"]["root_causes"] == [{"cause": "stopped", "nodes": ["reward/0 reward"], "num_waiting": 1}]
 
 
 @pytest.mark.parametrize(
@@ -103,23 +103,25 @@ def test_nothing_is_wrong_with_a_step_that_may_be_in_time(took_s: float, expecte
     snapshot = replace(hanging(1), taken_s=now_s, began_s=now_s - took_s, expected_s=expected_s)
     busy = SimpleNamespace(cause="busy", nodes=("reward/0 reward",), num_waiting=0)
     node = SimpleNamespace(name="reward/0 reward", process="reward/0", wait=None, remark="", holds=())
-    graph = SimpleNamespace(culprits=(busy,), nodes=(node,))
+    graph = SimpleNamespace(root_causes=(busy,), nodes=(node,))
     seen: Any = SimpleNamespace(
-        snapshot=snapshot, graph=graph, nodes={node.name: node}, looks={}, processes_of=lambda culprit: ["reward/0"]
+        snapshot=snapshot, graph=graph, nodes={node.name: node}, looks={}, processes_of=lambda root_cause: ["reward/0"]
     )
     lines = list(graph_lines(seen))
-    assert (f"culprit: nobody: nothing is wrong after {took_s:.1f} s; reward/0 reward works" in lines) == is_fine
+    assert (f"root cause: nobody: nothing is wrong after {took_s:.1f} s; reward/0 reward works" in lines) == is_fine
     assert any(line.startswith("what to do") for line in lines) != is_fine
 
 
-def test_a_driver_that_writes_no_more_is_the_culprit(tmp_path: Path, stopped: int, capsys: pytest.CaptureFixture[str]):
+def test_a_driver_that_writes_no_more_is_the_root_cause(
+    tmp_path: Path, stopped: int, capsys: pytest.CaptureFixture[str]
+):
     snapshot = hanging(stopped, driver_pid=stopped)
     with run_folder(tmp_path / "run") as folder:
         old: Any = {**json.loads(snapshot_json(snapshot)), "taken_s": time.time() - 60}
         (folder.path / "waits.json").write_text(json.dumps(old))
         assert main(["explain", str(folder.path)]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith(f"culprit: driver (process {stopped}) has written nothing for 6")
+    assert first.startswith(f"root cause: driver (process {stopped}) has written nothing for 6")
 
 
 def test_a_run_without_processes_says_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -133,7 +135,7 @@ def test_a_run_without_processes_says_how_it_ended(tmp_path: Path, capsys: pytes
     assert "is finished after 12 steps" in output(folder.path)
     failed = run_folder(tmp_path / "failed")
     failed.close("RunFailed: worker reward/0 on x was lost")
-    (failed.path / "explain-step-3.txt").write_text("culprit: reward/0\n")
+    (failed.path / "explain-step-3.txt").write_text("root cause: reward/0\n")
     go_on = f"go on with: rlinf train --resume --output {failed.path}"
     assert f"RunFailed: worker reward/0 on x was lost\n{go_on}\nexplained then: " in output(failed.path)
     dead = run_folder(tmp_path / "dead")
@@ -153,7 +155,7 @@ def test_between_runs_of_a_flow_the_move_is_the_drivers(
         (folder.path / "waits.json").write_bytes(snapshot_json(snapshot))
         assert main(["explain", str(folder.path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("culprit: no flow is running: the move is the driver's")
+    assert lines[0].startswith("root cause: no flow is running: the move is the driver's")
     assert any(line.startswith(f"driver (process {os.getpid()}): ") for line in lines)
 
 
@@ -163,7 +165,7 @@ def test_the_end_of_a_run_is_explained_behind_what_was_explained_before(tmp_path
     watch = RunWatch(executor, tmp_path, expected_s=lambda: None, message=Progress(total=1, stream=stream).message)
     for _ in range(2):
         watch.explain_end(explain(hanging(stopped)))
-    assert (tmp_path / "explain-step-7.txt").read_text().count("culprit: reward/0 reward") == 2
+    assert (tmp_path / "explain-step-7.txt").read_text().count("root cause: reward/0 reward") == 2
     gone = RunWatch(executor, tmp_path / "gone", expected_s=lambda: None, message=watch._message)
     gone.explain_end(explain(hanging(stopped)))
     lines = stream.getvalue().splitlines()
@@ -250,10 +252,10 @@ def test_a_step_beyond_three_times_what_was_expected_is_explained_once(tmp_path:
     output, files = watched(tmp_path, hanging(stopped), 30.0, "explain-step-7.txt")
     assert files == ["explain-step-7.txt", "logs"], "waits.json goes with the processes"
     assert output.count("\n") == 1
-    assert output.startswith("step 7 has taken 100 s, 30.0 s were expected; culprit: reward/0 reward (process ")
+    assert output.startswith("step 7 has taken 100 s, 30.0 s were expected; root cause: reward/0 reward (process ")
     assert output.endswith("(explain-step-7.txt)\n")
     text = (tmp_path / "explain-step-7.txt").read_text()
-    assert "; 30.0 s were expected\nculprit: reward/0 reward" in text
+    assert "; 30.0 s were expected\nroot_cause: reward/0 reward" in text
 
 
 @pytest.mark.parametrize("expected_s", [None, 40.0])
@@ -282,5 +284,5 @@ def test_a_process_of_another_host_is_seen_from_there(tmp_path: Path, stopped: i
             assert main(["explain", str(folder.path)]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert not (folder.path / "seen-elsewhere.json").exists()
-    assert lines[1] == f"culprit: reward/0 reward (process {stopped}) is stopped; 1 other waits for it"
+    assert lines[1] == f"root cause: reward/0 reward (process {stopped}) is stopped; 1 other waits for it"
     assert any(line.startswith("  stack, by py-spy") for line in lines) or "no stack" in "".join(lines)

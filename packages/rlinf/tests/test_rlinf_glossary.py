@@ -10,7 +10,7 @@ from rlinf.glossary import EVALUATION, TRAINING, find, page
 from rlinf_algos.rewards import OUTCOMES
 
 REPOSITORY = Path(__file__).parents[3]
-NOT_OF_STEPS = {"warm_start/loss", "check/moved_kl"}
+NOT_OF_STEPS = {"sft_warm_up/loss", "check/moved_kl"}
 """Recorded before the first step or by rlinf check, for the terminal."""
 
 

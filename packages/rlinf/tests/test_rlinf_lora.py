@@ -14,8 +14,8 @@ from rlinf.evaluation.model import load_model
 from rlinf.jobs.lora import with_base
 from rlinf.planning.memory import named_shape
 from rlinf.run_folder.adapters import base_digest
+from rlinf.run_folder.checksums import write_checksums
 from rlinf.run_folder.export import export
-from rlinf.run_folder.seal import write_seal
 from rlinf_sched.derive import Adapter, JobShape, Lengths
 from rlinf_workers.models import LoraSettings, ModelSettings, find_targets
 from rlinf_workers.models.language_model import build_model
@@ -50,7 +50,7 @@ def run(tmp_path, base):
     files.add_model(backend, "model")
     digests = files.start().wait()
     (checkpoint / "state.json").write_text("{}")
-    write_seal(checkpoint, digests)
+    write_checksums(checkpoint, digests)
     return tmp_path / "run", lora, {name: tensor.clone() for name, tensor in backend.weights().items()}
 
 
@@ -106,7 +106,7 @@ def test_an_export_leaves_the_adapter_as_it_is_and_merges_nothing_else(run, tmp_
     assert {path.name: path.read_bytes() for path in (tmp_path / "adapter").iterdir()} == names
     shutil.rmtree(checkpoint / "model")
     shutil.copytree(base.folder, checkpoint / "model")
-    write_seal(checkpoint, {})
+    write_checksums(checkpoint, {})
     with pytest.raises(UserError, match=r"--merged: .* holds a whole model, no adapter"):
         export(checkpoint, tmp_path / "merged", merged=True)
 

@@ -249,12 +249,12 @@ def test_a_backward_pass_holds_back_a_gradient_of_every_layer() -> None:
     assert 4 * shape.num_parameters + heads < work < 4.3 * shape.num_parameters + heads
 
 
-def test_a_warm_start_keeps_more_than_a_small_micro_batch() -> None:
+def test_a_sft_warm_up_keeps_more_than_a_small_micro_batch() -> None:
     shape = shape_of(config_of(), 13)
     assert shape is not None
     flags = ("--actor.micro_batch_groups=1", "--algorithm.group_size=2")
-    job, without = job_shape(config_of(*flags)), job_shape(config_of(*flags, "--warm_start=null"))
-    assert job.warm_start_sequences == 128
+    job, without = job_shape(config_of(*flags)), job_shape(config_of(*flags, "--sft_warm_up=null"))
+    assert job.sft_warm_up_sequences == 128
     sizes = [REPLICATED.rank_memory(shape, one, 1).work() for one in (job, without)]
     assert sizes[0] > 10 * sizes[1]
 
@@ -326,7 +326,7 @@ def test_a_cache_of_free_memory_takes_no_more_than_its_share() -> None:
     )
     plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
     lengths = ("--rollout.max_new_tokens=496", "--model.architecture.max_positions=512")
-    flags = (*REFILL, "--task.num_held_out=20000", "--warm_start=null", *lengths)
+    flags = (*REFILL, "--task.num_held_out=20000", "--sft_warm_up=null", *lengths)
     config = config_of(*flags)
     shape = shape_of(config, 13)
     assert shape is not None
@@ -372,7 +372,7 @@ def test_no_worker_took_more_than_was_counted() -> None:
 
 
 def test_a_rank_has_weights_its_shards_gradients_and_two_moments() -> None:
-    config = config_of("--actor.num_shards=8", "--warm_start=null", "--rollout.num_prompts=64")
+    config = config_of("--actor.num_shards=8", "--sft_warm_up=null", "--rollout.num_prompts=64")
     shape = shape_of(config, 13)
     assert shape is not None
     copy = 4 * shape.num_parameters
@@ -396,7 +396,7 @@ def test_weights_that_generate_in_half_the_bytes_take_half_of_them() -> None:
 
 
 def test_a_checkpoints_copy_is_shared_out_and_counted_with_the_process() -> None:
-    config = config_of("--actor.num_shards=4", "--warm_start=null")
+    config = config_of("--actor.num_shards=4", "--sft_warm_up=null")
     shape = shape_of(config, 13)
     assert shape is not None
     copy = 4 * shape.num_parameters
@@ -410,7 +410,7 @@ def test_a_checkpoints_copy_is_shared_out_and_counted_with_the_process() -> None
 
 
 def test_ranks_that_share_a_model_out_have_parts_of_all_but_the_work() -> None:
-    flags = ["--actor.num_shards=8", "--actor.backend=fsdp2", "--warm_start=null", "--algorithm.kl_coef=0.1"]
+    flags = ["--actor.num_shards=8", "--actor.backend=fsdp2", "--sft_warm_up=null", "--algorithm.kl_coef=0.1"]
     config = config_of(*flags)
     shape = shape_of(config, 13)
     assert shape is not None
@@ -447,7 +447,7 @@ def test_a_model_that_cannot_fit_is_refused_before_anything_starts() -> None:
 
 def test_settings_that_a_refusal_names_fit() -> None:
     """Each of them, given as it stands there; and no key of it is there for nothing."""
-    flags = ["--warm_start=null", "--actor.num_shards=2", "--actor.micro_batch_groups=8"]
+    flags = ["--sft_warm_up=null", "--actor.num_shards=2", "--actor.micro_batch_groups=8"]
     shape = ModelShape(name="wide", num_layers=4, head_dim=64, **WIDE)
     stages = tuple(
         StagePlan(stage=name, devices=(0, 1), num_ranks=2, granularity=0, offload=True, turn=turn)
@@ -480,7 +480,7 @@ def test_settings_that_a_refusal_names_fit() -> None:
 
 
 def test_a_refusal_names_larger_cuts_of_megatron_that_the_model_allows() -> None:
-    flags = ["--warm_start=null", "--actor.backend=megatron", "--actor.micro_batch_groups=1", "--model.dtype=float32"]
+    flags = ["--sft_warm_up=null", "--actor.backend=megatron", "--actor.micro_batch_groups=1", "--model.dtype=float32"]
     flags += ["--actor.backend_options={recompute: true}", "--mode=collocated"]
     shape = ModelShape(name="wide", num_layers=8, head_dim=64, **WIDE)  # two KV groups
     stages = tuple(
@@ -498,7 +498,7 @@ def test_a_refusal_names_larger_cuts_of_megatron_that_the_model_allows() -> None
 
 
 def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
-    config = config_of("--warm_start=null")
+    config = config_of("--sft_warm_up=null")
     shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
     job = job_shape(config)
     memory = rank_memory(config, shape, job, {"actor": 1})
@@ -516,15 +516,15 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     check(max(rollout, actor), offload=True)
     with pytest.raises(UserError, match=r"a device needs about .* and fake \(device 0\) has"):
         check(max(rollout, actor) - 1, offload=True)
-    through_host = config_of("--warm_start=null", "--cluster.weight_sync=shared")
+    through_host = config_of("--sft_warm_up=null", "--cluster.weight_sync=shared")
     check(max(rollout, actor) - mailbox, offload=True, config=through_host)
-    by_streams = config_of("--warm_start=null", "--cluster.weight_sync=streams")
+    by_streams = config_of("--sft_warm_up=null", "--cluster.weight_sync=streams")
     copied = max(rollout, actor) - mailbox + 4 * shape.num_parameters  # as the actor has it, in float32
     check(copied, offload=True, config=by_streams)
     with pytest.raises(UserError):
         check(copied - 1, offload=True, config=by_streams)
     option = "--cluster.weight_sync_options.device_memory=false"
-    over_host = config_of("--warm_start=null", "--cluster.weight_sync=streams", option)
+    over_host = config_of("--sft_warm_up=null", "--cluster.weight_sync=streams", option)
     check(max(rollout, actor) - mailbox, offload=True, config=over_host)
     together = actor + memory["rollout"].state
     check(together, offload=False)
@@ -534,7 +534,7 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
 
 def test_state_stays_on_a_gpu_that_has_room_for_all() -> None:
     """However much each rank takes in its turn, the allocators of the others keep what they took in theirs."""
-    config = config_of("--warm_start=null")
+    config = config_of("--sft_warm_up=null")
     shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
     stages = tuple(
         StagePlan(stage=name, devices=(0,), num_ranks=1, granularity=0, offload=True, turn=turn)

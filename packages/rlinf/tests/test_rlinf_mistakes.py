@@ -13,7 +13,7 @@ import pytest
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """Files are written on top of inputs that are right: the fixture `gsm8k_inputs`, and `ENVIRONMENTS`."""
+    """Files are written on top of inputs that are right: the fixture `gsm8k_inputs`, and `VENVS`."""
 
     line: str
     """What stands behind `rlinf`."""
@@ -40,7 +40,7 @@ class Mine(Policy):
 """
 GOOD_ROW = '{"question": "a", "answer": "#### 1"}\n'
 
-ENVIRONMENTS = """
+VENVS = """
 import gymnasium as gym
 import numpy as np
 
@@ -97,35 +97,35 @@ LORA = f"{GSM8K} --actor.lora.rank 4"
 MISTAKES = [
     # -- environments of roles
     Mistake(
-        line="train sort-grpo --environments.rolout /envs/x/bin/python",
+        line="train sort-grpo --venvs.rolout /envs/x/bin/python",
         says="no worker of this job has the role 'rolout'; did you mean 'rollout'?",
     ),
     Mistake(
-        line="train sort-grpo --environments.reference /envs/x/bin/python",
+        line="train sort-grpo --venvs.reference /envs/x/bin/python",
         says="no worker of this job has the role 'reference'; known: actor, reward, rollout.",
     ),
     Mistake(
-        line="train pushcube-ppo --environments.rollout /envs/x/bin/python",
+        line="train pushcube-ppo --venvs.rollout /envs/x/bin/python",
         says="no worker of this job has the role 'rollout'; known: actor, env, policy.",
     ),
     Mistake(
-        line="train sort-grpo --environments.rollout ./envs/x/bin/python",
+        line="train sort-grpo --venvs.rollout ./envs/x/bin/python",
         says="/envs/x/bin/python is no interpreter: it does not exist",
     ),
     Mistake(
-        line="train sort-grpo --environments.rollout ./model/config.json",
+        line="train sort-grpo --venvs.rollout ./model/config.json",
         says="/model/config.json is no interpreter: it cannot be executed",
     ),
     Mistake(
-        line="train sort-grpo --environments.rollout /bin/true",
-        says="environments.rollout: /bin/true is no Python interpreter: it said 'nothing'",
+        line="train sort-grpo --venvs.rollout /bin/true",
+        says="venvs.rollout: /bin/true is no Python interpreter: it said 'nothing'",
     ),
     Mistake(
-        line="train sort-grpo --environments.rollout elsewhere",
-        says="environments.rollout: there is no environment 'elsewhere' in ",
+        line="train sort-grpo --venvs.rollout elsewhere",
+        says="venvs.rollout: there is no venv 'elsewhere' in ",
     ),
     Mistake(
-        line="eval own=test.jsonl --model model --benchmarks.own.reward exact --environments.actor /envs/x/bin/python",
+        line="eval own=test.jsonl --model model --benchmarks.own.reward exact --venvs.actor /envs/x/bin/python",
         says="no worker of this job has the role 'actor'; known: reward, rollout.",
     ),
     # -- adapters
@@ -163,10 +163,10 @@ MISTAKES = [
         files={"mine.py": "class Mine:\n    def __init__(self, model, worker, *, optimizer, num_shards): ...\n"},
     ),
     Mistake(
-        line="train sort-grpo --actor.lora.rank 4 --warm_start null",
+        line="train sort-grpo --actor.lora.rank 4 --sft_warm_up null",
         says="model.path is not set; actor.lora changes a model that has been trained",
     ),
-    Mistake(line="train sort-grpo --actor.lora.rank 4", says="warm_start cannot go before actor.lora"),
+    Mistake(line="train sort-grpo --actor.lora.rank 4", says="sft_warm_up cannot go before actor.lora"),
     # -- data
     Mistake(line=GSM8K, says="/train.jsonl: holds no problem", files={"train.jsonl": ""}),
     Mistake(line=GSM8K, says="/train.jsonl: holds no problem", files={"train.jsonl": "\n\n"}),
@@ -335,7 +335,7 @@ MISTAKES = [
         says="env.id='environments:Absent': environments:Absent: environments has no callable 'Absent'",
     ),
     Mistake(
-        line=CUBE + "environments",
+        line=CUBE + "venvs",
         says="env.id='environments': EnvSpec.id='environments' names no callable; write it as package.",
     ),
     Mistake(
@@ -710,7 +710,7 @@ MISTAKES = [
     ),
 ]
 
-OWN_MODULES = {"environments", "mine", "broken", "raises"}
+OWN_MODULES = {"venvs", "mine", "broken", "raises"}
 
 
 @pytest.fixture
@@ -721,7 +721,7 @@ def modules(gsm8k_inputs: Path, monkeypatch: pytest.MonkeyPatch):
     for name in OWN_MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     importlib.invalidate_caches()
-    (gsm8k_inputs / "environments.py").write_text(ENVIRONMENTS)
+    (gsm8k_inputs / "environments.py").write_text(VENVS)
     yield gsm8k_inputs
     for name in OWN_MODULES:
         sys.modules.pop(name, None)

@@ -20,7 +20,7 @@ task: {{kind: sort, num_digits: 2, num_held_out: 16}}
 model:
   architecture: {{family: qwen2, hidden_size: 32, intermediate_size: 64, num_layers: 2, num_heads: 2, num_kv_heads: 1,
     max_positions: 32}}
-warm_start: {{max_steps: 10, check_every: 5, batch_size: 32, target_accuracy: 0.99, learning_rate: 0.01, reuse: false}}
+sft_warm_up: {{max_steps: 10, check_every: 5, batch_size: 32, target_accuracy: 0.99, learning_rate: 0.01, reuse: false}}
 algorithm: {{name: grpo, group_size: 4}}
 rollout: {{num_prompts: 16, max_new_tokens: 3, max_prompt_tokens: 8}}
 reward: {{kind: exact}}

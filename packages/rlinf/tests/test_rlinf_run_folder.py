@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from rlinf.errors import UserError
 from rlinf.run_folder import RunFolder, TraceEvent, read_events, read_rows
+from rlinf.run_folder.checksums import damage
 from rlinf.run_folder.lock import FolderLock, check_empty, check_free
 from rlinf.run_folder.manifest import git_state
 from rlinf.run_folder.rows import append_rows, write_file
-from rlinf.run_folder.seal import damage
 from rlinf.run_folder.trace import TraceWriter
 
 CONFIG = "job: reasoning\nname: sort-grpo\nmode: hybrid\nseed: 7\n"

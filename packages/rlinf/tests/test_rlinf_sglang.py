@@ -29,7 +29,7 @@ from rlinf_workers.launchers import Interpreter
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
-SGLANG = ["--warm_start=null", "--rollout.engine=sglang", "--mode=collocated"]
+SGLANG = ["--sft_warm_up=null", "--rollout.engine=sglang", "--mode=collocated"]
 MODEL = find_model("Qwen2.5-7B")
 H100_BYTES = 80 * 10**9
 WEIGHTS = 2 * MODEL.num_parameters
@@ -326,7 +326,7 @@ def test_an_environment_without_the_engine_is_refused_with_what_to_type(monkeypa
     monkeypatch.setattr(generation, "_version_here", lambda package: None)
     with pytest.raises(UserError, match="sglang is not installed in the environment of") as caught:
         generation.check_installed(settings, None)
-    assert "rlinf env create sglang" in str(caught.value) and "--environments.rollout sglang" in str(caught.value)
+    assert "rlinf venv create sglang" in str(caught.value) and "--venvs.rollout sglang" in str(caught.value)
     with pytest.raises(UserError, match="not installed in the environment of /envs/there/bin/python"):
         generation.check_installed(settings, interpreter(torch="2.13.0"))
     generation.check_installed(settings, interpreter(sglang=SGLANG_SPEC.known_versions[0]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VenvSpec:
-    """A virtual environment that `rlinf env create NAME` makes.
+    """A virtual environment that `rlinf venv create NAME` makes.
 
     It stands in the folder of the plug-in that needs it, beside the lists of requirements that it is made from.
     """
@@ -26,7 +26,7 @@ class VenvSpec:
     cpu_variables: Mapping[str, str] = field(default_factory=dict)
     """Env vars without which the modules do not import on a CPU."""
     cpu_stand_ins: tuple[str, ...] = ()
-    """Names in `rlinf.environments.stand_ins.VERSIONS`; only venvs for CPU slots get them."""
+    """Names in `rlinf.venvs.stand_ins.VERSIONS`; only venvs for CPU slots get them."""
     import_folder: str = ""
     """Env var that names the folder where the modules write files when they are first imported; a check sets it to an
     empty folder."""

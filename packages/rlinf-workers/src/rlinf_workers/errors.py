@@ -106,4 +106,4 @@ class ProcessLost(WorkersError):
 
 
 class StepTimeout(WorkersError):
-    """A run of a flow passed its deadline; the message names the culprit and holds the wait-for graph."""
+    """A run of a flow passed its deadline; the message names the root cause and holds the wait-for graph."""

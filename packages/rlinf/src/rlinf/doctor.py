@@ -59,7 +59,7 @@ def examine(folder: Path, config: JobConfig | None = None) -> Iterator[Finding]:
     for kind in kinds if custom is None or custom in kinds else [*kinds, custom]:
         yield from _attempt(kind.name, partial(_simulator, kind))
     yield _video()
-    yield from _attempt("environments", _environments)
+    yield from _attempt("venvs", _venvs)
 
 
 # -- machine -----------------------------------------------------------------------------------------------------------
@@ -221,21 +221,21 @@ def _simulator(kind: KindSpec) -> Iterator[Finding]:
         yield Finding(*check)
 
 
-# -- environments of roles ---------------------------------------------------------------------------------------------
+# -- venvs of roles ----------------------------------------------------------------------------------------------------
 
 
-def _environments() -> Iterator[Finding]:
-    """One line for each that `rlinf env create` made; `rlinf env check` says more."""
-    from rlinf.environments import examine as environments_examined
-    from rlinf.environments.folder import environments
+def _venvs() -> Iterator[Finding]:
+    """One line for each that `rlinf venv create` made; `rlinf venv check` says more."""
+    from rlinf.venvs import examine as venvs_examined
+    from rlinf.venvs.folder import venvs
 
-    for environment in environments():
-        findings = list(environments_examined.examine(environment))
+    for venv in venvs():
+        findings = list(venvs_examined.examine(venv))
         problems = [finding for finding in findings if finding.verdict == "problem"]
-        subject = f"environment {environment.path.name}"
+        subject = f"venv {venv.path.name}"
         if problems:
             first, *others = problems
-            more = f" (and {len(others)} more: rlinf env check {environment.path.name})" if others else ""
+            more = f" (and {len(others)} more: rlinf venv check {venv.path.name})" if others else ""
             yield Finding(subject, "problem", f"{first.subject}: {first.text}{more}", first.hint)
         else:
-            yield Finding(subject, "ok", f"{environment.title}, Python {environment.stamp.python}, {environment.path}")
+            yield Finding(subject, "ok", f"{venv.title}, Python {venv.stamp.python}, {venv.path}")

@@ -27,7 +27,7 @@ from rlinf_comm.peers.transports.base import (
 from rlinf_comm.wire.address import PeerAddress
 from rlinf_comm.wire.connection import Connection
 from rlinf_comm.wire.deadline import Deadline
-from rlinf_comm.wire.handshake import Hello, Refused, introduce, meet, refusing, send_hello
+from rlinf_comm.wire.handshake import Hello, Refused, accept_handshake, introduce, refusing, send_hello
 
 _OWN = Hello(service="peer")
 
@@ -137,7 +137,7 @@ def answer(
         PeerLost, PeerTimeout, DecodeError: no link came of it.
     """
     try:
-        hello = meet(connection, _OWN, deadline)
+        hello = accept_handshake(connection, _OWN, deadline)
     except PeerLost:
         return None
     caller = hello.caller

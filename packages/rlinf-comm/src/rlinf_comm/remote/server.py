@@ -29,7 +29,7 @@ from rlinf_comm.remote.serving import Client, ServedConnection, ServerTraffic
 from rlinf_comm.wire.address import PeerAddress, check_arguments, own_address
 from rlinf_comm.wire.connection import Connection, peer_key
 from rlinf_comm.wire.deadline import Deadline
-from rlinf_comm.wire.handshake import Hello, meet, send_hello
+from rlinf_comm.wire.handshake import Hello, accept_handshake, send_hello
 from rlinf_comm.wire.listener import Listener
 from rlinf_comm.wire.secret import require_secret_beyond
 
@@ -116,7 +116,7 @@ class ChannelServer:
 
     def _meet(self, connection: Connection) -> None:
         deadline = Deadline(_MEETING_TIMEOUT_S)
-        hello, counts = meet(connection, Hello(service=SERVICE), deadline), self._channel.stats()
+        hello, counts = accept_handshake(connection, Hello(service=SERVICE), deadline), self._channel.stats()
         if hello.caller is None or hello.name != self._channel.name:
             send_hello(connection, Hello(refusal=f"this is channel {self._channel.name!r}"), deadline)
             raise DecodeError(f"{connection.who} wants channel {hello.name!r}")

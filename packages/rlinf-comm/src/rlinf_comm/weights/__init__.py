@@ -31,8 +31,8 @@ from rlinf_comm.weights.store.memory import WeightStore, WeightStoreAddress
 from rlinf_comm.weights.store.receiver import StoreReceiver
 from rlinf_comm.weights.store.sender import StoreSender
 from rlinf_comm.weights.stream.delta import DeltaEncoder, apply_delta
-from rlinf_comm.weights.stream.lent import LentTensors
 from rlinf_comm.weights.stream.receiver import WeightStreamReceiver
+from rlinf_comm.weights.stream.referenced import ReferencedTensors
 from rlinf_comm.weights.stream.sender import StreamReport, WeightStreamSender
 from rlinf_comm.weights.stream.wire import MessageLink
 
@@ -68,7 +68,7 @@ __all__ = [
     "DeltaEncoder",
     "apply_delta",
     "MessageLink",
-    "LentTensors",
+    "ReferencedTensors",
     "WeightStreamSender",
     "WeightStreamReceiver",
     "StreamReport",

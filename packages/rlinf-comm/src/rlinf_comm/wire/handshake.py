@@ -169,7 +169,7 @@ def introduce(connection: Connection, hello: Hello, deadline: Deadline) -> Hello
     return answer
 
 
-def meet(connection: Connection, own: Hello, deadline: Deadline) -> Hello:
+def accept_handshake(connection: Connection, own: Hello, deadline: Deadline) -> Hello:
     """The called side's half: receives the hello of a caller that wants `own.service`; send_hello() answers it.
 
     Raises:

@@ -46,7 +46,7 @@ class KindSpec:
     """Import path of a function `(EnvSpec, seed) -> Demonstration` that records its scripted expert; "": it has
     none."""
     demonstrations: Mapping[str, str] = field(default_factory=dict)
-    """Layouts of files that show this kind of environment alone, `warm_start.source`, each with the import path of its
+    """Layouts of files that show this kind of environment alone, `sft_warm_up.source`, each with the import path of its
     reader: `(path, rename, RunEnvironment) -> DemonstrationFiles`."""
     venv: VenvSpec | None = None
     """The venv that its packages can be installed in; None: they share the product's own."""

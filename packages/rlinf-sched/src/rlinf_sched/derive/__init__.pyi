@@ -69,10 +69,10 @@ from .memory import (
     kv_bytes as kv_bytes,
 )
 from .memory import (
-    update_bytes as update_bytes,
+    sft_warm_up_bytes as sft_warm_up_bytes,
 )
 from .memory import (
-    warm_start_bytes as warm_start_bytes,
+    update_bytes as update_bytes,
 )
 from .memory.rank import MEMORY_KINDS as MEMORY_KINDS
 from .parallel import ring_bytes_per_s as ring_bytes_per_s

@@ -14,7 +14,7 @@ from torch import Tensor
 import rlinf_comm
 from rlinf_comm import PeerLost, PeerTimeout, WeightMismatchError, pack, unpack
 from rlinf_comm.weights import Layout
-from rlinf_comm.wire import Connection, Deadline, Hello, meet, send_hello
+from rlinf_comm.wire import Connection, Deadline, Hello, accept_handshake, send_hello
 from rlinf_workers.engines.inside import SERVICE, Attested, Command, CommandReply, Registration
 from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WeightSyncRefused, WorkersError
@@ -108,7 +108,7 @@ class EngineProcesses:
         while len(processes) < self._num_processes:
             try:
                 connection = Connection.accept_local(self._listener, "a process of the engine", deadline)
-                registration: Registration = unpack(meet(connection, own, deadline).details)
+                registration: Registration = unpack(accept_handshake(connection, own, deadline).details)
             except PeerTimeout as error:
                 raise WorkersError(
                     f"{len(processes)} of the engine's {self._num_processes} processes have called the weight loader; "

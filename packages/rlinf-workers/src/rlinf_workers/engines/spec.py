@@ -85,7 +85,7 @@ class EngineSpec(Spec):
         """Other values of its options to try where a recipe does not fit, mild ones first: (option, values)."""
         return iter(())
 
-    def settled(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
+    def filled_options(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
         """The arguments of its constructor: the options, with those that follow from the model's size."""
         return dict(job.engine_options)
 

@@ -249,7 +249,7 @@ class Executor:
             num_keys=num_keys,
         )
         if home == DRIVERS_NODE:
-            mine = HomeChannel(spec, home, has_door=any(node != home for node in nodes.values()))
+            mine = HomeChannel(spec, home, has_server=any(node != home for node in nodes.values()))
             opened.homes[channel], opened.channels[channel], opened.places[channel] = mine, mine.channel, mine.place
             opened.keepers[channel] = DRIVER
             return
@@ -272,7 +272,7 @@ class Executor:
     def sync_weights(self) -> None:
         """Publishes the trainers' present weights on every edge; the serving workers take them before their next chunk.
 
-        Needed once before the first run and after anything that changes weights outside a run (a warm start, a loaded
+        Needed once before the first run and after anything that changes weights outside a run (an SFT warm-up, a loaded
         checkpoint).
         """
         self._weights.sync(
@@ -364,7 +364,7 @@ class Executor:
             metrics=merge(outcome.metrics for outcome in outcomes),
             collected={channel: future.result() for channel, future in collecting.items()},
             shown_rows=[row for outcome in outcomes for row in outcome.shown_rows],
-            spans=[*(span for outcome in outcomes for span in outcome.spans), *self._groups.residents.take_spans()],
+            spans=[*(span for outcome in outcomes for span in outcome.spans), *self._groups.device_state.take_spans()],
             start_s=start_s,
             duration_s=duration_s,
         )
@@ -434,7 +434,7 @@ class Executor:
             collecting=tuple(channel for channel, future in run.collecting.items() if not future.done()),
             waits=waits,
             lease_holders={turn: tuple(run.leases.holders(turn)) for turn in turns},
-            leaving=tuple(self._groups.residents.leaving()),
+            leaving=tuple(self._groups.device_state.leaving()),
             processes=processes,
         )
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 from rlinf_sched import Cluster, StagePlan
 from rlinf_workers.addresses import DRIVERS_NODE, LOOPBACK
 from rlinf_workers.errors import FlowDefinitionError
+from rlinf_workers.execution.device_state import DeviceState, Ready
 from rlinf_workers.execution.meetings import Meetings
-from rlinf_workers.execution.residents import Ready, Residents
 from rlinf_workers.execution.worker_host import Condition
 from rlinf_workers.explaining.snapshot import ProcessRecord
 from rlinf_workers.flow import WorkerDefinition
@@ -52,7 +52,7 @@ class RunningGroups:
         self._placements: dict[str, StagePlan] = {}
         self._born: dict[str, Future[tuple[str, int, int]]] = {}
         """Worker -> the host, number and beginning of its process."""
-        self.residents = Residents(lambda worker: self.handle(worker).call("unload", lane=LEAVE_LANE))
+        self.device_state = DeviceState(lambda worker: self.handle(worker).call("unload", lane=LEAVE_LANE))
         self._meetings = Meetings()
         launcher.serve("meeting", self._meetings)
 
@@ -117,10 +117,10 @@ class RunningGroups:
         return bool(devices) and all(map(self._is_gpu, devices))
 
     def make_room(self, worker: str, *, beside: Collection[str], stays: bool, ready: Ready) -> None:
-        """On the worker's devices; see `Residents.make_room`."""
+        """On the worker's devices; see `DeviceState.make_room`."""
         role, rank = role_and_rank(worker)
         devices = self._placements[role].devices_of(rank)
-        self.residents.make_room(worker, devices, beside=beside, stays=stays, ready=ready)
+        self.device_state.make_room(worker, devices, beside=beside, stays=stays, ready=ready)
 
     def _is_gpu(self, index: int) -> bool:
         return self._cluster.devices[index].kind == "cuda"
@@ -206,7 +206,7 @@ class RunningGroups:
         for rank in ranks:
             if not handles[rank].is_lost:
                 self._launcher.end(handles[rank])
-            self.residents.forget(f"{name}/{rank}")
+            self.device_state.forget(f"{name}/{rank}")
             handles[rank] = self._start_rank(name, rank)
 
 

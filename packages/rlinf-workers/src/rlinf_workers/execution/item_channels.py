@@ -2,7 +2,7 @@
 
 A channel lives on the node of its readers, so that an item crosses the network once, on its way there: in the driver
 for its own node, else in the process of a reading rank. Ranks of that node share its memory; those of another go
-through its door (rlinf_comm.remote).
+through its channel server (rlinf_comm.remote).
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class ChannelPlace:
     node: int
     near: ItemAddress
     """For ranks of the node."""
-    door: ServerAddress | None
+    server: ServerAddress | None
     """For those of others; None where there are none."""
 
     def seen_from(self, node: int) -> ItemAddress:
         if node == self.node:
             return self.near
-        assert self.door is not None, f"channel {self.near.name!r} has no server, and node {node} uses it"
-        return self.door
+        assert self.server is not None, f"channel {self.near.name!r} has no server, and node {node} uses it"
+        return self.server
 
 
 class HomeChannel:
     """A channel that lives in this process."""
 
-    def __init__(self, spec: ChannelSpec, node: int, *, has_door: bool) -> None:
-        """With a door, others can call it at the address of this machine, and the job needs a secret that was set."""
+    def __init__(self, spec: ChannelSpec, node: int, *, has_server: bool) -> None:
+        """With a server, others can call it at the address of this machine, and the job needs a secret that was set."""
         self.channel = Channel.create(
             spec.name,
             capacity_items=spec.capacity_items,
@@ -60,9 +60,9 @@ class HomeChannel:
             num_keys=spec.num_keys,
             lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
         )
-        self.door = ChannelServer(self.channel, host=own_address()) if has_door else None
+        self.server = ChannelServer(self.channel, host=own_address()) if has_server else None
         self.place = ChannelPlace(
-            node=node, near=self.channel.address, door=None if self.door is None else self.door.address
+            node=node, near=self.channel.address, server=None if self.server is None else self.server.address
         )
 
 

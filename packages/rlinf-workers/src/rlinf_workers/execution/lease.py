@@ -17,7 +17,7 @@ from functools import partial
 from typing import Literal
 
 from rlinf_comm import record
-from rlinf_workers.execution.residents import group_of
+from rlinf_workers.execution.device_state import group_of
 
 
 @record

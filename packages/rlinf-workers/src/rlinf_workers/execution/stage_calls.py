@@ -23,7 +23,7 @@ WHOLE_BATCH = 0
 
 
 ItemAddress = ChannelAddress | ServerAddress
-"""Of a channel on the rank's own node, and of its door for all others."""
+"""Of a channel on the rank's own node, and of its server for all others."""
 
 
 @record

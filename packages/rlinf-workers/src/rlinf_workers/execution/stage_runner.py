@@ -119,7 +119,7 @@ class StageRunner(Pauses):
         )
 
     def _channel(self, port: Port) -> Channel | FarChannel:
-        asking = functools.partial(self._host.waits.waiting, "door", port.channel)
+        asking = functools.partial(self._host.waits.waiting, "server", port.channel)
         with asking():
             channel = open_channel(port.address)
         return FarChannel(channel, asking) if channel.is_remote else channel

@@ -28,7 +28,7 @@ from rlinf_workers.launchers.base import Identity, RequestSender, Wait
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.spans import LEASE, Span, WaitTable, now_ns
-from rlinf_workers.weight_sync.base import Settle, WeightPort, WeightReceiver, WeightSender
+from rlinf_workers.weight_sync.base import FinishReads, WeightPort, WeightReceiver, WeightSender
 from rlinf_workers.worker import StepContext, Worker
 
 W = TypeVar("W", bound=Worker)
@@ -102,7 +102,7 @@ class WorkerHost:
         self._home_channels: list[HomeChannel] = []
         """Channels that live in this process."""
         self._senders: dict[str, WeightSender] = {}
-        self._settles: dict[str, Settle] = {}
+        self._unfinished_reads: dict[str, FinishReads] = {}
         """Edge -> what comes before the weights change that were last published on it."""
         self._receivers: dict[str, WeightReceiver] = {}
         self._checks: dict[str, Future[object]] = {}
@@ -193,8 +193,8 @@ class WorkerHost:
             return Span("offload", LEASE, start_ns, now_ns() - start_ns, 0, self.identity.name, self.identity.devices)
 
     def open_channel(self, spec: ChannelSpec, node: int) -> ChannelPlace:
-        """Makes a channel that lives in this process, which is on that node, and its door for the other nodes."""
-        self._home_channels.append(HomeChannel(spec, node, has_door=True))
+        """Makes a channel that lives in this process, which is on that node, and its server for the other nodes."""
+        self._home_channels.append(HomeChannel(spec, node, has_server=True))
         return self._home_channels[-1].place
 
     def forget_channels(self) -> None:
@@ -216,7 +216,7 @@ class WorkerHost:
         port = ports[0]
         if port.side == "send":
             self.before_change()
-            self._settles.pop(port.edge, None)
+            self._unfinished_reads.pop(port.edge, None)
             self._senders.pop(port.edge, None)
             self._senders[port.edge] = WEIGHT_SYNCS.get(port.weight_sync).open_sender(port)
         else:
@@ -228,15 +228,15 @@ class WorkerHost:
 
     def publish_weights(self, edge: str) -> int:
         """Publishes the worker's weights on one edge; returns the version."""
-        settle = self._senders[edge].publish(self.worker.weights(), self.worker.policy_version)
-        if settle is not None:
-            self._settles[edge] = settle
+        finish_reads = self._senders[edge].publish(self.worker.weights(), self.worker.policy_version)
+        if finish_reads is not None:
+            self._unfinished_reads[edge] = finish_reads
         return self.worker.policy_version
 
     def before_change(self) -> None:
         """Called before anything may change the weights: until then they may be read where they lie."""
-        for settle in list(self._settles.values()):
-            settle()
+        for finish_reads in list(self._unfinished_reads.values()):
+            finish_reads()
 
     def receive_weights(self, edge: str, policy_version: int) -> None:
         """Fills the worker's weights with what was published on one edge. Their check may go on; `confirm_weights` ends

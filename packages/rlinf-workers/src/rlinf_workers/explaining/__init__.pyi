@@ -24,11 +24,11 @@ from .snapshot import (
     snapshot_json as snapshot_json,
 )
 from .text import (
-    culprit_line as culprit_line,
-)
-from .text import (
     explanation_json as explanation_json,
 )
 from .text import (
     explanation_text as explanation_text,
+)
+from .text import (
+    root_cause_line as root_cause_line,
 )

@@ -1,4 +1,4 @@
-"""The whole answer to "why does it stand still": the graph, and what the culprits are doing."""
+"""The whole answer to "why does it stand still": the graph, and what the root causes are doing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlinf_workers.explaining.graph import Culprit, Halted, WaitGraph, WaitNode, wait_graph
+from rlinf_workers.explaining.graph import Halted, RootCause, WaitGraph, WaitNode, wait_graph
 from rlinf_workers.explaining.processes import ProcessState, process_states
 from rlinf_workers.explaining.snapshot import DRIVER, ProcessRecord, Snapshot, workers_of
 from rlinf_workers.explaining.stacks import Stacks, backend_collective, stacks_of
@@ -49,9 +49,9 @@ class RunExplanation:
         """Those of the graph, by name."""
         return {node.name: node for node in self.graph.nodes}
 
-    def processes_of(self, culprit: Culprit) -> list[str]:
-        """Those of a culprit's nodes, each once."""
-        return list(dict.fromkeys(self.nodes[name].process for name in culprit.nodes))
+    def processes_of(self, root_cause: RootCause) -> list[str]:
+        """Those of a root cause's nodes, each once."""
+        return list(dict.fromkeys(self.nodes[name].process for name in root_cause.nodes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ def explain(
     """Looks at the processes of a snapshot, which may be gone by now; takes a second or two.
 
     Args:
-        every: takes the stacks of all processes, not of the culprits alone.
+        every: takes the stacks of all processes, not of the root causes alone.
         suspects: processes whose stacks are taken as well.
         elsewhere: processes of other hosts, as they were seen there.
     """
@@ -116,14 +116,15 @@ def explain(
 
 
 def _may_meet(graph: WaitGraph, snapshot: Snapshot) -> set[str]:
-    """Workers that tell no wait, of stages with a culprit and of groups with several: they may wait for each other in a
-    collective that their backend makes by itself, which their stacks show."""
+    """Workers without a recorded wait, of stages with a root cause and of groups with several ranks.
+
+    They may wait for each other in a collective of their backend, which their stacks show."""
     silent = {node.name: node.process for node in graph.nodes if node.wait is None}
-    culprits = {name for culprit in graph.culprits if culprit.cause == "busy" for name in culprit.nodes}
+    root_causes = {name for root_cause in graph.root_causes if root_cause.cause == "busy" for name in root_cause.nodes}
     workers: set[str] = set()
     for stage in snapshot.stages:
         names = {f"{stage.worker}/{rank} {stage.name}" for rank in stage.unfinished}
-        if names & culprits & silent.keys() and len(_ranks(stage.worker, snapshot)) > 1:
+        if names & root_causes & silent.keys() and len(_ranks(stage.worker, snapshot)) > 1:
             workers |= {silent[name] for name in sorted(names & silent.keys())[:NUM_MEETING]}
     return workers
 
@@ -155,8 +156,8 @@ def _to_look_at(graph: WaitGraph, snapshot: Snapshot) -> set[str]:
     if not snapshot.flow:
         return {DRIVER}  # between runs of a flow the move is the driver's
     process_of = {node.name: node.process for node in graph.nodes}
-    gravest = [culprit for culprit in graph.culprits if culprit.cause == graph.culprits[0].cause]
-    processes = (process_of[name] for culprit in gravest for name in culprit.nodes)
+    gravest = [root_cause for root_cause in graph.root_causes if root_cause.cause == graph.root_causes[0].cause]
+    processes = (process_of[name] for root_cause in gravest for name in root_cause.nodes)
     return set(list(dict.fromkeys(processes))[:NUM_LOOKED_AT])
 
 

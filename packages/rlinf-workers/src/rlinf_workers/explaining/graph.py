@@ -1,10 +1,9 @@
-"""Whose move it is: a run's waits and its plan in, a graph from waiters to those who could end their waits out.
+"""Root causes of a hang: from a run's waits and its plan to a graph of which process waits for which.
 
 A node is one stage on one rank, what the driver does at one end of a channel, what a process does besides its stages
 (it sends weights, it keeps a channel), or a process that a worker has started and waits for. Its edges go to the nodes
 whose move it waits for. A node without an edge waits for nobody, so the run stands until it moves: a *sink*. Nodes that
-wait for each other in a circle will never move. The culprits are the sinks and the circles; everybody else only waits
-for them.
+wait for each other in a cycle will never move. The root causes are the sinks and the cycles; all others are victims.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ is said to wait may have gone on. A circle, a mismatch, and a wait that nobody c
 older than this."""
 
 Cause = Literal["gone", "stopped", "mismatch", "deadlock", "nobody left", "busy"]
-"""Why a culprit does not move: its process is gone; it is stopped; its collective is not the one of the others; it
+"""Why a root cause does not move: its process is gone; it is stopped; its collective is not the one of the others; it
 waits in a circle; those who could end its wait have finished; it waits for nobody, so it computes or hangs."""
 SEVERITY: tuple[Cause, ...] = ("gone", "stopped", "mismatch", "deadlock", "nobody left", "busy")
 """A process that is gone or stopped explains what looks like a deadlock around it, and so on."""
@@ -50,7 +49,7 @@ class WaitNode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Culprit:
+class RootCause:
     """A sink of the graph or a circle in it."""
 
     cause: Cause
@@ -66,7 +65,7 @@ class WaitGraph:
 
     nodes: tuple[WaitNode, ...]
     """Those that wait first, the longest wait first."""
-    culprits: tuple[Culprit, ...]
+    root_causes: tuple[RootCause, ...]
     """The gravest first; of the same gravity the one that most others wait for. Empty between runs of a flow, and while
     a circle of short waits may still resolve itself."""
 
@@ -89,11 +88,11 @@ class _Maker:
     def graph(self) -> WaitGraph:
         nodes = {node.name: self._with_moves(node) for node in self._bare.values()}
         waiting = _waiting_for(nodes)
-        culprits = sorted(
-            self._culprits(nodes, waiting), key=lambda one: (SEVERITY.index(one.cause), -one.num_waiting, one.nodes)
+        root_causes = sorted(
+            self._root_causes(nodes, waiting), key=lambda one: (SEVERITY.index(one.cause), -one.num_waiting, one.nodes)
         )
         in_order = sorted(nodes.values(), key=lambda node: node.wait.since_s if node.wait else float("inf"))
-        return WaitGraph(nodes=tuple(in_order), culprits=tuple(culprits))
+        return WaitGraph(nodes=tuple(in_order), root_causes=tuple(root_causes))
 
     @cached_property
     def _bare(self) -> dict[str, WaitNode]:
@@ -126,7 +125,7 @@ class _Maker:
         if own:
             return own
         keeper = self._snapshot.keepers.get(wait.of, "")
-        if (keeper and wait.kind == "door") or (wait.kind in ("items", "room") and keeper in self._halted):
+        if (keeper and wait.kind == "server") or (wait.kind in ("items", "room") and keeper in self._halted):
             return [WaitNode(name=f"{keeper} keeps channel {wait.of}", process=keeper)]
         return []
 
@@ -146,7 +145,7 @@ class _Maker:
         wait = node.wait
         if wait is None:
             return node
-        if wait.processes or wait.kind in ("weights", "door"):
+        if wait.processes or wait.kind in ("weights", "server"):
             return replace(node, whose_move=tuple(beside.name for beside in self._besides(wait)))
         if wait.kind in ("items", "room"):
             return self._at_channel(node, wait)
@@ -219,13 +218,13 @@ class _Maker:
         stages = {stage.name for stage in self._snapshot.stages if stage.worker == group}
         return tuple(node.name for node in self._bare.values() if node.name.partition(" ")[2] in stages)
 
-    # -- culprits --------------------------------------------------------------------------------------------------
+    # -- root_causes --------------------------------------------------------------------------------------------------
 
-    def _culprits(self, nodes: Mapping[str, WaitNode], waiting: Mapping[str, set[str]]) -> Iterable[Culprit]:
+    def _root_causes(self, nodes: Mapping[str, WaitNode], waiting: Mapping[str, set[str]]) -> Iterable[RootCause]:
         for node in nodes.values():
             cause: Cause = self._cause(node)
             if not node.whose_move and (cause not in DOUBTFUL or (node.wait and self._is_settled(node.wait))):
-                yield Culprit(cause=cause, nodes=(node.name,), num_waiting=len(waiting[node.name]))
+                yield RootCause(cause=cause, nodes=(node.name,), num_waiting=len(waiting[node.name]))
         for circle in _circles(waiting):
             members = [nodes[name] for name in circle]
             if any(move not in circle for node in members for move in node.whose_move):
@@ -234,7 +233,7 @@ class _Maker:
                 are_collectives = all(node.wait and node.wait.kind.endswith("collective") for node in members)
                 cause = "mismatch" if are_collectives else "deadlock"
                 others = set().union(*(waiting[name] for name in circle)) - set(circle)
-                yield Culprit(cause=cause, nodes=circle, num_waiting=len(others))
+                yield RootCause(cause=cause, nodes=circle, num_waiting=len(others))
 
     def _cause(self, node: WaitNode) -> Cause:
         if node.process in self._halted:

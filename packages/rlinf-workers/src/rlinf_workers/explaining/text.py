@@ -1,4 +1,4 @@
-"""An explanation as one screen: the culprit and what to do first, then the graph, then the culprits' stacks."""
+"""An explanation as one screen: the root cause and what to do first, then the graph, then the root causes' stacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from rlinf_workers.control_characters import printable
 from rlinf_workers.explaining.explanation import Look, RunExplanation
-from rlinf_workers.explaining.graph import SETTLED_S, Cause, Culprit, WaitNode
+from rlinf_workers.explaining.graph import SETTLED_S, Cause, RootCause, WaitNode
 from rlinf_workers.explaining.stacks import Frame, Stacks, ThreadStack
 
 NUM_CULPRITS = 3
@@ -47,14 +47,14 @@ def explanation_text(explanation: RunExplanation, *, every: bool = False) -> str
     return "\n".join(printable(line) for line in lines)
 
 
-def culprit_line(explanation: RunExplanation) -> str:
-    """The gravest culprit in one line."""
+def root_cause_line(explanation: RunExplanation) -> str:
+    """The gravest root cause in one line."""
     snapshot = explanation.snapshot
-    for culprit in explanation.graph.culprits:
+    for root_cause in explanation.graph.root_causes:
         if _is_on_time(explanation):
             took_s = snapshot.taken_s - snapshot.began_s
-            return f"nobody: nothing is wrong after {took_s:.1f} s; {explanation.nodes[culprit.nodes[0]].name} works"
-        return _culprit_text(explanation, culprit)
+            return f"nobody: nothing is wrong after {took_s:.1f} s; {explanation.nodes[root_cause.nodes[0]].name} works"
+        return _root_cause_text(explanation, root_cause)
     if not snapshot.flow:
         return "no flow is running: the move is the driver's (a checkpoint, an evaluation's end, a start)"
     return "nobody: every wait is short, so it moves, or has stood still for seconds only; ask again"
@@ -62,21 +62,21 @@ def culprit_line(explanation: RunExplanation) -> str:
 
 def _is_on_time(explanation: RunExplanation) -> bool:
     """Whether somebody works, and the step has not taken long enough for that to be a reason to worry."""
-    snapshot, culprits = explanation.snapshot, explanation.graph.culprits
+    snapshot, root_causes = explanation.snapshot, explanation.graph.root_causes
     took_s, expected_s = snapshot.taken_s - snapshot.began_s, snapshot.expected_s or 0.0
-    return bool(culprits) and culprits[0].cause == "busy" and took_s < max(SETTLED_S, TIMES_EXPECTED * expected_s)
+    return bool(root_causes) and root_causes[0].cause == "busy" and took_s < max(SETTLED_S, TIMES_EXPECTED * expected_s)
 
 
 def graph_lines(explanation: RunExplanation, *, every: bool = False) -> Iterator[str]:
-    """The culprits, what to do, and who waits for what, the longest first."""
-    yield f"culprit: {culprit_line(explanation)}"
-    culprits = explanation.graph.culprits
-    for culprit in culprits[:1] if not _is_on_time(explanation) else ():
-        look = explanation.looks.get(explanation.processes_of(culprit)[0])
-        yield f"what to do: {WHAT_TO_DO[culprit.cause].format(pid=look.record.pid if look else '')}"
-    others = culprits[1:] if every else culprits[1:NUM_CULPRITS]
-    yield from (f"also: {_culprit_text(explanation, culprit)}" for culprit in others)
-    if left := len(culprits) - 1 - len(others):
+    """The root causes, what to do, and who waits for what, the longest first."""
+    yield f"root cause: {root_cause_line(explanation)}"
+    root_causes = explanation.graph.root_causes
+    for root_cause in root_causes[:1] if not _is_on_time(explanation) else ():
+        look = explanation.looks.get(explanation.processes_of(root_cause)[0])
+        yield f"what to do: {WHAT_TO_DO[root_cause.cause].format(pid=look.record.pid if look else '')}"
+    others = root_causes[1:] if every else root_causes[1:NUM_CULPRITS]
+    yield from (f"also: {_root_cause_text(explanation, root_cause)}" for root_cause in others)
+    if left := len(root_causes) - 1 - len(others):
         yield f"and {left} more"
     waiting = [node for node in explanation.graph.nodes if node.wait is not None]
     if waiting:
@@ -100,20 +100,22 @@ def _head(explanation: RunExplanation) -> Iterator[str]:
         yield f"flow {snapshot.flow!r}, step {snapshot.step} ({snapshot.phase}), under way for {took_s:.1f} s{expected}"
 
 
-def _culprit_text(explanation: RunExplanation, culprit: Culprit) -> str:
+def _root_cause_text(explanation: RunExplanation, root_cause: RootCause) -> str:
     behind = {0: "", 1: "; 1 other waits for it"}.get(
-        culprit.num_waiting, f"; {culprit.num_waiting} others wait for it"
+        root_cause.num_waiting, f"; {root_cause.num_waiting} others wait for it"
     )
-    nodes = [explanation.nodes[name] for name in culprit.nodes]
-    if culprit.cause == "deadlock":
+    nodes = [explanation.nodes[name] for name in root_cause.nodes]
+    if root_cause.cause == "deadlock":
         return f"deadlock: {', '.join(_waits_for(node) for node in nodes)}{behind}"
-    if culprit.cause == "mismatch":
+    if root_cause.cause == "mismatch":
         texts = (_waits_for(node) + (f", but {node.remark}" if len(nodes) == 1 else "") for node in nodes)
         return f"collectives that do not fit: {', '.join(texts)}{behind}"
-    if culprit.cause == "nobody left":
+    if root_cause.cause == "nobody left":
         return f"{_waits_for(nodes[0])}, and nobody is left who could end that{behind}"
     look = explanation.looks.get(nodes[0].process)
-    return f"{nodes[0].name}{_process_text(culprit.cause, nodes[0], look)}{_lease_text(explanation, nodes[0])}{behind}"
+    return (
+        f"{nodes[0].name}{_process_text(root_cause.cause, nodes[0], look)}{_lease_text(explanation, nodes[0])}{behind}"
+    )
 
 
 def _process_text(cause: Cause, node: WaitNode, look: Look | None) -> str:

@@ -29,9 +29,9 @@ from rlinf_comm.wire import (
     Connection,
     Deadline,
     Listener,
+    accept_handshake,
     job_secret,
     key_for,
-    meet,
     refusing,
     send_hello,
 )
@@ -281,7 +281,7 @@ class AgentLauncher(ServingLauncher):
     def _let_in(self, connection: Connection) -> None:
         deadline, own = Deadline(ARRIVAL_TIMEOUT_S), own_hello("launcher")
         try:
-            arrival = messages.decode_arrival(meet(connection, own, deadline).details).of
+            arrival = messages.decode_arrival(accept_handshake(connection, own, deadline).details).of
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DecodeError(f"{connection.who} does not say what it is: {error}") from error
         if isinstance(arrival, messages.AgentArrival):

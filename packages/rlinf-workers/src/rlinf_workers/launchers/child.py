@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_comm import DecodeError, PeerLost, pack, unpack
-from rlinf_comm.wire import FOREVER, Connection, meet, send_hello
+from rlinf_comm.wire import FOREVER, Connection, accept_handshake, send_hello
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launchers import messages
 from rlinf_workers.launchers.interpreter import own_hello
@@ -55,7 +55,7 @@ def _meet(connection: Connection) -> Birth:
     """Receives what to become; ends the process where it does not speak the driver's protocols."""
     own = own_hello("worker")
     try:
-        meet(connection, own, FOREVER)
+        accept_handshake(connection, own, FOREVER)
         send_hello(connection, own, FOREVER)
         return messages.decode_birth(connection.receive_bytes())
     except PeerLost:

@@ -79,7 +79,7 @@ class ClusterReport:
 
     def links(self) -> Links | None:
         """What the planner is told of the network: it has one rate and one latency for all nodes, so they are those of
-        the slowest way. A hand-over through a channel's door asks and is answered, so its latency is the round trip.
+        the slowest way. A hand-over through a channel's server asks and is answered, so its latency is the round trip.
         None: there is no way between nodes."""
         if not self.open_ways:
             return None

@@ -2,7 +2,7 @@
 
 A policy is a torch module. The job asks the class what it `needs` of an environment before any process starts; the
 rollout and the actor each make one from the same `PolicySettings`, the rollout calls `act`, the actor `evaluate` (in a
-warm start from demonstrations `imitate`), and the weights go from the second to the first. Neither knows which policy
+SFT warm-up from demonstrations `imitate`), and the weights go from the second to the first. Neither knows which policy
 it has.
 
 Legend: n rows, K actions of a chunk (answered at once, executed one after the other), A dimensions of an action, D

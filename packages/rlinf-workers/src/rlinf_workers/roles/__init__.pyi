@@ -41,16 +41,16 @@ from .language.actor import (
 from .language.actor import (
     ActorSettings as ActorSettings,
 )
-from .language.logprob_gap import (
-    LogprobGap as LogprobGap,
+from .language.logprob_mismatch import (
+    LogprobMismatch as LogprobMismatch,
 )
-from .language.logprob_gap import (
+from .language.logprob_mismatch import (
     WorstToken as WorstToken,
 )
-from .language.logprob_gap import (
-    gap_sums as gap_sums,
+from .language.logprob_mismatch import (
+    mismatch_sums as mismatch_sums,
 )
-from .language.logprob_gap import (
+from .language.logprob_mismatch import (
     worst_token as worst_token,
 )
 from .language.probe import probe_refusal as probe_refusal

@@ -26,8 +26,8 @@ from rlinf_workers.errors import RemoteError, WorkerLost, WorkersError
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launchers.base import Identity, Launcher, WorkerSpec
 from rlinf_workers.plugins import LAUNCHERS
-from rlinf_workers.testing.environments import second_environment
 from rlinf_workers.testing.toy_flow import Fault, Refusing, Scale
+from rlinf_workers.testing.venvs import second_venv
 
 Make = Callable[[], Launcher]
 L = TypeVar("L", bound=Launcher)
@@ -155,7 +155,7 @@ def check_a_failed_constructor(make: Make, folder: Path) -> None:
 def check_another_environment(make: Make, folder: Path) -> None:
     """A worker runs in the environment that its spec names, finds the modules of the user's own, and is watched as
     others are. One that speaks another protocol is not started, and both versions are told."""
-    python = second_environment(folder / "environment")
+    python = second_venv(folder / "environment")
     (folder / "modules").mkdir()
     (folder / "modules" / "users_own.py").write_text(_USERS_OWN)
     sys.path.append(str(folder / "modules"))
@@ -174,7 +174,7 @@ def check_another_environment(make: Make, folder: Path) -> None:
         sys.path.remove(str(folder / "modules"))
         sys.modules.pop("users_own", None)
     other = protocol.PROTOCOL + 1
-    python = second_environment(folder / "other", protocol=other)
+    python = second_venv(folder / "other", protocol=other)
     with launched(make) as launcher:
         start(launcher, folder, python=python)
         _loss(launcher, python, sys.executable, f"rlinf-workers: {other} against {protocol.PROTOCOL}")
@@ -231,7 +231,7 @@ def check_a_killed_driver(
 
 _USERS_OWN = """
 import sys
-from rlinf_workers.testing.environments import second_environment
+from rlinf_workers.testing.venvs import second_venv
 from rlinf_workers.testing.toy_flow import Fault
 
 class Prefixed(Fault):

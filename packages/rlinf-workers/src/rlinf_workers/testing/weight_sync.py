@@ -32,7 +32,7 @@ from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.testing.launchers import launched, start
-from rlinf_workers.weight_sync.base import Settle, WeightPort, WeightSender, WeightSync
+from rlinf_workers.weight_sync.base import FinishReads, WeightPort, WeightSender, WeightSync
 from rlinf_workers.worker import Worker
 
 MakeWeightSync = Callable[..., WeightSync]
@@ -141,13 +141,13 @@ class _Edge:
     server: WorkerGroup
     lasting: list[dict[str, Tensor]] = field(default_factory=list)
     """The senders' own tensors, for versions that may be read where they lie."""
-    settles: list[Settle] = field(default_factory=list)
+    unfinished_reads: list[FinishReads] = field(default_factory=list)
 
     def publish(self, version: int, ranks: Sequence[int] = (0, 1)) -> None:
         for rank, tensors in enumerate(parts_of(_whole(version), self.source)):
-            settle = self.senders[rank].publish(tensors, version) if rank in ranks else None
-            if settle is not None:
-                settle()
+            finish_reads = self.senders[rank].publish(tensors, version) if rank in ranks else None
+            if finish_reads is not None:
+                finish_reads()
             for tensor in tensors.values():
                 tensor.zero_()  # who trains goes on
 
@@ -160,14 +160,14 @@ class _Edge:
         for sender, tensors, part in zip(self.senders, self.lasting, parts, strict=True):
             for name, tensor in part.items():
                 tensors[name].copy_(tensor)
-            settle = sender.publish(tensors, version)
-            if settle is not None:
-                self.settles.append(settle)
+            finish_reads = sender.publish(tensors, version)
+            if finish_reads is not None:
+                self.unfinished_reads.append(finish_reads)
 
     def before_change(self) -> None:
-        for settle in self.settles:
-            settle()
-        self.settles.clear()
+        for finish_reads in self.unfinished_reads:
+            finish_reads()
+        self.unfinished_reads.clear()
 
     def check_arrives(self, version: int) -> None:
         (parts,) = self.server.call("receive", version, START_S)

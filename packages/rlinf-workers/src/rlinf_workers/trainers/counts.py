@@ -16,8 +16,8 @@ from rlinf_sched.derive import (
     launch_s,
     proportional,
     ring_bytes_per_s,
+    sft_warm_up_bytes,
     update_bytes,
-    warm_start_bytes,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def whole_copy_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankM
         weights=copy,
         gradients=-(-job.num_shards // num_ranks) * copy,
         optimizer=NUM_MOMENTS * copy,
-        activations=max(update_bytes(model, job), warm_start_bytes(model, job)),
+        activations=max(update_bytes(model, job), sft_warm_up_bytes(model, job)),
         step=copy // job.num_models if job.on_gpu else 2 * largest_tensor_bytes(model, job),
         host_copy=-(-(1 + NUM_MOMENTS) * copy // num_ranks),
     )

@@ -35,7 +35,7 @@ class TrainingWorker(Worker):
 
     @property
     def policy_version(self) -> int:
-        """Optimizer steps taken, those of a warm start included."""
+        """Optimizer steps taken, those of an SFT warm-up included."""
         return self._version
 
     def _step(self, divisor: float) -> float:

@@ -22,7 +22,7 @@ from rlinf_comm.weights import ReshardPlan
 
 Check = Callable[[], object]
 """Finds out whether the tensors of a receiver hold what was published; raises WeightMismatchError when they do not."""
-Settle = Callable[[], object]
+FinishReads = Callable[[], object]
 """Ends the use of a trainer's tensors that were published where they lie."""
 
 
@@ -48,7 +48,7 @@ class WeightPort:
 class WeightSender(Protocol):
     """A trainer rank's end."""
 
-    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> Settle | None:
+    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> FinishReads | None:
         """Hands out this rank's share of a version, larger than any before. It may wait for receivers that have not
         taken an older version, but never for the one that it publishes: who trains may share its devices with who
         serves.

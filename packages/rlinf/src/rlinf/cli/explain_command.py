@@ -28,10 +28,10 @@ LOOK_S = 25.0
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "explain",
-        help="why a run stands still: who waits for whom, and what the culprit does",
-        description="Looks at a run that is under way: who waits for what, since when and whose move it is, then the "
-        "stack, memory and last log lines of the culprit. The run goes on meanwhile. Of a run that has ended it says "
-        "how. docs/explain.md goes through the output.",
+        help="diagnose a hang: which process waits for which, and what the root cause does",
+        description="Diagnoses a run that is under way: which process waits for which and since when, then the stack, "
+        "memory and last log lines of the root cause. The run goes on meanwhile. Of a run that has ended it says how "
+        "it ended. docs/explain.md goes through the output.",
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--all", action="store_true", help="every wait, and the stacks of every process")
@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if silent_s > STALE_S:
         print(
-            f"culprit: driver (process {driver.pid}) has written nothing for {silent_s:.0f} s: it hangs or is stopped; "
-            "its stack is below, and what else is said is as old as that"
+            f"root cause: driver (process {driver.pid}) has written nothing for {silent_s:.0f} s: it hangs or is "
+            "stopped; its stack is below, and all else below is as old as that"
         )
     if driver.host != platform.node():
         print(f"the run is on {driver.host}: call rlinf explain there, which sees its processes")

@@ -22,7 +22,6 @@ from rlinf.cli import (
     completion_command,
     config_command,
     doctor_command,
-    env_command,
     eval_command,
     explain_command,
     export_command,
@@ -32,6 +31,7 @@ from rlinf.cli import (
     report_command,
     summary,
     train,
+    venv_command,
 )
 from rlinf.cli.address_space import address_space_hint
 from rlinf.config.annotations import annotation_at
@@ -53,7 +53,7 @@ COMMANDS = (
     report_command,
     explain_command,
     summary,
-    env_command,
+    venv_command,
     doctor_command,
     completion_command,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
-from rlinf.config.environments import ENVIRONMENTS, Python, environment_conflicts
+from rlinf.config.venvs import VENVS, Python, venv_conflicts
 from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.trainers import TrainerSpec
 
@@ -250,7 +250,7 @@ class JobConfig(Section):
     )
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="The devices of the run.")
     plan: PlanConfig = Field(default=PlanConfig(), description="Placement choices by hand.")
-    environments: dict[str, Python] = Field(default={}, description=ENVIRONMENTS)
+    venvs: dict[str, Python] = Field(default={}, description=VENVS)
     run: RunConfig = Field(description="Length of the run, and what it writes down when.")
 
     @property
@@ -284,7 +284,7 @@ class JobConfig(Section):
                         "mode=auto chooses it; choose by hand under another mode, for example mode=hybrid",
                     )
         yield from self._replica_conflicts()
-        yield from environment_conflicts(self.environments, self.roles)
+        yield from venv_conflicts(self.venvs, self.roles)
         if self.cluster.num_devices != "auto":
             yield from self.placement_conflicts(self.cluster.num_devices)
 

@@ -106,9 +106,9 @@ def check_devices(config: JobConfig, machine: Machine) -> int:
     return num_devices
 
 
-def settle(config: Job, num_devices: int) -> Job:
+def resolve_for_devices(config: Job, num_devices: int) -> Job:
     """The config with what it leaves to the devices."""
-    return job_spec(config).settle(config, num_devices)
+    return job_spec(config).resolve_for_devices(config, num_devices)
 
 
 def _machine(machine: Machine, kind: DeviceKind) -> str:

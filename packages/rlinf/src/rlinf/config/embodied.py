@@ -195,18 +195,18 @@ class DemonstrationsConfig(Section):
     def conflicts(self) -> Iterator[Conflict]:
         if self.source == EXPERTS and self.path is not None:
             yield Conflict(
-                keys=("warm_start.path", "warm_start.source"),
-                text=f"={self.path} is not used: warm_start.source=experts records its demonstrations; leave it out",
+                keys=("sft_warm_up.path", "sft_warm_up.source"),
+                text=f"={self.path} is not used: sft_warm_up.source=experts records its demonstrations; leave it out",
             )
         if self.source != EXPERTS and self.path is None:
             yield Conflict(
-                keys=("warm_start.path", "warm_start.source"),
-                text=f" is not given, and warm_start.source={self.source} reads files; say where they are",
+                keys=("sft_warm_up.path", "sft_warm_up.source"),
+                text=f" is not given, and sft_warm_up.source={self.source} reads files; say where they are",
             )
         if self.source == EXPERTS and self.rename:
             yield Conflict(
-                keys=("warm_start.rename", "warm_start.source"),
-                text="is not used: warm_start.source=experts has the environment's own fields; leave it out",
+                keys=("sft_warm_up.rename", "sft_warm_up.source"),
+                text="is not used: sft_warm_up.source=experts has the environment's own fields; leave it out",
             )
 
 
@@ -240,7 +240,7 @@ class EmbodiedConfig(JobConfig):
     job: Literal["embodied"] = Field(description="Which training program runs.")
     env: EnvConfig = Field(description="The environments.")
     policy: PolicyConfig = Field(default=PolicyConfig(), description="The network.")
-    warm_start: DemonstrationsConfig | None = Field(
+    sft_warm_up: DemonstrationsConfig | None = Field(
         default=None, description="Supervised training on demonstrations before the first step; null for none."
     )
     algorithm: EpisodesAlgorithm = Field(
@@ -294,8 +294,8 @@ class EmbodiedConfig(JobConfig):
             yield Conflict(keys=keys, text=text)
         if not self.algorithm.has_critic:
             yield from self._group_conflicts()
-        if self.warm_start is not None:
-            yield from self._warm_start_conflicts(self.warm_start)
+        if self.sft_warm_up is not None:
+            yield from self._sft_warm_up_conflicts(self.sft_warm_up)
         last = self.env.eval_seed + self.env.num_eval_episodes
         if last > EVAL_SEED_LIMIT:
             yield Conflict(
@@ -306,17 +306,17 @@ class EmbodiedConfig(JobConfig):
         yield from self._cut_conflicts(self.actor)
         yield from self._shard_conflicts(self.actor.num_shards)
 
-    def _warm_start_conflicts(self, warm_start: DemonstrationsConfig) -> Iterator[Conflict]:
+    def _sft_warm_up_conflicts(self, sft_warm_up: DemonstrationsConfig) -> Iterator[Conflict]:
         shards = ("actor.num_shards", self.actor.num_shards)
-        yield from not_multiple("warm_start.batch_size", warm_start.batch_size, *shards)
+        yield from not_multiple("sft_warm_up.batch_size", sft_warm_up.batch_size, *shards)
         fitting = sources(self.env.spec)
-        if warm_start.source in fitting:
+        if sft_warm_up.source in fitting:
             return
-        kinds = " or ".join(kinds_with(warm_start.source))
+        kinds = " or ".join(kinds_with(sft_warm_up.source))
         goes = f"goes with env.kind={kinds}, and this one is" if kinds else "is no source of demonstrations of env.kind"
         yield Conflict(
-            keys=("warm_start.source", "env.kind"),
-            text=f"={warm_start.source} {goes} {self.env.kind}; use {' or '.join(fitting)}",
+            keys=("sft_warm_up.source", "env.kind"),
+            text=f"={sft_warm_up.source} {goes} {self.env.kind}; use {' or '.join(fitting)}",
         )
 
     def minibatch_conflict(self, chunk_size: int = 1) -> str | None:

@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, Field
 from rlinf.config.base import Conflict, InputPath, Section, Seed
 from rlinf.config.common import MIN_P, STOP, TOP_K, TOP_P, ClusterConfig, Strings
 from rlinf.config.engine import EngineConfig
-from rlinf.config.environments import ENVIRONMENTS, Python, environment_conflicts
 from rlinf.config.rewards import MAX_JUDGE_FAILURES
 from rlinf.config.tasks import chat_conflicts, template_conflicts
+from rlinf.config.venvs import VENVS, Python, venv_conflicts
 
 RESUMABLE = ("cluster", "max_batch_sequences", "max_judge_failures", "worker_timeout_s", "timeout_s")
 """Keys that may change when an evaluation is resumed: they move no number."""
@@ -115,7 +115,7 @@ class EvalConfig(EngineConfig):
         default=86400.0, gt=0, description="A benchmark that takes longer is given up; --resume goes on with it."
     )
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="The devices; all are used.")
-    environments: dict[str, Python] = Field(default={}, description=ENVIRONMENTS)
+    venvs: dict[str, Python] = Field(default={}, description=VENVS)
 
     @property
     def samples_per_problem(self) -> int:
@@ -125,7 +125,7 @@ class EvalConfig(EngineConfig):
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
         yield from self.length_conflicts((self.max_prompt_tokens or 1) + self.max_new_tokens, "a sequence")
-        yield from environment_conflicts(self.environments, ("rollout", "reward"))
+        yield from venv_conflicts(self.venvs, ("rollout", "reward"))
         if self.num_samples is not None and max(self.k) > self.num_samples:
             yield Conflict(
                 keys=("k", "num_samples"),

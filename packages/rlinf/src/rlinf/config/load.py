@@ -25,7 +25,7 @@ from rlinf.config.yaml_source import Tree, describe, dump, read_file
 from rlinf.errors import UserError
 from rlinf.jobs.plugins import job_spec, named_job
 
-RESUMABLE = ("run", "mode", "plan", "cluster", "environments")
+RESUMABLE = ("run", "mode", "plan", "cluster", "venvs")
 """What may change when a run is resumed, beside what its job's spec says: its length, where it runs, on which no number
 depends, and the environments of its roles."""
 
@@ -108,7 +108,7 @@ def _trained(folder: Path) -> Tree:
             hint=f"a language model answers problems: rlinf eval NAME=FILE --model {folder}",
         )
     values = {key: stored.values[key] for key in FROM_RUN if key in stored.values}
-    values["environments"] = {role: python for role, python in values.get("environments", {}).items() if role in ROLES}
+    values["venvs"] = {role: python for role, python in values.get("venvs", {}).items() if role in ROLES}
     return Tree(values=values, places=stored.places, notes=stored.notes)
 
 

@@ -1,4 +1,4 @@
-"""Overrides on the command line: `--actor.learning_rate 1e-4`, `--run.num_steps=50`, `--warm_start null`."""
+"""Overrides on the command line: `--actor.learning_rate 1e-4`, `--run.num_steps=50`, `--sft_warm_up null`."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from pydantic import Field
 from rlinf.config.base import Conflict, Section, Seed
 from rlinf.config.common import ClusterConfig
 from rlinf.config.embodied import EnvConfig, PolicyConfig
-from rlinf.config.environments import ENVIRONMENTS, Python, environment_conflicts
+from rlinf.config.venvs import VENVS, Python, venv_conflicts
 
 ROLES = ("env", "policy")
 """Those of a run's roles that act."""
-FROM_RUN = ("name", "seed", "env", "policy", "environments")
+FROM_RUN = ("name", "seed", "env", "policy", "venvs")
 """Keys of a run's config that are taken over."""
 
 
@@ -26,8 +26,8 @@ class TrainedConfig(Section):
     env: EnvConfig = Field(description="The environments.")
     policy: PolicyConfig = Field(default=PolicyConfig(), description="The network.")
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="The devices.")
-    environments: dict[str, Python] = Field(default={}, description=ENVIRONMENTS)
+    venvs: dict[str, Python] = Field(default={}, description=VENVS)
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
-        yield from environment_conflicts(self.environments, ROLES)
+        yield from venv_conflicts(self.venvs, ROLES)

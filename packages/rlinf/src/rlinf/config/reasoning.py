@@ -69,7 +69,7 @@ class ModelConfig(Section):
             )
 
 
-class WarmStartConfig(Section):
+class SftWarmUpConfig(Section):
     """Supervised training before the first step, so that a new model is right often enough to learn from rewards."""
 
     target_accuracy: float = Field(
@@ -87,7 +87,7 @@ class WarmStartConfig(Section):
     check_every: int = Field(default=20, ge=1, description="Optimizer steps between two looks at the accuracy.")
     reuse: bool = Field(
         default=True,
-        description="Take the warm start that an earlier run made, where all that decides it is the same to the bit; "
+        description="Take the SFT warm-up that an earlier run made, where all that decides it is the same to the bit; "
         "false: make it anew.",
     )
 
@@ -222,7 +222,7 @@ class ActorConfig(TrainerConfig):
     )
 
     @property
-    def settled_shards(self) -> int:
+    def resolved_shards(self) -> int:
         """`num_shards` as a number."""
         assert self.num_shards != "auto", "jobs.prepare settles it (rlinf.config.devices.settle)"
         return self.num_shards
@@ -246,7 +246,7 @@ class ReasoningConfig(JobConfig):
     job: Literal["reasoning"] = Field(description="Which training program runs.")
     task: TaskConfig = Field(description="Where problems and answers come from.")
     model: ModelConfig = Field(description="The model to train.")
-    warm_start: WarmStartConfig | None = Field(
+    sft_warm_up: SftWarmUpConfig | None = Field(
         default=None, description="Supervised training before the first step; null for none."
     )
     algorithm: CompletionsAlgorithm = Field(default=preset("grpo"), description="The learning algorithm.")
@@ -343,12 +343,12 @@ class ReasoningConfig(JobConfig):
         """An adapter belongs to a model that has a folder and stays as it is."""
         if self.actor.lora is None:
             return
-        if self.warm_start is not None:
+        if self.sft_warm_up is not None:
             yield Conflict(
-                keys=("warm_start", "actor.lora"),
+                keys=("sft_warm_up", "actor.lora"),
                 text=" cannot go before actor.lora: it would train the adapter, and the reference is the model without "
                 "it; train without actor.lora first and give the model of its checkpoint with --model.path, "
-                "--warm_start null",
+                "--sft_warm_up null",
             )
         if self.model.path is None:
             yield Conflict(
@@ -510,6 +510,6 @@ class ReasoningConfig(JobConfig):
                 keys=("algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"),
                 text=f"={buffer} is more than rollout.max_new_tokens={limit}; use at most {limit}",
             )
-        if self.warm_start and self.actor.num_shards != "auto":
-            size = self.warm_start.batch_size
-            yield from not_multiple("warm_start.batch_size", size, "actor.num_shards", self.actor.num_shards)
+        if self.sft_warm_up and self.actor.num_shards != "auto":
+            size = self.sft_warm_up.batch_size
+            yield from not_multiple("sft_warm_up.batch_size", size, "actor.num_shards", self.actor.num_shards)

@@ -11,9 +11,9 @@ from rlinf.config.common import ClusterConfig, JobConfig
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.inputs import check_model_folder, download_hint
 from rlinf.config.playing import TrainedConfig
-from rlinf.environments import python_of
 from rlinf.errors import UserError
 from rlinf.jobs.plugins import job_spec
+from rlinf.venvs import python_of
 from rlinf_algos import AlgosError, Registry
 from rlinf_workers.plugins import ENGINES, LAUNCHERS, POLICIES, WEIGHT_SYNCS
 
@@ -28,7 +28,7 @@ def check_references(config: JobConfig) -> None:
     """Raises: UserError for a name that nothing is known by, and for a file or folder that is not there."""
     for registry, name, at in _names(config):
         refused(registry.locate, name, at)
-    _check_environments(config.environments)
+    _check_venvs(config.venvs)
     if config.plan.profile is not None:
         check_file(config.plan.profile, "plan.profile", "rlinf profile RECIPE writes such a file")
     job_spec(config).check_references(config)
@@ -36,7 +36,7 @@ def check_references(config: JobConfig) -> None:
 
 def check_eval_references(config: EvalConfig) -> None:
     """As `check_references`, of an evaluation."""
-    _check_processes(config.cluster, config.environments)
+    _check_processes(config.cluster, config.venvs)
     refused(ENGINES.locate, config.engine, f"engine={config.engine}")
     for name, benchmark in config.benchmarks.items():
         if benchmark.reward is not None and ":" in benchmark.reward:
@@ -49,7 +49,7 @@ def check_eval_references(config: EvalConfig) -> None:
 
 def check_trained_references(config: TrainedConfig) -> None:
     """As `check_references`, of what a trained policy acts with."""
-    _check_processes(config.cluster, config.environments)
+    _check_processes(config.cluster, config.venvs)
     refused(POLICIES.locate, config.policy.name, "policy.name")
 
 
@@ -65,18 +65,18 @@ def _cluster_names(cluster: ClusterConfig) -> Iterator[tuple[Registry[Any], str,
         yield WEIGHT_SYNCS, cluster.weight_sync, "cluster.weight_sync"
 
 
-def _check_processes(cluster: ClusterConfig, environments: Mapping[str, str]) -> None:
+def _check_processes(cluster: ClusterConfig, venvs: Mapping[str, str]) -> None:
     for registry, name, at in _cluster_names(cluster):
         refused(registry.locate, name, at)
-    _check_environments(environments)
+    _check_venvs(venvs)
 
 
-def _check_environments(environments: Mapping[str, str]) -> None:
-    for role, python in environments.items():
+def _check_venvs(venvs: Mapping[str, str]) -> None:
+    for role, python in venvs.items():
         try:
             python_of(python)
         except UserError as error:
-            raise UserError(f"environments.{role}: {error.message}", hint=error.hint) from error
+            raise UserError(f"venvs.{role}: {error.message}", hint=error.hint) from error
 
 
 def refused(check: Callable[[str], None], name: str, at: str) -> None:

@@ -20,6 +20,8 @@ RENAMED = {
     "cluster.weight_link_options": "cluster.weight_sync_options",
     "rollout.sglang": "rollout.engine_options",
     "sglang": "engine_options",
+    "warm_start": "sft_warm_up",
+    "environments": "venvs",
 }
 """Old dotted key -> new one; the key of a section renames all keys below it."""
 

@@ -11,7 +11,7 @@ from rlinf.config.base import Conflict, InputPath, Section
 from rlinf.config.embodied import EVAL_SEED_LIMIT
 from rlinf.config.playing import TrainedConfig
 
-RESUMABLE = ("cluster", "environments")
+RESUMABLE = ("cluster", "venvs")
 """Keys that may change when an evaluation is resumed: they move no number."""
 SEEN = "seen"
 """The variant that every suite has: as in training, with the seeds of evaluations."""

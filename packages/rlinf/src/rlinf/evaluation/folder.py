@@ -65,9 +65,9 @@ class EvalFolder:
         self._manifest.begin_session(command)
         self._manifest.note(*self._lock.notes)
 
-    def environments(self, values: Mapping[str, Any]) -> None:
+    def venvs(self, values: Mapping[str, Any]) -> None:
         """Records which environments of their own the roles have in this session."""
-        self._manifest.session("environments", values)
+        self._manifest.session("venvs", values)
 
     def note(self, *texts: str) -> None:
         """Records what a reader must know."""

@@ -30,9 +30,9 @@ from rlinf.jobs.generation import PromptMaker, check_engine, check_installed, en
 from rlinf.jobs.models import check_architecture, engine_ways
 from rlinf.planning.cluster import make_cluster
 from rlinf.processes.environment import as_in_workers
-from rlinf.processes.environments import describe_environments, examine_environments
 from rlinf.processes.executor import check_plugins, make_executor, run_failed
 from rlinf.processes.machines import machine_of
+from rlinf.processes.venvs import describe_venvs, examine_venvs
 from rlinf.tasks import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched import Cluster, ProfileError, plan_for_mode
@@ -57,7 +57,7 @@ class EvalRun:
     cluster: Cluster
     notes: list[str]
     """What a reader of the scores must know."""
-    environments: dict[str, Interpreter]
+    venvs: dict[str, Interpreter]
     """Role -> the interpreter of its own environment."""
 
     def run(self, path: Path, *, resume: bool, command: Sequence[str], progress: EvalProgress) -> list[BenchmarkScores]:
@@ -104,11 +104,11 @@ class EvalRun:
         if not todo:
             return
         logs, timeout_s = folder.path / "logs", config.worker_timeout_s
-        if self.environments:
-            folder.environments(describe_environments(self.environments))
+        if self.venvs:
+            folder.venvs(describe_venvs(self.venvs))
         progress.message(f"model {self.model.folder} on {self.cluster.describe()}")
         groups = {"rollout": "rollout"} | {_reward_group(one): "reward" for one, _ in todo}
-        pythons = {group: self.environments[role].path for group, role in groups.items() if role in self.environments}
+        pythons = {group: self.venvs[role].path for group, role in groups.items() if role in self.venvs}
         options = {"log_folder": logs, "worker_timeout_s": timeout_s, "pythons": pythons}
         with make_executor(config.cluster, self.cluster, **options) as executor:
             try:
@@ -235,8 +235,8 @@ def prepare(config: EvalConfig) -> EvalRun:
     """
     check_plugins(config.cluster)
     cluster = make_cluster(config.cluster, machine_of(config.cluster))
-    environments = examine_environments(config.environments)
-    check_installed(config, environments.get("rollout"))
+    venvs = examine_venvs(config.venvs)
+    check_installed(config, venvs.get("rollout"))
     check_engine(config)
     model = load_model(config.model)
     if is_adapter(model.folder) and not config.engine_spec.serves_adapters:
@@ -256,9 +256,7 @@ def prepare(config: EvalConfig) -> EvalRun:
         notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")
     notes += model.notes
     notes += [note for benchmark in benchmarks.sets for note in benchmark.notes]
-    return EvalRun(
-        config=config, model=model, benchmarks=benchmarks, cluster=cluster, notes=notes, environments=environments
-    )
+    return EvalRun(config=config, model=model, benchmarks=benchmarks, cluster=cluster, notes=notes, venvs=venvs)
 
 
 def _reward_group(benchmark: Benchmark) -> str:

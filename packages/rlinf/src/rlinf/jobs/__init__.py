@@ -28,22 +28,22 @@ def prepare(config: JobConfig, machine: Machine | None = None) -> Job:
     from rlinf.run_folder.wandb_sink import check_wandb
 
     check_wandb(config.run.wandb)
-    from rlinf.config.devices import check_devices, settle
+    from rlinf.config.devices import check_devices, resolve_for_devices
     from rlinf.jobs.plugins import job_spec
     from rlinf.planning.plans import make_plans
     from rlinf.processes.environment import as_in_workers
-    from rlinf.processes.environments import examine_environments
     from rlinf.processes.executor import check_plugins
     from rlinf.processes.machines import machine_of
+    from rlinf.processes.venvs import examine_venvs
 
     check_plugins(config.cluster)
-    environments = examine_environments(config.environments)
+    venvs = examine_venvs(config.venvs)
     machine = machine or machine_of(config.cluster)
-    config = settle(config, check_devices(config, machine))
+    config = resolve_for_devices(config, check_devices(config, machine))
     with as_in_workers(config.cluster):
-        job, folder = job_spec(config).make(config, machine, environments), Path("not-made-yet")
+        job, folder = job_spec(config).make(config, machine, venvs), Path("not-made-yet")
     _check_stop(job)
-    job.environments = environments
+    job.venvs = venvs
     job.inputs = {**job.inputs, **code_fingerprints(job.config.model_dump(mode="json"))}
     job.check_environments()
     make_plans(job, job.build(folder), folder)

@@ -90,7 +90,7 @@ class Arithmetic:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Agreement:
+class MismatchVerdict:
     """The verdict on the tokens of a step."""
 
     agrees: bool
@@ -132,17 +132,17 @@ class Agreement:
         return {**asdict(self), "summary": self.summary, "suspects": list(self.suspects)}
 
 
-def judge(arithmetic: Arithmetic, *, kl: float, p999: float, largest: float) -> Agreement:
+def judge(arithmetic: Arithmetic, *, kl: float, p999: float, largest: float) -> MismatchVerdict:
     """The verdict on a step. What is not a number agrees with nothing."""
     agrees = kl <= arithmetic.kl_bound
     if 0 < arithmetic.rerouted_share <= RARE:
         agrees = agrees or p999 <= TAIL * arithmetic.rms_bound
-    return Agreement(
+    return MismatchVerdict(
         agrees=agrees, kl=kl, kl_bound=arithmetic.kl_bound, p999=p999, largest=largest, arithmetic=arithmetic
     )
 
 
-def judge_step(arithmetic: Arithmetic, metrics: Mapping[str, float]) -> Agreement | None:
+def judge_step(arithmetic: Arithmetic, metrics: Mapping[str, float]) -> MismatchVerdict | None:
     """The verdict on a training step by its metrics; None: it trained on no token."""
     kl = metrics.get("rollout/logprob_gap_kl")
     if kl is None:

@@ -14,7 +14,7 @@ from rlinf_workers import Flow, FlowRun
 from rlinf_workers.launchers import Interpreter
 
 if TYPE_CHECKING:
-    from rlinf.jobs.agreement import Agreement
+    from rlinf.jobs.agreement import MismatchVerdict
     from rlinf.loop.session import Session
 
 
@@ -65,7 +65,7 @@ class Job:
     """Fall-backs in effect, for the manifest."""
     inputs: Mapping[str, str] = MappingProxyType({})
     """Config key and path of what the run reads -> its fingerprint; a resumed run compares them."""
-    environments: Mapping[str, Interpreter] = MappingProxyType({})
+    venvs: Mapping[str, Interpreter] = MappingProxyType({})
     """Role -> the interpreter that its workers run under, where it has an environment of its own."""
     stops_on_mismatch = False
     """A run ends where those who sample and those who train disagree."""
@@ -78,7 +78,7 @@ class Job:
     @property
     def pythons(self) -> dict[str, str]:
         """Worker group -> path of that interpreter."""
-        return {role: interpreter.path for role, interpreter in self.environments.items()}
+        return {role: interpreter.path for role, interpreter in self.venvs.items()}
 
     def chunks(self, plan: Plan) -> Mapping[str, int]:
         """Stage -> granularity where the user has not chosen and the mode's rule is not the best for this job."""
@@ -107,7 +107,7 @@ class Job:
         """Writes what the workers load from the run's folder."""
 
     def prepare(self, session: Session) -> None:
-        """Runs once in a run's life, before the first step: a warm start, say."""
+        """Runs once in a run's life, before the first step: an SFT warm-up, say."""
 
     def save(self, checkpoint: Path) -> None:
         """Writes what the job itself needs to go on into the folder of a checkpoint."""
@@ -129,7 +129,7 @@ class Job:
     def trained(self, run: FlowRun) -> None:
         """Runs after each training step, with what its flow gave."""
 
-    def agreement(self, metrics: Mapping[str, float]) -> Agreement | None:
+    def agreement(self, metrics: Mapping[str, float]) -> MismatchVerdict | None:
         """Whether those who sample and those who train agree, by the metrics of a training step; None: nothing is known
         of it."""
         return None

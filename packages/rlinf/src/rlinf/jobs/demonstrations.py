@@ -1,7 +1,7 @@
-"""The warm start of an embodied run: supervised training on demonstrations, before the first step.
+"""The SFT warm-up of an embodied run: supervised training on demonstrations, before the first step.
 
 Files are opened, and their first episode is compared with what the environment shows and the policy reads, before any
-process starts; the others when the warm start reads them. Experts are recorded by the env workers, in whose Python
+process starts; the others when the SFT warm-up reads them. Experts are recorded by the env workers, in whose Python
 environment the simulator is. The batches are a function of the seed and the demonstrations alone.
 """
 
@@ -45,8 +45,8 @@ SEED_STREAM = 1 << 40
 """Draws the experts' first seed; training steps, whose numbers stand in its place, do not come so far."""
 
 
-class WarmStart:
-    """The warm start of one run.
+class SftWarmUp:
+    """The SFT warm-up of one run.
 
     Raises: UserError where files are missing, hold something else, or do not go with environment and policy.
     """
@@ -59,7 +59,7 @@ class WarmStart:
         self._files: DemonstrationFiles | None = None
         self._flow: Flow | None = None
         if settings.path is not None:
-            self._open(f"warm_start.path={settings.path}", settings.path, config.env)
+            self._open(f"sft_warm_up.path={settings.path}", settings.path, config.env)
 
     def _open(self, at: str, path: Path, env: EnvConfig) -> None:
         settings = self._settings
@@ -72,8 +72,8 @@ class WarmStart:
             raise UserError(f"{at}: {error}") from error
         if len(files) < settings.num_episodes:
             raise UserError(
-                f"{at}: it has {len(files)} successful episodes, and warm_start.num_episodes={settings.num_episodes}",
-                hint=f"use --warm_start.num_episodes {len(files)}",
+                f"{at}: it has {len(files)} successful episodes, and sft_warm_up.num_episodes={settings.num_episodes}",
+                hint=f"use --sft_warm_up.num_episodes {len(files)}",
             )
         if not files.are_of(env.id, env.options):
             tasks = f" with env.options.tasks={env.options['tasks']}" if env.options.get("tasks") else ""
@@ -94,7 +94,7 @@ class WarmStart:
     def _episode(self, number: int) -> Demonstration:
         """A successful episode of the files. Raises: UserError where it is not what environment and policy take."""
         assert self._files is not None, "there are no files"
-        at = f"warm_start.path={self._settings.path}, successful episode {number}"
+        at = f"sft_warm_up.path={self._settings.path}, successful episode {number}"
         try:
             demo = self._files[number]
         except EnvError as error:
@@ -112,7 +112,7 @@ class WarmStart:
 
     def flow_of(self, train: Flow) -> Flow:
         """The stage does not say that it trains: nobody takes weights between its runs, and `run` hands them over."""
-        self._flow = Flow("warm-start").workers_of(train, "actor")
+        self._flow = Flow("sft-warm-up").workers_of(train, "actor")
         return self._flow.stage("actor", EmbodiedActor.imitate, reads="demonstrated", dispatch="key", ordered=True)
 
     def run(self, session: Session) -> None:
@@ -121,12 +121,12 @@ class WarmStart:
         num_episodes = self._settings.num_episodes
         demos = self._recorded(session) if self._files is None else [self._episode(n) for n in range(num_episodes)]
         chunks = Chunks.of(demos, self._needs, self._interface.actions)
-        session.note(f"warm start: {_counted(demos)}, {len(chunks.actions)} chunks")
+        session.note(f"SFT warm-up: {_counted(demos)}, {len(chunks.actions)} chunks")
         for first in range(0, self._settings.num_steps, STEPS_AT_ONCE):
             steps = range(first, min(first + STEPS_AT_ONCE, self._settings.num_steps))
             feeds = {"demonstrated": [batch for step in steps for batch in self._batches(chunks, step)]}
             flow_run = session.run_flow(self._flow, step=0, feeds=feeds)
-            session.message(f"warm start {steps.stop}: loss {flow_run.metrics['warm_start/loss']:.3f}")
+            session.message(f"SFT warm-up {steps.stop}: loss {flow_run.metrics['sft_warm_up/loss']:.3f}")
         session.sync_weights()
 
     def _recorded(self, session: Session) -> list[Demonstration]:
@@ -146,13 +146,13 @@ class WarmStart:
             demos += [demo] if demo.success else []
             if failures[demo.task] == MAX_FAILURES:
                 raise UserError(
-                    f"warm_start.source=experts: the expert of {demo.task} failed {MAX_FAILURES} times in a row",
+                    f"sft_warm_up.source=experts: the expert of {demo.task} failed {MAX_FAILURES} times in a row",
                     hint="give it more time with --env.max_episode_steps, or shorter actions",
                 )
         for task in sorted(failures.keys() - {one.task for one in demos}):
             session.note(
-                f"warm start: no demonstration of {task}: its expert failed {failures[task]} times; more time "
-                "(env.max_episode_steps), more demonstrations (warm_start.num_episodes), or the suite without it"
+                f"SFT warm-up: no demonstration of {task}: its expert failed {failures[task]} times; more time "
+                "(env.max_episode_steps), more demonstrations (sft_warm_up.num_episodes), or the suite without it"
             )
         return demos
 
@@ -177,7 +177,7 @@ class WarmStart:
             if name not in demo.observations:
                 raise UserError(
                     f"{at}: it has no {name!r}, which the policy reads; it has {', '.join(sorted(demo.observations))}",
-                    hint="if it has another name there, say so with warm_start.rename: {NAME_THERE: " + name + "}",
+                    hint="if it has another name there, say so with sft_warm_up.rename: {NAME_THERE: " + name + "}",
                 )
             actual, expected = _spec_of(demo, name), self._interface.fields[name]
             if (list(actual.shape), actual.dtype) != (list(expected.shape), expected.dtype):

@@ -123,15 +123,15 @@ def check_installed(settings: EngineConfig, where: Interpreter | None) -> None:
     key, name = f"{settings.AT}engine={settings.engine}", spec.name
     if installed is None:
         if where is None:
-            hint = f"rlinf env create {name} (--cpu on CPU slots), then --environments.rollout {name}"
+            hint = f"rlinf venv create {name} (--cpu on CPU slots), then --venvs.rollout {name}"
         else:
-            hint = f"rlinf env create {name} (--cpu on CPU slots) makes one; rlinf env list shows those that are there"
+            hint = f"rlinf venv create {name} (--cpu on CPU slots) makes one; rlinf venv list shows what there is"
         raise UserError(f"{key}: {spec.package} is not installed in the environment of {place}", hint=hint)
     if installed not in spec.known_versions and not settings.engine_options.get("any_version"):
         raise UserError(
             f"{key}: the environment of {place} has {spec.package} {installed}; known to work: "
             f"{', '.join(spec.known_versions)}",
-            hint=f"rlinf env create {name}, or --{settings.AT}engine_options.any_version true to take it as it is",
+            hint=f"rlinf venv create {name}, or --{settings.AT}engine_options.any_version true to take it as it is",
         )
 
 
@@ -149,4 +149,4 @@ def engine_options(settings: EngineConfig, shape: ModelShape | None, job: JobSha
         shape: the model's; None where we cannot count its parts, and the engine decides by itself.
         job: what is asked of a rank.
     """
-    return dict(settings.engine_options) if shape is None else settings.engine_spec.settled(shape, job)
+    return dict(settings.engine_options) if shape is None else settings.engine_spec.filled_options(shape, job)

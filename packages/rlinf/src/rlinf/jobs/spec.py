@@ -54,7 +54,7 @@ class JobSpec(Spec):
     def check_references(self, config: Any) -> None:
         """Raises: UserError for a file or folder that the config names and that is not there."""
 
-    def settle(self, config: Any, num_devices: int) -> Any:
+    def resolve_for_devices(self, config: Any, num_devices: int) -> Any:
         """The config with what it leaves to the devices."""
         return config
 
@@ -84,7 +84,7 @@ class JobSpec(Spec):
         """What the ranks of a plan for `problem` hold; empty where it is not counted."""
         return []
 
-    def make(self, config: Any, machine: Machine, environments: Mapping[str, Interpreter]) -> Job:
+    def make(self, config: Any, machine: Machine, venvs: Mapping[str, Interpreter]) -> Job:
         """The job of a config. Raises: UserError for wrong inputs.
 
         Args:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from rlinf.config.devices import device_kind
 from rlinf.console.progress import Progress
-from rlinf.jobs.agreement import Agreement, judge
+from rlinf.jobs.agreement import MismatchVerdict, judge
 from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.session import Session
@@ -22,7 +22,7 @@ from rlinf.processes import fork_server
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder import RunFolder
 from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, FlowRun, WorkersError
-from rlinf_workers.roles import ComparedGroup, LogprobGap, WorstToken, gap_sums, worst_token
+from rlinf_workers.roles import ComparedGroup, LogprobMismatch, WorstToken, mismatch_sums, worst_token
 
 NUM_PROMPTS, NUM_WORST = 8, 5
 ROUNDS = ("as loaded", "after a step")
@@ -36,8 +36,8 @@ class CheckedRound:
 
     name: str
     num_tokens: int
-    gap: LogprobGap
-    agreement: Agreement
+    gap: LogprobMismatch
+    agreement: MismatchVerdict
     worst: Sequence[WorstToken]
     """The worst of the completions, one each, the worst first."""
     engine_versions: frozenset[int]
@@ -110,7 +110,7 @@ def check(job: ReasoningJob, folder: RunFolder) -> Check:
 
 def _checked(job: ReasoningJob, name: str, run: FlowRun) -> CheckedRound:
     groups: list[ComparedGroup] = run.collected["compared"]
-    gap = LogprobGap.of([_sums(group) for group in groups])
+    gap = LogprobMismatch.of([_sums(group) for group in groups])
     assert gap is not None, "every completion has a token"
     worst = sorted((one for group in groups for one in _worst(group)), key=lambda token: token.order)
     return CheckedRound(
@@ -131,7 +131,7 @@ def _checked(job: ReasoningJob, name: str, run: FlowRun) -> CheckedRound:
 
 def _sums(group: ComparedGroup) -> list[float]:
     drift = (group.actor_logprobs - group.samples.rollout_logprobs).double()
-    return gap_sums(drift, group.samples.loss_mask)
+    return mismatch_sums(drift, group.samples.loss_mask)
 
 
 def _worst(group: ComparedGroup) -> list[WorstToken]:

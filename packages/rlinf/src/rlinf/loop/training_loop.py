@@ -1,4 +1,4 @@
-"""The training loop that every job shares: start, warm start or resume, step, evaluate, checkpoint, report.
+"""The training loop that every job shares: start, SFT warm-up or resume, step, evaluate, checkpoint, report.
 
 A job brings its flows and what is fed to them; nothing here knows whether a language model or a robot learns, or in
 which mode.
@@ -29,8 +29,8 @@ from rlinf.loop.watch import RunWatch
 from rlinf.planning.auto_mode import AutoMode, moves
 from rlinf.planning.plans import RunPlans, make_plans, placements_to_measure
 from rlinf.processes import fork_server
-from rlinf.processes.environments import describe_environments
 from rlinf.processes.executor import make_executor, run_failed
+from rlinf.processes.venvs import describe_venvs
 from rlinf.run_folder import RunFolder
 from rlinf.run_folder.folder import PROBLEM
 from rlinf_sched import flow_diagram
@@ -109,8 +109,8 @@ class TrainingLoop:
         if self._only_measures:
             self.progress.total = sum(len(self._auto.probes_of(placed)) for placed in (planned, *self._placements))
         self._job.write_inputs(self._folder.path)
-        if self._job.environments:
-            self._folder.environments(describe_environments(self._job.environments))
+        if self._job.venvs:
+            self._folder.venvs(describe_venvs(self._job.venvs))
         self._folder.write("flow.json", flows.train.graph().to_json())
         self._folder.write("flow.mmd", flow_diagram(flows.train.graph()))
         while planned is not None:
@@ -148,7 +148,7 @@ class TrainingLoop:
                             raise failure from error
                         go_on = partial(self._repair, failure)
             except Exception:
-                self._checkpoints.settle()  # the processes that are left write theirs to the end
+                self._checkpoints.resolve_for_devices()  # the processes that are left write theirs to the end
                 raise
 
     def _failure(self, error: WorkersError, executor: Executor, watch: RunWatch) -> RlinfError:
@@ -184,7 +184,7 @@ class TrainingLoop:
         try:
             changed = session.executor.repair()
             if self._job.trainer in changed:
-                self._checkpoints.settle()
+                self._checkpoints.resolve_for_devices()
                 latest = self._resume(self._go_back(failure))
                 self._begin_times()
             else:

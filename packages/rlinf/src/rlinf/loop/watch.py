@@ -3,7 +3,7 @@ that takes far too long.
 
     waits.json              the newest snapshot, for `rlinf explain`, which reads it also when the driver hangs
     seen-elsewhere.json     processes of other hosts, when `rlinf explain` asks for them
-    explain-step-12.txt     who was the culprit when step 12 took far too long, lost a worker or passed its deadline
+    explain-step-12.txt     who was the root cause when step 12 took far too long, lost a worker or passed its deadline
     logs/driver.log         the driver's stacks, when it gets SIGUSR1
 """
 
@@ -23,7 +23,7 @@ from rlinf.run_folder.folder import ASKED, SEEN, WAITS
 from rlinf.run_folder.plain_files import create_plain, open_plain
 from rlinf.run_folder.rows import append_text
 from rlinf_workers import Executor
-from rlinf_workers.explaining import RunExplanation, Snapshot, culprit_line, explanation_text, snapshot_json
+from rlinf_workers.explaining import RunExplanation, Snapshot, explanation_text, root_cause_line, snapshot_json
 
 WRITE_EVERY_S = 1.0
 TIMES_EXPECTED = 3.0
@@ -123,7 +123,7 @@ class RunWatch:
         path = self._write_down(explanation)
         self._message(
             f"step {snapshot.step} has taken {snapshot.taken_s - snapshot.began_s:.0f} s, {snapshot.expected_s:.1f} s "
-            f"were expected; culprit: {culprit_line(explanation)} ({path.name})"
+            f"were expected; root cause: {root_cause_line(explanation)} ({path.name})"
         )
 
     def _write(self, name: str, data: bytes) -> None:

@@ -102,7 +102,7 @@ def _axes(
         yield [KeyChange(key=key, value=size >> halvings) for halvings in range(1, size.bit_length())]
     if most_ranks > num_ranks:  # the last bits of the numbers
         yield [KeyChange(key=("actor", "num_shards"), value=most_ranks)]
-    elif spec.sums_shards_apart and actor.settled_shards > num_ranks:
+    elif spec.sums_shards_apart and actor.resolved_shards > num_ranks:
         yield [KeyChange(key=("actor", "num_shards"), value=num_ranks)]
     yield from _option_axes(
         ("actor", "backend_options"), spec.smaller(actor.backend_options, config.model.dtype, num_devices)

@@ -69,12 +69,14 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
         num_groups=rollout.num_prompts,
         dtype_bytes=DTYPE_BYTES[config.model.dtype],
         served_bytes=DTYPE_BYTES[config.served_dtype],
-        num_shards=config.actor.settled_shards,
+        num_shards=config.actor.resolved_shards,
         micro_batch_groups=config.actor.micro_batch_groups,
         max_tokens_per_micro_batch=config.actor.max_tokens_per_micro_batch,
         num_updates=algorithm.num_updates,
         has_critic=algorithm.has_critic,
-        warm_start_sequences=config.warm_start.batch_size // config.actor.settled_shards if config.warm_start else 0,
+        sft_warm_up_sequences=config.sft_warm_up.batch_size // config.actor.resolved_shards
+        if config.sft_warm_up
+        else 0,
         engine_options=rollout.engine_options,
         tensor_parallel=rollout.tensor_parallel_size,
         device_bytes=device_bytes,
@@ -312,8 +314,8 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
         num_ranks, size = actor.num_ranks, changed.replica_sizes.get("actor", 1)
         if size != config.replica_sizes.get("actor", 1):
             num_ranks = _ranks_in_replicas(changed, size, len(actor.devices))
-        elif changed.actor.settled_shards > config.actor.settled_shards:
-            num_ranks = changed.actor.settled_shards
+        elif changed.actor.resolved_shards > config.actor.resolved_shards:
+            num_ranks = changed.actor.resolved_shards
         trains = replace(actor, num_ranks=num_ranks, num_ranks_per_replica=size)
         span, before = changed.rollout.tensor_parallel_size, config.rollout.tensor_parallel_size
         generates = rollout if span == before else replace(rollout, num_ranks=len(rollout.devices) // span)
@@ -338,7 +340,7 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
 
 def _ranks_in_replicas(config: ReasoningConfig, size: int, num_devices: int) -> int:
     """Ranks of an actor whose replicas have so many: as many replicas as devices and shards allow."""
-    return math.gcd(config.actor.settled_shards, max(1, num_devices // size)) * size
+    return math.gcd(config.actor.resolved_shards, max(1, num_devices // size)) * size
 
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
@@ -413,7 +415,7 @@ def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices:
         return pool_shortage(changed, shape, job_shape(changed, device_bytes=gpu.memory_bytes))
 
     if shortage_of(config) or place_of(config).missing_bytes > 0:
-        num_ranks = math.gcd(config.actor.settled_shards, num_devices)
+        num_ranks = math.gcd(config.actor.resolved_shards, num_devices)
         raise misfit(
             config,
             shape,

@@ -24,9 +24,9 @@ from rlinf.jobs.films import collect, fps
 from rlinf.jobs.lora import policy_digest
 from rlinf.planning.cluster import make_cluster
 from rlinf.playing.checkpoint import TrainedPolicy
-from rlinf.processes.environments import examine_environments
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.processes.machines import machine_of
+from rlinf.processes.venvs import examine_venvs
 from rlinf.run_folder.adapters import check_same_base
 from rlinf_envs import EnvSpec, EpisodeEnd, FieldSpec, RecordedEpisode
 from rlinf_sched import Cluster, plan_for_mode
@@ -65,8 +65,8 @@ class PolicySession:
         self._log_folder = log_folder
         machine = machine_of(config.cluster)
         self._on_host = simulates_on_host(config.env, config.cluster, machine)
-        environments = examine_environments(config.environments)
-        self._pythons = {role: interpreter.path for role, interpreter in environments.items()}
+        venvs = examine_venvs(config.venvs)
+        self._pythons = {role: interpreter.path for role, interpreter in venvs.items()}
         self.spec = env_spec(config.env)
         self.interface = probe(self.spec, self._pythons.get("env"))
         self.notes = (

@@ -27,8 +27,8 @@ from rlinf.playing.checkpoint import TrainedPolicy, trained_policy
 from rlinf.playing.play import check_seeds
 from rlinf.playing.session import Played, PolicySession
 from rlinf.playing.suite_scores import VariantScore, score, to_json
+from rlinf.run_folder.checksums import SUMS, file_digest
 from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, write_file
-from rlinf.run_folder.seal import SUMS, file_digest
 from rlinf_envs import Disturbance, EnvSpec, EpisodeEnd, RecordedEpisode, write_grid
 
 EPISODES, PAGE, FILM = "episodes.jsonl", "suite.html", "films.mp4"

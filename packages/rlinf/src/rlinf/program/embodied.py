@@ -32,10 +32,10 @@ def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
     Raises: UserError.
     """
     assert isinstance(config, EmbodiedConfig), "recipe.main refuses others"
-    if config.warm_start is not None:
+    if config.sft_warm_up is not None:
         raise UserError(
-            "warm_start: rlinf.program.embodied has no demonstrations",
-            hint="use --warm_start null, or policy.options.folder with a policy that was trained on some",
+            "sft_warm_up: rlinf.program.embodied has no demonstrations",
+            hint="use --sft_warm_up null, or policy.options.folder with a policy that was trained on some",
         )
     job, workers = make_workers(config, folder)
     env, policy = cast(Environment, workers["env"]), cast(EmbodiedRollout, workers["policy"])

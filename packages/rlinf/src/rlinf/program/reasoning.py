@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from rlinf.config.common import JobConfig
-from rlinf.config.reasoning import ReasoningConfig, WarmStartConfig
+from rlinf.config.reasoning import ReasoningConfig, SftWarmUpConfig
 from rlinf.errors import UserError
 from rlinf.jobs.reasoning.job import REFERENCE_FOLDER, ReasoningJob
 from rlinf.program.recipe import main, make_workers
@@ -36,9 +36,9 @@ def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
     rollout, reward, actor = cast(Rollout, workers["rollout"]), cast(Reward, workers["reward"]), _actor(workers)
     reference = cast(Reference, workers["reference"]) if "reference" in workers else None
     workers.sync("actor", "rollout")
-    if config.warm_start is not None:
-        warm_up(job, workers, config.warm_start)
-    if reference is not None and config.warm_start is not None and config.reference.path is None:
+    if config.sft_warm_up is not None:
+        warm_up(job, workers, config.sft_warm_up)
+    if reference is not None and config.sft_warm_up is not None and config.reference.path is None:
         actor.save_model(str(folder / REFERENCE_FOLDER))
         reference.load_model(str(folder / REFERENCE_FOLDER))
 
@@ -78,7 +78,7 @@ def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
     workers.close()
 
 
-def warm_up(job: ReasoningJob, workers: InProcessWorkers, settings: WarmStartConfig) -> None:
+def warm_up(job: ReasoningJob, workers: InProcessWorkers, settings: SftWarmUpConfig) -> None:
     """Supervised training on the task's own answers, until the model answers some held-out problems right."""
     actor, score, step = _actor(workers), 0.0, 0
     while step < settings.max_steps and score < settings.target_accuracy:
@@ -88,7 +88,7 @@ def warm_up(job: ReasoningJob, workers: InProcessWorkers, settings: WarmStartCon
         workers.sync("actor", "rollout")
         score, step = evaluate(job, workers)[job.score.name], steps.stop
         workers.metrics()
-        print(f"warm start {step}: {job.score.name} {score:.3f}", file=sys.stderr)
+        print(f"SFT warm-up {step}: {job.score.name} {score:.3f}", file=sys.stderr)
 
 
 def evaluate(job: ReasoningJob, workers: InProcessWorkers) -> dict[str, float]:

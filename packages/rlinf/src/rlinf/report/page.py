@@ -250,7 +250,7 @@ def _nats(value: Any) -> float:
 
 
 def _weight_syncs(records: RunRecords) -> str:
-    """From the whole trace, evaluations and warm start included."""
+    """From the whole trace, evaluations and SFT warm-up included."""
     spans: dict[tuple[str, str], list[float]] = defaultdict(list)
     for span in records.spans():
         if span.category == "sync":
@@ -321,9 +321,9 @@ def _sample_cell(value: Any) -> str:
     return html.Raw(f'<div class="long">{escape("" if value is None else str(value))}</div>')
 
 
-def _environment(environment: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {environment[name.lower()]}" for name in ("Python", "torch", "transformers"))
-    return f"{environment['interpreter']}: {versions}"
+def _venv(venv: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {venv[name.lower()]}" for name in ("Python", "torch", "transformers"))
+    return f"{venv['interpreter']}: {versions}"
 
 
 def _what_ran(records: RunRecords) -> str:
@@ -333,7 +333,7 @@ def _what_ran(records: RunRecords) -> str:
     memory_bytes = machine.get("memory_bytes")
     commit = git.get("commit", "")[:12] + (", with changes" if git.get("has_changes") else "")
     sessions = manifest.get("sessions", [])
-    environments = sessions[-1].get("environments", {}) if sessions else {}
+    venvs = sessions[-1].get("venvs", {}) if sessions else {}
     resumed = [s for s in sessions if "resumed_from_step" in s]
     own = ", ".join(f"{name} {version}" for name, version in packages.items() if name.lower().startswith("rlinf"))
     facts = html.facts(
@@ -348,7 +348,7 @@ def _what_ran(records: RunRecords) -> str:
             ("memory", gib(memory_bytes) if memory_bytes else None),
             ("system", machine.get("system")),
             ("Python, torch", f"{manifest.get('python')}, {manifest.get('torch')}" if manifest else None),
-            *((f"environment of {role}", _environment(environment)) for role, environment in environments.items()),
+            *((f"venv of {role}", _venv(venv)) for role, venv in venvs.items()),
             ("packages", own),
             ("commit", commit),
         ]

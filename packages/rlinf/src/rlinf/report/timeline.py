@@ -59,7 +59,7 @@ def last_steps(records: RunRecords) -> Window | None:
     """The last whole training steps that the trace holds; None if it holds none.
 
     A step ends with the last span that bears its number, and began as long before as the metrics say it took: an
-    evaluation or a warm start in front of it bears the same number.
+    evaluation or an SFT warm-up in front of it bears the same number.
     """
     timed = [(row["step"], row["metrics"].get("time/step_s")) for row in records.metrics]
     duration_s = {step: float(step_s) for step, step_s in timed[-NUM_STEPS_SEARCHED:] if step_s}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlinf.config.inputs import ADAPTER_CONFIG, INDEX, WEIGHT_FILES, check_model_folder
 from rlinf.errors import UserError
-from rlinf.run_folder.seal import file_digest
+from rlinf.run_folder.checksums import file_digest
 
 BASE_FILE = "base.json"
 """Beside an adapter: which base it was trained on."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
+from rlinf.run_folder.checksums import STATE, SUMS, damage, write_checksums
 from rlinf.run_folder.plain_files import not_plain, read_plain_json
 from rlinf.run_folder.rows import sync
-from rlinf.run_folder.seal import STATE, SUMS, damage, write_seal
 
 CHECKPOINTS = "checkpoints"
 """Folder of a run with its checkpoints."""
@@ -50,7 +50,7 @@ def checkpoint_name(step: int) -> str:
 
 
 @contextmanager
-def writing_sealed(final: Path, state: Mapping[str, Any], digests: Mapping[str, str] = NONE) -> Iterator[Path]:
+def writing_with_checksums(final: Path, state: Mapping[str, Any], digests: Mapping[str, str] = NONE) -> Iterator[Path]:
     """Yields a folder to write into; when the block ends it is there under its name, sealed, with state.json.
 
     Args:
@@ -61,7 +61,7 @@ def writing_sealed(final: Path, state: Mapping[str, Any], digests: Mapping[str, 
         yield partial
         # NaN stays NaN here, unlike in the rows: what is read back must be what was written.
         (partial / STATE).write_text(json.dumps(dict(state), indent=1), encoding="utf-8")
-        write_seal(partial, digests)
+        write_checksums(partial, digests)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def writing_whole(final: Path) -> Iterator[Path]:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What `writing_sealed` was given. Raises: UserError for a file that is no such thing."""
+    """What `writing_with_checksums` was given. Raises: UserError for a file that is no such thing."""
     state = read_plain_json(checkpoint / STATE)
     if not isinstance(state, dict):
         raise UserError(f"{checkpoint / STATE} is not what a run writes; was it edited?")

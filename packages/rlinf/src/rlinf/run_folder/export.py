@@ -19,8 +19,8 @@ from rlinf.run_folder.checkpoints import (
     read_state,
     writing_whole,
 )
+from rlinf.run_folder.checksums import checked_files, damage
 from rlinf.run_folder.plain_files import copy_plain
-from rlinf.run_folder.seal import damage, sealed_files
 
 CONFIG = "config.json"
 BEST, NEWEST = "best", "newest"
@@ -104,7 +104,7 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: 
         if merged:
             write_merged(model, partial, dtype)
         write = copy_plain if dtype is None else _in_dtype(dtype)
-        for file in sealed_files(checkpoint, f"{MODEL}/") if not merged else ():
+        for file in checked_files(checkpoint, f"{MODEL}/") if not merged else ():
             write(file, partial / file.name)
     weights = list(folder.glob("*.safetensors"))
     state = read_state(checkpoint)

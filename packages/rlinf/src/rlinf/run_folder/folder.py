@@ -130,8 +130,8 @@ class RunFolder:
             self._tensorboard = None
         self._rewind()
         self._begin_session(before["command"])
-        if "environments" in before:
-            self.environments(before["environments"])
+        if "venvs" in before:
+            self.venvs(before["venvs"])
         return self.latest_checkpoint()
 
     def close(self, failure: str | None = None) -> None:
@@ -162,9 +162,9 @@ class RunFolder:
         """Records a fall-back or anything else that a reader of the run must know; the same text only once."""
         self._manifest.note(text)
 
-    def environments(self, values: Mapping[str, Any]) -> None:
+    def venvs(self, values: Mapping[str, Any]) -> None:
         """Records which environments of their own the roles have in this session."""
-        self._manifest.session("environments", values)
+        self._manifest.session("venvs", values)
 
     def agreement(self, values: Mapping[str, Any]) -> None:
         """Records this session's verdict on engine and trainer."""
@@ -238,12 +238,12 @@ class RunFolder:
             step: number of training steps done.
             state: what the driver needs to go on; JSON values. "step" is set to `step`; "own_score" is what the best
                 checkpoint is chosen by, null for one that was not evaluated.
-            digests: see `writing_sealed`.
+            digests: see `writing_with_checksums`.
 
         The block may end in another thread than the one that writes the folder.
         """
         final = self.path / checkpoints.CHECKPOINTS / checkpoints.checkpoint_name(step)
-        with checkpoints.writing_sealed(final, {**state, "step": step}, digests) as partial:
+        with checkpoints.writing_with_checksums(final, {**state, "step": step}, digests) as partial:
             yield partial
             for name in (METRICS, EVALUATIONS, SAMPLES):  # a checkpoint must not outlive the rows that came before it
                 if (self.path / name).exists():

@@ -29,16 +29,16 @@ class Door(Protocol):
         ...
 
 
-_doors: weakref.WeakValueDictionary[bytes, Door] = weakref.WeakValueDictionary()
+_servers: weakref.WeakValueDictionary[bytes, Door] = weakref.WeakValueDictionary()
 """The doors of this process's peers, by the peers' tokens."""
 
 
-def open_door(incarnation: bytes, door: Door) -> None:
-    _doors[incarnation] = door
+def open_door(incarnation: bytes, server: Door) -> None:
+    _servers[incarnation] = server
 
 
 def shut_door(incarnation: bytes) -> None:
-    _doors.pop(incarnation, None)
+    _servers.pop(incarnation, None)
 
 
 class MemoryTransport:
@@ -48,18 +48,18 @@ class MemoryTransport:
     needs_connection = False
 
     def objection(self, mine: PeerAddress, theirs: PeerAddress) -> str | None:
-        if theirs.incarnation in _doors:
+        if theirs.incarnation in _servers:
             return None
         if (mine.host, mine.pid) == (theirs.host, theirs.pid):
             return "the peer of this process has been closed"
         return "another process"
 
     def offer(self, negotiation: Negotiation) -> tuple[Outgoing, str]:
-        door = _doors.get(negotiation.theirs.incarnation)
-        if door is None:
+        server = _servers.get(negotiation.theirs.incarnation)
+        if server is None:
             raise Unusable("the peer has just been closed")
         pipe = _Pipe()
-        door.enter(self.name, negotiation.mine, _MemoryIncoming(pipe, Traffic(self.name, negotiation.mine)))
+        server.enter(self.name, negotiation.mine, _MemoryIncoming(pipe, Traffic(self.name, negotiation.mine)))
         return _MemoryOutgoing(pipe, Traffic(self.name, negotiation.theirs)), "the same process; values by reference"
 
     def answer(self, details: bytes, negotiation: Negotiation) -> tuple[Incoming, bytes]:

@@ -73,9 +73,11 @@ class StoreSender(StoreSide):
         self._announce(slot, policy_version, Where.STORED)
         return self._report(policy_version, wait_s=wait_s, copy_s=copy_s, digest_s=0.0)
 
-    def lend(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
-        """As `publish`, but the receivers read the tensors where they are, and nothing is copied: `settle` has to be
-        called before the tensors change. They may be let go of; this keeps them.
+    def publish_by_reference(
+        self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0
+    ) -> SyncReport:
+        """As `publish`, but the receivers read the tensors where they are and nothing is copied. Call `finish_reads`
+        before the tensors change. You may drop them; this object keeps them.
 
         That takes contiguous tensors that the last version was published from too: their memory moves to where others
         see it, once. Any others are copied into the store, as `publish` does. So it is where shared memory has no room
@@ -94,7 +96,7 @@ class StoreSender(StoreSide):
         threading.Thread(target=self._digest_when_asked, args=(loan,), name="weight digests", daemon=True).start()
         return self._report(policy_version, wait_s=wait_s, copy_s=0.0, digest_s=0.0)
 
-    def settle(self) -> None:
+    def finish_reads(self) -> None:
         """Returns when nobody reads what was lent last; before the tensors change.
 
         Receivers that have not taken the version find it in the store, into which it is copied now; all others cost
@@ -153,7 +155,7 @@ class StoreSender(StoreSide):
 
     def _free_slot(self, policy_version: int, timeout_s: float) -> tuple[int, float]:
         """(the slot for a new version, which holds nothing now, seconds waited for it)"""
-        self.settle()
+        self.finish_reads()
         control, words, rank = self._control, self._words, self._rank
         last = max(words.load(control.slot_version(rank, slot)) for slot in range(NUM_SLOTS))
         if policy_version <= last or policy_version < 0:

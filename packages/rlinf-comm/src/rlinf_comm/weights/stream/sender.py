@@ -31,8 +31,8 @@ from rlinf_comm.records import record
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.stream.choice import DeltaChoice, EncodingChoice
 from rlinf_comm.weights.stream.delta import DeltaEncoder
-from rlinf_comm.weights.stream.lent import LentTensors
 from rlinf_comm.weights.stream.packing import Packing, are_on
+from rlinf_comm.weights.stream.referenced import ReferencedTensors
 from rlinf_comm.weights.stream.talk import Talk, for_each
 from rlinf_comm.weights.stream.wire import (
     Ack,
@@ -143,13 +143,13 @@ class WeightStreamSender:
             self._destinations[rank] = _Destination(dst_names[rank], pair, new_choice())
 
     def publish(
-        self, tensors: Mapping[str, torch.Tensor] | LentTensors, policy_version: int, timeout_s: float = 60.0
+        self, tensors: Mapping[str, torch.Tensor] | ReferencedTensors, policy_version: int, timeout_s: float = 60.0
     ) -> list[StreamReport]:
         """Brings a version to all receivers, at the same time; returns when they have it and found it right.
 
         Args:
             tensors: This rank's buffers by name, exactly those of its layout; any strides. They must not change until
-                this returns, but for lent ones, which may after `settle`.
+                this returns, but for lent ones, which may after `finish_reads`.
             policy_version: Larger than any that was published before. One that failed may be published again.
             timeout_s: Seconds for all of it, the wait for the receivers included.
 
@@ -162,7 +162,7 @@ class WeightStreamSender:
                 all others, on the device; names it.
         """
         who = f"sender {self._src_rank}"
-        lent = tensors if isinstance(tensors, LentTensors) else LentTensors(tensors)
+        lent = tensors if isinstance(tensors, ReferencedTensors) else ReferencedTensors(tensors)
         with lent.reading() as own:
             checked_on(self._device, who, self._plan.src_buffers[self._src_rank], own)
         if policy_version < 0 or policy_version <= self._published:
@@ -187,7 +187,7 @@ class WeightStreamSender:
         self._published = policy_version
         return reports
 
-    def _publish_to(self, rank: int, lent: LentTensors, policy_version: int, talk: Talk) -> StreamReport:
+    def _publish_to(self, rank: int, lent: ReferencedTensors, policy_version: int, talk: Talk) -> StreamReport:
         to = self._destinations[rank]
         now = to.choice.now
         start_s = now()
@@ -246,7 +246,7 @@ class WeightStreamSender:
         )
 
     @contextmanager
-    def _prepared(self, pair: Pair, lent: LentTensors) -> Iterator[tuple[list[Packing], Packing, Int64s, bool]]:
+    def _prepared(self, pair: Pair, lent: ReferencedTensors) -> Iterator[tuple[list[Packing], Packing, Int64s, bool]]:
         """(for each bucket, for the tied boxes, the addresses of the tensors, whether they are on the device)"""
         with lent.reading() as tensors:
             in_order = {name: tensors[name] for name in self._plan.src_buffers[self._src_rank]}

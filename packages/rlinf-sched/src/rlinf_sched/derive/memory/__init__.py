@@ -16,8 +16,8 @@ from rlinf_sched.derive.memory.activations import (
     MAX_LOGITS_BYTES,
     feed_forward_bytes,
     kv_bytes,
+    sft_warm_up_bytes,
     update_bytes,
-    warm_start_bytes,
 )
 from rlinf_sched.derive.memory.adapters import FLOAT_BYTES, Adapter
 from rlinf_sched.derive.memory.forward import batch_memory, forward_memory
@@ -37,7 +37,7 @@ __all__ = [
     "forward_memory",
     "batch_memory",
     "update_bytes",
-    "warm_start_bytes",
+    "sft_warm_up_bytes",
     "feed_forward_bytes",
     "kv_bytes",
 ]

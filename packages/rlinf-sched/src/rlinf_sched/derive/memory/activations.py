@@ -88,10 +88,10 @@ def update_bytes(model: ModelShape, job: JobShape, *, recomputes: bool = False) 
     return layers_bytes(model, job, prompts) + max(start, held_back)
 
 
-def warm_start_bytes(model: ModelShape, job: JobShape, *, recomputes: bool = False) -> int:
+def sft_warm_up_bytes(model: ModelShape, job: JobShape, *, recomputes: bool = False) -> int:
     """Bytes at the peak of a backward pass over a batch of whole sequences."""
     num_tokens = job.lengths.prompt_tokens + job.lengths.limit_tokens
-    whole = Pass(num_rows=job.warm_start_sequences, num_tokens=num_tokens, recomputes=recomputes)
+    whole = Pass(num_rows=job.sft_warm_up_sequences, num_tokens=num_tokens, recomputes=recomputes)
     return layers_bytes(model, job, whole) + turn_bytes(model, job, whole)
 
 

@@ -33,8 +33,8 @@ class JobShape:
     """What is trained of the policy; None: all of it."""
     has_critic: bool = False
     """A second model of the same shape in the trainer's processes."""
-    warm_start_sequences: int = 0
-    """Whole sequences of one forward and backward pass of a supervised warm start, whose moments stay; 0: there is
+    sft_warm_up_sequences: int = 0
+    """Whole sequences of one forward and backward pass of an SFT warm-up, whose moments stay; 0: there is
     none."""
     on_gpu: bool = True
     """Where the ranks are; torch works in larger pieces there."""

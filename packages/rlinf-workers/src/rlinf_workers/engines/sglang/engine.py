@@ -353,13 +353,13 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
         actual = version("sglang")
     except PackageNotFoundError:
         raise SettingsRefused(
-            "SGLang is not installed in the Python environment of the rollout; `rlinf env create sglang` makes one "
+            "SGLang is not installed in the Python environment of the rollout; `rlinf venv create sglang` makes one "
             "that has it"
         ) from None
     if actual not in SPEC.known_versions and not any_version:
         raise SettingsRefused(
-            f"SGLang {actual} is installed; known to work: {', '.join(SPEC.known_versions)}. `rlinf env create sglang` "
-            "installs that one; engine_options.any_version=true takes yours as it is"
+            f"SGLang {actual} is installed; known to work: {', '.join(SPEC.known_versions)}. "
+            "`rlinf venv create sglang` installs that one; engine_options.any_version=true takes yours as it is"
         )
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     if device.type == "cpu":

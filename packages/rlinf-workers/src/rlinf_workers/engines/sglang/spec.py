@@ -75,7 +75,7 @@ class SGLangSpec(EngineSpec):
         near = sorted((other for other in OTHER_SHARES if other != share), key=lambda other: abs(other - share))
         yield "mem_fraction_static", near[:MAX_SHARES]
 
-    def settled(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
+    def filled_options(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
         """With the tokens of the pool on CPU slots, where the recipe names none. All other defaults are set as the
         engine starts (arguments.py)."""
         from rlinf_workers.engines.sglang.memory import kv_tokens

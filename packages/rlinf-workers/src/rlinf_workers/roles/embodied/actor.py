@@ -33,7 +33,7 @@ from rlinf_workers.roles.embodied.steps import action_steps, chunk_steps, of_act
 from rlinf_workers.roles.records.embodied import DemonstratedBatch, Trajectory
 from rlinf_workers.token_choice import TokenChoice, TokenChooser, TokenValues
 from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
-from rlinf_workers.trainers.warm_start import WarmStartedWorker
+from rlinf_workers.trainers.sft_warm_up import WarmedUpWorker
 
 ADAM_EPSILON = 1e-5
 """As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
@@ -51,7 +51,7 @@ class EmbodiedActorSettings:
     backend: BackendSettings
     """Its shards are those of a batch."""
     optimizer: OptimizerSettings
-    warm_start: OptimizerSettings | None = None
+    sft_warm_up: OptimizerSettings | None = None
     """Of the supervised training before the first step."""
     micro_batch_size: int | None = None
     """Samples of a shard in one forward and backward pass; None: its part of a minibatch."""
@@ -154,7 +154,7 @@ class PolicyModel(ModelAdapter):
         return model.evaluate(batch.fields, batch.actions, batch.extras)
 
 
-class EmbodiedActor(WarmStartedWorker):
+class EmbodiedActor(WarmedUpWorker):
     """Trains the policy, data-parallel over its ranks; shard = group % num_shards."""
 
     def __init__(self, settings: EmbodiedActorSettings) -> None:
@@ -181,16 +181,16 @@ class EmbodiedActor(WarmStartedWorker):
                 break
         self.end_step(batches)
 
-    # -- the warm start --------------------------------------------------------------------------------------------
+    # -- the SFT warm-up --------------------------------------------------------------------------------------------
 
     def imitate(self, demonstrated: Reader[DemonstratedBatch]) -> None:
         """Stage: supervised training; one optimizer step for each `num_shards` batches, which come in their order. What
         is shown in its first run is all that the policy's statistics of observations learn from it."""
-        assert self._settings.warm_start, "the flow has a warm start, so have the settings"
+        assert self._settings.sft_warm_up, "the flow has an SFT warm-up, so have the settings"
         received = [batch for chunk in demonstrated for batch in chunk]
         if self._version == 0:
             self._absorb(lambda policy: _sums_of_shown(policy, received, self._backend.shards))
-        self._optimize_with(self._settings.warm_start)
+        self._optimize_with(self._settings.sft_warm_up)
         self._backend.begin(2)
         for batch in received:
             examples = self._demonstrated_rows(batch)
@@ -200,7 +200,7 @@ class EmbodiedActor(WarmStartedWorker):
                 count, loss = self._backend.reduce()
                 self._step(count)
                 if self.rank == 0:
-                    self.record("warm_start/loss", loss / count)
+                    self.record("sft_warm_up/loss", loss / count)
                 self._backend.begin(2)
 
     def _demonstrated_rows(self, batch: DemonstratedBatch) -> _DemonstratedRows:

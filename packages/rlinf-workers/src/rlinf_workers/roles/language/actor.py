@@ -28,11 +28,11 @@ from rlinf_workers.models.trainable import CompletionBatch, LogitNorms, TokenMod
 from rlinf_workers.roles.language.actor_loss import ActorLoss
 from rlinf_workers.roles.language.advantages import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
 from rlinf_workers.roles.language.critic import Critic
-from rlinf_workers.roles.language.logprob_gap import LogprobGap, k3
+from rlinf_workers.roles.language.logprob_mismatch import LogprobMismatch, k3
 from rlinf_workers.roles.language.micro_batches import MicroBatch, MicroBatches, num_tokens_of
 from rlinf_workers.roles.records.language import ComparedGroup, ExampleBatch, SampleGroup, ScoredGroup
 from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
-from rlinf_workers.trainers.warm_start import WarmStartedWorker
+from rlinf_workers.trainers.sft_warm_up import WarmedUpWorker
 
 CHECK_OPTIMIZER = OptimizerSettings(learning_rate=3e-4)
 """Of the step that a check takes: every weight moves by about so much, more than rounding in bfloat16 hides."""
@@ -48,7 +48,7 @@ class ActorSettings:
     optimizer: OptimizerSettings
     critic: OptimizerSettings | None = None
     """The critic's; needed where the algorithm has one."""
-    warm_start: OptimizerSettings | None = None
+    sft_warm_up: OptimizerSettings | None = None
     backend: BackendSettings = field(default_factory=BackendSettings)
     """Its shards are those of a batch."""
     lora: LoraSettings | None = None
@@ -69,7 +69,7 @@ class ActorSettings:
     """The rollout's."""
 
 
-class Actor(WarmStartedWorker):
+class Actor(WarmedUpWorker):
     """Policy-gradient training of a causal language model, data-parallel over its ranks."""
 
     def __init__(self, settings: ActorSettings) -> None:
@@ -126,8 +126,8 @@ class Actor(WarmStartedWorker):
     def imitate(self, examples: Iterable[Sequence[ExampleBatch]]) -> None:
         """Stage: supervised training on (prompt, answer) pairs; one optimizer step for each batch of `num_shards`
         shards."""
-        assert self._settings.warm_start, "the flow has a warm start, so have the settings"
-        self._optimize_with(self._settings.warm_start)
+        assert self._settings.sft_warm_up, "the flow has an SFT warm-up, so have the settings"
+        self._optimize_with(self._settings.sft_warm_up)
         self._backend.begin(2)
         for chunk in examples:
             for batch in chunk:
@@ -135,7 +135,7 @@ class Actor(WarmStartedWorker):
                 if batch.shard == self._backend.shards[-1]:
                     tokens, loss = self._backend.reduce()
                     self._step(tokens)
-                    self.record("warm_start/loss", loss / tokens)
+                    self.record("sft_warm_up/loss", loss / tokens)
                     self._backend.begin(2)
 
     def compare(self, samples: Reader[SampleGroup], compared: Writer[ComparedGroup]) -> None:
@@ -350,7 +350,7 @@ class Actor(WarmStartedWorker):
 
     def _report_gap(self, sums: Sequence[Sequence[float]]) -> None:
         """How far the engine and this actor before its first update were apart about the tokens of the step."""
-        gap, tokens = LogprobGap.of(sums), [one for one in self.ranks.objects(self._loss.take_worst()) if one]
+        gap, tokens = LogprobMismatch.of(sums), [one for one in self.ranks.objects(self._loss.take_worst()) if one]
         if gap is None or self.rank:
             return
         worst = min(tokens, key=lambda one: one.order)

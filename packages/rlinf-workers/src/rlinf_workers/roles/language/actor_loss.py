@@ -11,7 +11,7 @@ from torch import Tensor
 from rlinf_algos import Algorithm, BatchTokens, aggregated_sum, ratio_weighted_kl, sequence_hash
 from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart
 from rlinf_workers.roles.language.advantages import kl_estimate
-from rlinf_workers.roles.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token
+from rlinf_workers.roles.language.logprob_mismatch import NUM_SUMS, WorstToken, k3, mismatch_sums, worst_token
 from rlinf_workers.roles.language.micro_batches import MicroBatch, Tokens
 from rlinf_workers.token_choice import TokenChooser, TokenValues
 from rlinf_workers.trainers.base import ModelOutputs, TrainingBackend
@@ -53,7 +53,7 @@ class ActorLoss:
 
     def of(self, micro_batch: MicroBatch, answers: ModelOutputs) -> tuple[Tensor, list[float]]:
         """Summed loss of what the micro-batch has for the policy, and the totals of an update: of `TOTALS`, then of
-        `statistics`, then those of `gap_sums`."""
+        `statistics`, then those of `mismatch_sums`."""
         batch = micro_batch.for_policy
         assert batch is not None, "without a gradient there is no loss; see `without_gradient`"
         policy_logprobs, entropies, mask = answers.logprobs, answers.entropies, batch.sequences.loss_mask
@@ -126,7 +126,7 @@ class ActorLoss:
         worst = worst_token(anchor, batch.rollout_logprobs, token_ids, mask, batch.prompts)
         if worst is not None and (self._worst is None or worst.order < self._worst.order):
             self._worst = worst
-        return gap_sums((anchor - batch.rollout_logprobs).double(), mask)
+        return mismatch_sums((anchor - batch.rollout_logprobs).double(), mask)
 
     def without_gradient(self, micro_batch: MicroBatch) -> list[float]:
         """The totals of a micro-batch that only counts."""

@@ -29,7 +29,7 @@ class Critic:
         self.backend = backend
 
     def start_from(self, policy: TrainingBackend) -> None:
-        """Before its first step: takes over what the policy has learned so far (a warm start), all but the head."""
+        """Before its first step: takes over what the policy has learned so far (an SFT warm-up), all but the head."""
         if self.backend.num_steps == 0:
             self.backend.start_from(policy)
 

@@ -118,10 +118,10 @@ class GroupEpisodes:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemonstratedBatch:
-    """One shard of a batch of demonstrated chunks, for a warm start. Fed by the driver. B rows."""
+    """One shard of a batch of demonstrated chunks, for an SFT warm-up. Fed by the driver. B rows."""
 
     step: int
-    """Counts the optimizer steps of the warm start."""
+    """Counts the optimizer steps of the SFT warm-up."""
     shard: int
     fields: dict[str, Tensor]
     """[B, ...] each, what was shown before the chunk"""

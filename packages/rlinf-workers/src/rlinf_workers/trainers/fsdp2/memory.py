@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_sched.derive import NUM_MOMENTS, JobShape, ModelShape, RankMemory, update_bytes, warm_start_bytes
+from rlinf_sched.derive import NUM_MOMENTS, JobShape, ModelShape, RankMemory, sft_warm_up_bytes, update_bytes
 from rlinf_workers.trainers.counts import largest_tensor_bytes
 
 NORM_BYTES = 8
@@ -28,7 +28,7 @@ def fsdp2_memory(model: ModelShape, job: JobShape, computed: JobShape, num_ranks
         weights=part,
         gradients=part,
         optimizer=NUM_MOMENTS * part,
-        activations=max(update, warm_start_bytes(model, computed, recomputes=recomputes)),
+        activations=max(update, sft_warm_up_bytes(model, computed, recomputes=recomputes)),
         gathered=computed.dtype_bytes * (rest + 2 * layer) + sent,
         step=-(-2 * NORM_BYTES * largest // (job.dtype_bytes * num_ranks)),
         host_start=copy if job.adapter else 2 * largest,  # what is read, or made, whole

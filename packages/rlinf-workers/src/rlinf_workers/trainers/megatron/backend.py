@@ -189,10 +189,10 @@ class MegatronBackend:
         return self._worker.replicas.sum_(rows.sum(0))
 
     def restart(self, optimizer: OptimizerSettings) -> None:
-        from rlinf_workers.trainers.megatron.optimizer import settle
+        from rlinf_workers.trainers.megatron.optimizer import apply_settings
 
         self._schedule = optimizer
-        settle(self._optimizer, optimizer)
+        apply_settings(self._optimizer, optimizer)
         self.num_steps = 0
 
     # -- passes ----------------------------------------------------------------------------------------------------

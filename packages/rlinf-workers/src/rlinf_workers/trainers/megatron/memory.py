@@ -33,7 +33,7 @@ def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_
     is_here = cut.distributed_optimizer is False and computed == FLOAT_BYTES and not job.on_gpu
     copied = 0 if is_here else FLOAT_BYTES * (dense + experts)  # masters or one moment, before they are put together
     passes = [
-        MegatronPass(model=model, job=job, cut=cut, num_rows=rows) for rows in (_rows(job), job.warm_start_sequences)
+        MegatronPass(model=model, job=job, cut=cut, num_rows=rows) for rows in (_rows(job), job.sft_warm_up_sequences)
     ]
     return RankMemory(
         weights=models * computed * (dense + experts),

@@ -20,7 +20,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(model: DistributedDataParallel, options: MegatronOptions) -> Any:
-    """An optimizer that decays every parameter, as torch's AdamW does; `settle` says how."""
+    """An optimizer that decays every parameter, as torch's AdamW does; `apply_settings` says how."""
     settings = OptimizerConfig(
         optimizer="adam",
         lr=1.0,  # set before each step
@@ -31,7 +31,7 @@ def make_optimizer(model: DistributedDataParallel, options: MegatronOptions) -> 
     return get_megatron_optimizer(settings, [model], config_overrides={})  # pyright: ignore[reportArgumentType]
 
 
-def settle(optimizer: Any, settings: OptimizerSettings) -> None:
+def apply_settings(optimizer: Any, settings: OptimizerSettings) -> None:
     """Without state, and with these settings but for the learning rate."""
     for one in optimizer.chained_optimizers:
         one.optimizer.state.clear()

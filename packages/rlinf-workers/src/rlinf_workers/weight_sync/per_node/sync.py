@@ -165,13 +165,13 @@ class _Keeper:
 
     def _bring(self, policy_version: int) -> None:
         if self._came != policy_version:
-            self._sender.settle()
+            self._sender.finish_reads()
             try:
                 self._stream.receive(self._held, policy_version, LOOK_S)
             except WeightTimeout:
                 return  # whoever wants it knows how long to wait
             self._came = policy_version
-        self._sender.lend(self._held, policy_version)
+        self._sender.publish_by_reference(self._held, policy_version)
         with self._changed:
             self._lent, self._failure = policy_version, None
             self._changed.notify_all()

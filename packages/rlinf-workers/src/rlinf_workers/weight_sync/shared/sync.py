@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlinf_comm import weights
 from rlinf_comm.weights import ReshardPlan, WeightStore, WeightStoreAddress
-from rlinf_workers.weight_sync.base import Check, Settle, WeightPort
+from rlinf_workers.weight_sync.base import Check, FinishReads, WeightPort
 from rlinf_workers.weight_sync.host_memory import HostCopies
 
 
@@ -44,9 +44,11 @@ class SharedSender:
     def __init__(self, sender: weights.StoreSender) -> None:
         self._sender = sender
 
-    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> Settle:
-        self._sender.lend({name: tensor.detach().cpu() for name, tensor in tensors.items()}, policy_version)
-        return self._sender.settle
+    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> FinishReads:
+        self._sender.publish_by_reference(
+            {name: tensor.detach().cpu() for name, tensor in tensors.items()}, policy_version
+        )
+        return self._sender.finish_reads
 
 
 class SharedReceiver:

@@ -28,10 +28,10 @@ from rlinf_comm import (
     WeightMismatchError,
     WeightTimeout,
 )
-from rlinf_comm.weights import LentTensors, ReshardPlan, WeightStreamReceiver, WeightStreamSender
+from rlinf_comm.weights import ReferencedTensors, ReshardPlan, WeightStreamReceiver, WeightStreamSender
 from rlinf_comm.weights.device import CudaDevice, TransferDevice
 from rlinf_comm.wire import SECRET_VARIABLE, is_loopback, job_secret
-from rlinf_workers.weight_sync.base import Settle, WeightPort
+from rlinf_workers.weight_sync.base import FinishReads, WeightPort
 from rlinf_workers.weight_sync.host_memory import HostCopies
 
 NUM_KEPT = 2
@@ -107,14 +107,14 @@ class StreamsSender:
             for rank in ranks
         ]
 
-    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> Settle | None:
+    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> FinishReads | None:
         for way in self._ways:
             way.wait_for_room(policy_version)
-        lent_tensors = LentTensors(self._copies(tensors, policy_version), len(self._ways))
+        lent_tensors = ReferencedTensors(self._copies(tensors, policy_version), len(self._ways))
         for way in self._ways:
             way.put(lent_tensors, policy_version)
         is_lent = self._ways and any(tensor.is_cpu for tensor in tensors.values())
-        return lent_tensors.settle if is_lent else None
+        return lent_tensors.finish_reads if is_lent else None
 
     def _copies(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
         """Those of the host as they are; copies of all others, on the device where they may stay there."""
@@ -137,7 +137,7 @@ class _Way:
 
     def __init__(self, peer: Peer, name: str, sender: WeightStreamSender) -> None:
         self._peer, self._name, self._sender = peer, name, sender
-        self._lent: queue.Queue[tuple[LentTensors, int]] = queue.Queue()
+        self._lent: queue.Queue[tuple[ReferencedTensors, int]] = queue.Queue()
         self._num_kept = 0
         self._changed = threading.Condition()
         self._failure: Exception | None = None
@@ -157,7 +157,7 @@ class _Way:
                 expected_version=policy_version,
             )
 
-    def put(self, tensors: LentTensors, policy_version: int) -> None:
+    def put(self, tensors: ReferencedTensors, policy_version: int) -> None:
         """There has to be room."""
         self._count(1)
         self._lent.put((tensors, policy_version))
@@ -184,7 +184,7 @@ class _Way:
             del tensors
             self._count(-1)
 
-    def _is_taken(self, tensors: LentTensors, policy_version: int) -> bool:
+    def _is_taken(self, tensors: ReferencedTensors, policy_version: int) -> bool:
         """Meets the receiver once. False: it is to be tried again."""
         try:
             self._sender.publish(tensors, policy_version, timeout_s=MEETING_S)

@@ -21,7 +21,7 @@ from rlinf.jobs.acting import (
 )
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.base import Flows, Job, Score
-from rlinf.jobs.demonstrations import WarmStart
+from rlinf.jobs.demonstrations import SftWarmUp
 from rlinf.jobs.embodied.flow import join_env_and_policy, training_flow
 from rlinf.jobs.embodied.running_episodes import RunningEpisodes
 from rlinf.jobs.env_interface import needs_of, probe
@@ -65,7 +65,7 @@ class EmbodiedJob(Job):
         check_policy_module(config.actor, self._policy)
         self._lora = policy_lora(config.actor.lora, config.actor.backend, self._policy)
         self._policy = replace(self._policy, wide_heads=self._lora is not None)
-        self._warm_start = config.warm_start and WarmStart(config.warm_start, config, self._interface, self._needs)
+        self._sft_warm_up = config.sft_warm_up and SftWarmUp(config.sft_warm_up, config, self._interface, self._needs)
         self._check_films(env_python)
         self._check_segments()
         self._episodes = RunningEpisodes()
@@ -84,7 +84,7 @@ class EmbodiedJob(Job):
             )
 
         folders = {
-            "warm_start.path": config.warm_start and config.warm_start.path,
+            "sft_warm_up.path": config.sft_warm_up and config.sft_warm_up.path,
             "policy.options.folder": config.policy.options.get("folder"),
         }
         self.inputs = {
@@ -108,7 +108,7 @@ class EmbodiedJob(Job):
         train = self._train_flow()
         evaluate = Flow("evaluate").workers_of(train, "env", "policy")
         join_env_and_policy(evaluate, self.num_items, on_host=self._simulates_on_host)
-        others = [] if self._warm_start is None else [self._warm_start.flow_of(train)]
+        others = [] if self._sft_warm_up is None else [self._sft_warm_up.flow_of(train)]
         return Flows(train=train, evaluate=evaluate, others=others)
 
     def _train_flow(self) -> Flow:
@@ -190,15 +190,15 @@ class EmbodiedJob(Job):
             algorithm=self.config.algorithm,
             backend=self._backend,
             optimizer=optimizer_settings(actor, epsilon=ADAM_EPSILON),
-            warm_start=self._warm_start and self._warm_start.optimizer,
+            sft_warm_up=self._sft_warm_up and self._sft_warm_up.optimizer,
             micro_batch_size=actor.micro_batch_size,
             lora=self._lora,
         )
 
     def prepare(self, session: Session) -> None:
-        """The warm start, where there is one."""
-        if self._warm_start is not None:
-            self._warm_start.run(session)
+        """The SFT warm-up, where there is one."""
+        if self._sft_warm_up is not None:
+            self._sft_warm_up.run(session)
 
     def trained(self, run: FlowRun) -> None:
         if self.config.segments_continue:

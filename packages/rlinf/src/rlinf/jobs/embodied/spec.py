@@ -26,10 +26,10 @@ class EmbodiedSpec(JobSpec):
         yield POLICIES, config.policy.name, "policy.name"
 
     def check_references(self, config: EmbodiedConfig) -> None:
-        if config.env.kind == "import" and ":" in config.env.id and "env" not in config.environments:
+        if config.env.kind == "import" and ":" in config.env.id and "env" not in config.venvs:
             refused(Registry("environment").locate, config.env.id, f"env.id={config.env.id!r}")
-        if config.warm_start is not None and config.warm_start.path is not None:
-            check_file(config.warm_start.path, "warm_start.path", "check the path of the demonstrations")
+        if config.sft_warm_up is not None and config.sft_warm_up.path is not None:
+            check_file(config.sft_warm_up.path, "sft_warm_up.path", "check the path of the demonstrations")
 
     def preload(self, config: EmbodiedConfig) -> Sequence[str]:
         return [f"rlinf_workers.{role}" for role in ROLES]
@@ -44,8 +44,8 @@ class EmbodiedSpec(JobSpec):
 
         return embodied_notes(config, env_step_s=env_step_s)
 
-    def make(self, config: EmbodiedConfig, machine: Machine, environments: Mapping[str, Interpreter]) -> Job:
-        return self.load()(config, machine, environments["env"].path if "env" in environments else None)
+    def make(self, config: EmbodiedConfig, machine: Machine, venvs: Mapping[str, Interpreter]) -> Job:
+        return self.load()(config, machine, venvs["env"].path if "env" in venvs else None)
 
 
 ROLES = (

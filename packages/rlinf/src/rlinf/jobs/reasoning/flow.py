@@ -27,7 +27,7 @@ def training_flow(
     """A step of training.
 
     Args:
-        config: settled, see `rlinf.config.devices.settle`.
+        config: settled, see `rlinf.config.devices.resolve_for_devices`.
         arguments: worker group -> arguments of its class; a plan needs none.
         granularities: hand-overs that make sense for the actor.
     """
@@ -48,7 +48,7 @@ def training_flow(
         ordered=config.actor.group_order == "index",
         trains=True,
         granularities=granularities,
-        num_parts=config.actor.settled_shards,
+        num_parts=config.actor.resolved_shards,
     )
     return flow.weights("actor", to="rollout")
 
@@ -60,9 +60,9 @@ def evaluation_flow(train: Flow, config: ReasoningConfig) -> Flow:
     return flow.stage("reward", "score", reads="samples", writes="scored", needs_device=False)
 
 
-def warm_start_flow(train: Flow) -> Flow:
+def sft_warm_up_flow(train: Flow) -> Flow:
     """Supervised training of the actor."""
-    flow = Flow("warm-start").workers_of(train, "actor")
+    flow = Flow("sft-warm-up").workers_of(train, "actor")
     return flow.stage("actor", "imitate", reads="examples", dispatch="key", ordered=True, trains=True)
 
 
@@ -82,7 +82,7 @@ def check_flow(train: Flow, config: ReasoningConfig, rollout: Any) -> Flow:
         dispatch="key",
         ordered=True,
         trains=True,
-        num_parts=config.actor.settled_shards,
+        num_parts=config.actor.resolved_shards,
     )
     return flow.weights("actor", to="rollout")
 

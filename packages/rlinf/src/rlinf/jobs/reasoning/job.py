@@ -20,10 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
-from rlinf.config.reasoning import ReasoningConfig, WarmStartConfig
+from rlinf.config.reasoning import ReasoningConfig, SftWarmUpConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
-from rlinf.jobs.agreement import Agreement, Arithmetic, arithmetic_of, judge_step
+from rlinf.jobs.agreement import Arithmetic, MismatchVerdict, arithmetic_of, judge_step
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.generation import (
@@ -36,11 +36,11 @@ from rlinf.jobs.generation import (
 )
 from rlinf.jobs.lora import lora_settings, with_base
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, engine_ways, trainer_ways
-from rlinf.jobs.reasoning.flow import check_flow, evaluation_flow, training_flow, warm_start_flow
+from rlinf.jobs.reasoning.flow import check_flow, evaluation_flow, sft_warm_up_flow, training_flow
 from rlinf.jobs.reasoning.planning import actor_granularities, num_sampled_prompts
 from rlinf.jobs.rewards import JUDGES, check_reward, judging_s, reward_folders, reward_spec, try_rewards
+from rlinf.jobs.sft_warm_ups import SftWarmUps, cache_folder
 from rlinf.jobs.training import backend_settings, optimizer_settings
-from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
 from rlinf.planning.engines import check_cut
@@ -74,9 +74,9 @@ if TYPE_CHECKING:
     from rlinf.loop.session import Session
 
 WARM_START_OFFSET = 1 << 40
-"""Where the warm start's problems begin in the training stream: farther than any run trains."""
+"""Where the SFT warm-up's problems begin in the training stream: farther than any run trains."""
 WARMUP_STEPS = 30
-"""Optimizer steps over which the warm start's learning rate rises to its full value."""
+"""Optimizer steps over which the SFT warm-up's learning rate rises to its full value."""
 
 NUM_CHUNKS = 8
 """Pieces in which a batch of prompts goes through a pipelined plan."""
@@ -118,7 +118,7 @@ class ReasoningJob(Job):
         self._algorithm = config.algorithm
         reward = config.reward
         try_algorithm(self._algorithm, num_parts=len(reward.terms) if reward.kind == "weighted" else 0)
-        self._backend = backend_settings(config.actor, config.actor.settled_shards, self._model_config())
+        self._backend = backend_settings(config.actor, config.actor.resolved_shards, self._model_config())
         self._check_routers()
         self._lora = lora_settings(config)
         if config.reference.path is not None:
@@ -147,7 +147,7 @@ class ReasoningJob(Job):
             sends_rows=tried.reads_rows,
         )
         self.inputs = self._fingerprints()
-        self._warm_start: Flow | None = None
+        self._sft_warm_up: Flow | None = None
         if self._shape is not None:
             check_cut(config, self._shape)
 
@@ -245,7 +245,7 @@ class ReasoningJob(Job):
         return {**dict.fromkeys(stages, size), "actor": actor_granularities(self.config)[0]}
 
     def check_environments(self) -> None:
-        check_installed(self.config.rollout, self.environments.get("rollout"))
+        check_installed(self.config.rollout, self.venvs.get("rollout"))
 
     def check_memory(self, plan: Plan) -> None:
         if self._shape is not None:
@@ -276,10 +276,10 @@ class ReasoningJob(Job):
     def build(self, folder: Path) -> Flows:
         train = self._train_flow(folder)
         evaluate = evaluation_flow(train, self.config)
-        if self.config.warm_start is None:
+        if self.config.sft_warm_up is None:
             return Flows(train=train, evaluate=evaluate)
-        self._warm_start = warm_start_flow(train)
-        return Flows(train=train, evaluate=evaluate, others=[self._warm_start])
+        self._sft_warm_up = sft_warm_up_flow(train)
+        return Flows(train=train, evaluate=evaluate, others=[self._sft_warm_up])
 
     def _train_flow(self, folder: Path) -> Flow:
         config, model = self.config, self._model_settings(folder)
@@ -363,13 +363,13 @@ class ReasoningJob(Job):
         )
 
     def _actor_settings(self, model: ModelSettings, folder: Path) -> ActorSettings:
-        actor, algorithm, warm_start = self.config.actor, self._algorithm, self.config.warm_start
+        actor, algorithm, sft_warm_up = self.config.actor, self._algorithm, self.config.sft_warm_up
         return ActorSettings(
             model=model,
             algorithm=algorithm,
             optimizer=optimizer_settings(actor),
-            warm_start=warm_start
-            and OptimizerSettings(learning_rate=warm_start.learning_rate, lr_warmup_steps=WARMUP_STEPS),
+            sft_warm_up=sft_warm_up
+            and OptimizerSettings(learning_rate=sft_warm_up.learning_rate, lr_warmup_steps=WARMUP_STEPS),
             critic=optimizer_settings(self.config.critic) if algorithm.has_critic else None,
             backend=self._backend,
             lora=with_base(self._lora, Path(model.folder), folder),
@@ -429,7 +429,7 @@ class ReasoningJob(Job):
 
     # -- engine and trainer ------------------------------------------------------------------------------------------
 
-    def agreement(self, metrics: Mapping[str, float]) -> Agreement | None:
+    def agreement(self, metrics: Mapping[str, float]) -> MismatchVerdict | None:
         return judge_step(self.arithmetic, metrics)
 
     @cached_property
@@ -446,32 +446,32 @@ class ReasoningJob(Job):
     # -- before the first step -------------------------------------------------------------------------------------
 
     def prepare(self, session: Session) -> None:
-        """The warm start, and the reference as it is before the first step."""
-        settings, flow = self.config.warm_start, self._warm_start
+        """The SFT warm-up, and the reference as it is before the first step."""
+        settings, flow = self.config.sft_warm_up, self._sft_warm_up
         if settings is not None and flow is not None:
-            self._prepare_warm_start(session, settings, flow)
+            self._prepare_sft_warm_up(session, settings, flow)
         elif self.config.reference.sync_every is not None:
             session.group("reference").call("save_model", str(session.folder / REFERENCE_FOLDER))
 
-    def _prepare_warm_start(self, session: Session, settings: WarmStartConfig, flow: Flow) -> None:
+    def _prepare_sft_warm_up(self, session: Session, settings: SftWarmUpConfig, flow: Flow) -> None:
         """Supervised training until the model answers some problems right; or that of an earlier run, where it would be
         the same."""
         device = device_kind(self.config.cluster, self.machine)
         num_ranks = session.group("actor").num_ranks
-        warm_starts = WarmStarts(self.config, num_ranks=num_ranks, device=device, environments=self.environments)
-        if (entry := warm_starts.find()) is not None:
+        sft_warm_ups = SftWarmUps(self.config, num_ranks=num_ranks, device=device, venvs=self.venvs)
+        if (entry := sft_warm_ups.find()) is not None:
             folder, text = entry
             session.group("actor").call("load_checkpoint", str(folder))
             session.sync_weights()
             session.note(text)
         else:
             accuracy = self._warm_up(session, settings, flow)
-            self._keep_warm_start(session, warm_starts, accuracy)
+            self._keep_sft_warm_up(session, sft_warm_ups, accuracy)
         if self.config.algorithm.kl_coef and self.config.reference.path is None:
             session.group("actor").call("save_model", str(session.folder / REFERENCE_FOLDER))
             self.restore(session, 0)
 
-    def _warm_up(self, session: Session, settings: WarmStartConfig, flow: Flow) -> float:
+    def _warm_up(self, session: Session, settings: SftWarmUpConfig, flow: Flow) -> float:
         """Returns the score that it ends with."""
         accuracy, step = 0.0, 0
         while step < settings.max_steps and accuracy < settings.target_accuracy:
@@ -481,25 +481,25 @@ class ReasoningJob(Job):
             step = steps.stop
             name = self.score.name
             accuracy = session.evaluate(0)[name]
-            session.message(f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, {name} {accuracy:.3f}")
+            session.message(f"SFT warm-up {step}: loss {run.metrics['sft_warm_up/loss']:.3f}, {name} {accuracy:.3f}")
         return accuracy
 
-    def _keep_warm_start(self, session: Session, warm_starts: WarmStarts, accuracy: float) -> None:
-        if warm_starts.why_not is not None:
-            session.note(f"warm start: made anew and not kept: {warm_starts.why_not}")
+    def _keep_sft_warm_up(self, session: Session, sft_warm_ups: SftWarmUps, accuracy: float) -> None:
+        if sft_warm_ups.why_not is not None:
+            session.note(f"SFT warm-up: made anew and not kept: {sft_warm_ups.why_not}")
             return
         try:
             digests: dict[str, str] = {}
-            with warm_starts.keeping(self.config.name, accuracy, digests) as folder:
+            with sft_warm_ups.keeping(self.config.name, accuracy, digests) as folder:
                 for of_rank in session.group("actor").call("save_checkpoint", str(folder)):
                     digests.update(of_rank)
         except (OSError, UserError) as error:
-            session.note(f"warm start: not kept for the next run: {error}")
+            session.note(f"SFT warm-up: not kept for the next run: {error}")
         else:
-            session.note(f"warm start: kept for the next run in {cache_folder()}")
+            session.note(f"SFT warm-up: kept for the next run in {cache_folder()}")
 
     def restore(self, session: Session, step: int) -> None:
-        """The reference is a teacher, or the policy as the warm start left it; without one it is the model that every
+        """The reference is a teacher, or the policy as the SFT warm-up left it; without one it is the model that every
         worker starts from. One that follows the policy is as it was after its last change up to the step."""
         followed = [path for number, path in checkpoint_steps(session.folder / REFERENCES) if number <= step]
         folder = followed[-1] if followed else session.folder / REFERENCE_FOLDER
@@ -524,7 +524,7 @@ class ReasoningJob(Job):
         for path in needed[:-1]:
             shutil.rmtree(path)
 
-    def examples(self, settings: WarmStartConfig, step: int) -> list[ExampleBatch]:
+    def examples(self, settings: SftWarmUpConfig, step: int) -> list[ExampleBatch]:
         """One batch as one item a shard, from a stretch of the problem stream that the training steps do not reach."""
         first = WARM_START_OFFSET + step * settings.batch_size
         rows, masks = [], []
@@ -536,7 +536,7 @@ class ReasoningJob(Job):
             masks.append((torch.arange(len(rows[-1])) >= len(prompt)).float())
         token_ids = pad_sequence(rows, batch_first=True, padding_value=self._tokenizer.pad_token_id)
         loss_mask = pad_sequence(masks, batch_first=True)
-        num_shards = self.config.actor.settled_shards
+        num_shards = self.config.actor.resolved_shards
         return [
             ExampleBatch(shard=shard, token_ids=token_ids[shard::num_shards], loss_mask=loss_mask[shard::num_shards])
             for shard in range(num_shards)

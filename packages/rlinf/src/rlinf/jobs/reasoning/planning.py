@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rlinf.config.devices import settle
+from rlinf.config.devices import resolve_for_devices
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.jobs.reasoning.flow import training_flow
@@ -34,15 +34,15 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
             "model.path is not set: times are derived from the shape of a model",
             hint="give --model.path FOLDER or a public name such as Qwen2.5-7B, and --model.architecture null",
         )
-    settled = settle(config, num_devices)
+    resolved = resolve_for_devices(config, num_devices)
     try:
         model = named_shape(config.model.path)
         _check_cut(config, model, num_devices)
         sheet = find_gpu(gpu)
-        job = job_shape(settled, device_bytes=sheet.memory_bytes)
-        check_gpu(settled, model, sheet, num_devices)
+        job = job_shape(resolved, device_bytes=sheet.memory_bytes)
+        check_gpu(resolved, model, sheet, num_devices)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
-        flow = planned_flow(settled, group_bytes=group_bytes)
+        flow = planned_flow(resolved, group_bytes=group_bytes)
         return Problem(
             flow=flow,
             profiles=recipe_profiles(flow, config, model, sheet, job),
@@ -87,17 +87,17 @@ def _check_cut(config: ReasoningConfig, model: ModelShape, num_devices: int) -> 
 
 def reasoning_loads(config: ReasoningConfig, plan: Plan, cluster: Cluster) -> list[Load]:
     """What the ranks of a plan for `reasoning_problem` hold."""
-    settled = settle(config, int(config.cluster.num_devices))
-    assert settled.model.path is not None, "there is a problem of it"
+    resolved = resolve_for_devices(config, int(config.cluster.num_devices))
+    assert resolved.model.path is not None, "there is a problem of it"
     device_bytes = cluster.devices[0].memory_bytes
-    return loads_of(settled, named_shape(settled.model.path), plan, device_bytes=device_bytes)
+    return loads_of(resolved, named_shape(resolved.model.path), plan, device_bytes=device_bytes)
 
 
 def planned_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
     """The training flow with the sizes of its items.
 
     Args:
-        config: settled, see `rlinf.config.devices.settle`.
+        config: settled, see `rlinf.config.devices.resolve_for_devices`.
         group_bytes: size of one prompt's answers on a channel.
     """
     graph = training_flow(config, granularities=actor_granularities(config)).graph()
@@ -118,5 +118,5 @@ def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
     size = actor.micro_batch_groups
     if actor.max_tokens_per_micro_batch is not None:
         size = max(1, int(actor.max_tokens_per_micro_batch / job_shape(config).lengths.packed_group_tokens))
-    unit = size * actor.settled_shards
+    unit = size * actor.resolved_shards
     return (*range(unit, num_sampled_prompts(config), unit), 0)

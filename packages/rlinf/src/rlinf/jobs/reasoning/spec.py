@@ -36,22 +36,22 @@ class ReasoningSpec(JobSpec):
         if isinstance(task := config.task, FilesTask):
             check_data([*task.train_files, *task.eval_files, *task.eval_sets.values()])
 
-    def settle(self, config: ReasoningConfig, num_devices: int) -> ReasoningConfig:
+    def resolve_for_devices(self, config: ReasoningConfig, num_devices: int) -> ReasoningConfig:
         """With a shard for each replica of the actor that the devices have room for, as far as the prompts of an
-        optimizer step and the warm start's batch allow. What is written down is a number, so a resumed run keeps it on
+        optimizer step and the SFT warm-up's batch allow. What is written down is a number, so a resumed run keeps it on
         any machine."""
         if config.actor.num_shards != "auto":
             return config
         num_replicas = max(1, num_devices // config.replica_sizes.get("actor", 1))
         most = min(num_replicas, config.rollout.num_prompts // config.algorithm.num_minibatches)
-        whole = config.warm_start.batch_size if config.warm_start else 0
+        whole = config.sft_warm_up.batch_size if config.sft_warm_up else 0
         num_shards = next(count for count in range(most, 0, -1) if num_replicas % count == 0 and whole % count == 0)
         return config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": num_shards})})
 
     def preload(self, config: ReasoningConfig) -> Sequence[str]:
         family = config.model.architecture.family if config.model.architecture else _family(config.model.path)
         model = [f"transformers.models.{family}.modeling_{family}"] if family else []
-        engine = [config.rollout.engine_spec.module] if "rollout" not in config.environments else []
+        engine = [config.rollout.engine_spec.module] if "rollout" not in config.venvs else []
         roles = [f"rlinf_workers.{role}" for role in ROLES]
         return [*roles, *engine, *model, "transformers.tokenization_utils_tokenizers"]
 

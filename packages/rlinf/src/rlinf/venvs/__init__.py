@@ -1,7 +1,7 @@
-"""Python environments for roles whose packages cannot live together: SGLang pins a torch that simulators and Megatron
+"""venvs for roles whose packages cannot live together: SGLang pins a torch that simulators and Megatron
 cannot use.
 
-catalog.py       which environments can be made, and the requirement lists that ship with the package
+catalog.py       which venvs can be made, and the requirement lists that ship with the package
 folder.py        where they lie on this machine, and what is in each
 create.py        makes one
 python_build.py  which Python an interpreter is, and which one is taken
@@ -11,11 +11,11 @@ stand_ins/       modules that take the place of packages which exist for GPUs al
 examine.py       what works in one
 probe.py         the part of that which runs inside it
 
-The config names one by role, `environments: {rollout: sglang}`, and `python_of` says which interpreter that is.
+The config names one by role, `venvs: {rollout: sglang}`, and `python_of` says which interpreter that is.
 """
 
 from __future__ import annotations
 
-from rlinf.environments.folder import python_of
+from rlinf.venvs.folder import python_of
 
 __all__ = ["python_of"]

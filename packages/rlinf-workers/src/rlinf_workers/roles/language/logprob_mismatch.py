@@ -25,7 +25,7 @@ NUM_BEFORE, NUM_AFTER = 16, 4
 """Tokens of the completion that are shown around one."""
 
 
-def gap_sums(drift: Tensor, mask: Tensor) -> list[float]:
+def mismatch_sums(drift: Tensor, mask: Tensor) -> list[float]:
     """What a micro-batch adds: number of tokens, sum of |drift|, sum of k3, then the number in each bin; `NUM_SUMS`.
 
     Args:
@@ -45,7 +45,7 @@ def k3(drift: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogprobGap:
+class LogprobMismatch:
     """The gap over the tokens of a step."""
 
     num_tokens: float
@@ -57,12 +57,12 @@ class LogprobGap:
     """Tokens in each bin, ascending."""
 
     @staticmethod
-    def of(parts: Sequence[Sequence[float]]) -> LogprobGap | None:
-        """From all that `gap_sums` gave; None: there is no token."""
+    def of(parts: Sequence[Sequence[float]]) -> LogprobMismatch | None:
+        """From all that `mismatch_sums` gave; None: there is no token."""
         num_tokens, total, kl, *counts = [math.fsum(column) for column in zip(*parts, strict=True)] or [0.0] * 3
         if not num_tokens:
             return None
-        return LogprobGap(num_tokens=num_tokens, mean=total / num_tokens, kl=kl / num_tokens, counts=tuple(counts))
+        return LogprobMismatch(num_tokens=num_tokens, mean=total / num_tokens, kl=kl / num_tokens, counts=tuple(counts))
 
     def quantile(self, share: float) -> float:
         """Nats: the smallest distance that at least this share of the tokens does not exceed, to 2.2 %."""

@@ -1,4 +1,4 @@
-"""A second Python environment for tests, made in milliseconds: another interpreter, with the packages of this one."""
+"""A second venv for tests, made in milliseconds: another interpreter, with the packages of this one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import rlinf_workers
 
 
-def second_environment(folder: Path, *, protocol: int | None = None) -> str:
-    """Makes an environment in `folder` that finds what is installed in the present one.
+def second_venv(folder: Path, *, protocol: int | None = None) -> str:
+    """Makes a venv in `folder` that finds what is installed in the present one.
 
     Args:
         protocol: of its rlinf-workers, where it shall speak another than here.

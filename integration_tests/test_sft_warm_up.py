@@ -1,4 +1,4 @@
-"""A warm start from a dataset through the command line: the policy imitates, one and two ranks have the same numbers,
+"""An SFT warm-up from a dataset through the command line: the policy imitates, one and two ranks have the same numbers,
 and a resumed run does not begin with one again."""
 
 import json
@@ -57,17 +57,17 @@ def record(folder):
 @pytest.mark.slow
 def test_one_and_two_ranks_warm_up_alike_and_a_resumed_run_does_not(tmp_path):
     begin = {"source": "lerobot", "path": str(record(tmp_path / "set")), "num_episodes": 4, "num_steps": 60}
-    keys = SWING | {f"warm_start.{name}": value for name, value in begin.items()}
+    keys = SWING | {f"sft_warm_up.{name}": value for name, value in begin.items()}
     runs = []
     for devices in (1, 2):
         run = train(
             "pushcube-ppo", tmp_path / str(devices), keys | {"cluster.num_devices": devices, "run.num_steps": 1}
         )
         notes = json.loads((run / "manifest.json").read_text())["notes"]
-        assert "warm start: 4 demonstrations of stand up, 40 chunks" in notes
+        assert "SFT warm-up: 4 demonstrations of stand up, 40 chunks" in notes
         runs.append((rows(run), rows(run, "evaluations.jsonl"), weights(run)))
     assert runs[0] == runs[1]
     again = [*RLINF, "train", "--resume", "--output", str(tmp_path / "2"), "--run.num_steps", "2"]
     done = subprocess.run(again, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "warm start" not in done.stdout + done.stderr
+    assert "SFT warm-up" not in done.stdout + done.stderr

@@ -22,7 +22,7 @@ BLOCK_BYTES = 1 << 20
 _LINE = re.compile(r"^([0-9a-f]{64})  (\S.*)$", re.MULTILINE)
 
 
-def write_seal(folder: Path, digests: Mapping[str, str]) -> None:
+def write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
     """Seals all files of a folder, of which state.json is one.
 
     Args:
@@ -46,7 +46,7 @@ def damage(folder: Path, under: str = "") -> str | None:
     Raises: PermissionError.
     """
     try:
-        sums = _read_seal(folder)
+        sums = _read_checksums(folder)
     except PermissionError:
         raise
     except (OSError, ValueError) as error:
@@ -58,9 +58,9 @@ def damage(folder: Path, under: str = "") -> str | None:
     return "; ".join(problems) or None
 
 
-def sealed_files(folder: Path, under: str) -> list[Path]:
+def checked_files(folder: Path, under: str) -> list[Path]:
     """The files of a whole folder (see `damage`) whose names begin so, in the order of their names."""
-    return [folder / name for name in sorted(_read_seal(folder)) if name.startswith(under)]
+    return [folder / name for name in sorted(_read_checksums(folder)) if name.startswith(under)]
 
 
 def file_digest(path: Path) -> str:
@@ -73,7 +73,7 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_seal(folder: Path) -> dict[str, str]:
+def _read_checksums(folder: Path) -> dict[str, str]:
     """Name -> digest, in the order of the lines. Raises: OSError, ValueError."""
     text = read_plain(folder / SUMS).decode("utf-8")
     sums = {name: digest for digest, name in _LINE.findall(text)}

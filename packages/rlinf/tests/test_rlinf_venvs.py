@@ -1,4 +1,4 @@
-"""`rlinf env`: made from a list, looked after, refused where something does not fit; with a tiny list."""
+"""`rlinf venv`: made from a list, looked after, refused where something does not fit; with a tiny list."""
 
 import errno
 import fcntl
@@ -17,10 +17,10 @@ import pytest
 
 from rlinf import doctor
 from rlinf.doctor import OWN_PACKAGES
-from rlinf.environments import create, examine, folder, own_packages, pip, python_of, stand_ins
-from rlinf.environments.catalog import KINDS, read_list, requirement_list
-from rlinf.environments.python_build import ask
 from rlinf.errors import RunFailed, UserError
+from rlinf.venvs import create, examine, folder, own_packages, pip, python_of, stand_ins
+from rlinf.venvs.catalog import KINDS, read_list, requirement_list
+from rlinf.venvs.python_build import ask
 from rlinf_envs import VenvSpec
 from rlinf_workers.plugins import ENGINES
 
@@ -51,14 +51,14 @@ def write_list(lists: Path, *lines: str, python: str = MINOR) -> None:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory):
     """`tiny` as the one environment that can be made, its list's folder, and a folder of environments."""
-    root = tmp_path_factory.mktemp("environments")
+    root = tmp_path_factory.mktemp("venvs")
     lists, wheels = root / "lists", root / "wheels"
     lists.mkdir()
     wheels.mkdir()
     write_wheel(wheels, "1.0")
     write_list(lists, "tiny==1.0")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLINF_ENVIRONMENTS", str(root / "made"))
+        patch.setenv("RLINF_VENVS", str(root / "made"))
         patch.setenv("PIP_NO_INDEX", "1")
         patch.setenv("PIP_FIND_LINKS", str(wheels))
         patch.setitem(KINDS, "tiny", replace(TINY, folder=lists))
@@ -69,7 +69,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture
 def empty(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same with no environment yet, and virtual environments without pip, which are made in no time."""
-    monkeypatch.setenv("RLINF_ENVIRONMENTS", str(tmp_path / "made"))
+    monkeypatch.setenv("RLINF_VENVS", str(tmp_path / "made"))
     real = create._run
     monkeypatch.setattr(create, "_run", lambda command: real([*command, "--without-pip"]))
     monkeypatch.setattr(pip, "install", lambda *_, **__: None)
@@ -81,7 +81,7 @@ def venv(tiny: Path) -> Path:
     """The environment, made by the command."""
     from rlinf.cli.main import main
 
-    assert main(["env", "create", "tiny", "--cpu"]) == 0
+    assert main(["venv", "create", "tiny", "--cpu"]) == 0
     return tiny / "made" / "tiny"
 
 
@@ -98,20 +98,20 @@ def test_the_list_and_rlinf_are_in_it_and_nothing_else(venv: Path):
 
 def test_a_second_create_changes_nothing(rlinf, venv: Path):
     before = {path: path.stat().st_mtime_ns for path in venv.rglob("*") if "__pycache__" not in path.parts}
-    outcome = rlinf("env", "create", "tiny", "--cpu")
+    outcome = rlinf("venv", "create", "tiny", "--cpu")
     assert (outcome.code, outcome.out.splitlines()[0]) == (0, f"{venv} is there and up to date")
     assert before == {path: path.stat().st_mtime_ns for path in venv.rglob("*") if "__pycache__" not in path.parts}
 
 
 def test_it_is_listed_found_by_name_and_checked(rlinf, venv: Path):
-    assert rlinf("env", "list").out.split() == ["tiny", "--cpu", "Python", sys.version.split()[0], str(venv)]
+    assert rlinf("venv", "list").out.split() == ["tiny", "--cpu", "Python", sys.version.split()[0], str(venv)]
     assert python_of("tiny") == python_of(venv) == venv / "bin" / "python"
-    outcome = rlinf("env", "check", "tiny")
+    outcome = rlinf("venv", "check", "tiny")
     assert outcome.code == 0
     subjects = [line[9:].split()[0] for line in outcome.out.splitlines() if line.startswith("ok ")]
     assert subjects == ["interpreter", "rlinf's", "versions", "tiny", "rlinf-workers", "rlinf-comm", "protocols"]
     assert outcome.out.endswith("no problems found\n")
-    (finding,) = doctor._environments()
+    (finding,) = doctor._venvs()
     assert (finding.subject, finding.verdict) == ("environment tiny", "ok")
 
 
@@ -122,7 +122,7 @@ def test_a_check_names_what_changed_in_it(rlinf, venv: Path):
     try:
         metadata.write_text(originals[0].replace("1.0", "2.0"))
         module.write_text("raise OSError('broken')")
-        outcome = rlinf("env", "check")
+        outcome = rlinf("venv", "check")
     finally:
         metadata.write_text(originals[0])
         module.write_text(originals[1])
@@ -133,19 +133,19 @@ def test_a_check_names_what_changed_in_it(rlinf, venv: Path):
 
 def test_the_doctor_says_in_one_line_what_is_wrong_and_what_to_do(venv: Path, tmp_path: Path):
     for gone, text in (
-        ("lib/*/site-packages/tiny*", "versions: tiny is missing (listed: 1.0) (and 1 more: rlinf env check tiny)"),
+        ("lib/*/site-packages/tiny*", "versions: tiny is missing (listed: 1.0) (and 1 more: rlinf venv check tiny)"),
         ("bin/python", f"interpreter: {venv}/bin/python does not run: [Errno 2] "),
     ):
         moves = [(path, tmp_path / path.name) for path in venv.glob(gone)]
         assert moves
         for path, elsewhere in moves:
             path.rename(elsewhere)
-        (finding,) = doctor._environments()
+        (finding,) = doctor._venvs()
         for path, elsewhere in moves:
             elsewhere.rename(path)
         assert (finding.subject, finding.verdict) == ("environment tiny", "problem")
         assert finding.text.startswith(text) and "\n" not in finding.text
-        assert finding.hint == "rlinf env remove tiny && rlinf env create tiny --cpu"
+        assert finding.hint == "rlinf venv remove tiny && rlinf venv create tiny --cpu"
 
 
 def test_one_whose_interpreter_is_another_python_now_is_made_anew(rlinf, venv: Path):
@@ -153,24 +153,24 @@ def test_one_whose_interpreter_is_another_python_now_is_made_anew(rlinf, venv: P
     assert stamp is not None
     folder.write_stamp(venv, replace(stamp, python="3.99.7"))
     try:
-        (finding,) = doctor._environments()
-        refusal = rlinf("env", "create", "tiny", "--cpu")
+        (finding,) = doctor._venvs()
+        refusal = rlinf("venv", "create", "tiny", "--cpu")
     finally:
         folder.write_stamp(venv, stamp)
     assert finding.text.startswith(f"interpreter: {venv}/bin/python is Python {MINOR}.")
     assert finding.text.endswith("now; the environment was made with 3.99.7")
-    assert finding.hint == "rlinf env remove tiny && rlinf env create tiny --cpu"
-    assert refusal.code == 2 and "now; the environment was made with 3.99.7\nhint: rlinf env remove" in refusal.err
+    assert finding.hint == "rlinf venv remove tiny && rlinf venv create tiny --cpu"
+    assert refusal.code == 2 and "now; the environment was made with 3.99.7\nhint: rlinf venv remove" in refusal.err
 
 
 def test_one_without_rlinf_is_said_and_mended(rlinf, venv: Path, tmp_path: Path):
     for path in ask(venv / "bin" / "python").site_packages.glob("*rlinf*"):
         path.rename(tmp_path / path.name)
-    (finding,) = doctor._environments()
+    (finding,) = doctor._venvs()
     assert finding.text.startswith(f"rlinf's own packages: missing: {', '.join(OWN_PACKAGES)}")
-    assert finding.hint == "rlinf env create tiny --cpu renews them"
-    assert rlinf("env", "create", "tiny", "--cpu").code == 0
-    (finding,) = doctor._environments()
+    assert finding.hint == "rlinf venv create tiny --cpu renews them"
+    assert rlinf("venv", "create", "tiny", "--cpu").code == 0
+    (finding,) = doctor._venvs()
     assert finding.verdict == "ok"
 
 
@@ -184,16 +184,16 @@ def test_modules_that_ask_and_write_on_their_first_import_are_answered(rlinf, ve
     )
     try:
         monkeypatch.setitem(KINDS, "tiny", asking)
-        assert rlinf("env", "check", "tiny").code == 0
+        assert rlinf("venv", "check", "tiny").code == 0
         monkeypatch.setitem(KINDS, "tiny", replace(asking, import_answer=""))
-        assert "does not import: EOFError" in rlinf("env", "check", "tiny").out
+        assert "does not import: EOFError" in rlinf("venv", "check", "tiny").out
     finally:
         module.write_text(original)
 
 
 def test_a_check_says_where_a_run_from_here_could_not_start_workers(rlinf, venv: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rlinf_workers.protocol.PROTOCOL", -1)
-    outcome = rlinf("env", "check", "tiny")
+    outcome = rlinf("venv", "check", "tiny")
     assert outcome.code == 1
     assert "PROBLEM  protocols" in outcome.out and "against -1" in " ".join(outcome.out.split())
 
@@ -202,12 +202,12 @@ def test_one_from_an_older_list_is_out_of_date(rlinf, tiny: Path, venv: Path):
     stamp = folder.read_stamp(venv)
     write_list(tiny / "lists", "tiny==1.1")
     try:
-        refusal, check = rlinf("env", "create", "tiny", "--cpu"), rlinf("env", "check", "tiny")
+        refusal, check = rlinf("venv", "create", "tiny", "--cpu"), rlinf("venv", "check", "tiny")
     finally:
         write_list(tiny / "lists", "tiny==1.0")
     assert refusal.code == 2
     assert "is out of date: the list of tiny --cpu has changed" in refusal.err
-    assert "hint: rlinf env remove tiny && rlinf env create tiny --cpu" in refusal.err
+    assert "hint: rlinf venv remove tiny && rlinf venv create tiny --cpu" in refusal.err
     assert "its list has changed since it was made" in check.out
     assert folder.read_stamp(venv) == stamp
 
@@ -220,13 +220,13 @@ def test_another_rlinf_is_said_and_renewed(rlinf, venv: Path):
     (entry,) = (
         site / path for path in importlib.metadata.distribution("rlinf-algos").files or () if "METADATA" in str(path)
     )
-    assert "not the same as here: rlinf-algos" in rlinf("env", "check").out
+    assert "not the same as here: rlinf-algos" in rlinf("venv", "check").out
     entry.write_text("old")
-    outcome = rlinf("env", "create", "tiny", "--cpu")
+    outcome = rlinf("venv", "create", "tiny", "--cpu")
     assert "rlinf's own packages in it are not those here and are renewed" in outcome.out
     assert folder.read_stamp(venv) == stamp
     assert "Name: rlinf-algos" in entry.read_text()
-    assert "no problems found" in rlinf("env", "check").out
+    assert "no problems found" in rlinf("venv", "check").out
 
 
 def test_native_code_for_another_python_is_installed_by_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -285,11 +285,11 @@ def test_a_creation_that_ends_early_leaves_nothing(
     seen = []
 
     def fail(python: Path, *_, **__):
-        seen.append((python.exists(), [one.stamp.is_complete for one in folder.environments()]))
+        seen.append((python.exists(), [one.stamp.is_complete for one in folder.venvs()]))
         raise error
 
     monkeypatch.setattr(pip, "install", fail)
-    assert rlinf("env", "create", "tiny", "--cpu").code == code
+    assert rlinf("venv", "create", "tiny", "--cpu").code == code
     assert seen == [(True, [False])]
     assert [path.name for path in empty.iterdir()] == [".tiny.lock"]
 
@@ -299,18 +299,18 @@ def test_a_torch_for_cpus_that_pip_does_not_find_is_explained(rlinf, empty: Path
         raise RunFailed("pip install failed: No matching distribution found for torch==2.13.0+cpu")
 
     monkeypatch.setattr(pip, "install", fail)
-    assert "\nhint: the list wants a build of torch for CPUs" in rlinf("env", "create", "tiny", "--cpu").err
+    assert "\nhint: the list wants a build of torch for CPUs" in rlinf("venv", "create", "tiny", "--cpu").err
 
 
 def test_a_creation_that_was_killed_does_not_count_and_is_made_anew(rlinf, empty: Path):
     (empty / "tiny").mkdir(parents=True)
     stamp = folder.Stamp(name="tiny", cpu=True, python="3.11.7", list_sha256="")
     folder.write_stamp(empty / "tiny", stamp)
-    assert "its making was cut short" in rlinf("env", "list").out
-    assert "its making was cut short" in rlinf("env", "check").out
-    with pytest.raises(UserError, match=r"there is no environment 'tiny' in .*; there is none\nhint: rlinf env create"):
+    assert "its making was cut short" in rlinf("venv", "list").out
+    assert "its making was cut short" in rlinf("venv", "check").out
+    with pytest.raises(UserError, match=r"there is no venv 'tiny' in .*; there is none\nhint: rlinf venv create"):
         python_of("tiny")
-    outcome = rlinf("env", "create", "tiny", "--cpu")
+    outcome = rlinf("venv", "create", "tiny", "--cpu")
     assert "its making was cut short; it is made anew" in outcome.out
     assert outcome.code == 1  # pip was kept from installing tiny
     assert "was installed, and does not work:\n  tiny: ModuleNotFoundError" in outcome.err
@@ -320,13 +320,13 @@ def test_a_creation_that_was_killed_does_not_count_and_is_made_anew(rlinf, empty
 def test_two_at_once_are_refused(rlinf, empty: Path):
     (empty / "tiny").mkdir(parents=True)
     folder.write_stamp(empty / "tiny", folder.Stamp(name="tiny", cpu=True, python="3.11.7", list_sha256=""))
-    with folder.held(empty / "tiny", "rlinf env create tiny --cpu"):
+    with folder.held(empty / "tiny", "rlinf venv create tiny --cpu"):
         for command in (("create", "tiny", "--cpu"), ("remove", "tiny")):
-            error = rlinf("env", *command).err
+            error = rlinf("venv", *command).err
             assert f"{empty / 'tiny'} is in use: process {os.getpid()} on " in error
-            assert "(rlinf env create tiny --cpu)" in error and "--output" not in error
+            assert "(rlinf venv create tiny --cpu)" in error and "--output" not in error
     assert (empty / "tiny").is_dir()
-    assert rlinf("env", "remove", "tiny").code == 0
+    assert rlinf("venv", "remove", "tiny").code == 0
 
 
 def test_a_file_system_without_locks_is_said(rlinf, empty: Path, monkeypatch: pytest.MonkeyPatch):
@@ -334,7 +334,7 @@ def test_a_file_system_without_locks_is_said(rlinf, empty: Path, monkeypatch: py
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    outcome = rlinf("env", "create", "tiny", "--cpu")
+    outcome = rlinf("venv", "create", "tiny", "--cpu")
     assert "has no locks: a second process could write it too" in outcome.out
     assert "was installed, and does not work" in outcome.err  # pip was kept from installing tiny
 
@@ -343,7 +343,7 @@ def test_a_list_that_nobody_has_tried_says_so(rlinf, tiny: Path, empty: Path):
     file = tiny / "lists" / "requirements-gpu.txt"
     file.write_text(f"# untried: only looked at\n# python: 3.9, {MINOR}\ntiny==1.0\n")
     try:
-        outcome = rlinf("env", "create", "tiny")
+        outcome = rlinf("venv", "create", "tiny")
     finally:
         file.unlink()
     assert f"with Python {MINOR}" in outcome.out
@@ -351,14 +351,12 @@ def test_a_list_that_nobody_has_tried_says_so(rlinf, tiny: Path, empty: Path):
 
 
 def test_names_and_variants_that_do_not_exist_are_refused(refused, empty: Path):
-    assert refused("env", "create", "sglan").startswith(
-        "there is no environment called 'sglan'\nhint: rlinf env create "
-    )
-    text = refused("env", "create", "tiny")
+    assert refused("venv", "create", "sglan").startswith("there is no venv called 'sglan'\nhint: rlinf venv create ")
+    text = refused("venv", "create", "tiny")
     assert text.startswith("no requirement list ships for tiny; there are lists for libero --cpu, libero, ")
     assert ", tiny --cpu\nhint: make a virtual environment by hand" in text
-    assert "environments: {rollout: /path/of/bin/python}" in text
-    assert refused("env", "check", "tiny").startswith(f"there is no environment 'tiny' in {empty}; there is none")
+    assert "venvs: {rollout: /path/of/bin/python}" in text
+    assert refused("venv", "check", "tiny").startswith(f"there is no venv 'tiny' in {empty}; there is none")
 
 
 @pytest.mark.parametrize(
@@ -369,7 +367,7 @@ def test_names_and_variants_that_do_not_exist_are_refused(refused, empty: Path):
     ],
 )
 def test_an_interpreter_that_is_none_is_refused(rlinf, empty: Path, python: str, expected: str):
-    outcome = rlinf("env", "create", "tiny", "--cpu", "--python", python)
+    outcome = rlinf("venv", "create", "tiny", "--cpu", "--python", python)
     assert outcome.code == 2 and outcome.err.startswith(f"error: {expected}")
     assert not (empty / "tiny").exists()
 
@@ -378,11 +376,11 @@ def test_another_python_than_the_lists_is_refused(rlinf, tiny: Path, empty: Path
     write_list(tiny / "lists", "tiny==1.0", python="3.9")
     monkeypatch.setenv("PATH", "/nowhere")
     try:
-        chosen = rlinf("env", "create", "tiny", "--cpu", "--python", sys.executable).err
-        default = rlinf("env", "create", "tiny", "--cpu").err
+        chosen = rlinf("venv", "create", "tiny", "--cpu", "--python", sys.executable).err
+        default = rlinf("venv", "create", "tiny", "--cpu").err
     finally:
         write_list(tiny / "lists", "tiny==1.0")
-    hint = "\nhint: rlinf env create tiny --cpu --python /path/of/python3.9\n"
+    hint = "\nhint: rlinf venv create tiny --cpu --python /path/of/python3.9\n"
     assert f"tiny --cpu is for Python 3.9; {sys.executable} is Python {MINOR}" in chosen
     assert default == f"error: tiny --cpu is for Python 3.9, and there is no python3.9 on the path{hint}"
 
@@ -390,16 +388,16 @@ def test_another_python_than_the_lists_is_refused(rlinf, tiny: Path, empty: Path
 def test_only_what_rlinf_made_is_removed(rlinf, empty: Path):
     foreign = empty / "mine"
     (foreign / "work").mkdir(parents=True)
-    assert "mine was not made by rlinf env create" in rlinf("env", "remove", "mine").err
+    assert "mine was not made by rlinf venv create" in rlinf("venv", "remove", "mine").err
     for name in ("..", "../..", "mine/work", ".tiny.lock", str(foreign)):
-        assert rlinf("env", "remove", name).code == 2
+        assert rlinf("venv", "remove", name).code == 2
     assert (foreign / "work").is_dir()
     (empty / "linked").symlink_to(foreign)
     folder.write_stamp(foreign, folder.Stamp(name="mine", cpu=True, python="3.11.7", list_sha256=""))
-    assert rlinf("env", "remove", "linked").code == 2
-    assert rlinf("env", "remove", "mine").out == f"removed {foreign}\n"
+    assert rlinf("venv", "remove", "linked").code == 2
+    assert rlinf("venv", "remove", "mine").out == f"removed {foreign}\n"
     assert not foreign.exists()
-    assert rlinf("env", "remove", "mine").code == 2
+    assert rlinf("venv", "remove", "mine").code == 2
 
 
 def test_a_path_is_taken_as_it_is(tmp_path: Path):
@@ -416,15 +414,15 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path):
 
 def test_a_package_that_is_not_the_listed_one_is_not_installed(rlinf, tiny: Path, tmp_path: Path, monkeypatch):
     """It has the name and the version, but other content."""
-    monkeypatch.setenv("RLINF_ENVIRONMENTS", str(tmp_path / "made"))
+    monkeypatch.setenv("RLINF_VENVS", str(tmp_path / "made"))
     wheel = (tiny / "wheels" / "tiny-1.0-py3-none-any.whl").read_bytes()
     monkeypatch.setitem(KINDS, "tiny", replace(TINY, folder=tmp_path))
     write_list(tmp_path, f"tiny==1.0 --hash=sha256:{hashlib.sha256(wheel + b'changed').hexdigest()}")
-    outcome = rlinf("env", "create", "tiny", "--cpu")
+    outcome = rlinf("venv", "create", "tiny", "--cpu")
     assert outcome.code == 1 and "THESE PACKAGES DO NOT MATCH THE HASHES" in outcome.err
     assert not (tmp_path / "made" / "tiny").exists()
     write_list(tmp_path, f"tiny==1.0 --hash=sha256:{hashlib.sha256(wheel).hexdigest()}")
-    assert rlinf("env", "create", "tiny", "--cpu").code == 0
+    assert rlinf("venv", "create", "tiny", "--cpu").code == 0
 
 
 # -- what ships --------------------------------------------------------------------------------------------------------

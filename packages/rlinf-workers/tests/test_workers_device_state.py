@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_workers.errors import WorkersError
+from rlinf_workers.execution.device_state import DeviceState
 from rlinf_workers.execution.lease import LeaseRequest, Leases
-from rlinf_workers.execution.residents import Residents
 from rlinf_workers.spans import LEASE, Span
 
 DEVICES = {"rollout/0": {0}, "rollout/1": {1}, "actor/0": {0, 1}, "critic/0": {1}}
@@ -17,7 +17,7 @@ class Table:
     """Asks for room as the executor does; a worker that is sent away leaves when `leave` says so."""
 
     def __init__(self) -> None:
-        self.residents = Residents(self._send_away)
+        self.device_state = DeviceState(self._send_away)
         self.leaving: dict[str, Future[Span]] = {}
         self.sent_away: list[str] = []
         self.answers: list[str] = []
@@ -31,7 +31,7 @@ class Table:
         """What is answered at once."""
         self.answers.clear()
         groups = {worker.partition("/")[0], *beside}
-        self.residents.make_room(
+        self.device_state.make_room(
             worker, DEVICES[worker], beside=groups, stays=stays, ready=lambda why: self.answers.append(why)
         )
         return list(self.answers)
@@ -48,12 +48,12 @@ def test_state_stays_until_somebody_else_comes_and_leaves_before_the_answer():
     assert table.come("rollout/0") == table.come("rollout/0") == [""]
     assert table.sent_away == []
     assert table.come("actor/0") == []
-    assert table.residents.leaving() == table.sent_away == ["rollout/0"]
-    assert table.residents.take_spans() == []
+    assert table.device_state.leaving() == table.sent_away == ["rollout/0"]
+    assert table.device_state.take_spans() == []
     assert table.leave("rollout/0") == [""]
-    assert table.residents.leaving() == []
-    assert [span.worker for span in table.residents.take_spans()] == ["rollout/0"]
-    assert table.residents.take_spans() == []
+    assert table.device_state.leaving() == []
+    assert [span.worker for span in table.device_state.take_spans()] == ["rollout/0"]
+    assert table.device_state.take_spans() == []
     assert table.come("rollout/0") == [] and table.sent_away == ["rollout/0", "actor/0"]
 
 
@@ -101,9 +101,9 @@ def test_who_comes_is_told_why_another_did_not_leave():
 def test_a_call_that_fails_at_once_is_an_answer_too():
     lost: Future[Span] = Future()
     lost.set_exception(WorkersError("rollout/0 was lost"))
-    residents, answers = Residents(lambda _: lost), []
-    residents.make_room("rollout/0", {0}, beside=(), stays=False, ready=answers.append)
-    residents.make_room("actor/0", {0}, beside=(), stays=False, ready=answers.append)
+    device_state, answers = DeviceState(lambda _: lost), []
+    device_state.make_room("rollout/0", {0}, beside=(), stays=False, ready=answers.append)
+    device_state.make_room("actor/0", {0}, beside=(), stays=False, ready=answers.append)
     assert answers[0] == "" and "rollout/0 was lost" in answers[1]
 
 
@@ -126,11 +126,11 @@ def test_every_schedule_of_turns_ends_and_never_holds_two_states_on_one_device(d
         leaving[turn] = Future()
         return leaving[turn]
 
-    residents = Residents(send_away)
+    device_state = DeviceState(send_away)
 
     def make_room(worker: str, request: LeaseRequest, reply) -> None:
         on = devices[request.turn]
-        residents.make_room(worker, on, beside={worker.partition("/")[0]}, stays=False, ready=reply)
+        device_state.make_room(worker, on, beside={worker.partition("/")[0]}, stays=False, ready=reply)
 
     leases = Leases({turn: frozenset(on) for turn, on in enumerate(devices)}, make_room)
     todo = {turn: num_chunks for turn in range(len(devices))}  # noqa: C420 - typed

@@ -17,7 +17,7 @@ Ready = Callable[[str], None]
 """Told when the room is there: "", or why it will not be."""
 
 
-class Residents:
+class DeviceState:
     """The workers whose state is on devices and may have to leave; one table for an executor and all its runs.
 
     Args:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class LentTensors:
+class ReferencedTensors:
     """What a sender reads bucket by bucket, between which the tensors may be replaced by copies.
 
     Args:
@@ -46,7 +46,7 @@ class LentTensors:
             if not self._num_readers:
                 self._tensors = {}
 
-    def settle(self) -> None:
+    def finish_reads(self) -> None:
         """Returns when nobody reads the tensors that were lent, which are copied where somebody still needs them. It
         waits for buckets that are being packed, and for nothing else. From any thread, and again."""
         with self._changed:

@@ -1,8 +1,8 @@
-"""Warm starts that earlier runs made, in the user's cache folder.
+"""SFT warm-ups that earlier runs made, in the user's cache folder.
 
-A warm start is taken from there only if nothing that could change a bit of it differs: the sections of the config that
-decide it, the contents of the files they name, the number of ranks, the machine's processor, the versions of what
-computes and the source of our own packages. It lies there as a checkpoint does, sealed.
+An SFT warm-up is taken from there only if nothing that could change a bit of it differs: the sections of the config
+that decide it, the contents of the files they name, the number of ranks, the machine's processor, the versions of what
+computes and the source of our own packages. It lies there as a checkpoint does, with checksums.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any
 
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
-from rlinf.run_folder.checkpoints import writing_sealed
+from rlinf.run_folder.checkpoints import writing_with_checksums
+from rlinf.run_folder.checksums import damage, file_digest
 from rlinf.run_folder.lock import FolderLock
 from rlinf.run_folder.manifest import processor_name, timestamp
-from rlinf.run_folder.seal import damage, file_digest
 from rlinf_workers.launchers import Interpreter
 
 NUM_KEPT = 8
-SECTIONS = ("seed", "task", "model", "warm_start", "rollout", "reward", "evaluation")
-"""Sections of the config that decide about a warm start, beside single keys. The evaluation is among them because its
-accuracy ends the warm start."""
+SECTIONS = ("seed", "task", "model", "sft_warm_up", "rollout", "reward", "evaluation")
+"""Sections of the config that decide about an SFT warm-up, beside single keys. The evaluation is among them because its
+accuracy ends the SFT warm-up."""
 PACKAGES = ("rlinf", "rlinf_workers", "rlinf_algos", "rlinf_comm")
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "safetensors")
 OWN_CODE = ("function", "model", "code", "weighted")
@@ -38,38 +38,38 @@ OWN_CODE = ("function", "model", "code", "weighted")
 
 
 def cache_folder() -> Path:
-    """`rlinf/warm-starts` in $XDG_CACHE_HOME, or in ~/.cache."""
+    """`rlinf/sft-warm-ups` in $XDG_CACHE_HOME, or in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "rlinf" / "warm-starts"
+    return Path(base) / "rlinf" / "sft-warm-ups"
 
 
-class WarmStarts:
-    """The warm starts of one config.
+class SftWarmUps:
+    """The SFT warm-ups of one config.
 
     Args:
-        config: has a warm start.
+        config: has an SFT warm-up.
         num_ranks: how many ranks train.
         device: where they train, `cpu` or `cuda`.
         environments: role -> the interpreter of its own environment.
 
     Attributes:
-        why_not: why its warm start is neither kept nor taken; None: it is.
+        why_not: why its SFT warm-up is neither kept nor taken; None: it is.
     """
 
     def __init__(
-        self, config: ReasoningConfig, *, num_ranks: int, device: str, environments: Mapping[str, Interpreter]
+        self, config: ReasoningConfig, *, num_ranks: int, device: str, venvs: Mapping[str, Interpreter]
     ) -> None:
-        assert config.warm_start is not None
+        assert config.sft_warm_up is not None
         self.why_not: str | None = None
-        if not config.warm_start.reuse:
-            self.why_not = "warm_start.reuse is false"
+        if not config.sft_warm_up.reuse:
+            self.why_not = "sft_warm_up.reuse is false"
         elif config.reward.kind in OWN_CODE:
             self.why_not = f"reward.kind={config.reward.kind} may hang on more than the config"
         else:
-            self._path = cache_folder() / _key(config, num_ranks, device, environments)
+            self._path = cache_folder() / _key(config, num_ranks, device, venvs)
 
     def find(self) -> tuple[Path, str] | None:
-        """The folder of the warm start, and what to say of it; None: there is none of this user. A damaged one is
+        """The folder of the SFT warm-up, and what to say of it; None: there is none of this user. A damaged one is
         deleted."""
         if self.why_not is not None or not self._path.is_dir() or self._path.stat().st_uid != os.geteuid():
             return None
@@ -80,14 +80,14 @@ class WarmStarts:
         state = json.loads((self._path / "state.json").read_text(encoding="utf-8"))
         self._path.touch()
         text = (
-            f"warm start: taken from {self._path}, which a run of {state['name']} made on {state['made']} "
-            f"(accuracy {state['accuracy']:.3f}); --warm_start.reuse false makes it anew"
+            f"SFT warm-up: taken from {self._path}, which a run of {state['name']} made on {state['made']} "
+            f"(accuracy {state['accuracy']:.3f}); --sft_warm_up.reuse false makes it anew"
         )
         return self._path, text
 
     @contextmanager
     def keeping(self, name: str, accuracy: float, digests: Mapping[str, str]) -> Iterator[Path]:
-        """Yields a folder to save into, which later runs find; `digests` as in `writing_sealed`.
+        """Yields a folder to save into, which later runs find; `digests` as in `writing_with_checksums`.
 
         Raises: OSError, UserError where the cache cannot be written.
         """
@@ -98,7 +98,7 @@ class WarmStarts:
             if self._path.exists():
                 shutil.rmtree(self._path)
             state = {"name": name, "made": timestamp(), "accuracy": accuracy}
-            with writing_sealed(self._path, state, digests) as partial:
+            with writing_with_checksums(self._path, state, digests) as partial:
                 yield partial
             _prune(folder)
         finally:
@@ -112,10 +112,10 @@ def _prune(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def _key(config: ReasoningConfig, num_ranks: int, device: str, environments: Mapping[str, Interpreter]) -> str:
+def _key(config: ReasoningConfig, num_ranks: int, device: str, venvs: Mapping[str, Interpreter]) -> str:
     values = config.model_dump(mode="json")
     decides: dict[str, Any] = {name: values[name] for name in SECTIONS}
-    decides["num_shards"] = config.actor.settled_shards
+    decides["num_shards"] = config.actor.resolved_shards
     decides["backend"] = [config.actor.backend, dict(config.actor.backend_options)]
     decides["has_critic"] = config.algorithm.has_critic
     decides["num_ranks"], decides["device"] = num_ranks, device
@@ -124,13 +124,13 @@ def _key(config: ReasoningConfig, num_ranks: int, device: str, environments: Map
     decides["processor"], decides["python"] = processor_name(), platform.python_version()
     decides["libraries"] = {name: importlib.metadata.version(name) for name in LIBRARIES}
     decides["source"] = {name: _source_digest(name) for name in PACKAGES}
-    decides["environments"] = {
+    decides["venvs"] = {
         role: [
             interpreter.python,
             dict(interpreter.packages),
             [_folder_digest(folder) for folder in interpreter.folders.values()],
         ]
-        for role, interpreter in environments.items()
+        for role, interpreter in venvs.items()
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
 

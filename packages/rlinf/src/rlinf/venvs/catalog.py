@@ -1,4 +1,4 @@
-"""The environments that can be made, and the requirement lists that ship with the package.
+"""The venvs that can be made, and the requirement lists that ship with the package.
 
 A list names every distribution with its version and the digests of its files, and its head the Pythons that it is for.
 torch's builds for CPUs have no digest: its index and a distribution's own build differ. Lists for CPU slots were
@@ -54,7 +54,7 @@ class RequirementList:
 def kind_named(name: str) -> VenvSpec:
     """Raises: UserError where there is none of that name."""
     if name not in KINDS:
-        raise UserError(f"there is no environment called {name!r}", hint=f"rlinf env create {'|'.join(sorted(KINDS))}")
+        raise UserError(f"there is no venv called {name!r}", hint=f"rlinf venv create {'|'.join(sorted(KINDS))}")
     return KINDS[name]
 
 
@@ -64,7 +64,7 @@ def variant(name: str, *, cpu: bool) -> str:
 
 
 def requirement_list(name: str, *, cpu: bool) -> RequirementList:
-    """The shipped list of an environment. Raises: UserError where there is none."""
+    """The shipped list of a venv. Raises: UserError where there is none."""
     path = kind_named(name).requirements(cpu=cpu)
     if not path.is_file():
         names = ", ".join(
@@ -76,7 +76,7 @@ def requirement_list(name: str, *, cpu: bool) -> RequirementList:
         raise UserError(
             f"no requirement list ships for {variant(name, cpu=cpu)}; there are lists for {names}",
             hint="make a virtual environment by hand, install rlinf in it, and name its interpreter in the config: "
-            "environments: {rollout: /path/of/bin/python}",
+            "venvs: {rollout: /path/of/bin/python}",
         )
     return read_list(path)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlinf.environments import python_of
 from rlinf.errors import UserError
+from rlinf.venvs import python_of
 from rlinf_workers import InterpreterRefused
 from rlinf_workers.launchers import Interpreter, examine_interpreter
 
@@ -14,24 +14,24 @@ SHOWN = ("torch", "transformers")
 """Packages with a line of their own in the manifest, as the driver's have."""
 
 
-def examine_environments(environments: Mapping[str, str]) -> dict[str, Interpreter]:
+def examine_venvs(venvs: Mapping[str, str]) -> dict[str, Interpreter]:
     """Role -> its interpreter.
 
     Raises: UserError for one that cannot start workers of this run.
     """
     interpreters: dict[str, Interpreter] = {}
-    for role, python in environments.items():
+    for role, python in venvs.items():
         try:
             if python not in interpreters:
                 interpreters[python] = examine_interpreter(python_of(python))
         except UserError as error:
-            raise UserError(f"environments.{role}: {error.message}", hint=error.hint) from error
+            raise UserError(f"venvs.{role}: {error.message}", hint=error.hint) from error
         except InterpreterRefused as error:
-            raise UserError(f"environments.{role}: {error}") from error
-    return {role: interpreters[python] for role, python in environments.items()}
+            raise UserError(f"venvs.{role}: {error}") from error
+    return {role: interpreters[python] for role, python in venvs.items()}
 
 
-def describe_environments(environments: Mapping[str, Interpreter]) -> dict[str, Any]:
+def describe_venvs(venvs: Mapping[str, Interpreter]) -> dict[str, Any]:
     """What the manifest says of them, role by role."""
     return {
         role: {
@@ -40,5 +40,5 @@ def describe_environments(environments: Mapping[str, Interpreter]) -> dict[str, 
             **{name: interpreter.packages.get(name) for name in SHOWN},
             "packages": dict(sorted(interpreter.packages.items(), key=lambda pair: pair[0].lower())),
         }
-        for role, interpreter in environments.items()
+        for role, interpreter in venvs.items()
     }

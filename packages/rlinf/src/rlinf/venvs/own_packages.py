@@ -1,4 +1,4 @@
-"""Puts rlinf's own packages into an environment, the same as the caller's.
+"""Puts rlinf's own packages into a venv, the same as the caller's.
 
 Their installed files are copied, so no compiler, network or index is needed, and a checkout in editable mode stays one:
 its files only name the checkout. Native modules fit one minor of Python; for another one the packages with such
@@ -19,9 +19,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from rlinf.doctor import OWN_PACKAGES
-from rlinf.environments import pip
-from rlinf.environments.python_build import PythonBuild
 from rlinf.errors import UserError
+from rlinf.venvs import pip
+from rlinf.venvs.python_build import PythonBuild
 from rlinf_workers.launchers import clean_environment
 
 NATIVE_SUFFIX = ".so"
@@ -36,15 +36,15 @@ def own_digests() -> dict[str, str]:
 
 
 def missing_packages(target: PythonBuild) -> list[str]:
-    """Those of rlinf's packages that an environment does not have."""
+    """Those of rlinf's packages that a venv does not have."""
     installed = {dist.metadata["Name"] for dist in importlib.metadata.distributions(path=[str(target.site_packages)])}
     return [name for name in OWN_PACKAGES if name not in installed]
 
 
 def install_own_packages(target: PythonBuild, *, collecting: Callable[[str], None]) -> None:
-    """Replaces what an environment has of rlinf's packages by what the caller has.
+    """Replaces what a venv has of rlinf's packages by what the caller has.
 
-    Raises: RunFailed where pip cannot install a package with native code for the environment's Python.
+    Raises: RunFailed where pip cannot install a package with native code for the venv's Python.
     """
     if any(target.site_packages.glob("rlinf*.dist-info")):
         uninstall = ["-m", "pip", "--disable-pip-version-check", "uninstall", "--yes", *OWN_PACKAGES]

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_workers.roles.language.logprob_gap import NUM_SUMS, LogprobGap, WorstToken, gap_sums, worst_token
+from rlinf_workers.roles.language.logprob_mismatch import (
+    NUM_SUMS,
+    LogprobMismatch,
+    WorstToken,
+    mismatch_sums,
+    worst_token,
+)
 
 
 def drift_of(num_rows, num_tokens, scale, seed=0):
@@ -18,7 +24,7 @@ def drift_of(num_rows, num_tokens, scale, seed=0):
 def test_mean_kl_and_quantile_are_those_of_all_tokens(scale):
     drift = drift_of(400, 32, scale)
     mask = (torch.rand(400, 32, generator=torch.Generator().manual_seed(1)) < 0.7).float()
-    gap = LogprobGap.of([gap_sums(part, m) for part, m in zip(drift.split(37), mask.split(37), strict=True)])
+    gap = LogprobMismatch.of([mismatch_sums(part, m) for part, m in zip(drift.split(37), mask.split(37), strict=True)])
     tokens = drift[mask != 0].numpy().astype(np.longdouble)
     assert gap is not None
     assert gap.num_tokens == len(tokens)
@@ -31,22 +37,24 @@ def test_mean_kl_and_quantile_are_those_of_all_tokens(scale):
 
 def test_however_the_tokens_are_cut_the_sums_are_the_same():
     drift, mask = drift_of(64, 8, 1e-2), torch.ones(64, 8)
-    whole = LogprobGap.of([gap_sums(drift, mask)])
-    parts = LogprobGap.of([gap_sums(part, torch.ones_like(part)) for part in reversed(drift.split(5))])
+    whole = LogprobMismatch.of([mismatch_sums(drift, mask)])
+    parts = LogprobMismatch.of([mismatch_sums(part, torch.ones_like(part)) for part in reversed(drift.split(5))])
     assert whole is not None and parts is not None
     assert parts.counts == whole.counts
     assert parts.kl == pytest.approx(whole.kl, rel=1e-12)
 
 
 def test_no_token_has_no_gap():
-    sums = gap_sums(torch.ones(2, 3).double(), torch.zeros(2, 3))
+    sums = mismatch_sums(torch.ones(2, 3).double(), torch.zeros(2, 3))
     assert len(sums) == NUM_SUMS
-    assert LogprobGap.of([sums]) is None
-    assert LogprobGap.of([]) is None
+    assert LogprobMismatch.of([sums]) is None
+    assert LogprobMismatch.of([]) is None
 
 
 def test_equal_tokens_are_no_distance_apart_and_huge_distances_are_counted():
-    gap = LogprobGap.of([gap_sums(torch.tensor([[0.0] * 7 + [1e-40, -500.0, math.nan]]).double(), torch.ones(1, 10))])
+    gap = LogprobMismatch.of(
+        [mismatch_sums(torch.tensor([[0.0] * 7 + [1e-40, -500.0, math.nan]]).double(), torch.ones(1, 10))]
+    )
     assert gap is not None
     assert gap.quantile(0.8) == 0.0
     assert gap.quantile(0.9) == gap.quantile(1.0) == 2.0**6

@@ -1,4 +1,4 @@
-"""An interpreter on this machine: what it is, and which one an environment is made with."""
+"""An interpreter on this machine: what it is, and which one a venv is made with."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def ask(path: Path | str) -> PythonBuild:
 
 
 def choose(program: str | None, minors: Sequence[str], *, what: str) -> PythonBuild:
-    """The interpreter that an environment is made with.
+    """The interpreter that a venv is made with.
 
     Args:
         program: what the user named, a path or a command; None takes the caller's where its minor fits, else the first
             of `python3.11`, ... that is on the path.
         minors: those that the requirement list is for.
-        what: the environment, for messages.
+        what: the venv, for messages.
 
     Raises: UserError where it is another minor, no Python, or cannot make virtual environments.
     """
@@ -92,7 +92,7 @@ def choose(program: str | None, minors: Sequence[str], *, what: str) -> PythonBu
     else:
         path = next(filter(None, map(shutil.which, commands)), None)
         problem = f"{what} is for Python {' and '.join(minors)}, and there is no {' or '.join(commands)} on the path"
-    hint = f"rlinf env create {what} --python /path/of/{commands[0]}"
+    hint = f"rlinf venv create {what} --python /path/of/{commands[0]}"
     if path is None:
         raise UserError(problem, hint=hint)
     build = ask(path)

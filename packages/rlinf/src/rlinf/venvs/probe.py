@@ -1,6 +1,6 @@
-"""Runs inside an environment, by its interpreter: tries imports, and says what is installed, as one line of JSON.
+"""Runs inside a venv, by its interpreter: tries imports, and says what is installed, as one line of JSON.
 
-Nothing of rlinf is imported to begin with, so that an environment in which rlinf is broken can say so.
+Nothing of rlinf is imported to begin with, so that a venv in which rlinf is broken can say so.
 
     python probe.py MODULE...
 """

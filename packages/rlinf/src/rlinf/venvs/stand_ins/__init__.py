@@ -1,7 +1,7 @@
 """Modules that take the place of packages which SGLang imports everywhere and which exist for GPUs alone.
 
 On CPUs SGLang calls nothing of them: a stand-in has the names that are imported, and each says what it is when it is
-called. `rlinf env create --cpu` installs them with a version that says so, `+rlinf.standin`, which manifests show too.
+called. `rlinf venv create --cpu` installs them with a version that says so, `+rlinf.standin`, which manifests show too.
 A stand-in refuses to be imported beside a torch that was built for GPUs.
 
 sgl_kernel/    for sglang-kernel: SGLang's CUDA kernels
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def install_stand_in(name: str, site_packages: Path) -> str:
-    """Copies one into an environment; returns `NAME VERSION`.
+    """Copies one into an venv; returns `NAME VERSION`.
 
     Raises: FileExistsError where the package is there.
     """

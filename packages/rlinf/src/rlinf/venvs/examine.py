@@ -1,4 +1,4 @@
-"""What of an environment works: imports are tried in it, versions compared with the list and the caller's."""
+"""What of a venv works: imports are tried in it, versions compared with the list and the caller's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf.environments.catalog import KINDS, RequirementList, requirement_list
-from rlinf.environments.folder import Venv
-from rlinf.environments.own_packages import own_digests
-from rlinf.environments.python_build import minor_of
 from rlinf.errors import UserError
 from rlinf.finding import Finding
+from rlinf.venvs.catalog import KINDS, RequirementList, requirement_list
+from rlinf.venvs.folder import Venv
+from rlinf.venvs.own_packages import own_digests
+from rlinf.venvs.python_build import minor_of
 from rlinf_envs import VenvSpec
 from rlinf_workers.launchers import clean_environment
 
@@ -27,7 +27,7 @@ MAX_NAMES = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probed:
-    """What an environment said of itself."""
+    """What a venv said of itself."""
 
     python: str
     """Version of its interpreter, `3.11.7` for example."""
@@ -39,42 +39,42 @@ class Probed:
     """CUDA that its torch was built for."""
 
 
-def examine(environment: Venv) -> Iterator[Finding]:
+def examine(venv: Venv) -> Iterator[Finding]:
     """Looks at one; takes as long as its slowest import. A problem comes before those that follow from it."""
-    stamp = environment.stamp
+    stamp = venv.stamp
     if not stamp.is_complete:
-        yield Finding(stamp.name, "problem", "its making was cut short", f"rlinf env create {environment.title}")
+        yield Finding(stamp.name, "problem", "its making was cut short", f"rlinf venv create {venv.title}")
         return
     try:
         kind, listed = KINDS[stamp.name], requirement_list(stamp.name, cpu=stamp.cpu)
     except (KeyError, UserError):
-        text = f"this version of rlinf ships no list for {environment.title}"
-        yield Finding(stamp.name, "problem", text, f"rlinf env remove {stamp.name}")
+        text = f"this version of rlinf ships no list for {venv.title}"
+        yield Finding(stamp.name, "problem", text, f"rlinf venv remove {stamp.name}")
         return
     try:
-        probed = probe(environment.python, kind, cpu=stamp.cpu)
+        probed = probe(venv.python, kind, cpu=stamp.cpu)
     except UserError as error:
-        yield Finding("interpreter", "problem", str(error), _anew(environment))
+        yield Finding("interpreter", "problem", str(error), _anew(venv))
         return
     if minor_of(probed.python) != minor_of(stamp.python):  # it sees none of what was installed
-        text = f"{environment.python} is Python {probed.python} now; the environment was made with {stamp.python}"
-        yield Finding("interpreter", "problem", text, _anew(environment))
+        text = f"{venv.python} is Python {probed.python} now; the venv was made with {stamp.python}"
+        yield Finding("interpreter", "problem", text, _anew(venv))
         return
-    yield Finding("interpreter", "ok", f"Python {probed.python} ({environment.python})")
+    yield Finding("interpreter", "ok", f"Python {probed.python} ({venv.python})")
     if listed.untried:
         yield Finding("list", "note", listed.untried)
-    own = _own(environment, probed)
+    own = _own(venv, probed)
     yield own
-    yield _versions(environment, listed, probed)
-    yield from _imports(environment, kind, probed)
+    yield _versions(venv, listed, probed)
+    yield from _imports(venv, kind, probed)
     if own.verdict == "ok":  # else that is why
-        yield _protocols(environment)
+        yield _protocols(venv)
     for stand_in in stamp.stand_ins:
         yield Finding("stand-in", "note", f"{stand_in}: import-time names only, nothing in it computes")
 
 
 def probe(python: Path, kind: VenvSpec, *, cpu: bool) -> Probed:
-    """Starts the environment's interpreter. Raises: UserError where it does not start or ends without an answer."""
+    """Starts the venv's interpreter. Raises: UserError where it does not start or ends without an answer."""
     variables = dict(kind.cpu_variables if cpu else {})
     command = [str(python), str(PROBE), *OWN_MODULES, *kind.modules]
     try:
@@ -102,21 +102,21 @@ def probe(python: Path, kind: VenvSpec, *, cpu: bool) -> Probed:
     return Probed(**values)
 
 
-def _imports(environment: Venv, kind: VenvSpec, probed: Probed) -> Iterator[Finding]:
+def _imports(venv: Venv, kind: VenvSpec, probed: Probed) -> Iterator[Finding]:
     for module in (*OWN_MODULES, *kind.modules):
         if module in probed.failures:
             text = f"does not import: {probed.failures[module]}"
-            yield Finding(module, "problem", text, _anew(environment))
+            yield Finding(module, "problem", text, _anew(venv))
     for name in (*kind.packages, "rlinf-workers", "rlinf-comm"):
         if version := probed.versions.get(_normalized(name)):
             cuda = f", CUDA {probed.cuda}" if probed.cuda else ", CPU only"
             yield Finding(name, "ok", version + (cuda if name == "torch" else ""))
 
 
-def _versions(environment: Venv, listed: RequirementList, probed: Probed) -> Finding:
+def _versions(venv: Venv, listed: RequirementList, probed: Probed) -> Finding:
     """The list against what is installed: a package that somebody upgraded is the usual reason for surprises."""
-    if environment.stamp.list_sha256 != listed.sha256:
-        return Finding("versions", "problem", "its list has changed since it was made", _anew(environment))
+    if venv.stamp.list_sha256 != listed.sha256:
+        return Finding("versions", "problem", "its list has changed since it was made", _anew(venv))
     other = [
         f"{name} {probed.versions.get(_normalized(name), 'is missing')} (listed: {version})"
         for name, version in listed.versions.items()
@@ -124,38 +124,38 @@ def _versions(environment: Venv, listed: RequirementList, probed: Probed) -> Fin
     ]
     if other:
         more = f", and {len(other) - MAX_NAMES} more" if len(other) > MAX_NAMES else ""
-        return Finding("versions", "problem", ", ".join(other[:MAX_NAMES]) + more, _anew(environment))
+        return Finding("versions", "problem", ", ".join(other[:MAX_NAMES]) + more, _anew(venv))
     return Finding("versions", "ok", f"all {len(listed.versions)} as listed")
 
 
-def _own(environment: Venv, probed: Probed) -> Finding:
-    subject, hint = "rlinf's own packages", f"rlinf env create {environment.title} renews them"
+def _own(venv: Venv, probed: Probed) -> Finding:
+    subject, hint = "rlinf's own packages", f"rlinf venv create {venv.title} renews them"
     digests = own_digests()
     if missing := [name for name in digests if name not in probed.versions]:
         return Finding(subject, "problem", f"missing: {', '.join(missing)}", hint)
-    differing = [name for name, digest in digests.items() if environment.stamp.own_packages.get(name) != digest]
+    differing = [name for name, digest in digests.items() if venv.stamp.own_packages.get(name) != digest]
     if differing:
         return Finding(subject, "problem", f"not the same as here: {', '.join(differing)}", hint)
     return Finding(subject, "ok", "the same as here")
 
 
-def _protocols(environment: Venv) -> Finding:
+def _protocols(venv: Venv) -> Finding:
     """Whether a run from here could start its workers there."""
     from rlinf_workers import InterpreterRefused
     from rlinf_workers.launchers import examine_interpreter as ask_for_protocols
     from rlinf_workers.launchers import own_protocols
 
     try:
-        ask_for_protocols(environment.python)
+        ask_for_protocols(venv.python)
     except InterpreterRefused as error:
-        return Finding("protocols", "problem", str(error), f"rlinf env create {environment.title} renews them")
+        return Finding("protocols", "problem", str(error), f"rlinf venv create {venv.title} renews them")
     spoken = ", ".join(f"{name} {number}" for name, number in own_protocols().items())
     return Finding("protocols", "ok", f"the same as here: {spoken}")
 
 
-def _anew(environment: Venv) -> str:
-    name = environment.stamp.name
-    return f"rlinf env remove {name} && rlinf env create {environment.title}"
+def _anew(venv: Venv) -> str:
+    name = venv.stamp.name
+    return f"rlinf venv remove {name} && rlinf venv create {venv.title}"
 
 
 def _normalized(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs pip in an environment, with its progress on the terminal and the end of what it said where it fails."""
+"""Runs pip in a venv, with its progress on the terminal and the end of what it said where it fails."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Makes an environment: a virtual environment, the packages of its list, rlinf's own, the stand-ins, and a look at it.
+"""Makes a venv: a virtual environment, the packages of its list, rlinf's own, the stand-ins, and a look at it.
 
-The folder counts as an environment only after all of that; whatever ends it earlier takes the folder away again, and
+The folder counts as a venv only after all of that; whatever ends it earlier takes the folder away again, and
 where even that was cut short its stamp says so.
 """
 
@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlinf.console.live_line import LiveLine
-from rlinf.environments import pip
-from rlinf.environments.catalog import RequirementList, kind_named, requirement_list, variant
-from rlinf.environments.examine import probe
-from rlinf.environments.folder import Stamp, Venv, discard, environments_folder, held, read_stamp, write_stamp
-from rlinf.environments.own_packages import install_own_packages, missing_packages, own_digests
-from rlinf.environments.python_build import PythonBuild, ask, choose, minor_of
-from rlinf.environments.stand_ins import install_stand_in
 from rlinf.errors import RunFailed, UserError
+from rlinf.venvs import pip
+from rlinf.venvs.catalog import RequirementList, kind_named, requirement_list, variant
+from rlinf.venvs.examine import probe
+from rlinf.venvs.folder import Stamp, Venv, discard, held, read_stamp, venvs_folder, write_stamp
+from rlinf.venvs.own_packages import install_own_packages, missing_packages, own_digests
+from rlinf.venvs.python_build import PythonBuild, ask, choose, minor_of
+from rlinf.venvs.stand_ins import install_stand_in
 from rlinf_envs import VenvSpec
 from rlinf_workers.launchers import clean_environment
 
@@ -32,7 +32,7 @@ NUM_LATER_STEPS = 3
 
 
 def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> Venv:
-    """Makes an environment, or brings rlinf's own packages up to date in one that is there.
+    """Makes a venv, or brings rlinf's own packages up to date in one that is there.
 
     Args:
         name: a name in catalog.KINDS.
@@ -45,15 +45,15 @@ def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> Ve
     """
     kind = kind_named(name)
     listed = requirement_list(name, cpu=cpu)
-    path = environments_folder() / name
-    with held(path, f"rlinf env create {variant(name, cpu=cpu)}") as lock:
+    path = venvs_folder() / name
+    with held(path, f"rlinf venv create {variant(name, cpu=cpu)}") as lock:
         for note in lock.notes:
             console.message(note)
         stamp = read_stamp(path)
         if stamp is not None and stamp.is_complete:
             return _renew(Venv(path=path, stamp=stamp), listed, cpu=cpu, python=python, console=console)
         if stamp is None and path.exists() and any(path.iterdir()):
-            raise UserError(f"{path} is there and was not made by rlinf env create", hint="move it away")
+            raise UserError(f"{path} is there and was not made by rlinf venv create", hint="move it away")
         if stamp is not None:
             console.message(f"{path}: its making was cut short; it is made anew")
         chosen = choose(python, listed.pythons, what=variant(name, cpu=cpu))
@@ -66,21 +66,21 @@ def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> Ve
             raise
 
 
-def _renew(environment: Venv, listed: RequirementList, *, cpu: bool, python: str | None, console: LiveLine) -> Venv:
+def _renew(venv: Venv, listed: RequirementList, *, cpu: bool, python: str | None, console: LiveLine) -> Venv:
     """One that is there: nothing to do, or rlinf's own packages are another version now."""
-    stamp, path = environment.stamp, environment.path
+    stamp, path = venv.stamp, venv.path
     title = variant(stamp.name, cpu=cpu)
-    anew = f"rlinf env remove {stamp.name} && rlinf env create {title}"
+    anew = f"rlinf venv remove {stamp.name} && rlinf venv create {title}"
     if stamp.cpu != cpu:
-        raise UserError(f"{path} is there, made as {environment.title}", hint=anew)
+        raise UserError(f"{path} is there, made as {venv.title}", hint=anew)
     if python is not None and not stamp.python.startswith(f"{ask(python).minor}."):
         raise UserError(f"{path} is there with Python {stamp.python}, not with that of --python {python}", hint=anew)
     if stamp.list_sha256 != listed.sha256:
         raise UserError(f"{path} is out of date: the list of {title} has changed since it was made", hint=anew)
-    own, inside = own_digests(), _still_there(environment, anew)
+    own, inside = own_digests(), _still_there(venv, anew)
     if stamp.own_packages == own and not missing_packages(inside):
         console.message(f"{path} is there and up to date")
-        return environment
+        return venv
     console.message(f"{path} is there; rlinf's own packages in it are not those here and are renewed")
     write_stamp(path, replace(stamp, own_packages={}))  # so that half of it does not count as up to date
     install_own_packages(inside, collecting=lambda name: None)
@@ -89,14 +89,14 @@ def _renew(environment: Venv, listed: RequirementList, *, cpu: bool, python: str
     return renewed
 
 
-def _still_there(environment: Venv, anew: str) -> PythonBuild:
+def _still_there(venv: Venv, anew: str) -> PythonBuild:
     """Its interpreter. Raises: UserError where that has gone, or is another minor, which sees none of its packages."""
     try:
-        inside = ask(environment.python)
+        inside = ask(venv.python)
     except UserError as error:
         raise UserError(error.message, hint=anew) from error
-    if inside.minor != minor_of(environment.stamp.python):
-        text = f"{inside.path} is Python {inside.version} now; the environment was made with {environment.stamp.python}"
+    if inside.minor != minor_of(venv.stamp.python):
+        text = f"{inside.path} is Python {inside.version} now; the venv was made with {venv.stamp.python}"
         raise UserError(text, hint=anew)
     return inside
 
@@ -119,25 +119,25 @@ def _make(
     if listed.untried:
         console.message(f"the list of {variant(kind.name, cpu=cpu)} was {listed.untried}")
     _run([str(chosen.path), "-m", "venv", str(path)])
-    environment = Venv(path=path, stamp=stamp)
-    _install_list(environment, listed, console)
+    venv = Venv(path=path, stamp=stamp)
+    _install_list(venv, listed, console)
     num_packages = len(listed.versions)
     num_steps = num_packages + NUM_LATER_STEPS
     console.show("installing rlinf's own packages, as they are here", num_packages + 1, num_steps)
-    inside = ask(environment.python)
+    inside = ask(venv.python)
     install_own_packages(inside, collecting=lambda name: None)
     names = kind.cpu_stand_ins if cpu else ()
     stand_ins = tuple(install_stand_in(name, inside.site_packages) for name in names)
     for stand_in in stand_ins:
         console.message(f"stand-in {stand_in}: import-time names only, nothing in it computes")
     console.show(f"importing {', '.join(kind.modules)}", num_packages + 2, num_steps)
-    probed = probe(environment.python, kind, cpu=cpu)
+    probed = probe(venv.python, kind, cpu=cpu)
     if probed.failures:
         lines = "\n".join(f"  {module}: {why}" for module, why in probed.failures.items())
-        raise RunFailed(f"{environment.title} was installed, and does not work:\n{lines}")
+        raise RunFailed(f"{venv.title} was installed, and does not work:\n{lines}")
     whole = replace(stamp, own_packages=own, stand_ins=stand_ins, is_complete=True)
     write_stamp(path, whole)
-    console.show(f"{environment.title} is whole", num_steps, num_steps)
+    console.show(f"{venv.title} is whole", num_steps, num_steps)
     return Venv(path=path, stamp=whole)
 
 
@@ -147,7 +147,7 @@ def _run(command: list[str]) -> None:
         raise RunFailed(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
 
 
-def _install_list(environment: Venv, listed: RequirementList, console: LiveLine) -> None:
+def _install_list(venv: Venv, listed: RequirementList, console: LiveLine) -> None:
     num_wanted, num_seen = len(listed.versions), 0
 
     def collecting(name: str) -> None:
@@ -160,14 +160,14 @@ def _install_list(environment: Venv, listed: RequirementList, console: LiveLine)
 
     console.message(f"fetching {num_wanted} packages")
     plain = [f"{name}=={version}" for name, version in listed.versions.items() if name not in listed.digests]
-    locked = environment.path / listed.path.name  # pip wants digests of all that a file names, or of none
+    locked = venv.path / listed.path.name  # pip wants digests of all that a file names, or of none
     lines = listed.path.read_text(encoding="utf-8").splitlines()
     locked.write_text("".join(f"{line}\n" for line in lines if line not in plain), encoding="utf-8")
     try:
         for arguments in (plain, ["--require-hashes", "-r", str(locked)] if listed.digests else []):
             if arguments:
-                pip.install(environment.python, ["--no-deps", *arguments], collecting=collecting)
+                pip.install(venv.python, ["--no-deps", *arguments], collecting=collecting)
     except RunFailed as error:
-        if environment.stamp.cpu and "torch==" in str(error):
+        if venv.stamp.cpu and "torch==" in str(error):
             raise RunFailed(f"{error}\nhint: {CPU_TORCH_HINT}") from None
         raise

@@ -1,7 +1,7 @@
-"""Where the environments of a user lie, and what each of them is.
+"""Where the venvs of a user lie, and what each of them is.
 
-One folder holds them, `$RLINF_ENVIRONMENTS` or `~/.local/share/rlinf/environments` (`$XDG_DATA_HOME` counts); each is a
-virtual environment with a stamp in it. A folder counts as an environment once its stamp says that it is complete.
+One folder holds them, `$RLINF_VENVS` or `~/.local/share/rlinf/venvs` (`$XDG_DATA_HOME` counts); each is a
+virtual environment with a stamp in it. A folder counts as a venv once its stamp says that it is complete.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rlinf.environments.catalog import variant
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import FolderLock
+from rlinf.venvs.catalog import variant
 
 STAMP = "rlinf-environment.json"
 FORMAT = 1
@@ -24,7 +24,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stamp:
-    """What an environment was made from."""
+    """What a venv was made from."""
 
     name: str
     cpu: bool
@@ -59,12 +59,13 @@ class Venv:
         return variant(self.stamp.name, cpu=self.stamp.cpu)
 
 
-def environments_folder() -> Path:
-    """The folder of this user's environments, which need not exist."""
-    if folder := os.environ.get("RLINF_ENVIRONMENTS"):
+def venvs_folder() -> Path:
+    """The folder of this user's venvs, which need not exist. What the version before named otherwise still counts."""
+    if folder := os.environ.get("RLINF_VENVS") or os.environ.get("RLINF_ENVIRONMENTS"):
         return Path(folder).absolute()
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(data).absolute() / "rlinf" / "environments"
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share").absolute() / "rlinf"
+    before = data / "environments"
+    return before if before.is_dir() and not (data / "venvs").exists() else data / "venvs"
 
 
 def read_stamp(path: Path) -> Stamp | None:
@@ -84,9 +85,9 @@ def write_stamp(path: Path, stamp: Stamp) -> None:
     temporary.replace(path / STAMP)
 
 
-def environments() -> Iterator[Venv]:
+def venvs() -> Iterator[Venv]:
     """Those that were made, by name, with those whose making was cut short."""
-    folder = environments_folder()
+    folder = venvs_folder()
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         stamp = None if path.name.startswith(".") else read_stamp(path)
         if stamp is not None:
@@ -94,13 +95,13 @@ def environments() -> Iterator[Venv]:
 
 
 def find(name: str) -> Venv:
-    """A complete environment. Raises: UserError with what there is."""
-    by_name = {one.path.name: one for one in environments() if one.stamp.is_complete}
+    """A complete venv. Raises: UserError with what there is."""
+    by_name = {one.path.name: one for one in venvs() if one.stamp.is_complete}
     if name not in by_name:
         there = f"there are {', '.join(by_name)}" if by_name else "there is none"
         raise UserError(
-            f"there is no environment {name!r} in {environments_folder()}; {there}",
-            hint=f"rlinf env create {name} [--cpu], or give the path of an interpreter",
+            f"there is no venv {name!r} in {venvs_folder()}; {there}",
+            hint=f"rlinf venv create {name} [--cpu], or give the path of an interpreter",
         )
     return by_name[name]
 
@@ -109,28 +110,28 @@ def python_of(name_or_path: str | Path) -> Path:
     """The interpreter that a role runs in.
 
     Args:
-        name_or_path: name of an environment that `rlinf env create` made; or, with a slash in it, the path of an
+        name_or_path: name of a venv that `rlinf venv create` made; or, with a slash in it, the path of an
             interpreter or of the folder of a virtual environment.
 
-    Raises: UserError where there is no such environment or interpreter.
+    Raises: UserError where there is no such venv or interpreter.
     """
     if os.sep not in str(name_or_path):
         path = find(str(name_or_path)).python
     else:
-        path = Path(name_or_path).expanduser().absolute()  # not resolved: an environment's interpreter is a link
+        path = Path(name_or_path).expanduser().absolute()  # not resolved: a venv's interpreter is a link
     if path.is_dir():
         path = path / "bin" / "python"
     if not os.access(path, os.X_OK):
         what = "it does not exist" if not path.exists() else "it cannot be executed"
-        raise UserError(f"{path} is no interpreter: {what}", hint="give the path of bin/python in an environment")
+        raise UserError(f"{path} is no interpreter: {what}", hint="give the path of bin/python in a venv")
     return path
 
 
 @contextmanager
 def held(path: Path, command: str) -> Iterator[FolderLock]:
-    """While one process makes or removes an environment. Raises: UserError that names another one which does."""
+    """While one process makes or removes a venv. Raises: UserError that names another one which does."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the environment, which is renamed when it is removed.
+    # Beside the venv, which is renamed when it is removed.
     lock = FolderLock(path, command.split(), file=path.parent / f".{path.name}.lock", otherwise="")
     try:
         yield lock
@@ -139,24 +140,24 @@ def held(path: Path, command: str) -> Iterator[FolderLock]:
 
 
 def remove(name: str) -> Path:
-    """Deletes an environment, whole or not.
+    """Deletes a venv, whole or not.
 
     Raises: UserError where the folder is not one that rlinf made, or is just being made.
     """
-    path = environments_folder() / name
-    if path.parent != environments_folder() or name.startswith("."):
-        raise UserError(f"{name!r} is no name of an environment", hint="rlinf env list shows the names")
+    path = venvs_folder() / name
+    if path.parent != venvs_folder() or name.startswith("."):
+        raise UserError(f"{name!r} is no name of a venv", hint="rlinf venv list shows the names")
     if not path.is_dir():
         find(name)
     if path.is_symlink() or (read_stamp(path) is None and any(path.iterdir())):
-        raise UserError(f"{path} was not made by rlinf env create: it has no {STAMP}", hint=f"rm -r {path}")
-    with held(path, f"rlinf env remove {name}"):
+        raise UserError(f"{path} was not made by rlinf venv create: it has no {STAMP}", hint=f"rm -r {path}")
+    with held(path, f"rlinf venv remove {name}"):
         discard(path)
     return path
 
 
 def discard(path: Path) -> None:
-    """Deletes a folder; one that is cut short leaves nothing that counts as an environment."""
+    """Deletes a folder; one that is cut short leaves nothing that counts as a venv."""
     doomed = path.with_name(f".{path.name}.removed")
     shutil.rmtree(doomed, ignore_errors=True)
     if path.exists():

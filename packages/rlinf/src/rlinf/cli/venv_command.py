@@ -1,4 +1,4 @@
-"""`rlinf env create | list | check | remove`: Python environments for roles of their own."""
+"""`rlinf venv create | list | check | remove`: venvs for roles of their own."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 from rlinf.cli.finding_lines import print_findings
 from rlinf.console.live_line import LiveLine
-from rlinf.environments import folder
-from rlinf.environments.catalog import KINDS
+from rlinf.venvs import folder
+from rlinf.venvs.catalog import KINDS
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "env",
-        help="Python environments for roles whose packages cannot live together",
-        description="Makes and looks after Python environments that the config names: environments: {rollout: sglang}. "
-        "They lie in ~/.local/share/rlinf/environments, or in $RLINF_ENVIRONMENTS.",
+        "venv",
+        aliases=["env"],  # its name in the version before
+        help="venvs for roles whose packages cannot live together",
+        description="Makes and looks after venvs that the config names: venvs: {rollout: sglang}. "
+        "They lie in ~/.local/share/rlinf/venvs, or in $RLINF_VENVS.",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="make one from the list that ships with rlinf")
@@ -34,33 +35,33 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run_create(args: argparse.Namespace) -> int:
-    from rlinf.environments.create import create
+    from rlinf.venvs.create import create
 
-    environment = create(args.name, cpu=args.cpu, python=args.python, console=LiveLine())
-    print(f"name it in a config: environments: {{ROLE: {environment.path.name}}}")
+    venv = create(args.name, cpu=args.cpu, python=args.python, console=LiveLine())
+    print(f"name it in a config: venvs: {{ROLE: {venv.path.name}}}")
     return 0
 
 
 def run_list(args: argparse.Namespace) -> int:
-    environments = list(folder.environments())
-    for one in environments:
+    venvs = list(folder.venvs())
+    for one in venvs:
         state = f"Python {one.stamp.python}" if one.stamp.is_complete else "its making was cut short"
         print(f"{one.title:<16}  {state:<24}  {one.path}")
-    if not environments:
-        print(f"none in {folder.environments_folder()}; rlinf env create {'|'.join(sorted(KINDS))} [--cpu] makes one")
+    if not venvs:
+        print(f"none in {folder.venvs_folder()}; rlinf venv create {'|'.join(sorted(KINDS))} [--cpu] makes one")
     return 0
 
 
 def run_check(args: argparse.Namespace) -> int:
-    from rlinf.environments.examine import examine
+    from rlinf.venvs.examine import examine
 
-    chosen = [folder.find(args.name)] if args.name else list(folder.environments())
+    chosen = [folder.find(args.name)] if args.name else list(folder.venvs())
     if not chosen:
         return run_list(args)
     num_problems = 0
-    for environment in chosen:
-        print(f"{environment.title}  {environment.path}")
-        num_problems += sum(finding.verdict == "problem" for finding in print_findings(examine(environment)))
+    for venv in chosen:
+        print(f"{venv.title}  {venv.path}")
+        num_problems += sum(finding.verdict == "problem" for finding in print_findings(examine(venv)))
     print(f"\n{num_problems or 'no'} problem{'' if num_problems == 1 else 's'} found")
     return 1 if num_problems else 0
 
