@@ -135,7 +135,7 @@ class RemoteBackEnd:
         with self._putting:
             self._grant_by(self._exchange(self._put_exchange, compose(message), FOREVER))
 
-    def _finish_reads(self) -> None:
+    def _flush_puts(self) -> None:
         """So that a call over another connection finds what this process has put, if there is room for it."""
         if self._num_unanswered and self._putting.acquire(
             blocking=False
@@ -241,7 +241,7 @@ class RemoteBackEnd:
     ) -> tuple[Answer, bytes, list[memoryview]]:
         """Asks over a connection that nobody uses."""
         self._check_is_there()
-        self._finish_reads()
+        self._flush_puts()
         with self._lock:
             exchange = self._idle.pop() if self._idle else None
         exchange = exchange or self._another_exchange(deadline)

@@ -47,7 +47,7 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.resolve_for_devices()
+        self.wait_until_written()
 
     def save(
         self,
@@ -99,10 +99,10 @@ class CheckpointWriter:
             raise run_failed(error, logs, during=f"checkpoint {self._name} could not be written: ") from error
         finally:
             if self._written.done():
-                self.resolve_for_devices()
+                self.wait_until_written()
         self._times = {"time/checkpoint_s": seconds, "time/checkpoint_wait_s": self._wait_s}
 
-    def resolve_for_devices(self) -> None:
+    def wait_until_written(self) -> None:
         """Returns when no checkpoint is under way, whatever became of it."""
         if self._thread is not None:
             self._thread.join()

@@ -148,7 +148,7 @@ class TrainingLoop:
                             raise failure from error
                         go_on = partial(self._repair, failure)
             except Exception:
-                self._checkpoints.resolve_for_devices()  # the processes that are left write theirs to the end
+                self._checkpoints.wait_until_written()  # the processes that are left write theirs to the end
                 raise
 
     def _failure(self, error: WorkersError, executor: Executor, watch: RunWatch) -> RlinfError:
@@ -184,7 +184,7 @@ class TrainingLoop:
         try:
             changed = session.executor.repair()
             if self._job.trainer in changed:
-                self._checkpoints.resolve_for_devices()
+                self._checkpoints.wait_until_written()
                 latest = self._resume(self._go_back(failure))
                 self._begin_times()
             else:

@@ -27,7 +27,7 @@ def training_flow(
     """A step of training.
 
     Args:
-        config: settled, see `rlinf.config.devices.resolve_for_devices`.
+        config: resolved, see `rlinf.config.devices.resolve_for_devices`.
         arguments: worker group -> arguments of its class; a plan needs none.
         granularities: hand-overs that make sense for the actor.
     """

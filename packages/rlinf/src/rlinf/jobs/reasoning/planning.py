@@ -97,7 +97,7 @@ def planned_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
     """The training flow with the sizes of its items.
 
     Args:
-        config: settled, see `rlinf.config.devices.resolve_for_devices`.
+        config: resolved, see `rlinf.config.devices.resolve_for_devices`.
         group_bytes: size of one prompt's answers on a channel.
     """
     graph = training_flow(config, granularities=actor_granularities(config)).graph()
