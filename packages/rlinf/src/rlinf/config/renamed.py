@@ -24,6 +24,7 @@ RENAMED = {
     "environments": "venvs",
 }
 """Old dotted key -> new one; the key of a section renames all keys below it."""
+ABSENT = object()
 
 
 def renamed_tree(tree: Tree) -> Tree:
@@ -33,18 +34,19 @@ def renamed_tree(tree: Tree) -> Tree:
     """
     for old, new in RENAMED.items():
         key, target = tuple(old.split(".")), tuple(new.split("."))
-        if not _has(tree.values, key):
+        if (value := _value(tree.values, key)) is ABSENT:
             continue
-        place = tree.places.get(key)
-        if _value(tree.values, key) == {}:  # a resolved config has all sections
-            tree = replace(tree, values=_without(tree.values, key))
+        place, others = tree.places.get(key), _without(tree.values, key)
+        if value == {}:  # a resolved config has all sections
+            tree = replace(tree, values=others)
             continue
-        if _has(tree.values, target) and _value(tree.values, target) != {}:
-            raise _both(f"{place}: {old}" if place else old, new)
+        name = f"{place}: {old}" if place else old
+        if _value(tree.values, target) not in (ABSENT, {}):
+            raise _both(name, new)
         tree = Tree(
-            values=_put(_without(tree.values, key), target, _value(tree.values, key)),
+            values=_put(others, target, value),
             places={_moved(written, key, target): at for written, at in tree.places.items()},
-            notes=(*tree.notes, _note(f"{place}: {old}" if place else old, new)),
+            notes=(*tree.notes, _note(name, new)),
         )
     return tree
 
@@ -82,12 +84,13 @@ def _moved(key: Key, old: Key, new: Key) -> Key:
     return (*new, *key[len(old) :]) if key[: len(old)] == old else key
 
 
-def _has(values: Any, key: Key) -> bool:
-    return not key or (isinstance(values, Mapping) and key[0] in values and _has(values[key[0]], key[1:]))
-
-
 def _value(values: Any, key: Key) -> Any:
-    return values if not key else _value(values[key[0]], key[1:])
+    """The value at a key; `ABSENT` where there is none."""
+    for part in key:
+        if not isinstance(values, Mapping) or part not in values:
+            return ABSENT
+        values = values[part]
+    return values
 
 
 def _without(values: Mapping[str, Any], key: Key) -> dict[str, Any]:
