@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from rlinf.config.common import JobConfig
-from rlinf.config.embodied import EmbodiedConfig
 from rlinf.finding import Finding
+from rlinf.jobs.plugins import job_spec
 from rlinf.machine import this_machine
 from rlinf.run_folder.manifest import installed_packages, processor_name
 from rlinf_envs import KINDS, KindSpec, kind_spec
@@ -55,8 +55,8 @@ def examine(folder: Path, config: JobConfig | None = None) -> Iterator[Finding]:
     yield from _attempt("hand-over between processes", _hand_over)
     yield from _attempt("sandbox", _sandbox)
     kinds = [kind_spec(kind) for kind in KINDS]
-    custom = config.env.spec if isinstance(config, EmbodiedConfig) else None
-    for kind in kinds if custom is None or custom in kinds else [*kinds, custom]:
+    used = [] if config is None else job_spec(config).env_kinds(config)
+    for kind in [*kinds, *(kind for kind in used if kind not in kinds)]:
         yield from _attempt(kind.name, partial(_simulator, kind))
     yield _video()
     yield from _attempt("venvs", _venvs)

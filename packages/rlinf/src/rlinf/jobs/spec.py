@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlinf.machine import Machine
     from rlinf.planning.memory import Load
     from rlinf_algos import Registry
+    from rlinf_envs import KindSpec
     from rlinf_sched import Cluster, Plan, Problem
     from rlinf_workers.launchers import Interpreter
 
@@ -57,6 +58,10 @@ class JobSpec(Spec):
     def resolve_for_devices(self, config: Any, num_devices: int) -> Any:
         """The config with what it leaves to the devices."""
         return config
+
+    def env_kinds(self, config: Any) -> Sequence[KindSpec]:
+        """The kinds of environments that a run has, which `rlinf doctor` examines."""
+        return ()
 
     def preload(self, config: Any) -> Sequence[str]:
         """Modules that the workers import, for the process from which they are forked."""

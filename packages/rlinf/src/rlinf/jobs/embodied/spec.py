@@ -13,6 +13,7 @@ from rlinf_workers.plugins import POLICIES, TRAINERS
 if TYPE_CHECKING:
     from rlinf.jobs.base import Job
     from rlinf.machine import Machine
+    from rlinf_envs import KindSpec
     from rlinf_sched import Problem
     from rlinf_workers.launchers import Interpreter
 
@@ -30,6 +31,9 @@ class EmbodiedSpec(JobSpec):
             refused(Registry("environment").locate, config.env.id, f"env.id={config.env.id!r}")
         if config.sft_warm_up is not None and config.sft_warm_up.path is not None:
             check_file(config.sft_warm_up.path, "sft_warm_up.path", "check the path of the demonstrations")
+
+    def env_kinds(self, config: EmbodiedConfig) -> Sequence[KindSpec]:
+        return (config.env.spec,)
 
     def preload(self, config: EmbodiedConfig) -> Sequence[str]:
         return [f"rlinf_workers.{role}" for role in ROLES]
