@@ -122,7 +122,7 @@ def test_what_the_driver_cannot_write_is_raised_with_the_checkpoint(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rlinf.run_folder.checkpoints.write_seal", full)
+    monkeypatch.setattr("rlinf.run_folder.checkpoints.write_checksums", full)
     ranks = Ranks()
     save(writer, ranks, 4)
     ranks.write()

@@ -224,7 +224,7 @@ class ActorConfig(TrainerConfig):
     @property
     def resolved_shards(self) -> int:
         """`num_shards` as a number."""
-        assert self.num_shards != "auto", "jobs.prepare settles it (rlinf.config.devices.settle)"
+        assert self.num_shards != "auto", "jobs.prepare resolves it (rlinf.config.devices.resolve_for_devices)"
         return self.num_shards
 
 
