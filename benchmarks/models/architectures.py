@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,11 +30,15 @@ def tables(verdicts: Sequence[ArchitectureResult], version: str) -> Iterator[str
     yield from (
         HEADING.strip(),
         "",
-        f"Written by `python -m benchmarks.models.architectures` with transformers {version}, whose {len(verdicts)} "
-        f"causal architectures it tries with prompts and completions beyond every window: **{len(taken)} are computed "
-        f"rightly, {len(refused)} are refused, 0 are wrong in silence**. Half of the copies are off by at most "
-        f"{usual[len(usual) // 2]:.1e} nats, all but three by at most {usual[-4]:.1e}; closest to its bound is "
-        f"{worst.model_type} ({worst.largest:.1e} of {worst.bound:.1e}).",
+        *textwrap.wrap(
+            f"`python -m benchmarks.models.architectures` writes this section. It tests the {len(verdicts)} causal "
+            f"architectures of transformers {version} with prompts and completions beyond every window: "
+            f"**{len(taken)} are computed correctly, {len(refused)} are refused, 0 are silently wrong**. Half of the "
+            f"copies are off by at most {usual[len(usual) // 2]:.1e} nats, all but three by at most {usual[-4]:.1e}; "
+            f"closest to its bound is {worst.model_type} ({worst.largest:.1e} of {worst.bound:.1e}).",
+            120,
+            break_on_hyphens=False,
+        ),
         "",
         "| architecture (`model_type`) | engine | `refill` | CUDA graphs | actor | packed actor |",
         "|---|---|---|---|---|---|",
