@@ -1,4 +1,4 @@
-"""Peak memory of real workers beside what `rlinf.planning.memory` counts, on CPU slots: benchmarks/results/memory.json.
+"""Peak memory of real workers on CPU slots beside `rlinf.jobs.reasoning.memory`: benchmarks/results/memory.json.
 
     python benchmarks/sched/memory.py [CASE ... | --recount]
 
@@ -26,7 +26,8 @@ from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ArchitectureConfig, ReasoningConfig
-from rlinf.planning.memory import loads_of, shape_of, stored_bytes
+from rlinf.jobs.reasoning.memory import loads_of, stored_bytes
+from rlinf.jobs.reasoning.shapes import shape_of
 from rlinf.planning.plans import plans_by_rule
 from rlinf.tasks import make_task
 from rlinf.tasks.language import character_tokenizer

@@ -15,8 +15,9 @@ from typing import Any
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf.planning.memory import job_shape, named_shape
-from rlinf.planning.problems import loads_of_recipe, problem_of_recipe
+from rlinf.jobs.plugins import job_spec
+from rlinf.jobs.reasoning.shapes import job_shape, named_shape
+from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched.derive import find_gpu
 from rlinf_sched.explain import explain_problem
 from rlinf_workers.engines.sglang.memory import kv_tokens
@@ -50,7 +51,7 @@ def plan(case: Case) -> dict[str, Any]:
     assert isinstance(config, ReasoningConfig), "a recipe of job reasoning"
     problem = problem_of_recipe(config, gpu=GPU)
     explanation = explain_problem(problem, modes=("collocated",))
-    loads = {load.group: load for load in loads_of_recipe(config, explanation.plan, problem.cluster)}
+    loads = {load.group: load for load in job_spec(config).loads(config, explanation.plan, problem.cluster)}
     shape, generates = named_shape(config.model.path or Path()), problem.profiles.stages["rollout"].instances[0]
     resolved = config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": 1})})
     job = job_shape(resolved, device_bytes=find_gpu(GPU).memory_bytes)

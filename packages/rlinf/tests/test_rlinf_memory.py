@@ -15,17 +15,10 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
+from rlinf.jobs.reasoning.memory import all_fit_at_once, check_memory, loads_of, rank_memory
+from rlinf.jobs.reasoning.shapes import job_shape, reference_shape, shape_of
 from rlinf.machine import Machine
-from rlinf.planning.memory import (
-    Load,
-    all_fit_at_once,
-    check_memory,
-    job_shape,
-    loads_of,
-    rank_memory,
-    reference_shape,
-    shape_of,
-)
+from rlinf.planning.memory import Load
 from rlinf_algos import token_logprobs
 from rlinf_sched import Cluster, Plan, StagePlan
 from rlinf_sched.derive import Adapter, JobShape, Lengths, ModelShape, forward_memory

@@ -14,7 +14,8 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.jobs import generation
 from rlinf.jobs.generation import engine_options
-from rlinf.planning.memory import all_fit_at_once, job_shape, loads_of
+from rlinf.jobs.reasoning.memory import all_fit_at_once, loads_of
+from rlinf.jobs.reasoning.shapes import job_shape
 from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched import Cluster, Plan, StagePlan
 from rlinf_sched.derive import find_model

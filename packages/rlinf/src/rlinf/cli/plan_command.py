@@ -17,6 +17,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, parse_overrides
 from rlinf.config.yaml_source import parse_file
 from rlinf.errors import UserError
+from rlinf.jobs.plugins import job_spec
 
 if TYPE_CHECKING:
     from rlinf.config.common import JobConfig
@@ -91,9 +92,12 @@ def run(args: argparse.Namespace) -> int:
         explanation = explain_problem(problem, modes=modes, num_draws=args.draws, asks_what_if=args.what_if)
     except SchedError as error:
         raise UserError(str(error)) from error
+    loads: Sequence[Load] = ()
     if config is not None:
-        explanation = replace(explanation, notes=(*_notes(config, args.env_step_s), *explanation.notes))
-    loads = [] if config is None else _loads(config, explanation)
+        spec = job_spec(config)
+        notes = (*config.notes, *spec.plan_notes(config, env_step_s=args.env_step_s), *explanation.notes)
+        explanation = replace(explanation, notes=notes)
+        loads = spec.loads(config, explanation.plan, explanation.problem.cluster)
     page = None if args.output is None else _write(explanation, loads, args.output)
     if args.json:
         print(explanation.to_json(), end="")
@@ -138,18 +142,6 @@ def _problem(
     config = load_config(name, [*_unread_data(name, parsed), *parsed])
     check_names(config)
     return problem_of_recipe(config, gpu=gpu or "H100", env_step_s=env_step_s), config
-
-
-def _notes(config: JobConfig, env_step_s: float | None) -> tuple[str, ...]:
-    from rlinf.planning.problems import notes_of_recipe
-
-    return (*config.notes, *notes_of_recipe(config, env_step_s=env_step_s))
-
-
-def _loads(config: JobConfig, explanation: PlanExplanation) -> list[Load]:
-    from rlinf.planning.problems import loads_of_recipe
-
-    return loads_of_recipe(config, explanation.plan, explanation.problem.cluster)
 
 
 def _unread_data(name: str, overrides: Sequence[Override]) -> list[Override]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rlinf.config.common import JobConfig
 from rlinf.errors import UserError
 from rlinf.jobs.plugins import job_spec
-from rlinf.planning.memory import Load
-from rlinf_sched import Cluster, Plan, Problem
+from rlinf_sched import Problem
 
 
 def problem_of_recipe(config: JobConfig, *, gpu: str = "H100", env_step_s: float | None = None) -> Problem:
@@ -21,16 +18,6 @@ def problem_of_recipe(config: JobConfig, *, gpu: str = "H100", env_step_s: float
     Raises: UserError for a recipe that names no number of devices, or of whose parts nothing is known.
     """
     return job_spec(config).problem(config, _num_devices(config), gpu=gpu, env_step_s=env_step_s)
-
-
-def notes_of_recipe(config: JobConfig, *, env_step_s: float | None = None) -> Sequence[str]:
-    """What `problem_of_recipe` takes for granted and a recipe does not say."""
-    return job_spec(config).plan_notes(config, env_step_s=env_step_s)
-
-
-def loads_of_recipe(config: JobConfig, plan: Plan, cluster: Cluster) -> list[Load]:
-    """What the ranks of a plan for `problem_of_recipe` hold; empty where the job does not count it."""
-    return job_spec(config).loads(config, plan, cluster)
 
 
 def _num_devices(config: JobConfig) -> int:

@@ -37,14 +37,15 @@ from rlinf.jobs.generation import (
 from rlinf.jobs.lora import lora_settings, with_base
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, engine_ways, trainer_ways
 from rlinf.jobs.reasoning.flow import check_flow, evaluation_flow, sft_warm_up_flow, training_flow
+from rlinf.jobs.reasoning.memory import all_fit_at_once, check_memory, fullest_place
 from rlinf.jobs.reasoning.planning import actor_granularities, num_sampled_prompts
+from rlinf.jobs.reasoning.shapes import job_shape, shape_of
+from rlinf.jobs.reasoning.smaller import cut_refusal
 from rlinf.jobs.rewards import JUDGES, check_reward, judging_s, reward_folders, reward_spec, try_rewards
 from rlinf.jobs.sft_warm_ups import SftWarmUps, cache_folder
 from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
-from rlinf.planning.engines import check_cut
-from rlinf.planning.memory import all_fit_at_once, check_memory, fullest_place, job_shape, shape_of
 from rlinf.planning.memory_table import memory_lines
 from rlinf.run_folder.checkpoints import (
     CHECKPOINTS,
@@ -148,8 +149,8 @@ class ReasoningJob(Job):
         )
         self.inputs = self._fingerprints()
         self._sft_warm_up: Flow | None = None
-        if self._shape is not None:
-            check_cut(config, self._shape)
+        if self._shape is not None and (refusal := cut_refusal(config, self._shape)):
+            raise refusal
 
     def _fingerprints(self) -> dict[str, str]:
         """Of the models and the problems."""

@@ -13,8 +13,10 @@ from rlinf.config.devices import resolve_for_devices
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.jobs.reasoning.flow import training_flow
-from rlinf.planning.engines import check_cut
-from rlinf.planning.memory import Load, check_gpu, job_shape, loads_of, named_shape, reference_shape
+from rlinf.jobs.reasoning.memory import check_gpu, loads_of
+from rlinf.jobs.reasoning.shapes import job_shape, named_shape, reference_shape
+from rlinf.jobs.reasoning.smaller import cut_refusal
+from rlinf.planning.memory import Load
 from rlinf_sched import Cluster, FlowGraph, Plan, Problem, Profiles, SchedError, Stage, StageProfile
 from rlinf_sched.derive import Gpu, JobShape, ModelShape, find_gpu, gpu_cluster, rule_profile
 
@@ -37,7 +39,8 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
     resolved = resolve_for_devices(config, num_devices)
     try:
         model = named_shape(config.model.path)
-        _check_cut(config, model, num_devices)
+        if refusal := cut_refusal(config, model, num_devices):
+            raise refusal
         sheet = find_gpu(gpu)
         job = job_shape(resolved, device_bytes=sheet.memory_bytes)
         check_gpu(resolved, model, sheet, num_devices)
@@ -68,21 +71,6 @@ def recipe_profiles(flow: FlowGraph, config: ReasoningConfig, model: ModelShape,
         return trainer.forward_profile(reference, gpu, job)
 
     return Profiles(stages={stage.name: profile(stage) for stage in flow.stages})
-
-
-def _check_cut(config: ReasoningConfig, model: ModelShape, num_devices: int) -> None:
-    """Whether engines and the actor's backend can cut the model so, on so many devices. Raises: UserError."""
-    check_cut(config, model)
-    actor = config.actor
-    if problem := actor.trainer_spec.model_problem(actor.backend_options, model):
-        raise UserError("actor.backend_options." + "".join(problem))
-    size = actor.ranks_per_replica or 1
-    if num_devices % size:
-        raise UserError(
-            f"cluster.num_devices={num_devices} is not a multiple of the {size} ranks that hold one copy of the model "
-            f"(actor.backend_options: {', '.join(f'{key}={value}' for key, value in actor.backend_options.items())})",
-            hint="change one of them",
-        )
 
 
 def reasoning_loads(config: ReasoningConfig, plan: Plan, cluster: Cluster) -> list[Load]:
