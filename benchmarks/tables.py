@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,70 +18,74 @@ RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = ROOT / "docs" / "images"
 PAGE = ROOT / "docs" / "performance.md"
 
-HEAD = """# What was measured
+HEAD = """# Measured results
 
-Written by `python -m benchmarks.tables` from `benchmarks/results/*.json`, which hold machine, versions, commit,
-settings and all samples. `benchmarks/README.md` says how each was run. Both sides of a comparison take turns in one
-run, so ratios count and absolute times mean little.
+`python -m benchmarks.tables` writes this page from `benchmarks/results/*.json`, which contain machine, versions,
+commit, settings and all samples. `benchmarks/README.md` describes how each was run. Both sides of a comparison
+alternate in one run, so the ratios are meaningful and absolute times are not.
 """
 
 LEARNING = {
     "learning-sort-grpo": "Sorting eight digits, GRPO: greedy accuracy on 500 held-out problems. "
     "Target: from at most 60 % to at least 90 % within 3 minutes",
-    "learning-sort-grpo-random-rewards": "The same with coin flips for rewards. Target: it does not rise",
-    "learning-sort-grpo-sglang": "The same job while SGLang generates in an environment of its own. "
+    "learning-sort-grpo-random-rewards": "The same with random rewards. Target: no improvement",
+    "learning-sort-grpo-sglang": "The same job with SGLang in a separate venv. "
     "Target: at least 90 %, three seeds of three",
-    "learning-sort-grpo-megatron-sglang": "The same with the model cut over two slots by megatron-core, until an "
+    "learning-sort-grpo-megatron-sglang": "The same with the model sharded over two slots by megatron-core, until an "
     "evaluation reaches 90 %",
     "learning-sort-grpo-fsdp2-sglang": "The same with fsdp2 on two slots",
     "learning-pushcube-ppo": "PushCube-v1, PPO: success at the end of 100 episodes from held-out reset seeds, "
     "deterministic actions. Target: 80 % within 6 minutes",
     "learning-reach-openvla-ppo": "Faucets of Meta-World (docs/demonstrations.md): a tiny OpenVLA by PPO after 20 "
     "demonstrations, success in 50 held-out episodes. Target: from at most 60 % to at least 90 % within 10 minutes",
-    "learning-reach-openvla-ppo-random-rewards": "The same with random rewards. Target: it does not rise",
+    "learning-reach-openvla-ppo-random-rewards": "The same with random rewards. Target: no improvement",
     "learning-reach-pi0-ppo": "The same task, a tiny pi0 by Flow-SDE. Target: from at most 60 % to at least 85 %",
     "learning-reach-pi0-ppo-flow-noise": "The same by Flow-Noise",
-    "learning-reach-oft-grpo": "The same task, a tiny OpenVLA-OFT by GRPO. Target: as pi0",
+    "learning-reach-oft-grpo": "The same task, a tiny OpenVLA-OFT by GRPO. Target: as for pi0",
 }
 COMPARISONS = {
-    "ray-nodes": "Steps of 0.2 to 0.8 s through Ray on two pretended nodes with two slots each, against the local "
-    "launcher on the same two cores; metrics, evaluations and weights are equal to the bit. Target: 1.15. Ray's own "
-    "processes take 0.03 of a core; items and weights go over the network there and through shared memory here",
-    "overhead-sort": "Overhead of processes, channels, leases and weight syncs: a step of sort-grpo as a flow on one "
-    "slot over the same work in one process. Target: at most 1.05",
-    "overhead-pushcube": "The same for pushcube-ppo, with 100 hand-overs a step between env and policy. "
+    "ray-nodes": "Steps of 0.2 to 0.8 s through Ray on two simulated nodes with two slots each, over the local "
+    "launcher on the same two cores; metrics, evaluations and weights are bitwise equal. Target: 1.15. Ray's own "
+    "processes take 0.03 of a core; with Ray items and weights cross the network, with the local launcher shared "
+    "memory",
+    "overhead-sort": "Overhead of processes, channels, leases and weight syncs: time of a step of sort-grpo as a flow "
+    "on one slot over the time of the same work in one process. Target: at most 1.05",
+    "overhead-pushcube": "The same for pushcube-ppo, with 100 hand-overs per step between env and policy. "
     "Target: at most 1.05",
-    "overhead-pushcube-one-core": "The same with every process bound to one core, where env and policy evict each "
-    "other from its caches at every hand-over: the worst case",
-    "trl-comparison-sort": "A GRPO step at the sorting job's size: seconds of TRL's GRPOTrainer over ours. "
+    "overhead-pushcube-one-core": "The worst case: the same with every process bound to one core, so that env "
+    "and policy evict each other from its caches at every hand-over",
+    "trl-comparison-sort": "A GRPO step at the sorting job's size: time of TRL's GRPOTrainer over ours. "
     "Target: at least 1.5",
     "trl-comparison-long": "The same with a model ten times as large (2.9M) and completions of 32 tokens, where nine "
     "tenths of our time are matrix products",
     "trl-comparison-gpu": "The same on one H100 with the shape of Qwen2.5-0.5B, 256 completions of 256 tokens and "
     "TRL's weights in bfloat16",
-    "refill": "The engine `huggingface` on a CPU: seconds of whole batches over seconds with rows that are refilled. "
+    "refill": "The engine `huggingface` on a CPU: time with static batches over time with continuous batching. "
     "Lengths are log-normal, mean 64, at most 512, and the tokens are the same. Target: at least 1.8",
-    "engines": "SGLang on a CPU slot, 64 prompts of 24 tokens and 8 completions of at most 32 each: seconds a token of "
-    "SGLang by itself over those through the flow. Target: at least 0.95",
-    "sglang-sync": "Weights of Qwen2-1.5B's sizes with 6 layers (1.03 GB in bfloat16) into SGLang on a CPU: seconds of "
-    "SGLang's two ways, which check nothing, over ours, attested. Targets: 5 and 10. Loading a file that lies in the "
-    "page cache is one copy, as ours is, without our digests; a trainer has to write the file first",
-    "arrival": "Rollout and actor on a CPU slot each, such lengths, micro-batches of one group: when the actor begins, "
-    "over when the shortest group is whole (`refill` and granularity 1 with `actor.group_order` `arrival` and `index`; "
-    "a whole batch); and whole steps. Target: at most 1.05 as they come",
-    "pipelining": "Env and policy of PushCube: seconds in turn over seconds pipelined in halves",
-    "maniskill-pictures": "ManiSkill with a picture of 128 x 128, drawn in software: seconds of its own environments "
-    "in Gymnasium's AsyncVectorEnv over seconds of as many steps through the flow, two processes each, no network on "
-    "either side; drawn by the same collision shapes, and as it comes. Target: at least 0.9",
-    "libero": "The same for LIBERO with two pictures of 128 x 128; drawn and reset as cheaply, and as it comes",
-    "ppo-states": "PPO on ManiSkill's states: seconds of a script with the same settings over seconds of pushcube-ppo. "
+    "engines": "SGLang on a CPU slot, 64 prompts of 24 tokens and 8 completions of at most 32 each: time per token of "
+    "SGLang alone over time per token in the flow. Target: at least 0.95",
+    "sglang-sync": "Loading weights of Qwen2-1.5B's sizes with 6 layers (1.03 GB in bfloat16) into SGLang on a CPU: "
+    "time of SGLang's two methods, which check nothing, over ours, attested. Targets: 5 and 10. Loading a file from "
+    "the page cache is one copy, like ours, but without our digests; a trainer must write the file first",
+    "arrival": "Rollout and actor on a CPU slot each, the same distribution of lengths, micro-batches of one group. "
+    "First rows: the time at which the actor begins over the time at which the shortest group is complete (`refill` "
+    "and granularity 1 with `actor.group_order` `arrival` and `index`; a whole batch). Last rows: whole steps. "
+    "Target: at most 1.05 for `as they come`",
+    "pipelining": "Env and policy of PushCube: time in sequence over time pipelined in halves",
+    "maniskill-pictures": "ManiSkill with a picture of 128 x 128, drawn in software: time of its own environments in "
+    "Gymnasium's AsyncVectorEnv over time of the same number of steps in the flow, with two processes each and no "
+    "neural network on either side; with the same collision shapes, and with its default settings. Target: at least "
+    "0.9",
+    "libero": "The same for LIBERO with two pictures of 128 x 128; with the same drawing quality and resets, and with "
+    "its default settings",
+    "ppo-states": "PPO on ManiSkill's states: time of a script with the same settings over time of pushcube-ppo. "
     "Target: at least 1.3",
 }
 
 
 def main() -> None:
     lines = [HEAD, "## Learning", *_learning(), "## Speed", *_comparisons()]
-    lines.append("![100 ms of env and policy, pipelined and in turn](images/pipelining.svg)\n")
+    lines.append("![100 ms of env and policy, pipelined and in sequence](images/pipelining.svg)\n")
     lines += _predicted_arrivals()
     if generation := list(_generation()):
         lines += ["## Generation on a GPU", *generation]
@@ -91,8 +96,15 @@ def main() -> None:
         lines += ["## Planning", *plans]
     lines += ["## Predicted and real steps", *_real_runs()]
     lines += ["## Memory", *_memory()]
-    PAGE.write_text("\n".join(lines), encoding="utf-8")
+    PAGE.write_text("\n".join(map(_wrapped, "\n".join(lines).split("\n"))), encoding="utf-8")
     print(f"written to {PAGE}")
+
+
+def _wrapped(line: str) -> str:
+    """The line, broken at 120 columns unless it is a row of a table or a picture."""
+    if line.startswith(("|", "![")):
+        return line
+    return textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _load(name: str) -> dict[str, Any] | None:
@@ -129,8 +141,8 @@ def _predicted_arrivals() -> Iterator[str]:
         return
     num_profiled = result["settings"]["rounds_profiled"]
     yield (
-        "\nThe planner's step by the first half of the steps, beside that half and the later one. Target: within 10 %. "
-        "In order, a long group holds up all behind it, which is not simulated.\n"
+        "\nThe planner's prediction from the first half of the steps, compared with that half and the later one. "
+        "Target: within 10 %. In order, a long group delays all groups after it, which is not simulated.\n"
     )
     yield "| groups | predicted | steps profiled | error | later steps | error |\n|---|---|---|---|---|---|"
     for name, row in result["findings"]["predictions"].items():
@@ -152,23 +164,23 @@ def _generation() -> Iterator[str]:
         f"\n{settings['prompts']} prompts of {settings['prompt_tokens']} tokens, {settings['group_size']} completions "
         f"each of {settings['new_tokens']}, by a Qwen2 of {layers} layers and hidden size {hidden} with random weights "
         f"in {settings['dtype']} ({settings['device']}, {result['date'][:10]}): `graphs` is the engine `huggingface` "
-        "as it is, `eager` the same with `cuda_graphs: false`, `generate` transformers' own loop, which gives no "
-        "log-probabilities.\n"
+        "with default settings, `eager` the same with `cuda_graphs: false`, `generate` transformers' own loop, which "
+        "returns no log-probabilities.\n"
     )
-    yield "| way, its fastest round | tokens a second | time over that of graphs |\n|---|---|---|"
+    yield "| method, fastest round | tokens a second | time over that of graphs |\n|---|---|---|"
     best_s = {way: min(samples) for way, samples in result["samples_s"].items()}
     ratios = {way: best / best_s["graphs"] for way, best in best_s.items()}
     for way in sorted(ratios, key=lambda way: ratios[way]):
         yield f"| {way} | {findings['tokens_per_s'][way]:,.0f} | {ratios[way]:.2f} |"
-    yield "\nLog-probabilities of sampled tokens against one forward over prompt and completion, in nats:\n"
-    yield "| way, type | largest difference | root mean square |\n|---|---|---|"
+    yield "\nLog-probabilities of sampled tokens compared with one forward over prompt and completion, in nats:\n"
+    yield "| method, dtype | largest difference | root mean square |\n|---|---|---|"
     for way, errors in findings["log_probabilities"].items():
         yield f"| {way} | {errors['largest']:.2g} | {errors['root_mean_square']:.2g} |"
     if memory := findings["memory_bytes"]:
         counted, reserved = memory["counted"] / 2**20, memory["reserved"] / 2**20
         yield (
             f"\nAfter an onload the first batch takes {findings['capturing_s']:.2f} s more than a later one, because "
-            f"its steps are captured. Beside the weights {counted:,.0f} MiB are counted before a run, and "
+            f"its steps are captured. In addition to the weights {counted:,.0f} MiB are counted before a run, and "
             f"{reserved:,.0f} MiB are reserved."
         )
     yield ""
@@ -181,7 +193,7 @@ def _soaked(tenths: Sequence[float]) -> float:
 
 def _failures() -> Iterator[str]:
     if result := _load("killed-worker"):
-        yield f"\nFrom killing a worker to the end of the run, target: 5 s ({_machine(result)}).\n"
+        yield f"\nTime from killing a worker to the end of the run. Target: 5 s ({_machine(result)}).\n"
         yield "| killed | seconds |\n|---|---|"
         for victim, samples in result["samples_s"].items():
             yield f"| {victim} | {max(samples):.2f} |"
@@ -189,7 +201,7 @@ def _failures() -> Iterator[str]:
     if result := _load("explained"):
         findings = result["findings"]
         yield (
-            f"\n{findings['hangs']} hangs of real processes, from the beginning of the run that hangs to the right "
+            f"\n{findings['hangs']} hangs of real processes, time from the start of the hanging run to the correct "
             f"explanation: {statistics.median(map(max, result['samples_s'].values())):.1f} s (median), "
             f"{findings['slowest_s']:.1f} s at worst (target: 10 s; {_machine(result)}).\n"
         )
@@ -197,24 +209,25 @@ def _failures() -> Iterator[str]:
         growth = max(_soaked(held["rss_bytes"]) for held in result["held"].values())
         others = "; ".join(result["problems"]) or "descriptors, threads and shared segments did not grow"
         yield (
-            f"\n{result['steps']:,} steps of a tiny job (`tools/soak.sh`): after a warm-up of a tenth of them, the "
-            f"memory of its processes grew by {growth:.2%} at most (from the first to the last fifth; target: 1 %); "
-            f"{others}.\n"
+            f"\n{result['steps']:,} steps of a tiny job (`tools/soak.sh`): after a warm-up of a tenth of the steps, "
+            f"the memory of its processes grew by at most {growth:.2%} (from the first to the last fifth; target: 1 "
+            f"%); {others}.\n"
         )
     if result := _load("killed-engine"):
         (samples,), kills = result["samples_s"].values(), result["findings"]["kills"]
         named = sum(kill["names_it"] and not kill["processes_left"] for kill in kills)
         yield (
             f"\nSGLang killed at {len(kills)} moments of a step: the run ended within {max(samples):.2f} s "
-            f"(target: 5 s), {named} of {len(kills)} times naming it and with no process left ({_machine(result)}).\n"
+            f"(target: 5 s); {named} of {len(kills)} times the error named SGLang and no process was left "
+            f"({_machine(result)}).\n"
         )
     if result := _load("killed-simulators"):
         findings = result["findings"]
-        alike = "all metrics are" if findings["metrics_are_equal"] else "metrics are not"
+        alike = "all metrics are" if findings["metrics_are_equal"] else "some metrics are not"
         yield (
             f"\nSimulators killed ({findings['num_killed']}) or stopped ({findings['num_stopped']}) at random "
-            f"moments of a run: {alike} those of an untouched run to the bit, "
-            f"{len(findings['losses_without_a_line'])} losses are not in the manifest ({_machine(result)}).\n"
+            f"moments of a run: {alike} bitwise equal to those of an undisturbed run; "
+            f"{len(findings['losses_without_a_line'])} losses are missing in the manifest ({_machine(result)}).\n"
         )
 
 
@@ -236,9 +249,9 @@ def _real_runs() -> Iterator[str]:
     )
     yield (
         "\nSteps of the main jobs on two CPU slots, measured and predicted: from probes of the collocated and the "
-        "disaggregated placement, of the collocated one alone, and from a profile of the placement's own steps. Median "
-        f"(and largest) error: {errors}. Target: 4 % (12 %) from rlinf profile, (25 %) from mode auto's first steps "
-        f"({_machine(result)}).\n"
+        "disaggregated placement, from probes of the collocated one alone, and from a profile of the placement's own "
+        f"steps. Median (and largest) error: {errors}. Target: 4 % (12 %) from rlinf profile, (25 %) from mode auto's "
+        f"first steps ({_machine(result)}).\n"
     )
     yield f"| workload | placement | measured | {' | '.join(sources.values())} |\n|---|---|---|---|---|---|"
     for name, workload in workloads.items():
@@ -246,7 +259,7 @@ def _real_runs() -> Iterator[str]:
             cells = [f"{row['predicted_s'][s] * 1e3:.0f} ms ({row['error'][s]:+.0%})" for s in sources]
             yield f"| {name} | {mode} | {row['measured_s'] * 1e3:.0f} ms | {' | '.join(cells)} |"
     yield (
-        "\nThe plan that the planner makes of the first steps of mode auto, over the best placement by rule in the "
+        "\nStep of the plan made from the first steps of mode auto over the step of the best placement by rule in the "
         "same run, median over rounds. Target: at most 1.03.\n"
     )
     yield "| workload | chosen | best by rule | chosen / best |\n|---|---|---|---|"
@@ -260,9 +273,9 @@ def _memory() -> Iterator[str]:
     if not (result := _load("memory")):
         return
     yield (
-        "\nWhat `rlinf train` counts for a worker process on a CPU slot, over its largest resident set in six steps "
-        f"(torch {result['torch']}). Target: never below 1. The process itself "
-        "and what malloc keeps are constants that were chosen on these runs; the rest follows from the model's shape.\n"
+        "\nMemory that `rlinf train` counts for a worker process on a CPU slot over its largest resident set in six "
+        f"steps (torch {result['torch']}). Target: never below 1. The memory of the process itself and of malloc are "
+        "constants that were chosen on these runs; the rest follows from the model's shape.\n"
     )
     yield "| model and task | worker | counted | measured | counted / measured |\n|---|---|---|---|---|"
     for case in result["cases"].values():

@@ -26,7 +26,7 @@ def _losses(measured: Measured) -> Iterator[str]:
     first = cases[0]
     threads = f"{first['threads']} thread{'s' * (first['threads'] > 1)}"
     yield (
-        f"\nAdvantages and losses of {first['tokens']:,} tokens, forward and backward, and their share of the same "
+        f"\nTime of advantages and losses of {first['tokens']:,} tokens, forward and backward, as a share of the same "
         f"passes of a model of {first['model_parameters'] / 1e6:.1f}M parameters, {first['model_s']:.0f} s, both in "
         f"processor time on {threads}. Target: {first['target']:.0%} ({measured.origin}).\n"
     )
@@ -41,10 +41,10 @@ def _logprobs(measured: Measured) -> Iterator[str]:
     first = cases[0]
     yield (
         f"\nLog-probabilities and entropies of {first['rows']} tokens over a vocabulary of {first['vocabulary']:,}, "
-        "forward and backward, over the plain formula in the same run; memory beside the logits. Target: "
+        "forward and backward, over the plain formula in the same run; memory in addition to the logits. Target: "
         f"{first['target']} ({measured.origin}).\n"
     )
-    yield "| what, dtype of the logits | time / plain | peak memory / plain | peak memory |\n|---|---|---|---|"
+    yield "| function, dtype of the logits | time / plain | peak memory / plain | peak memory |\n|---|---|---|---|"
     for case in cases:
         name = case["case"].replace("-float32", ", float32").replace("-bfloat16", ", bfloat16")
         yield (
@@ -65,7 +65,7 @@ def _heads(results: list[dict[str, Any]]) -> Iterator[str]:
         f"{first['threads']} thread{'s' * (first['threads'] > 1)}; memory with the gradients of both. Target: "
         f"{results[0]['findings']['target']} ({machine['processor']}, {results[0]['date'][:10]}).\n"
     )
-    yield "| what, dtype | tokens | time / plain | peak memory / plain | peak memory |\n|---|---|---|---|---|"
+    yield "| function, dtype | tokens | time / plain | peak memory / plain | peak memory |\n|---|---|---|---|---|"
     for result in sorted(results, key=lambda one: (one["settings"]["tokens"], one["benchmark"])):
         settings, findings = result["settings"], result["findings"]
         yield (

@@ -43,24 +43,24 @@ def sections(results: Path, images: Path) -> Iterator[str]:
     if measured := load(results, HAND_OVER):
         yield from _hand_overs(measured)
         _draw_hand_overs(measured, images / "hand-over.svg")
-        yield "![Time of a hand-over by size](images/hand-over.svg)\n"
+        yield "![Time of a transfer by size](images/hand-over.svg)\n"
     if measured := load(results, CHANNEL):
         yield from _channel(measured)
     if measured := load(results, RESHARD):
         yield from _shares(
             measured,
             "reshard_across_processes",
-            "Resharding across processes, one thread: GB a second of what the engine stores, and the share of a flat "
-            "copy past the caches in the same run. Target: 0.90 pulled from a pool, ten times gloo",
+            "Resharding across processes, one thread: GB a second stored by the engine, and the ratio to a flat copy "
+            "past the caches in the same run. Target: 0.90 pulled from a pool, ten times gloo",
         )
     if measured := load(results, COPIES):
         yield from _shares(
             measured,
             "reshard",
-            "Resharding within one process, in the same terms. Target: 0.90 of the flat copy (with a cast: of a flat "
-            "cast). memcpy and numpy have one thread in every column, and no cast",
+            "Resharding within one process, in the same units. Target: 0.90 of the flat copy (with a cast: of a flat "
+            "cast). memcpy and numpy have one thread in every column, and do not cast",
         )
-        yield from _shares(measured, "digest", "Digests: GB a second, and the share of one read by torch's sum")
+        yield from _shares(measured, "digest", "Digests: GB a second, and the ratio to one read by torch's sum")
     path = results / f"{CHECKS}.json"
     if path.exists():
         yield from _checks(json.loads(path.read_text()))
@@ -78,10 +78,10 @@ def sections(results: Path, images: Path) -> Iterator[str]:
 def _between_hosts(channel: dict[str, Any], sync: dict[str, Any]) -> Iterator[str]:
     """Over loopback TCP: remote_channel.py and weights_between_hosts.py."""
     yield (
-        "\nBetween two pretended hosts, over loopback TCP, on two cores that they share: how many times as long the "
-        "others take. Targets: 3 of Ray's object store and of a gloo send, 0.8 of a bare socket (weights: 0.7).\n"
+        "\nTransfers between two simulated hosts over loopback TCP, on the same two cores: time of the others over "
+        "ours. Targets: 3 for Ray's object store and a gloo send, 0.8 for a bare socket (weights: 0.7).\n"
     )
-    yield "| what | Ray | gloo | bare socket |\n|---|---|---|---|"
+    yield "| transfer | Ray | gloo | bare socket |\n|---|---|---|---|"
     took_s = channel["medians_s"]
     for size in ("1 MB", "256 bytes"):
         ratios = [f"{took_s[f'{peer}, {size}'] / took_s[f'door, {size}']:.2f}" for peer in ("Ray", "gloo", "socket")]
@@ -96,21 +96,21 @@ def _between_hosts(channel: dict[str, Any], sync: dict[str, Any]) -> Iterator[st
         )
     gloo = channel["medians_s"]["socket, 1 MB"] / channel["medians_s"]["gloo, 1 MB"]
     yield (
-        f"\ngloo sends 1 MB at {gloo:.2f} of the bare socket's rate, so that nothing over TCP can be more than "
-        f"{1 / gloo:.1f} times as fast. What a channel waits for is the process that receives: besides taking bytes "
-        "from the system it digests them and copies them into the channel's memory, a sixth of its time each. The bare "
-        "socket sends the same 64 MB again and again and only moves them; a sync of weights also packs and digests "
-        "them, digests what came, copies it to two replicas and digests what they serve, and keeps both cores busy for "
-        "nine tenths of its time.\n"
+        f"\ngloo sends 1 MB at {gloo:.2f} of the bare socket's rate, so nothing over TCP can be more than "
+        f"{1 / gloo:.1f} times as fast. A channel is limited by the receiving process: besides reading bytes from the "
+        "system it digests them and copies them into the channel's memory, each a sixth of its time. The bare socket "
+        "sends the same 64 MB repeatedly and only moves them. A weight sync also packs and digests the weights, "
+        "digests the received bytes, copies them to two replicas and digests the served weights, and keeps both cores "
+        "busy for nine tenths of its time.\n"
     )
 
 
 def _on_gpu(result: dict[str, Any]) -> Iterator[str]:
     yield (
-        f"\nIn the memory of one GPU ({result['device']}), GB a second of what is written (a cast reads twice as "
-        "much), and of what a digest reads.\n"
+        f"\nIn the memory of one GPU ({result['device']}), GB a second written (a cast reads twice as much), or read "
+        "by a digest.\n"
     )
-    yield "| what | ours | a flat copy | share |\n|---|---|---|---|"
+    yield "| operation | ours | a flat copy | ratio |\n|---|---|---|---|"
     for name, rates in result.items():
         if isinstance(rates, dict) and "max_ctas_1056" in rates:
             best = max(rate for key, rate in rates.items() if key.startswith("max_ctas"))
@@ -119,7 +119,7 @@ def _on_gpu(result: dict[str, Any]) -> Iterator[str]:
                 f"| reshard, {kind.replace('_', ' ')}, {dtype} to bfloat16 | {best:,.0f} | {rates['memcpy']:,.0f} "
                 f"| {best / rates['memcpy']:.2f} |"
             )
-    yield "\n| digest of | ours | the fastest read | share |\n|---|---|---|---|"
+    yield "\n| digest of | ours | the fastest read | ratio |\n|---|---|---|---|"
     for name in ("digest", "digest_64_mb", "digest_1_mb"):
         rates = result[name]
         best = max(rate for key, rate in rates.items() if key.startswith("program"))
@@ -133,17 +133,17 @@ def _syncs(result: dict[str, Any]) -> Iterator[str]:
     yield (
         "\nA sync of about a gigabyte in shared memory to an engine with TP2, one process and thread for each rank; "
         "medians over rounds of the ratios within a round. `critical`: publishing and the copy into the engine's "
-        "tensors; `in all`: also the digests that run beside the first chunk. `lent`: the engine copies from the "
-        "trainer's tensors, and neither end digests before it has its copy, so that the critical path is that without "
-        "digests. `stored`: through the store, as weights go that an engine takes late. Targets: 0.8 of a flat copy; "
-        "1.2 on the critical path and 2.5 in all of the same sync without digests; 64 MB beside the weights "
+        "tensors; `total`: also the digests, which run concurrently with the first chunk. `by reference`: the engine "
+        "copies from the trainer's tensors and both sides digest only afterwards, so the critical path has no digests. "
+        "`stored`: through the store, for engines that read the weights late. Targets: 0.8 of a flat copy; 1.2 on the "
+        "critical path and 2.5 in total of the same sync without digests; 64 MB in addition to the weights "
         f"({result['machine']['processor']}, {result['date'][:10]}, load "
         f"{result['machine']['load_average_1_min']:.1f}).\n"
     )
     yield (
-        "| trainer | flat copy / critical, lent | in all / critical, lent | flat copy / critical, stored | critical, "
-        "attested / not, stored | in all, attested / not, stored | MB beside the weights, lent | moves, plan |\n"
-        "|---|---|---|---|---|---|---|---|"
+        "| trainer | flat copy / critical, by reference | total / critical, by reference | flat copy / critical, "
+        "stored | critical, attested / not, stored | total, attested / not, stored | MB beyond the weights, by "
+        "reference | moves, plan |\n|---|---|---|---|---|---|---|---|"
     )
     ratios = {(c["numerator"], c["denominator"]): c["median_of_ratios"] for c in result["comparisons"]}
     for name, findings in result["findings"].items():
@@ -169,27 +169,27 @@ def _checks(result: dict[str, Any]) -> Iterator[str]:
     machine = (
         f"{result['machine']['processor']}, {result['date'][:10]}, load {result['machine']['load_average_1_min']:.1f}"
     )
-    yield f"\nFlipped bits, one at a time. Target: all are caught ({machine}).\n"
-    yield "| way | flipped | caught |\n|---|---|---|"
+    yield f"\nDetection of single flipped bits. Target: all ({machine}).\n"
+    yield "| transport | flipped | detected |\n|---|---|---|"
     for way, row in result["findings"]["flips"].items():
         yield f"| {way} | {row['flips']:,} | {row['caught']:,} |"
     slower = result["findings"]["slower_contact_ms"]
     alone, besieged = (1e3 * result["medians_s"][f"contact, {who}"] for who in ("no strangers", "strangers"))
     yield (
-        f"\nA first contact (joining the directory, meeting a peer, one value): median {alone:.1f} ms, and "
-        f"{besieged:.1f} ms while 60 idle and slow strangers and 20 garbled ones a second besiege both doors; "
-        f"{slower['median']:.1f} ms (median) and {slower['most']:.1f} ms (most) longer than the other of its round. "
-        "Target: at most 100 ms.\n"
+        f"\nA first contact (joining the directory, connecting to a peer, sending one value): median {alone:.1f} ms, "
+        f"and {besieged:.1f} ms while 60 idle and slow strangers and 20 malformed connections a second load both "
+        f"servers; {slower['median']:.1f} ms (median) and {slower['most']:.1f} ms (maximum) longer than the other of "
+        "its round. Target: at most 100 ms.\n"
     )
     yield (
-        "\nWhat digests cost: a hand-over and its acknowledgement over TCP between two processes, a put and a take of "
-        "a channel and of a pool in one, with and without; of medians.\n"
+        "\nCost of digests: a transfer with its acknowledgement over TCP between two processes, and a put and a take "
+        "of a channel and of a pool in one process, with and without digests; medians.\n"
     )
-    yield "| way, size | with | without | with / without |\n|---|---|---|---|"
+    yield "| transport, size | with | without | with / without |\n|---|---|---|---|"
     for c in result["comparisons"]:
         cells = " | ".join(_rate(c[side], result) for side in ("numerator", "denominator"))
         yield f"| {c['numerator'].removesuffix(', with')} | {cells} | {c['ratio_of_medians']:.2f} |"
-    yield "\n| over memory of 16 MB | GB a second |\n|---|---|"
+    yield "\n| hash of 16 MB in memory | GB a second |\n|---|---|"
     for name, rate in result["findings"]["hash_gb_per_s"].items():
         yield f"| {name} | {rate:.1f} |"
     yield ""
@@ -207,7 +207,7 @@ def _rate(case: str, result: dict[str, Any]) -> str:
 def _hand_overs(measured: Measured) -> Iterator[str]:
     cases = measured.cases["tensor"]
     sides = list(next(iter(cases.values()))["sides"])
-    yield f"\nA tensor to another process and an acknowledgement back, medians in us ({measured.origin}).\n"
+    yield f"\nSending a tensor to another process and an acknowledgement back, medians in us ({measured.origin}).\n"
     yield f"| | {' | '.join(cases)} |\n|---|{'---|' * len(cases)}"
     for side in sides:
         yield f"| {side} | {' | '.join(_us(case['sides'][side]['median_us']) for case in cases.values())} |"
@@ -275,11 +275,11 @@ def _channel(measured: Measured) -> Iterator[str]:
         "\nItems of 1 KB a second through one channel or queue, two producing and two consuming processes. Target: "
         f"100,000 ({measured.origin}).\n"
     )
-    yield "| items, at most so many a take | channel | multiprocessing.Queue | torch queue |\n|---|---|---|---|"
+    yield "| items, maximum per take | channel | multiprocessing.Queue | torch queue |\n|---|---|---|---|"
     for case, seen in measured.cases.get("items_per_second", {}).items():
         rates = (f"{seen[f'{side}_items_per_s']:,}" for side in ("channel", "multiprocessing", "torch"))
         yield f"| {_short(case)} | {' | '.join(rates)} |"
-    yield "\n| round trip of 4 KB on so many cores | channel | torch queue |\n|---|---|---|"
+    yield "\n| round trip of 4 KB, number of cores | channel | torch queue |\n|---|---|---|"
     for case, seen in measured.cases.get("round_trip_of_4_kb", {}).items():
         times = (f"{seen[f'{side}_median_us']:.1f} us" for side in ("channel", "torch"))
         yield f"| {_short(str(case))} | {' | '.join(times)} |"

@@ -41,8 +41,8 @@ def sections(results: Path, images: Path) -> Iterator[str]:
 def _on_gpu(result: dict[str, Any]) -> Iterator[str]:
     yield (
         f"\nSteps of recipes with GSM8K's settings on one GPU ({result['settings']['device']}, {result['date'][:10]}), "
-        "models of Qwen2.5's shapes with random weights: measured seconds / seconds from a profile of four probe steps "
-        "/ seconds that `rlinf plan RECIPE --gpu` derives from the shape and the datasheet.\n"
+        "models of Qwen2.5's shapes with random weights: measured seconds / seconds predicted from a profile of four "
+        "probe steps / seconds that `rlinf plan RECIPE --gpu` derives from the shape and the datasheet.\n"
     )
     yield "| model, prompts x answers x tokens | step | rollout | reference | actor |\n|---|---|---|---|---|"
     for name, row in result["findings"]["workloads"].items():
@@ -58,7 +58,10 @@ def _on_gpu(result: dict[str, Any]) -> Iterator[str]:
 def _planning(measured: Measured, images: Path) -> Iterator[str]:
     by_devices = sorted(measured.cases["by_devices"], key=lambda case: case["devices"])
     by_stages = sorted(measured.cases["by_stages"], key=lambda case: case["stages"])
-    yield f"\nPlanning of a PPO graph, search and simulation of the best plans; medians ({measured.origin}).\n"
+    yield (
+        "\nPlanning time of a PPO graph, including search and simulation of the best plans; medians "
+        f"({measured.origin}).\n"
+    )
     yield from _table("devices", by_devices)
     yield ""
     yield from _table("stages", by_stages)
@@ -68,7 +71,7 @@ def _planning(measured: Measured, images: Path) -> Iterator[str]:
 
 
 def _simulation(measured: Measured, images: Path) -> Iterator[str]:
-    yield f"\nEvents that the simulator executes a second. Target: 1,000,000 ({measured.origin}).\n"
+    yield f"\nEvents that the simulator executes per second. Target: 1,000,000 ({measured.origin}).\n"
     yield "| case | events/s |\n|---|---|"
     for case in measured.cases["events"]:
         yield f"| {case['case']} | {case['events_per_s']:,} |"
@@ -100,7 +103,10 @@ def _error(case: dict[str, Any]) -> str:
 def _predictions(cases: list[dict[str, Any]]) -> Iterator[str]:
     if not cases:
         return
-    yield "\nPredicted from typical costs, beside the mean of simulated steps with 20 seeds. Target: within 5 %.\n"
+    yield (
+        "\nPrediction from typical costs, compared with the mean of simulated steps with 20 seeds. Target: "
+        "within 5 %.\n"
+    )
     yield "| workload | plan | predicted step | mean (standard deviation) | prediction | search's estimate |"
     yield "|---|---|---|---|---|---|"
     for case in cases:
