@@ -61,7 +61,6 @@ report = {
     "exit_codes": {name: int(code) for name, code in sorted(steps.items())},
     "benchmark": read("benchmark.json"),
     "ipc_benchmark": read("ipc_benchmark.json"),
-    "peers_benchmark": read("peers_benchmark.json"),
 }
 result.write_text(json.dumps(report, indent=2) + "\n")
 print(json.dumps(report))
@@ -81,14 +80,13 @@ if [ "${codes[build]}" -ne 0 ]; then
   exit 1
 fi
 export PYTHONPATH="$work/site${PYTHONPATH:+:$PYTHONPATH}"
-# The GPU tests are files of their own, so that the others' needs (hypothesis) are none here; those of peers are skipped without msgspec.
+# The GPU tests are files of their own, so that the others' needs (hypothesis) are none here.
 tests=("$python" -m pytest -q -p no:cacheprovider -o addopts=--import-mode=importlib -m gpu packages/rlinf-comm/tests/*_gpu.py)
-step import 30 "$python" -c 'import rlinf_comm.ipc, rlinf_comm.nccl, rlinf_comm.cuda as c, sys
+step import 30 "$python" -c 'import rlinf_comm.ipc, rlinf_comm.cuda as c, sys
 assert rlinf_comm.has_cuda_kernels(), "built without kernels"; print(rlinf_comm.__file__)'
 if [ -n "$dry_run" ]; then
   step collect 60 "${tests[@]}" --collect-only
-  step benchmark 30 "$python" -m py_compile benchmarks/comm/gpu_copy.py benchmarks/comm/gpu_ipc.py \
-    benchmarks/comm/gpu_peers.py
+  step benchmark 30 "$python" -m py_compile benchmarks/comm/gpu_copy.py benchmarks/comm/gpu_ipc.py
 else
   step tests 120 "${tests[@]}"
   if command -v compute-sanitizer >/dev/null; then
@@ -96,13 +94,7 @@ else
   fi
   step benchmark 60 "$python" benchmarks/comm/gpu_copy.py >"$work/benchmark.out"
   step ipc_benchmark 70 "$python" benchmarks/comm/gpu_ipc.py >"$work/ipc_benchmark.out"
-  if "$python" -c 'import msgspec' 2>/dev/null; then
-    step peers_benchmark 60 "$python" benchmarks/comm/gpu_peers.py >"$work/peers_benchmark.out"
-  else
-    echo "== peers_benchmark: skipped, $python has no msgspec" >&2
-    : >"$work/peers_benchmark.out"
-  fi
-  for name in benchmark ipc_benchmark peers_benchmark; do grep '^{' "$work/$name.out" >"$work/$name.json"; done
+  for name in benchmark ipc_benchmark; do grep '^{' "$work/$name.out" >"$work/$name.json"; done
 fi
 write_result
 for code in "${codes[@]}"; do [ "$code" -eq 0 ] || exit 1; done

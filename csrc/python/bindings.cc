@@ -59,7 +59,6 @@ PYBIND11_MODULE(_C, module) {
   bind_copies(module);
   bind_cuda(module);
   bind_pool(module);
-  bind_nccl(module);
   bind_ipc(module);
   bind_delta(module);
   bind_digest(module);

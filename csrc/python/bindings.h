@@ -48,7 +48,6 @@ void bind_segment(py::module_& module);
 void bind_copies(py::module_& module);
 void bind_cuda(py::module_& module);
 void bind_pool(py::module_& module);
-void bind_nccl(py::module_& module);
 void bind_ipc(py::module_& module);
 void bind_delta(py::module_& module);
 void bind_digest(py::module_& module);

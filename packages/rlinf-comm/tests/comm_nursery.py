@@ -149,12 +149,6 @@ def receive(store: Any, plan: Any, reports: ChannelAddress) -> None:
     _until_lost(report, "receiver", step)
 
 
-def device_echo(parent: Any) -> None:
-    from comm_device_peer import echo
-
-    echo(parent)
-
-
 def _run(role: str, arguments: tuple[Any, ...]) -> None:
     try:
         globals()[role](*arguments)

@@ -185,32 +185,20 @@ def test_a_peer_does_not_work_in_a_forked_child(pair):
 # --- which transport --------------------------------------------------------------------------------------------------
 
 
-def test_the_fastest_is_memory_and_it_shares_the_value(pair):
-    a, b = pair()
-    assert a.transport_to("b").name == "memory"
-    value = {"w": np.zeros(3)}
-    a.send("b", value, timeout_s=HANG_S)
-    assert b.receive("a", timeout_s=HANG_S) is value
-
-
 def test_transports_of_both_sides_are_respected(monkeypatch):
     with Peer.listen("a") as a, Peer.listen("b", transports=("tcp",)) as b:
         chosen = a.connect(b.address, timeout_s=HANG_S)
         assert chosen.name == "tcp"
-        refused = dict(chosen.refused)
-        assert (refused["memory"], refused["shared"]) == ("'b' does not allow it", "'b' allows tcp only")
         assert "not shared: 'b' allows tcp only" in str(chosen)
         with Peer.listen("c", transports=("shared",)) as c, pytest.raises(NoTransport, match="shared: 'b' allows tcp"):
             c.connect(b.address, timeout_s=HANG_S)
-        monkeypatch.setenv("RLINF_COMM_TRANSPORTS", "shared, tcp")
+        monkeypatch.setenv("RLINF_COMM_TRANSPORTS", "tcp")
         with Peer.listen("d") as d:
-            assert d.connect(a.address, timeout_s=HANG_S).name == "shared"
+            assert d.connect(a.address, timeout_s=HANG_S).name == "tcp"
         with pytest.raises(ValueError, match="no transport is left"):
-            Peer.listen("e", transports=("memory",))
+            Peer.listen("e", transports=("shared",))
         monkeypatch.setenv("RLINF_COMM_TRANSPORTS", "shm")
-        with pytest.raises(
-            ValueError, match="RLINF_COMM_TRANSPORTS=shm: no transport 'shm'; allowed: memory, ipc, nccl, shared, tcp"
-        ):
+        with pytest.raises(ValueError, match="RLINF_COMM_TRANSPORTS=shm: no transport 'shm'; allowed: shared, tcp"):
             Peer.listen("e")
     with pytest.raises(ValueError, match=r"transports=\('tcp',\)"):
         Peer.listen("f", transports="tcp")
@@ -319,7 +307,7 @@ def test_a_closed_peer_says_so(pair):
 
 
 def test_wrong_arguments_are_named(pair):
-    a, _ = pair("memory")
+    a, _ = pair()
     for call, text in (
         (lambda: a.send("b", 1, timeout_s=-1.0), "timeout_s=-1.0"),
         (lambda: Peer.listen(""), "name=''"),

@@ -400,7 +400,7 @@ def test_nobody_comes_in_time():
     with pytest.raises(WeightTimeout, match=r"receiver 0 \('engine0'\) sent no Reply within timeout_s=0.2"):
         pairs.senders[0].publish(shards[0], 0, timeout_s=0.2)
     other = Pairs(Net(), reshard)
-    with pytest.raises(WeightTimeout, match="sent no Offer"):
+    with pytest.raises(WeightTimeout, match="sent no StreamOffer"):
         other.receivers[0].receive(served[0], 0, timeout_s=0.2)
     raise_any(pairs.sync(shards, served, 0))  # the offer of the call that gave up is passed over
     assert_bitwise_equal(served[0], whole(shards))

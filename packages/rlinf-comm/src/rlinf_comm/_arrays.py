@@ -16,7 +16,6 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-_CUDA_DEVICE_TYPES = (2, 13)  # DLPack: kDLCUDA, kDLCUDAManaged
 _NUMPY_KINDS = frozenset("biufcMmSU")  # bool, integers, floats, complex, dates, fixed-width bytes and text
 _NUMPY_DTYPE = re.compile(r"[<>=|]?[biufcMmSU][0-9]{0,8}(\[[0-9]{0,8}[A-Za-z]{1,7}\])?")
 
@@ -71,23 +70,6 @@ def tensor_types() -> tuple[type, ...]:
     """torch.Tensor and torch.nn.Parameter; nothing while torch is not imported, since no value can be one then."""
     torch = sys.modules.get("torch")
     return () if torch is None else (torch.Tensor, torch.nn.Parameter)
-
-
-def is_on_cuda(value: Any) -> bool:
-    """Whether it is an array in CUDA memory: a torch tensor, or one that says so by either array protocol."""
-    if isinstance(value, tensor_types()):
-        return value.is_cuda
-    return is_foreign_array(type(value)) and (
-        hasattr(value, "__cuda_array_interface__") or int(value.__dlpack_device__()[0]) in _CUDA_DEVICE_TYPES
-    )
-
-
-def has_plain_bytes(tensor: torch.Tensor) -> bool:
-    """Whether describe_tensor would not refuse it."""
-    import torch
-
-    has_graph = tensor.requires_grad and not tensor.is_leaf
-    return tensor.layout is torch.strided and not has_graph and dtype_name(tensor.dtype) is not None
 
 
 def is_foreign_array(cls: type) -> bool:

@@ -106,13 +106,5 @@ class NoTransport(CommError):
     """No transport works between two peers; the text gives the reason of each."""
 
 
-class NcclError(CommError):
-    """An NCCL operation failed, or its communicator is gone; the text names the rank, its peers and the operation."""
-
-
-class NcclTimeout(NcclError):
-    """An NCCL operation was not done within its `timeout_s`. The communicator is still there: abort or shrink it."""
-
-
 class IpcError(CommError):
     """Device memory that cannot be shared between two processes; the text says why."""

@@ -71,21 +71,18 @@ def call(
             if objection is not None:
                 refused.append((transport.name, objection))
                 continue
-            if transport.needs_connection and connection is None:
+            if connection is None:
                 connection = _introduce(mine, theirs, deadline)
-            negotiation = Negotiation(
-                mine, theirs, connection if transport.needs_connection else None, capacity_bytes, deadline
-            )
+            negotiation = Negotiation(mine, theirs, connection, capacity_bytes, deadline)
             try:
                 outgoing, reason = transport.offer(negotiation)
             except Unusable as error:
                 refused.append((transport.name, str(error)))
                 continue
-            if transport.needs_connection and connection is not None:
-                connection.send(ChosenMessage(transport.name), deadline)
-                connection.receive(Ready, deadline)
-                connection.socket.setblocking(False)
-                connection = None  # the link's
+            connection.send(ChosenMessage(transport.name), deadline)
+            connection.receive(Ready, deadline)
+            connection.socket.setblocking(False)
+            connection = None  # the link's
             return OutgoingLink(outgoing, ChosenTransport(transport.name, reason, tuple(refused)), theirs)
     finally:
         if connection is not None:
@@ -130,8 +127,8 @@ def answer(
     capacity_bytes: int,
     objection: Callable[[PeerAddress], str | None],
     deadline: Deadline,
-) -> tuple[str, PeerAddress, Incoming] | None:
-    """The called side, after the proof: (transport, caller, link), or None when the caller only looked.
+) -> tuple[PeerAddress, Incoming] | None:
+    """The called side, after the proof: (caller, link), or None when the caller only looked.
 
     Raises:
         PeerLost, PeerTimeout, DecodeError: no link came of it.
@@ -158,7 +155,7 @@ def answer(
                 raise DecodeError(f"{caller.name!r} chose {message.transport!r} without a probe that came through")
             connection.send(Ready(), deadline)
             connection.socket.setblocking(False)
-            return message.transport, caller, offered[1]
+            return caller, offered[1]
         offered = None
         try:
             incoming, arrived = _probe(message, transports, negotiation)

@@ -30,8 +30,7 @@ from rlinf_comm.peers.directory import Directory, route_to
 from rlinf_comm.peers.inbox import Inbox, IncomingLink, NoLink
 from rlinf_comm.peers.links import PeerLinks
 from rlinf_comm.peers.transports import Transport, chosen_transports
-from rlinf_comm.peers.transports.base import ChosenTransport, Incoming, Unusable
-from rlinf_comm.peers.transports.memory import open_door, shut_door
+from rlinf_comm.peers.transports.base import ChosenTransport, Incoming
 from rlinf_comm.peers.transports.tcp import ReadAhead
 from rlinf_comm.wire.address import PeerAddress, check_arguments, own_address
 from rlinf_comm.wire.connection import Connection, peer_key
@@ -77,7 +76,6 @@ class Peer:
         """Guards the dictionaries; notified when a link comes in, and by close()."""
         self._read_ahead = ReadAhead()
         self._is_open = True
-        open_door(incarnation, self)
         self._listener.start()
 
     @classmethod
@@ -100,8 +98,7 @@ class Peer:
             serve: Serve the directory from this process; None: if it is on this host and nobody does yet.
             host: Address or interface to be called at; by default the one that leads to the directory.
             transports: The only ones to use, in order of preference; by default all, the fastest first. Names
-                ("memory", "ipc", "nccl", "shared", "tcp") or Transport objects. RLINF_COMM_TRANSPORTS="shared,tcp" does
-                the same.
+                ("shared", "tcp") or Transport objects. RLINF_COMM_TRANSPORTS="tcp" does the same.
             capacity_bytes: Bytes of values that may be on their way over one link before the sender waits for the
                 receiver. Larger values cross too, in parts.
             timeout_s: Seconds for reaching the directory.
@@ -205,8 +202,7 @@ class Peer:
     def send(self, to: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Sends one value; waits for the peer to appear, and while more than capacity_bytes are on their way.
 
-        Within one process the receiver gets the value itself, within one host tensors of a SharedPool by reference; of
-        all else a copy is made before this returns.
+        Within one host tensors of a SharedPool cross by reference; of all else a copy is made before this returns.
 
         Args:
             to: The peer's name.
@@ -298,7 +294,7 @@ class Peer:
         if met is None:
             connection.shut()
         else:
-            self.enter(*met)
+            self._add_incoming(*met)
 
     def _objection(self, caller: PeerAddress) -> str | None:
         """Why this caller is not to be met."""
@@ -314,10 +310,7 @@ class Peer:
             self._addresses[caller.name] = caller
         return None
 
-    def enter(self, transport: str, theirs: PeerAddress, incoming: Incoming) -> None:
-        """Private: takes a link that comes in. Raises Unusable."""
-        if transport not in (allowed.name for allowed in self._transports):
-            raise Unusable(f"{self.name!r} does not allow it")
+    def _add_incoming(self, theirs: PeerAddress, incoming: Incoming) -> None:
         self._read_ahead.add(incoming)
         with self._changed:
             if self._is_open:
@@ -350,7 +343,6 @@ class Peer:
             self._is_open = False
             inboxes = list(self._inboxes.values())
             self._changed.notify_all()
-        shut_door(self._address.incarnation)
         self._listener.close()
         self._read_ahead.close()
         if farewell and self._directory is not None:

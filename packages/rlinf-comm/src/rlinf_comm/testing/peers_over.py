@@ -25,9 +25,6 @@ class PeerLike(Protocol):
 class PeersLike(Protocol):
     """Makes the peers of one check."""
 
-    by_reference: bool
-    """Whether a receiver gets the sender's own objects."""
-
     def make(self, *names: str, capacity_bytes: int = SMALL_CAPACITY_BYTES) -> Sequence[PeerLike]:
         """New peers, which know each other and those made before."""
         ...
@@ -47,7 +44,6 @@ class PeersOver:
     def __init__(self, transport: str | Transport) -> None:
         self._transport = transport
         self._peers: dict[str, Peer] = {}
-        self.by_reference = transport == "memory"
 
     def make(self, *names: str, capacity_bytes: int = SMALL_CAPACITY_BYTES) -> Sequence[Peer]:
         peers = [Peer.listen(name, transports=(self._transport,), capacity_bytes=capacity_bytes) for name in names]

@@ -106,9 +106,7 @@ def check_nested(peers: PeersLike) -> None:
 
 
 def check_privacy(peers: PeersLike) -> None:
-    """The sender may change what it has sent, and the receiver what it has received; unless values are shared."""
-    if peers.by_reference:
-        return
+    """The sender may change what it has sent, and the receiver what it has received."""
     a, b = peers.make("a", "b")
     for num_elements in (10, 100_000):
         array = np.ones(num_elements)
@@ -143,8 +141,6 @@ def check_keeping(peers: PeersLike) -> None:
 
 def check_unsupported(peers: PeersLike) -> None:
     """A value that cannot cross is refused by the sender, with its place, and the next one crosses."""
-    if peers.by_reference:
-        return
     a, b = peers.make("a", "b")
     _assert_raises(UnsupportedValueError, lambda: a.send("b", {"f": [print]}, timeout_s=HANG_S), "f[0]")
     a.send("b", "next", timeout_s=HANG_S)
@@ -153,8 +149,6 @@ def check_unsupported(peers: PeersLike) -> None:
 
 def check_undecodable(peers: PeersLike) -> None:
     """A value of a class that the receiver does not have is a DecodeError, and the next one arrives."""
-    if peers.by_reference:
-        return
     a, b = peers.make("a", "b")
     body = {"__module__": "only_the_sender_has_this", "__annotations__": {"x": int}}
     secret: Any = records.record(dataclass(type("Secret", (), body)))
@@ -278,9 +272,8 @@ def check_send_timeout(peers: PeersLike) -> None:
             a.send("b", value, timeout_s=0.3)
             b_has += 1
 
-    if not peers.by_reference:
-        _assert_raises(PeerTimeout, lambda: a.send("b", large, timeout_s=0.5), "'b'", "0.5")  # begun, not ended
-        _assert_raises(PeerTimeout, send_all, "'b'", "0.3")
+    _assert_raises(PeerTimeout, lambda: a.send("b", large, timeout_s=0.5), "'b'", "0.5")  # begun, not ended
+    _assert_raises(PeerTimeout, send_all, "'b'", "0.3")
     with _threads(1) as pool:
         last = pool.submit(a.send, "b", "last", timeout_s=HANG_S)
         for index in range(b_has):

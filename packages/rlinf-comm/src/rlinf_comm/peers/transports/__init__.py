@@ -6,25 +6,15 @@ import os
 from collections.abc import Sequence
 
 from rlinf_comm.peers.transports.base import ChosenTransport, Transport
-from rlinf_comm.peers.transports.cuda_ipc import CudaIpcTransport
-from rlinf_comm.peers.transports.memory import MemoryTransport
-from rlinf_comm.peers.transports.nccl import NcclTransport
 from rlinf_comm.peers.transports.shared import SharedTransport
 from rlinf_comm.peers.transports.tcp import TcpTransport
 
-__all__ = ["ChosenTransport", "Transport", "MemoryTransport", "CudaIpcTransport", "NcclTransport"]
-__all__ += ["SharedTransport", "TcpTransport", "chosen_transports"]
+__all__ = ["ChosenTransport", "Transport", "SharedTransport", "TcpTransport", "chosen_transports"]
 
 ALLOWED_VARIABLE = "RLINF_COMM_TRANSPORTS"
 
-_ALL: tuple[Transport, ...] = (
-    MemoryTransport(),
-    CudaIpcTransport(),
-    NcclTransport(),
-    SharedTransport(),
-    TcpTransport(),
-)
-"""The fastest first. Those for device memory carry the rest as shared memory or TCP does."""
+_ALL: tuple[Transport, ...] = (SharedTransport(), TcpTransport())
+"""The fastest first."""
 
 
 def chosen_transports(transports: Sequence[str | Transport] | None) -> tuple[Transport, ...]:

@@ -67,8 +67,8 @@ class Negotiation:
 
     mine: PeerAddress
     theirs: PeerAddress
-    connection: Connection | None
-    """The authenticated socket between the two; the link that is made owns it. None where needs_connection is False."""
+    connection: Connection
+    """The authenticated socket between the two; the link that is made owns it."""
     capacity_bytes: int
     """Bytes of values that may be on their way before the sender has to wait."""
     deadline: Deadline
@@ -84,7 +84,6 @@ def send_probe(name: str, details: bytes, probe: bytes, negotiation: Negotiation
         Unusable: the receiver refuses, or something else has arrived.
     """
     connection = negotiation.connection
-    assert connection is not None, "this transport needs a connection"
     connection.send(TransportOffer(name, details), negotiation.deadline)
     answer = connection.receive(ProbeReply, negotiation.deadline)
     if answer.refusal:
@@ -143,11 +142,6 @@ class Transport(Protocol):
     @property
     def name(self) -> str:
         """The name in Peer(transports=...), RLINF_COMM_TRANSPORTS and messages."""
-        ...
-
-    @property
-    def needs_connection(self) -> bool:
-        """Whether the peers have to meet over a socket first."""
         ...
 
     def objection(self, mine: PeerAddress, theirs: PeerAddress) -> str | None: ...

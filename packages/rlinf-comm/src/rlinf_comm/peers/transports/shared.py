@@ -43,7 +43,6 @@ class SharedTransport:
     """Channels of rlinf_comm, within one host."""
 
     name = "shared"
-    needs_connection = True
 
     def objection(self, mine: PeerAddress, theirs: PeerAddress) -> str | None:
         return mine.host.difference_to(theirs.host)
@@ -63,7 +62,6 @@ class SharedTransport:
         return link, f"the same host, and a probe of {PROBE_BYTES} bytes came back"
 
     def answer(self, details: bytes, negotiation: Negotiation) -> tuple[Incoming, bytes]:
-        assert negotiation.connection is not None, "this transport needs a connection"
         try:
             channel = Channel.open(msgspec.msgpack.decode(details, type=ChannelAddress))
             (item,) = channel.take(timeout_s=negotiation.deadline.capped(_PROBE_TIMEOUT_S).left_s)

@@ -21,7 +21,6 @@ class TcpTransport:
     """One connection for each direction."""
 
     name = "tcp"
-    needs_connection = True
 
     def objection(self, mine: PeerAddress, theirs: PeerAddress) -> str | None:
         return None
@@ -36,7 +35,6 @@ class TcpTransport:
         return link, f"a probe of {PROBE_BYTES} bytes came back from {host}:{port}"
 
     def answer(self, details: bytes, negotiation: Negotiation) -> tuple[Incoming, bytes]:
-        assert negotiation.connection is not None, "this transport needs a connection"
         link = ValueReceiver(
             negotiation.connection.socket, negotiation.capacity_bytes, Traffic("TCP", negotiation.theirs)
         )
@@ -52,9 +50,7 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
 
     def add(self, link: object) -> None:
-        """Takes links of any transport. One that sends part of its data over TCP is read through that part (its
-        `host`); other links need no reading ahead and are ignored."""
-        link = getattr(link, "host", link)
+        """Takes links of any transport; those that are not TCP need no reading ahead and are ignored."""
         if not isinstance(link, ValueReceiver):
             return
         self._links = [*(other for other in self._links if other._is_open), link]

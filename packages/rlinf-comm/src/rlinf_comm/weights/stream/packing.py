@@ -1,7 +1,7 @@
 """How a bucket is packed, unpacked and attested: in host memory, or on the device where the rank's tensors are.
 
-A bucket is a row of bytes, in numpy's hands on the host and in torch's on a device. Links carry both (rlinf_comm.peers
-takes those of a device from device to device where it can), and either end takes what the other one packed.
+A bucket is a row of bytes, in numpy's hands on the host and in torch's on a device. Links carry both (peers copy those
+of a device to the host), and either end takes what the other one packed.
 """
 
 from __future__ import annotations

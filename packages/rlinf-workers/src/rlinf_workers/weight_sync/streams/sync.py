@@ -4,7 +4,7 @@ it finds, and a version travels as what has changed where that is faster.
 A trainer must not wait for the version that it publishes, and the two ends of a stream wait for each other. So a thread
 for each serving rank hands a version out when that one comes: from the trainer's tensors until they are about to
 change, and from a copy afterwards. Tensors of a GPU are copied at once. What is on a GPU is packed and checked there,
-and goes to another GPU by the pair's transport: CUDA IPC or NCCL, and through host memory where neither works.
+and goes to another GPU through host memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StreamsWeightSync:
             the job's secret in their environment (rlinf_comm.wire.secret).
         deltas: whether a version may travel as what has changed. Both ends of a pair then keep a copy of what they sent
             or got. Versions in device memory travel whole.
-        device_memory: whether weights on a GPU stay in device memory on their way. A trainer's GPU then holds a copy of
+        device_memory: whether weights on a GPU are kept, packed and checked there. A trainer's GPU then holds a copy of
             a version until all have taken it, and of two while an older one waits.
     """
 
