@@ -1,4 +1,4 @@
-"""A weight sync of one's own: through a TCP socket of the driver, which keeps the last two versions of each rank."""
+"""A custom weight sync: through a TCP socket of the driver, which stores the last two versions of each rank."""
 
 import hashlib
 import socket
