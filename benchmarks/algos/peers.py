@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -200,8 +201,9 @@ def verl_advantages(core_algos: Any) -> Iterator[tuple[str, Case]]:
             batch={"prompts": torch.zeros(B, 1), "attention_mask": torch.cat([torch.ones(B, 1), batch.mask], 1).long()},
         )
         sums = ours.gdpo_advantages(batch.parts, torch.tensor(weights).double(), epsilon=1e-6)
-        advantages = ours.masked_whiten(sums.flatten()[:, None].expand(B, T), batch.mask)
-        return advantages, theirs
+        by_token = sums.flatten()[:, None].expand(B, T)
+        moments = ours.Moments.of_parts([by_token[batch.mask]], lambda rows: rows.sum(0))
+        return moments.whiten(by_token, batch.mask), theirs
 
     yield "gdpo, whitened", gdpo
     for name in ("optimal_token_baseline", "tir_optimal_token_baseline"):
@@ -358,7 +360,9 @@ def trl_cases() -> Iterator[tuple[str, Case]]:
         return terms + 0.1 * ours.ratio_weighted_kl(kl, batch.policy, batch.proximal, batch.mask)
 
     def uncertain(terms: Tensor, batch: Batch) -> Tensor:
-        return terms * ours.high_entropy_mask(batch.entropies, batch.mask, top_fraction=0.2)
+        entropies = batch.entropies[batch.mask]
+        (largest,) = ours.choose_largest([entropies], math.ceil(0.2 * len(entropies)), lambda rows: rows.sum(0))
+        return terms * torch.zeros_like(batch.mask).masked_scatter(batch.mask, largest)
 
     yield (
         "dapo with a KL whose bias is corrected",

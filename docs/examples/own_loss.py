@@ -22,4 +22,4 @@ def soft_clip(
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
     ratio = inputs.log_ratio.exp()
     bent = 1.0 + width * ((ratio - 1.0) / width).tanh()
-    return measured_loss(-inputs.advantages * bent, inputs, ratio, is_clipped=(ratio - bent).abs() > width)
+    return measured_loss(-inputs.advantages * bent, inputs, is_clipped=(ratio - bent).abs() > width)

@@ -16,7 +16,7 @@ from rlinf_algos import (
     token_mean,
     token_sum,
 )
-from rlinf_algos.aggregation import aggregated_sum, aggregation_divisor
+from rlinf_algos.aggregation import aggregated_sum, aggregation_divisor, count_tokens_and_sequences
 from rlinf_algos.presets import AGGREGATIONS
 
 quick = settings(max_examples=60)
@@ -139,3 +139,7 @@ def test_sums_and_divisors_of_micro_batches_make_the_aggregation(name):
         "constant_length_mean": torch.stack([row.sum() for row in by_row]).mean() / 7,
     }
     torch.testing.assert_close(actual, expected[name])
+
+
+def test_tokens_and_sequences_with_tokens_are_counted():
+    assert [int(n) for n in count_tokens_and_sequences(torch.tensor([[1, 1, 0], [0, 0, 0]]))] == [2, 1]

@@ -12,7 +12,6 @@ from rlinf_algos import (
     AlgosError,
     NonFiniteError,
     ShapeError,
-    choose_groups,
     grpo_advantages,
     has_signal,
     overlong_filter,
@@ -24,43 +23,12 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @quick
-@given(st.integers(0, 20), st.integers(1, 6), st.integers(1, 4), st.sampled_from([0.0, 0.7, 1.0]), seeds)
-def test_choice_of_groups(B, num_groups, num_wanted, mask_rate, seed):
-    rng = np.random.default_rng(seed)
-    rewards, ids, mask = rng.integers(0, 2, B) / 2, rng.integers(-9, num_groups - 9, B), rng.random(B) < mask_rate
-    groups = {}
-    for b in np.flatnonzero(mask):
-        groups.setdefault(ids[b], []).append(rewards[b])  # a dict keeps the order of the first samples
-    useful = [group for group, values in groups.items() if len(set(values)) > 1]
-    chosen, missing = useful[:num_wanted], max(0, num_wanted - len(useful))
-    tensors = [torch.tensor(x) for x in (np.where(mask, rewards, np.nan), ids, mask)]
-    assert has_signal(*tensors).tolist() == [bool(mask[b]) and ids[b] in useful for b in range(B)]
-    choice = choose_groups(*tensors, num_wanted=num_wanted)
-    assert choice.keep.tolist() == [bool(mask[b]) and ids[b] in chosen for b in range(B)]
-    assert (choice.num_groups, choice.num_with_signal) == (len(groups), len(useful))
-    assert (choice.num_chosen, choice.num_missing) == (len(chosen), missing)
-    assert choice.num_more_prompts == math.ceil(missing * (len(groups) + 2) / (len(useful) + 1))
-
-
-@quick
 @given(st.integers(0, 5), st.integers(0, 5), seeds)
 def test_groups_with_signal_are_those_with_advantages(P, G, seed):
     rewards = torch.tensor(np.random.default_rng(seed).integers(0, 2, (P, G)))
     expected = (grpo_advantages(rewards) != 0).any(dim=1)
     actual = has_signal(rewards)
     assert torch.equal(actual, expected[:, None].expand(P, G))
-    keep = choose_groups(rewards, num_wanted=1).keep.any(dim=1)
-    assert keep.tolist() == [bool(e) and not expected[:p].any() for p, e in enumerate(expected)]
-
-
-def test_how_many_prompts_are_needed():
-    """6 of 16 groups had a signal and 8 are wanted: 2 more, of which (6 + 1) / (16 + 2) are expected to have one."""
-    rewards = torch.zeros(16, 4)
-    rewards[:6, 0] = 1.0
-    choice = choose_groups(rewards, num_wanted=8)
-    assert (choice.num_chosen, choice.num_missing, choice.num_more_prompts) == (6, 2, 6)
-    assert choose_groups(rewards, num_wanted=6).num_more_prompts == 0
-    assert choose_groups(torch.zeros(4, 2), num_wanted=1).num_more_prompts == 6
 
 
 @quick
@@ -95,8 +63,6 @@ def test_overlong_filter():
 
 def test_refusals():
     ones = torch.ones(2)
-    with pytest.raises(AlgosError, match="num_wanted=0 must be at least 1"):
-        choose_groups(ones[None], num_wanted=0)
     with pytest.raises(ShapeError, match=r"expected \[P, G\]"):
         has_signal(ones)
     with pytest.raises(NonFiniteError, match=r"rewards\[0, 0\]=nan"):

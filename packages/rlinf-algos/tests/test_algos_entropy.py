@@ -1,4 +1,4 @@
-"""The entropy bonus and the mask of high entropies."""
+"""The entropy bonus."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_algos import AlgosError, NonFiniteError, ShapeError, adapted_entropy_coef, entropy_bonus, high_entropy_mask
+from rlinf_algos import AlgosError, NonFiniteError, ShapeError, adapted_entropy_coef, entropy_bonus
 
 quick = settings(max_examples=60)
 shapes = st.tuples(st.integers(0, 4), st.integers(0, 6))
@@ -27,19 +27,6 @@ def test_bonus(shape, coef, seed):
     np.testing.assert_allclose(tensor.grad.numpy(), np.where(mask, -coef, 0.0), rtol=1e-6)
 
 
-@quick
-@given(shapes, st.sampled_from([0.0, 0.2, 0.5, 1.0]), st.integers(0, 2**32 - 1))
-def test_high_entropies(shape, top, seed):
-    rng = np.random.default_rng(seed)
-    entropies, mask = rng.integers(0, 5, shape).astype(float), rng.random(shape) < 0.7
-    ranked = sorted(entropies[mask], reverse=True)
-    num_kept = math.ceil(top * len(ranked))
-    expected = mask & (entropies >= ranked[num_kept - 1]) if num_kept else np.zeros_like(mask)
-    actual = high_entropy_mask(torch.tensor(np.where(mask, entropies, np.nan)), torch.tensor(mask), top_fraction=top)
-    assert (actual.numpy() == expected).all()
-    assert actual.dtype == torch.bool
-
-
 def test_the_weight_of_the_bonus_rises_while_the_entropy_is_low_and_falls_while_it_is_high():
     coefs, coef = [], 0.0
     for entropy in (0.1, 0.2, 0.3, 0.3, 0.3, 0.0):
@@ -54,10 +41,7 @@ def test_refusals():
     ones = torch.ones(2, 3)
     with pytest.raises(AlgosError, match=r"coef=-0.1 must be at least 0"):
         entropy_bonus(ones, coef=-0.1)
-    with pytest.raises(AlgosError, match=r"top_fraction=1.5 must be between"):
-        high_entropy_mask(ones, None, top_fraction=1.5)
-    for function in (lambda e, m: entropy_bonus(e, m, coef=0.1), high_entropy_mask):
-        with pytest.raises(ShapeError, match="mask has shape"):
-            function(ones, ones[:1])
-        with pytest.raises(NonFiniteError, match=r"entropies\[0, 0\]=nan"):
-            function(ones * float("nan"), ones)
+    with pytest.raises(ShapeError, match="mask has shape"):
+        entropy_bonus(ones, ones[:1], coef=0.1)
+    with pytest.raises(NonFiniteError, match=r"entropies\[0, 0\]=nan"):
+        entropy_bonus(ones * float("nan"), ones, coef=0.1)

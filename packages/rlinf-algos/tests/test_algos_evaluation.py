@@ -17,12 +17,11 @@ from rlinf_algos import (
     NonFiniteError,
     ShapeError,
     avg_at_k,
-    bootstrap_interval,
-    canonical_answer,
     maj_at_k,
     mean_over_problems,
     pass_at_k,
 )
+from rlinf_algos.evaluation import canonical_answer
 
 
 @given(st.data(), st.integers(1, 9))
@@ -209,26 +208,10 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     assert 0.92 <= covered / 600 <= 0.98
 
 
-def test_the_bootstrap_agrees_with_the_standard_error_and_repeats():
-    scores = torch.rand(200, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    low, high = bootstrap_interval(scores)
-    estimate = mean_over_problems(scores)
-    assert (high - low) / 2 == pytest.approx(1.96 * estimate.standard_error, rel=0.05)
-    assert bootstrap_interval(scores) == (low, high)
-    assert bootstrap_interval(scores, seed=1) != (low, high)
-    narrow = bootstrap_interval(scores, confidence=0.5)
-    assert low < narrow[0] < narrow[1] < high
-
-
-@pytest.mark.parametrize("estimate", [mean_over_problems, bootstrap_interval])
-def test_estimates_refuse(estimate):
+def test_estimates_refuse():
     with pytest.raises(ShapeError, match=r"scores has shape \[0\]"):
-        estimate(torch.zeros(0))
+        mean_over_problems(torch.zeros(0))
     with pytest.raises(NonFiniteError, match=r"scores\[1\]=nan"):
-        estimate(torch.tensor([0.0, math.nan]))
+        mean_over_problems(torch.tensor([0.0, math.nan]))
     with pytest.raises(AlgosError, match=r"scores\[1\]=1.5"):
-        estimate(torch.tensor([0.0, 1.5]))
-    with pytest.raises(AlgosError, match="confidence=1 must be between 0 and 1"):
-        estimate(torch.zeros(3), confidence=1)
-    with pytest.raises(AlgosError, match="num_resamples=0"):
-        bootstrap_interval(torch.zeros(3), num_resamples=0)
+        mean_over_problems(torch.tensor([0.0, 1.5]))

@@ -1,4 +1,4 @@
-"""One batch of 64 sequences, whole or cut into 4 micro-batches of 2 ranks, padded or packed: one loss, one gradient.
+"""One batch of 64 sequences, whole or cut into 4 micro-batches of 2 ranks, padded more or less: one loss, one gradient.
 
 A causal transformer of one layer, from its logits to the aggregated loss. The second rank is a loop in this process,
 and once a process of its own with gloo between them (this file is also the program of those ranks).
@@ -17,24 +17,23 @@ from torch import Tensor, nn
 from rlinf_algos import (
     cispo_loss,
     constant_length_mean,
-    count_tokens_and_sequences,
     entropy_bonus,
     entropy_of_logits,
     grpo_advantages,
     gspo_loss,
     kl_k3,
     ppo_clip_loss,
-    sequence_ids_of,
     sequence_mean_token_mean,
     sequence_mean_token_sum,
     token_logprobs,
     token_mean,
 )
+from rlinf_algos.aggregation import count_tokens_and_sequences
 
 NUM_SEQUENCES, NUM_MICRO_BATCHES, NUM_RANKS = 64, 4, 2
 VOCAB, WIDTH, MAX_TOKENS = 23, 8, 20
 AGGREGATIONS = ["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"]
-LAYOUTS = ["padded", "padded wider", "packed in one row", "packed in rows"]
+LAYOUTS = ["padded", "padded wider"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,6 @@ class Rows:
     """A micro-batch; position t predicts token t + 1 of the same sequence."""
 
     token_ids: Tensor  # [B, T]
-    positions: Tensor  # [B, T], from 0 in each sequence
-    sequence_ids: Tensor  # [B, T], -1 on padding
     loss_mask: Tensor  # [B, T] bool, of the predicted tokens
     advantages: Tensor  # [B, T]
     drift: Tensor  # [B, T]
@@ -68,10 +65,10 @@ class Transformer(nn.Module):
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, rows: Rows) -> Tensor:
-        hidden = self.tokens(rows.token_ids) + self.places(rows.positions)
+        hidden = self.tokens(rows.token_ids) + self.places(torch.arange(rows.token_ids.shape[1]) % MAX_TOKENS)
         q, k, v = self.mix(hidden).chunk(3, dim=-1)
-        same = rows.sequence_ids[:, :, None] == rows.sequence_ids[:, None, :]
-        weights = (q @ k.mT / WIDTH**0.5).masked_fill(~(same & torch.ones_like(same).tril()), -1e9)
+        scores = q @ k.mT / WIDTH**0.5
+        weights = scores.masked_fill(~torch.ones_like(scores).tril().bool(), -1e9)
         return self.head(hidden + weights.softmax(-1) @ v)
 
 
@@ -94,41 +91,26 @@ def make_batch(dtype: torch.dtype) -> tuple[Transformer, list[Sequence]]:
 
 
 def lay_out(batch: list[Sequence], layout: str, dtype: torch.dtype) -> Rows:
-    """Padded: one sequence a row. Packed: sequence after sequence, in one row or in rows of 40 positions."""
-    bins: list[list[int]] = [[s] for s in range(len(batch))]
-    if layout == "packed in one row":
-        bins = [list(range(len(batch)))]
-    elif layout == "packed in rows":
-        bins = [[]]
-        for s, sequence in enumerate(batch):
-            if sum(len(batch[i].token_ids) for i in bins[-1]) + len(sequence.token_ids) > 40:
-                bins.append([])
-            bins[-1].append(s)
-    widths = [sum(len(batch[s].token_ids) for s in row) for row in bins]
-    shape = len(bins), max(widths) + (7 if layout == "padded wider" else 2)
-    token_ids, positions = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
-    sequence_ids, loss_mask = torch.full(shape, -1), torch.zeros(shape, dtype=torch.bool)
+    """One sequence a row."""
+    width = max(len(sequence.token_ids) for sequence in batch) + (7 if layout == "padded wider" else 2)
+    shape = len(batch), width
+    token_ids, loss_mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.bool)
     advantages, drift = (torch.full(shape, float("nan"), dtype=dtype) for _ in range(2))
-    for r, row in enumerate(bins):
-        ends = torch.tensor([0] + [len(batch[s].token_ids) for s in row]).cumsum(0)
-        slots = sequence_ids_of(ends, shape[1])[0]
-        sequence_ids[r] = torch.where(slots < 0, -1, torch.tensor(row)[slots])
-        for s, start in zip(row, ends.tolist(), strict=False):
-            sequence, stop = batch[s], start + len(batch[s].token_ids)
-            token_ids[r, start:stop], positions[r, start:stop] = sequence.token_ids, torch.arange(stop - start)
-            loss_mask[r, start : stop - 1] = sequence.trained[1:]
-            advantages[r, start:stop], drift[r, start:stop] = sequence.advantage, sequence.drift
-    return Rows(token_ids, positions, sequence_ids, loss_mask, advantages, drift)
+    for row, sequence in enumerate(batch):
+        stop = len(sequence.token_ids)
+        token_ids[row, :stop], loss_mask[row, : stop - 1] = sequence.token_ids, sequence.trained[1:]
+        advantages[row, :stop], drift[row, :stop] = sequence.advantage, sequence.drift
+    return Rows(token_ids, loss_mask, advantages, drift)
 
 
 def loss_of(model: Transformer, rows: Rows, policy_loss: str, aggregation: str, totals: tuple[int, int]) -> Tensor:
     logits = model(rows)
     next_ids = rows.token_ids.roll(-1, dims=1)
-    mask, ids = rows.loss_mask, rows.sequence_ids
+    mask = rows.loss_mask
     policy = token_logprobs(logits, next_ids, loss_mask=mask)
     proximal = policy.detach() + rows.drift
     if policy_loss == "gspo":
-        loss = gspo_loss(policy, proximal, rows.advantages, mask, clip_low=0.1, clip_high=0.1, sequence_ids=ids)
+        loss = gspo_loss(policy, proximal, rows.advantages, mask, clip_low=0.1, clip_high=0.1)
     else:
         loss = {"ppo": ppo_clip_loss, "cispo": cispo_loss}[policy_loss](policy, proximal, rows.advantages, mask)
     entropy = entropy_bonus(entropy_of_logits(logits, loss_mask=mask), mask, coef=0.01)
@@ -137,12 +119,12 @@ def loss_of(model: Transformer, rows: Rows, policy_loss: str, aggregation: str, 
     if aggregation == "token_mean":
         return token_mean(terms, mask, num_tokens)
     if aggregation == "constant_length_mean":
-        return constant_length_mean(terms, mask, num_sequences, MAX_TOKENS, sequence_ids=ids)
+        return constant_length_mean(terms, mask, num_sequences, MAX_TOKENS)
     function = {
         "sequence_mean_token_mean": sequence_mean_token_mean,
         "sequence_mean_token_sum": sequence_mean_token_sum,
     }[aggregation]
-    return function(terms, mask, num_sequences, sequence_ids=ids)
+    return function(terms, mask, num_sequences)
 
 
 def micro_batches(batch: list[Sequence], rank: int, layout: str, dtype: torch.dtype) -> list[Rows]:
@@ -152,7 +134,7 @@ def micro_batches(batch: list[Sequence], rank: int, layout: str, dtype: torch.dt
 
 
 def counts(parts: list[Rows]) -> Tensor:
-    each = [torch.stack(count_tokens_and_sequences(p.loss_mask, sequence_ids=p.sequence_ids)) for p in parts]
+    each = [torch.stack(count_tokens_and_sequences(p.loss_mask)) for p in parts]
     return torch.stack(each).sum(0)
 
 
@@ -220,7 +202,7 @@ def test_two_gloo_processes_get_the_loss_and_gradient_of_one(tmp_path):
 def run_rank(folder: pathlib.Path, rank: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=NUM_RANKS)
     model, batch = make_batch(torch.float32)
-    parts = micro_batches(batch, rank, "packed in rows", torch.float32)
+    parts = micro_batches(batch, rank, "padded wider", torch.float32)
     totals = counts(parts)
     dist.all_reduce(totals)
     for aggregation in AGGREGATIONS:

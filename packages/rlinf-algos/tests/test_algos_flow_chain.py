@@ -15,12 +15,11 @@ from rlinf_algos.flow_matching import (
     FlowPrediction,
     bounded_std,
     denoising_times,
-    draw_denoising_indices,
-    draw_training_times,
     flow_chain_logprobs,
     flow_interpolation,
     flow_matching_loss,
     sample_flow_chain,
+    training_times,
 )
 
 quick = settings(max_examples=30)
@@ -48,7 +47,7 @@ def make(learns_noise, B=7, num_steps=4, dtype=torch.float32, seed=0):
     torch.manual_seed(seed)
     network = Network(learns_noise).to(dtype)
     times = denoising_times(num_steps, dtype=dtype)
-    return network, torch.randn(B, C, A, dtype=dtype), times, draw_denoising_indices(B, num_steps)
+    return network, torch.randn(B, C, A, dtype=dtype), times, torch.randint(num_steps, (B,))
 
 
 METHODS = pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_a_policy_gradient_moves_actions_towards_reward(learns_noise):
     rewards = []
     for _ in range(40):
         noise = torch.randn(128, C, A)
-        options = {"noise_level": None if learns_noise else 0.5, "indices": draw_denoising_indices(128, 4)}
+        options = {"noise_level": None if learns_noise else 0.5, "indices": torch.randint(4, (128,))}
         chain = sample_flow_chain(network, noise, times, **options)
         reward = -(chain.actions - 1.0).square().mean(dim=(1, 2))
         rewards.append(reward.mean().item())
@@ -191,12 +190,12 @@ def test_interpolation_and_loss(B, seed):
 
 
 def test_times_of_training_are_beta_distributed():
-    times = draw_training_times(20000, generator=torch.Generator().manual_seed(0)).double()
+    drawn = torch.rand(20000, generator=torch.Generator().manual_seed(0))
+    times = training_times(drawn).double()
     ranked = ((times.sort().values - 0.001) / 0.999).clamp(min=0) ** 1.5  # the distribution of Beta(1.5, 1)
     assert (ranked - (torch.arange(20000) + 0.5) / 20000).abs().max() < 0.0115
     assert times.min() >= 0.001 and times.max() <= 1.0
-    uniform = draw_training_times(20000, concentration=1.0, least=0.0, generator=torch.Generator().manual_seed(0))
-    assert abs(uniform.mean().item() - 0.5) < 0.01
+    assert torch.equal(training_times(drawn, concentration=1.0, least=0.0), drawn)
 
 
 def test_supervised_training_and_the_ode_reproduce_the_data():
@@ -206,7 +205,7 @@ def test_supervised_training_and_the_ode_reproduce_the_data():
     target = torch.linspace(-1.0, 1.0, C * A).view(C, A)
     for _ in range(300):
         actions = target + 0.05 * torch.randn(64, C, A)
-        times = draw_training_times(64)
+        times = training_times(torch.rand(64))
         states, velocities = flow_interpolation(actions, torch.randn(64, C, A), times)
         optimizer.zero_grad()
         flow_matching_loss(network(states, times).velocities, velocities).mean().backward()
@@ -215,11 +214,8 @@ def test_supervised_training_and_the_ode_reproduce_the_data():
     assert (chain.actions.mean(dim=0) - target).abs().max() < 0.15
 
 
-def test_times_and_indices():
+def test_times():
     assert denoising_times(4).tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
-    drawn = draw_denoising_indices(4000, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.bincount(drawn, minlength=4).min() > 850
-    assert draw_denoising_indices(1000, 4, skip_last=True).max() == 2
 
 
 def test_refusals():
@@ -227,8 +223,6 @@ def test_refusals():
     chain = sample_flow_chain(network, noise, times, noise_level=0.5, indices=indices)
     with pytest.raises(AlgosError, match="num_steps=0 must be at least 1"):
         denoising_times(0)
-    with pytest.raises(AlgosError, match="num_steps=1 leaves no step to choose but the last"):
-        draw_denoising_indices(3, 1, skip_last=True)
     with pytest.raises(AlgosError, match=r"indices\[0\]=4 is no step of the chain: 0 ... 3"):
         sample_flow_chain(network, noise, times, noise_level=0.5, indices=indices * 0 + 4)
     with pytest.raises(AlgosError, match="indices has dtype"):
@@ -246,7 +240,7 @@ def test_refusals():
     with pytest.raises(NonFiniteError, match=r"velocities\[0, 0, 0\]=nan"):
         sample_flow_chain(lambda x, t: FlowPrediction(x * float("nan")), noise, times, noise_level=0.5)
     with pytest.raises(AlgosError, match=r"concentration=0.0 must be above 0"):
-        draw_training_times(3, concentration=0.0)
+        training_times(torch.rand(3), concentration=0.0)
     with pytest.raises(AlgosError, match=r"times=1.5 must be between"):
         flow_interpolation(noise, noise, torch.full((7,), 1.5))
     with pytest.raises(ShapeError, match="target_velocities has shape"):

@@ -96,14 +96,14 @@ def test_gae_refuses():
     assert not gae(ones, ones.requires_grad_(), ones, ones, ones, 1.0, 1.0)[1].requires_grad
 
 
-def token_gae_reference(rewards, values, mask, gamma, lam, last_values):
+def token_gae_reference(rewards, values, mask, gamma, lam):
     advantages = np.zeros(rewards.shape)
     for b in range(len(rewards)):
         tokens = np.flatnonzero(mask[b])
         r, v = rewards[b, tokens], values[b, tokens]
         for i in range(len(tokens)):
             for k in range(i, len(tokens)):
-                after = v[k + 1] if k + 1 < len(tokens) else last_values[b]
+                after = v[k + 1] if k + 1 < len(tokens) else 0.0
                 advantages[b, tokens[i]] += (gamma * lam) ** (k - i) * (r[k] + gamma * after - v[k])
     return advantages, np.where(mask, advantages + values, 0.0)
 
@@ -115,23 +115,15 @@ def token_gae_reference(rewards, values, mask, gamma, lam, last_values):
     unit,
     unit,
     st.sampled_from([0.0, 0.5, 1.0]),
-    st.sampled_from([None, 0.0, 0.5, 1.0]),
     seeds,
 )
-def test_token_gae(B, T, gamma, lam, mask_rate, cut_rate, seed):
+def test_token_gae(B, T, gamma, lam, mask_rate, seed):
     rng = np.random.default_rng(seed)
     rewards, values = rng.normal(size=(2, B, T))
-    mask, last_values = rng.random((B, T)) < mask_rate, rng.normal(size=B)
-    truncated = rng.random(B) < (cut_rate or 0.0)
-    expected = token_gae_reference(rewards, values, mask, gamma, lam, np.where(truncated, last_values, 0.0))
-    rewards[~mask], values[~mask], last_values[~truncated] = np.nan, np.inf, np.nan
-    bootstrap = {"truncated": torch.tensor(truncated), "last_values": torch.tensor(last_values)}
-    actual = token_gae(
-        *map(torch.tensor, (rewards, values, mask)),
-        gamma=gamma,
-        lam=lam,
-        **({} if cut_rate is None else bootstrap),
-    )
+    mask = rng.random((B, T)) < mask_rate
+    expected = token_gae_reference(rewards, values, mask, gamma, lam)
+    rewards[~mask], values[~mask] = np.nan, np.inf
+    actual = token_gae(*map(torch.tensor, (rewards, values, mask)), gamma=gamma, lam=lam)
     close(actual[0], expected[0])
     close(actual[1], expected[1])
 
@@ -152,14 +144,6 @@ def test_token_gae_of_a_long_completion_in_float32():
     np.testing.assert_allclose(advantages.numpy(), expected, rtol=1e-5, atol=3e-6)
 
 
-def test_a_cut_completion_loses_its_future_unless_it_bootstraps():
-    rewards, values, mask = torch.zeros(2, 2), torch.full((2, 2), 0.5), torch.ones(2, 2)
-    cut, after = torch.tensor([True, False]), torch.tensor([0.5, float("nan")])
-    assert token_gae(rewards, values, mask, 1.0, 1.0)[1].tolist() == [[0.0, 0.0], [0.0, 0.0]]
-    returns = token_gae(rewards, values, mask, 1.0, 1.0, truncated=cut, last_values=after)[1]
-    assert returns.tolist() == [[0.5, 0.5], [0.0, 0.0]]
-
-
 def test_token_gae_refuses():
     ones = torch.ones(2, 3)
     with pytest.raises(ShapeError, match="values has shape"):
@@ -171,13 +155,3 @@ def test_token_gae_refuses():
     for gamma, lam in [(2.0, 1.0), (1.0, 2.0)]:
         with pytest.raises(AlgosError, match=r"=2\.0 must be between"):
             token_gae(ones, ones, ones, gamma, lam)
-    with pytest.raises(AlgosError, match="truncated is given without last_values"):
-        token_gae(ones, ones, ones, 1.0, 1.0, truncated=ones[:, 0])
-    with pytest.raises(AlgosError, match="last_values is given without truncated"):
-        token_gae(ones, ones, ones, 1.0, 1.0, last_values=ones[:, 0])
-    with pytest.raises(ShapeError, match=r"truncated has shape \[2, 3\]"):
-        token_gae(ones, ones, ones, 1.0, 1.0, truncated=ones, last_values=ones[:, 0])
-    with pytest.raises(ShapeError, match=r"last_values has shape \[1\]"):
-        token_gae(ones, ones, ones, 1.0, 1.0, truncated=ones[:, 0], last_values=ones[:1, 0])
-    with pytest.raises(NonFiniteError, match=r"last_values\[1\]=inf"):
-        token_gae(ones, ones, ones, 1.0, 1.0, truncated=ones[:, 0], last_values=torch.tensor([0.0, float("inf")]))

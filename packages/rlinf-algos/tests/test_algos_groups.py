@@ -10,11 +10,8 @@ from rlinf_algos import (
     AlgosError,
     NonFiniteError,
     ShapeError,
-    dr_grpo_advantages,
     gdpo_advantages,
-    group_mean,
     grpo_advantages,
-    leave_one_out_mean,
     opo_advantages,
     pass_at_k_advantages,
     rloo_advantages,
@@ -49,22 +46,20 @@ def test_grpo(P, G, normalize_std, epsilon, seed):
 
 
 @quick
-@given(st.integers(0, 4), st.integers(0, 6), st.booleans(), st.sampled_from([0.5, 1.0]), seeds)
-def test_pass_at_k(P, G, normalize_std, mask_rate, seed):
+@given(st.integers(0, 4), st.integers(0, 6), st.booleans(), seeds)
+def test_pass_at_k(P, G, normalize_std, seed):
     """The gradient of E[largest reward of a group], with what the group would have had without a sample as baseline:
     largest of all less largest of the others, which only the best sample changes."""
     rng = np.random.default_rng(seed)
     rewards = rng.integers(0, 4, (P, G)) / 2 if rng.random() < 0.5 else rng.normal(3.0, 2.0, (P, G))
-    mask = rng.random((P, G)) < mask_rate
     expected = np.zeros((P, G))
     for p in range(P):
-        group = {g: rewards[p, g] for g in range(G) if mask[p, g]}
+        group = dict(enumerate(rewards[p]))
         std = np.std(list(group.values()), ddof=1) if len(group) > 1 else 0.0
         for g in group if len(group) > 1 else ():
             lead = max(group.values()) - max(reward for other, reward in group.items() if other != g)
             expected[p, g] = lead / (std + 1e-4 if normalize_std else 1.0)
-    rewards[~mask] = np.nan
-    close(pass_at_k_advantages(torch.tensor(rewards), None, torch.tensor(mask), normalize_std=normalize_std), expected)
+    close(pass_at_k_advantages(torch.tensor(rewards), normalize_std=normalize_std), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -113,20 +108,23 @@ def of_opo(group, lengths):
     return [r - baseline for r in group]
 
 
-ADVANTAGES = {
-    "grpo": (lambda rewards, lengths, *how: grpo_advantages(rewards, *how), of_grpo),
-    "dr_grpo": (
-        lambda rewards, lengths, *how: dr_grpo_advantages(rewards, *how),
-        lambda group, lengths: [r - np.mean(group) for r in group],
-    ),
-    "rloo": (lambda rewards, lengths, *how: rloo_advantages(rewards, *how), of_rloo),
+def without_std(rewards, group_ids=None, mask=None):
+    return grpo_advantages(rewards, group_ids, mask, normalize_std=False)
+
+
+BY_IDS = {
+    "grpo": (grpo_advantages, of_grpo),
+    "dr_grpo": (without_std, lambda group, lengths: [r - np.mean(group) for r in group]),
+}
+BY_ROWS = {
+    "grpo": (lambda rewards, lengths: grpo_advantages(rewards), of_grpo),
+    "dr_grpo": (lambda rewards, lengths: without_std(rewards), BY_IDS["dr_grpo"][1]),
+    "rloo": (lambda rewards, lengths: rloo_advantages(rewards), of_rloo),
     "opo": (opo_advantages, of_opo),
-    "less_mean": (lambda rewards, lengths, *how: rewards - group_mean(rewards, *how), of_opo),
-    "less_others": (lambda rewards, lengths, *how: rewards - leave_one_out_mean(rewards, *how), of_rloo),
 }
 
 
-def reference(name, rewards, lengths, ids, mask):
+def reference(of_group, rewards, lengths, ids, mask):
     """Group by group: dictionaries and lists, no tensors."""
     members = {}
     for place in zip(*np.nonzero(mask), strict=True):
@@ -135,16 +133,14 @@ def reference(name, rewards, lengths, ids, mask):
     for places in members.values():
         group, tokens = [float(rewards[p]) for p in places], [int(lengths[p]) for p in places]
         if len(set(group)) > 1:
-            if name == "less_mean":
-                tokens = [1] * len(group)
-            for place, advantage in zip(places, ADVANTAGES[name][1](group, tokens), strict=True):
+            for place, advantage in zip(places, of_group(group, tokens), strict=True):
                 out[place] = advantage
     return out
 
 
 @settings(max_examples=150)
 @given(
-    st.sampled_from(sorted(ADVANTAGES)),
+    st.sampled_from(sorted(BY_IDS)),
     st.sampled_from([(0,), (1,), (7,), (24,), (5, 4), (3, 0), (2, 3, 4)]),
     st.integers(1, 9),
     st.sampled_from([0.0, 0.6, 1.0]),
@@ -154,54 +150,49 @@ def test_groups_of_any_size(name, shape, num_groups, mask_rate, seed):
     rng = np.random.default_rng(seed)
     rewards = rng.integers(0, 3, shape) / 2 if rng.random() < 0.5 else rng.normal(3.0, 2.0, shape)
     ids = rng.permutation(10**12 + np.arange(num_groups) * 10**15)[rng.integers(0, num_groups, shape)]
-    lengths, mask = rng.integers(0, 4, shape), rng.random(shape) < mask_rate
-    expected = reference(name, rewards, lengths, ids, mask)
-    given_rewards = np.where(mask, rewards, np.nan)
-    advantages = ADVANTAGES[name][0](*map(torch.tensor, (given_rewards, lengths, ids, mask)))
-    close(torch.nan_to_num(advantages) if name.startswith("less") else advantages, expected)
+    function, of_group = BY_IDS[name]
+    mask = rng.random(shape) < mask_rate
+    expected = reference(of_group, rewards, np.ones(shape), ids, mask)
+    close(function(*map(torch.tensor, (np.where(mask, rewards, np.nan), ids, mask))), expected)
 
 
 @quick
-@given(st.sampled_from(sorted(ADVANTAGES)), st.integers(0, 4), st.integers(0, 6), seeds)
-def test_rows_are_groups_without_ids(name, P, G, seed):
+@given(st.sampled_from(sorted(BY_ROWS)), st.integers(0, 4), st.integers(0, 6), st.booleans(), seeds)
+def test_rows_are_groups_without_ids(name, P, G, is_whole, seed):
     rng = np.random.default_rng(seed)
-    rewards, lengths = rng.integers(0, 3, (P, G)) / 2, rng.integers(1, 9, (P, G))
-    mask, ids = rng.random((P, G)) < 0.8, np.repeat(np.arange(P)[:, None], G, axis=1)
-    function = ADVANTAGES[name][0]
-    rows = function(torch.tensor(rewards), torch.tensor(lengths), None, torch.tensor(mask))
-    by_ids = function(*map(torch.tensor, (rewards, lengths, ids, mask)))
-    close(rows, by_ids.numpy())
+    rewards = rng.integers(0, 3, (P, G)) / 2 if is_whole else rng.normal(3.0, 2.0, (P, G))
+    lengths, ids = rng.integers(0, 4, (P, G)), np.repeat(np.arange(P)[:, None], G, axis=1)
+    function, of_group = BY_ROWS[name]
+    expected = reference(of_group, rewards, lengths, ids, np.ones((P, G)))
+    close(function(torch.tensor(rewards), torch.tensor(lengths)), expected)
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
-def test_lone_and_equal_rewards_give_exactly_zero(name):
-    ids = torch.tensor([5, 2, 2, 2, 2, 2, 2, 2])
+@pytest.mark.parametrize("name", sorted(BY_ROWS))
+@pytest.mark.parametrize("num", [1, 7])
+def test_lone_and_equal_rewards_give_exactly_zero(name, num):
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        rewards = torch.full((8,), 0.1, dtype=dtype)
-        advantages = ADVANTAGES[name][0](rewards, torch.arange(8), ids)
+        advantages = BY_ROWS[name][0](torch.full((2, num), 0.1, dtype=dtype), torch.arange(2 * num).view(2, num))
         assert torch.equal(advantages, torch.zeros_like(advantages))
 
 
 def test_what_is_masked_out_is_in_no_baseline():
     rewards, ids = torch.tensor([1.0, 0.0, 100.0]), torch.tensor([0, 0, 0])
-    assert dr_grpo_advantages(rewards, ids, torch.tensor([1, 1, 0])).tolist() == [0.5, -0.5, 0.0]
+    assert without_std(rewards, ids, torch.tensor([1, 1, 0])).tolist() == [0.5, -0.5, 0.0]
 
 
 def test_the_dtype_of_a_result():
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
-        assert rloo_advantages(torch.tensor([1, 0]).to(dtype), torch.tensor([0, 0])).dtype == torch.float32
-    assert rloo_advantages(torch.zeros(2, dtype=torch.float64), torch.tensor([0, 0])).dtype == torch.float64
+        assert rloo_advantages(torch.tensor([[1, 0]]).to(dtype)).dtype == torch.float32
+    assert rloo_advantages(torch.zeros(1, 2, dtype=torch.float64)).dtype == torch.float64
 
 
 def test_rewards_far_from_zero_keep_their_difference():
     rewards = torch.tensor([[16777216.0, 16777218.0]])
-    assert dr_grpo_advantages(rewards).tolist() == [[-1.0, 1.0]]
+    assert without_std(rewards).tolist() == [[-1.0, 1.0]]
 
 
 def test_rloo_is_the_leave_one_out_baseline():
     assert rloo_advantages(torch.tensor([[1.0, 0.0, 0.0]])).tolist() == [[1.0, -0.5, -0.5]]
-    assert leave_one_out_mean(torch.tensor([[1.0, 0.0, 0.0]])).tolist() == [[0.0, 0.5, 0.5]]
-    assert group_mean(torch.tensor([[1.0, 0.0, 0.5]])).tolist() == [[0.5, 0.5, 0.5]]
 
 
 @quick
@@ -233,27 +224,32 @@ def test_gdpo_refuses():
         gdpo_advantages(parts, torch.tensor([1.0, float("inf")]))
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
-def test_refusals(name):
-    function, ones, ids = ADVANTAGES[name][0], torch.ones(3), torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(ShapeError, match=r"rewards has shape \[3\]; expected \[P, G\]"):
-        function(ones, ones)
+@pytest.mark.parametrize("name", sorted(BY_IDS))
+def test_refusals_of_ids_and_masks(name):
+    function, ones, ids = BY_IDS[name][0], torch.ones(3), torch.zeros(3, dtype=torch.int64)
     with pytest.raises(ShapeError, match=r"group_ids has shape \[2\]"):
-        function(ones, ones, ids[:2])
+        function(ones, ids[:2])
     with pytest.raises(ShapeError, match=r"mask has shape \[2\]"):
-        function(ones, ones, ids, ones[:2])
+        function(ones, ids, ones[:2])
     with pytest.raises(AlgosError, match="group_ids has dtype"):
-        function(ones, ones, ones)
-    with pytest.raises(NonFiniteError, match=r"rewards\[1\]=inf"):
-        function(torch.tensor([0.0, float("inf"), 0.0]), ones, ids)
-    assert not function(ones.clone().requires_grad_(), ones, ids).requires_grad or name.startswith("less")
+        function(ones, ones)
+
+
+@pytest.mark.parametrize("name", sorted(BY_ROWS))
+def test_refusals(name):
+    function, ones = BY_ROWS[name][0], torch.ones(1, 3)
+    with pytest.raises(ShapeError, match=r"rewards has shape \[3\]; expected \[P, G\]"):
+        function(ones[0], ones[0])
+    with pytest.raises(NonFiniteError, match=r"rewards\[0, 1\]=inf"):
+        function(torch.tensor([[0.0, float("inf"), 0.0]]), ones)
+    assert not function(ones.clone().requires_grad_(), ones).requires_grad
 
 
 def test_opo_refuses_lengths():
-    ones, ids = torch.ones(2), torch.tensor([0, 0])
+    ones = torch.ones(1, 2)
     with pytest.raises(AlgosError, match="lengths holds -1"):
-        opo_advantages(ones, torch.tensor([1, -1]), ids)
+        opo_advantages(ones, torch.tensor([[1, -1]]))
     with pytest.raises(ShapeError, match="lengths has shape"):
-        opo_advantages(ones, ones[:1], ids)
-    with pytest.raises(NonFiniteError, match=r"lengths\[0\]=nan"):
-        opo_advantages(ones, ones * float("nan"), ids)
+        opo_advantages(ones, ones[:, :1])
+    with pytest.raises(NonFiniteError, match=r"lengths\[0, 0\]=nan"):
+        opo_advantages(ones, ones * float("nan"))

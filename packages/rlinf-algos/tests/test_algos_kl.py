@@ -19,7 +19,6 @@ from rlinf_algos import (
     kl_k2,
     kl_k3,
     kl_k3_plus,
-    kl_shaped_rewards,
     mixed_reference,
     ratio_weighted_kl,
     rewards_at_last_token,
@@ -127,28 +126,23 @@ def test_refusals():
     st.integers(0, 4),
     st.integers(0, 6),
     st.sampled_from([0.0, 0.5, 1.0]),
-    st.sampled_from([0.0, 0.1, 2.0]),
     st.integers(0, 2**32 - 1),
 )
-def test_kl_in_the_reward(B, T, mask_rate, kl_coef, seed):
+def test_rewards_at_the_last_token(B, T, mask_rate, seed):
     rng = np.random.default_rng(seed)
-    scores, kl, mask = rng.normal(size=B), rng.normal(size=(B, T)), rng.random((B, T)) < mask_rate
-    at_end, shaped = np.zeros((B, T)), np.zeros((B, T))
+    scores, mask = rng.normal(size=B), rng.random((B, T)) < mask_rate
+    at_end = np.zeros((B, T))
     for b in range(B):
         tokens = np.flatnonzero(mask[b])
         for t in tokens:
             at_end[b, t] = scores[b] if t == tokens[-1] else 0.0
-            shaped[b, t] = at_end[b, t] - kl_coef * kl[b, t]
         if not len(tokens):
             scores[b] = np.nan
-    kl[~mask] = np.nan
-    scores, kl, mask = map(torch.tensor, (scores, kl, mask))
-    rewards = rewards_at_last_token(scores, mask)
+    rewards = rewards_at_last_token(torch.tensor(scores), torch.tensor(mask))
     np.testing.assert_allclose(rewards.numpy(), at_end, rtol=1e-6, atol=1e-12)
-    np.testing.assert_allclose(kl_shaped_rewards(rewards, kl, kl_coef, mask).numpy(), shaped, rtol=1e-6, atol=1e-12)
 
 
-def test_kl_in_the_reward_refuses():
+def test_rewards_at_the_last_token_refuse():
     ones = torch.ones(2, 3)
     with pytest.raises(ShapeError, match=r"expected \[B, T\]"):
         rewards_at_last_token(ones[0], ones[0])
@@ -156,13 +150,6 @@ def test_kl_in_the_reward_refuses():
         rewards_at_last_token(ones[:1, 0], ones)
     with pytest.raises(NonFiniteError, match=r"scores\[0\]=nan"):
         rewards_at_last_token(ones[:, 0] * float("nan"), ones)
-    with pytest.raises(AlgosError, match="kl_coef=-1"):
-        kl_shaped_rewards(ones, ones, -1)
-    with pytest.raises(ShapeError, match="kl has shape"):
-        kl_shaped_rewards(ones, ones[:1], 1)
-    with pytest.raises(NonFiniteError, match=r"kl\[0, 0\]=inf"):
-        kl_shaped_rewards(ones, ones * float("inf"), 1)
-    assert not kl_shaped_rewards(ones, ones.clone().requires_grad_(), 1).requires_grad
 
 
 def test_the_adapted_coefficient():

@@ -19,7 +19,7 @@ def scaled(policy_logprobs, proximal_logprobs, advantages, loss_mask, rollout_lo
     for tensor in (policy_logprobs, proximal_logprobs, advantages, loss_mask, rollout_logprobs):
         tensor *= 2.0
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask.clamp(max=1.0))
-    return measured_loss(-inputs.advantages * inputs.policy_logprobs, inputs, inputs.log_ratio.exp())
+    return measured_loss(-inputs.advantages * inputs.policy_logprobs, inputs)
 
 
 @pytest.fixture(autouse=True)

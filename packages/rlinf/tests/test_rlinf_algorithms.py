@@ -43,19 +43,19 @@ def broadcast(policy_logprobs, proximal_logprobs, advantages, loss_mask):
 
 def averaged(policy_logprobs, proximal_logprobs, advantages, loss_mask):
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
-    return measured_loss((inputs.advantages * inputs.log_ratio).mean(), inputs, inputs.log_ratio.exp())
+    return measured_loss((inputs.advantages * inputs.log_ratio).mean(), inputs)
 
 def constant(policy_logprobs, proximal_logprobs, advantages, loss_mask):
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
-    return measured_loss(inputs.advantages, inputs, inputs.log_ratio.exp())
+    return measured_loss(inputs.advantages, inputs)
 
 def logarithm(policy_logprobs, proximal_logprobs, advantages, loss_mask):
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
-    return measured_loss(inputs.log_ratio.log(), inputs, inputs.log_ratio.exp())
+    return measured_loss(inputs.log_ratio.log(), inputs)
 
 def root(policy_logprobs, proximal_logprobs, advantages, loss_mask):
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
-    return measured_loss((inputs.log_ratio**2).sqrt(), inputs, inputs.log_ratio.exp())
+    return measured_loss((inputs.log_ratio**2).sqrt(), inputs)
 """
 
 

@@ -1,7 +1,4 @@
 from .advantages import (
-    dr_grpo_advantages as dr_grpo_advantages,
-)
-from .advantages import (
     first_episode_mask as first_episode_mask,
 )
 from .advantages import (
@@ -14,13 +11,7 @@ from .advantages import (
     gigpo_advantages as gigpo_advantages,
 )
 from .advantages import (
-    group_mean as group_mean,
-)
-from .advantages import (
     grpo_advantages as grpo_advantages,
-)
-from .advantages import (
-    leave_one_out_mean as leave_one_out_mean,
 )
 from .advantages import (
     opo_advantages as opo_advantages,
@@ -30,12 +21,6 @@ from .advantages import (
 )
 from .advantages import (
     pass_at_k_advantages as pass_at_k_advantages,
-)
-from .advantages import (
-    reinforce_plus_plus_advantages as reinforce_plus_plus_advantages,
-)
-from .advantages import (
-    reinforce_plus_plus_baseline_advantages as reinforce_plus_plus_baseline_advantages,
 )
 from .advantages import (
     rewards_to_go as rewards_to_go,
@@ -57,9 +42,6 @@ from .aggregation import (
 )
 from .aggregation import (
     constant_length_mean as constant_length_mean,
-)
-from .aggregation import (
-    count_tokens_and_sequences as count_tokens_and_sequences,
 )
 from .aggregation import (
     sequence_mean_token_mean as sequence_mean_token_mean,
@@ -90,9 +72,6 @@ from .corrections import (
     Correction as Correction,
 )
 from .corrections import (
-    effective_sample_size as effective_sample_size,
-)
-from .corrections import (
     icepop as icepop,
 )
 from .corrections import (
@@ -108,12 +87,6 @@ from .corrections import (
     truncated_importance_sampling as truncated_importance_sampling,
 )
 from .dapo import (
-    GroupChoice as GroupChoice,
-)
-from .dapo import (
-    choose_groups as choose_groups,
-)
-from .dapo import (
     has_signal as has_signal,
 )
 from .dapo import (
@@ -127,9 +100,6 @@ from .entropy import (
 )
 from .entropy import (
     entropy_bonus as entropy_bonus,
-)
-from .entropy import (
-    high_entropy_mask as high_entropy_mask,
 )
 from .errors import (
     AlgosError as AlgosError,
@@ -150,12 +120,6 @@ from .evaluation import (
     avg_at_k as avg_at_k,
 )
 from .evaluation import (
-    bootstrap_interval as bootstrap_interval,
-)
-from .evaluation import (
-    canonical_answer as canonical_answer,
-)
-from .evaluation import (
     maj_at_k as maj_at_k,
 )
 from .evaluation import (
@@ -169,9 +133,6 @@ from .gaussian import (
 )
 from .gaussian import (
     gaussian_log_prob as gaussian_log_prob,
-)
-from .gaussian import (
-    gaussian_sample as gaussian_sample,
 )
 from .head import (
     head_logprobs as head_logprobs,
@@ -201,9 +162,6 @@ from .kl import (
     kl_k3_plus as kl_k3_plus,
 )
 from .kl import (
-    kl_shaped_rewards as kl_shaped_rewards,
-)
-from .kl import (
     mixed_reference as mixed_reference,
 )
 from .kl import (
@@ -230,25 +188,6 @@ from .logprobs import (
 from .normalization import (
     Moments as Moments,
 )
-from .normalization import (
-    explained_variance as explained_variance,
-)
-from .normalization import (
-    masked_mean as masked_mean,
-)
-from .normalization import (
-    masked_whiten as masked_whiten,
-)
-from .normalization import (
-    normalize_advantages as normalize_advantages,
-)
-from .normalization import (
-    normalize_returns as normalize_returns,
-)
-from .normalization import (
-    sum_over_group as sum_over_group,
-)
-from .packing import sequence_ids_of as sequence_ids_of
 from .parts import (
     ADVANTAGES as ADVANTAGES,
 )
@@ -281,9 +220,6 @@ from .policy_loss import (
 )
 from .policy_loss import (
     CheckedInputs as CheckedInputs,
-)
-from .policy_loss import (
-    DecoupledPolicyLoss as DecoupledPolicyLoss,
 )
 from .policy_loss import (
     PolicyLoss as PolicyLoss,

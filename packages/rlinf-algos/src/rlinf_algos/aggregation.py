@@ -1,19 +1,17 @@
 """Aggregation of unreduced terms [B, T] to one number to minimise.
 
 Every function divides by a total that the *caller* counts over the whole update (all micro-batches, all ranks), so the
-results of the micro-batches add up to that of the batch exactly: how a batch is split, padded or packed does not change
-the update. `count_tokens_and_sequences` counts one micro-batch. With data parallelism, sum counts and gradients over
+results of the micro-batches add up to that of the batch exactly: how a batch is split or padded does not change the
+update. `count_tokens_and_sequences` counts one micro-batch. With data parallelism, sum counts and gradients over
 ranks, or multiply the loss by the number of ranks where gradients are averaged.
 
-Packed rows hold several sequences: `sequence_ids` says which (`rlinf_algos.packing`). A sequence has to be in one
-micro-batch as a whole where its own length counts, that is for `sequence_mean_token_mean`.
+A row [T] is a whole sequence.
 """
 
 from torch import Tensor
 
 from rlinf_algos.checks import as_mask, masked
 from rlinf_algos.errors import AlgosError, ShapeError
-from rlinf_algos.packing import SequenceIndex, index_sequences
 
 
 def token_mean(terms: Tensor, mask: Tensor | None, total_tokens: int | float | Tensor) -> Tensor:
@@ -48,8 +46,6 @@ def sequence_mean_token_mean(
     terms: Tensor,
     mask: Tensor | None,
     total_sequences: int | float | Tensor,
-    *,
-    sequence_ids: Tensor | None = None,
 ) -> Tensor:
     """Mean over each sequence's tokens, then the sum / total_sequences: GRPO as first published (arXiv:2402.03300).
 
@@ -59,26 +55,21 @@ def sequence_mean_token_mean(
         terms: [B, T]. mask: [B, T], bool or 0/1; None: every element.
         total_sequences: sequences of the whole update, at least those of this mask (sequences with an empty mask count
             if the caller counts them).
-        sequence_ids: [B, T] integers for packed rows, not read outside the mask; None: one sequence a row.
 
     Returns and raises: as `token_mean`.
     """
-    filled, sequences = _by_sequence(terms, mask, sequence_ids)
-    total = _total("total_sequences", total_sequences, sequences.num_sequences, "sequences with tokens")
-    return sequences.mean(filled).sum() / total
+    filled, inside = _inside(terms, mask)
+    return sequence_means(filled, inside).sum() / _total_sequences(total_sequences, inside)
 
 
 def sequence_mean_token_sum(
     terms: Tensor,
     mask: Tensor | None,
     total_sequences: int | float | Tensor,
-    *,
-    sequence_ids: Tensor | None = None,
 ) -> Tensor:
     """Sum over each sequence's tokens, then the sum / total_sequences; arguments as `sequence_mean_token_mean`."""
-    filled, sequences = _by_sequence(terms, mask, sequence_ids)
-    total = _total("total_sequences", total_sequences, sequences.num_sequences, "sequences with tokens")
-    return filled.sum() / total
+    filled, inside = _inside(terms, mask)
+    return filled.sum() / _total_sequences(total_sequences, inside)
 
 
 def constant_length_mean(
@@ -86,25 +77,21 @@ def constant_length_mean(
     mask: Tensor | None,
     total_sequences: int | float | Tensor,
     max_completion_tokens: int,
-    *,
-    sequence_ids: Tensor | None = None,
 ) -> Tensor:
     """Sum over all tokens / (total_sequences * max_completion_tokens): Dr. GRPO (arXiv:2503.20783).
 
     A constant in place of each sequence's length, so that length and weight have nothing to do with each other.
 
     Args:
-        terms, mask, total_sequences, sequence_ids: as `sequence_mean_token_mean`.
+        terms, mask, total_sequences: as `sequence_mean_token_mean`.
         max_completion_tokens: the run's limit on a completion's length, at least 1; not the longest of this batch.
     """
     if max_completion_tokens < 1:
         raise AlgosError(f"max_completion_tokens={max_completion_tokens} must be at least 1")
-    return sequence_mean_token_sum(terms, mask, total_sequences, sequence_ids=sequence_ids) / max_completion_tokens
+    return sequence_mean_token_sum(terms, mask, total_sequences) / max_completion_tokens
 
 
-def aggregated_sum(
-    aggregation: str, terms: Tensor, mask: Tensor | None, *, sequence_ids: Tensor | None = None
-) -> Tensor:
+def aggregated_sum(aggregation: str, terms: Tensor, mask: Tensor | None) -> Tensor:
     """The numerator of the aggregation of that name, for an update whose totals are known only at its end: sums of
     micro-batches, added up and divided by the sum of their `aggregation_divisor`, are the aggregation of the batch.
 
@@ -115,43 +102,62 @@ def aggregated_sum(
     """
     if aggregation in ("token_mean", "token_sum"):
         return token_sum(terms, mask)
-    filled, sequences = _by_sequence(terms, mask, sequence_ids)
-    return sequences.mean(filled).sum() if aggregation == "sequence_mean_token_mean" else filled.sum()
+    filled, inside = _inside(terms, mask)
+    return sequence_means(filled, inside).sum() if aggregation == "sequence_mean_token_mean" else filled.sum()
 
 
-def aggregation_divisor(
-    aggregation: str, mask: Tensor, *, max_completion_tokens: int, sequence_ids: Tensor | None = None
-) -> float:
+def aggregation_divisor(aggregation: str, mask: Tensor, *, max_completion_tokens: int) -> float:
     """The denominator that belongs to `aggregated_sum`: tokens, sequences, sequences * max_completion_tokens, or 0 for
     `token_sum`, which has none: divide by `aggregation_divisor or 1`.
 
-    Args: mask, sequence_ids: as `count_tokens_and_sequences`. max_completion_tokens: as `constant_length_mean`.
+    Args: mask: as `count_tokens_and_sequences`. max_completion_tokens: as `constant_length_mean`.
     """
-    num_tokens, num_sequences = count_tokens_and_sequences(mask, sequence_ids=sequence_ids)
+    num_tokens, num_sequences = count_tokens_and_sequences(mask)
     if aggregation in ("token_mean", "token_sum"):
         return float(num_tokens) if aggregation == "token_mean" else 0.0
     return float(num_sequences) * (max_completion_tokens if aggregation == "constant_length_mean" else 1)
 
 
-def count_tokens_and_sequences(mask: Tensor, *, sequence_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def count_tokens_and_sequences(mask: Tensor) -> tuple[Tensor, Tensor]:
     """What a micro-batch adds to the totals of its update.
 
     Args:
-        mask: [B, T], bool or 0/1. sequence_ids: as `sequence_mean_token_mean`.
+        mask: [B, T], bool or 0/1.
 
     Returns:
         scalars int64: tokens inside the mask, and sequences with at least one; sum both over micro-batches and ranks.
     """
     inside = as_mask("mask", mask, "mask", mask)
-    return inside.sum(), index_sequences(inside, sequence_ids).num_sequences
+    check_rows(inside)
+    return inside.sum(), inside.any(dim=1).sum()
 
 
-def _by_sequence(terms: Tensor, mask: Tensor | None, sequence_ids: Tensor | None) -> tuple[Tensor, SequenceIndex]:
-    """Terms with 0 outside the mask, and where the sequences are."""
+def sequence_means(values: Tensor, mask: Tensor) -> Tensor:
+    """[B]: means over the tokens of each sequence; 0 for one without any; differentiable.
+
+    Args:
+        values: [B, T], 0 outside the mask. mask: [B, T] bool.
+    """
+    check_rows(mask)
+    return values.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+
+
+def check_rows(mask: Tensor) -> None:
+    """Raises `ShapeError` unless the mask is [B, T]."""
+    if mask.ndim != 2:
+        raise ShapeError(f"terms of sequences have shape {list(mask.shape)}; expected [B, T]")
+
+
+def _inside(terms: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Terms [B, T] with 0 outside the mask, and the mask as bool."""
     if terms.ndim != 2:
         raise ShapeError(f"terms has shape {list(terms.shape)}; expected [B, T]")
     inside = as_mask("mask", mask, "terms", terms)
-    return masked("terms", terms, inside), index_sequences(inside, sequence_ids)
+    return masked("terms", terms, inside), inside
+
+
+def _total_sequences(total: int | float | Tensor, inside: Tensor) -> float:
+    return _total("total_sequences", total, inside.any(dim=1).sum(), "sequences with tokens")
 
 
 def _total(name: str, total: int | float | Tensor, num_here: Tensor, what: str) -> float:

@@ -30,10 +30,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from rlinf_algos.aggregation import check_rows, sequence_means
 from rlinf_algos.checks import as_mask, check_finite, check_range, check_shape, masked
 from rlinf_algos.errors import AlgosError
 from rlinf_algos.normalization import masked_mean
-from rlinf_algos.packing import SequenceIndex, index_sequences
 from rlinf_algos.presets import REJECTIONS
 from rlinf_algos.registry import did_you_mean
 
@@ -53,23 +53,10 @@ class Correction:
     """[B, T] bool: the mask given less what was rejected."""
     num_terms: Tensor
     """Scalar int64: tokens inside the mask given."""
-    weight_mean: Tensor
-    """Scalar: mean weight, rejected tokens as 0."""
-    weight_max: Tensor
-    """Scalar: largest weight; 0 for an empty mask."""
     truncated_fraction: Tensor
     """Scalar: share of tokens whose weight was cut to the cap."""
     rejected_fraction: Tensor
     """Scalar: share of tokens taken out."""
-    engine_kl: Tensor
-    """Scalar, nats per token: k1 of KL(engine || actor), unbiased; may be negative in a small batch."""
-    engine_kl_k3: Tensor
-    """Scalar, nats per token: k3 of the same, never negative; infinite where a token's ratio overflows float32."""
-    largest_log_ratio: Tensor
-    """Scalar, nats: largest |log r| of a token. Above about 1 something is wrong beyond rounding."""
-    effective_sample_fraction: Tensor
-    """Scalar in (0, 1]: `effective_sample_size` of the ratios before truncation, at the level, over their number; 1 for
-    an empty mask."""
 
 
 def truncated_importance_sampling(
@@ -79,7 +66,6 @@ def truncated_importance_sampling(
     *,
     level: Level = "token",
     cap: float = 2.0,
-    sequence_ids: Tensor | None = None,
 ) -> Correction:
     """Weights `min(r, cap)`: no token is left out, none counts more than cap times.
 
@@ -89,13 +75,12 @@ def truncated_importance_sampling(
         loss_mask: [B, T], bool or 0/1; None: every token.
         level: whose ratio: "token", "sequence" or "geometric".
         cap: largest weight, at least 1. verl's documentation has 2; TRL's `vllm_importance_sampling_cap` is 3.
-        sequence_ids: [B, T] for packed rows (`rlinf_algos.packing`); None: one sequence a row.
 
     Raises:
         ShapeError: shapes differ. NonFiniteError: NaN or infinity inside the mask. AlgosError: cap, level.
     """
     check_range("cap", cap, low=1.0, why="weights on-policy are 1")
-    ratios = _Ratios.of(proximal_logprobs, rollout_logprobs, loss_mask, level, sequence_ids)
+    ratios = _Ratios.of(proximal_logprobs, rollout_logprobs, loss_mask, level)
     is_cut = ratios.per_token > math.log(cap)
     weights = torch.where(is_cut, cap, ratios.per_token.clamp(max=math.log(cap)).exp())
     return ratios.correction(weights, torch.ones_like(is_cut), is_cut)
@@ -110,12 +95,11 @@ def masked_importance_sampling(
     low: float = 0.0,
     high: float = 2.0,
     weigh: bool = True,
-    sequence_ids: Tensor | None = None,
 ) -> Correction:
     """Weights r where `low <= r <= high`; the rest is out of the mask.
 
     Args:
-        proximal_logprobs, rollout_logprobs, loss_mask, level, sequence_ids: as for `truncated_importance_sampling`.
+        proximal_logprobs, rollout_logprobs, loss_mask, level: as for `truncated_importance_sampling`.
         low: least ratio that is kept, in [0, 1]; 0 rejects nothing below.
         high: largest ratio that is kept, at least 1.
         weigh: False gives 1 in place of r to what stays: rejection alone (verl: `rollout_rs` without `rollout_is`).
@@ -124,7 +108,7 @@ def masked_importance_sampling(
     """
     check_range("low", low, low=0.0, high=1.0, why="ratios on-policy are 1, and must stay")
     check_range("high", high, low=1.0, why="ratios on-policy are 1, and must stay")
-    ratios = _Ratios.of(proximal_logprobs, rollout_logprobs, loss_mask, level, sequence_ids)
+    ratios = _Ratios.of(proximal_logprobs, rollout_logprobs, loss_mask, level)
     logs = ratios.per_token
     stays = (logs <= math.log(high)) & (logs >= (math.log(low) if low > 0 else -float("inf")))
     weights = logs.masked_fill(~stays, 0.0).exp() if weigh else torch.ones_like(logs)
@@ -156,12 +140,11 @@ def reject_by_divergence(
     *,
     statistic: str,
     limit: float,
-    sequence_ids: Tensor | None = None,
 ) -> Correction:
     """Weights 1 where a divergence between actor and engine is at most the limit; the rest is out of the mask.
 
     Args:
-        proximal_logprobs, rollout_logprobs, loss_mask, sequence_ids: as for `truncated_importance_sampling`.
+        proximal_logprobs, rollout_logprobs, loss_mask: as for `truncated_importance_sampling`.
         statistic: `token_k1`, `token_k2`, `token_k3` of each token; `sequence_sum_k1` ... `sequence_sum_k3` and
             `sequence_mean_k1` ... of the sum or the mean over a completion; `sequence_max_k2`, `sequence_max_k3` of its
             largest token (verl's `rollout_rs`, `token_k1`, `seq_sum_k1`, ...). With `l = log r`, k1 is l, of which the
@@ -175,18 +158,16 @@ def reject_by_divergence(
         raise AlgosError(f"statistic={statistic!r} is not known; {did_you_mean(statistic, REJECTIONS)}")
     if not 0.0 < limit < float("inf"):
         raise AlgosError(f"limit={limit} must be above 0 and finite: it bounds a divergence in nats")
-    ratios = _Ratios.of(proximal_logprobs, rollout_logprobs, loss_mask, "token", sequence_ids)
+    ratios = _Ratios.of(proximal_logprobs, rollout_logprobs, loss_mask, "token")
     logs = ratios.tokens
     values = {"k1": logs, "k2": 0.5 * logs.square(), "k3": torch.expm1(logs) - logs}[estimate]
-    sequences = index_sequences(ratios.mask, sequence_ids)
     if reduced == "sequence_max":
-        is_beyond = sequences.sum((values > limit).to(logs.dtype)) > 0
-        stays = ~sequences.spread(is_beyond)
+        stays = ~(values > limit).any(dim=1, keepdim=True).expand(values.shape)
     elif reduced == "token":
         stays = values.abs() <= limit
     else:
-        divergences = sequences.sum(values) if reduced == "sequence_sum" else sequences.mean(values)
-        stays = _spread(sequences, divergences).abs() <= limit
+        divergences = values.sum(dim=1) if reduced == "sequence_sum" else sequence_means(values, ratios.mask)
+        stays = _spread(divergences, ratios.mask).abs() <= limit
     return ratios.correction(torch.ones_like(logs), stays, torch.zeros_like(stays))
 
 
@@ -198,7 +179,6 @@ def off_policy_sequence_mask(
     loss_mask: Tensor | None,
     *,
     threshold: float,
-    sequence_ids: Tensor | None = None,
 ) -> Tensor:
     """The mask without the tokens of a negative advantage in sequences that have drifted from the policy that sampled
     them: the mean of `rollout_logprobs - policy_logprobs` over the sequence exceeds the threshold (DeepSeek-V3.2,
@@ -211,7 +191,6 @@ def off_policy_sequence_mask(
         advantages: [B], or [B, T].
         loss_mask: [B, T], bool or 0/1; None: every token.
         threshold: nats a token, at least 0.
-        sequence_ids: [B, T] for packed rows (`rlinf_algos.packing`); None: one sequence a row.
 
     Returns:
         [B, T] bool. What is left out still counts in the divisor where the caller's totals are of `loss_mask`.
@@ -225,30 +204,8 @@ def off_policy_sequence_mask(
         advantages = advantages.unsqueeze(-1).expand(policy_logprobs.shape)
     check_shape("advantages", advantages, policy_logprobs.shape, "policy_logprobs")
     drift = masked("rollout_logprobs", rollout_logprobs, mask) - masked("policy_logprobs", policy_logprobs, mask)
-    sequences = index_sequences(mask, sequence_ids)
-    has_drifted = _spread(sequences, sequences.mean(drift)) > threshold
+    has_drifted = _spread(sequence_means(drift, mask), mask) > threshold
     return mask & ~(has_drifted & (masked("advantages", advantages, mask) < 0))
-
-
-@torch.no_grad()
-def effective_sample_size(log_weights: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`(sum w)^2 / sum w^2` (L. Kish): how many equal weights would tell as much.
-
-    Args:
-        log_weights: any shape, nats: `log w`, so that no weight overflows.
-        mask: the same shape, bool or 0/1; None: every element.
-
-    Returns:
-        a scalar tensor between 1 and the number of elements; 0 for none.
-
-    Raises: ShapeError, NonFiniteError.
-    """
-    inside = as_mask("mask", mask, "log_weights", log_weights)
-    logs = masked("log_weights", log_weights, inside)[inside]
-    if not len(logs):
-        return torch.zeros((), dtype=logs.dtype, device=logs.device)
-    weights = (logs - logs.max()).exp()
-    return weights.sum().square() / weights.square().sum()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,8 +218,6 @@ class _Ratios:
     """[B, T], nats, of the level's ratio at each token; 0 outside the mask."""
     mask: Tensor
     """[B, T] bool"""
-    sample_fraction: Tensor
-    """Scalar: `Correction.effective_sample_fraction`."""
 
     @staticmethod
     @torch.no_grad()
@@ -271,29 +226,20 @@ class _Ratios:
         rollout_logprobs: Tensor,
         loss_mask: Tensor | None,
         level: Level,
-        sequence_ids: Tensor | None,
     ) -> "_Ratios":
         check_shape("rollout_logprobs", rollout_logprobs, proximal_logprobs.shape, "proximal_logprobs")
         mask = as_mask("loss_mask", loss_mask, "proximal_logprobs", proximal_logprobs)
         tokens = masked("proximal_logprobs", proximal_logprobs, mask) - masked(
             "rollout_logprobs", rollout_logprobs, mask
         )
-        sequences = index_sequences(mask, sequence_ids)
+        check_rows(mask)
         if level == "token":
-            samples, are_samples, per_token = tokens, mask, tokens
+            per_token = tokens
         elif level in ("sequence", "geometric"):
-            samples = sequences.sum(tokens) if level == "sequence" else sequences.mean(tokens)
-            are_samples, per_token = sequences.lengths > 0, _spread(sequences, samples)
+            per_token = _spread(tokens.sum(dim=1) if level == "sequence" else sequence_means(tokens, mask), mask)
         else:
             raise AlgosError(f'level="{level}" is none of "token", "sequence", "geometric"')
-        num_samples = are_samples.sum()
-        fraction = effective_sample_size(samples, are_samples) / num_samples.clamp(min=1)
-        return _Ratios(
-            tokens=tokens,
-            per_token=per_token,
-            mask=mask,
-            sample_fraction=torch.where(num_samples > 0, fraction, torch.ones_like(fraction)),
-        )
+        return _Ratios(tokens=tokens, per_token=per_token, mask=mask)
 
     @torch.no_grad()
     def correction(self, weights: Tensor, stays: Tensor, is_cut: Tensor) -> Correction:
@@ -301,22 +247,15 @@ class _Ratios:
         check_finite("exp(proximal_logprobs - rollout_logprobs)", weights, self.mask)  # can overflow without a cap
         loss_mask = self.mask & stays
         weights = weights.masked_fill(~loss_mask, 0.0)
-        k3 = (torch.expm1(self.tokens) - self.tokens).masked_fill(~self.mask, 0.0)
-        num_terms = self.mask.sum()
         return Correction(
             weights=weights,
             loss_mask=loss_mask,
-            num_terms=num_terms,
-            weight_mean=masked_mean(weights, self.mask),
-            weight_max=weights.amax() if weights.numel() else weights.sum(),
+            num_terms=self.mask.sum(),
             truncated_fraction=masked_mean(is_cut.to(weights.dtype), loss_mask),
             rejected_fraction=masked_mean((~stays).to(weights.dtype), self.mask),
-            engine_kl=-masked_mean(self.tokens, self.mask),
-            engine_kl_k3=k3.sum() / num_terms.clamp(min=1),  # may be infinite, which masked_mean would refuse
-            largest_log_ratio=self.tokens.abs().amax() if weights.numel() else weights.sum(),
-            effective_sample_fraction=self.sample_fraction,
         )
 
 
-def _spread(sequences: SequenceIndex, samples: Tensor) -> Tensor:
-    return sequences.spread(samples).masked_fill(~sequences.mask, 0.0)
+def _spread(samples: Tensor, mask: Tensor) -> Tensor:
+    """[B, T]: for each token the value [B] of its sequence; 0 outside the mask."""
+    return torch.where(mask, samples[:, None], 0.0)

@@ -1,10 +1,7 @@
-"""What DAPO (arXiv:2503.14476) adds around the loss: which groups to train on, what to do with overlong completions.
+"""What DAPO (arXiv:2503.14476) adds around the loss: which groups have a signal, what to do with overlong completions.
 
 The rest of DAPO is elsewhere: clip-higher in `ppo_clip_loss(clip_high=0.28)`, the token-level mean in `token_mean`.
 """
-
-import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,76 +11,21 @@ from rlinf_algos.checks import as_mask, at_least_float32, check_finite, check_ra
 from rlinf_algos.errors import AlgosError, ShapeError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupChoice:
-    """Which samples to train on, and whether more are needed."""
-
-    keep: Tensor
-    """The shape of the rewards, bool: samples of the groups chosen."""
-    num_groups: int
-    """Groups that were looked at."""
-    num_with_signal: int
-    """Groups, among those looked at, whose rewards differ."""
-    num_chosen: int
-    """Groups in `keep`: at most as many as wanted."""
-    num_missing: int
-    """Groups that are wanted beyond those chosen."""
-    num_more_prompts: int
-    """Prompts to sample next so that, at the share of groups with signal seen here, they give the missing groups; 0 if
-    none is missing. The share is taken as (with signal + 1) / (groups + 2), so that a poor start asks for many prompts,
-    not for infinitely many."""
-
-
 @torch.no_grad()
-def has_signal(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+def has_signal(rewards: Tensor) -> Tensor:
     """True for the samples of groups whose rewards differ: the others have advantages of 0 (eq. 11's condition).
 
     Args:
-        rewards, group_ids, mask: as for `grpo_advantages`: [P, G], or any shape with group_ids. Where rewards are
-            shaped (length penalties make all of them differ), pass what was right and wrong instead, as verl's
-            `filter_groups.metric=acc`.
+        rewards: [P, G], one row for each prompt. Where rewards are shaped (length penalties make all of them differ),
+            pass what was right and wrong instead, as verl's `filter_groups.metric=acc`.
 
     Returns:
-        the shape of rewards, bool; False outside the mask. For [P, G], `has_signal(rewards).any(dim=1)` is per prompt.
+        [P, G], bool; `has_signal(rewards).any(dim=1)` is per prompt.
 
     Raises: as `grpo_advantages`.
     """
-    groups = Groups.of(rewards, group_ids, mask)
+    groups = Groups.of(rewards)
     return groups.restore(~groups.is_constant[groups.index]) > 0
-
-
-@torch.no_grad()
-def choose_groups(
-    rewards: Tensor,
-    group_ids: Tensor | None = None,
-    mask: Tensor | None = None,
-    *,
-    num_wanted: int,
-) -> GroupChoice:
-    """Dynamic sampling: keeps the groups that carry signal, in the order in which their first samples come, until there
-    are enough; says how many prompts to sample if there are not.
-
-    Args:
-        rewards, group_ids, mask: as for `has_signal`.
-        num_wanted: groups to train on, at least 1.
-
-    Raises: as `grpo_advantages`. AlgosError: num_wanted below 1.
-    """
-    check_range("num_wanted", num_wanted, low=1, why="an update needs a group")
-    groups = Groups.of(rewards, group_ids, mask)
-    candidates = (~groups.is_constant).nonzero().squeeze(1)
-    num_groups, num_with_signal = len(groups.sizes), len(candidates)
-    chosen = torch.zeros_like(groups.is_constant)
-    chosen[candidates[groups.first_places()[candidates].argsort()[:num_wanted]]] = True
-    num_missing = max(0, num_wanted - num_with_signal)
-    return GroupChoice(
-        keep=groups.restore(chosen[groups.index]) > 0,
-        num_groups=num_groups,
-        num_with_signal=num_with_signal,
-        num_chosen=min(num_wanted, num_with_signal),
-        num_missing=num_missing,
-        num_more_prompts=math.ceil(num_missing * (num_groups + 2) / (num_with_signal + 1)),
-    )
 
 
 @torch.no_grad()

@@ -1,11 +1,8 @@
-"""The entropy bonus of the policy loss (arXiv:1707.06347, eq. 9), and which tokens have high entropy.
+"""The entropy bonus of the policy loss (arXiv:1707.06347, eq. 9).
 
 Entropies come from `logprobs_and_entropy` (tokens), `gaussian_entropy` (actions) or a flow's `transition_entropy`.
 """
 
-import math
-
-import torch
 from torch import Tensor
 
 from rlinf_algos.checks import as_mask, check_range, masked
@@ -51,29 +48,3 @@ def adapted_entropy_coef(
     check_range("entropy_coef", entropy_coef, low=0.0, high=most, why="it is the weight of a bonus")
     change = step if measured_entropy <= target else -step
     return min(most, max(0.0, entropy_coef + change))
-
-
-@torch.no_grad()
-def high_entropy_mask(entropies: Tensor, mask: Tensor | None, *, top_fraction: float = 0.2) -> Tensor:
-    """The mask's tokens of highest entropy, where a policy decides (arXiv:2506.01939 trains on the top 20 % alone).
-
-    Args:
-        entropies: any shape, nats; those of the whole batch, since the threshold is its quantile.
-        mask: the same shape, bool or 0/1; None: every element.
-        top_fraction: share of the elements inside the mask, in [0, 1]; elements that tie with the last one are in too.
-
-    Returns:
-        bool, the same shape: at least `ceil(top_fraction * num_inside)` elements.
-
-    Raises:
-        ShapeError, NonFiniteError, AlgosError: as `entropy_bonus`.
-    """
-    check_range("top_fraction", top_fraction, low=0.0, high=1.0, why="it is a share of the tokens")
-    inside = as_mask("mask", mask, "entropies", entropies)
-    filled = masked("entropies", entropies, inside)
-    chosen = filled[inside]
-    num_kept = math.ceil(top_fraction * len(chosen))
-    if not num_kept:
-        return torch.zeros_like(inside)
-    threshold = chosen.kthvalue(len(chosen) - num_kept + 1).values
-    return inside & (filled >= threshold)

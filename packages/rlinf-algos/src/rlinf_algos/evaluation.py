@@ -135,8 +135,8 @@ def canonical_answer(answer: str) -> str:
     return text.casefold()
 
 
-def mean_over_problems(scores: Tensor, *, confidence: float = 0.95) -> Estimate:
-    """The mean of one number per problem, with its clustered standard error and a confidence interval.
+def mean_over_problems(scores: Tensor) -> Estimate:
+    """The mean of one number per problem, with its clustered standard error and a 95 % confidence interval.
 
     The interval is Wilson's (1927) for as many independent problems as would have the same standard error,
     p (1 - p) / se^2, as survey statistics does for clustered samples (Korn and Graubard 1998). Where all problems score
@@ -144,19 +144,16 @@ def mean_over_problems(scores: Tensor, *, confidence: float = 0.95) -> Estimate:
 
     Args:
         scores: [P] in [0, 1], avg@k, pass@k or maj@k of each problem.
-        confidence: probability that the interval is to cover, in (0, 1).
     Raises:
         ShapeError (no problem), NonFiniteError, AlgosError (outside [0, 1]).
     """
     values = _scores("scores", scores, num_dims=1)
-    if not 0 < confidence < 1:
-        raise AlgosError(f"confidence={confidence} must be between 0 and 1, for example 0.95")
     size = len(values)
     mean = min(1.0, max(0.0, float(values.mean())))
     error = float(values.std(unbiased=True)) / math.sqrt(size) if size > 1 else math.nan
     spread = mean * (1 - mean)
     share = error**2 / spread if error > 0 and spread > 0 else 1 / size  # of a problem in as many that are independent
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf(0.975)
     center = (mean + z * z * share / 2) / (1 + z * z * share)
     half = z / (1 + z * z * share) * math.sqrt(spread * share + (z * share / 2) ** 2)
     return Estimate(
@@ -166,36 +163,6 @@ def mean_over_problems(scores: Tensor, *, confidence: float = 0.95) -> Estimate:
         high=max(mean, min(1.0, center + half)),
         num_problems=size,
     )
-
-
-def bootstrap_interval(
-    scores: Tensor, *, confidence: float = 0.95, num_resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile interval of the mean over problems, which are drawn anew with replacement (Efron 1979).
-
-    Says nothing where all problems score alike: the interval has no width then; see `mean_over_problems`.
-
-    Args:
-        scores: [P], finite.
-        seed: seed of the draws; the same seed gives the same interval.
-    Raises:
-        ShapeError (no problem), NonFiniteError, AlgosError.
-    """
-    values = _scores("scores", scores, num_dims=1)
-    if not 0 < confidence < 1:
-        raise AlgosError(f"confidence={confidence} must be between 0 and 1, for example 0.95")
-    if num_resamples < 1:
-        raise AlgosError(f"num_resamples={num_resamples} must be at least 1")
-    generator = torch.Generator().manual_seed(seed)
-    means = torch.empty(num_resamples, dtype=torch.float64)
-    piece = max(1, (1 << 22) // len(values))
-    for start in range(0, num_resamples, piece):
-        count = min(piece, num_resamples - start)
-        drawn = torch.randint(len(values), (count, len(values)), generator=generator)
-        means[start : start + count] = values[drawn].mean(-1)
-    tail = (1 - confidence) / 2
-    ends = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64))
-    return float(ends[0]), float(ends[1])
 
 
 def _plain_number(number: Decimal) -> str:

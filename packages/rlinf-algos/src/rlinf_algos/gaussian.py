@@ -1,4 +1,4 @@
-"""The diagonal normal policy of continuous control: log-probability, entropy, sampling.
+"""The diagonal normal policy of continuous control: log-probability and entropy.
 
 The action's dimensions are independent, so log-probabilities and entropies are sums over them. Shapes: [..., A] with A
 the dimensions of one action; for chunks of actions [N, C, A] the result is [N, C], one for each step of the chunk.
@@ -47,22 +47,6 @@ def gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
         [...], nats, at least float32.
     """
     return (_expanded(mean, log_std) + 0.5 * (1.0 + _LOG_2_PI)).sum(dim=-1)
-
-
-@torch.no_grad()
-def gaussian_sample(mean: Tensor, log_std: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """One action for each mean.
-
-    Args:
-        mean: [..., A]. log_std: the same shape, or [A].
-        generator: a generator on the device of `mean`; None: torch's own.
-
-    Returns:
-        [..., A], at least float32, without gradient.
-    """
-    log_std = _expanded(mean, log_std)
-    noise = torch.randn(mean.shape, generator=generator, dtype=log_std.dtype, device=mean.device)
-    return at_least_float32(mean) + torch.exp(log_std) * noise
 
 
 def _expanded(mean: Tensor, log_std: Tensor) -> Tensor:

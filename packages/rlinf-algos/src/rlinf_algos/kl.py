@@ -150,29 +150,6 @@ def rewards_at_last_token(scores: Tensor, loss_mask: Tensor) -> Tensor:
     return masked("scores", scores, mask.any(dim=1))[:, None] * is_last
 
 
-@torch.no_grad()
-def kl_shaped_rewards(rewards: Tensor, kl: Tensor, kl_coef: float, loss_mask: Tensor | None = None) -> Tensor:
-    """`rewards - kl_coef * kl` of each token: the KL in the reward (arXiv:1909.08593, eq. 2), for GAE and REINFORCE++.
-
-    Args:
-        rewards: [B, T], usually `rewards_at_last_token`.
-        kl: [B, T], usually `kl_k1` of proximal or rollout log-probabilities: in a reward only k1's expectation is right
-            without more, and a constant needs no gradient.
-        kl_coef: weight of the KL, at least 0.
-        loss_mask: [B, T], bool or 0/1; None: all.
-
-    Returns:
-        [B, T], at least float32, 0 outside the mask, without gradient.
-
-    Raises:
-        ShapeError, NonFiniteError. AlgosError: a negative kl_coef.
-    """
-    check_range("kl_coef", kl_coef, low=0.0, why="a negative one would reward distance from the reference")
-    check_shape("kl", kl, rewards.shape, "rewards")
-    mask = as_mask("loss_mask", loss_mask, "rewards", rewards)
-    return masked("rewards", rewards, mask) - kl_coef * masked("kl", kl, mask)
-
-
 def adapted_kl_coef(kl_coef: float, measured_kl: float, *, target_kl: float, num_samples: int, horizon: int) -> float:
     """The next coefficient of a controller that steers the KL to a target (arXiv:1909.08593, section 2.2).
 

@@ -134,7 +134,7 @@ class PolicyLossPart:
         if not isinstance(loss, PolicyLoss):
             raise TypeError(
                 f"policy loss {self._algorithm.policy_loss!r} gave a {type(loss).__name__}; return a PolicyLoss, as "
-                "rlinf_algos.measured_loss(terms, inputs, ratio) makes one"
+                "rlinf_algos.measured_loss(terms, inputs) makes one"
             )
         terms, num_tokens = self._terms(loss, mask), float(mask.sum())
         statistics = dict.fromkeys(self.statistics, 0.0)

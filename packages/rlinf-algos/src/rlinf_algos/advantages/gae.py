@@ -3,15 +3,14 @@
 Legend: T time steps or tokens, N environments, B sequences. Nothing here carries gradients: advantages and returns are
 constants of the loss.
 
-Departures: termination and truncation are treated apart (arXiv:1712.00378), on request for completions
-cut at the length limit too.
+Departures: termination and truncation of environments are treated apart (arXiv:1712.00378).
 """
 
 import torch
 from torch import Tensor
 
 from rlinf_algos.checks import as_mask, at_least_float32, check_finite, check_range, check_shape, masked
-from rlinf_algos.errors import AlgosError, ShapeError
+from rlinf_algos.errors import ShapeError
 from rlinf_algos.recurrence import backward_recurrence
 
 
@@ -80,15 +79,11 @@ def token_gae(
     loss_mask: Tensor,
     gamma: float,
     lam: float,
-    *,
-    truncated: Tensor | None = None,
-    last_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """GAE over the tokens of completions, each an episode that terminates with its last token.
 
     Positions outside the mask are skipped, wherever they are: the token before a gap (a tool's output) bootstraps from
-    the token after it, as in verl. A completion cut at the length limit counts as ended, as is usual in the field,
-    unless `truncated` says that it was cut: then its last token bootstraps from `last_values`.
+    the token after it, as in verl. A completion cut at the length limit counts as ended, as is usual in the field.
 
     Args:
         rewards: [B, T], usually 0 but at the last token (and minus a KL penalty on each).
@@ -96,15 +91,12 @@ def token_gae(
         loss_mask: [B, T], bool or 0/1.
         gamma: discount, in [0, 1]; usually 1.
         lam: trace decay, in [0, 1].
-        truncated: [B], bool or 0/1, completions that would have gone on; None: none. Goes with last_values.
-        last_values: [B], V after the whole completion; looked at where truncated only.
 
     Returns:
         advantages and returns, [B, T], at least float32, 0 outside the mask.
 
     Raises:
-        ShapeError: shapes differ or are not [B, T]. NonFiniteError: in rewards or values inside the mask, or a last
-        value that is used. AlgosError: one of truncated and last_values without the other.
+        ShapeError: shapes differ or are not [B, T]. NonFiniteError: in rewards or values inside the mask.
     """
     if rewards.ndim != 2:
         raise ShapeError(f"rewards has shape {list(rewards.shape)}; expected [B, T]")
@@ -113,24 +105,11 @@ def token_gae(
     check_range("lam", lam, low=0.0, high=1.0, why="it is a trace decay")
     mask = as_mask("loss_mask", loss_mask, "rewards", rewards)
     rewards, values = masked("rewards", rewards, mask), masked("values", values, mask)
-    bootstraps = _bootstraps(truncated, last_values, mask).to(values.dtype)
-    # V of the next token inside the mask: carried over gaps, and from past the end if truncated
-    at_next = torch.cat([values, bootstraps[:, None]], dim=1)
+    # V of the next token inside the mask, carried over gaps; 0 past the end
+    at_next = torch.cat([values, values.new_zeros(len(values), 1)], dim=1)
     gaps = torch.cat([~mask, mask.new_zeros(len(mask), 1)], dim=1)
     next_values = backward_recurrence(at_next, gaps.to(at_next.dtype), dim=1)[:, 1:]
     deltas = (rewards + gamma * next_values - values).masked_fill(~mask, 0.0)
     decay = torch.full_like(deltas, gamma * lam).masked_fill(~mask, 1.0)
     advantages = backward_recurrence(deltas, decay, dim=1).masked_fill(~mask, 0.0)
     return advantages, advantages + values
-
-
-def _bootstraps(truncated: Tensor | None, last_values: Tensor | None, mask: Tensor) -> Tensor:
-    """[B]: the value after each completion, 0 where it terminated."""
-    if truncated is None and last_values is None:
-        return torch.zeros(len(mask), device=mask.device)
-    if truncated is None or last_values is None:
-        argument, lacking = ("last_values", "truncated") if truncated is None else ("truncated", "last_values")
-        raise AlgosError(f"{argument} is given without {lacking}; a bootstrap at the length limit needs both")
-    is_cut = as_mask("truncated", truncated, "loss_mask[:, 0]", mask.any(dim=1))
-    check_shape("last_values", last_values, is_cut.shape, "loss_mask[:, 0]")
-    return masked("last_values", last_values, is_cut)

@@ -1,12 +1,8 @@
 """Baselines made of a group: samples of one prompt, turns or steps that began in one state.
 
-Every function takes rewards in one of two forms, and gives its result in the same shape:
-- [P, G], one row for each group, where all groups have one size;
-- any shape ([B] samples, [B, K] turns) with `group_ids` of that shape: equal integers are one group, whatever their
-  order, so that groups may differ in size (dynamic sampling, dropped samples, turns that share a state).
-
-`mask` takes elements out: they get 0 and count in no baseline. A group must be whole on the rank that calls. Arithmetic
-is float64, of a handful of numbers; results are at least float32 and carry no gradient.
+Every function takes rewards [P, G], one row for each group, and gives its result in the same shape. `grpo_advantages`
+also takes groups of different sizes, by `group_ids` (steps that share a state), and a mask. A group must be whole on
+the rank that calls. Arithmetic is float64, of a handful of numbers; results are at least float32 and carry no gradient.
 
 Everywhere here, a group without any difference in rewards, and so a lone sample, gets advantages of exactly 0: never
 rounding noise divided by epsilon, and never its raw reward, as in verl.
@@ -38,7 +34,8 @@ def grpo_advantages(
         rewards: [P, G]; or any shape, with group_ids.
         group_ids: integers, the shape of rewards; None: each row is a group.
         mask: bool or 0/1, the shape of rewards; None: every element.
-        normalize_std: False leaves out the division: `dr_grpo_advantages`.
+        normalize_std: False leaves out the division: Dr. GRPO (arXiv:2503.20783), since it weighs very easy and
+            very hard prompts more.
         epsilon: keeps the division sane for nearly equal rewards; 1e-4 as in TRL (verl: 1e-6).
 
     Returns:
@@ -59,59 +56,40 @@ def grpo_advantages(
     return groups.restore(deviations)
 
 
-def dr_grpo_advantages(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    """`reward - mean` of the group: Dr. GRPO (arXiv:2503.20783), which does not divide by the group's deviation since
-    that weighs very easy and very hard prompts more. Its other half is `constant_length_mean`, in the aggregation.
-
-    Arguments, result and errors as for `grpo_advantages`.
-    """
-    return grpo_advantages(rewards, group_ids, mask, normalize_std=False)
-
-
-def rloo_advantages(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+def rloo_advantages(rewards: Tensor) -> Tensor:
     """`reward - mean of the others of the group`: REINFORCE leave-one-out (arXiv:2402.14740), which is
     `G / (G - 1)` times Dr. GRPO's advantage. The baseline does not depend on the sample, so the gradient is unbiased.
 
     Arguments, result and errors as for `grpo_advantages`.
     """
-    groups = Groups.of(rewards, group_ids, mask)
+    groups = Groups.of(rewards)
     return groups.restore(groups.deviations_from_others())
 
 
 @torch.no_grad()
-def opo_advantages(
-    rewards: Tensor, lengths: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None
-) -> Tensor:
+def opo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
     """`reward - sum(lengths * rewards) / sum(lengths)` over the group: the baseline of least variance where the
     square of a gradient grows with the length (OPO, arXiv:2505.23585).
 
     Args:
-        rewards, group_ids, mask: as for `grpo_advantages`.
-        lengths: the shape of rewards, tokens of each completion, at least 0; a group of nothing but 0 weighs alike.
+        rewards: [P, G].
+        lengths: [P, G], tokens of each completion, at least 0; a group of nothing but 0 weighs alike.
 
     Returns and raises: as `grpo_advantages`. AlgosError: a negative length.
     """
     check_shape("lengths", lengths, rewards.shape, "rewards")
-    inside = as_mask("mask", mask, "rewards", rewards)
-    check_finite("lengths", lengths, inside)
-    if bool((lengths[inside] < 0).any()):
-        raise AlgosError(f"lengths holds {float(lengths[inside].min()):g}; a completion has at least 0 tokens")
-    groups = Groups.of(rewards, group_ids, mask)
-    deviations, weights = groups.deviations(), lengths[inside].double()
+    check_finite("lengths", lengths)
+    if bool((lengths < 0).any()):
+        raise AlgosError(f"lengths holds {float(lengths.min()):g}; a completion has at least 0 tokens")
+    groups = Groups.of(rewards)
+    deviations, weights = groups.deviations(), lengths.flatten().double()
     # The baseline less the mean: digits survive a large common part, and lengths of nothing but 0 leave the mean.
     baseline = groups.sum(weights * deviations) / groups.sum(weights).clamp(min=torch.finfo(weights.dtype).tiny)
     return groups.restore((deviations - baseline[groups.index]).masked_fill(groups.is_constant[groups.index], 0.0))
 
 
 @torch.no_grad()
-def pass_at_k_advantages(
-    rewards: Tensor,
-    group_ids: Tensor | None = None,
-    mask: Tensor | None = None,
-    *,
-    normalize_std: bool = True,
-    epsilon: float = 1e-4,
-) -> Tensor:
+def pass_at_k_advantages(rewards: Tensor, *, normalize_std: bool = True, epsilon: float = 1e-4) -> Tensor:
     """The best of a group gets what it is better than the second best, all others 0: the gradient of the group's
     largest reward, which is pass@k for k samples a group (arXiv:2503.19595, section 3), with a leave-one-out baseline.
 
@@ -122,7 +100,7 @@ def pass_at_k_advantages(
     Example: [[1, 0, 0, 0]] -> [[2, 0, 0, 0]]; [[1, 1, 0, 0]] -> [[0, 0, 0, 0]].
     """
     check_range("epsilon", epsilon, low=0.0, why="it is added to a standard deviation")
-    groups = Groups.of(rewards, group_ids, mask)
+    groups = Groups.of(rewards)
     if not len(groups.values):
         return groups.restore(groups.values)
     elements = torch.arange(len(groups.index), device=groups.index.device)
@@ -162,21 +140,6 @@ def gdpo_advantages(parts: Tensor, part_weights: Tensor, *, epsilon: float = 1e-
     return (normalized * part_weights.to(normalized.dtype)[None, :, None]).sum(dim=1)
 
 
-def group_mean(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    """The mean of each element's group, in the shape of rewards; arguments and errors as for `grpo_advantages`."""
-    groups = Groups.of(rewards, group_ids, mask)
-    return groups.restore(groups.values - groups.deviations())
-
-
-def leave_one_out_mean(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    """The mean of the *other* elements of each element's group; a lone one has its own value, for an advantage of 0.
-
-    Arguments, result and errors as for `grpo_advantages`.
-    """
-    groups = Groups.of(rewards, group_ids, mask)
-    return groups.restore(groups.values - groups.deviations_from_others())
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Groups:
     """The elements inside a mask, and which group each belongs to; n elements, S groups.
@@ -197,7 +160,7 @@ class Groups:
 
     @staticmethod
     @torch.no_grad()
-    def of(rewards: Tensor, group_ids: Tensor | None, mask: Tensor | None) -> "Groups":
+    def of(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> "Groups":
         """Arguments and errors as for `grpo_advantages`."""
         inside = as_mask("mask", mask, "rewards", rewards)
         check_finite("rewards", rewards, inside)
@@ -245,12 +208,6 @@ class Groups:
     def deviations_from_others(self) -> Tensor:
         """[n]: each element less the mean of the others of its group; exactly 0 in a constant group."""
         return self.deviations() * (self.sizes / (self.sizes - 1.0).clamp(min=1.0))[self.index]
-
-    def first_places(self) -> Tensor:
-        """[S] int64: where, among the flattened rewards, each group begins."""
-        places = self.mask.reshape(-1).nonzero().squeeze(1)
-        first = torch.full(self.sizes.shape, self.mask.numel(), device=places.device)
-        return first.scatter_reduce_(0, self.index, places, "amin")
 
     def restore(self, elements: Tensor) -> Tensor:
         """The shape of the rewards from elements [n], in the dtype of a result; 0 outside the mask."""

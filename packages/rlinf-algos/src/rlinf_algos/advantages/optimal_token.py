@@ -18,7 +18,7 @@ group's rewards do not differ, a lone completion included: advantages are exactl
 import torch
 from torch import Tensor
 
-from rlinf_algos.advantages.reinforce_plus_plus import rewards_to_go
+from rlinf_algos.advantages.returns import rewards_to_go
 from rlinf_algos.checks import as_mask, check_shape, masked
 from rlinf_algos.errors import AlgosError, ShapeError
 

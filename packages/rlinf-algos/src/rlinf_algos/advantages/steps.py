@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlinf_algos.advantages.groups import grpo_advantages
-from rlinf_algos.advantages.reinforce_plus_plus import rewards_to_go
+from rlinf_algos.advantages.returns import rewards_to_go
 from rlinf_algos.checks import as_mask, check_range, check_shape, masked
 from rlinf_algos.errors import ShapeError
 

@@ -8,19 +8,18 @@ Legend: B samples, ... the dimensions of one, usually C actions in a chunk and A
 steps. Log-probabilities come element by element, [B, C, A], for `at_level` to sum.
 
     times = denoising_times(10)
-    indices = draw_denoising_indices(len(noise), 10)
+    indices = torch.randint(10, (len(noise),))  # the noisy step of each sample
     chain = sample_flow_chain(predict, noise, times, noise_level=0.5, indices=indices)      # chain.actions to the env
     logprobs = flow_chain_logprobs(predict, chain.states, times, noise_level=0.5, indices=indices)  # with gradient
 """
 
 from rlinf_algos.flow_matching.chain import FlowChain, FlowPrediction, flow_chain_logprobs, sample_flow_chain
 from rlinf_algos.flow_matching.supervised import (
-    draw_training_times,
     flow_interpolation,
     flow_matching_loss,
     training_times,
 )
-from rlinf_algos.flow_matching.times import denoising_times, draw_denoising_indices
+from rlinf_algos.flow_matching.times import denoising_times
 from rlinf_algos.flow_matching.transitions import (
     FlowTransition,
     bounded_std,
@@ -44,8 +43,6 @@ __all__ = [
     "transition_logprobs",
     "transition_entropy",
     "denoising_times",
-    "draw_denoising_indices",
-    "draw_training_times",
     "training_times",
     "flow_interpolation",
     "flow_matching_loss",

@@ -4,7 +4,6 @@ of pi0 (arXiv:2410.24164, section IV).
 pi0 draws the times from a beta distribution that prefers noise, where the actions are still undecided.
 """
 
-import torch
 from torch import Tensor
 
 from rlinf_algos.checks import as_mask, at_least_float32, check_finite, check_range, check_shape, masked
@@ -23,19 +22,6 @@ def training_times(uniform: Tensor, *, concentration: float = 1.5, least: float 
         raise AlgosError(f"concentration={concentration} must be above 0")
     check_range("least", least, low=0.0, high=1.0 - 1e-6, why="it is the earliest time")
     return least + (1.0 - least) * uniform.pow(1.0 / concentration)
-
-
-def draw_training_times(
-    num_samples: int,
-    *,
-    concentration: float = 1.5,
-    least: float = 0.001,
-    generator: torch.Generator | None = None,
-    device: torch.device | None = None,
-) -> Tensor:
-    """[num_samples] float32: `training_times` of numbers that are drawn here."""
-    uniform = torch.rand(num_samples, generator=generator, device=device)
-    return training_times(uniform, concentration=concentration, least=least)
 
 
 def flow_interpolation(actions: Tensor, noise: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:

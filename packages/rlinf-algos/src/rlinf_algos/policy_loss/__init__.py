@@ -8,7 +8,7 @@ log-probabilities are finer than that.
 from rlinf_algos.policy_loss.base import CheckedInputs, PolicyLoss, check_inputs, measured_loss
 from rlinf_algos.policy_loss.cispo import cispo_loss
 from rlinf_algos.policy_loss.covariance import BatchTokens, clip_cov_choice, clip_cov_loss, kl_cov_choice, kl_cov_loss
-from rlinf_algos.policy_loss.decoupled import DecoupledPolicyLoss, decoupled_ppo_loss
+from rlinf_algos.policy_loss.decoupled import decoupled_ppo_loss
 from rlinf_algos.policy_loss.dppo import dppo_kl_loss, dppo_tv_loss
 from rlinf_algos.policy_loss.gmpo import gmpo_loss
 from rlinf_algos.policy_loss.gspo import gspo_loss
@@ -35,7 +35,6 @@ __all__ = [
     "clip_cov_choice",
     "kl_cov_loss",
     "kl_cov_choice",
-    "DecoupledPolicyLoss",
     "decoupled_ppo_loss",
     "policy_gradient_loss",
     "sapo_loss",

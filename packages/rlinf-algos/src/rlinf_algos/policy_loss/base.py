@@ -14,8 +14,8 @@ class PolicyLoss:
     """Terms to aggregate (see `rlinf_algos.aggregation`) and what to log about them; `measured_loss` makes one.
 
     `loss_terms` has the shape of the log-probabilities and the gradient. All else is logged, scalars without gradient:
-    `num_terms`, `clip_fraction`, `dual_clip_fraction`, `approx_kl`, `ratio_mean` and `ratio_max`. The means are over
-    this call's terms: over micro-batches, weigh them by `num_terms`.
+    `num_terms`, `clip_fraction` and `approx_kl`. The means are over this call's terms: over micro-batches, weigh them
+    by `num_terms`.
     """
 
     loss_terms: Tensor
@@ -25,14 +25,8 @@ class PolicyLoss:
     clip_fraction: Tensor
     """Scalar: share of the terms where the clip decided. No gradient passes there, but for CISPO, which bounds the
     weight of the gradient; 0 for a loss without a clip."""
-    dual_clip_fraction: Tensor
-    """Scalar: share of the terms that the dual clip bounded; 0 without it."""
     approx_kl: Tensor
     """Scalar, nats: estimate k3 of KL(proximal || policy), `mean(r - 1 - log r)`, never negative."""
-    ratio_mean: Tensor
-    """Scalar: mean of r; far from 1 the proximal log-probabilities do not belong to these samples."""
-    ratio_max: Tensor
-    """Scalar: largest r; 0 where the mask is empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,38 +89,25 @@ def clipped_surrogate(
     clipped = weights * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     terms = torch.maximum(unclipped, clipped)
     is_clipped = clipped > unclipped  # never outside the mask: the advantage is 0 there
-    is_bounded = None
     if dual_clip is not None:
         bound = weights * dual_clip
-        is_bounded = (weights > 0) & (terms > bound)
-        terms = torch.where(is_bounded, bound, terms)
-    return measured_loss(terms, inputs, ratio, is_clipped, is_bounded)
+        terms = torch.where((weights > 0) & (terms > bound), bound, terms)
+    return measured_loss(terms, inputs, is_clipped=is_clipped)
 
 
-def measured_loss(
-    terms: Tensor,
-    inputs: CheckedInputs,
-    ratio: Tensor,
-    is_clipped: Tensor | None = None,
-    is_bounded: Tensor | None = None,
-) -> PolicyLoss:
+def measured_loss(terms: Tensor, inputs: CheckedInputs, *, is_clipped: Tensor | None = None) -> PolicyLoss:
     """The record around the terms.
 
     Args:
-        terms, ratio: the inputs' shape; terms are 0 outside the mask.
-        is_clipped, is_bounded: bool, False outside the mask; None: nowhere.
+        terms: the inputs' shape, 0 outside the mask.
+        is_clipped: bool, False outside the mask; None: nowhere.
     """
     with torch.no_grad():
         num_terms = inputs.mask.sum()
-        divisor = num_terms.clamp(min=1).to(ratio.dtype)
-        inside = ratio.masked_fill(~inputs.mask, 0.0)
-        zero = torch.zeros_like(divisor)
+        divisor = num_terms.clamp(min=1).to(inputs.log_ratio.dtype)
         return PolicyLoss(
             loss_terms=terms,
             num_terms=num_terms,
-            clip_fraction=zero if is_clipped is None else is_clipped.sum() / divisor,
-            dual_clip_fraction=zero if is_bounded is None else is_bounded.sum() / divisor,
+            clip_fraction=torch.zeros_like(divisor) if is_clipped is None else is_clipped.sum() / divisor,
             approx_kl=(torch.expm1(inputs.log_ratio) - inputs.log_ratio).sum() / divisor,
-            ratio_mean=inside.sum() / divisor,
-            ratio_max=inside.amax() if inside.numel() else zero,
         )

@@ -35,4 +35,4 @@ def cispo_loss(
     ratio = checked_ratio(inputs.log_ratio.detach())
     weights = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     terms = -(weights * inputs.advantages) * inputs.policy_logprobs
-    return measured_loss(terms, inputs, ratio, is_clipped=weights != ratio)
+    return measured_loss(terms, inputs, is_clipped=weights != ratio)

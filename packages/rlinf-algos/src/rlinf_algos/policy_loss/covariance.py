@@ -83,7 +83,7 @@ def clip_cov_loss(
         chosen = torch.zeros_like(inputs.mask).masked_scatter(inputs.mask, choice)
     chosen = chosen & inputs.mask
     is_clipped = loss.loss_terms > -inputs.advantages * ratio
-    return measured_loss(loss.loss_terms.masked_fill(chosen, 0.0), inputs, ratio, is_clipped=is_clipped | chosen)
+    return measured_loss(loss.loss_terms.masked_fill(chosen, 0.0), inputs, is_clipped=is_clipped | chosen)
 
 
 def kl_cov_loss(
@@ -118,7 +118,7 @@ def kl_cov_loss(
     chosen = chosen & inputs.mask
     distance = inputs.log_ratio.abs()
     penalty = cov_kl_coef * distance.masked_fill(~chosen | (distance < ROUNDING_NATS), 0.0)
-    return measured_loss(-inputs.advantages * ratio + penalty, inputs, ratio, is_clipped=chosen)
+    return measured_loss(-inputs.advantages * ratio + penalty, inputs, is_clipped=chosen)
 
 
 @torch.no_grad()

@@ -49,8 +49,8 @@ def dppo_tv_loss(
         clip_high: the largest rise of one whose advantage is positive; at least 0.
         ratio_cap: the largest weight of a token, at least 1.
 
-    Returns and raises: as `ppo_clip_loss`; clip_fraction is the share of tokens outside the region,
-        dual_clip_fraction that of weights that were capped. AlgosError: ratio_cap.
+    Returns and raises: as `ppo_clip_loss`; clip_fraction is the share of tokens outside the region. AlgosError:
+        ratio_cap.
     """
     inputs = _checked(policy_logprobs, proximal_logprobs, advantages, loss_mask, clip_low, clip_high, ratio_cap)
     with torch.no_grad():
@@ -117,5 +117,4 @@ def _loss(inputs: CheckedInputs, is_outside: Tensor, ratio_cap: float) -> Policy
     is_outside = is_outside & inputs.mask
     weights = ratio.clamp(max=ratio_cap).masked_fill(is_outside, 0.0)
     terms = -(weights * inputs.advantages) * inputs.policy_logprobs
-    is_capped = (ratio > ratio_cap) & ~is_outside & inputs.mask
-    return measured_loss(terms, inputs, ratio, is_clipped=is_outside, is_bounded=is_capped)
+    return measured_loss(terms, inputs, is_clipped=is_outside)

@@ -10,8 +10,7 @@ completion's term, so that `sequence_mean_token_mean` gives value and gradient o
 import torch
 from torch import Tensor
 
-from rlinf_algos.errors import ShapeError
-from rlinf_algos.packing import index_sequences
+from rlinf_algos.aggregation import sequence_means
 from rlinf_algos.policy_loss.base import PolicyLoss, check_clip, check_inputs, checked_ratio, measured_loss
 
 
@@ -23,32 +22,25 @@ def gmpo_loss(
     *,
     clip_low: float = 0.4,
     clip_high: float = 0.4,
-    sequence_ids: Tensor | None = None,
 ) -> PolicyLoss:
     """The loss of geometric means, unreduced.
 
     Args:
-        policy_logprobs, proximal_logprobs, loss_mask, sequence_ids: as for `gspo_loss`.
-        advantages: [B, T], or [B] where a row is a sequence. Where they differ within a sequence their mean weighs it,
+        policy_logprobs, proximal_logprobs, loss_mask: as for `gspo_loss`.
+        advantages: [B, T], or [B]. Where they differ within a sequence their mean weighs it,
             and each one's sign clips its own token.
         clip_low: the log-ratio is clipped below at -clip_low, where the advantage is negative; in [0, 1].
         clip_high: and above at clip_high, where it is positive; at least 0.
 
-    Returns and raises: as `ppo_clip_loss`; ratios are those of sequences, each weighing as many terms as it has tokens;
-        clip_fraction is of tokens.
+    Returns and raises: as `ppo_clip_loss`; clip_fraction is of tokens.
     """
     check_clip(clip_low, clip_high)
-    if sequence_ids is not None and advantages.ndim < 2:
-        raise ShapeError(
-            f"advantages has shape {list(advantages.shape)}, but a packed row holds several sequences; expected [B, T]"
-        )
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
-    sequences = index_sequences(inputs.mask, sequence_ids)
     too_high = (inputs.log_ratio > clip_high) & (inputs.advantages > 0)
     too_low = (inputs.log_ratio < -clip_low) & (inputs.advantages < 0)
     clipped = inputs.log_ratio.masked_fill(too_high, clip_high).masked_fill(too_low, -clip_low)
     clipped = clipped.masked_fill(inputs.advantages == 0, 0.0)
-    ratio = sequences.spread(checked_ratio(sequences.mean(clipped)))
-    weight = sequences.spread(sequences.mean(inputs.advantages))
+    ratio = checked_ratio(sequence_means(clipped, inputs.mask))[:, None]
+    weight = sequence_means(inputs.advantages, inputs.mask)[:, None]
     terms = torch.where(inputs.mask, -weight * ratio, 0.0)
-    return measured_loss(terms, inputs, ratio, is_clipped=too_high | too_low)
+    return measured_loss(terms, inputs, is_clipped=too_high | too_low)

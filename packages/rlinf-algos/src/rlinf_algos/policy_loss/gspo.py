@@ -8,10 +8,10 @@ GSPO (eq. 5).
 verl bounds the exponent by 10; here an overflow raises.
 """
 
+import torch
 from torch import Tensor
 
-from rlinf_algos.errors import ShapeError
-from rlinf_algos.packing import index_sequences
+from rlinf_algos.aggregation import sequence_means
 from rlinf_algos.policy_loss.base import PolicyLoss, check_clip, check_inputs, checked_ratio, clipped_surrogate
 
 
@@ -24,31 +24,25 @@ def gspo_loss(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
     dual_clip: float | None = None,
-    sequence_ids: Tensor | None = None,
 ) -> PolicyLoss:
     """The sequence-level clipped surrogate loss, unreduced.
 
     Args:
-        policy_logprobs: [B, T], nats, of the policy in training, with gradient. A sequence must be here as a whole.
+        policy_logprobs: [B, T], nats, of the policy in training, with gradient; a row is a whole sequence.
         proximal_logprobs: [B, T], by the policy before the update; a constant.
-        advantages: [B, T], or [B] where a row is a sequence; a constant.
+        advantages: [B, T], or [B]; a constant.
         loss_mask: [B, T], bool or 0/1; None: every element.
         clip_low, clip_high: as for `ppo_clip_loss`, but of a mean over tokens, hence small; defaults from the paper
             (5.1).
         dual_clip: None, or more than 1; not in the paper.
-        sequence_ids: [B, T] for packed rows (`rlinf_algos.packing`); None: one sequence a row.
 
-    Returns and raises: as `ppo_clip_loss`; ratios and clip_fraction are those of sequences, each weighing as many
-        terms as it has tokens; approx_kl is that of tokens.
+    Returns and raises: as `ppo_clip_loss`; clip_fraction is that of sequences, each weighing as many terms as it has
+        tokens; approx_kl is that of tokens.
     """
     check_clip(clip_low, clip_high, dual_clip)
-    if sequence_ids is not None and advantages.ndim < 2:
-        raise ShapeError(
-            f"advantages has shape {list(advantages.shape)}, but a packed row holds several sequences; expected [B, T]"
-        )
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
-    sequences = index_sequences(inputs.mask, sequence_ids)
-    mean_log_ratio = sequences.spread(sequences.mean(inputs.log_ratio.detach())).masked_fill(~inputs.mask, 0.0)
+    means = sequence_means(inputs.log_ratio.detach(), inputs.mask)
+    mean_log_ratio = torch.where(inputs.mask, means[:, None], 0.0)
     through_token = (inputs.log_ratio - inputs.log_ratio.detach()).exp()  # exactly 1
     ratio = checked_ratio(mean_log_ratio) * through_token
     return clipped_surrogate(inputs, ratio, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)

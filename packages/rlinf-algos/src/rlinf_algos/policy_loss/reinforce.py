@@ -21,6 +21,6 @@ def policy_gradient_loss(
     Returns and raises: as `ppo_clip_loss`; clip_fraction is 0.
     """
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
-    ratio = checked_ratio(inputs.log_ratio.detach())
+    checked_ratio(inputs.log_ratio.detach())
     terms = -inputs.advantages * inputs.policy_logprobs
-    return measured_loss(terms, inputs, ratio)
+    return measured_loss(terms, inputs)

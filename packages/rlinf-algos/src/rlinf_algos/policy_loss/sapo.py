@@ -36,4 +36,4 @@ def sapo_loss(
     ratio = checked_ratio(inputs.log_ratio)
     tau = torch.full_like(ratio, tau_negative).masked_fill(inputs.advantages > 0, tau_positive)
     gated = torch.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau)
-    return measured_loss(-inputs.advantages * gated, inputs, ratio)
+    return measured_loss(-inputs.advantages * gated, inputs)

@@ -10,8 +10,7 @@ range after fewer steps the longer the completion is. Every token carries its co
 import torch
 from torch import Tensor
 
-from rlinf_algos.errors import ShapeError
-from rlinf_algos.packing import index_sequences
+from rlinf_algos.aggregation import check_rows
 from rlinf_algos.policy_loss.base import PolicyLoss, check_clip, check_inputs, checked_ratio, clipped_surrogate
 
 
@@ -23,24 +22,19 @@ def sequence_clip_loss(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    sequence_ids: Tensor | None = None,
 ) -> PolicyLoss:
     """The clipped surrogate loss of whole completions, unreduced.
 
     Args:
-        policy_logprobs, proximal_logprobs, loss_mask, sequence_ids: as for `gspo_loss`.
-        advantages: [B, T], or [B] where a row is a sequence. Where they differ within a sequence, each token's term is
+        policy_logprobs, proximal_logprobs, loss_mask: as for `gspo_loss`.
+        advantages: [B, T], or [B]. Where they differ within a sequence, each token's term is
             that of the sequence's ratio and its own advantage.
         clip_low, clip_high: as for `ppo_clip_loss`, but of a product over tokens.
 
     Returns and raises: as `gspo_loss`.
     """
     check_clip(clip_low, clip_high)
-    if sequence_ids is not None and advantages.ndim < 2:
-        raise ShapeError(
-            f"advantages has shape {list(advantages.shape)}, but a packed row holds several sequences; expected [B, T]"
-        )
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
-    sequences = index_sequences(inputs.mask, sequence_ids)
-    ratio = sequences.spread(checked_ratio(sequences.sum(inputs.log_ratio)))
-    return clipped_surrogate(inputs, torch.where(inputs.mask, ratio, 1.0), clip_low=clip_low, clip_high=clip_high)
+    check_rows(inputs.mask)
+    ratio = torch.where(inputs.mask, checked_ratio(inputs.log_ratio.sum(dim=1))[:, None], 1.0)
+    return clipped_surrogate(inputs, ratio, clip_low=clip_low, clip_high=clip_high)

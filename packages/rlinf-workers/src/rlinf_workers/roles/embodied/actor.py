@@ -335,7 +335,7 @@ class EmbodiedActor(WarmedUpWorker):
         parts = [batch.advantages[batch.counts].cpu() for batch in batches.values()]
         moments = Moments.of_parts(parts, self._backend.sum_over_shards, name="advantages")
         for batch in batches.values():
-            batch.advantages = moments.whiten(batch.advantages, batch.counts, in_float64=False)
+            batch.advantages = moments.whiten(batch.advantages, batch.counts)
 
     def _logprobs(self, batch: ShardBatch) -> Tensor:
         """[N, K, D], by the policy before its first step."""

@@ -230,4 +230,4 @@ def whiten(groups: Sequence[LearningGroup], shard_of: Callable[[int], int], back
     parts = [torch.cat(tokens) for tokens in by_shard.values()]
     moments = Moments.of_parts(parts, backend.sum_over_shards, name="advantages")
     for group in groups:
-        group.advantages = moments.whiten(group.advantages, in_float64=False)
+        group.advantages = moments.whiten(group.advantages)
