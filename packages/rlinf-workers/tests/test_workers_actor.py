@@ -715,7 +715,7 @@ def test_the_gap_to_the_engine_is_that_before_the_first_update(make_worker, read
     """Group 5 teaches nothing, so nobody asks the model about it."""
     groups, gaps = noisy(make_worker, model, scored_groups())
     _, actor = gradient_after(make_worker, reader, actor_settings(model, **changes), groups)
-    metrics, (row,) = merge([actor._host.metrics.drain()]), actor._host.shown
+    metrics, (row,) = merge([actor._host.metrics.drain()]), actor._host.shown_rows
     drift = -torch.cat([gap for index, gap in gaps.items() if index != 5])
     assert metrics["rollout/logprob_gap_mean"] == pytest.approx(float(drift.abs().mean()), rel=1e-4)
     assert metrics["rollout/logprob_gap_kl"] == pytest.approx(float((drift.expm1() - drift).mean()), rel=1e-4)

@@ -9,7 +9,13 @@ import msgspec
 from rlinf_workers.launchers.messages import Birth, Message
 from rlinf_workers.protocol import PROTOCOL
 
-RECORDED = {1: "5fd1d846d66890fc", 2: "8fa6526e0e1211d7", 3: "4768129f1f156047", 4: "4768129f1f156047"}
+RECORDED = {
+    1: "5fd1d846d66890fc",
+    2: "8fa6526e0e1211d7",
+    3: "4768129f1f156047",
+    4: "4768129f1f156047",
+    5: "bf1e13ad52208182",
+}
 """Protocol -> the digest of the messages' forms."""
 
 

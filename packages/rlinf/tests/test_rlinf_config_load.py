@@ -319,7 +319,7 @@ def test_resume_refuses_other_overrides(run_folder: Path, argument: str, change:
     with pytest.raises(UserError, match="a resumed run goes on with the config it was started with") as caught:
         load_for_resume(run_folder, parse_overrides([argument, "--run.num_steps=900"]))
     assert f"  - {change}" in str(caught.value)
-    keys = "run, mode, plan, cluster, environments, actor.backend, actor.backend_options"
+    keys = "run, mode, plan, cluster, venvs, actor.backend, actor.backend_options"
     assert f"only {keys} and keys below them may change" in str(caught.value)
     assert "--run." not in str(caught.value)
 

@@ -255,7 +255,7 @@ def test_a_step_beyond_three_times_what_was_expected_is_explained_once(tmp_path:
     assert output.startswith("step 7 has taken 100 s, 30.0 s were expected; root cause: reward/0 reward (process ")
     assert output.endswith("(explain-step-7.txt)\n")
     text = (tmp_path / "explain-step-7.txt").read_text()
-    assert "; 30.0 s were expected\nroot_cause: reward/0 reward" in text
+    assert "; 30.0 s were expected\nroot cause: reward/0 reward" in text
 
 
 @pytest.mark.parametrize("expected_s", [None, 40.0])

@@ -13,7 +13,7 @@ import pytest
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """Files are written on top of inputs that are right: the fixture `gsm8k_inputs`, and `VENVS`."""
+    """Files are written on top of inputs that are right: the fixture `gsm8k_inputs`, and `ENVIRONMENTS`."""
 
     line: str
     """What stands behind `rlinf`."""
@@ -40,7 +40,7 @@ class Mine(Policy):
 """
 GOOD_ROW = '{"question": "a", "answer": "#### 1"}\n'
 
-VENVS = """
+ENVIRONMENTS = """
 import gymnasium as gym
 import numpy as np
 
@@ -335,7 +335,7 @@ MISTAKES = [
         says="env.id='environments:Absent': environments:Absent: environments has no callable 'Absent'",
     ),
     Mistake(
-        line=CUBE + "venvs",
+        line=CUBE + "environments",
         says="env.id='environments': EnvSpec.id='environments' names no callable; write it as package.",
     ),
     Mistake(
@@ -721,7 +721,7 @@ def modules(gsm8k_inputs: Path, monkeypatch: pytest.MonkeyPatch):
     for name in OWN_MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     importlib.invalidate_caches()
-    (gsm8k_inputs / "environments.py").write_text(VENVS)
+    (gsm8k_inputs / "environments.py").write_text(ENVIRONMENTS)
     yield gsm8k_inputs
     for name in OWN_MODULES:
         sys.modules.pop(name, None)

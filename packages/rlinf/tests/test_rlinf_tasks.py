@@ -107,7 +107,7 @@ def test_a_file_without_a_good_row_is_refused(files):
     [
         ({"prompt": "p", "completion": "c"}, "--task.prompt_field prompt --task.answer_field completion"),
         (
-            {"TaskProblem": "p", "id": 1, "Ground_Truth": "c"},
+            {"Problem": "p", "id": 1, "Ground_Truth": "c"},
             "--task.prompt_field Problem --task.answer_field Ground_Truth",
         ),
         ({"question": "p", "final_answer": "c", "id": 3}, "--task.answer_field final_answer"),

@@ -112,7 +112,7 @@ def test_it_is_listed_found_by_name_and_checked(rlinf, venv: Path):
     assert subjects == ["interpreter", "rlinf's", "versions", "tiny", "rlinf-workers", "rlinf-comm", "protocols"]
     assert outcome.out.endswith("no problems found\n")
     (finding,) = doctor._venvs()
-    assert (finding.subject, finding.verdict) == ("environment tiny", "ok")
+    assert (finding.subject, finding.verdict) == ("venv tiny", "ok")
 
 
 def test_a_check_names_what_changed_in_it(rlinf, venv: Path):
@@ -143,7 +143,7 @@ def test_the_doctor_says_in_one_line_what_is_wrong_and_what_to_do(venv: Path, tm
         (finding,) = doctor._venvs()
         for path, elsewhere in moves:
             elsewhere.rename(path)
-        assert (finding.subject, finding.verdict) == ("environment tiny", "problem")
+        assert (finding.subject, finding.verdict) == ("venv tiny", "problem")
         assert finding.text.startswith(text) and "\n" not in finding.text
         assert finding.hint == "rlinf venv remove tiny && rlinf venv create tiny --cpu"
 
@@ -158,9 +158,9 @@ def test_one_whose_interpreter_is_another_python_now_is_made_anew(rlinf, venv: P
     finally:
         folder.write_stamp(venv, stamp)
     assert finding.text.startswith(f"interpreter: {venv}/bin/python is Python {MINOR}.")
-    assert finding.text.endswith("now; the environment was made with 3.99.7")
+    assert finding.text.endswith("now; the venv was made with 3.99.7")
     assert finding.hint == "rlinf venv remove tiny && rlinf venv create tiny --cpu"
-    assert refusal.code == 2 and "now; the environment was made with 3.99.7\nhint: rlinf venv remove" in refusal.err
+    assert refusal.code == 2 and "now; the venv was made with 3.99.7\nhint: rlinf venv remove" in refusal.err
 
 
 def test_one_without_rlinf_is_said_and_mended(rlinf, venv: Path, tmp_path: Path):
@@ -267,6 +267,22 @@ def test_packages_of_wheels_are_copied_or_asked_of_pip(tmp_path: Path, monkeypat
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_uv_installs_a_locked_list_and_pip_where_uv_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int):
+    uv = tmp_path / "uv"
+    uv.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/arguments\necho 'no such index' >&2\nexit {code}\n")
+    uv.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    by_pip: list[list[str]] = []
+    monkeypatch.setattr(pip, "install", lambda python, arguments, **_: by_pip.append(arguments))
+    notes: list[str] = []
+    pip.install_locked(Path("venv/bin/python"), Path("list.txt"), collecting=print, note=notes.append)
+    arguments = "--no-deps --require-hashes -r list.txt"
+    assert (tmp_path / "arguments").read_text() == f"pip install --quiet --python venv/bin/python {arguments}\n"
+    assert by_pip == ([arguments.split()] if code else [])
+    assert notes == (["uv could not install the list (no such index); pip does"] if code else [])
 
 
 def test_pips_own_words_are_shown_where_it_fails(tmp_path: Path):

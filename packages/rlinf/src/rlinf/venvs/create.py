@@ -164,9 +164,10 @@ def _install_list(venv: Venv, listed: RequirementList, console: LiveLine) -> Non
     lines = listed.path.read_text(encoding="utf-8").splitlines()
     locked.write_text("".join(f"{line}\n" for line in lines if line not in plain), encoding="utf-8")
     try:
-        for arguments in (plain, ["--require-hashes", "-r", str(locked)] if listed.digests else []):
-            if arguments:
-                pip.install(venv.python, ["--no-deps", *arguments], collecting=collecting)
+        if plain:
+            pip.install(venv.python, ["--no-deps", *plain], collecting=collecting)
+        if listed.digests:
+            pip.install_locked(venv.python, locked, collecting=collecting, note=console.message)
     except RunFailed as error:
         if venv.stamp.cpu and "torch==" in str(error):
             raise RunFailed(f"{error}\nhint: {CPU_TORCH_HINT}") from None

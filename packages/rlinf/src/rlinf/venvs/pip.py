@@ -1,8 +1,10 @@
-"""Runs pip in a venv, with its progress on the terminal and the end of what it said where it fails."""
+"""Installs packages into a venv by pip, with its progress on the terminal and the end of its output where it fails.
+Locked lists are installed by uv where it is on the path."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -48,3 +50,24 @@ def install(python: Path, arguments: Sequence[str], *, collecting: Callable[[str
         raise RunFailed(
             f"pip install failed in {python.parent.parent}; it ended with\n  {ending}" + (hint and f"\nhint: {hint}")
         )
+
+
+def install_locked(
+    python: Path, locked: Path, *, collecting: Callable[[str], None], note: Callable[[str], None]
+) -> None:
+    """Installs what a file lists with digests: by uv where it is on the path; by pip otherwise, and where uv fails.
+
+    uv does not read pip's configuration, so it fails where only that names the index; `note` gets the reason.
+
+    Raises: as `install`.
+    """
+    arguments = ["--no-deps", "--require-hashes", "-r", str(locked)]
+    if uv := shutil.which("uv"):
+        command = [uv, "pip", "install", "--quiet", "--python", str(python), *arguments]
+        done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            collecting("")
+            return
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        note(f"uv could not install the list ({reason.strip()}); pip does")
+    install(python, arguments, collecting=collecting)
