@@ -710,7 +710,7 @@ MISTAKES = [
     ),
 ]
 
-OWN_MODULES = {"venvs", "mine", "broken", "raises"}
+OWN_MODULES = {"environments", "mine", "broken", "raises"}
 
 
 @pytest.fixture
