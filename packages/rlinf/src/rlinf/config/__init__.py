@@ -1,2 +1,2 @@
-"""Typed config: what a recipe may say (schema), where it comes from (load), and the files it names (inputs). Never
+"""Typed config: the schema of recipes (schema), loading (load) and checks of the files they name (inputs). Never
 imports torch."""

@@ -1,7 +1,7 @@
-"""The section `algorithm` of every job: an `rlinf_algos.Algorithm`, of which a recipe changes what it likes.
+"""The section `algorithm` of every job: an `rlinf_algos.Algorithm` whose fields a recipe may set.
 
-The fields, their meaning and what goes together are that record's. Here is what a config adds: the job says what the
-samples are, what is left out comes from the preset, and mistakes point at their keys.
+`Algorithm` defines and checks the fields. A config adds three things: the job determines the kind of samples, omitted
+fields come from the preset, and errors name their keys.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _refused(problems: Sequence[tuple[str, str]]) -> PydanticCustomError:
 
 
 def _own_fields(algorithm: Algorithm, handler: Any) -> dict[str, Any]:
-    """Without what is about other samples than the job's."""
+    """Serializes without the fields for the other kind of samples."""
     (other,) = set(FIELDS_OF_SAMPLES) - {algorithm.samples}
     return {
         key: value

@@ -1,4 +1,4 @@
-"""Types of the keys of a config: which keys a section has, and whether a key's value is text."""
+"""Inspects the types of config keys: the keys of a section, and whether a value is text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Key = tuple[str | int, ...]
 
 
 def fields_at(model: Any, key: Key, values: Any) -> dict[str, Any]:
-    """Field -> annotation of the section at `key`; empty where there is none, or where its keys are free.
+    """Returns field -> annotation of the section at `key`; empty if there is no section or its keys are free.
 
     Args:
         model: a section, or a union of sections.
-        values: those of the whole config, which decide between the members of a union.
+        values: the values of the whole config, which decide between the members of a union.
     """
     annotation = model
     for part in key:
@@ -29,7 +29,7 @@ def fields_at(model: Any, key: Key, values: Any) -> dict[str, Any]:
 
 
 def annotation_at(model: Any, key: Key, values: Any) -> Any:
-    """The annotation of the value at `key`; None where the config has no such key. Arguments as `fields_at`."""
+    """Returns the annotation of the value at `key`; None if the config has no such key. Arguments as `fields_at`."""
     *parents, name = key
     annotation = model
     for part in parents:
@@ -39,9 +39,9 @@ def annotation_at(model: Any, key: Key, values: Any) -> Any:
 
 
 def leaves(annotation: Any) -> Iterator[Any]:
-    """The members of a union, without their metadata; a literal counts as the types of its values.
+    """Yields the members of a union without their metadata; a literal yields the types of its values.
 
-    Example: str | None gives str and NoneType; Literal["auto"] | tuple[int, ...] gives str and tuple[int, ...].
+    Example: str | None yields str and NoneType; Literal["auto"] | tuple[int, ...] yields str and tuple[int, ...].
     """
     origin = typing.get_origin(annotation)
     if origin in (Union, types.UnionType):
@@ -56,29 +56,29 @@ def leaves(annotation: Any) -> Iterator[Any]:
 
 
 def literals_of(annotation: Any, key: str) -> list[Any]:
-    """The values that tell the members of a union of sections apart by `key`."""
+    """Returns the values of `key` that distinguish the members of a union of sections."""
     sections = [_annotations(leaf) for leaf in leaves(annotation) if _is_section(leaf)]
     return [value for fields in sections if key in fields for value in typing.get_args(fields[key])]
 
 
 def is_text(leaf: Any) -> bool:
-    """Whether a value of this type is written as text: text itself, or a path."""
+    """Returns whether values of this type are written as text: strings and paths."""
     return isinstance(leaf, type) and issubclass(leaf, str | Path)
 
 
 def is_list(leaf: Any) -> bool:
-    """Whether values of this type are lists."""
+    """Returns whether values of this type are lists."""
     return typing.get_origin(leaf) in (tuple, list)
 
 
 def is_list_of_text(leaf: Any) -> bool:
-    """Whether values of this type are lists whose entries are all text."""
+    """Returns whether values of this type are lists whose entries are all text."""
     entries = [entry for entry in typing.get_args(leaf) if entry is not Ellipsis]
     return is_list(leaf) and all(is_text(one) for entry in entries for one in leaves(entry))
 
 
 def _below(annotation: Any, part: str | int, values: Any) -> Any:
-    """The annotation of an entry of a section or of a mapping; None where there is none."""
+    """Returns the annotation of an entry of a section or mapping; None if there is none."""
     fields = _annotations(_section(annotation, values))
     if str(part) in fields:
         return fields[str(part)]
@@ -96,7 +96,7 @@ def _annotations(section: type | None) -> dict[str, Any]:
 
 
 def _section(annotation: Any, values: Any) -> type | None:
-    """The model behind an annotation; of several the one that the values name."""
+    """Returns the model in an annotation; with several, the one that `values` select."""
     models = [leaf for leaf in leaves(annotation) if _is_section(leaf)]
     if len(models) == 1:
         return models[0]

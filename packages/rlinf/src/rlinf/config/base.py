@@ -1,4 +1,4 @@
-"""What all sections of a config share: strictness, and cross-checks that point at a key."""
+"""Base class of config sections: strict validation, and cross-checks that name their keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CROSS_CHECK = "cross_check"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conflict:
-    """Values that do not go together.
+    """Values that contradict each other.
 
     Example: Conflict(keys=("env.num_envs", "env.num_groups"), text="=8 is not a multiple of env.num_groups=3; use 6 or
         9")
@@ -38,7 +38,7 @@ class Conflict:
 
 
 class Section(BaseModel):
-    """A part of a config: unknown keys are errors, values are not coerced, nothing changes after validation."""
+    """A section of a config: unknown keys are errors, values are not coerced, and validated sections are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
 
@@ -46,7 +46,7 @@ class Section(BaseModel):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user must know of how this config is written: keys under an old name."""
+        """Notes for the user about how this config is written: keys under an old name."""
         return self._notes
 
     def with_notes(self, notes: Sequence[str]) -> Self:
@@ -56,7 +56,7 @@ class Section(BaseModel):
         return copy
 
     def conflicts(self) -> Iterator[Conflict]:
-        """Values of this section that cannot go together; all of them. Asked once every single value is right."""
+        """Yields all contradictions between values of this section. Called once every single value is valid."""
         yield from ()
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Recipes by name or by path, with what they extend."""
+"""Finds recipes by name or path and merges the recipes they extend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def shipped_recipes() -> dict[str, str]:
-    """Name -> first comment line, of the recipes that come with this package."""
+    """Returns name -> first comment line of the shipped recipes."""
     recipes = {}
     for entry in importlib.resources.files("rlinf.recipes").iterdir():
         if entry.name.endswith(".yaml"):
@@ -24,25 +24,24 @@ def shipped_recipes() -> dict[str, str]:
 
 
 def read_recipe(name: str) -> Tree:
-    """A recipe and all it extends, merged, without the key `extends`.
+    """Reads a recipe and all recipes it extends, merged, without the key `extends`.
 
     Args:
         name: a shipped recipe's name, or the path of a YAML file relative to the current folder.
 
-    Raises: UserError for a name that is neither, a file that is not YAML, and recipes that extend one another in a
-        circle.
+    Raises: UserError for an unknown name, a file that is not YAML, and recipes that extend each other in a cycle.
     """
     return _read(name, Path(), "", ())
 
 
 def shipped_suites() -> list[str]:
-    """Names of the suites that come with this package."""
+    """Returns the names of the shipped suites."""
     names = (entry.name for entry in importlib.resources.files("rlinf.suites").iterdir())
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def read_suite(name: str) -> Tree:
-    """A shipped suite by its name, or the one in a YAML file. Raises: UserError for a name that is neither."""
+    """Reads a shipped suite by name, or a suite from a YAML file. Raises: UserError for an unknown name."""
     if name in (shipped := shipped_suites()):
         text = importlib.resources.files("rlinf.suites").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
         return parse_file(text, f"{name}.yaml")
@@ -55,7 +54,7 @@ def read_suite(name: str) -> Tree:
 
 
 def _read(name: str, folder: Path, named_by: str, above: tuple[str, ...]) -> Tree:
-    """`folder` is what a path is relative to, `above` what extends this recipe."""
+    """Paths are relative to `folder`; `above` lists the recipes that extend this one."""
     shipped = shipped_recipes()
     if name in shipped:
         identity, own_folder = name, Path()

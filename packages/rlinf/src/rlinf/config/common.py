@@ -1,4 +1,4 @@
-"""Sections that every job has: where it runs, how it is cut into steps, how long it lasts."""
+"""Config sections of every job: devices, plan, optimizer, and length of the run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rlinf.config.venvs import VENVS, Python, venv_conflicts
 from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.trainers import TrainerSpec
 
-TOP_K = "Sample from so many of the likeliest tokens only; 0: from all. With top_p, from those that both leave."
-TOP_P = "Sample from the likeliest tokens that hold this much probability; 1: from all."
-MIN_P = "Sample from tokens with at least this share of the likeliest one's probability; 0: from all."
+TOP_K = "Sample from the k most likely tokens; 0 disables it. With top_p, from the tokens that pass both."
+TOP_P = "Sample from the most likely tokens whose probabilities add up to this much; 1: from all."
+MIN_P = "Sample from tokens at least this fraction as likely as the most likely one; 0: from all."
 FULL_DISTRIBUTION = " Training samples from all tokens and refuses any other value."
 STOP = (
-    "A completion ends with the token that completes one of these strings in its text, as with an end token. It "
-    "keeps the string."
+    "A completion ends, as with an end token, with the token that completes one of these strings. The string stays in "
+    "the text."
 )
 
 
 def _strings(value: Any) -> Any:
-    """`</answer>` for `[</answer>]`."""
+    """Turns a single string into a tuple: `</answer>` means `[</answer>]`."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
@@ -47,36 +47,37 @@ class OptimizerConfig(Section):
     lr_decay_steps: int | None = Field(
         default=None,
         ge=1,
-        description="Optimizer steps over which the learning rate falls linearly to min_lr_ratio of it; null keeps it.",
+        description="Optimizer steps over which the learning rate falls linearly to min_lr_ratio of it; null: it "
+        "stays constant.",
     )
     min_lr_ratio: float = Field(
-        default=0.0, ge=0, le=1, description="Share of the learning rate that is left after lr_decay_steps."
+        default=0.0, ge=0, le=1, description="Final learning rate after lr_decay_steps, as a fraction of learning_rate."
     )
 
 
 class TrainerConfig(OptimizerConfig):
-    """The optimizer, and what holds the model."""
+    """The optimizer and the training backend."""
 
     backend: str = Field(
         default="replicated",
         min_length=1,
-        description="What holds and trains the model: replicated, fsdp2, megatron (docs/backends.md), or "
-        "package.module:Class of one's own (docs/plugins/backend.md).",
+        description="Training backend: replicated, fsdp2, megatron (docs/backends.md), or package.module:Class of a "
+        "custom one (docs/plugins/backend.md).",
     )
     backend_options: dict[str, bool | int | float | str] = Field(
         default={},
-        description="Further arguments of the backend: compute_dtype and recompute of fsdp2, tensor_parallel and "
-        "more of megatron (docs/backends.md), or one's own.",
+        description="Options of the backend: compute_dtype and recompute of fsdp2, tensor_parallel and more of "
+        "megatron (docs/backends.md), or those of a custom backend.",
     )
 
     @property
     def trainer_spec(self) -> TrainerSpec:
-        """What is known of the backend; of one that is not there the defaults, which `check_names` reports."""
+        """The spec of the backend; the defaults if the backend does not exist, which `check_names` reports."""
         return TRAINERS.spec_if_there(self.backend)
 
     @property
     def ranks_per_replica(self) -> int | None:
-        """What the options of the backend say of `plan.num_ranks_per_replica.actor`; None: nothing."""
+        """`plan.num_ranks_per_replica.actor` as the backend's options determine it; None: they do not."""
         return self.trainer_spec.ranks_per_replica(self.backend_options)
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -89,33 +90,31 @@ class ClusterConfig(Section):
 
     device: Literal["auto", "gpu", "cpu"] = Field(
         default="auto",
-        description="auto: the GPUs, or CPU slots where there is none; GPUs that are there and cannot be used are an "
-        "error. gpu: GPUs or nothing. cpu: CPU slots, whatever is there.",
+        description="auto: GPUs, or CPU slots on a machine without GPUs; an error if there are GPUs that cannot be "
+        "used. gpu: GPUs only. cpu: CPU slots only.",
     )
     num_devices: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
-        description="GPUs to use, or CPU slots where there is no GPU; auto takes all GPUs, or up to 8 CPU slots.",
+        description="GPUs to use, or CPU slots on a machine without GPUs; auto takes all GPUs, or at most 8 CPU slots.",
     )
     oversubscribe: bool = Field(
         default=False, description="Allow more CPU slots than this machine has cores; they share the cores."
     )
     pin_slots: bool = Field(
         default=True,
-        description="Workers on CPU slots keep to the cores of their slots, slot i to core i; false: any core.",
+        description="Pin workers on CPU slots to the cores of their slots, slot i to core i; false: any core.",
     )
-    threads_per_device: int = Field(
-        default=1, ge=1, description="Threads that each worker process computes with on the CPU."
-    )
+    threads_per_device: int = Field(default=1, ge=1, description="CPU threads of each worker process.")
     launcher: str = Field(
         default="local",
         min_length=1,
         description="What starts the processes: local, on this machine; ray, on the nodes of a Ray cluster "
-        "(docs/clusters.md); or package.module:Class.",
+        "(docs/clusters.md); or package.module:Class of a custom launcher.",
     )
     pass_env_vars: Strings = Field(
         default=(),
-        description="Env vars with credentials that workers and the processes that they start get, such as "
-        "OPENAI_API_KEY for a custom reward. All others whose names or values look like credentials (API keys, tokens, "
+        description="Env vars with credentials that are passed to workers and their child processes, such as "
+        "OPENAI_API_KEY for a custom reward. All other env vars that look like credentials (API keys, tokens, "
         "secrets, passwords) stay with the driver.",
     )
     launcher_options: dict[str, bool | int | float | str] = Field(
@@ -124,55 +123,56 @@ class ClusterConfig(Section):
     weight_sync: str = Field(
         default="auto",
         min_length=1,
-        description="What carries weights from those who train to those who serve them: auto, by where both are; "
-        "device, through GPU memory of one machine; shared, through host memory of one machine; streams, between "
-        "processes of any machines; per_node, to each machine once; or package.module:Class.",
+        description="Transport of weights from trainers to engines: auto, chosen by their placement; device, through "
+        "GPU memory of one machine; shared, through host memory of one machine; streams, between processes of any "
+        "machines; per_node, to each machine once; or package.module:Class.",
     )
     weight_sync_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Keyword arguments of the weight sync's constructor."
     )
     attest_weights: bool = Field(
         default=True,
-        description="Whoever serves weights proves after each sync that they are what was published, before anything "
-        "that was made with them leaves; false: device and shared leave this out, and the run's manifest says so.",
+        description="Check after each sync, before any output leaves, that the digests of the served weights equal "
+        "those of the published ones; false: device and shared skip this, and the run's manifest records it.",
     )
 
 
 class PlanConfig(Section):
-    """Choices by hand, in place of what the mode's rule gives; and what mode auto plans from."""
+    """Placement by hand in place of the mode's rule, and the profile that mode auto plans from."""
 
     granularity: dict[str, Annotated[int, Field(ge=0)]] = Field(
-        default={}, description="Stage -> items per hand-over; 0 is the whole batch."
+        default={}, description="Stage -> items handed over at a time; 0 is the whole batch."
     )
     devices: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = Field(
         default={}, description="Worker group -> indices of its devices."
     )
     num_ranks: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default={}, description="Worker group -> processes; a multiple or a divisor of the number of its devices."
+        default={}, description="Worker group -> processes; a multiple or a divisor of its number of devices."
     )
     num_ranks_per_replica: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default={}, description="Worker group -> processes that hold one copy of its model together; 1 by default."
+        default={}, description="Worker group -> processes that together hold one copy of its model; 1 by default."
     )
     profile: InputPath | None = Field(
         default=None,
-        description="Problem file with measured profiles, as rlinf profile writes it. Mode auto plans from it at once; "
-        "null: from what the run's first steps take.",
+        description="Problem file with measured profiles, as rlinf profile writes it; mode auto plans from it at "
+        "once. null: mode auto measures the run's first steps.",
     )
 
 
 class WandbConfig(Section):
-    """Where on W&B the run's metrics go."""
+    """Project and name of the run on W&B."""
 
     project: str = Field(min_length=1, description="Name of the project.")
-    entity: str | None = Field(default=None, min_length=1, description="User or team; null: the one who is logged in.")
-    name: str | None = Field(default=None, min_length=1, description="Name of the run; null: its folder's.")
+    entity: str | None = Field(default=None, min_length=1, description="User or team; null: the user who is logged in.")
+    name: str | None = Field(default=None, min_length=1, description="Name of the run; null: the name of its folder.")
     mode: Literal["online", "offline"] | None = Field(
-        default=None, description="offline writes to the run folder, for `wandb sync`; null: what WANDB_MODE says."
+        default=None,
+        description="offline writes to the run folder, for `wandb sync`; null: the env var WANDB_MODE decides.",
     )
 
 
 class RunConfig(Section):
-    """How long the run lasts, and what it writes down when."""
+    """Length of the run, evaluations, checkpoints, logs and failures."""
 
     num_steps: int = Field(ge=1, description="Training steps.")
     max_minutes: float | None = Field(
@@ -187,50 +187,49 @@ class RunConfig(Section):
         default=50, ge=1, description="Steps between checkpoints; the last step always writes one."
     )
     keep_checkpoints: int = Field(
-        default=2, ge=1, description="Newest checkpoints that are kept; the one with the best score is kept too."
+        default=2, ge=1, description="Number of newest checkpoints to keep; the one with the best score is kept too."
     )
-    trace: bool = Field(default=True, description="Write trace.json, which says what every worker did when.")
+    trace: bool = Field(default=True, description="Write trace.json, a timeline of all workers.")
     trace_megabytes: int = Field(
-        default=16, ge=1, description="Size past which trace.json keeps the first and the last steps alone."
+        default=16, ge=1, description="Size limit of trace.json; beyond it, only the first and the last steps are kept."
     )
     num_samples_logged: int = Field(
-        default=4, ge=0, description="Prompts of a step whose first completion goes to samples.jsonl."
+        default=4, ge=0, description="Prompts of each step whose first completion is written to samples.jsonl."
     )
     worker_timeout_s: float = Field(
         default=60.0,
         gt=0,
-        description="Heartbeat timeout in seconds: a worker that is stopped or out of reach for so long is lost. "
-        "One whose process runs is left to step_timeout_s.",
+        description="Heartbeat timeout in seconds: a worker that is stopped or unreachable for this long is lost. A "
+        "worker whose process still runs is subject to step_timeout_s only.",
     )
     step_timeout_s: float | None = Field(
         default=None,
         gt=0,
-        description="A step or an evaluation that takes longer is given up, and the run says who waited for whom; "
-        "null: 10 times what it should take by its plan and by those before it, at least 600 s, and 3600 s where "
-        "nothing is known yet.",
+        description="Stop a step or an evaluation that takes longer, and report which process waited for which; null: "
+        "10 times the expected duration, at least 600 s, and 3600 s while no duration can be predicted.",
     )
     on_failure: Literal["restart", "stop"] = Field(
         default="restart",
-        description="What a run does that loses a worker, or whose step passes its deadline. restart: it goes on from "
-        "its newest checkpoint with new processes, to the same numbers. stop: it ends.",
+        description="What to do when a worker dies or a step times out. restart: continue from the newest checkpoint "
+        "with new processes, with identical numbers. stop: end the run.",
     )
     max_restarts: int = Field(
         default=3,
         ge=1,
-        description="Restarts after which a run ends that comes no further than before; on_failure: restart.",
+        description="Give up after this many restarts without progress; used with on_failure: restart.",
     )
     wandb: WandbConfig | None = Field(
-        default=None, description="Send metrics to W&B too (needs rlinf[wandb]); null: TensorBoard alone."
+        default=None, description="Send metrics to W&B too (needs rlinf[wandb]); null: TensorBoard only."
     )
     stop_at_score: float | None = Field(
         default=None,
-        description="Stop once an evaluation reaches it: accuracy, or share of episodes with success; the mean reward "
-        "or return where there is neither.",
+        description="Stop once an evaluation reaches this score: accuracy or success rate; the mean reward or return "
+        "for tasks that have neither.",
     )
 
 
 class JobConfig(Section):
-    """What every job has. A custom job's subclass has the field `job: str`, too."""
+    """Base config of all jobs. A custom job's subclass also has the field `job: str`."""
 
     if TYPE_CHECKING:
         job: Any
@@ -240,18 +239,18 @@ class JobConfig(Section):
     )
     seed: Seed = Field(
         default=0,
-        description="Decides every random number of the run; the same seed gives the same numbers under every plan.",
+        description="Seed of all random numbers of the run; the same seed gives the same numbers under every plan.",
     )
     mode: Mode = Field(
         default="auto",
-        description="auto: whichever is fastest, by what the first steps take. collocated: all workers take turns on "
-        "all devices. disaggregated: generation and training have devices of their own. hybrid: generation "
-        "is spread out, then training uses all devices.",
+        description="auto: the fastest plan, judged by the first steps. collocated: all workers take turns on all "
+        "devices. disaggregated: generation and training have separate devices. hybrid: generation is spread over the "
+        "devices, then training uses all of them.",
     )
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="The devices of the run.")
     plan: PlanConfig = Field(default=PlanConfig(), description="Placement choices by hand.")
     venvs: dict[str, Python] = Field(default={}, description=VENVS)
-    run: RunConfig = Field(description="Length of the run, and what it writes down when.")
+    run: RunConfig = Field(description="Length of the run, evaluations, checkpoints, logs and failures.")
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -289,7 +288,7 @@ class JobConfig(Section):
             yield from self.placement_conflicts(self.cluster.num_devices)
 
     def placement_conflicts(self, num_devices: int) -> Iterator[Conflict]:
-        """What does not fit on so many devices."""
+        """The choices that do not fit on this number of devices."""
         for group, devices in self.plan.devices.items():
             if wrong := [device for device in devices if device >= num_devices]:
                 yield Conflict(

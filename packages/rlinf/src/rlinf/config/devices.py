@@ -1,4 +1,4 @@
-"""Which devices a config takes of a machine, and whether the machine has them. Every command asks here."""
+"""Chooses the devices of a run and checks that the machine has them; used by every command."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlinf_workers.plugins import WEIGHT_SYNCS
 DeviceKind = Literal["cuda", "cpu"]
 Job = TypeVar("Job", bound=JobConfig)
 MAX_AUTO_SLOTS = 8
-"""CPU slots of a machine with `num_devices: auto`; each costs a process for every role, which loads torch."""
+"""Maximum CPU slots with `num_devices: auto`; each slot costs one process per role, and each process loads torch."""
 
 
 def device_kind(cluster: ClusterConfig, machine: Machine) -> DeviceKind:
-    """What the devices are.
+    """Returns the kind of the devices.
 
-    Raises: UserError where a GPU is required and none can be used, or where GPUs are there, torch was built for them
-        and cannot use them: a run must not crawl on the CPU because of a driver.
+    Raises: UserError if a GPU is required and none can be used, or if torch was built for the machine's GPUs but cannot
+        use them: a run must not fall back to the CPU because of a driver problem.
     """
     if cluster.device == "cpu":
         return "cpu"
@@ -41,14 +41,14 @@ def device_kind(cluster: ClusterConfig, machine: Machine) -> DeviceKind:
 
 
 def device_notes(cluster: ClusterConfig, machine: Machine) -> list[str]:
-    """What a user should know who did not ask for the CPU and gets it."""
+    """Returns a note if a run with `device: auto` trains on the CPU although there are GPUs."""
     if cluster.device == "auto" and machine.unusable_gpus and not machine.gpus:
         return [f"this torch was built for CPUs alone, so the GPUs are not used ({machine.unusable_gpus})"]
     return []
 
 
 def check_cluster(cluster: ClusterConfig, machine: Machine) -> int:
-    """The number of devices that a config takes.
+    """Returns the number of devices that a config uses.
 
     Raises: UserError that names what the machine has and the override that would fit.
     """
@@ -73,7 +73,7 @@ def _check_weight_sync(name: str, *, on_gpus: bool) -> None:
 
 
 def devices_per_node(cluster: ClusterConfig, machine: Machine) -> tuple[int, ...]:
-    """How many devices a config takes of each node, the driver's first: a node's all, before the next gives any.
+    """Returns the number of devices used on each node, driver's node first; a node is filled before the next is used.
 
     Raises: as `check_cluster`.
     """
@@ -89,7 +89,7 @@ def devices_per_node(cluster: ClusterConfig, machine: Machine) -> tuple[int, ...
 
 
 def _rooms(cluster: ClusterConfig, machine: Machine, kind: DeviceKind) -> list[int]:
-    """The devices of each node that a config may take."""
+    """The number of devices of each node that a config may use."""
     nodes = machine.nodes or (machine,)
     if kind == "cuda":
         return [len(node.gpus) for node in nodes]
@@ -98,7 +98,7 @@ def _rooms(cluster: ClusterConfig, machine: Machine, kind: DeviceKind) -> list[i
 
 
 def check_devices(config: JobConfig, machine: Machine) -> int:
-    """`check_cluster`, and that mode and placement fit the devices. Returns their number."""
+    """Does `check_cluster`, checks that mode and placement fit the devices, and returns the number of devices."""
     num_devices = check_cluster(config.cluster, machine)
     for conflict in config.placement_conflicts(num_devices):
         has = _machine(machine, device_kind(config.cluster, machine))
@@ -107,14 +107,14 @@ def check_devices(config: JobConfig, machine: Machine) -> int:
 
 
 def resolve_for_devices(config: Job, num_devices: int) -> Job:
-    """The config with what it leaves to the devices."""
+    """Returns the config with the values that depend on the number of devices filled in."""
     return job_spec(config).resolve_for_devices(config, num_devices)
 
 
 def _machine(machine: Machine, kind: DeviceKind) -> str:
     has_gpus = bool(machine.gpus)
     count, noun = (len(machine.gpus), "GPU") if kind == "cuda" and has_gpus else (machine.num_cpus, "CPU core")
-    gpus = "" if has_gpus else " and no GPU"  # whoever chose the CPU need not hear of them
+    gpus = "" if has_gpus else " and no GPU"  # a run on the CPU does not need them
     return f"{_place(machine)} has {count} {noun}{'' if count == 1 else 's'}{gpus}"
 
 

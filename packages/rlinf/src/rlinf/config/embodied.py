@@ -18,14 +18,14 @@ from rlinf_workers.plugins import POLICIES, TRAINERS
 from rlinf_workers.policies import PolicySpec
 
 EVAL_SEED_LIMIT = 2**31
-"""Training resets with seeds from here on, evaluation below, so that the two never meet."""
+"""Training resets use seeds from here on, evaluations use seeds below it, so the two never overlap."""
 
 
 def _check_kind(kind: str) -> str:
     """Imports the spec of a custom kind, which needs no torch."""
     try:
         kind_spec(kind)
-    except Exception as error:  # a custom module may raise what it likes
+    except Exception as error:  # a custom module may raise any exception
         allowed = f"{', '.join(KINDS)}, or package.module:NAME of a custom kind"
         text = f"a kind that can be imported ({error})" if ":" in kind else allowed
         raise PydanticCustomError("env_kind", "{text}", {"text": text}) from error
@@ -33,77 +33,78 @@ def _check_kind(kind: str) -> str:
 
 
 class EnvConfig(Section):
-    """The environments, their number, and what they are evaluated on."""
+    """The environments in training and evaluation."""
 
     kind: Annotated[str, AfterValidator(_check_kind)] = Field(
         description=f"Where id is looked up: {', '.join(KINDS)}, or package.module:NAME of a custom kind. import: id "
         "is `package.module:callable` of a custom environment."
     )
-    id: str = Field(min_length=1, description="The environment, PushCube-v1 for example.")
-    num_envs: int = Field(
-        default=8, ge=1, description="Environments that are simulated side by side; a multiple of num_groups."
-    )
+    id: str = Field(min_length=1, description="The environment, for example PushCube-v1.")
+    num_envs: int = Field(default=8, ge=1, description="Environments simulated in parallel; a multiple of num_groups.")
     num_groups: int = Field(
-        default=4, ge=1, description="Groups that travel together: while one waits for actions, another is simulated."
+        default=4,
+        ge=1,
+        description="Number of environment groups: while one group waits for actions, another is simulated.",
     )
     num_processes: int = Field(
         default=0,
         ge=0,
-        description="Processes of each group's environments, apart from the env worker: groups simulate at the same "
-        "time, and a simulator that crashes or hangs is replaced. 0: none, all groups live in the env worker.",
+        description="Separate processes for each group's environments: groups simulate concurrently, and a simulator "
+        "that crashes or hangs is replaced. 0: all groups run in the env worker.",
     )
     hang_limit_s: float | None = Field(
         default=None,
         gt=0,
-        description="Seconds after which a process that has not answered counts as hung; null: 20 times what it took "
-        "so far, at least 20.",
+        description="Seconds after which a process that has not answered counts as hung; null: 20 times its longest "
+        "answer so far, at least 20.",
     )
     num_steps: int = Field(
         default=50,
         ge=1,
-        description="Actions of each environment in one training step. An episode that may be longer goes on in the "
-        "next step; else each step begins with a reset.",
+        description="Actions of each environment in one training step. Episodes that may be longer continue in the "
+        "next step; otherwise each step begins with a reset.",
     )
     max_episode_steps: int = Field(default=50, ge=1, description="Actions after which an episode is cut off.")
     ignore_terminations: bool = Field(
         default=False,
-        description="Training episodes go on after success or failure until they are cut off, so that the policy "
-        "learns to stay successful. For simulators that go on (maniskill, metaworld, libero): Gymnasium leaves "
-        "undefined what a step after the end does.",
+        description="Training episodes continue after success or failure until the time limit, so that the policy "
+        "learns to stay successful. For maniskill, metaworld and libero; Gymnasium does not define steps after the "
+        "end.",
     )
     eval_ignore_terminations: bool = Field(
         default=False,
-        description="The same of evaluations, whose score is then success after the last step. false: an episode ends "
+        description="The same for evaluations, which then score success after the last step. false: an episode ends "
         "where the environment ends it, as Gymnasium, Meta-World and LIBERO count.",
     )
     options: dict[str, bool | int | float | str | Annotated[tuple[str | int, ...], Field(strict=False)] | None] = Field(
-        default={}, description="Arguments for the environment's constructor; ManiSkill's control_mode, for example."
+        default={}, description="Arguments of the environment's constructor, for example ManiSkill's control_mode."
     )
     num_eval_episodes: int = Field(default=100, ge=1, description="Episodes of an evaluation.")
     eval_seed: int = Field(
-        default=50_000, ge=0, description="Reset seed of the first evaluation episode; the next ones count up."
+        default=50_000, ge=0, description="Reset seed of the first evaluation episode; each further episode adds 1."
     )
     num_eval_videos: int = Field(
         default=0,
         ge=0,
-        description="Episodes of each evaluation, from the first on, that are filmed: videos/step-*.mp4 in the run's "
-        "folder (needs rlinf[video]). Films change no number, and take the time of drawing and 10 MB an episode.",
+        description="Episodes of each evaluation, from the first on, that are recorded to videos/step-*.mp4 in the "
+        "run's folder (needs rlinf[video]). Recording changes no number; it costs rendering time and 10 MB per "
+        "episode.",
     )
 
     @property
     def spec(self) -> KindSpec:
-        """What is known of these environments before there are any."""
+        """The spec of this kind of environments."""
         return kind_spec(self.kind, self.id)
 
     @property
     def simulates_on_gpu(self) -> bool:
-        """Whether the simulator takes a GPU where there is one; others are work for the host's cores."""
+        """Whether the simulator uses a GPU if there is one; other simulators run on CPU cores."""
         return self.spec.simulates_on_gpu(self.id, self.options)
 
 
 class PolicyConfig(Section):
-    """The network that acts: two towers over the state, policy and value, or one of your own. null: the policy has no
-    such option."""
+    """The policy: actor_critic (separate policy and value networks over the state), or another one. null: the policy
+    has no such option."""
 
     name: str = Field(
         default=POLICIES.default,
@@ -111,7 +112,7 @@ class PolicyConfig(Section):
         description=f"{', '.join(POLICIES.names())}, or package.module:Class of a custom one.",
     )
     options: dict[str, bool | int | float | str | None] = Field(
-        default={}, description="Every policy but actor_critic: arguments for its constructor."
+        default={}, description="Arguments of the policy's constructor, for every policy but actor_critic."
     )
     hidden_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, min_length=1)] | None = Field(
         default=None, description="actor_critic: widths of the hidden layers."
@@ -120,19 +121,19 @@ class PolicyConfig(Section):
         default=None,
         ge=-10,
         le=3,
-        description="actor_critic, continuous actions: logarithm of their noise before the first step.",
+        description="actor_critic with continuous actions: logarithm of the initial standard deviation of the actions.",
     )
     normalize_observations: bool | None = Field(
-        default=None, description="actor_critic: scale observations by their running mean and deviation."
+        default=None, description="actor_critic: normalize observations by their running mean and standard deviation."
     )
     chunk_size: int | None = Field(
-        default=None, ge=1, description="actor_critic: actions that it answers at once, executed one after the other."
+        default=None, ge=1, description="actor_critic: actions per forward pass, executed one after the other."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:
-        """What the default policy has and a recipe leaves out."""
+        """Fills in the default policy's keys that a recipe omits."""
         if isinstance(values, dict) and values.get("name", POLICIES.default) == POLICIES.default:
             return {**POLICIES.spec(POLICIES.default).recipe_keys, **values}
         return values
@@ -159,12 +160,12 @@ class PolicyConfig(Section):
 
     @property
     def spec(self) -> PolicySpec:
-        """What is known of the policy before it is made."""
+        """The spec of the policy."""
         return POLICIES.spec(self.name)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the policy's constructor gets as keywords."""
+        """Keyword arguments of the policy's constructor."""
         if self.name != POLICIES.default:
             return dict(self.options)
         return {key: getattr(self, key) for key in self.spec.recipe_keys}
@@ -175,21 +176,21 @@ class DemonstrationsConfig(Section):
     from rewards."""
 
     source: str = Field(
-        description="Where the demonstrations come from: the environment's scripted experts, the folder of a LeRobot "
-        "dataset, LIBERO's HDF5 files (one or a folder of them), or a trajectory of ManiSkill (the .h5 file, with its "
+        description="Source of the demonstrations: the environment's scripted experts, the folder of a LeRobot "
+        "dataset, LIBERO's HDF5 files (one or a folder of them), or a ManiSkill trajectory (the .h5 file, with its "
         ".json beside it)."
     )
-    path: InputPath | None = Field(default=None, description="The folder or file; experts have none.")
+    path: InputPath | None = Field(default=None, description="The folder or file; not used with experts.")
     rename: dict[str, str] = Field(
-        default={}, description="Name in the files -> field of the environment, where the two differ."
+        default={}, description="Name in the files -> field of the environment, for names that differ."
     )
-    num_episodes: int = Field(default=20, ge=1, description="Demonstrations, successful episodes all of them.")
+    num_episodes: int = Field(default=20, ge=1, description="Demonstrations to use, all of them successful episodes.")
     num_steps: int = Field(default=300, ge=1, description="Optimizer steps.")
     batch_size: int = Field(
-        default=64, ge=1, description="Demonstrated chunks of an optimizer step; a multiple of actor.num_shards."
+        default=64, ge=1, description="Demonstrated action chunks per optimizer step; a multiple of actor.num_shards."
     )
     learning_rate: float = Field(
-        default=1e-3, gt=0, description="Peak learning rate, after a short warm-up; it falls to a tenth."
+        default=1e-3, gt=0, description="Peak learning rate after a short warm-up; it decays to a tenth."
     )
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -211,42 +212,44 @@ class DemonstrationsConfig(Section):
 
 
 class PolicyActorConfig(TrainerConfig):
-    """The optimizer (Adam, as long as there is no weight decay) and how a batch is cut."""
+    """The optimizer (AdamW, which is Adam without weight decay) and how a batch is split."""
 
     lora: LoraConfig | None = Field(
         default=None,
-        description="openvla, openvla_oft, pi0, pi05: train low-rank changes of the backbone's linear layers, and the "
-        "heads whole (docs/backends.md); null: train as the policy's options say.",
+        description="openvla, openvla_oft, pi0, pi05: train low-rank updates of the backbone's linear layers, and all "
+        "weights of the heads (docs/backends.md); null: the policy's options decide what is trained.",
     )
     value_learning_rate: float | None = Field(
-        default=None, gt=0, description="Of the policy's values alone, at the first step; null: learning_rate."
+        default=None, gt=0, description="Initial learning rate of the policy's value function; null: learning_rate."
     )
     max_grad_norm: float = Field(default=0.5, gt=0, description="Gradients with a larger norm are scaled down to it.")
     num_shards: int = Field(
         default=2,
         ge=1,
-        description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks.",
+        description="Shards of a batch with separate gradient sums, so that numbers do not depend on the number of "
+        "ranks.",
     )
     micro_batch_size: int | None = Field(
         default=None,
         ge=1,
-        description="Samples of a shard in one forward and backward pass, for memory; null: its part of a minibatch.",
+        description="Samples of a shard per forward and backward pass, to limit memory; null: the shard's share of a "
+        "minibatch.",
     )
 
 
 class EmbodiedConfig(JobConfig):
     """A robot learns a task in simulation."""
 
-    job: Literal["embodied"] = Field(description="Which training program runs.")
+    job: Literal["embodied"] = Field(description="Name of the job.")
     env: EnvConfig = Field(description="The environments.")
-    policy: PolicyConfig = Field(default=PolicyConfig(), description="The network.")
+    policy: PolicyConfig = Field(default=PolicyConfig(), description="The policy.")
     sft_warm_up: DemonstrationsConfig | None = Field(
         default=None, description="Supervised training on demonstrations before the first step; null for none."
     )
     algorithm: EpisodesAlgorithm = Field(
         default=preset("ppo", samples="episodes"), description="The learning algorithm."
     )
-    actor: PolicyActorConfig = Field(default=PolicyActorConfig(), description="The optimizer and how a batch is cut.")
+    actor: PolicyActorConfig = Field(default=PolicyActorConfig(), description="The optimizer and how a batch is split.")
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -254,8 +257,8 @@ class EmbodiedConfig(JobConfig):
 
     @property
     def segments_continue(self) -> bool:
-        """Whether a training step goes on with the episodes of the one before: where it is shorter than they may be,
-        resets would leave all but their beginnings out. Advantages without values compare whole episodes."""
+        """Whether a training step continues the previous step's episodes: if steps are shorter than episodes may be,
+        resets would only show their beginnings. Without a critic, advantages compare whole episodes."""
         return self.algorithm.has_critic and self.env.num_steps < self.env.max_episode_steps
 
     def _film_conflicts(self) -> Iterator[Conflict]:
@@ -320,8 +323,8 @@ class EmbodiedConfig(JobConfig):
         )
 
     def minibatch_conflict(self, chunk_size: int = 1) -> str | None:
-        """What is wrong with `algorithm.num_minibatches` where a policy answers so many actions at once: a sample is an
-        answer, and every shard's samples are cut into minibatches."""
+        """Describes what is wrong with `algorithm.num_minibatches` for a policy with this chunk size, else returns
+        None. A sample is one chunk; each shard's samples are split into minibatches."""
         num_samples, shards = self.env.num_envs * self.env.num_steps // chunk_size, self.actor.num_shards
         count, size = self.algorithm.num_minibatches, max(1, num_samples // shards)
         if num_samples % (count * shards) == 0:
@@ -334,7 +337,7 @@ class EmbodiedConfig(JobConfig):
         )
 
     def _group_conflicts(self) -> Iterator[Conflict]:
-        """Without values, the environments of a group are compared: whole episodes from one start."""
+        """Without a critic, whole episodes from one start are compared within a group."""
         num_envs, num_groups = self.env.num_envs, self.env.num_groups
         if num_envs < 2 * num_groups:
             yield Conflict(

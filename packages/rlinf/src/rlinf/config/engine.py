@@ -1,4 +1,4 @@
-"""What samples completions, and with what settings: the same keys in a recipe's `rollout` and in `rlinf eval`."""
+"""Config of the engine: the same keys in a recipe's section `rollout` and in `rlinf eval`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class EngineConfig(Section):
     """The engine of a rollout."""
 
     AT: ClassVar[str]
-    """What the keys begin with: "rollout.", or nothing."""
+    """Prefix of the keys in messages: "rollout." or nothing."""
 
     engine: str = Field(
         default="huggingface",
-        description="What samples completions: huggingface, sglang (docs/sglang.md), or package.module:Class of a "
+        description="What generates completions: huggingface, sglang (docs/sglang.md), or package.module:Class of a "
         "custom engine (docs/plugins/engine.md).",
     )
     engine_options: dict[str, bool | int | float | str | list[int | float | str]] = Field(
@@ -29,12 +29,12 @@ class EngineConfig(Section):
         "arguments by its own names, such as mem_fraction_static (docs/sglang.md); or those of a custom engine.",
     )
     tensor_parallel_size: int = Field(
-        default=1, ge=1, description="Devices over which an engine cuts the model: those of a rank of the rollout."
+        default=1, ge=1, description="Devices over which an engine shards the model; each rollout rank has this many."
     )
 
     @property
     def engine_spec(self) -> EngineSpec:
-        """What is known of the engine; of one that is not there the defaults, which `check_names` reports."""
+        """The spec of the engine; the defaults if the engine does not exist, which `check_names` reports."""
         return ENGINES.spec_if_there(self.engine)
 
     @property
@@ -54,7 +54,7 @@ class EngineConfig(Section):
             yield Conflict(keys=(f"{at}engine_options.{option}", f"{at}engine"), text=text)
 
     def length_conflicts(self, num_tokens: int, what: str) -> Iterator[Conflict]:
-        """What is too small for a sequence of so many tokens; `what` says which."""
+        """The engine options that are too small for sequences of `num_tokens` tokens; `what` names the sequence."""
         for option, text in self.engine_spec.length_problems(self.engine_options, num_tokens):
             yield Conflict(
                 keys=(f"{self.AT}engine_options.{option}",),

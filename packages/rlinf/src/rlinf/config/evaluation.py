@@ -1,4 +1,4 @@
-"""Config of `rlinf eval`: a model, benchmarks, and how their problems are asked and answered."""
+"""Config of `rlinf eval`: the model, the benchmarks, prompts and sampling."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rlinf.config.tasks import chat_conflicts, template_conflicts
 from rlinf.config.venvs import VENVS, Python, venv_conflicts
 
 RESUMABLE = ("cluster", "max_batch_sequences", "max_judge_failures", "worker_timeout_s", "timeout_s")
-"""Keys that may change when an evaluation is resumed: they move no number."""
+"""Keys that may change when an evaluation is resumed; they do not affect the numbers."""
 
 
 def _file_alone(value: Any) -> Any:
-    """`gsm8k: test.jsonl` for `gsm8k: {file: test.jsonl}`."""
+    """Turns a file into a section: `gsm8k: test.jsonl` means `gsm8k: {file: test.jsonl}`."""
     return {"file": value} if isinstance(value, str) else value
 
 
 def _list_of_k(value: Any) -> Any:
-    """`8` for `[8]`, and `1,8` for `[1, 8]`, as one writes it on a command line."""
+    """Turns command-line text into a tuple: `8` means `[8]` and `1,8` means `[1, 8]`."""
     if isinstance(value, str) and all(part.strip().isdigit() for part in value.split(",")):
         return tuple(int(part) for part in value.split(","))
     if isinstance(value, int) and not isinstance(value, bool):
@@ -33,23 +33,25 @@ def _list_of_k(value: Any) -> Any:
 
 
 class BenchmarkConfig(Section):
-    """One set of problems. Under the name of a published set only its file has to be given; for one's own file the
-    reward, and the columns where they are not called question and answer."""
+    """One set of problems. A published set needs only its file; other files need a reward too, and the column names
+    unless they are question and answer."""
 
     file: InputPath = Field(description="JSON lines, CSV, parquet, or a folder that Dataset.save_to_disk wrote.")
     reward: str | None = Field(
         default=None,
-        description="How a completion is checked: a reward's name, or package.module:function. "
-        "null: as the published set is.",
+        description="How completions are scored: a reward's name, or package.module:function. null: the reward of the "
+        "published set.",
     )
     question_field: str | None = Field(default=None, description="Column of the problem; null: as published.")
     answer_field: str | None = Field(default=None, description="Column of the answer; null: as published.")
     template: str | None = Field(
         default=None,
-        description="Prompt with {question} where the problem goes; null: as in the run that trained the "
-        "model, or as the published set is asked.",
+        description="Prompt with {question} where the problem goes; null: the template of the run that trained the "
+        "model, or of the published set.",
     )
-    num_problems: int | None = Field(default=None, ge=1, description="Only the first problems of the file; null: all.")
+    num_problems: int | None = Field(
+        default=None, ge=1, description="Use only the first problems of the file; null: all."
+    )
 
 
 class EvalConfig(EngineConfig):
@@ -67,11 +69,13 @@ class EvalConfig(EngineConfig):
         default=(1,), min_length=1, description="k of pass@k and maj@k; several as 1,4,8."
     )
     num_samples: int | None = Field(
-        default=None, ge=1, description="Completions of each problem; null: the largest k. avg@k is over all of them."
+        default=None,
+        ge=1,
+        description="Completions of each problem; null: the largest k. avg@k averages over all of them.",
     )
-    seed: Seed = Field(default=0, description="Decides every sample, whatever the number of devices.")
+    seed: Seed = Field(default=0, description="Seed of all samples, independent of the number of devices.")
     temperature: float = Field(
-        default=0.6, ge=0, description="Sampling temperature; 0 takes the likeliest token, with one sample only."
+        default=0.6, ge=0, description="Sampling temperature; 0: greedy decoding, with one sample only."
     )
     top_p: float = Field(default=0.95, gt=0, le=1, description=TOP_P)
     top_k: int = Field(default=0, ge=0, description=TOP_K)
@@ -79,40 +83,50 @@ class EvalConfig(EngineConfig):
     stop: Strings | None = Field(
         default=None, description=STOP + " null: as in the run that trained the model; of another model none."
     )
-    max_new_tokens: int = Field(default=2048, ge=1, description="Longest completion in tokens; a longer one is cut.")
+    max_new_tokens: int = Field(
+        default=2048, ge=1, description="Maximum completion length in tokens; longer completions are cut."
+    )
     max_prompt_tokens: int | None = Field(
-        default=None, ge=1, description="Longest prompt in tokens; null: what the model's positions leave."
+        default=None,
+        ge=1,
+        description="Maximum prompt length in tokens; null: the positions that the model has beyond max_new_tokens.",
     )
     long_prompts: Literal["stop", "keep_end", "drop"] = Field(
         default="stop",
-        description="What becomes of a longer prompt. stop: an error. keep_end: its beginning is cut off. drop: the "
-        "problem is left out. The last two are counted and shown.",
+        description="How to treat longer prompts. stop: raise an error. keep_end: cut off the beginning. drop: leave "
+        "the problem out. The last two are counted and reported.",
     )
     on_bad_row: Literal["stop", "skip"] = Field(
-        default="stop", description="A row that is no problem. stop: an error with file and line. skip: counted."
+        default="stop",
+        description="How to treat a row that is not a valid problem. stop: raise an error with file and line. "
+        "skip: count it and go on.",
     )
     prompt_format: Literal["auto", "plain", "chat"] = Field(
         default="auto",
-        description="chat: the prompt as the user's message in the tokenizer's chat template. plain: the prompt as it "
-        "is. auto: as in the run that trained the model; of another model chat where the tokenizer has a template.",
+        description="chat: the prompt as the user's message in the tokenizer's chat template. plain: the prompt "
+        "unchanged. auto: as in the run that trained the model; for other models chat if the tokenizer has a template.",
     )
-    system_prompt: str | None = Field(default=None, description="Message of the system, in a chat; unset: the run's.")
+    system_prompt: str | None = Field(default=None, description="System message of a chat; unset: the run's.")
     chat_options: dict[str, bool | int | float | str] = Field(
-        default={}, description="Arguments of the chat template, {enable_thinking: false} for example."
+        default={}, description="Arguments of the chat template, for example {enable_thinking: false}."
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32", description="Type of weights and computation."
     )
-    max_batch_sequences: int = Field(default=256, ge=1, description="Completions that a device generates at once.")
+    max_batch_sequences: int = Field(
+        default=256, ge=1, description="Completions that a device generates at the same time."
+    )
     max_judge_failures: float = Field(default=0.5, ge=0, le=1, description=MAX_JUDGE_FAILURES)
     worker_timeout_s: float = Field(
         default=60.0,
         gt=0,
-        description="Heartbeat timeout in seconds: a worker that is stopped or out of reach for so long is lost. "
-        "One whose process runs is left to timeout_s.",
+        description="Heartbeat timeout in seconds: a worker that is stopped or unreachable for this long is lost. A "
+        "worker whose process still runs is subject to timeout_s only.",
     )
     timeout_s: float = Field(
-        default=86400.0, gt=0, description="A benchmark that takes longer is given up; --resume goes on with it."
+        default=86400.0,
+        gt=0,
+        description="Time limit of a benchmark in seconds; --resume continues a benchmark that exceeded it.",
     )
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="The devices; all are used.")
     venvs: dict[str, Python] = Field(default={}, description=VENVS)

@@ -1,4 +1,4 @@
-"""Names that TRL, verl and OpenRLHF have for keys of ours, so that a command line of theirs is answered with ours."""
+"""Names that TRL, verl and OpenRLHF use for our keys, so that error messages can suggest ours."""
 
 from __future__ import annotations
 
@@ -99,4 +99,4 @@ FOREIGN: dict[str, str] = {
     "env_id": "env.id",
     "total_timesteps": "run.num_steps",
 }
-"""Their name, the last part of a dotted one -> ours."""
+"""Their name (the last part of a dotted one) -> our key."""

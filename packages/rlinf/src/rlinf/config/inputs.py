@@ -15,16 +15,16 @@ ADAPTER_CONFIG = "adapter_config.json"
 HINT = "the download or the copy was cut short; fetch the file again"
 
 WEIGHT_FILES = ("model.safetensors", INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""A model folder of transformers holds one of these."""
+"""A transformers model folder holds at least one of these."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""And one of these; without any, transformers may make up an empty tokenizer instead of complaining."""
+"""A model folder also holds one of these; without them, transformers may silently create an empty tokenizer."""
 
 
 def download_hint(path: Path, options: str = "") -> str | None:
-    """What to do about a path that is not there and looks like a name on the Hugging Face Hub; None: it does not.
+    """Returns the download command for a missing path that looks like a name on the Hugging Face Hub, else None.
 
     Args:
-        options: of the download, "--repo-type dataset " for example.
+        options: options of the download command, for example "--repo-type dataset ".
     """
     name = os.path.relpath(path)
     if path.parent.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
@@ -34,14 +34,14 @@ def download_hint(path: Path, options: str = "") -> str | None:
 
 
 def is_adapter(path: Path) -> bool:
-    """Whether a folder holds an adapter (peft), which changes a base that lies elsewhere."""
+    """Returns whether a folder holds a peft adapter without its base model."""
     return (path / ADAPTER_CONFIG).is_file()
 
 
 def check_model_folder(path: Path, *, key: str = "model.path") -> None:
-    """Whether `path`, which the config calls `key`, can be a Hugging Face model folder.
+    """Checks that `path`, the value of the config key `key`, is a Hugging Face model folder.
 
-    Raises: UserError when it does not exist, is not a folder, holds an adapter, or lacks a readable config.json, whole
+    Raises: UserError if it does not exist, is not a folder, holds an adapter, or lacks a readable config.json, complete
         weights or a tokenizer.
     """
     if is_adapter(path):
@@ -85,7 +85,7 @@ def _settings(file: Path) -> Any:
 
 
 def own_code(folder: Path) -> str | None:
-    """The file of a model's folder that names code in it (`auto_map`) and what for; None: no file does."""
+    """Describes the file of a model folder that refers to code in the folder (`auto_map`); None if no file does."""
     for name in ("config.json", "tokenizer_config.json"):
         file = folder / name
         settings = _settings(file) if file.is_file() else {}
@@ -96,7 +96,7 @@ def own_code(folder: Path) -> str | None:
 
 
 def _check_own_code(folder: Path, key: str) -> None:
-    """Whether transformers has classes of its own for a folder with code: that code is never run."""
+    """Checks that transformers has classes for a folder with code, because that code is never run."""
     if (named := own_code(folder)) is None:
         return
     import transformers
@@ -117,8 +117,8 @@ def _check_own_code(folder: Path, key: str) -> None:
 
 
 def _check_weights(folder: Path, key: str) -> None:
-    """Whether the safetensors files that transformers would read are whole, by their headers: milliseconds for any
-    size. Weights of another format transformers reads or refuses."""
+    """Checks by their headers, in milliseconds, that the safetensors files transformers would read are complete.
+    Weights in other formats are left to transformers."""
     single, index = folder / "model.safetensors", folder / INDEX
     if single.is_file():
         _tensors(single, key)
@@ -140,7 +140,7 @@ def _check_weights(folder: Path, key: str) -> None:
 
 
 def _tensors(file: Path, key: str) -> set[str]:
-    """Names of the tensors in a file that is as long as its header says."""
+    """Returns the names of the tensors in a file; fails if the file is shorter than its header states."""
     from safetensors import SafetensorError, safe_open  # imports numpy
 
     try:

@@ -1,4 +1,4 @@
-"""JSON files that others wrote: read with bounds, so that an odd one is an error on one line."""
+"""Reads JSON files of unknown origin with limits, so that a malformed one gives a one-line error."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 64 << 20
-"""More than the config, the index or the manifest of any model or run has."""
+"""Larger than the config, index or manifest of any model or run."""
 
 
 def read_json(file: Path) -> Any:
-    """What the file holds; a byte order mark is left out.
+    """Parses the file; a byte order mark is ignored.
 
     Raises: OSError; ValueError as `parse_json`.
     """
@@ -20,7 +20,7 @@ def read_json(file: Path) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """Raises: ValueError for what is no JSON, nested too deep or too large."""
+    """Parses JSON. Raises: ValueError for content that is not JSON, nested too deeply or too large."""
     _check_size(len(content))
     try:
         return json.loads(content.decode("utf-8-sig"))

@@ -1,4 +1,4 @@
-"""From a recipe and overrides to a checked config."""
+"""Loads configs: merges a recipe with overrides and validates the result."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from rlinf.errors import UserError
 from rlinf.jobs.plugins import job_spec, named_job
 
 RESUMABLE = ("run", "mode", "plan", "cluster", "venvs")
-"""What may change when a run is resumed, beside what its job's spec says: its length, where it runs, on which no number
-depends, and the environments of its roles."""
+"""Keys that may change when a run is resumed, besides those in its job's spec: length, placement (which changes no
+number) and venvs."""
 
 MAX_LISTED = 10
-"""Mistakes in one message, so that it fits on a screen."""
+"""Maximum number of errors in one message, so that it fits on a screen."""
 
 
 def load_config(recipe: str, overrides: Sequence[Override] = ()) -> JobConfig:
-    """The config of a recipe with overrides.
+    """Returns the config of a recipe with overrides.
 
     Args:
         recipe: a shipped recipe's name or the path of a YAML file.
-        overrides: in their order; later ones win.
+        overrides: applied in order; later ones win.
 
-    Raises: UserError that lists everything that is wrong, each with file and line, or the override's flag.
+    Raises: UserError that lists all errors, each with file and line or the override's flag.
     """
     tree = read_recipe(recipe)
     kind = config_type(tree.values, overrides)
@@ -48,7 +48,7 @@ def load_config(recipe: str, overrides: Sequence[Override] = ()) -> JobConfig:
 
 
 def load_eval(file: Path | None, overrides: Sequence[Override]) -> EvalConfig:
-    """The config of an evaluation: a YAML file's keys, if there is one, and overrides.
+    """Returns the config of an evaluation from an optional YAML file and overrides.
 
     Raises: as `load_config`.
     """
@@ -57,26 +57,26 @@ def load_eval(file: Path | None, overrides: Sequence[Override]) -> EvalConfig:
 
 
 def load_eval_for_resume(folder: Path, overrides: Sequence[Override]) -> EvalConfig:
-    """As `load_for_resume`, of the folder of an evaluation."""
+    """`load_for_resume` for the folder of an evaluation."""
     return _resumed(EvalConfig, folder, overrides, "evaluation", EVAL_RESUMABLE)
 
 
 def load_trained(folder: Path, overrides: Sequence[Override] = ()) -> TrainedConfig:
-    """What the policy of a run acts with, with overrides.
+    """Returns the config for using the trained policy of a run, with overrides.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
 
-    Raises: UserError for a folder without config.yaml, for the run of a language model, and as `load_config`.
+    Raises: UserError for a folder without config.yaml, for a run of a language model, and as `load_config`.
     """
     return _validated_as(TrainedConfig, apply_overrides(_trained(folder), overrides, TrainedConfig))
 
 
 def load_suite_eval(checkpoint: Path, suite: str, overrides: Sequence[Override]) -> SuiteEvalConfig:
-    """The config of an evaluation by a suite.
+    """Returns the config of a suite evaluation.
 
     Args:
-        checkpoint: in the folder of its run.
+        checkpoint: path of a checkpoint in its run's folder.
         suite: a shipped suite's name or the path of a YAML file.
 
     Raises: as `load_trained`.
@@ -89,12 +89,12 @@ def load_suite_eval(checkpoint: Path, suite: str, overrides: Sequence[Override])
 
 
 def load_suite_eval_for_resume(folder: Path, overrides: Sequence[Override]) -> SuiteEvalConfig:
-    """As `load_for_resume`, of the folder of an evaluation by a suite."""
+    """`load_for_resume` for the folder of a suite evaluation."""
     return _resumed(SuiteEvalConfig, folder, overrides, "evaluation", SUITE_RESUMABLE)
 
 
 def _trained(folder: Path) -> Tree:
-    """What `TrainedConfig` takes over of a run. Raises: UserError."""
+    """Reads the keys of a run's config that `TrainedConfig` has. Raises: UserError."""
     file = folder / "config.yaml"
     if not file.is_file():
         raise UserError(
@@ -113,7 +113,7 @@ def _trained(folder: Path) -> Tree:
 
 
 def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> JobConfig:
-    """The config that a run folder was started with; overrides may only change what is `RESUMABLE`.
+    """Returns the config that a run folder was started with; overrides may only change `RESUMABLE` keys.
 
     Raises: UserError for a folder without config.yaml, and for an override that would change the run's numbers.
     """
@@ -124,19 +124,19 @@ def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> JobConf
 
 
 def to_yaml(config: Section) -> str:
-    """The resolved config as YAML; every default written out."""
+    """Returns the resolved config as YAML, including all defaults."""
     return dump(config.model_dump(mode="json"))
 
 
 def validated(tree: Tree) -> JobConfig:
-    """The config that a tree holds. Raises: UserError with every mistake; its cause is pydantic's error."""
+    """Validates a tree. Raises: UserError with all errors; its cause is pydantic's error."""
     return _validated_as(config_type(tree.values), tree)
 
 
 def _validated_as(kind: Any, tree: Tree) -> Any:
-    """`kind` is a section, or a union of sections that one key tells apart."""
+    """`kind` is a section, or a discriminated union of sections."""
     try:
-        # JSON mode: lists count as tuples and text as paths, and nothing else is converted.
+        # JSON mode converts lists to tuples and text to paths, and nothing else.
         config = TypeAdapter(kind).validate_json(json.dumps(tree.values, default=str))
     except ValidationError as error:
         raise UserError(_listed("the config has {} mistakes", explain(error, tree, kind))) from error
@@ -144,13 +144,13 @@ def _validated_as(kind: Any, tree: Tree) -> Any:
 
 
 def _resumed(kind: Any, folder: Path, overrides: Sequence[Override], what: str, allowed: Sequence[str]) -> Any:
-    """The config in a folder; the keys `allowed`, and what is below them, may be overridden."""
+    """Returns the config in a folder; only the keys `allowed`, and keys below them, may be overridden."""
     stored = _stored(folder, what)
     return _overridden(_validated_as(kind, stored), stored, overrides, what, allowed)
 
 
 def _stored(folder: Path, what: str) -> Tree:
-    """What a folder's config.yaml holds. Raises: UserError where there is none."""
+    """Reads a folder's config.yaml. Raises: UserError if there is none."""
     file = folder / "config.yaml"
     if not file.is_file():
         missing = "the folder holds no config.yaml" if folder.is_dir() else "there is no such folder"
@@ -161,7 +161,7 @@ def _stored(folder: Path, what: str) -> Tree:
 
 
 def _overridden(before: Section, stored: Tree, overrides: Sequence[Override], what: str, allowed: Sequence[str]) -> Any:
-    """The stored config with overrides. Raises: UserError for one that is not allowed."""
+    """Returns the stored config with overrides. Raises: UserError for an override that is not allowed."""
     kind = type(before)
     after = _validated_as(kind, apply_overrides(stored, overrides, kind))
     changed = _differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
@@ -190,7 +190,7 @@ def _listed(title: str, lines: Sequence[str]) -> str:
 
 
 def _differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> (old, new) of the values that are not equal."""
+    """Returns dotted key -> (old, new) for the values that differ."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {key: (old, new)}
     differences: dict[str, tuple[Any, Any]] = {}

@@ -1,4 +1,4 @@
-"""Config of adapters (`actor.lora`), which language models and policies of several parts can have."""
+"""Config of LoRA adapters (`actor.lora`) for language models and for policies with a backbone."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from rlinf.config.base import Conflict, Section
 
 
 class LoraConfig(Section):
-    """Low-rank changes of the model's linear layers (LoRA), which are trained in place of the model."""
+    """Low-rank updates of linear layers (LoRA), which are trained instead of the model's weights."""
 
-    rank: int = Field(ge=1, description="Rank of the change of a layer; decides how many weights are trained.")
-    alpha: float = Field(default=32.0, gt=0, description="A change is scaled by alpha / rank.")
+    rank: int = Field(ge=1, description="Rank of each layer's update; decides how many weights are trained.")
+    alpha: float = Field(default=32.0, gt=0, description="An update is scaled by alpha / rank.")
     dropout: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="Only 0: the policy is sampled without dropout, so a gradient with it is that of another policy.",
+        description="Must be 0: the policy samples without dropout, so a gradient with dropout would be that of "
+        "another policy.",
     )
     targets: tuple[Annotated[str, Field(min_length=1)], ...] | Literal["all-linear"] = Field(
         default="all-linear",
-        description="Layers that are changed, by module names or their ends, for example [q_proj, v_proj]; all-linear: "
-        "every linear layer but the head; of a policy, every one that it trains in its backbone.",
+        description="Layers to adapt, by module names or their ends, for example [q_proj, v_proj]; all-linear: every "
+        "linear layer but the head; for a policy, every linear layer that it trains in its backbone.",
     )
 
     def conflicts(self) -> Iterator[Conflict]:

@@ -1,4 +1,4 @@
-"""What is wrong with a config, in words that name the place, the value and what was allowed."""
+"""Error messages for configs, which name the place, the value and the allowed values."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _ALLOWED = {
     "string_too_short": "text of at least {min_length} characters",
     "string_pattern_mismatch": "letters, digits, '.', '_' and '-', a letter or digit first",  # of `name` alone
 }
-"""Type of a pydantic error -> what would have been right."""
+"""Type of a pydantic error -> the values that are allowed."""
 
 
 def explain(error: ValidationError, tree: Tree, model: Any) -> list[str]:
-    """One message for each wrong key of a tree; `model` is the section that it should be, or a union of them."""
+    """Returns one message per wrong key of a tree; `model` is the expected section, or a union of sections."""
     by_key: dict[Key, list[Any]] = {}
     messages: list[str] = []
     for detail in error.errors(include_url=False):
@@ -56,17 +56,18 @@ def explain(error: ValidationError, tree: Tree, model: Any) -> list[str]:
 
 
 def _missing(key: Key, tree: Tree) -> str:
-    """The message for a key that has no value."""
+    """Returns the message for a key without a value."""
     return f"{_located(key, tree)} is not set; give --{dotted(key)} VALUE, or write it in a recipe"
 
 
 def dotted(key: Key) -> str:
-    """("task", "train_files", 0) -> `task.train_files.0`"""
+    """Joins a key with dots: ("task", "train_files", 0) -> `task.train_files.0`."""
     return ".".join(map(str, key))
 
 
 def _conflict(conflict: Conflict, tree: Tree) -> str:
-    """Points at an override if one is involved (it is the newest), else at the first key that is written somewhere."""
+    """Names the override if one is involved, because it is the newest value; else the first key that is set
+    anywhere."""
     places = [place for key in conflict.keys if (place := _place(tuple(key.split(".")), tree)) is not None]
     overrides = [place for place in places if place.startswith("--")]
     place = next(iter(overrides or places), None)
@@ -116,7 +117,7 @@ def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
     name = str(name).replace("-", "_")
     siblings = {dotted((*parents, field)): field for field in fields_at(model, tuple(parents), tree.values)}
     guesses = [dotted(candidate) for candidate in all_keys(model, (), tree.values) if candidate[-1] == name]
-    if not guesses:  # else it was the right name in the wrong section
+    if not guesses:  # otherwise it was the right name in the wrong section
         guesses = [dotted((*parents, field)) for field in siblings.values() if _initials(field) == name]
     if not guesses:
         guesses = list(_foreign(key, tree, model))
@@ -134,7 +135,7 @@ def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
 
 
 def _foreign(key: Key, tree: Tree, model: Any) -> Iterator[str]:
-    """Our keys for what another framework calls so; verl's names are dotted, and the last part says what is meant."""
+    """Yields our keys for another framework's name; of verl's dotted names, the last part decides."""
     written = [place for place in tree.places if place[: len(key)] == key] or [key]
     for name in dict.fromkeys(str(place[-1]).replace("-", "_") for place in written):
         ours = FOREIGN.get(name)
@@ -143,13 +144,13 @@ def _foreign(key: Key, tree: Tree, model: Any) -> Iterator[str]:
 
 
 def _initials(name: str) -> str:
-    """learning_rate -> lr"""
+    """Returns the initials of a name: learning_rate -> lr."""
     words = name.split("_")
     return "".join(word[:1] for word in words) if len(words) > 1 else ""
 
 
 def key_of(location: tuple[str | int, ...], values: Any, error_type: str) -> Key:
-    """The key in the tree for pydantic's location, which also names the members of unions that it tried."""
+    """Converts pydantic's location, which includes the union members that were tried, to a key of the tree."""
     key: list[str | int] = []
     node: Any = values
     for i, part in enumerate(location):
@@ -166,7 +167,7 @@ def _has(node: Any, part: str | int) -> bool:
 
 
 def _place(key: Key, tree: Tree) -> str | None:
-    """Where the value, or the nearest section around it, was written."""
+    """Returns the place of the value, or of the nearest section around it."""
     for length in range(len(key), 0, -1):
         if key[:length] in tree.places:
             return tree.places[key[:length]]
@@ -174,7 +175,7 @@ def _place(key: Key, tree: Tree) -> str | None:
 
 
 def _located(key: Key, tree: Tree) -> str:
-    """`sort-grpo.yaml:14: rollout.temperature`, or `--rollout.temperature` for an override."""
+    """Returns place and key: `sort-grpo.yaml:14: rollout.temperature`, or `--rollout.temperature` for an override."""
     place = _place(key, tree)
     if place is None:
         return dotted(key)
@@ -182,7 +183,7 @@ def _located(key: Key, tree: Tree) -> str:
 
 
 def all_keys(model: Any, key: Key, values: Any) -> Iterator[Key]:
-    """The keys of a section and of those below it; of a section with kinds, those of the kind that `values` choose."""
+    """Yields the keys of a section and its subsections; for a union of sections, the keys of the kind in `values`."""
     for name in fields_at(model, key, values):
         yield (*key, name)
         if len(key) < 3:

@@ -1,4 +1,5 @@
-"""Overrides on the command line: `--actor.learning_rate 1e-4`, `--run.num_steps=50`, `--sft_warm_up null`."""
+"""Parses and applies command-line overrides: `--actor.learning_rate 1e-4`, `--run.num_steps=50`, `--sft_warm_up
+null`."""
 
 from __future__ import annotations
 
@@ -25,20 +26,20 @@ class Override:
     key: tuple[str, ...]
     """("actor", "learning_rate")"""
     text: str
-    """As it stands on the command line; `value` reads it."""
+    """The text on the command line, unparsed; `value` parses it."""
 
     @property
     def flag(self) -> str:
         return "--" + ".".join(self.key)
 
     def value(self, annotation: Any) -> Any:
-        """The text as a value of the key's type. Text and paths are taken as they stand, but for quotes around all of
-        it; everything else is YAML.
+        """Parses the text as a value of the key's type. For text and paths only surrounding quotes are removed;
+        everything else is YAML.
 
         Args:
-            annotation: of the key; None where it is not known.
+            annotation: the key's type; None if unknown.
 
-        Raises: UserError for text that is not YAML where it has to be.
+        Raises: UserError if YAML is expected and the text is not YAML.
         """
         members = set(leaves(annotation))
         written_as_text = [member for member in members if is_text(member) or is_list_of_text(member)]
@@ -46,7 +47,7 @@ class Override:
             return self._yaml()
         if self.text == "null" and NoneType in members:
             return None
-        if not self.text and str not in members:  # an unset variable of the shell is no path
+        if not self.text and str not in members:  # an unset env var is not a path
             return None
         is_flow_list = self.text.lstrip().startswith("[") and any(map(is_list, members))
         if is_flow_list and len(written_as_text) + (NoneType in members) == len(members):
@@ -54,10 +55,10 @@ class Override:
         return self._text(members)
 
     def _text(self, members: set[Any]) -> Any:
-        """The text as it stands, or what is in it where YAML's quotes are around all of it.
+        """Returns the text unchanged, or without YAML quotes if they surround all of it.
 
         Args:
-            members: what the key takes; a number, a truth value, null or a list that is among it is no text.
+            members: the types of the key; numbers, booleans, null and lists among them are not text.
         """
         try:
             value = parse_value(self.text)
@@ -81,14 +82,14 @@ class Override:
 
 
 def split_overrides(arguments: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
-    """Tells overrides from the options of a command, wherever they stand. Left to itself, argparse may take an
-    override's value for the recipe.
+    """Separates overrides from a command's options, in any order. argparse alone may take an override's value for the
+    recipe.
 
     Args:
         arguments: a command line.
-        options: the command's own, `--output` for example.
+        options: the command's options, for example `--output`.
     Returns:
-        What the command itself knows or has to complain about; the overrides with their values.
+        The arguments for the command's own parser; the overrides with their values.
     """
     own_arguments: list[str] = []
     overrides: list[str] = []
@@ -108,11 +109,11 @@ def split_overrides(arguments: Sequence[str], options: Collection[str]) -> tuple
 def refuse_misspelt_options(
     arguments: Sequence[str], options: Sequence[str], keys: Collection[str], command: str
 ) -> None:
-    """`--ouput x` looks like an override; a word that is no key and nearly an option is meant as one.
+    """Rejects misspelt options: `--ouput x` looks like an override, but it is not a key and close to an option.
 
     Args:
         arguments: overrides as on the command line.
-        options: the command's own.
+        options: the command's options.
         keys: the keys at the config's root.
     Raises: UserError.
     """
@@ -123,7 +124,7 @@ def refuse_misspelt_options(
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:
-    """The overrides among the arguments that the command itself does not know.
+    """Parses the overrides among the arguments that are not options of the command.
 
     Raises: UserError for a stray word and for a flag without a value.
     """
@@ -148,13 +149,13 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
 
 
 def apply_overrides(tree: Tree, overrides: Sequence[Override], model: Any) -> Tree:
-    """The tree with every override in it, in their order; those that choose a kind (`--task.kind`) first, because what
-    belonged to another kind is dropped.
+    """Returns the tree with all overrides applied in order, but those that choose a kind (`--task.kind`) first, because
+    they drop values of the old kind.
 
     Args:
-        model: the section that the tree is to be, or a union of them; its types decide how texts are read.
+        model: the expected section, or a union of sections; its types decide how texts are parsed.
 
-    Raises: UserError, see `Override.value`; and where a key is set under its old and its new name.
+    Raises: UserError, see `Override.value`; and if a key is set under both its old and its new name.
     """
     values, places = copy.deepcopy(tree.values), dict(tree.places)
     overrides, notes = renamed_overrides(overrides)
@@ -166,7 +167,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[Override], model: Any) -> Tr
         section = values
         for depth, parent in enumerate(parents, start=1):
             if not isinstance(section.get(parent), dict):
-                section[parent] = {}  # null or a plain value gives way; the schema judges the result
+                section[parent] = {}  # null or a plain value is replaced; validation checks the result
                 forget(places, override.key[:depth])
                 places[override.key[:depth]] = override.flag
             section = section[parent]

@@ -1,4 +1,4 @@
-"""What a trained robot policy acts with: of a run's config the environments and the policy, and where it is to act."""
+"""Config for using a trained robot policy: the run's environments and policy, and the devices to use now."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from rlinf.config.embodied import EnvConfig, PolicyConfig
 from rlinf.config.venvs import VENVS, Python, venv_conflicts
 
 ROLES = ("env", "policy")
-"""Those of a run's roles that act."""
+"""Roles of a run that are used."""
 FROM_RUN = ("name", "seed", "env", "policy", "venvs")
-"""Keys of a run's config that are taken over."""
+"""Keys copied from the run's config."""
 
 
 class TrainedConfig(Section):
-    """Environments and policy as the run had them. Devices are those of the machine at hand, and training has no part
-    in it."""
+    """The run's environments and policy, without its training settings, on the devices of the current machine."""
 
     name: str = Field(description="Name of the run.")
-    seed: Seed = Field(default=0, description="Seed of the run, by which a policy was made.")
+    seed: Seed = Field(default=0, description="Seed of the run, which also seeds the policy's initialization.")
     env: EnvConfig = Field(description="The environments.")
-    policy: PolicyConfig = Field(default=PolicyConfig(), description="The network.")
+    policy: PolicyConfig = Field(default=PolicyConfig(), description="The policy.")
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="The devices.")
     venvs: dict[str, Python] = Field(default={}, description=VENVS)
 

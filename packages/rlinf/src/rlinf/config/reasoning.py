@@ -1,4 +1,4 @@
-"""Config of the reasoning job: a language model learns to answer, from rewards alone."""
+"""Config of the reasoning job: a language model is trained from rewards alone."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from rlinf_workers.plugins import TRAINERS
 
 
 class ArchitectureConfig(Section):
-    """A small model made from scratch, with a tokenizer of single characters."""
+    """A small new model, with a tokenizer of single characters."""
 
-    family: Literal["qwen2"] = Field(default="qwen2", description="Architecture, as Hugging Face calls it.")
+    family: Literal["qwen2"] = Field(default="qwen2", description="Architecture, by its Hugging Face name.")
     hidden_size: int = Field(default=96, ge=1, description="Width of the residual stream; a multiple of num_heads.")
     intermediate_size: int = Field(default=256, ge=1, description="Width of the MLP.")
     num_layers: int = Field(default=3, ge=1, description="Transformer layers.")
     num_heads: int = Field(default=4, ge=1, description="Attention heads; a multiple of num_kv_heads.")
-    num_kv_heads: int = Field(default=2, ge=1, description="Heads of keys and values.")
+    num_kv_heads: int = Field(default=2, ge=1, description="Key-value heads.")
     max_positions: int = Field(
         default=64, ge=2, description="Longest sequence in tokens, prompt and completion together."
     )
 
 
 class ModelConfig(Section):
-    """The model to train: a folder, or an architecture to start from scratch. Exactly one of the two."""
+    """The model to train: either a folder, or the architecture of a new model."""
 
     path: InputPath | None = Field(
         default=None, description="Hugging Face model folder: config.json, weights, tokenizer."
@@ -76,46 +76,46 @@ class SftWarmUpConfig(Section):
         default=0.4,
         gt=0,
         le=1,
-        description="Stop once the accuracy on held-out problems reaches it; the mean reward, where the reward judges "
-        "no answers.",
+        description="Stop once the accuracy on held-out problems reaches this value; the mean reward, if the reward "
+        "does not check answers.",
     )
-    max_steps: int = Field(default=400, ge=1, description="Optimizer steps at most.")
+    max_steps: int = Field(default=400, ge=1, description="Maximum number of optimizer steps.")
     batch_size: int = Field(
-        default=256, ge=1, description="Problems of an optimizer step; a multiple of actor.num_shards."
+        default=256, ge=1, description="Problems per optimizer step; a multiple of actor.num_shards."
     )
     learning_rate: float = Field(default=3e-3, gt=0, description="Peak learning rate of AdamW, after a short warm-up.")
-    check_every: int = Field(default=20, ge=1, description="Optimizer steps between two looks at the accuracy.")
+    check_every: int = Field(default=20, ge=1, description="Optimizer steps between two checks of the accuracy.")
     reuse: bool = Field(
         default=True,
-        description="Take the SFT warm-up that an earlier run made, where all that decides it is the same to the bit; "
-        "false: make it anew.",
+        description="Reuse the SFT warm-up of an earlier run if everything that determines it is identical; false: "
+        "repeat it.",
     )
 
 
 class RolloutConfig(EngineConfig):
-    """What is generated in each step, and by what."""
+    """The completions of each step and the engine that generates them."""
 
     AT = "rollout."
 
     num_prompts: int = Field(
-        default=64, ge=1, description="Prompts of a step; each gives algorithm.group_size completions."
+        default=64, ge=1, description="Prompts per step; each gets algorithm.group_size completions."
     )
-    max_new_tokens: int = Field(ge=1, description="Longest completion in tokens.")
+    max_new_tokens: int = Field(ge=1, description="Maximum completion length in tokens.")
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature in training.")
     top_p: float = Field(default=1.0, gt=0, le=1, description=TOP_P + FULL_DISTRIBUTION)
     top_k: int = Field(default=0, ge=0, description=TOP_K + FULL_DISTRIBUTION)
     min_p: float = Field(default=0.0, ge=0, le=1, description=MIN_P + FULL_DISTRIBUTION)
     stop: Strings = Field(default=(), description=STOP)
     max_prompt_tokens: int = Field(
-        ge=1, description="Longest prompt in tokens; task.long_prompts says what becomes of a longer one."
+        ge=1, description="Maximum prompt length in tokens; task.long_prompts decides how longer ones are treated."
     )
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        default=None, description="Type of the weights that generate; a sync casts them. null: model.dtype."
+        default=None, description="Type of the weights that generate; the weight sync casts them. null: model.dtype."
     )
     stop_on_mismatch: bool = Field(
         default=False,
-        description="Stop the run where engine and trainer disagree about the first step's tokens by more than "
-        "rounding explains (docs/trust.md); false: the run says so and goes on.",
+        description="Stop the run if the first step's log-prob mismatch between trainer and engine is larger than "
+        "rounding explains (docs/trust.md); false: print a note and go on.",
     )
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -125,8 +125,8 @@ class RolloutConfig(EngineConfig):
         yield from self.length_conflicts(num_tokens, "rollout.max_prompt_tokens + rollout.max_new_tokens")
 
     def _distribution_conflicts(self) -> Iterator[Conflict]:
-        """Ratios and gradients are of log-probabilities in the full distribution, so that has to be sampled from: on a
-        small policy gradients were off by 4 % with a top_p of 0.95, by 22 % with 0.7."""
+        """Ratios and gradients use log-probabilities of the full distribution, so samples must come from it: on a small
+        policy, gradients were off by 4 % with top_p 0.95 and by 22 % with 0.7."""
         for name, value, all_tokens in (("top_p", self.top_p, 1), ("top_k", self.top_k, 0), ("min_p", self.min_p, 0)):
             if value != all_tokens:
                 yield Conflict(
@@ -138,10 +138,10 @@ class RolloutConfig(EngineConfig):
 
 
 class EvaluationConfig(Section):
-    """How held-out problems are answered, every run.evaluate_every steps."""
+    """Sampling settings for held-out problems, every run.evaluate_every steps."""
 
     num_samples: int = Field(default=1, ge=1, description="Completions of each problem (k of avg@k).")
-    temperature: float = Field(default=0.0, ge=0, description="Sampling temperature; 0 takes the likeliest token.")
+    temperature: float = Field(default=0.0, ge=0, description="Sampling temperature; 0: greedy decoding.")
     top_p: float = Field(default=1.0, gt=0, le=1, description=TOP_P)
     top_k: int = Field(default=0, ge=0, description=TOP_K)
     min_p: float = Field(default=0.0, ge=0, le=1, description=MIN_P)
@@ -164,103 +164,108 @@ class EvaluationConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """The model that algorithm.kl is to."""
+    """The reference model of algorithm.kl."""
 
     path: InputPath | None = Field(
         default=None,
-        description="Hugging Face model folder with the actor's tokenizer: a teacher. null: the actor's own model as "
-        "it is before the first step.",
+        description="Hugging Face model folder with the actor's tokenizer: a teacher. null: the actor's model before "
+        "the first step.",
     )
     sync_every: int | None = Field(
         default=None,
         ge=1,
-        description="Training steps after which the reference takes a share of the policy, again and again (TR-DPO, "
-        "arXiv:2404.09656); null: it stays as it is.",
+        description="Update the reference with a share of the policy every this many training steps (TR-DPO, "
+        "arXiv:2404.09656); null: never.",
     )
     sync_weight: float = Field(
-        default=0.6, gt=0, le=1, description="The policy's share, with reference.sync_every; 1: the policy itself."
+        default=0.6,
+        gt=0,
+        le=1,
+        description="The policy's share in such an update; 1: replace the reference by the policy.",
     )
 
 
 class ActorConfig(TrainerConfig):
-    """The optimizer (AdamW) and how a batch is cut."""
+    """The optimizer (AdamW) and how a batch is split."""
 
     lora: LoraConfig | None = Field(
         default=None,
-        description="Train low-rank changes of model.path alone (docs/backends.md); null: the whole model.",
+        description="Train only low-rank updates of model.path (docs/backends.md); null: the whole model.",
     )
 
     micro_batch_groups: int = Field(
         default=8,
         ge=1,
-        description="Groups of one forward and backward pass, padded to one length; decides the memory peak. Not read "
-        "where actor.max_tokens_per_micro_batch is set.",
+        description="Groups per forward and backward pass, padded to one length; decides the peak memory. Ignored if "
+        "actor.max_tokens_per_micro_batch is set.",
     )
     max_tokens_per_micro_batch: int | None = Field(
         default=None,
         ge=1,
-        description="Tokens of one forward and backward pass, packed without padding, each prompt once for its "
+        description="Tokens per forward and backward pass, packed without padding, with each prompt once for all its "
         "completions (docs/batches.md). At least rollout.max_prompt_tokens + rollout.max_new_tokens. null: padded "
         "passes of actor.micro_batch_groups.",
     )
     balance_shards: bool = Field(
         default=False,
-        description="Read all groups of a step before the first pass, and give every shard equally many tokens; needs "
-        "actor.max_tokens_per_micro_batch. Algorithms that read all groups first anyway do so without it.",
+        description="Read all groups of a step before the first pass and give every shard about the same number of "
+        "tokens; needs actor.max_tokens_per_micro_batch. Always on for algorithms that read all groups first anyway.",
     )
     group_order: Literal["index", "arrival"] = Field(
         default="index",
-        description="index: groups are learned from in the order of their prompts, so that sums are the same to the "
-        "bit under every plan. arrival: as they come, so that training begins with the first that are whole. Where "
-        "all groups are read first anyway the two are the same.",
+        description="index: train on groups in the order of their prompts, so that sums are bitwise identical under "
+        "every plan. arrival: in order of completion, so that training starts earlier. Without effect if all groups "
+        "are read first anyway.",
     )
     num_shards: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=2,
-        description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks, "
-        "which divides it; each costs a gradient's memory. auto: one for each device of the machine where the run "
-        "starts, or for each replica that they have room for.",
+        description="Shards of a batch with separate gradient sums, so that numbers do not depend on the number of "
+        "ranks, which must divide it; each shard costs one gradient's memory. auto: one per device of the machine "
+        "where the run starts, or one per replica that fits on them.",
     )
 
     @property
     def resolved_shards(self) -> int:
-        """`num_shards` as a number."""
+        """`num_shards` after `auto` was resolved."""
         assert self.num_shards != "auto", "jobs.prepare resolves it (rlinf.config.devices.resolve_for_devices)"
         return self.num_shards
 
 
 class CriticConfig(OptimizerConfig):
-    """The critic of algorithms that have one: a model like the actor's with one value a token."""
+    """The critic of algorithms that have one: a copy of the actor's architecture with one value per token."""
 
     learning_rate: float = Field(default=1e-3, gt=0, description="Learning rate at the first step.")
 
 
 class ReasoningRunConfig(RunConfig):
-    """How long the run lasts, what it writes down when, and which failures it bears."""
+    """`RunConfig` plus the judge failures that a run tolerates."""
 
     max_judge_failures: float = Field(default=0.5, ge=0, le=1, description=MAX_JUDGE_FAILURES)
 
 
 class ReasoningConfig(JobConfig):
-    """A language model learns to answer, from rewards alone."""
+    """A language model is trained from rewards alone."""
 
-    job: Literal["reasoning"] = Field(description="Which training program runs.")
-    task: TaskConfig = Field(description="Where problems and answers come from.")
+    job: Literal["reasoning"] = Field(description="Name of the job.")
+    task: TaskConfig = Field(description="Source of problems and answers.")
     model: ModelConfig = Field(description="The model to train.")
     sft_warm_up: SftWarmUpConfig | None = Field(
         default=None, description="Supervised training before the first step; null for none."
     )
     algorithm: CompletionsAlgorithm = Field(default=preset("grpo"), description="The learning algorithm.")
-    rollout: RolloutConfig = Field(description="What is generated in each step.")
+    rollout: RolloutConfig = Field(description="The completions of each step and the engine that generates them.")
     reward: RewardConfig = Field(description="How a completion is scored.")
     evaluation: EvaluationConfig = Field(
-        default=EvaluationConfig(), description="How held-out problems are answered during training."
+        default=EvaluationConfig(), description="Sampling settings for held-out problems during training."
     )
-    actor: ActorConfig = Field(default=ActorConfig(), description="The optimizer and how a batch is cut.")
+    actor: ActorConfig = Field(default=ActorConfig(), description="The optimizer and how a batch is split.")
     reference: ReferenceConfig = Field(
-        default=ReferenceConfig(), description="The model that algorithm.kl holds on to, where there is one."
+        default=ReferenceConfig(), description="The reference model of algorithm.kl, if the algorithm has a KL term."
     )
-    critic: CriticConfig = Field(default=CriticConfig(), description="The optimizer of the critic, where there is one.")
-    run: ReasoningRunConfig = Field(description="Length of the run, and what it writes down when.")
+    critic: CriticConfig = Field(
+        default=CriticConfig(), description="The optimizer of the critic, if the algorithm has one."
+    )
+    run: ReasoningRunConfig = Field(description="Length of the run, evaluations, checkpoints, logs and failures.")
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -268,7 +273,7 @@ class ReasoningConfig(JobConfig):
 
     @property
     def replica_sizes(self) -> dict[str, int]:
-        """With what follows from the actor's backend."""
+        """Includes the actor's replica size that the backend's options determine."""
         size = self.actor.ranks_per_replica
         return super().replica_sizes | ({"actor": size} if size is not None and size > 1 else {})
 
@@ -298,7 +303,7 @@ class ReasoningConfig(JobConfig):
             )
 
     def _backend_conflicts(self) -> Iterator[Conflict]:
-        """What the actor's backend cannot do, or has said already."""
+        """Settings that the actor's backend does not support or already determines."""
         actor, size = self.actor, self.actor.ranks_per_replica
         if text := actor.trainer_spec.dtype_problem(actor.backend_options, self.model.dtype):
             keys = ("actor.backend_options", "model.dtype", "actor.backend")
@@ -320,27 +325,27 @@ class ReasoningConfig(JobConfig):
 
     @property
     def served_dtype(self) -> str:
-        """Of the weights that generate."""
+        """Dtype of the weights that generate."""
         return self.rollout.dtype or self.model.dtype
 
     @property
     def knows_reference(self) -> bool:
-        """The KL is to the model that the actor's adapter changes, so the actor says the reference's log-probabilities:
-        no other worker holds that model."""
+        """Whether the actor computes the reference's log-probabilities: with LoRA, the reference is the actor's model
+        without its adapter."""
         return bool(self.algorithm.kl_coef) and self.actor.lora is not None and self.reference.path is None
 
     @property
     def has_reference_worker(self) -> bool:
-        """Whether a worker group of its own says the reference's log-probabilities."""
+        """Whether a separate worker group computes the reference's log-probabilities."""
         return bool(self.algorithm.kl_coef) and not self.knows_reference
 
     @property
     def gathers_whole_step(self) -> bool:
-        """Whether the actor has read all groups of a step before it computes."""
+        """Whether the actor reads all groups of a step before it computes."""
         return self.algorithm.gathers_whole_step or self.knows_reference
 
     def _lora_conflicts(self) -> Iterator[Conflict]:
-        """An adapter belongs to a model that has a folder and stays as it is."""
+        """An adapter needs a base model that has a folder and does not change."""
         if self.actor.lora is None:
             return
         if self.sft_warm_up is not None:
@@ -358,7 +363,7 @@ class ReasoningConfig(JobConfig):
             )
 
     def _algorithm_conflicts(self) -> Iterator[Conflict]:
-        """What the algorithm needs of other sections."""
+        """Settings of other sections that contradict the algorithm."""
         algorithm, teacher = self.algorithm, self.reference.path
         if teacher is not None and not algorithm.kl_coef:
             yield Conflict(
@@ -400,7 +405,7 @@ class ReasoningConfig(JobConfig):
             )
 
     def _reference_conflicts(self) -> Iterator[Conflict]:
-        """Where no reference can follow the policy."""
+        """Checks `reference.sync_every`, which needs a reference that can follow the policy."""
         reference, every = self.reference, self.reference.sync_every
         if every is None:
             if reference.sync_weight != ReferenceConfig().sync_weight:
@@ -456,7 +461,8 @@ class ReasoningConfig(JobConfig):
                 )
 
     def _critic_conflicts(self) -> Iterator[Conflict]:
-        """Settings of a critic that is not there; those that are as by default may stand in a resolved config."""
+        """Settings of the critic if the algorithm has none. Default values are allowed, because resolved configs
+        contain them."""
         if self.algorithm.has_critic:
             return
         unused = CriticConfig()
@@ -470,7 +476,7 @@ class ReasoningConfig(JobConfig):
                 )
 
     def _budget_conflicts(self) -> Iterator[Conflict]:
-        """What a budget of tokens needs."""
+        """Conflicts of `actor.max_tokens_per_micro_batch` with other settings."""
         budget = self.actor.max_tokens_per_micro_batch
         if budget is None:
             if self.actor.balance_shards:

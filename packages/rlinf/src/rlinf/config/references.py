@@ -1,5 +1,5 @@
-"""Names, files and folders that a config refers to, looked up before anything heavy is imported: a mistyped one is
-answered at once. What is behind them is checked later."""
+"""Checks that the names, files and folders in a config exist, before anything heavy is imported, so that typos fail at
+once. Their contents are checked later."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlinf_workers.plugins import ENGINES, LAUNCHERS, POLICIES, WEIGHT_SYNCS
 
 
 def check_names(config: JobConfig) -> None:
-    """Raises: UserError for a name that nothing is known by; import paths are not followed, which a plan needs not."""
+    """Raises: UserError for an unknown name. Import paths are not followed, because a plan does not need them."""
     for registry, name, at in _names(config):
         refused(registry.check, name, at)
 
 
 def check_references(config: JobConfig) -> None:
-    """Raises: UserError for a name that nothing is known by, and for a file or folder that is not there."""
+    """Raises: UserError for an unknown name, and for a missing file or folder."""
     for registry, name, at in _names(config):
         refused(registry.locate, name, at)
     _check_venvs(config.venvs)
@@ -35,7 +35,7 @@ def check_references(config: JobConfig) -> None:
 
 
 def check_eval_references(config: EvalConfig) -> None:
-    """As `check_references`, of an evaluation."""
+    """`check_references` for an evaluation."""
     _check_processes(config.cluster, config.venvs)
     refused(ENGINES.locate, config.engine, f"engine={config.engine}")
     for name, benchmark in config.benchmarks.items():
@@ -48,13 +48,13 @@ def check_eval_references(config: EvalConfig) -> None:
 
 
 def check_trained_references(config: TrainedConfig) -> None:
-    """As `check_references`, of what a trained policy acts with."""
+    """`check_references` for the config of a trained policy."""
     _check_processes(config.cluster, config.venvs)
     refused(POLICIES.locate, config.policy.name, "policy.name")
 
 
 def _names(config: JobConfig) -> Iterator[tuple[Registry[Any], str, str]]:
-    """What a run names, with the key as a message begins with it."""
+    """Yields (registry, name, key) for each name in a run's config."""
     yield from _cluster_names(config.cluster)
     yield from job_spec(config).names(config)
 
@@ -80,7 +80,7 @@ def _check_venvs(venvs: Mapping[str, str]) -> None:
 
 
 def refused(check: Callable[[str], None], name: str, at: str) -> None:
-    """What a registry says of a name, as an error that begins with the key."""
+    """Converts a registry's error about a name into a UserError that begins with the key."""
     try:
         check(name)
     except AlgosError as error:

@@ -1,6 +1,6 @@
-"""Keys of recipes that have a new name; the old one is still accepted for one version.
+"""Keys of recipes that were renamed; the old name is accepted for one more version.
 
-A recipe, a config in a run folder and an override are renamed when they are read, so nothing else knows an old name.
+Recipes, configs in run folders and overrides are renamed as they are read; no other module handles old names.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ RENAMED = {
     "warm_start": "sft_warm_up",
     "environments": "venvs",
 }
-"""Old dotted key -> new one; the key of a section renames all keys below it."""
+"""Old dotted key -> new key; the key of a section renames all keys below it."""
 ABSENT = object()
 
 
 def renamed_tree(tree: Tree) -> Tree:
-    """The tree under the new names, with a note for each old one.
+    """Returns the tree with new names, and a note for each old one.
 
-    Raises: UserError where both names of a key are set.
+    Raises: UserError if both names of a key are set.
     """
     for old, new in RENAMED.items():
         key, target = tuple(old.split(".")), tuple(new.split("."))
@@ -52,9 +52,9 @@ def renamed_tree(tree: Tree) -> Tree:
 
 
 def renamed_overrides(overrides: Sequence[Override]) -> tuple[list[Override], tuple[str, ...]]:
-    """The overrides under the new names, and a note for each old one.
+    """Returns the overrides with new names, and a note for each old one.
 
-    Raises: UserError where a key is overridden under both names.
+    Raises: UserError if a key is overridden under both names.
     """
     result: list[Override] = []
     notes: list[str] = []
@@ -85,7 +85,7 @@ def _moved(key: Key, old: Key, new: Key) -> Key:
 
 
 def _value(values: Any, key: Key) -> Any:
-    """The value at a key; `ABSENT` where there is none."""
+    """Returns the value at a key, or `ABSENT`."""
     for part in key:
         if not isinstance(values, Mapping) or part not in values:
             return ABSENT
@@ -94,7 +94,7 @@ def _value(values: Any, key: Key) -> Any:
 
 
 def _without(values: Mapping[str, Any], key: Key) -> dict[str, Any]:
-    """A copy without that key, and without the sections that held nothing else."""
+    """Returns a copy without the key and without sections that become empty."""
     first, *rest = key
     copy = dict(values)
     below = _without(copy[str(first)], tuple(rest)) if rest else {}
@@ -106,7 +106,7 @@ def _without(values: Mapping[str, Any], key: Key) -> dict[str, Any]:
 
 
 def _put(values: Mapping[str, Any], key: Key, value: Any) -> dict[str, Any]:
-    """A copy with a value at that key."""
+    """Returns a copy with the value set at the key."""
     first, *rest = key
     below = values.get(str(first))
     copy = dict(values)

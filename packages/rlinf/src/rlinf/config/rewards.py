@@ -13,62 +13,62 @@ from pydantic_core import PydanticCustomError
 from rlinf.config.base import Conflict, InputPath, Section
 
 MAX_JUDGE_FAILURES = (
-    "Largest share of a step's completions on which the reward itself may fail (an exception of a built-in rule, a "
-    "check whose process dies). These count as crashed, with a reward of 0; a step with more of them ends the run."
+    "Largest share of a step's completions for which the reward itself may fail (a built-in rule raises an exception, "
+    "or a checking process dies). These completions get a reward of 0; the run ends if more fail."
 )
 
 
 class RuleReward(Section):
-    """A rule without options: 1 or 0."""
+    """A rule without options; returns 1 or 0."""
 
     kind: Literal["exact", "numeric", "format", "random"] = Field(
-        description="exact: the text equals the answer. numeric: the last number does. format: <think> ... </think> "
-        "<answer> ... </answer>, whatever is in them. random: a control, coin flips drawn from the run's seed, with "
-        "which nothing can be learned; evaluation stays exact."
+        description="exact: the text equals the answer. numeric: the last number equals the answer. format: <think> "
+        "... </think> <answer> ... </answer> with any content. random: a control, coin flips drawn from the run's "
+        "seed that carry no learning signal; evaluation stays exact."
     )
 
 
 class ChoiceReward(Section):
-    """The last letter that is stated as the answer is the reference's."""
+    """1 if the last letter stated as the answer is the reference's."""
 
     kind: Literal["multiple_choice"]
-    num_choices: int = Field(default=26, ge=2, le=26, description="Letters from A on that may be answered.")
+    num_choices: int = Field(default=26, ge=2, le=26, description="Number of possible answers, letters from A on.")
 
 
 class MathRewardConfig(Section):
-    """The answer means the same as the reference, by math-verify in a pool of processes (`rlinf[math]`)."""
+    """1 if math-verify finds the answer equivalent to the reference; runs in a pool of processes (`rlinf[math]`)."""
 
     kind: Literal["math"]
     num_processes: int = Field(default=2, ge=1, description="Checking processes; each keeps a CPU core busy.")
     time_limit_s: float = Field(default=1.0, ge=0.01, description="CPU seconds for one comparison.")
-    wall_limit_s: float = Field(default=2.0, ge=0.01, description="Seconds by the clock for one comparison.")
+    wall_limit_s: float = Field(default=2.0, ge=0.01, description="Wall-clock seconds for one comparison.")
     memory_limit_mib: int = Field(default=1024, ge=128, description="Memory of one checking process.")
 
 
 class CodeRewardConfig(Section):
-    """The last fenced program passes the tests in the reference, run in a sandbox."""
+    """1 if the last fenced program passes the reference's tests in a sandbox."""
 
     kind: Literal["code"]
-    num_processes: int = Field(default=2, ge=1, description="Programs that run at a time.")
-    wall_limit_s: float = Field(default=10.0, ge=0.1, description="Seconds that one run may last.")
-    cpu_limit_s: int = Field(default=5, ge=1, description="CPU seconds of one run, whole ones.")
+    num_processes: int = Field(default=2, ge=1, description="Programs that run concurrently.")
+    wall_limit_s: float = Field(default=10.0, ge=0.1, description="Wall-clock seconds for one run.")
+    cpu_limit_s: int = Field(default=5, ge=1, description="CPU seconds for one run, a whole number.")
     memory_limit_mib: int = Field(default=512, ge=64, description="Memory of one run.")
-    partial: bool = Field(default=False, description="A share of the tests passed gives a share of the reward.")
+    partial: bool = Field(default=False, description="Reward the share of tests passed instead of 1 or 0.")
     allow_weak_isolation: bool = Field(
         default=False,
-        description="Accept the weak sandbox where the kernel offers no namespaces, even if programs can forge their "
-        "verdict in it; the manifest says what is open.",
+        description="Accept the weak sandbox on kernels without namespaces, even if programs can forge their verdict "
+        "in it; the manifest records what is open.",
     )
 
 
 class ModelReward(Section):
-    """The score that a reward model of Hugging Face's sequence classification gives."""
+    """The score of a reward model (Hugging Face sequence classification)."""
 
     kind: Literal["model"]
-    path: InputPath = Field(description="Its folder: config.json with one label, weights, tokenizer.")
-    batch_size: int = Field(default=16, ge=1, description="Rows of one forward pass.")
+    path: InputPath = Field(description="Model folder: config.json with one label, weights, tokenizer.")
+    batch_size: int = Field(default=16, ge=1, description="Rows per forward pass.")
     max_tokens: int | None = Field(
-        default=None, ge=1, description="Of a longer row the end is kept; null for what the model can read."
+        default=None, ge=1, description="Longer rows keep only this many tokens at their end; null: the model's limit."
     )
 
 
@@ -76,7 +76,7 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def _check_function(path: str) -> str:
-    """Refuses what names no function, and the path of a file in place of a module."""
+    """Raises an error for text that is not module:name, or that names a file instead of a module."""
     module, _, name = path.partition(":")
     if _FUNCTION.fullmatch(path) and not module.endswith(".py"):
         return path
@@ -87,15 +87,17 @@ def _check_function(path: str) -> str:
 
 
 class FunctionReward(Section):
-    """A function or class of one's own."""
+    """A custom function or class."""
 
     kind: Literal["function"]
     path: Annotated[str, AfterValidator(_check_function)] = Field(
-        description="package.module:name, of a function (completion, answer) that returns a number or a RewardResult, "
-        "or of a class whose objects are called like that. Parameters named prompt and row are given those.",
+        description="package.module:name of a function (completion, answer) that returns a number or a RewardResult, "
+        "or of a class whose objects are called like that. They may also take parameters named prompt and row.",
     )
     time_limit_s: float = Field(
-        default=60.0, gt=0, description="A call that takes longer ends the run and shows where it hangs."
+        default=60.0,
+        gt=0,
+        description="A call that takes longer ends the run with a message that shows where it hangs.",
     )
 
 
@@ -103,9 +105,9 @@ class LengthReward(Section):
     """0 up to `free` characters or words, down to -1 at `limit`."""
 
     kind: Literal["length"]
-    free: int = Field(ge=0, description="Length that costs nothing.")
+    free: int = Field(ge=0, description="Length without a penalty.")
     limit: int = Field(ge=1, description="Length at which the reward is -1; more than free.")
-    unit: Literal["characters", "words"] = Field(default="characters", description="What is counted.")
+    unit: Literal["characters", "words"] = Field(default="characters", description="Unit of lengths.")
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.limit <= self.free:
@@ -116,12 +118,12 @@ class LengthReward(Section):
 
 
 class LengthTargetReward(Section):
-    """1 at `target` characters or words, less on both sides, 0 from `tolerance` away."""
+    """1 at `target` characters or words, falling to 0 at a distance of `tolerance`."""
 
     kind: Literal["length_target"]
-    target: int = Field(ge=1, description="The length wanted.")
-    tolerance: int = Field(ge=1, description="Distance at which nothing is left.")
-    unit: Literal["characters", "words"] = Field(default="characters", description="What is counted.")
+    target: int = Field(ge=1, description="The desired length.")
+    tolerance: int = Field(ge=1, description="Distance at which the reward reaches 0.")
+    unit: Literal["characters", "words"] = Field(default="characters", description="Unit of lengths.")
 
 
 TermReward = Annotated[
@@ -145,7 +147,7 @@ class RewardTermConfig(Section):
 
 
 class WeightedRewardConfig(Section):
-    """A sum of weight times reward; the first term decides the outcome that is counted."""
+    """A weighted sum of rewards; the first term decides the outcome that is counted."""
 
     kind: Literal["weighted"]
     terms: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], RewardTermConfig] = Field(

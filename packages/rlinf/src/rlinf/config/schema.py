@@ -1,4 +1,4 @@
-"""The config of a run: one model for each job, named by `job`."""
+"""The config of a run: one pydantic model per job, selected by the key `job`."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from rlinf.config.overrides import Override
 from rlinf.jobs.plugins import JOBS, named_job
 
 SHIPPED: tuple[type[JobConfig], ...] = tuple(spec.config_model() for spec in JOBS.specs())
-"""The config models of the jobs that have a name."""
+"""The config models of the shipped jobs."""
 Shipped: Any = Annotated[Union[SHIPPED], Field(discriminator="job")]  # noqa: UP007 - the members are a tuple
-"""Their union, which the key `job` tells apart."""
+"""Their union, discriminated by the key `job`."""
 
 
 def config_type(values: Mapping[str, Any], overrides: Sequence[Override] = ()) -> Any:
-    """What a config should be: the config model of the custom job that it names, or any of the shipped ones.
+    """Returns the config model of the custom job named in `values`, or the union of the shipped ones.
 
     Args:
-        values: of a recipe.
-        overrides: come on top.
+        values: the recipe's values.
+        overrides: applied on top.
 
-    Raises: UserError for a custom job that is not there.
+    Raises: UserError for a custom job that does not exist.
     """
     job = next((one.text for one in reversed(overrides) if one.key == ("job",)), values.get("job"))
     return named_job(job).config_model() if isinstance(job, str) and ":" in job else Shipped
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a recipe file, for editors.
+    """Returns the JSON schema of a recipe file, for editors.
 
-    A recipe may leave to the one it `extends` what it likes, so no key is required here; loading checks that nothing
-    is missing.
+    No key is required, because a recipe may inherit any key from the one it `extends`; loading checks that nothing is
+    missing.
     """
     schema = _without_requirements(TypeAdapter(Shipped).json_schema())
     for model in SHIPPED:
@@ -55,5 +55,5 @@ def _without_requirements(node: Any) -> Any:
         key: _without_requirements(value) for key, value in node.items() if key not in ("required", "discriminator")
     }
     if isinstance(relaxed.get("oneOf"), list):
-        relaxed["anyOf"] = relaxed.pop("oneOf")  # without required keys, more than one may fit
+        relaxed["anyOf"] = relaxed.pop("oneOf")  # without required keys, several may match
     return relaxed

@@ -1,4 +1,4 @@
-"""A recipe with every key, also one that still waits for a model or data of the user's."""
+"""Shows a recipe with every key, even if it still lacks the user's model or data."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rlinf.errors import UserError
 
 
 def show_recipe(recipe: str, overrides: Sequence[Override]) -> str:
-    """The resolved recipe as YAML. Keys that it leaves to the user stay null and are named in the first line.
+    """Returns the resolved recipe as YAML. Keys that the user has to set stay null and are listed in the first line.
 
-    Raises: UserError for every mistake other than a key without a value.
+    Raises: UserError for every error other than a missing value.
     """
     tree = read_recipe(recipe)
     tree = apply_overrides(tree, overrides, config_type(tree.values, overrides))
@@ -44,7 +44,7 @@ def show_recipe(recipe: str, overrides: Sequence[Override]) -> str:
 
 
 def _gaps(error: BaseException | None, values: dict[str, Any]) -> Iterator[tuple[Key, Any]]:
-    """The keys without a value that are among the mistakes, each with something to stand in its place."""
+    """Yields the keys whose value is missing, each with a placeholder."""
     if not isinstance(error, ValidationError):
         return
     for detail in error.errors(include_url=False):

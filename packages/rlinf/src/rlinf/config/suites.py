@@ -1,4 +1,4 @@
-"""Config of `rlinf eval --suite`: how a robot policy is asked for what it did not see in training."""
+"""Config of `rlinf eval --suite`: evaluation of a robot policy under conditions it did not see in training."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ from rlinf.config.embodied import EVAL_SEED_LIMIT
 from rlinf.config.playing import TrainedConfig
 
 RESUMABLE = ("cluster", "venvs")
-"""Keys that may change when an evaluation is resumed: they move no number."""
+"""Keys that may change when an evaluation is resumed; they do not affect the numbers."""
 SEEN = "seen"
-"""The variant that every suite has: as in training, with the seeds of evaluations."""
+"""The variant that every suite has: training conditions with evaluation seeds."""
 AXES = ("vision", "semantics", "execution")
 Axis = Literal["vision", "semantics", "execution"]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, min_length=1)]
 
 
 def _names(value: Any) -> Any:
-    """`vision,execution` for `[vision, execution]`."""
+    """Turns command-line text into a tuple: `vision,execution` means `[vision, execution]`."""
     return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
 class DisturbConfig(Section):
-    """What becomes of pictures and instructions; each draw belongs to the seed of the episode."""
+    """Disturbances of images and instructions; each is drawn with the episode's seed."""
 
-    brightness: float = Field(default=0.0, ge=-1, le=1, description="-1: black pictures; 1: twice as bright.")
+    brightness: float = Field(default=0.0, ge=-1, le=1, description="-1: black images; 1: twice as bright.")
     texture: float = Field(
-        default=0.0, ge=0, le=1, description="Share of random patches mixed into each picture, drawn anew for each."
+        default=0.0, ge=0, le=1, description="Share of random patches mixed into each image, new ones for each image."
     )
-    noise: float = Field(default=0.0, ge=0, le=1, description="Share of random pixels mixed into each picture.")
-    shift: int = Field(default=0, ge=0, description="Pixels by which the pictures of an episode are moved, at most.")
+    noise: float = Field(default=0.0, ge=0, le=1, description="Share of random pixels mixed into each image.")
+    shift: int = Field(default=0, ge=0, description="Maximum shift of an episode's images, in pixels.")
     wordings: tuple[str, ...] = Field(
-        default=(), strict=False, description="Other words, with {instruction} where its own go; an episode has one."
+        default=(),
+        strict=False,
+        description="Alternative wordings, with {instruction} where the original goes; each episode uses one.",
     )
     paraphrases: dict[str, Names] = Field(
-        default={}, description="Instruction -> sentences of which an episode has one in its place; before wordings."
+        default={},
+        description="Instruction -> sentences of which each episode uses one in its place; applied before wordings.",
     )
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -51,22 +54,22 @@ class DisturbConfig(Section):
 
 
 class VariantEnvConfig(Section):
-    """What is other than in the run's environment."""
+    """Changes to the run's environment."""
 
     id: str | None = Field(default=None, min_length=1, description="Another environment of the run's kind.")
     max_episode_steps: int | None = Field(default=None, ge=1, description="Another time limit.")
     options: dict[str, bool | int | float | str | Annotated[tuple[str | int, ...], Field(strict=False)] | None] = Field(
-        default={}, description="Options in place of the run's; those that are not named stay."
+        default={}, description="Options that replace the run's; options not listed stay the same."
     )
 
 
 class VariantConfig(Section):
-    """One way in which things are not as in training."""
+    """One condition that differs from training."""
 
-    axis: Axis = Field(description="What it asks of the policy: vision, semantics or execution.")
-    about: str = Field(default="", description="What is other, in words.")
+    axis: Axis = Field(description="The ability tested: vision, semantics or execution.")
+    about: str = Field(default="", description="Description of the difference.")
     env: VariantEnvConfig = Field(default=VariantEnvConfig(), description="The environment.")
-    disturb: DisturbConfig = Field(default=DisturbConfig(), description="Pictures and instructions.")
+    disturb: DisturbConfig = Field(default=DisturbConfig(), description="Images and instructions.")
     first_seed: int | None = Field(default=None, ge=0, lt=EVAL_SEED_LIMIT, description="null: the suite's.")
 
 
@@ -74,16 +77,16 @@ class SuiteConfig(Section):
     """Variants of an environment, each evaluated with the same number of episodes and compared with `seen`."""
 
     name: str = Field(min_length=1, description="Name of the suite.")
-    env_kind: str | None = Field(default=None, description="Which env.kind it is for; null: any.")
+    env_kind: str | None = Field(default=None, description="The env.kind that the suite is for; null: any.")
     num_episodes: int = Field(default=50, ge=1, description="Episodes of each variant.")
     first_seed: int | None = Field(
         default=None,
         ge=0,
         lt=EVAL_SEED_LIMIT,
-        description="Seed of a variant's first episode, the next ones count up; null: env.eval_seed of the run.",
+        description="Seed of a variant's first episode; each further episode adds 1. null: env.eval_seed of the run.",
     )
-    num_films: int = Field(default=2, ge=0, description="Episodes of each variant that are filmed (rlinf[video]).")
-    variants: dict[str, VariantConfig] = Field(min_length=1, description="Name -> what is other.")
+    num_films: int = Field(default=2, ge=0, description="Episodes of each variant that are recorded (rlinf[video]).")
+    variants: dict[str, VariantConfig] = Field(min_length=1, description="Name -> what differs from training.")
 
     def conflicts(self) -> Iterator[Conflict]:
         if SEEN in self.variants:
@@ -91,12 +94,12 @@ class SuiteConfig(Section):
 
 
 class SuiteEvalConfig(TrainedConfig):
-    """Everything that decides the numbers of an evaluation by a suite."""
+    """Everything that decides the numbers of a suite evaluation."""
 
-    checkpoint: InputPath = Field(description="The checkpoint whose policy acts.")
+    checkpoint: InputPath = Field(description="The checkpoint with the policy to evaluate.")
     suite: SuiteConfig = Field(description="The suite.")
     only: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_names)] = Field(
-        default=(), strict=False, description="Axes and variants that are asked, beside seen; empty: all."
+        default=(), strict=False, description="Axes and variants to evaluate, besides seen; empty: all."
     )
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -114,7 +117,7 @@ class SuiteEvalConfig(TrainedConfig):
 
     @property
     def chosen(self) -> dict[str, VariantConfig]:
-        """The variants that are asked, beside `seen`."""
+        """The variants to evaluate, besides `seen`."""
         names = set(self.only)
         return {
             name: variant for name, variant in self.suite.variants.items() if not names or names & {name, variant.axis}

@@ -1,4 +1,4 @@
-"""Config of tasks: where problems and their answers come from."""
+"""Config of tasks, the sources of problems and answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf.config.base import Conflict, InputPath, Section
 
 
 def _one_or_several(value: Any) -> Any:
-    """`x.jsonl` for `[x.jsonl]`."""
+    """Turns a single file into a tuple: `x.jsonl` means `[x.jsonl]`."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
@@ -47,38 +47,40 @@ class FilesTask(_Task):
     )
     eval_sets: dict[str, InputPath] = Field(
         default={},
-        description="Name -> file of further problems to evaluate on, all of them, with a curve for each. Under the "
-        "name of a published set (aime24, math500, ...) the file has its columns, else those of the other files.",
+        description="Name -> file of further evaluation problems, all of which are used; each set gets its own curve. "
+        "A file under the name of a published set (aime24, math500, ...) has that set's columns, others those of the "
+        "other files.",
     )
     prompt_field: str = Field(default="question", description="Field of a row that holds the problem.")
     answer_field: str = Field(default="answer", description="Field of a row that holds the reference answer.")
     prompt_template: str = Field(
         default="{question}\n",
-        description="Prompt given to the model, instruction included, with {question}, or the prompt_field in braces, "
-        "where the problem goes.",
+        description="Prompt given to the model, including the instruction, with {question}, or the prompt_field in "
+        "braces, where the problem goes.",
     )
     prompt_format: Literal["auto", "plain", "chat"] = Field(
         default="auto",
-        description="plain: the prompt as it is. chat: as the user's message, in the chat template of the tokenizer. "
-        "auto: chat where the tokenizer has a template. rlinf eval asks the run's model in the same way.",
+        description="plain: the prompt unchanged. chat: the prompt as the user's message in the tokenizer's chat "
+        "template. auto: chat if the tokenizer has a template. rlinf eval uses the same format for the run's model.",
     )
-    system_prompt: str | None = Field(default=None, description="Message of the system before the prompt, in a chat.")
+    system_prompt: str | None = Field(default=None, description="System message before the prompt, in a chat.")
     chat_options: dict[str, bool | int | float | str] = Field(
-        default={}, description="Arguments of the chat template, {enable_thinking: false} for example."
+        default={}, description="Arguments of the chat template, for example {enable_thinking: false}."
     )
     answer_format: Literal["gsm8k", "exact"] = Field(
         default="exact", description="gsm8k: the answer ends in `#### number`. exact: the answer is the whole text."
     )
     long_prompts: Literal["stop", "keep_end", "drop"] = Field(
         default="stop",
-        description="What becomes of a prompt longer than rollout.max_prompt_tokens. stop: an error before anything "
-        "starts. keep_end: its beginning is cut off. drop: the problem is left out. The last two are counted in the "
-        "run's notes.",
+        description="How to treat prompts longer than rollout.max_prompt_tokens. stop: raise an error before anything "
+        "starts. keep_end: cut off the beginning. drop: leave the problem out. The last two are counted in the run's "
+        "notes.",
     )
     on_bad_row: Literal["stop", "skip"] = Field(
         default="stop",
-        description="A row that is no problem (torn, a field missing or empty or of another type, an answer without "
-        "its number). stop: an error with file and line. skip: left out, and counted in the run's notes.",
+        description="How to treat a row that is not a valid problem (torn; a field missing, empty or of another type; "
+        "an answer without its number). stop: raise an error with file and line. skip: leave it out and count it in "
+        "the run's notes.",
     )
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -88,7 +90,7 @@ class FilesTask(_Task):
 
 
 def chat_conflicts(system_prompt: str | None, chat_options: Mapping[str, object], at: str) -> Iterator[Conflict]:
-    """Settings of a chat where prompts are plain; `at` is what their keys begin with."""
+    """Chat settings used with plain prompts; `at` is the prefix of their keys."""
     if system_prompt is not None or chat_options:
         yield Conflict(
             keys=(f"{at}chat_options" if system_prompt is None else f"{at}system_prompt", f"{at}prompt_format"),
@@ -97,7 +99,7 @@ def chat_conflicts(system_prompt: str | None, chat_options: Mapping[str, object]
 
 
 def template_conflicts(template: str, field: str, key: str, field_key: str) -> Iterator[Conflict]:
-    """Whether a template has a place for the problem and no other brace."""
+    """Checks that a template has the placeholder for the problem and no other brace."""
     placeholder = "{" + field + "}"
     rest = template.replace(placeholder, "").replace("{question}", "")
     if rest == template or "{" in rest.replace("{{", "") or "}" in rest.replace("}}", ""):

@@ -1,7 +1,6 @@
 """YAML with the file and line of every value, so that an error can point at it.
 
-Departs from PyYAML's defaults: `1e-6` is a number (as in YAML 1.2 and in every other tool of the field), and a key
-that appears twice is an error.
+Departs from PyYAML's defaults: `1e-6` is a number, as in YAML 1.2, and a duplicate key is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import yaml
 from rlinf.errors import UserError
 
 Key = tuple[str | int, ...]
-"""Where a value is: ("rollout", "temperature"), ("task", "train_files", 0)."""
+"""Path to a value: ("rollout", "temperature"), ("task", "train_files", 0)."""
 
 KINDS: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("task", "kind"): (),
@@ -30,28 +29,28 @@ KINDS: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ),
     ("policy", "name"): (),
 }
-"""A section and the key that tells its kinds apart -> the keys that mean something else in another kind; () for all of
-the section's."""
+"""(Section, the key that selects its kind) -> the keys whose meaning depends on the kind; () for all keys of the
+section."""
 
 MAX_DEPTH = 20
-"""Deeper than any recipe; only a file that refers to itself gets there."""
+"""Deeper than any recipe; only self-referencing files reach it."""
 MAX_VALUES = 20_000
-"""More than any recipe has. A few lines whose aliases refer to one another can unfold to billions."""
+"""More than any recipe has. A few lines of nested aliases can expand to billions of values."""
 MAX_BYTES = 1 << 20
 """More than any recipe has."""
 MAX_DIGITS = 100
-"""More than any whole number of a recipe has; Python takes quadratic time for long ones, and refuses to print them."""
+"""More than any integer in a recipe has; Python needs quadratic time for long ones and refuses to print them."""
 
 
 QUOTES_HINT = "text with ': ' in it, or with one of {[*&!%@` at its beginning, belongs in quotes"
 
 
 class _Bound(yaml.MarkedYAMLError):
-    """Of this module's, not of YAML's rules."""
+    """A limit of this module was exceeded, as opposed to a YAML syntax error."""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with YAML 1.2's numbers, and with bounds on what a short text can unfold to."""
+    """PyYAML's safe loader with YAML 1.2 numbers and limits on the size that aliases can expand to."""
 
     def __init__(self, text: str) -> None:
         self._depth = 0
@@ -67,7 +66,7 @@ class _Loader(yaml.SafeLoader):
             self._depth -= 1
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Puts what `<<` names in its place, the innermost first."""
+        """Replaces `<<` by the mappings it refers to, innermost first."""
         num_values = len(node.value)
         for name, value in node.value:
             if name.tag != "tag:yaml.org,2002:merge":
@@ -101,12 +100,12 @@ _Loader.yaml_implicit_resolvers = {
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _INT = re.compile(r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$")
-"""Neither 1:30, which was 90, nor 010, which was 8."""
+"""Excludes YAML 1.1's 1:30, which meant 90, and 010, which meant 8."""
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
 
 
 class _ValueLoader(_Loader):
-    """Refuses comments: nobody writes one into a value on the command line, so what it would drop belongs to it."""
+    """Rejects comments: text after `#` in a command-line value belongs to the value, and YAML would drop it."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -121,11 +120,11 @@ class _ValueLoader(_Loader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around all text that the loader would take for something else, `1e6` included."""
+    """Quotes all text that the loader would not read back as text, such as `1e6`."""
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.Node:
-    # PyYAML would read these back as blanks if they stood there as they are.
+    # PyYAML would read these back as blanks if they were not escaped.
     has_odd_break = any(character in text for character in "\x85\u2028\u2029\ufeff")
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if has_odd_break else None)
 
@@ -140,18 +139,18 @@ for _side in (_Loader, _Dumper):
 
 @dataclass(kw_only=True, slots=True)
 class Tree:
-    """Nested values, and where each was written."""
+    """Nested values with the place where each was set."""
 
     values: dict[str, Any]
-    """What pydantic will see."""
+    """The values that pydantic validates."""
     places: dict[Key, str] = field(default_factory=dict)
     """Key -> `file:line`, or `--a.b` for an override."""
     notes: tuple[str, ...] = ()
-    """What a reader of the config must know of how it is written."""
+    """Notes for the user about how the config is written."""
 
 
 def parse_file(text: str, filename: str) -> Tree:
-    """The tree of a YAML file; `filename` is how messages name the file.
+    """Parses the text of a YAML file; `filename` names the file in messages.
 
     Raises: UserError with file and line.
     """
@@ -170,8 +169,8 @@ def parse_file(text: str, filename: str) -> Tree:
     except RecursionError as error:
         raise UserError(f"{filename}: its aliases refer to one another without an end") from error
     except UserError:
-        raise  # which is a ValueError, too
-    except ValueError as error:  # a date or number that YAML's form allows and Python does not
+        raise  # a ValueError, too
+    except ValueError as error:  # a date or number that YAML allows and Python does not
         raise UserError(f"{filename}: {error}") from error
     if not isinstance(values, dict):
         raise UserError(f"{filename}:1: a recipe is a mapping of keys to values, this is {describe(values)}")
@@ -179,7 +178,7 @@ def parse_file(text: str, filename: str) -> Tree:
 
 
 def read_file(file: Path, *, named_by: str = "", hint: str | None = None) -> Tree:
-    """The tree of a file on the disk; `named_by` begins the message of a file that cannot be read, `hint` goes with it.
+    """Reads and parses a YAML file; `named_by` and `hint` are prefix and hint of the error for an unreadable file.
 
     Raises: UserError.
     """
@@ -195,9 +194,9 @@ def read_file(file: Path, *, named_by: str = "", hint: str | None = None) -> Tre
 
 
 def parse_value(text: str) -> Any:
-    """One value of the command line: `3`, `1e-6`, `null`, `[a, b]`, `{x: 1}`, or plain text.
+    """Parses one value of the command line: `3`, `1e-6`, `null`, `[a, b]`, `{x: 1}`, or plain text.
 
-    Raises: ValueError for text that is not YAML, or that has a comment.
+    Raises: ValueError for text that is not YAML or has a comment.
     """
     try:
         loader = _ValueLoader(text)
@@ -212,18 +211,18 @@ def parse_value(text: str) -> Any:
 
 
 def dump(values: Mapping[str, Any]) -> str:
-    """YAML in the order of the keys; `parse_file` reads the same values back."""
+    """Returns the values as YAML, in the order of the keys; `parse_file` reads the same values back."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has characters alone, and no surrogates: YAML's `\\ud800`, or bytes of a command line that are not
-    UTF-8."""
+    """Returns whether a text is free of surrogates, which come from YAML's `\\ud800` or from command-line bytes that
+    are not UTF-8."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def describe(value: Any) -> str:
-    """A value as a recipe would write it, cut to one line."""
+    """Returns a value as YAML, shortened to one line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -233,9 +232,9 @@ def describe(value: Any) -> str:
 
 
 def merge(base: Tree, over: Tree) -> Tree:
-    """`over` on top of `base`: mappings are merged key by key, anything else is replaced.
+    """Merges `over` into `base`: mappings key by key, any other value is replaced.
 
-    A task of another kind has other keys, so a changed `task.kind` starts the task afresh; and so for all `KINDS`.
+    A different `task.kind` has different keys, so it drops the task's old values; likewise for all `KINDS`.
     """
     values, places = dict(base.values), dict(base.places)
     for section, key in KINDS:
@@ -245,12 +244,12 @@ def merge(base: Tree, over: Tree) -> Tree:
 
 
 def start_afresh(values: dict[str, Any], places: dict[Key, str], kind: tuple[str, str], new: Any) -> None:
-    """Drops what meant something to the old kind alone, where a section of another kind comes on top.
+    """Drops the values that belong to the old kind if a section of another kind is merged on top.
 
     Args:
-        values: the whole tree's, changed in place; so are its `places`.
+        values: the values of the whole tree; changed in place, as are its `places`.
         kind: an entry of `KINDS`.
-        new: the section that comes on top.
+        new: the section that is merged on top.
     """
     section, key = kind
     old = values.get(section)
@@ -263,7 +262,7 @@ def start_afresh(values: dict[str, Any], places: dict[Key, str], kind: tuple[str
 
 
 def forget(places: dict[Key, str], key: Key) -> None:
-    """Drops the places of a value and of all below it."""
+    """Removes the places of a value and of all values below it."""
     for other in [other for other in places if other[: len(key)] == key]:
         del places[other]
 
@@ -312,7 +311,7 @@ def _value(loader: _Loader, node: yaml.Node, key: Key, filename: str, places: di
 
 
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
-"""What a value can be; others, such as !!binary and those of another program, would be read as something else."""
+"""The allowed YAML tags; values with other tags, such as !!binary, would be misread."""
 
 
 def _short(tag: str) -> str:
@@ -323,7 +322,7 @@ def _scalar(loader: _Loader, node: yaml.ScalarNode, filename: str) -> Any:
     line = node.start_mark.line + 1
     try:
         value = loader.construct_object(node)
-    except (KeyError, AttributeError, TypeError) as error:  # of PyYAML, for `!!bool word` and the like
+    except (KeyError, AttributeError, TypeError) as error:  # PyYAML raises these for `!!bool word` and the like
         raise UserError(f"{filename}:{line}: {node.value!r:.80} is no {_short(node.tag)}") from error
     if isinstance(value, str) and not is_unicode(value):
         raise UserError(f"{filename}:{line}: {describe(value)} holds half of a character (a surrogate)")
@@ -336,7 +335,7 @@ def _scalar(loader: _Loader, node: yaml.ScalarNode, filename: str) -> Any:
 
 
 def _is_cut(node: yaml.ScalarNode) -> bool:
-    """Whether a comment follows on the line where the text ends."""
+    """Returns whether a comment follows on the line where the text ends."""
     end = node.end_mark
     return end.buffer is not None and end.buffer[end.pointer :].partition("\n")[0].lstrip(" \t").startswith("#")
 
