@@ -159,7 +159,7 @@ def test_another_step_draws_other_noise_and_the_same_step_the_same(model):
 @pytest.mark.parametrize(
     ("width", "lengths", "message"),
     [
-        (8, [3, 9], "prompt 1 has 9 tokens; rollout.max_prompt_tokens allows 8"),
+        (8, [3, 9], "prompt 1 has 9 tokens; max_prompt_tokens allows 8"),
         (None, [3, 2], "prompt 1 has 2 tokens; without max_prompt_tokens all have 3"),
     ],
 )

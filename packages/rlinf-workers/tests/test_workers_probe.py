@@ -67,7 +67,7 @@ def test_sequences_are_not_packed_for_layers_that_attend_in_another_way(name, sa
     """Llama 4 has chunks, which packed attention does not know; GPT-Neo's layers do not call the attention function."""
     reason = probe_refusal(config_of(name), ["packed"], num_tokens=40)
     assert reason is not None and reason.startswith("the actor with packed sequences computes it wrongly: ")
-    assert says in reason and reason.endswith("leave actor.max_tokens_per_micro_batch out")
+    assert says in reason and reason.endswith("leave max_tokens_per_micro_batch out")
     assert probe_refusal(config_of(name), ["actor"], num_tokens=40) is None
 
 

@@ -196,7 +196,7 @@ class LoraModel(ModelAdapter):
     def load(self, model: Any, folder: str) -> None:
         """Raises: ValueError for a folder without an adapter, one of another base, or of another shape."""
         if not is_adapter(folder):
-            raise ValueError(f"{folder}: holds a whole model, and actor.lora trains an adapter; leave actor.lora out")
+            raise ValueError(f"{folder}: holds a whole model, and an adapter is trained here; leave lora out")
         check_base(folder, self._lora.base_digest, self._settings.folder)
         tensors, own = load_file(f"{folder}/{ADAPTER_WEIGHTS}"), self.saved(tensors_of(model))
         saved = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -204,7 +204,7 @@ class LoraModel(ModelAdapter):
         if saved != needs:
             name = sorted(saved.items() ^ needs.items())[0][0]
             raise ValueError(
-                f"{folder}: {name} is {saved.get(name, 'absent')} there and {needs.get(name, 'absent')} by actor.lora; "
+                f"{folder}: {name} is {saved.get(name, 'absent')} there and {needs.get(name, 'absent')} here; "
                 "use the rank and the targets that it was trained with"
             )
         for name, tensor in own.items():

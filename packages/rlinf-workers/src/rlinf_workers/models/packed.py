@@ -124,6 +124,6 @@ def _call(model: Any, called: Any, batch: PackedBatch, **arguments: Any) -> Any:
     if attention.num_calls != model.config.num_hidden_layers:
         raise RuntimeError(
             f"{type(model).__name__}: {attention.num_calls} of {model.config.num_hidden_layers} layers kept the packed "
-            "sequences apart; leave actor.max_tokens_per_micro_batch out"
+            "sequences apart; leave max_tokens_per_micro_batch out"
         )
     return outputs

@@ -88,7 +88,7 @@ class KeptParts(TorchFunctionMode):
             if key not in self._parts or not (is_all and name in OVERWRITES):
                 raise RuntimeError(
                     f"a tensor {list(target.shape)} of the model is made by {name} from numbers that are given up "
-                    "already, so it cannot be made in parts; use actor.backend=replicated"
+                    "already, so it cannot be made in parts; use the backend replicated"
                 )
             self._cut()
             self._whole = key, _pages(target.shape, target.dtype)

@@ -35,7 +35,7 @@ def recorded_routers(model: Any) -> Iterator[list[list[Tensor]]]:
     kind, index = getattr(recorder, "target_class", None), getattr(recorder, "index", 0)
     routers = [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
     if not routers:
-        raise ValueError(f"{type(model).__name__} has no routers; leave algorithm.router_aux_coef out")
+        raise ValueError(f"{type(model).__name__} has no routers; leave router_aux_coef out")
     by_router: list[list[Tensor]] = [[] for _ in routers]
 
     def hook(calls: list[Tensor]) -> Any:

@@ -155,7 +155,7 @@ def _conversion(target: str, rows: Mapping[str, list[str]], by_pattern: Mapping[
     if ways not in (["MergeModulelist"], ["Concatenate"], ["MergeModulelist", "Concatenate"]):
         raise WeightFilesError(
             f"{target}: transformers makes it of {next(iter(rows.values()))[0]} and others by {', '.join(ways)}, which "
-            "cannot be read in parts; use actor.backend=replicated"
+            "cannot be read in parts; use the backend replicated"
         )
     ordered = [rows[pattern] for pattern in converter.source_patterns if pattern in rows]
     return _Conversion(rows=ordered, stacked=dims.get("MergeModulelist"), joined=dims.get("Concatenate", 0))

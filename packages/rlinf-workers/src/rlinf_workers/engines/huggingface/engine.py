@@ -253,5 +253,5 @@ class HuggingFaceEngine(ServedModule):
         if self._width is None:
             self._width = length
         if length > self._width or (length < self._width and not self._pads):
-            allowed = "rollout.max_prompt_tokens allows" if self._pads else "without max_prompt_tokens all have"
+            allowed = "max_prompt_tokens allows" if self._pads else "without max_prompt_tokens all have"
             raise ValueError(f"prompt {prompt.index} has {length} tokens; {allowed} {self._width}")

@@ -331,14 +331,14 @@ class SGLangEngine:
     def _check_length(self, prompt: Prompt, sampling: SamplingSettings) -> None:
         length, longest = len(prompt.token_ids), self._max_prompt_tokens
         if longest is not None and length > longest:
-            raise ValueError(f"prompt {prompt.index} has {length} tokens; rollout.max_prompt_tokens allows {longest}")
+            raise ValueError(f"prompt {prompt.index} has {length} tokens; max_prompt_tokens allows {longest}")
         needed, limit = length + sampling.max_new_tokens, self._server.num_sequence_tokens
         if needed > limit:
             raise WorkersError(
                 f"prompt {prompt.index} and its completion may have {length} + {sampling.max_new_tokens} = {needed} "
                 f"tokens, and SGLang takes {limit} in one sequence (its KV cache holds {self._server.num_tokens}). "
                 "Give it more (engine_options.mem_fraction_static, or max_total_tokens on CPU slots), or lower "
-                "rollout.max_new_tokens or rollout.max_prompt_tokens"
+                "max_new_tokens or max_prompt_tokens"
             )
 
 

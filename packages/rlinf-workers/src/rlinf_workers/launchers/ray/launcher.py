@@ -153,8 +153,8 @@ class RayLauncher(AgentLauncher):
             )
         return (
             "the Ray cluster had no room in time for the run:\n" + "\n".join(lines) + "\nend what runs there (`ray "
-            "status` shows it), take fewer devices with cluster.num_devices, or wait longer with "
-            "cluster.launcher_options.wait_s"
+            "status` shows it), take fewer devices, or wait longer with "
+            "the launcher's option wait_s"
         )
 
 

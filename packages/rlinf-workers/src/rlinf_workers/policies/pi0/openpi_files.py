@@ -142,7 +142,7 @@ def _check_mark(folder: str, files: WeightFiles, policy: Pi0Spec) -> None:
         text = f"{folder} has no {policy.own_layer}, which {policy.published_model} has"
         for other in family:
             if f"{other.own_layer}.weight" in there:
-                text += f"; it has {other.published_model}'s {other.own_layer}, so use policy.name: {other.name}"
+                text += f"; it has {other.published_model}'s {other.own_layer}, so use the policy {other.name}"
         raise PolicyError(text)
 
 

@@ -280,7 +280,7 @@ class Environment(Worker):
         num_segments = -(-settings.num_eval_episodes // (settings.num_groups * width))
         segments = [seeds[i * width : (i + 1) * width] for i in range(num_segments)]
         if not settings.spec.max_episode_steps:
-            raise ValueError("env.max_episode_steps is needed for evaluation: an episode has to end")
+            raise ValueError("max_episode_steps is needed for evaluation: an episode has to end")
         return _Group(
             index=group,
             env=env,

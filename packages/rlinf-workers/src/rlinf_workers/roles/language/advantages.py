@@ -205,7 +205,7 @@ class AdvantageMaker:
     def _filtered(samples: SampleGroup) -> SampleGroup:
         """Without the completions that were cut at the limit. They were compared with the others all the same."""
         if samples.truncated is None:
-            raise ValueError("algorithm.overlong_filter: the engine does not say which completions were cut")
+            raise ValueError("overlong_filter: the engine does not say which completions were cut")
         mask = overlong_filter(samples.loss_mask, samples.truncated)
         return replace(samples, loss_mask=mask.to(samples.loss_mask.dtype))
 

@@ -316,7 +316,7 @@ WAYS: Mapping[str, Callable[[Any], float]] = {
 REMEDIES = {
     "refill": "; leave engine_options.refill out",
     "graphs": "; set engine_options.cuda_graphs=false",
-    "packed": "; leave actor.max_tokens_per_micro_batch out",
+    "packed": "; leave max_tokens_per_micro_batch out",
 }
 NAMES = {
     "engine": "the Hugging Face engine",

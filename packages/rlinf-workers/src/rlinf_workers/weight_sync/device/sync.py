@@ -70,8 +70,8 @@ class DeviceSender:
             self._sender.publish({name: tensor.detach() for name, tensor in tensors.items()}, policy_version)
         except IpcError as error:
             raise IpcError(
-                f"weights {self._edge}, version {policy_version}: {error}; make room on the device, or set "
-                "cluster.weight_sync: shared, which keeps versions in host memory"
+                f"weights {self._edge}, version {policy_version}: {error}; make room on the device, or use "
+                "weight sync `shared`, which keeps versions in host memory"
             ) from error
 
 

@@ -125,8 +125,8 @@ class StreamsSender:
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(
                 f"weights {self._edge}, version {policy_version}: no room on the device for the copy that is sent: "
-                f"{error}; make room, or set cluster.weight_sync: streams with weight_sync_options: "
-                "{device_memory: false}, which keeps versions in host memory"
+                f"{error}; make room, or use weight sync `streams` with the option "
+                "device_memory=false, which keeps versions in host memory"
             ) from error
         torch.cuda.current_stream().synchronize()  # the threads that hand out have streams of their own
         return copies
