@@ -71,7 +71,7 @@ def test_a_device_without_room_says_what_to_do():
     driver.refuses.add("create_mapping")
     try:
         with pytest.raises(
-            IpcError, match=r"weights edge, version 3: no arena of 1024 .* set cluster.weight_sync: sha"
+            IpcError, match=r"weights edge, version 3: no arena of 1024 .* use weight sync `sha"
         ):
             sender.publish({"a": torch.ones(5, 4), "b": torch.arange(6)}, 3)
     finally:
