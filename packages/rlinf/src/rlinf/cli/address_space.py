@@ -1,6 +1,6 @@
-"""`ulimit -v`: with too little address space a library dies in the middle of its import, some without a word.
+"""Checks `ulimit -v`: with too little address space, libraries fail during their import, some without a message.
 
-So the limit is looked at before anything heavy is imported, and what runs out of it later is told of it.
+The limit is checked before anything heavy is imported, and errors that it may have caused later get a hint.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import resource
 from rlinf.errors import UserError
 
 LEAST_BYTES = 4 << 30
-"""What a driver or a worker with a small model needs: torch's libraries, stacks of threads, and 0.5 GiB of shared
+"""Address space for a driver, or a worker with a small model: torch's libraries, thread stacks, and 0.5 GiB of shared
 memory."""
 SIGNS = ("allocate memory", "bad_alloc", "failed to map", "exited with code", "killed by")
-"""One of these is in the message of an error that a lack of address space may have caused."""
+"""Parts of error messages that a lack of address space may have caused."""
 
 
 def limit_bytes() -> int | None:
-    """The largest address space in bytes of this process, and of each that it starts; None: there is no limit."""
+    """Returns the address space limit, in bytes, of this process and its children; None: unlimited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def check_address_space() -> None:
-    """Raises: UserError where torch could not even be imported."""
+    """Raises: UserError if the limit is too low to import torch."""
     limit = limit_bytes()
     if limit is not None and limit < LEAST_BYTES:
         raise UserError(
@@ -35,7 +35,7 @@ def check_address_space() -> None:
 
 
 def address_space_hint(error: BaseException) -> str:
-    """A line for an error that a limit may have caused; empty where there is none."""
+    """Returns a hint for an error that a limit may have caused, or an empty string."""
     limit = limit_bytes()
     ran_out = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     if limit is None or not (ran_out or any(sign in str(error).lower() for sign in SIGNS)):

@@ -1,4 +1,4 @@
-"""`rlinf check RECIPE`: whether its engine and its trainer compute the same model, before a long run."""
+"""`rlinf check RECIPE`: checks before a long run that engine and trainer compute the same model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _check(config: JobConfig, command: list[str]) -> int:
     from rlinf.processes import fork_server
 
     fork_server.start(config)
-    from rlinf import jobs  # only now: everything above answers without torch
+    from rlinf import jobs  # imports torch
     from rlinf.jobs.reasoning.job import ReasoningJob
     from rlinf.loop.check import check
     from rlinf.run_folder import RunFolder
@@ -74,7 +74,7 @@ def _check(config: JobConfig, command: list[str]) -> int:
 
 
 def verdict_screen(job: ReasoningJob, check: Check) -> str:
-    """All that was found, on one screen."""
+    """Returns the result of a check as text for the terminal."""
     config, rounds = job.config, check.rounds
     title = f"{config.name}: {config.rollout.engine} serves, {config.actor.backend} trains; {job.arithmetic}"
     rows = [

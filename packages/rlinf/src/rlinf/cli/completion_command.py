@@ -1,4 +1,4 @@
-"""`rlinf completion`: what bash, or zsh, needs to complete commands, options, recipes and keys of recipes."""
+"""`rlinf completion`: prints a script with which bash or zsh completes commands, options, recipes and keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCRIPT = """_rlinf() {{
 if [ -n "${{ZSH_VERSION:-}}" ]; then autoload -U +X bashcompinit && bashcompinit; fi
 complete -o default -F _rlinf rlinf"""
 TAKE_RECIPES = ("train", "profile", "plan", "check", "config")
-"""Commands with a recipe and its keys."""
+"""Commands that take a recipe and its keys."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _recipe_keys() -> set[str]:
-    """Those of the shipped recipes' jobs and kinds."""
+    """Returns the keys of the jobs and kinds of the shipped recipes."""
     jobs = {literals_of(job, "job")[0]: job for job in SHIPPED}
     trees = [read_recipe(name).values for name in shipped_recipes()]
     return {key for values in trees for key in _keys_of(jobs[values["job"]], values)}

@@ -1,4 +1,4 @@
-"""`rlinf config list | show RECIPE | schema`: what can be configured, and what a recipe resolves to."""
+"""`rlinf config list | show RECIPE | schema`: lists recipes, shows a resolved recipe, prints the JSON schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlinf doctor --cluster`: the nodes of a cluster as a table, the ways between them, and what is wrong."""
+"""`rlinf doctor --cluster`: prints a cluster's nodes, the network between them, and problems."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rlinf_sched.explain import gib
 from rlinf_workers.launchers import ClusterReport, NodeReport, WayReport
 
 PACKAGES = (*OWN_PACKAGES, "torch", "numpy", "transformers", "msgspec")
-"""Have to be of one version on all nodes."""
+"""Packages that need the same version on all nodes."""
 MAX_WAYS = 12
-"""Rows for ways; the slowest are shown, and all of them with --json."""
+"""Number of node pairs shown, slowest first; --json prints all."""
 
 
 def run(address: str, *, launcher: str | None, as_json: bool, links: Path | None) -> int:
-    """Returns the exit code: 1 where there is a problem.
+    """Returns the exit code, 1 if there is a problem.
 
     Args:
-        launcher: whose cluster it is; None: the first that can look at one.
-        links: the problem file that gets the measured network.
+        launcher: the launcher of the cluster; None: the first that can inspect one.
+        links: the problem file into which the measured network is written.
     """
     problem = _problem_to_change(links) if links is not None else None
     report = _looked_at(address, launcher)
@@ -55,7 +55,7 @@ def run(address: str, *, launcher: str | None, as_json: bool, links: Path | None
 
 
 def node_rows(report: ClusterReport) -> list[tuple[str, ...]]:
-    """A header and a row for each node."""
+    """Returns a header and a row for each node."""
     header = ("node", "host", "address", "Python", "torch", "rlinf", "CPUs", "GPUs", "/dev/shm free", "clock, ms")
     return [header, *map(_node_row, report.nodes)]
 
@@ -70,7 +70,7 @@ def _node_row(node: NodeReport) -> tuple[str, ...]:
 
 
 def way_table(report: ClusterReport) -> str:
-    """The closed ways and the slowest, a row each."""
+    """Returns a table with the blocked and the slowest node pairs."""
     ways = sorted(report.ways, key=lambda way: way.bytes_per_s)
     left = len(ways) - MAX_WAYS
     more = f"\nand {left} faster ones (--json shows all)" if left > 0 else ""
@@ -85,7 +85,7 @@ def _way_row(way: WayReport) -> tuple[str, ...]:
 
 
 def with_network(problem: Problem, measured: Links) -> Problem:
-    """The problem, with the measured network; links within a node stay as they are."""
+    """Returns the problem with the measured network; links within a node are unchanged."""
     links = replace(
         problem.cluster.links, network_bytes_per_s=measured.network_bytes_per_s, latency_s=measured.latency_s
     )
@@ -93,7 +93,7 @@ def with_network(problem: Problem, measured: Links) -> Problem:
 
 
 def _problem_to_change(path: Path) -> Problem:
-    """What --links names, read before anything is measured."""
+    """Reads the problem file of --links, before anything is measured."""
     if path.suffix != ".json":
         raise UserError(
             f"--links={path}: measured links go into a profile, a JSON file", hint="rlinf profile writes one"

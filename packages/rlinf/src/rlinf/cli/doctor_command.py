@@ -1,4 +1,4 @@
-"""`rlinf doctor`: what this machine, or a cluster, has, what works, what to do about the rest."""
+"""`rlinf doctor`: checks what a machine or a cluster has, what works, and how to fix the rest."""
 
 from __future__ import annotations
 

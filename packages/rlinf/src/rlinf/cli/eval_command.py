@@ -1,4 +1,4 @@
-"""`rlinf eval NAME=FILE... --model FOLDER`: a model on benchmarks."""
+"""`rlinf eval NAME=FILE... --model FOLDER`: evaluates a model on benchmarks."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str
     from rlinf.config.references import check_eval_references
 
     check_eval_references(config)
-    from rlinf import evaluation  # only now: everything above answers without torch
+    from rlinf import evaluation  # imports torch
     from rlinf.cli.table import aligned
     from rlinf.console.eval_progress import EvalProgress
     from rlinf.evaluation.scores import score_table
@@ -104,7 +104,7 @@ def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str
 
 
 def _arguments(arguments: Sequence[str]) -> tuple[Path | None, list[Override]]:
-    """The file with settings, if there is one, and the benchmarks."""
+    """Returns the optional settings file and the benchmarks."""
     settings: Path | None = None
     overrides = []
     for argument in arguments:

@@ -1,4 +1,4 @@
-"""`rlinf eval --suite SUITE RUN`: how far a robot policy carries beyond what it was trained in."""
+"""`rlinf eval --suite SUITE RUN`: evaluates a robot policy outside its training conditions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = ("--suite", "--output", "--resume", "--traceback", "--help")
 
 
 def is_meant(args: argparse.Namespace) -> bool:
-    """Whether the command line is about a suite: it names one, or goes on with the evaluation by one."""
+    """Returns whether the command line names a suite or resumes a suite evaluation."""
     if args.suite is not None or not args.resume or args.output is None:
         return args.suite is not None
     file = args.output / "config.yaml"
@@ -55,7 +55,7 @@ def _evaluate(config: SuiteEvalConfig, path: Path, *, resume: bool, command: lis
     check_trained_references(config)
     from rlinf.cli.table import aligned
     from rlinf.console.live_line import LiveLine
-    from rlinf.playing import suite_run  # only now: everything above answers without torch
+    from rlinf.playing import suite_run  # imports torch
     from rlinf.playing.suite_scores import COLUMNS, rows
 
     prepared: Any = suite_run.prepare(config, path)

@@ -1,4 +1,4 @@
-"""`rlinf explain RUN`: why a run stands still, from another terminal."""
+"""`rlinf explain RUN`: diagnoses a run that hangs, from another terminal."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rlinf_workers.explaining import ProcessRecord, ProcessSight, Snapshot
 
 STALE_S = 10.0
-"""The driver writes once a second; one that has written nothing for so long hangs, or has no processor."""
+"""Seconds of silence after which the driver, which writes once a second, hangs or gets no CPU time."""
 LOOK_S = 25.0
-"""For the driver to ask the workers of another host, and to find that it is to."""
+"""Seconds that the driver gets to notice the request and query workers on other hosts."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         print(printable_lines(_ended(folder, manifest)))
         return 0
     except UserError:
-        raise  # which is a ValueError, too
+        raise  # a ValueError, too
     except ValueError as error:
         raise UserError(
             f"{folder / WAITS} was written by another version of rlinf: {error}",
@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_own_logs(snapshot: Snapshot, folder: Path) -> Snapshot:
-    """Without logs outside the run's folder: nothing in a file decides what else is read, or which process gets a
-    signal (those that write such a log do)."""
+    """Drops logs outside the run's folder, so that no file content decides which other files are read or which
+    processes get a signal (those that write such a log do)."""
 
     def record_of(record: ProcessRecord) -> ProcessRecord:
         is_inside = Path(record.log_path).resolve().is_relative_to(folder.resolve())
@@ -103,7 +103,7 @@ def _with_own_logs(snapshot: Snapshot, folder: Path) -> Snapshot:
 
 
 def _seen_elsewhere(folder: Path, snapshot: Snapshot) -> list[ProcessSight]:
-    """The processes of other hosts than this one, which is the driver's: it asks its workers there."""
+    """Returns the processes on other hosts; the driver, which runs on this host, queries its workers there."""
     from rlinf.run_folder.folder import ASKED, SEEN
     from rlinf_workers.explaining import ProcessSight
 
@@ -126,7 +126,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} is not the folder of a run: it has no manifest.json") from None
     except UserError:
-        raise  # which is a ValueError, too
+        raise  # a ValueError, too
     except ValueError as error:
         raise UserError(f"{folder / 'manifest.json'} is not JSON: {error}") from error
     sessions = manifest.get("sessions") if isinstance(manifest, dict) else None
@@ -140,7 +140,7 @@ def _keys(value: Any) -> Iterable[str]:
 
 
 def _ended(folder: Path, manifest: dict[str, Any]) -> str:
-    """What ended a run that has no processes."""
+    """Describes how a run without processes ended."""
     from rlinf.run_folder.folder import RESULT, resume_command
     from rlinf.run_folder.lock import check_free
 

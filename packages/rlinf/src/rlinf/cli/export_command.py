@@ -1,4 +1,4 @@
-"""`rlinf export RUN --output FOLDER`: a checkpoint's model as a Hugging Face folder."""
+"""`rlinf export RUN --output FOLDER`: writes a checkpoint's model as a Hugging Face folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings as lines on the terminal."""
+"""Prints findings on the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARKS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
 
 
 def print_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Prints each as it comes; returns them all."""
+    """Prints each finding when it arrives; returns all of them."""
     seen = []
     for finding in findings:
         seen.append(finding)
@@ -21,7 +21,7 @@ def print_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def finding_lines(finding: Finding) -> str:
-    """One finding, wrapped, its hint below it."""
+    """Returns a finding as wrapped text, with its hint below."""
     indent = " " * 38
     room = max(30, text_width() - len(indent))
     lines = []

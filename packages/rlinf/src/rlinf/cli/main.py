@@ -1,6 +1,6 @@
-"""`rlinf`: parses the command line and turns every ending into a message and an exit code.
+"""`rlinf`: parses the command line, and converts errors to a message and an exit code.
 
-0 done    1 the run failed    2 the input is wrong    130 interrupted (Ctrl-C)    143 told to end (SIGTERM)
+0 done    1 the run failed    2 the input is wrong    130 interrupted (Ctrl-C)    143 terminated (SIGTERM)
 """
 
 from __future__ import annotations
@@ -63,13 +63,14 @@ FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with mistakes as UserError, so that they look like all others."""
+    """argparse that raises UserError, so that its errors look like all others."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, hint=f"see {self.prog} --help")
 
     def options(self, arguments: Sequence[str]) -> set[str]:
-        """The options of this command and of those below it that the arguments name; to others `--mode` is a key."""
+        """Returns the options of this command and of the subcommand in `arguments`; for other commands `--mode` is a
+        key."""
         flags = set(self._option_string_actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -80,7 +81,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> _Parser:
-    """The whole command line; importing and building it imports nothing heavy."""
+    """Builds the parser of the command line, without heavy imports."""
     parser = _Parser(prog="rlinf", description="Reinforcement-learning post-training of foundation models.")
     parser.add_argument("--version", "-V", action="version", version=f"rlinf {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show Python's traceback beside an error's message")
@@ -126,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _set_up_logging(arguments: list[str]) -> list[str]:
-    """The arguments without `--log-level LEVEL`, which may stand anywhere. Raises: UserError."""
+    """Applies `--log-level LEVEL` and returns the other arguments. Raises: UserError."""
     for i, argument in enumerate(arguments):
         name, equals, level = argument.partition("=")
         if name != LOG_LEVEL:
@@ -142,7 +143,7 @@ def _set_up_logging(arguments: list[str]) -> list[str]:
 
 
 def _check_command(arguments: Sequence[str]) -> None:
-    """Raises: UserError for a first word that is no command."""
+    """Raises: UserError if the first word is not a command."""
     word = next((argument for argument in arguments if not argument.startswith("-")), None)
     names = [command_name(module) for module in COMMANDS]
     if word is not None and word not in names:
@@ -152,12 +153,13 @@ def _check_command(arguments: Sequence[str]) -> None:
 
 
 def command_name(module: ModuleType) -> str:
-    """train_command, or train -> `train`."""
+    """Returns the command of a module: train_command or train -> `train`."""
     return module.__name__.rpartition(".")[2].removesuffix("_command")
 
 
 def _unknown_hint(argument: str, command: str) -> str:
-    """`actor.optim.lr=1e-6`, as verl and Hydra have it, is meant as an override, of a key with another name perhaps."""
+    """Returns a hint for `actor.optim.lr=1e-6`, the form of overrides in verl and Hydra, maybe with another key
+    name."""
     key, equals, value = argument.lstrip("+").partition("=")
     if equals and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", key):
         if not any(annotation_at(job, tuple(key.split(".")), {}) for job in SHIPPED):
@@ -167,7 +169,7 @@ def _unknown_hint(argument: str, command: str) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """One message for what this package or the machine has to say."""
+    """Returns the message of an error of this package or of the machine."""
     if isinstance(error, MemoryError):
         hint = address_space_hint(error) or "\nhint: see the limits with ulimit -a"
         return f"out of memory: {error or 'Python could not get any more'}{hint}"
@@ -181,13 +183,13 @@ def _text(error: BaseException) -> str:
 
 
 def _reader_left() -> int:
-    """`rlinf config show x | head`: whoever read our output has seen enough."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at its end
+    """Handles a closed output pipe, as in `rlinf config show x | head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python's flush at exit fails
     return 0
 
 
 def entry_point() -> NoReturn:
-    """The console script."""
+    """Entry point of the console script."""
     from rlinf_workers import keep_compiled_code_private
 
     keep_compiled_code_private()

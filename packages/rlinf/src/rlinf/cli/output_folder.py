@@ -1,4 +1,4 @@
-"""The folder that a command writes into."""
+"""Output folders of commands."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rlinf.errors import UserError
 
 
 def new_folder(name: str) -> Path:
-    """runs/<name>-<time>, with a number behind it for runs that start within the same second."""
+    """Returns runs/<name>-<time>, with a number appended for runs that start within the same second."""
     first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in itertools.chain([first], numbered) if not folder.exists())
 
 
 def cannot_write(folder: Path, error: OSError) -> UserError:
-    """What to tell of a folder that could not be made or written."""
+    """Returns the error for a folder that could not be created or written."""
     return UserError(f"--output={folder}: cannot write there: {error.strerror or error}", hint="choose another folder")
 
 
 @contextmanager
 def resumable_evaluation(folder: Path) -> Iterator[None]:
-    """Around an evaluation into the folder: Ctrl-C says how to go on, and what cannot be written is told by
+    """Context of an evaluation into the folder: after Ctrl-C it prints how to resume; write errors become
     `cannot_write`."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""`rlinf plan PROBLEM`: the best execution of a flow on a cluster, predicted and explained; nothing runs."""
+"""`rlinf plan PROBLEM`: predicts and explains the best execution of a flow on a cluster; nothing runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MODES = ("auto", "collocated", "disaggregated", "hybrid")
 PROBLEM_KEYS = ("flow", "profiles", "num_items")
-"""What a problem file has and a recipe has not."""
+"""Keys that only problem files have, not recipes."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 def _problem(
     name: str, overrides: list[str], gpu: str | None, env_step_s: float | None
 ) -> tuple[Problem, JobConfig | None]:
-    """The problem, and the config where it is that of a recipe."""
+    """Returns the problem, and the config if it comes from a recipe."""
     from rlinf_sched import read_problem
     from rlinf_sched.derive import WORKLOADS, workload
 
@@ -145,7 +145,7 @@ def _problem(
 
 
 def _unread_data(name: str, overrides: Sequence[Override]) -> list[Override]:
-    """Stand-ins for the data files that a recipe leaves to its user: a plan reads none."""
+    """Returns placeholders for the data files that the user has to name; a plan does not read them."""
     task = read_recipe(name).values.get("task")
     if not isinstance(task, dict) or any(override.key == ("task", "kind") for override in overrides):
         return []
@@ -154,7 +154,8 @@ def _unread_data(name: str, overrides: Sequence[Override]) -> list[Override]:
 
 
 def _is_problem_file(path: Path) -> bool:
-    """By its content where both are YAML. A file that cannot be read is for the recipes' reader to refuse."""
+    """Returns whether a file is a problem file; YAML files are recognized by their keys. An unreadable file counts as a
+    recipe, whose reader reports it."""
     if path.suffix == ".json":
         return True
     if path.suffix not in (".yaml", ".yml") or not path.is_file():

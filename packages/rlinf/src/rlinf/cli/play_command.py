@@ -1,4 +1,4 @@
-"""`rlinf play RUN`: a robot policy at work, as a film, a table and a page."""
+"""`rlinf play RUN`: plays episodes of a robot policy and writes a film, a table and a page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     check_trained_references(policy.config)
     path = args.output or new_folder(f"play-{policy.config.name}")
     check_empty(path, can_resume=False)
-    from rlinf.playing import play  # only now: everything above answers without torch
+    from rlinf.playing import play  # imports torch
 
     prepared = play.prepare(policy, path, first_seed=args.seed, num_episodes=args.episodes, films=not args.no_video)
     return _play(prepared, path, ["rlinf", *args.arguments])

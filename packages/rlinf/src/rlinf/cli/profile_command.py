@@ -1,4 +1,4 @@
-"""`rlinf profile RECIPE`: what the stages of a recipe take on this machine, as a problem file."""
+"""`rlinf profile RECIPE`: measures the stages of a recipe on this machine and writes a problem file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlinf_workers import Measured
 
 MAX_SPREAD = 0.2
-"""Median distance of repeats from their median, from which on a time is called disturbed."""
+"""Relative median deviation of repeats from their median above which a time counts as disturbed."""
 MODE = Override(key=("mode",), text="auto")
 
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from rlinf.config.references import check_references
 
     check_references(config)
-    from rlinf import jobs  # only now: everything above answers without torch
+    from rlinf import jobs  # imports torch
     from rlinf.run_folder import RunFolder
 
     job = jobs.prepare(config)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def disturbances(measured: Measured, load: OtherLoad | None) -> list[str]:
-    """Why times may be other than on a quiet machine."""
+    """Returns the reasons why times may differ from those on an idle machine."""
     notes = [load.note] if load is not None and load.note is not None else []
     for (stage, num_ranks), fit in measured.fits.items():
         if fit.spread > MAX_SPREAD:
@@ -85,7 +85,7 @@ def disturbances(measured: Measured, load: OtherLoad | None) -> list[str]:
 
 
 def with_notes(problem: Problem, notes: Sequence[str]) -> Problem:
-    """The same with the notes behind the source of each stage's times, which plans show."""
+    """Returns the problem with the notes added to the source of each stage's times, which plans show."""
     if not notes:
         return problem
     stages = {
@@ -96,7 +96,7 @@ def with_notes(problem: Problem, notes: Sequence[str]) -> Problem:
 
 
 def profile_table(measured: Measured) -> str:
-    """The fitted times, a row for each stage, number of its ranks and size, with their errors."""
+    """Returns a table of fitted times and errors, with a row per stage, number of ranks and size."""
     rows = [("stage", "ranks", "items", "seconds", "after the last", "steps", "spread", "left-out size")]
     for (stage, num_ranks), fit in measured.fits.items():
         times = [(str(point.num_items), f"{point.seconds:.4f}") for point in fit.points]

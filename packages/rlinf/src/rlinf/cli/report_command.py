@@ -1,4 +1,4 @@
-"""`rlinf report RUN`: a run's folder as one HTML page."""
+"""`rlinf report RUN`: writes a run's report as one HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlinf summary RUN...`: finished runs side by side."""
+"""`rlinf summary RUN...`: compares finished runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _row(path: Path) -> tuple[str, ...]:
     try:
         return _cells(path.name, read_plain_json(file))
     except UserError:
-        raise  # which is a ValueError, too
+        raise  # a ValueError, too
     except ValueError as error:
         raise UserError(f"{file}: not JSON: {error}", hint=HINT) from error
     except (KeyError, TypeError, AttributeError) as error:
@@ -61,5 +61,5 @@ def _cells(name: str, result: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _show(value: float | None, is_share: bool) -> str:
-    """Null stands for a number that was not finite."""
+    """Formats a value; None means that it was not finite."""
     return "-" if value is None else f"{value:.1%}" if is_share else f"{value:.2f}"

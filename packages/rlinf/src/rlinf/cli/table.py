@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from rlinf_workers import printable
 
 WIDE = 110
-"""Columns for text where no terminal says how many it has."""
+"""Text width if the output is not a terminal."""
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that is written to; None where it is none."""
+    """Returns the width of the terminal in columns; None if the output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def text_width() -> int:
-    """Columns in which text is wrapped."""
+    """Returns the width at which text is wrapped."""
     return min(WIDE, terminal_width() or WIDE)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """The rows as lines whose columns begin below one another; the first is the header. Where the terminal is too
-    narrow for that, each row is a block with a line for each column."""
+    """Returns rows as aligned columns; the first row is the header. If the terminal is too narrow, each row becomes a
+    block with a line per column."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -41,7 +41,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def hanging(name: str, text: str, column: int) -> str:
-    """A name and a text behind it that begins at a column, and is wrapped below itself."""
+    """Returns a name followed by text that starts at a column and is wrapped with a hanging indent."""
     if terminal_width() is None:
         return f"{name:<{column}}{text}"
     indent = " " * column

@@ -1,4 +1,4 @@
-"""`rlinf train RECIPE`: check everything, make the run folder, run the job."""
+"""`rlinf train RECIPE`: checks everything, creates the run folder and runs the job."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _train(config: JobConfig, path: Path, *, resume: bool, accept: bool, command
     from rlinf.processes import fork_server
 
     fork_server.start(config)
-    from rlinf import jobs  # only now: everything above answers without torch
+    from rlinf import jobs  # imports torch
     from rlinf.run_folder import RunFolder
 
     job = jobs.prepare(config)

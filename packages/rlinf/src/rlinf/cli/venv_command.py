@@ -1,4 +1,4 @@
-"""`rlinf venv create | list | check | remove`: venvs for roles of their own."""
+"""`rlinf venv create | list | check | remove`: manages venvs for roles."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What commands tell the terminal while they work."""
+"""Progress output of commands on the terminal."""

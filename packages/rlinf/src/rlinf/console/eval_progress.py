@@ -1,28 +1,28 @@
-"""What an evaluation tells the terminal: a live line of the benchmark it is at, or a line every tenth."""
+"""Progress of an evaluation: a live line for the current benchmark, or a line per tenth without a terminal."""
 
 from __future__ import annotations
 
 from rlinf.console.live_line import LiveLine, clock_time
 
 NUM_LINES = 10
-"""Lines that are printed for each benchmark where there is no terminal to draw on."""
+"""Lines printed per benchmark if the output is not a terminal."""
 
 
 class EvalProgress(LiveLine):
-    """Lines of an evaluation.
+    """Prints the progress of an evaluation.
 
     Example: `AIME 24  12/30 problems  avg@8 41.7 %  eta 2:31`
     """
 
     def begin(self, title: str, *, num_problems: int, num_done: int, num_samples: int, num_right: int) -> None:
-        """A benchmark, of which `num_done` problems were answered in an earlier session."""
+        """Starts a benchmark, of which `num_done` problems were answered in an earlier session."""
         self._title, self._num_problems, self._num_samples = title, num_problems, num_samples
         self._num_before = self._num_done = num_done
         self._num_right = num_right
         self._started_s = self._clock()
 
     def problem(self, num_right: int) -> None:
-        """One more problem, with so many right samples."""
+        """Counts one more problem, with `num_right` right samples."""
         self._num_done += 1
         self._num_right += num_right
         done, total = self._num_done, self._num_problems

@@ -1,4 +1,4 @@
-"""Lines on the terminal, with one live line below them where there is one."""
+"""Prints lines and, on a terminal, a live line below them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UP_AND_CLEAR = "\x1b[1A\r\x1b[2K"
 
 
 class LiveLine:
-    """Prints lines that stay; on a terminal also a line that is drawn anew.
+    """Prints permanent lines; on a terminal also a line that is redrawn.
 
     Args:
         stream: the standard output by default.
@@ -29,24 +29,24 @@ class LiveLine:
         self._line = ""
 
     def message(self, text: str) -> None:
-        """A line that stays, above the live one."""
+        """Prints a permanent line above the live one."""
         erase = _UP_AND_CLEAR if self._line else ""
         below = f"{self._line}\n" if self._line else ""
         self._stream.write(f"{erase}{text}\n{below}")
         self._stream.flush()
 
     def warning(self, text: str) -> None:
-        """A message that must not be missed: red on a terminal, unless NO_COLOR is set."""
+        """Prints an important message, red on a terminal unless NO_COLOR is set."""
         has_color = self._is_live and not os.environ.get("NO_COLOR")
         self.message(f"{_RED}{text}{_PLAIN}" if has_color else text)
 
     def show(self, text: str, done: int, total: int, *, stays: bool = True) -> None:
-        """How far something is: with a bar as the live line; where there is none, as a line that stays, if it does."""
+        """Shows progress: a bar as the live line; without a terminal a permanent line if `stays`."""
         if not self._is_live:
             if stays:
                 self.message(text)
             return
-        # It ends with a newline like any other, so whatever is printed after it starts on its own line.
+        # It ends with a newline, so that later output starts on a new line.
         erase = _UP_AND_CLEAR if self._line else ""
         line = f"{self._bar(done, total)} {text}"
         self._line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line could not be erased
@@ -54,7 +54,7 @@ class LiveLine:
         self._stream.flush()
 
     def _bar(self, done: int, total: int) -> str:
-        """`████░░░░`, or `###---` where the terminal cannot draw it."""
+        """Returns `████░░░░`, or `###---` if the terminal cannot encode it."""
         filled = BAR_WIDTH * done // total
         can_draw = (getattr(self._stream, "encoding", None) or "").lower().startswith("utf")
         full, empty = ("█", "░") if can_draw else ("#", "-")
@@ -62,7 +62,7 @@ class LiveLine:
 
 
 def clock_time(seconds: float) -> str:
-    """`2:31` (minutes and seconds) or `1:02:31`."""
+    """Formats a duration: `2:31` (minutes and seconds) or `1:02:31`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

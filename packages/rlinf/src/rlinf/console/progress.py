@@ -1,4 +1,4 @@
-"""What a run tells the terminal: one honest line a step; on a terminal, one live line below the messages."""
+"""Progress of a run: one line per step; on a terminal, one live line below the messages."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import TextIO
 from rlinf.console.live_line import LiveLine, clock_time
 
 RECENT_STEPS = 20
-"""Steps whose wall time, evaluations and checkpoints between them included, gives the eta."""
+"""Number of recent steps whose wall time, including evaluations and checkpoints, gives the eta."""
 HEADLINES = {
     "reward/mean": "reward",
     "env/return": "return",
     "env/success_at_end": "training success at end",
     "env/success_once": "once",
 }
-"""Metrics that a line shows, and what they are called there."""
+"""Metric -> its label in a line."""
 
 
 class Progress(LiveLine):
-    """Lines of a run.
+    """Prints the progress of a run.
 
     Example, not on a terminal:
         step 12/100  reward 0.71  accuracy 0.84 (step 10)  1.9 s  rollout 0.6 reward 0.1 actor 1.1  eta 2:31
-    The seconds behind the stages are of all ranks together, so they may add up to more than the step took.
+    The seconds of each stage are summed over its ranks, so they may exceed the step's time.
     """
 
     def __init__(
@@ -33,17 +33,17 @@ class Progress(LiveLine):
     ) -> None:
         super().__init__(stream=stream, clock=clock)
         self.total = total
-        """Training steps of the whole run; may be set anew, when more is known."""
+        """Training steps of the whole run; may be updated later."""
         self._evaluation = ""
         self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._last_s: float | None = None
 
     def step(self, step: int, metrics: Mapping[str, float], step_s: float, stage_s: Mapping[str, float]) -> None:
-        """A finished training step.
+        """Prints a finished training step.
 
         Args:
             step: the step's number, from 0.
-            stage_s: stage -> seconds that all its ranks computed.
+            stage_s: stage -> compute seconds, summed over its ranks.
         """
         now_s = self._clock()
         self._steps_s.append(step_s if self._last_s is None else now_s - self._last_s)
@@ -57,11 +57,11 @@ class Progress(LiveLine):
             parts.append(" ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in stage_s.items()))
         if done < self.total:
             eta = f"eta {clock_time((self.total - done) * sum(self._steps_s) / len(self._steps_s))}"
-            parts.insert(1 if self._is_live else len(parts), eta)  # the end of a live line may not fit the terminal
+            parts.insert(1 if self._is_live else len(parts), eta)  # the terminal may cut off the end of a live line
         self.show("  ".join(parts), done, self.total)
 
     def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
-        """An evaluation after `step` training steps; the lines of later steps repeat the first of its scores."""
+        """Prints an evaluation after `step` training steps; the lines of later steps repeat its first score."""
         texts = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in scores.items()]
         is_headline = next(iter(scores)) in HEADLINES.values()
         self._evaluation = f"{'held-out ' if is_headline else ''}{texts[0]} (step {step})"
