@@ -1,6 +1,6 @@
-"""Batched environments with replayable episodes: one protocol over Gymnasium, ManiSkill3 and your own.
+"""Batched environments with replayable episodes: one protocol for Gymnasium, ManiSkill3 and custom environments.
 
-A name is imported when it is first used, so that what describes environments (`kind_spec`) needs no torch.
+Names are imported on first use, so that describing environments (`kind_spec`) needs no torch.
 """
 
 import lazy_loader

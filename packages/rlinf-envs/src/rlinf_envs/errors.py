@@ -1,23 +1,23 @@
-"""The errors of this package: one tree, so that a caller can catch `EnvError` and be done."""
+"""The errors of this package; their base class `EnvError` catches all user errors."""
 
 from __future__ import annotations
 
 
 class EnvError(ValueError):
-    """What a user can get wrong: an unknown id, an option, a seed, an action of the wrong shape."""
+    """A user error: an unknown id, a wrong option or seed, an action of the wrong shape."""
 
 
 class RenderingUnavailableError(EnvError):
-    """Images were asked for on a machine on which this environment cannot draw."""
+    """Images were requested on a machine on which this environment cannot render."""
 
 
 class EnvCrashedError(EnvError):
-    """An environment raised, or its process died, while it ran."""
+    """An environment raised an error or its process died."""
 
     def __init__(self, env_index: int, problem: str) -> None:
         super().__init__(f"env {env_index}: {problem}")
         self.env_index = env_index
-        """The row, 0..N-1 (the first one, if the process of several died)."""
+        """The row, 0..N-1 (the first row of a process that died)."""
         self.problem = problem
 
     def __reduce__(self) -> tuple[type[EnvCrashedError], tuple[int, str]]:

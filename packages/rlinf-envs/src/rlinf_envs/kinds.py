@@ -1,4 +1,4 @@
-"""The kinds of environments: one line for each that ships, and import paths of custom ones."""
+"""The kinds of environments: the shipped ones by name, custom ones by import path."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ KINDS = {
 
 
 def kind_spec(kind: str, env_id: str = "", *, key: str = "EnvSpec.kind") -> KindSpec:
-    """The spec of a kind, or of one environment of it.
+    """Returns the spec of a kind, or of one environment of the kind.
 
     Args:
         kind: a name in `KINDS`, or "package.module:NAME" of a spec, or of a function that makes environments.
-        env_id: the environment; "": any of the kind.
-        key: what the kind was given as, for messages.
+        env_id: the environment; "": any.
+        key: name of the setting, for messages.
 
-    Raises: EnvError for an unknown name or a path that leads nowhere.
+    Raises: EnvError for an unknown name or an import path that does not exist.
     """
     if kind in KINDS:
         plugin = loaded(KINDS[kind])

@@ -1,10 +1,10 @@
-"""The conformance suite: does an environment keep the rules of `BatchedEnv`? For any environment, in any test.
+"""Conformance suite: checks that an environment keeps the rules of `BatchedEnv`.
 
     from rlinf_envs.testing import check_env
     check_env(lambda: MyBatchedEnv(num_envs=3))
 
-Every rule that is broken gives one message, which says what was expected and what came; all are reported together.
-The comparisons are bit for bit: a run that must be replayable cannot live with "nearly".
+Each broken rule gives one message with the expected and the actual value; all are reported together. Comparisons are
+bitwise, because replays need identical numbers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from rlinf_envs.errors import ConformanceError, EnvError, RenderingUnavailableEr
 
 
 def check_env(make: Callable[[], BatchedEnv], *, num_steps: int = 60, seed: int = 0, seeds_matter: bool = True) -> None:
-    """Check the environment that `make` makes; ConformanceError with one line for each broken rule.
+    """Checks the environment that `make` returns; raises ConformanceError with one line per broken rule.
 
-    `num_steps` actions are taken in each trial: enough for at least one episode to end, else auto-reset goes unchecked
-    and that is reported. `seeds_matter=False` allows an environment whose every episode begins and goes alike.
-    `make` is called a few times; two rows or more let it be checked that rows do not disturb each other.
+    Each trial takes `num_steps` actions. At least one episode must end in them, otherwise an error reports that
+    auto-reset could not be checked. `seeds_matter=False` allows environments whose episodes are all the same. `make` is
+    called several times; with two or more rows, the independence of rows is checked too.
     """
     checks = (
         _check_specs,
@@ -60,10 +60,10 @@ def check_env(make: Callable[[], BatchedEnv], *, num_steps: int = 60, seed: int 
             check(trial)
         except ConformanceError as violation:
             violations.append(str(violation))
-        except Exception as error:  # noqa: BLE001  the environment under test may raise anything; each is a finding
+        except Exception as error:  # noqa: BLE001 the environment under test may raise anything
             violations.append(f"{_words(check)}: raised {type(error).__name__}: {error}")
         if violations and check is _check_specs:
-            break  # without specs nothing else can be read
+            break  # without specs nothing else can be checked
     env.close()
     if violations:
         listed = "\n".join(f"- {violation}" for violation in violations)
@@ -72,7 +72,7 @@ def check_env(make: Callable[[], BatchedEnv], *, num_steps: int = 60, seed: int 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Trial:
-    """What the checks share. `env` is used by all of them and so has a past; `make` gives one that has none."""
+    """State shared by the checks. `env` is used by all of them; `make` creates a fresh environment."""
 
     make: Callable[[], BatchedEnv]
     env: BatchedEnv
@@ -85,13 +85,14 @@ class _Trial:
         return [self.seed + 1000 * index for index in range(self.env.num_envs)]
 
     def actions(self, stream: int = 0) -> Tensor:
-        """[num_steps, N, *action shape], random, the same for the same stream."""
+        """Returns random actions [num_steps, N, *action shape], the same for the same stream."""
         generator = torch.Generator().manual_seed(self.seed + stream)
         return sample_actions(self.env.action_spec, (self.num_steps, self.env.num_envs), generator)
 
 
 def sample_actions(spec: ActionSpec, batch: Sequence[int], generator: torch.Generator) -> Tensor:
-    """[*batch, *action shape]: uniform between the spec's bounds; where there are none, in -1..1 or 2 wide."""
+    """Returns actions [*batch, *action shape], uniform between the spec's bounds; a missing bound leaves an interval of
+    length 2, -1..1 if both are missing."""
     shape = (*batch, *spec.shape)
     if spec.kind == "discrete":
         width = spec.high - spec.low + 1
@@ -120,7 +121,7 @@ def _row(observation: Observation, index: int) -> Observation:
 
 
 def _difference(got: Observation, expected: Observation) -> str | None:
-    """Says where two observations differ first; None if they are the same bits."""
+    """Describes the first difference of two observations; None if they are bitwise equal."""
     if set(got) != set(expected):
         return f"fields {sorted(got)} instead of {sorted(expected)}"
     for name, value in got.items():
@@ -191,7 +192,7 @@ def _check_specs(trial: _Trial) -> None:
 
 
 def _check_steps(trial: _Trial) -> None:
-    """Shapes, dtypes and the bookkeeping of every step of one trial."""
+    """Checks shapes, dtypes and the bookkeeping of every step of one trial."""
     env, num_envs = trial.env, trial.env.num_envs
     first, results = _run(env, trial.seeds, trial.actions())
     _require_observation(trial, first, "reset()")
@@ -246,7 +247,7 @@ def _require_episode(trial: _Trial, end: EpisodeEnd, return_: float, length: int
 
 
 def _check_auto_reset(trial: _Trial) -> None:
-    """After an end, a row stands where a reset with the next episode's seed would put it."""
+    """Checks that after an episode's end a row is where a reset with the next episode's seed would put it."""
     _, results = _run(trial.env, trial.seeds, trial.actions())
     ends = [(result, end) for result in results for end in result.episodes]
     _require(
@@ -264,7 +265,7 @@ def _check_auto_reset(trial: _Trial) -> None:
 
 
 def _check_ends(trial: _Trial) -> None:
-    """No action comes after `terminated`, where the environment leaves undefined what it does then."""
+    """Checks that no action follows `terminated` if the environment does not define steps after the end."""
     env, past_ends = trial.env, list[Moment]()
     if not isinstance(env, Watchable):
         return
@@ -296,7 +297,7 @@ def _check_replay_in_used_object(trial: _Trial) -> None:
 
 
 def _check_rows_are_independent(trial: _Trial) -> None:
-    """Row i with row 0's seed and actions does what row 0 did."""
+    """Checks that row i behaves as row 0 when it gets row 0's seed and actions."""
     if trial.env.num_envs == 1:
         return
     actions = trial.actions()
@@ -324,7 +325,7 @@ def _check_seeds_differ(trial: _Trial) -> None:
 
 
 def _check_chunk(trial: _Trial) -> None:
-    """A chunk is its actions in order, and stops at an episode's end."""
+    """Checks that a chunk equals its actions in order and stops at an episode's end."""
     for num_actions in sorted({1, min(3, trial.num_steps), trial.num_steps}):
         actions = trial.actions()[:num_actions]
         _, singles = _run(trial.env, trial.seeds, actions)
@@ -360,7 +361,7 @@ def _require_chunk_row(chunk: StepResult, singles: list[StepResult], index: int)
 
 
 def _check_snapshot(trial: _Trial) -> None:
-    """Optional: what an environment that offers snapshots promises."""
+    """Checks snapshots, if the environment has them."""
     if not isinstance(trial.env, Replayable):
         return
     actions = trial.actions()

@@ -1,4 +1,4 @@
-"""The virtual environment that a plug-in's packages need, where they cannot share the product's own."""
+"""Describes the venv of a plug-in whose packages conflict with those of the product."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VenvSpec:
-    """A virtual environment that `rlinf venv create NAME` makes.
+    """A venv that `rlinf venv create NAME` creates.
 
-    It stands in the folder of the plug-in that needs it, beside the lists of requirements that it is made from.
+    It is defined in the folder of its plug-in, beside the requirement lists.
     """
 
     name: str
     purpose: str
-    """For people, in a few words."""
+    """Short description for users."""
     folder: Path
-    """Where its lists are: `requirements-cpu.txt`, `requirements-gpu.txt`."""
+    """Folder of its requirement lists: `requirements-cpu.txt`, `requirements-gpu.txt`."""
     modules: tuple[str, ...]
-    """Modules that must import in it, beside rlinf's own."""
+    """Modules that must be importable in it, besides rlinf's."""
     packages: tuple[str, ...]
-    """Distributions whose versions are worth a line."""
+    """Distributions whose versions are reported."""
     cpu_variables: Mapping[str, str] = field(default_factory=dict)
     """Env vars without which the modules do not import on a CPU."""
     cpu_stand_ins: tuple[str, ...] = ()
@@ -31,8 +31,8 @@ class VenvSpec:
     """Env var that names the folder where the modules write files when they are first imported; a check sets it to an
     empty folder."""
     import_answer: str = ""
-    """What a check answers where the modules ask on the terminal when they are first imported."""
+    """Input for modules that prompt on the terminal when they are first imported."""
 
     def requirements(self, *, cpu: bool) -> Path:
-        """Its list of requirements for CPU slots, or for GPUs; the file need not exist."""
+        """Returns the path of its requirement list for CPU slots or GPUs; the file may be missing."""
         return self.folder / f"requirements-{'cpu' if cpu else 'gpu'}.txt"

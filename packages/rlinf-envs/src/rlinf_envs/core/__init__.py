@@ -1,1 +1,1 @@
-"""What all kinds of environments share: the protocol, batches of rows, simulators in processes of their own."""
+"""Shared by all kinds of environments: the protocol, batches of rows, simulators in subprocesses."""

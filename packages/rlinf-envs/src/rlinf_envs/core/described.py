@@ -1,4 +1,4 @@
-"""What a batched environment tells about itself, kept in one place for those of this package."""
+"""Base class with the descriptive fields of batched environments."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What becomes of pictures and instructions that are to be other than in training, drawn by the episode's seed.
+"""Random disturbances of images and instructions for out-of-distribution evaluation, drawn with the episode's seed.
 
-The kinds are those of arXiv:2505.19789 ("What Can RL Bring to VLA Generalization?"): textures and noise laid over the
-picture and drawn anew for each one, and other words for the same instruction. Theirs mix a photograph of a material
-into the picture; here the texture is drawn, as nothing is downloaded.
+The kinds are those of arXiv:2505.19789 ("What Can RL Bring to VLA Generalization?"): textures and noise mixed into each
+image, and rephrased instructions. The paper uses photographs of materials as textures; here textures are generated, so
+that nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ from rlinf_envs.core.protocol import PICTURE, FieldSpec
 from rlinf_envs.errors import EnvError
 
 CELLS = 8
-"""Patches of colour on a side of a texture."""
+"""Colour patches along each side of a texture."""
 INSTRUCTION = "instruction"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disturbance:
-    """What becomes of pictures and instructions. Plain values only.
+    """A disturbance of images and instructions. Plain values only.
 
     Example: Disturbance(noise=0.3, wordings=("please {instruction}",))
     """
 
     brightness: float = 0.0
-    """-1 makes pictures black, 0 leaves them, 1 doubles them; what is above 255 is 255."""
+    """-1 makes images black, 0 leaves them, 1 doubles their values; results are clipped to 255."""
     texture: float = 0.0
-    """0..1: the share of patches of random colours, eight on a side, that are mixed into each picture, drawn anew for
-    each."""
+    """0..1: share of patches of random colours, eight along each side, mixed into each image; drawn anew for each
+    image."""
     noise: float = 0.0
-    """0..1: as `texture`, of pixels of random colours."""
+    """0..1: as `texture`, with pixels of random colours."""
     shift: int = 0
-    """Pixels by which the pictures of an episode are moved, at most, along each side; the edge fills what is left
-    over."""
+    """Maximum shift of an episode's images along each axis, in pixels; edge pixels fill the gap."""
     wordings: tuple[str, ...] = ()
-    """Other words, with {instruction} where its own stand; an episode has one of them. None: its own."""
+    """Alternative wordings, with {instruction} where the original goes; each episode uses one. Empty: no change."""
     paraphrases: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Instruction -> the sentences of which an episode has one in its place; before any wording."""
+    """Instruction -> sentences of which each episode uses one in its place; applied before wordings."""
 
     def __post_init__(self) -> None:
         for name, low in (("brightness", -1.0), ("texture", 0.0), ("noise", 0.0)):
@@ -64,18 +63,18 @@ class Disturbance:
         return bool(self.wordings or self.paraphrases)
 
     def lacking(self, fields: Mapping[str, Any] | Sequence[str]) -> str | None:
-        """What of an observation it would change and does not find, in words; None: nothing."""
+        """Describes the fields that it would change but that are missing in `fields`; None: none are missing."""
         if self.changes_pictures and not any(name.startswith(PICTURE) for name in fields):
             return "pictures"
         return "an instruction" if self.changes_words and INSTRUCTION not in fields else None
 
     def picture(self, picture: np.ndarray, seed: int, time: int, camera: int) -> np.ndarray:
-        """[H, W, C] uint8 as it is shown.
+        """Returns the disturbed image [H, W, C] uint8.
 
         Args:
-            seed: of the episode.
-            time: actions done in it.
-            camera: its place among the environment's.
+            seed: the episode's seed.
+            time: actions executed in the episode.
+            camera: index of the camera.
         """
         height, width, channels = picture.shape
         changed = picture
@@ -94,13 +93,13 @@ class Disturbance:
         return np.clip(mixed, 0, 255).astype(np.uint8)
 
     def words(self, instruction: str, seed: int) -> str:
-        """The instruction of an episode as it is given."""
+        """Returns the disturbed instruction of an episode."""
         choices = self._choices(instruction)
         return choices[np.random.default_rng([seed]).integers(len(choices))]
 
     def fields(self, fields: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
-        """The fields as they are shown: an instruction that is known says all that it may be given as, the longest
-        first, so that what a policy has no room for is told by the worst of them."""
+        """Returns the disturbed field specs: a known instruction lists all its variants, longest first, so that a
+        length check of a policy sees the worst case."""
         specs = dict(fields)
         if INSTRUCTION in fields and self.changes_words:
             texts = {choice for text in fields[INSTRUCTION].texts for choice in self._choices(text)}
@@ -109,7 +108,7 @@ class Disturbance:
         return specs
 
     def _choices(self, instruction: str) -> tuple[str, ...]:
-        """All that an instruction may be given as."""
+        """Returns all variants of an instruction."""
         for sentence, others in self.paraphrases:
             if sentence == instruction:
                 return others

@@ -1,7 +1,7 @@
-"""Environments whose pictures and instructions are not as they were in training; any of them, through `BatchedEnv`.
+"""Wraps any `BatchedEnv` and disturbs its images and instructions.
 
-Every draw belongs to (seed of the episode, actions done in it, camera), so that an episode has the same disturbances
-whoever shares its batch, in another process, and when it is played again.
+Random draws depend only on (seed of the episode, actions executed in it, camera), so an episode has the same
+disturbances in any batch, in any process and in replays.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rlinf_envs.errors import EnvError
 
 
 class DisturbedEnv(EnvWrapper):
-    """`env` as a disturbance shows it.
+    """`env` with a disturbance applied to its observations.
 
-    Raises: EnvError where `env` shows nothing of what is to be changed.
+    Raises: EnvError if `env` has none of the fields to be changed.
     """
 
     def __init__(self, env: BatchedEnv, disturbance: Disturbance) -> None:
@@ -42,7 +42,7 @@ class DisturbedEnv(EnvWrapper):
 
     @property
     def undisturbed(self) -> BatchedEnv:
-        """The environment behind it, for what is drawn."""
+        """The wrapped environment, for rendering."""
         return self._env
 
     def reset(self, seeds: Sequence[int]) -> Observation:
@@ -113,13 +113,13 @@ class DisturbedEnv(EnvWrapper):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """Where a row is."""
+    """Position of a row in its episode."""
 
     seed: int
-    """Of its reset."""
+    """Seed of the row's reset."""
     episode_index: int
     time: int
-    """Actions done in its episode."""
+    """Actions executed in its episode."""
 
     @property
     def episode_seed(self) -> int:

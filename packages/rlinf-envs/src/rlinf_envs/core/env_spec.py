@@ -1,4 +1,4 @@
-"""What describes an environment before there is one."""
+"""EnvSpec: describes an environment to be created."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlinf_envs.core.disturbance import Disturbance
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvSpec:
-    """Which environment, how many, with what options. Plain values only, so that it can be written down and sent.
+    """The id, number and options of environments. Plain values only, so that it can be stored and sent.
 
     Example: EnvSpec(kind="maniskill", id="PushCube-v1", num_envs=8, options={"control_mode": "pd_ee_delta_pos"})
     """
@@ -18,19 +18,19 @@ class EnvSpec:
     kind: str
     """A name in `rlinf_envs.kinds.KINDS`, or package.module:NAME of a custom kind."""
     id: str
-    """A registered id; for "import" the place of a callable, "package.module:callable"."""
+    """A registered id; for "import" the import path of a callable, "package.module:callable"."""
     num_envs: int
     max_episode_steps: int | None = None
-    """Time limit in actions; None: the environment's own."""
+    """Time limit in actions; None: the environment's default."""
     ignore_terminations: bool = False
-    """Go on after success or failure until the time limit; what evaluations of success_at_end want."""
+    """Continue after success or failure until the time limit, for evaluations of success_at_end."""
     num_processes: int = 0
-    """0: in the calling process; more: the environments are spread over that many of their own, and one that crashes or
-    hangs is replaced. The numbers are the same."""
+    """0: run in the calling process; more: spread the environments over this many subprocesses, which are replaced if
+    they crash or hang. The numbers are the same."""
     hang_limit_s: float | None = None
-    """How long the answer of a process of its own to a reset or a chunk of actions may take before it counts as hung;
-    None: 20 times what it took so far, at least 20 s."""
+    """Seconds after which a subprocess that has not answered a reset or a chunk of actions counts as hung; None: 20
+    times the longest time so far, at least 20 s."""
     options: Mapping[str, bool | int | float | str | tuple[str | int, ...] | None] = field(default_factory=dict)
     """Passed to the environment's constructor."""
     disturbance: Disturbance | None = None
-    """What becomes of pictures and instructions; None: they are shown as they are."""
+    """Disturbance of images and instructions; None: no disturbance."""

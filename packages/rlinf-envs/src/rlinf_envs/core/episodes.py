@@ -1,4 +1,4 @@
-"""What the vectors of this package share: the bookkeeping of the episode that a row is in, and who may watch it."""
+"""Shared by the vectors of this package: bookkeeping of running episodes, and watchers."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from rlinf_envs.errors import EnvError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """One row right after its reset or after an action; what a watcher is told."""
+    """One row right after its reset or after an action; passed to watchers."""
 
     env_index: int
     episode_index: int
     seed: int
-    """The episode's own seed."""
+    """The episode's seed."""
     num_actions: int
-    """Actions of the episode so far; 0: it has just begun."""
+    """Actions of the episode so far; 0 right after the reset."""
     is_past_end: bool = False
-    """The environment had ended the episode before this action, and does not define what a step then does."""
+    """The episode had ended before this action, and the environment does not define such steps."""
 
 
 class Watchable(ABC):
-    """A vector in this process that can be looked at while a chunk is executed. A base class: what stands in front of
-    one and hands every name on is none."""
+    """A vector in this process that can be watched while it executes a chunk. A base class and no protocol, because
+    wrappers that forward every attribute are not watchable."""
 
     _watcher: Callable[[Moment], None] | None = None
     _ends_for_good: bool = False
-    """What a step after `terminated` does is undefined."""
+    """Steps after `terminated` are undefined."""
 
     def watch(self, watcher: Callable[[Moment], None] | None) -> None:
-        """Have `watcher` called after every reset and every action of a row, within `step_chunk` too, while
-        `render_row` still shows that moment: the last one of an episode included. None ends it."""
+        """Calls `watcher` after every reset and every action of a row, also within `step_chunk` and at an episode's
+        last action, while `render_row` still shows that moment. None removes the watcher."""
         self._watcher = watcher
 
     def _tell_watcher(self, index: int, row: RunningEpisode) -> None:
@@ -46,15 +46,15 @@ class Watchable(ABC):
 
     @abstractmethod
     def render_row(self, env_index: int) -> np.ndarray:
-        """[H, W, 3] uint8, a picture of one row."""
+        """Renders one row as [H, W, 3] uint8."""
 
 
 @dataclass(slots=True)
 class RunningEpisode:
-    """The episode that a row is in, between its reset and now."""
+    """The current episode of a row."""
 
     row_seed: int
-    """Of the row's last `reset`."""
+    """Seed of the row's last `reset`."""
     episode_index: int
     num_actions: int = 0
     return_: float = 0.0
@@ -62,15 +62,15 @@ class RunningEpisode:
     success: bool | None = None
     task: str | None = None
     ended_at: int | None = None
-    """Actions after which the environment said that it had terminated; an ignored termination is followed by more."""
+    """Actions after which the environment reported termination; more follow if terminations are ignored."""
 
     @property
     def seed(self) -> int:
-        """The episode's own."""
+        """The episode's seed."""
         return episode_seed(self.row_seed, self.episode_index)
 
     def add(self, reward: float, success: bool | None, task: str | None = None) -> None:
-        """One more action. `success`: whether the task counts as solved now, None where nobody knows."""
+        """Adds one action. `success`: whether the task counts as solved now; None if unknown."""
         self.num_actions += 1
         self.return_ += reward
         self.success = success
@@ -88,7 +88,7 @@ class RunningEpisode:
         )
 
     def end(self, env_index: int) -> EpisodeEnd:
-        """Its record, where it ends now."""
+        """Returns the record of the episode when it ends now."""
         return EpisodeEnd(
             env_index=env_index,
             episode_index=self.episode_index,
@@ -103,12 +103,12 @@ class RunningEpisode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndRule:
-    """When the episodes of a vector end."""
+    """Decides when the episodes of a vector end."""
 
     max_episode_steps: int | None = None
-    """Actions after which an episode is truncated; None: the environment's own limit alone."""
+    """Actions after which an episode is truncated; None: only the environment's limit."""
     ignore_terminations: bool = False
-    """Go on after the task has ended until the limit. For simulators that define what follows; Gymnasium does not."""
+    """Continue after termination until the limit; for simulators that define such steps, which Gymnasium does not."""
 
     def __post_init__(self) -> None:
         limit = self.max_episode_steps
@@ -121,13 +121,13 @@ class EndRule:
             )
 
     def of(self, episode: RunningEpisode, *, terminated: bool, truncated: bool) -> tuple[bool, bool]:
-        """(terminated, truncated) as it is told, for what the environment said of the last action."""
+        """Returns the reported (terminated, truncated) for the values that the environment returned."""
         at_limit = self.max_episode_steps is not None and episode.num_actions >= self.max_episode_steps
         terminated = terminated and not self.ignore_terminations
         return terminated, (truncated or at_limit) and not terminated
 
 
 def require_envs(num_envs: int) -> None:
-    """Raises: EnvError for a vector without rows."""
+    """Raises: EnvError if `num_envs` is less than 1."""
     if num_envs < 1:
         raise EnvError(f"num_envs={num_envs}; at least one environment is needed")

@@ -1,4 +1,4 @@
-"""Makes a running environment from a plain description."""
+"""Creates environments from their descriptions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rlinf_envs.kinds import kind_spec
 def make_env(
     spec: EnvSpec, *, on_replaced: Callable[[str], None] | None = None, pictures: PictureMemory | None = None
 ) -> BatchedEnv:
-    """The environment `spec` describes. EnvError says what is wrong with a description and what was allowed.
+    """Creates the environment that `spec` describes. Raises EnvError with the allowed values for a wrong description.
 
-    `on_replaced` is told, in a sentence, of every process of the environment's own that was lost and replaced.
-    `pictures` is where pictures are shown while there is room; not those of a disturbed environment, which are drawn
-    once more, nor of a `BatchedEnv` of one's own in this process, which shows tensors of its own.
+    `on_replaced` is called with a sentence for every subprocess that was lost and replaced. `pictures` is memory that
+    images are written into while it has space, except those of disturbed environments and of custom `BatchedEnv`s in
+    this process, which return their own tensors.
     """
     if spec.disturbance is not None:
         from rlinf_envs.core.disturbed import DisturbedEnv
 
         plain = replace(spec, disturbance=None)
         return DisturbedEnv(make_env(plain, on_replaced=on_replaced), spec.disturbance)
-    kind_spec(spec.kind)  # raises where there is no such kind
+    kind_spec(spec.kind)  # raises for an unknown kind
     if not 0 <= spec.num_processes <= spec.num_envs:
         raise EnvError(
             f"EnvSpec.num_processes={spec.num_processes} with num_envs={spec.num_envs}; "
@@ -48,7 +48,7 @@ def make_env(
 
 
 def make_in_process(spec: EnvSpec) -> BatchedEnv:
-    """All of `spec` in this process, whatever its num_processes says."""
+    """Creates the environment in this process and ignores `spec.num_processes`."""
     options: dict[str, Any] = dict(spec.options)
     reserved = {"max_episode_steps", "ignore_terminations", "num_envs"} & set(options)
     if reserved:

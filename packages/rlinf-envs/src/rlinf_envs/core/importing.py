@@ -1,4 +1,4 @@
-"""What an import path, "package.module:NAME", leads to."""
+"""Resolves import paths, "package.module:NAME"."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rlinf_envs.errors import EnvError
 
 
 def object_at(place: str, *, key: str = "EnvSpec.id") -> Any:
-    """The callable or spec at "package.module:NAME". Modules are looked for as Python does, and in the current folder.
+    """Returns the callable or spec at "package.module:NAME". Modules are searched on Python's path and in the current
+    folder.
 
     Args:
-        key: what the path was given as, for messages.
+        key: name of the setting, for messages.
 
-    Raises: EnvError saying what is missing.
+    Raises: EnvError that names what is missing.
     """
     module_name, separator, attribute = place.partition(":")
     if not (module_name and separator and attribute):
@@ -29,7 +30,7 @@ def object_at(place: str, *, key: str = "EnvSpec.id") -> Any:
             "holds it, or put that folder on the Python path"
         )
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # a command installed as a script does not look in the current folder by itself
+        sys.path.append(os.getcwd())  # installed commands do not search the current folder by default
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

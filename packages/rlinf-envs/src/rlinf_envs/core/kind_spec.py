@@ -1,7 +1,7 @@
-"""KindSpec: what is known of a kind of environments before there is one.
+"""KindSpec: describes a kind of environments before any is created.
 
-A custom environment may bring one: as the attribute `kind_spec` of the callable that its id names, or as a kind of its
-own, `kind: package.module:SPEC`. What it leaves out has the defaults here.
+A custom environment may define one, as the attribute `kind_spec` of the callable that its id names or as a custom kind,
+`kind: package.module:SPEC`. Fields it does not set have the defaults here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IMPORTED = "rlinf_envs.adapters.imported.env:make_imported"
 
 
 class MachineCheck(NamedTuple):
-    """What a simulator can do on this machine, for `rlinf doctor`."""
+    """Result of checking a simulator on this machine, for `rlinf doctor`."""
 
     subject: str
     verdict: Literal["ok", "note", "problem"]
@@ -29,43 +29,42 @@ class MachineCheck(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KindSpec:
-    """One kind of environments. Neither this nor a module of a spec imports torch or a simulator.
+    """One kind of environments. Neither this module nor modules of specs import torch or a simulator.
 
     Example of a custom kind, `env.kind: arms.spec:ARMS` and `env.id: lift`:
         ARMS = KindSpec(name="arms", make="arms.env:make_arms", picture_size=96, seconds_per_step=0.004)
     """
 
     name: str
-    """What recipes call it."""
+    """Its name in recipes."""
     make: Any = IMPORTED
     """Import path of a function `(id, num_envs, *, max_episode_steps, ignore_terminations, **options) -> BatchedEnv`,
     or the function itself. The default imports the callable that the id names."""
     steps_after_end: bool = False
-    """Whether a step after the end of an episode has a meaning, so that `ignore_terminations` has, too."""
+    """Whether steps after the end of an episode are defined; `ignore_terminations` needs it."""
     expert: str = ""
-    """Import path of a function `(EnvSpec, seed) -> Demonstration` that records its scripted expert; "": it has
-    none."""
+    """Import path of a function `(EnvSpec, seed) -> Demonstration` that records its scripted expert; "": none."""
     demonstrations: Mapping[str, str] = field(default_factory=dict)
-    """Layouts of files that show this kind of environment alone, `sft_warm_up.source`, each with the import path of its
-    reader: `(path, rename, RunEnvironment) -> DemonstrationFiles`."""
+    """Demonstration file layout of this kind (`sft_warm_up.source`) -> import path of its reader: `(path, rename,
+    RunEnvironment) -> DemonstrationFiles`."""
     venv: VenvSpec | None = None
-    """The venv that its packages can be installed in; None: they share the product's own."""
+    """The venv for its packages; None: they are installed with the product."""
     picture_size: int = 128
-    """Pixels of a side of its pictures where the option `image_size` is not given."""
+    """Default side of its images in pixels, if the option `image_size` is not set."""
     seconds_per_step: float | None = None
-    """Of one environment on one core, pictures included; None: unknown. For planning."""
+    """Seconds per step of one environment on one core, including images, for planning; None: unknown."""
 
     def load(self) -> Any:
-        """The function that makes environments."""
+        """Returns the function that creates environments."""
         return loaded(self.make)
 
     def of(self, env_id: str) -> KindSpec:
-        """The spec of one environment of this kind."""
+        """Returns the spec of one environment of this kind."""
         return self
 
     def drawing_options(self, env_id: str) -> Mapping[str, Any]:
-        """The options with which an environment draws (`render`); none: it does so without, or cannot. An imported one
-        that takes a `render_mode` draws with that."""
+        """Returns the options that an environment needs for `render`; empty: none, or it cannot render. Custom
+        environments that have a parameter `render_mode` get that."""
         if self.make != IMPORTED:
             return {}
         from rlinf_envs.core.importing import object_at
@@ -74,29 +73,29 @@ class KindSpec:
         return {"render_mode": "rgb_array"} if takes_mode else {}
 
     def simulates_on_gpu(self, env_id: str, options: Mapping[str, Any]) -> bool:
-        """Whether the simulator takes a GPU where there is one; others are work for the host's cores."""
+        """Returns whether the simulator uses a GPU if there is one; other simulators run on CPU cores."""
         return False
 
     def picture_pixels(self, options: Mapping[str, Any]) -> int:
-        """Pixels of one picture, as the simulator draws it."""
+        """Returns the pixels of one image, as the simulator renders it."""
         size = options.get("image_size") or self.picture_size
         return size * size
 
     def published_simulator(self, env_id: str, options: Mapping[str, Any]) -> str:
-        """The simulator in `rlinf_sched.derive.SIMULATORS` whose published times and memory are this one's, or nearest
-        to it; "": there is none."""
+        """Returns the simulator in `rlinf_sched.derive.SIMULATORS` whose published times and memory fit this one best;
+        "": none."""
         return ""
 
     def own_limit(self, env_id: str, env: Any) -> int | None:
-        """Actions after which a registered environment cuts an episode by itself; None: unknown.
+        """Returns the registered time limit of an environment in actions; None: unknown.
 
         Args:
-            env: one that was made with another limit.
+            env: an instance that was created with another limit.
         """
         return getattr(env, "own_limit", None)
 
     def machine_check(self, version_of: Mapping[str, str]) -> MachineCheck | None:
-        """What it can do on this machine; None: as any other program.
+        """Checks the simulator on this machine; None: it has no special requirements.
 
         Args:
             version_of: version of every installed distribution.
@@ -105,7 +104,7 @@ class KindSpec:
 
 
 def loaded(plugin: Any) -> Any:
-    """What an import path of this package or of a spec leads to; anything else is returned as it is."""
+    """Resolves an import path; returns any other value unchanged."""
     if not isinstance(plugin, str):
         return plugin
     module, _, attribute = plugin.partition(":")

@@ -1,12 +1,12 @@
-"""The rows of one simulator that moves them all at once, behind `BatchedEnv`: auto-reset, episode records, chunks.
+"""A `BatchedEnv` over a simulator that steps all rows at once: auto-reset, episode records, chunks.
 
-A simulator on a GPU takes as long for one row as for all of them, so this differs from `InProcessVector` in two things:
+A GPU simulator needs as long for one row as for all, so this differs from `InProcessVector` in two ways:
 
-* **Resets wait for the end of a chunk.** A row whose episode ends inside a chunk is moved on with the others, by the
-  actions left over, and what comes of it is dropped; all rows that ended begin their next episode together, in one
-  reset. What is handed out is the same: the last observation is taken where the episode ended.
-* **No snapshots.** Parallel physics adds numbers up in no fixed order, so that the same seed and actions do not lead to
-  the same state to the bit; `rlinf_envs.core.protocol.Replayable` promises that they do.
+* **Resets wait for the end of a chunk.** A row whose episode ends inside a chunk executes the remaining actions with
+  the others, and their results are dropped; all rows that ended are reset together. The returned values are the same:
+  the last observation is taken where the episode ended.
+* **No snapshots.** Parallel physics sums in no fixed order, so the same seed and actions do not lead to bitwise the
+  same state, which `rlinf_envs.core.protocol.Replayable` requires.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from rlinf_envs.errors import EnvCrashedError, EnvError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsStep:
-    """What all rows did with one action each; on the host."""
+    """Result of one action in every row, in host memory."""
 
     rewards: np.ndarray
     """[N] float32"""
     terminated: np.ndarray
     """[N] bool"""
     success: np.ndarray | None
-    """[N] bool, whether the task counts as solved right now; None where the simulator knows no success."""
+    """[N] bool, whether the task counts as solved right now; None if the simulator does not define success."""
 
 
 class RowsSimulator(Protocol):
-    """N rows that are moved at once and begin when they are told to."""
+    """N rows that are stepped at once and reset on request."""
 
     @property
     def num_envs(self) -> int: ...
@@ -54,20 +54,20 @@ class RowsSimulator(Protocol):
     def notes(self) -> tuple[str, ...]: ...
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """Begin an episode in `rows` and leave the others where they are.
+        """Begins an episode in `rows`; the other rows do not change.
 
         Args:
             rows: some rows, in ascending order; all of them after `LockstepVector.reset`.
-            seeds: of the present episode of every row, the others' too.
+            seeds: seeds of the current episodes of all rows.
         """
         ...
 
     def step(self, actions: np.ndarray) -> RowsStep:
-        """Move every row by its action of [N, *action shape]."""
+        """Steps every row by its action, [N, *action shape]."""
         ...
 
     def observe(self, rows: Sequence[int]) -> Observation:
-        """What `rows` show now, in their order, on the host. Changes nothing."""
+        """Returns the current observations of `rows`, in their order, in host memory, without side effects."""
         ...
 
     def render(self) -> np.ndarray:
@@ -79,7 +79,7 @@ class RowsSimulator(Protocol):
 
 @dataclass(slots=True)
 class _Chunk:
-    """What the rows did in one call."""
+    """Results of the rows in one call."""
 
     rewards: np.ndarray
     """[N, C] float32"""
@@ -89,12 +89,12 @@ class _Chunk:
     truncated: np.ndarray
     """[N] bool"""
     lasts: list[tuple[list[int], Observation]]
-    """Rows that ended with one action, and their last observations."""
+    """(rows that ended with an action, their last observations)."""
     ends: list[EpisodeEnd]
 
 
 class LockstepVector(Described, Watchable):
-    """The rows of `simulator`, which it owns. `max_episode_steps` and `ignore_terminations` are those of `EndRule`."""
+    """The rows of a simulator, which it owns. `max_episode_steps` and `ignore_terminations` as in `EndRule`."""
 
     def __init__(
         self, simulator: RowsSimulator, *, max_episode_steps: int | None = None, ignore_terminations: bool = False
@@ -112,7 +112,7 @@ class LockstepVector(Described, Watchable):
     def reset(self, seeds: Sequence[int]) -> Observation:
         self._require_open()
         values = checked_seeds(seeds, self.num_envs)
-        self._rows = None  # a reset that fails leaves nothing to step
+        self._rows = None  # after a failed reset there is nothing to step
         rows = [RunningEpisode(seed, 0) for seed in values]
         self._begin(rows, range(self.num_envs))
         observation = self._observe(range(self.num_envs))
@@ -132,7 +132,7 @@ class LockstepVector(Described, Watchable):
         return torch.from_numpy(self._require_open().render())
 
     def render_row(self, env_index: int) -> np.ndarray:
-        if self._pictures is None:  # all rows are drawn at once, and asked for one after the other
+        if self._pictures is None:  # all rows are rendered at once and returned one by one
             self._pictures = self._require_open().render()
         return self._pictures[env_index]
 
@@ -143,7 +143,7 @@ class LockstepVector(Described, Watchable):
             simulator.close()
 
     def _moved(self, actions: np.ndarray, *, is_chunk: bool) -> StepResult:
-        """Execute actions [N, C, *shape]."""
+        """Executes actions [N, C, *shape]."""
         rows = self._require_rows("step")
         chunk = self._advance(rows, actions)
         if ended := [end.env_index for end in chunk.ends]:
@@ -162,7 +162,7 @@ class LockstepVector(Described, Watchable):
         )
 
     def _advance(self, rows: list[RunningEpisode], actions: np.ndarray) -> _Chunk:
-        """Move all rows until the actions are used up or the episodes of all have ended."""
+        """Steps all rows until the actions are used up or all episodes have ended."""
         num_envs, num_actions = actions.shape[:2]
         chunk = _Chunk(
             rewards=np.zeros((num_envs, num_actions), dtype=np.float32),
@@ -188,7 +188,7 @@ class LockstepVector(Described, Watchable):
         return chunk
 
     def _take(self, chunk: _Chunk, rows: list[RunningEpisode], index: int, position: int, step: RowsStep) -> None:
-        """One row's part of a step."""
+        """Records one row's result of a step."""
         row, reward = rows[index], float(step.rewards[index])
         if not np.isfinite(reward):
             text = f"the reward is {reward}; a reward must be a finite number"
@@ -239,7 +239,7 @@ class LockstepVector(Described, Watchable):
             raise self._crash(row, "observe()", EnvError(f"its observation {name!r} holds a number that is not finite"))
 
     def _crash(self, index: int, doing: str, error: Exception) -> EnvCrashedError:
-        self._rows = None  # only a reset leads on
+        self._rows = None  # only a reset continues
         return EnvCrashedError(index, f"{doing} failed: {type(error).__name__}: {error}")
 
     def _require_open(self) -> RowsSimulator:
@@ -255,7 +255,7 @@ class LockstepVector(Described, Watchable):
 
 
 def _with_rows(observation: Observation, lasts: Sequence[tuple[list[int], Observation]]) -> Observation:
-    """`observation` with other rows in some places."""
+    """Returns `observation` with some rows replaced."""
     if not lasts:
         return observation
     changed: Observation = {

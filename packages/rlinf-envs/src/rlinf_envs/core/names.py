@@ -1,4 +1,4 @@
-"""Names that a user gives: reading a list of them, and what to say of one that is not there."""
+"""Parses names that a user gives, and suggests close matches for unknown ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlinf_envs.errors import EnvError
 
 
 def names_of(value: Sequence[str] | str | None, option: str) -> tuple[str, ...] | None:
-    """A list of names, or one alone; None stays None. EnvError for anything else."""
+    """Returns a list of names, or a single name, as a tuple; None stays None. EnvError for anything else."""
     if value is None:
         return None
     names = (value,) if isinstance(value, str) else tuple(value)
@@ -19,14 +19,14 @@ def names_of(value: Sequence[str] | str | None, option: str) -> tuple[str, ...] 
 
 
 def close_to(name: str, names: Sequence[str]) -> str:
-    """`did you mean ...?`, or all that is known where nothing is close."""
+    """Returns `did you mean ...?`, or all names if none is close."""
     close = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
     return f"did you mean {', '.join(close)}?" if close else f"it has {', '.join(names)}"
 
 
 def chosen_tasks(env_id: str, tasks: Sequence[str], chosen: Sequence[str] | None) -> tuple[str, ...]:
-    """The tasks of an id, or those of them that are chosen. EnvError for one that is not there (with close matches),
-    for a task twice and for none at all."""
+    """Returns the tasks of an id, or the chosen ones of them. EnvError for an unknown task (with close matches), a
+    duplicate, or an empty choice."""
     if chosen is None:
         return tuple(tasks)
     for task in chosen:

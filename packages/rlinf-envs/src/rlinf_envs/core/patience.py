@@ -1,22 +1,22 @@
-"""How long a simulator may take before it counts as hung: many times as long as its like have taken so far."""
+"""Time limits after which a simulator counts as hung: a multiple of the longest time so far."""
 
 from __future__ import annotations
 
 _TIMES_THE_SLOWEST = 20
 _TIMES_A_START = 4
-"""Of the slowest start: how long a simulator may take to be made, which other work on the machine sways less."""
+"""Multiple of the slowest start that a start may take; other work on the machine affects starts less."""
 _LEAST_S = 20.0
-"""A busy machine can keep any process from running for some seconds."""
+"""Smallest limit: a busy machine can stall any process for some seconds."""
 
 
 class Patience:
-    """Limits in seconds for commands of a known amount of work.
+    """Time limits in seconds for commands with a known amount of work.
 
-    Example: the slowest action so far took 0.8 s, so that a chunk of 4 actions may take 20 * 4 * 0.8 = 64 s.
+    Example: if the slowest action so far took 0.8 s, a chunk of 4 actions may take 20 * 4 * 0.8 = 64 s.
 
     Args:
-        longest_s: the limit of a command that was not measured before, and of any other.
-        limit_s: one limit for commands of every kind but "make", instead of those derived; None: derived.
+        longest_s: the limit of commands without measurements, and an upper bound of all limits.
+        limit_s: one limit for all commands but "make"; None: derive the limits from measurements.
     """
 
     def __init__(self, *, longest_s: float, limit_s: float | None = None) -> None:
@@ -25,8 +25,8 @@ class Patience:
         self._slowest_s: dict[str, float] = {}
 
     def limit_s(self, kind: str | None, amount: int, *, num_losses: int) -> float:
-        """For `amount` pieces of work of one kind (actions of a chunk); twice as much after every loss at this place,
-        so that what is only slow gets through. None: work like no other."""
+        """Returns the limit for `amount` units of one kind of work, such as the actions of a chunk. It doubles after
+        every loss at this position, so that slow work succeeds eventually. Kind None: work that is never measured."""
         if kind is None:
             limit = self.longest_s
         elif kind == "make":
@@ -40,13 +40,13 @@ class Patience:
         return min(self.longest_s, limit * 2**num_losses)
 
     def limit_of_return_s(self, num_chunks: int, num_actions: int, *, num_losses: int) -> float:
-        """For beginning an episode again: a reset, and chunks with as many actions in all."""
+        """Returns the limit for replaying an episode: a reset, and chunks with this many actions in total."""
         if self._limit_s is not None:
             return min(self.longest_s, (1 + num_chunks) * self._limit_s * 2**num_losses)
         reset_s = self.limit_s("reset", 1, num_losses=num_losses)
         return min(self.longest_s, reset_s + self.limit_s("step", num_actions, num_losses=num_losses))
 
     def took(self, kind: str | None, amount: int, seconds: float) -> None:
-        """Tell what an answered command took."""
+        """Records the duration of a completed command."""
         if kind is not None:
             self._slowest_s[kind] = max(self._slowest_s.get(kind, 0.0), seconds / amount)

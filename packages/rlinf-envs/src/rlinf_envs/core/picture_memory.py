@@ -1,8 +1,8 @@
-"""Memory of the caller's, into which an environment writes the pictures that it shows.
+"""Caller-owned memory into which an environment writes its images.
 
-A picture is large, and who asked for it often hands it on: to a policy in another process, say. Where the caller lends
-memory that can be handed on as it is, the only copy of a picture is the one from the simulator's buffer into its row
-of the batch; else whoever hands it on copies it again. An environment of one's own knows nothing of this.
+Images are large and are often passed on, for example to a policy in another process. If the caller provides shareable
+memory, an image is copied only once, from the simulator's buffer into its row of the batch; otherwise it is copied
+again when it is passed on. Custom environments do not use this.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Protocol
 from torch import Tensor
 
 Places = Callable[[str, str], "Tensor | None"]
-"""("observation" or "final_observation", name of a field of pictures) -> [N, H, W, C] uint8, contiguous, where the next
-such pictures are to be written; None: in memory of the environment's own."""
+"""("observation" or "final_observation", name of an image field) -> contiguous [N, H, W, C] uint8 tensor for the next
+such images; None: use the environment's own memory."""
 
 
 class PictureMemory(Protocol):
-    """A file in memory, mapped here as a whole, in which there is room for tensors.
+    """An in-memory file, mapped completely in this process, from which tensors are allocated.
 
-    A tensor belongs to who asked for it until the last name for it is gone, in any process; only then is its memory
-    given again. So nothing that was shown is ever overwritten.
+    A tensor's memory is reused only after the last reference to it is gone in every process, so returned images are
+    never overwritten.
     """
 
     @property
     def fd(self) -> int:
-        """The file, for processes that simulate; open for as long as environments use it."""
+        """File descriptor for simulator processes; open as long as environments use it."""
         ...
 
     def empty(self, shape: Sequence[int]) -> Tensor | None:
-        """A contiguous uint8 tensor, whatever is in it; None where there is no room now. Threads may call it."""
+        """Returns an uninitialized contiguous uint8 tensor; None if there is no space now. Thread-safe."""
         ...
 
     def offset(self, tensor: Tensor) -> int:
-        """Bytes from the beginning of the file to the first of a tensor that `empty` gave, or of some of its rows."""
+        """Returns the byte offset in the file of a tensor returned by `empty`, or of some of its rows."""
         ...

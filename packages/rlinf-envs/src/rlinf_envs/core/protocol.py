@@ -1,9 +1,9 @@
-"""What a batched environment is: the records it exchanges and the protocol it keeps.
+"""The protocol of batched environments and its records.
 
-A batched environment is N independent rows. `reset` begins the first episode of every row; `step` moves every row by
-one action and, where an episode ends, begins the row's next episode by itself (auto-reset), so that the caller always
-holds observations it can act on. Nothing a row does depends on another row: the same seeds and actions give the same
-numbers whether the rows live in one process or in many.
+A batched environment has N independent rows. `reset` begins the first episode of every row; `step` moves every row by
+one action and begins the next episode of rows whose episode ended (auto-reset), so the caller can act on every
+observation it gets. Rows do not depend on each other: the same seeds and actions give the same numbers in one process
+and in many.
 
 Letters in shapes: N rows, C actions in a chunk, A action numbers, D state numbers, H x W pixels.
 """
@@ -24,11 +24,11 @@ Observation = dict[str, Tensor | list[str]]
 
 
 PICTURE = "image."
-"""Begins the names of fields that are pictures, before that of their camera."""
+"""Prefix of the names of image fields, followed by the camera's name."""
 
 
 def tensor_field(observation: Observation, name: str) -> Tensor:
-    """Field `name` of an observation as the tensor it is; KeyError naming what there is, TypeError for a text."""
+    """Returns the tensor field `name` of an observation; KeyError that lists the fields, TypeError for a text field."""
     if name not in observation:
         raise KeyError(f"observation has no field {name!r}; it has {', '.join(sorted(observation))}")
     value = observation[name]
@@ -38,7 +38,7 @@ def tensor_field(observation: Observation, name: str) -> Tensor:
 
 
 def observation_problem(observation: Observation, spec: Mapping[str, FieldSpec], num_envs: int) -> str | None:
-    """Where an observation is not what `spec` says of its rows; None: it is."""
+    """Describes how an observation deviates from `spec`; None: it does not."""
     if set(observation) != set(spec):
         return f" has fields {sorted(observation)}; the spec says {sorted(spec)}"
     for name, field in spec.items():
@@ -68,12 +68,12 @@ class FieldSpec:
     """Shape of one row; () for "text"."""
     dtype: Literal["float32", "uint8", "text"]
     texts: tuple[str, ...] = ()
-    """All that a "text" may say, where that is known; () where it is not."""
+    """All possible values of a "text" field; () if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionSpec:
-    """What one row takes as an action.
+    """The action of one row.
 
     Example: ActionSpec(kind="discrete", shape=(), low=tensor(0), high=tensor(1)) is a choice between 0 and 1.
     """
@@ -92,7 +92,7 @@ class ActionSpec:
         return torch.float32 if self.kind == "continuous" else torch.int64
 
     def checked(self, actions: Tensor | np.ndarray, num_envs: int, *, chunk: bool = False) -> np.ndarray:
-        """`actions` [N, *shape] (with `chunk` [N, C, *shape]) as an array of this spec, continuous ones clipped.
+        """Returns `actions` [N, *shape] (with `chunk` [N, C, *shape]) as a valid array, continuous ones clipped.
 
         Raises ValueError naming the row for a wrong shape, a number that is not finite, or a choice out of range.
         """
@@ -131,24 +131,24 @@ class EpisodeEnd:
     env_index: int
     """Row, 0..N-1."""
     episode_index: int
-    """How many episodes this row had finished before it since the last `reset`."""
+    """Number of episodes that this row finished before it since the last `reset`."""
     seed: int
-    """The seed the episode began with: episode_seed(seed of the row's reset, episode_index)."""
+    """The episode's seed: episode_seed(seed of the row's reset, episode_index)."""
     return_: float
     """Sum of the episode's rewards, undiscounted, accumulated in float64."""
     length: int
     """Number of actions of the episode."""
     success_once: bool | None
-    """Whether the task counted as solved after any step; None where the environment knows no success."""
+    """Whether the task counted as solved after any step; None if the environment does not define success."""
     success_at_end: bool | None
     """Whether it counted as solved after the last step; None as above."""
     task: str | None = None
-    """Which task it was, where the environment has several."""
+    """The task, if the environment has several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What `step` or `step_chunk` did.
+    """Result of `step` or `step_chunk`.
 
     Example: N = 2, the episode of row 1 ran into its time limit:
         terminated = [False, False], truncated = [False, True]; observation row 1 is the first of its next episode,
@@ -156,7 +156,7 @@ class StepResult:
     """
 
     observation: Observation
-    """What to act on next."""
+    """The observation to act on next."""
     rewards: Tensor
     """[N] float32 from `step`, [N, C] from `step_chunk` (0.0 for actions that were not executed)."""
     terminated: Tensor
@@ -173,7 +173,7 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowSnapshot:
-    """Where one row is: its current episode and what was done in it. Enough to get there again (see `Replayable`)."""
+    """State of one row: its current episode and the actions so far, which suffice to restore it (see `Replayable`)."""
 
     seed: int
     """The seed of the row's last `reset`."""
@@ -185,7 +185,7 @@ class RowSnapshot:
 
 @runtime_checkable
 class BatchedEnv(Protocol):
-    """N environments that move together. `rlinf_envs.testing.check_env` checks an implementation."""
+    """N environments that are stepped together. `rlinf_envs.testing.check_env` checks an implementation."""
 
     @property
     def num_envs(self) -> int: ...
@@ -198,52 +198,53 @@ class BatchedEnv(Protocol):
 
     @property
     def max_episode_steps(self) -> int | None:
-        """The time limit of an episode in actions, None if there is none."""
+        """Time limit of an episode in actions; None: unlimited."""
         ...
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Every fall-back in effect, a sentence each; for the run's manifest."""
+        """One sentence per fall-back in effect, for the run's manifest."""
         ...
 
     def reset(self, seeds: Sequence[int]) -> Observation:
-        """Begin the first episode of every row with its seed (0 <= seed < 2**32). Whatever ran before is forgotten:
+        """Begins the first episode of every row with its seed (0 <= seed < 2**32). Earlier episodes have no influence:
         the same seeds and actions give the same numbers as in a new object."""
         ...
 
     def step(self, actions: Tensor) -> StepResult:
-        """Execute actions [N, *action shape]; rows whose episode ends begin the next one, whose seed is
-        `episode_seed(seed of the row's reset, how many episodes the row has finished)`."""
+        """Executes actions [N, *action shape]; rows whose episode ends begin the next one, with seed `episode_seed(seed
+        of the row's reset, number of episodes the row has finished)`."""
         ...
 
     def step_chunk(self, actions: Tensor) -> StepResult:
-        """Execute actions [N, C, *action shape] in order. In a row whose episode ends inside the chunk the remaining
-        actions are *not* executed (they were chosen for the old episode): its rewards are 0.0 from there, `num_steps`
-        says how many were executed, and its observation is the first one of the next episode."""
+        """Executes actions [N, C, *action shape] in order. If a row's episode ends inside the chunk, the remaining
+        actions are *not* executed (they were chosen for the old episode): their rewards are 0.0, `num_steps` counts the
+        executed actions, and the observation is the first one of the next episode."""
         ...
 
     def render(self) -> Tensor:
-        """[N, H, W, 3] uint8, a picture of every row; RenderingUnavailableError where there is none."""
+        """Renders every row, [N, H, W, 3] uint8; RenderingUnavailableError if that is not possible."""
         ...
 
     def close(self) -> None:
-        """Give everything back. May be called again."""
+        """Releases all resources. May be called more than once."""
         ...
 
 
 @runtime_checkable
 class Replayable(BatchedEnv, Protocol):
-    """A batched environment that can tell where it is and return there, in this process or in a later one.
+    """A batched environment whose state can be saved and restored, in the same or another process.
 
-    It costs no simulator state: an episode is a pure function of its seed and actions, so that a snapshot is those, and
-    `restore` runs the current episode again. What `make_env` returns is replayable unless it is a user's own BatchedEnv
-    that is not.
+    No simulator state is saved: an episode is a pure function of its seed and actions, so a snapshot holds those, and
+    `restore` replays the current episode. `make_env` returns replayable environments, except custom BatchedEnvs without
+    snapshots.
     """
 
     def snapshot(self) -> tuple[RowSnapshot, ...]:
-        """Say where each row is. This is small: the actions of the current episodes."""
+        """Returns the state of each row, which is small: the actions of its current episode."""
         ...
 
     def restore(self, rows: Sequence[RowSnapshot]) -> Observation:
-        """Go back there and return the current observation; what follows is as if nothing had happened in between."""
+        """Restores a snapshot and returns the current observation; everything after is as if nothing had happened
+        since."""
         ...

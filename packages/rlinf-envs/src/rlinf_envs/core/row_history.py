@@ -1,4 +1,4 @@
-"""What was done in the current episodes of rows, kept beside their simulators: enough to begin them again elsewhere."""
+"""Records the actions of rows' current episodes, so that they can be replayed in another process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlinf_envs.core.seeding import episode_seed
 
 @dataclass(slots=True)
 class _Row:
-    """The episode that a row is in."""
+    """The current episode of a row."""
 
     seed: int
-    """Of the row's last reset."""
+    """Seed of the row's last reset."""
     episode_index: int = 0
     chunks: list[np.ndarray] = field(default_factory=list)
-    """[n, *action shape] each: what was executed of it, in order."""
+    """Executed actions of each chunk in order, each [n, *action shape]."""
 
     @property
     def num_actions(self) -> int:
@@ -28,7 +28,7 @@ class _Row:
 
 
 class RowHistories:
-    """The episodes that N rows are in. Empty until a reset."""
+    """The current episodes of N rows. Empty until a reset."""
 
     def __init__(self, action_spec: ActionSpec) -> None:
         self._spec = action_spec
@@ -43,7 +43,7 @@ class RowHistories:
         ]
 
     def add(self, actions: np.ndarray, result: StepResult) -> None:
-        """What a chunk of `actions` [N, C, *shape], as executed, has done."""
+        """Adds an executed chunk of `actions` [N, C, *shape] and its result."""
         ended = (result.terminated | result.truncated).tolist()
         for row, chunk, count, has_ended in zip(self._rows, actions, result.num_steps.tolist(), ended, strict=True):
             if has_ended:
@@ -58,12 +58,12 @@ class RowHistories:
         )
 
     def num_done(self, rows: range) -> tuple[int, int]:
-        """Chunks and actions of the episodes that these rows are in, together."""
+        """Returns the total number of chunks and actions in the current episodes of these rows."""
         mine = [self._rows[row] for row in rows]
         return sum(len(row.chunks) for row in mine), sum(row.num_actions for row in mine)
 
     def place(self, row_index: int) -> str:
-        """Where a row is, in words."""
+        """Describes the position of a row, for messages."""
         if not self._rows:
             return "before its first reset"
         row = self._rows[row_index]

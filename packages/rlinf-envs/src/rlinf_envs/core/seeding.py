@@ -1,4 +1,4 @@
-"""Which seed which episode gets: a pure function, so that a run can be replayed from its first seeds alone.
+"""Seeds of episodes: a pure function, so that a run can be replayed from its first seeds.
 
 The mixing is SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"), three constants
 and no state; nothing here depends on the number of environments, processes or earlier calls.
@@ -11,23 +11,24 @@ from collections.abc import Sequence
 from rlinf_envs.errors import EnvError
 
 NUM_SEEDS = 2**32
-"""Seeds are 0 <= seed < NUM_SEEDS: the range numpy's RandomState takes, which simulators seed themselves with."""
+"""Seeds are 0 <= seed < NUM_SEEDS, the range of numpy's RandomState, which simulators use."""
 
 _MASK64 = (1 << 64) - 1
 
 
 def _mix64(value: int) -> int:
-    """SplitMix64's output function: a bijection of 64-bit integers in which every input bit moves every output bit."""
+    """SplitMix64's output function: a bijection of 64-bit integers in which every input bit affects every output
+    bit."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
     return value ^ (value >> 31)
 
 
 def episode_seed(seed: int, episode_index: int) -> int:
-    """Seed of the `episode_index`-th episode (from 0) of an environment that was reset with `seed`.
+    """Returns the seed of episode `episode_index` (from 0) of an environment that was reset with `seed`.
 
-    The first episode has `seed` itself, so that `reset(seeds)` means what every Gymnasium user expects; the later ones,
-    begun by the auto-reset, are spread over all seeds.
+    The first episode has `seed` itself, as Gymnasium users expect of `reset(seeds)`; later ones, begun by the
+    auto-reset, are spread over all seeds.
 
     Example: episode_seed(7, 0) == 7, episode_seed(7, 1) == 3098854039.
     """
@@ -39,7 +40,7 @@ def episode_seed(seed: int, episode_index: int) -> int:
 
 
 def checked_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
-    """`seeds` as plain integers, one per environment; EnvError says which one is missing or out of range."""
+    """Returns `seeds` as integers, one per environment; EnvError names a seed that is missing or out of range."""
     values = [int(seed) for seed in seeds]
     if len(values) != num_envs:
         raise EnvError(f"reset got {len(values)} seeds for {num_envs} environments; pass exactly one seed each")

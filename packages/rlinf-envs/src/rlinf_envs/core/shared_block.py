@@ -1,7 +1,7 @@
-"""Arrays that two processes see: the payload between a `SubprocessVector` and one of its children.
+"""Arrays shared by two processes: the payload between a `SubprocessVector` and one of its children.
 
-The memory is an anonymous file (memfd) that has no name in the file system: it is gone when the last process that maps
-it is, however that ended. Who may read or write when is settled by the messages that go beside it.
+The memory is an anonymous file (memfd), which disappears with the last process that maps it, even after a crash.
+Messages over a separate connection order reads and writes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALIGNMENT_BYTES = 64  # a cache line: no two arrays share one
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockShape:
-    """What determines the layout; both sides compute the same offsets from it."""
+    """Determines the layout; both processes compute the same offsets from it."""
 
     num_rows: int
     num_actions: int
@@ -29,7 +29,7 @@ class BlockShape:
     observation_spec: Mapping[str, FieldSpec]
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Name, shape and dtype of every array, in the order in which they lie in memory."""
+        """Returns name -> (shape, dtype) of every array, in memory order."""
         rows, chunk = self.num_rows, (self.num_rows, self.num_actions)
         action_dtype = np.dtype(np.float32 if self.action_spec.kind == "continuous" else np.int64)
         arrays: dict[str, tuple[tuple[int, ...], np.dtype]] = {
@@ -47,7 +47,7 @@ class BlockShape:
 
 
 class SharedBlock:
-    """The arrays of one `BlockShape` in the memory behind `fd`, which is grown where it is too small."""
+    """The arrays of one `BlockShape` in the memory behind `fd`, which is enlarged if it is too small."""
 
     def __init__(self, fd: int, shape: BlockShape) -> None:
         self.shape = shape
@@ -68,5 +68,5 @@ class SharedBlock:
         return self._arrays[name]
 
     def fields(self, part: str) -> dict[str, np.ndarray]:
-        """The tensor fields of "observation" or "final_observation", by their names."""
+        """Returns the tensor fields of "observation" or "final_observation" by name."""
         return {key.partition("/")[2]: array for key, array in self._arrays.items() if key.startswith(f"{part}/")}

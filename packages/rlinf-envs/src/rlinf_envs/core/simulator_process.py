@@ -1,4 +1,4 @@
-"""A child process that simulates some rows, as its `SubprocessVector` sees it: how it is started, asked and ended."""
+"""The parent's side of a child process that simulates some rows: starts, calls and ends it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _PROCESSES: weakref.WeakSet[SimulatorProcess] = weakref.WeakSet()
 
 
 def awaited_processes() -> list[int]:
-    """Numbers of those children of this process that have not answered their command; from any thread."""
+    """Returns the process ids of children that have not answered their command; may be called from any thread."""
     return [process.pid for process in list(_PROCESSES) if process.is_awaited]
 
 
 class SimulatorLost(Exception):
-    """The process died, or has not answered in time; the text says which and how."""
+    """The process died or did not answer in time; the text has the details."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,23 +39,23 @@ class _Child:
     process: subprocess.Popen[bytes]
     connection: Connection
     lifeline_fd: int
-    """Our end of a pipe that is never written to; closing it ends the child."""
+    """The parent's end of a pipe that is never written to; closing it ends the child."""
 
 
 class SimulatorProcess:
-    """The rows of one child, and the child that holds them now; `start_again` puts a new one in its place.
+    """The rows of one child and the process that currently simulates them; `start_again` replaces the process.
 
-    The shared memory outlives a child: what was written for it there is read by the next one. Pictures may go into a
-    file of memory of the caller's, `pictures_fd`.
+    The shared memory outlives a child, and its replacement reads the same data. Images may go into the caller's memory,
+    `pictures_fd`.
     """
 
     def __init__(self, rows: range, *, pictures_fd: int | None = None) -> None:
         self.rows = rows
         self.block: SharedBlock | None = None
         self.num_losses_here = 0
-        """Children that were lost since the last answer."""
+        """Children lost since the last answer."""
         self.is_awaited = False
-        """Whether it has not answered its last command."""
+        """Whether an answer to the last command is pending."""
         self.memory_fd = os.memfd_create("rlinf_envs", os.MFD_CLOEXEC)
         self._pictures_fd = pictures_fd
         self._child = _started(self.memory_fd, pictures_fd)
@@ -67,7 +67,7 @@ class SimulatorProcess:
 
     @property
     def connection(self) -> Connection:
-        """What `multiprocessing.connection.wait` tells an answer by."""
+        """The connection to pass to `multiprocessing.connection.wait`."""
         return self._child.connection
 
     @property
@@ -76,7 +76,7 @@ class SimulatorProcess:
         return f"the process of {rows} (pid {self.pid})"
 
     def send(self, command: str, arguments: tuple[Any, ...]) -> None:
-        """Raises SimulatorLost."""
+        """Sends a command. Raises SimulatorLost."""
         try:
             self.connection.send((command, arguments))
             self.is_awaited = True
@@ -84,7 +84,7 @@ class SimulatorProcess:
             raise SimulatorLost(f"{self.where} {self._how_it_ended()} during {command}") from error
 
     def receive(self, command: str) -> tuple[Any, ...]:
-        """The answer to a command; waits for it. Raises SimulatorLost."""
+        """Waits for the answer to a command and returns it. Raises SimulatorLost."""
         try:
             answer = self.connection.recv()
             self.is_awaited = False
@@ -93,25 +93,25 @@ class SimulatorProcess:
             raise SimulatorLost(f"{self.where} {self._how_it_ended()} during {command}") from error
 
     def hung(self, command: str, limit_s: float) -> SimulatorLost:
-        """What to raise where `command` has taken longer than its limit."""
+        """Returns the error for a `command` that exceeded its limit."""
         return SimulatorLost(f"{self.where} gave no answer to {command} in {limit_s:g} s")
 
     def answer(self, command: str, arguments: tuple[Any, ...], *, limit_s: float) -> tuple[Any, ...]:
-        """`send`, and what it answers within its limit. Raises SimulatorLost."""
+        """Sends a command and returns the answer. Raises SimulatorLost, also if it takes longer than the limit."""
         self.send(command, arguments)
         if not self.connection.poll(limit_s):
             raise self.hung(command, limit_s)
         return self.receive(command)
 
     def start_again(self) -> None:
-        """Ends the child at once, whatever it does, and starts another, which has to be told everything anew."""
+        """Kills the child and starts a new one, which has to be set up again."""
         self._child.process.kill()
         self._wait()
         self._close_child()
         self._child = _started(self.memory_fd, self._pictures_fd)
 
     def end(self, *, patience_s: float) -> None:
-        """Waits for the child to end by itself, and kills it afterwards."""
+        """Waits for the child to exit and kills it after `patience_s` seconds."""
         try:
             self._child.process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -131,7 +131,7 @@ class SimulatorProcess:
     def _wait(self) -> int | None:
         try:
             return self._child.process.wait(_CLOSE_PATIENCE_S)
-        except subprocess.TimeoutExpired:  # stuck in the kernel, or nothing we can talk to any more
+        except subprocess.TimeoutExpired:  # stuck in the kernel, or unreachable
             return None
 
     def _close_child(self) -> None:
@@ -140,12 +140,12 @@ class SimulatorProcess:
 
 
 def end_all(processes: list[SimulatorProcess]) -> None:
-    """Ask every child to close, give them some time together, then end what is left."""
+    """Asks all children to close, waits for them together, then kills the remaining ones."""
     for process in processes:
         try:
             process.connection.send(("close", ()))
         except OSError:
-            continue  # it is gone already
+            continue  # it has exited already
     deadline = time.monotonic() + _CLOSE_PATIENCE_S
     for process in processes:
         process.end(patience_s=max(0.0, deadline - time.monotonic()))
@@ -153,7 +153,7 @@ def end_all(processes: list[SimulatorProcess]) -> None:
 
 
 def _started(memory_fd: int, pictures_fd: int | None) -> _Child:
-    """A child that waits for its first command."""
+    """Starts a child, which waits for its first command."""
     ours, theirs = socket.socketpair()
     lifeline_read, lifeline_write = os.pipe()
     in_main_thread = threading.current_thread() is threading.main_thread()

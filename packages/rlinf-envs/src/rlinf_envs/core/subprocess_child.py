@@ -1,4 +1,4 @@
-"""The child of a `SubprocessVector`: holds some rows, answers one command at a time until its parent is gone."""
+"""The child of a `SubprocessVector`: simulates some rows and executes commands until its parent exits."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 def serve(
     commands_fd: int, lifeline_fd: int, memory_fd: int, pictures_fd: int | None, *, dies_with_thread: bool
 ) -> None:
-    """The child's whole life. `lifeline_fd` is the reading end of a pipe into which the parent never writes."""
+    """Main function of the child. `lifeline_fd` is the read end of a pipe into which the parent never writes."""
     _die_with_parent(lifeline_fd, dies_with_thread=dies_with_thread)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent handles it
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # `rlinf explain` asks a child that hangs where it is
-    torch.set_num_threads(1)  # one core is what a child is for; rows are too small to gain from more
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # `rlinf explain` prints the stack of a child that hangs
+    torch.set_num_threads(1)  # a child uses one core; rows are too small to gain from more
     connection = Connection(commands_fd)
     child = _Child(memory_fd, pictures_fd)
     while True:
@@ -50,11 +50,11 @@ def serve(
 
 
 def _die_with_parent(lifeline_fd: int, *, dies_with_thread: bool) -> None:
-    """Have the kernel end this process when the parent's end of the lifeline closes, even inside a simulator's loop.
+    """Makes the kernel end this process when the parent's end of the lifeline closes, even inside a simulator's loop.
 
-    The kernel signals a hang-up on a file with an owner by SIGIO, whose default is to terminate. PR_SET_PDEATHSIG does
-    the same for a parent whose forked children keep the pipe open, but it follows the *thread* that started us; so it
-    is used only if that was the main thread.
+    The kernel signals a hang-up on a file with an owner by SIGIO, which terminates by default. PR_SET_PDEATHSIG also
+    works if forked children of the parent keep the pipe open, but it follows the *thread* that started this process, so
+    it is used only if that was the main thread.
     """
     if dies_with_thread:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -62,26 +62,25 @@ def _die_with_parent(lifeline_fd: int, *, dies_with_thread: bool) -> None:
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
     poll.register(lifeline_fd, select.POLLIN)
-    if poll.poll(0):  # it was gone before we asked to be told
+    if poll.poll(0):  # the parent exited before the signal was set up
         os._exit(1)
 
 
 def _answered(child: _Child, command: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """("done", result), or what `subprocess_env` needs to raise the same error over there."""
+    """Returns ("done", result), or the data from which `subprocess_env` raises the same error in the parent."""
     try:
         return ("done", getattr(child, command)(*arguments))
     except EnvCrashedError as error:
         return ("crashed", error.env_index, error.problem, traceback.format_exc())
     except EnvError as error:
         return ("refused", type(error).__name__, str(error))
-    except Exception as error:  # noqa: BLE001  whatever it is, it is told to the parent, which raises it
+    except Exception as error:  # noqa: BLE001 the parent raises it
         return ("crashed", 0, f"{command} failed: {type(error).__name__}: {error}", traceback.format_exc())
 
 
 class _Child:
-    """One method for each command. Arguments and results are plain values; tensors go through the shared block, or
-    where the parent says: `places` are the offsets of this child's rows in the parent's picture memory, by part of the
-    result and field."""
+    """One method per command. Arguments and results are plain values; tensors go through the shared block, and images
+    to `places`, the offsets of this child's rows in the parent's image memory by part of the result and field."""
 
     def __init__(self, memory_fd: int, pictures_fd: int | None) -> None:
         self._memory_fd = memory_fd
@@ -118,7 +117,7 @@ class _Child:
         }
 
     def share(self, num_actions: int) -> None:
-        """Map the block anew, with room for chunks of `num_actions`."""
+        """Maps the block again, with space for chunks of `num_actions`."""
         shape = BlockShape(
             num_rows=self.env.num_envs,
             num_actions=num_actions,
@@ -160,7 +159,7 @@ class _Child:
         return self.env
 
     def _take_places(self, places: Mapping[tuple[str, str], int]) -> None:
-        """Those of the command at hand; the parent gives their memory to nobody else before it has the answer."""
+        """Sets the places of the current command; the parent does not reuse their memory before the answer."""
         self._places = {
             (part, name): torch.from_numpy(
                 np.ndarray(self.block[f"{part}/{name}"].shape, np.uint8, buffer=self._pictures, offset=offset)
@@ -169,8 +168,8 @@ class _Child:
         }
 
     def _shared(self, observation: Observation, part: str) -> dict[str, list[str]]:
-        """Write the tensors of an observation into the block, and pictures into their places, where they are already if
-        the environment writes there; its texts are returned."""
+        """Writes an observation's tensors into the block and its images into their places, unless the environment wrote
+        them there itself; returns its texts."""
         texts: dict[str, list[str]] = {}
         arrays = self.block.fields(part)
         for name, value in observation.items():
@@ -184,7 +183,7 @@ class _Child:
         return texts
 
     def _report(self, result: StepResult) -> tuple[Any, ...]:
-        """Write a result into the block; what does not go there is returned: texts, final texts, episodes."""
+        """Writes a result into the block and returns the rest: texts, final texts, episodes."""
         rewards = result.rewards.numpy().reshape(self.env.num_envs, -1)
         self.block["rewards"][:, : rewards.shape[1]] = rewards
         for name in ("terminated", "truncated", "num_steps"):

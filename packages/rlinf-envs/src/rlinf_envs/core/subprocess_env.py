@@ -1,12 +1,11 @@
-"""The rows of one `BatchedEnv` spread over several processes of this machine, to use its cores and to outlive crashes.
+"""Spreads the rows of a `BatchedEnv` over several local processes, to use all cores and to survive crashes.
 
-Commands go over a socket, tensors through shared memory (`shared_block`). Children are fresh interpreters started by
-`subprocess` (not `multiprocessing`: the calling program's main module is not run again, and daemonic processes may have
-them too). They end with their parent, whatever ends it. The numbers are those of the same environment in one process.
+Commands go over a socket, tensors through shared memory (`shared_block`). Children are new interpreters started by
+`subprocess`, because `multiprocessing` would run the main module again and does not allow children of daemonic
+processes. They end with their parent, however it ends. The numbers are those of the same environment in one process.
 
-A child that dies, or hangs (`patience`), is replaced: its rows' current episodes are begun again in a new process with
-the actions that they had, and the command is given again. An episode is a function of its seed and actions, so the
-caller sees what it would have seen without the crash.
+A child that dies or hangs (`patience`) is replaced: a new process replays the current episodes of its rows and repeats
+the command. An episode is a function of its seed and actions, so the caller gets the same results as without the crash.
 """
 
 from __future__ import annotations
@@ -36,34 +35,34 @@ from rlinf_envs.core.simulator_process import SimulatorLost, SimulatorProcess, e
 from rlinf_envs.errors import EnvCrashedError, EnvError
 
 _MOST_LOSSES = 3
-"""Losses at one place that end the environment: the place is to blame, not chance."""
+"""Number of losses at one position that end the environment, because the position must be the cause."""
 
 _Arguments = Callable[[SimulatorProcess], tuple[Any, ...]]
 _Places = dict[tuple[str, str], Tensor]
-"""(part of the result, field) -> [N, H, W, C] uint8 in the caller's picture memory; none of them, or all."""
+"""(part of the result, field) -> [N, H, W, C] uint8 in the caller's image memory; empty or complete."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Command:
-    """What every child is told at once."""
+    """A command that is sent to all children."""
 
     name: str
     arguments: _Arguments = lambda part: ()
     kind: str | None = None
-    """What its time is compared with; None: it is given too rarely."""
+    """Kind of work whose times it is compared with; None: too rare to compare."""
     amount: int = 1
-    """Pieces of work of that kind."""
+    """Units of that kind of work."""
     goes_on: bool = True
-    """Whether it goes on from where the rows are, so that a new child has to be brought there first."""
+    """Whether it depends on the state of the rows, so that a new child has to be restored first."""
 
 
 class SubprocessVector(Described):
-    """`spec.num_envs` rows in `spec.num_processes` processes, in order and as evenly as it goes.
+    """`spec.num_envs` rows in `spec.num_processes` processes, in order and distributed as evenly as possible.
 
     Args:
-        timeout_s: bounds every answer, making included; steps have shorter limits (`EnvSpec.hang_limit_s`).
-        on_replaced: told, in a sentence, of every child that was replaced.
-        pictures: where the children write their rows of pictures, while there is room.
+        timeout_s: limit of every answer, including creation; steps have shorter limits (`EnvSpec.hang_limit_s`).
+        on_replaced: called with a sentence for every child that was replaced.
+        pictures: memory into which the children write their rows of images, while it has space.
     """
 
     def __init__(
@@ -174,7 +173,8 @@ class SubprocessVector(Described):
         return result
 
     def _new_places(self, *parts: str) -> _Places:
-        """Room for the pictures of parts of a result. Unless it is there for all of them they go through the blocks."""
+        """Allocates memory for the images of parts of a result. If it does not suffice for all, all go through the
+        blocks."""
         if self._pictures is None:
             return {}
         places: _Places = {}
@@ -187,7 +187,7 @@ class SubprocessVector(Described):
         return places
 
     def _offsets(self, places: _Places, part: SimulatorProcess) -> dict[tuple[str, str], int]:
-        """Where a child's rows begin in the file behind `places`."""
+        """Returns the offsets of a child's rows in the file behind `places`."""
         if self._pictures is None:
             return {}
         return {key: self._pictures.offset(place[part.rows.start :]) for key, place in places.items()}
@@ -234,16 +234,16 @@ class SubprocessVector(Described):
         return [(part, part.block) for part in self._parts if part.block is not None]
 
     def _call(self, command: _Command) -> list[Any]:
-        """Give every child a command, wait for all answers; the first error (by row) is raised after that."""
+        """Sends a command to every child, waits for all answers, then raises the first error (by row)."""
         try:
             answers = self._exchanged(command)
-        except BaseException:  # Ctrl-C too: an answer left unread would be taken for the next command's
+        except BaseException:  # also Ctrl-C: an unread answer would be taken for that of the next command
             self.close()
             raise
         return [self._checked_answer(part, answers[part.rows.start]) for part in self._parts]
 
     def _exchanged(self, command: _Command) -> dict[int, tuple[Any, ...]]:
-        """Every child's answer, by its first row. Children that are lost on the way are replaced."""
+        """Returns first row -> answer of each child. Lost children are replaced."""
         answers: dict[int, tuple[Any, ...]] = {}
         began_s = {part.rows.start: self._begun(part, command) for part in self._parts}
         while waiting := {part.connection: part for part in self._parts if part.rows.start not in answers}:
@@ -270,7 +270,7 @@ class SubprocessVector(Described):
         return self._patience.limit_s(command.kind, command.amount, num_losses=part.num_losses_here)
 
     def _begun(self, part: SimulatorProcess, command: _Command) -> float:
-        """Gives a child a command; when."""
+        """Sends a command to a child and returns the start time."""
         try:
             part.send(command.name, command.arguments(part))
         except SimulatorLost as lost:
@@ -278,7 +278,7 @@ class SubprocessVector(Described):
         return time.monotonic()
 
     def _begun_again(self, part: SimulatorProcess, command: _Command, lost: SimulatorLost) -> float:
-        """Puts a new child where one was lost, brings it to where that one was, and gives it the command; when."""
+        """Replaces a lost child, restores its state, sends it the command and returns the start time."""
         while True:
             part.num_losses_here += 1
             first = part.rows.start
@@ -339,15 +339,15 @@ class SubprocessVector(Described):
         )
 
     def _final(self, answers: list[Any], places: _Places) -> Observation:
-        # A child in which nothing ended has not written its final observation: it is its observation.
+        # A child without ended episodes writes no final observation, because it equals its observation.
         written = ["final_observation" if ends else "observation" for _, _, ends in answers]
         return self._joined("final_observation", [texts for _, texts, _ in answers], places, written)
 
     def _joined(
         self, part: str, texts: list[dict[str, list[str]]], places: _Places, written: Sequence[str] = ()
     ) -> Observation:
-        """The children's rows, one after the other: pictures in their places, copies of all else. `written` says which
-        part of the result each child wrote, where that is not `part` for all of them."""
+        """Concatenates the children's rows: images in their places, copies of everything else. `written` names the part
+        of the result that each child wrote, if that is not always `part`."""
         written = written or [part] * len(self._parts)
         fields = [block.fields(own) for (_, block), own in zip(self._blocks(), written, strict=True)]
         observation: Observation = {}

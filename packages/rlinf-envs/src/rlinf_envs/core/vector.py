@@ -1,8 +1,8 @@
-"""N single environments in this process behind `BatchedEnv`: auto-reset, episode records, chunks, snapshots.
+"""A `BatchedEnv` over N single environments in this process: auto-reset, episode records, chunks, snapshots.
 
-The adapters (Gymnasium, ManiSkill) only say what one environment does; everything that must be the same for all of them
-is here. Differs from Gymnasium's vector environments in that an ended episode is followed by the next one *in the same
-step*, with the true last observation kept, and with seeds that are a function of the first ones (`seeding`).
+Adapters (Gymnasium, ManiSkill) implement one environment; everything they share is here. Differs from Gymnasium's
+vector environments: the next episode begins *in the same step*, the true last observation is kept, and the seeds of
+later episodes are a function of the first ones (`seeding`).
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from rlinf_envs.core.seeding import checked_seeds, episode_seed
 from rlinf_envs.errors import EnvCrashedError, EnvError
 
 SingleObservation = Mapping[str, "np.ndarray | str"]
-"""One row of an observation: arrays of exactly the spec's shape and dtype, text as str. They are copied into their
-batch once: an array may be a view with any strides, of a buffer that the row's next observation leaves alone."""
+"""One row of an observation: arrays of exactly the spec's shape and dtype, text as str. Arrays are copied into the
+batch, so they may be views with any strides, of a buffer that the row's next observation does not overwrite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SingleStep:
-    """What one environment did with one action."""
+    """Result of one action in one environment."""
 
     reward: float
     terminated: bool
     truncated: bool
     success: bool | None
-    """Whether the task counts as solved right now; None where the environment knows no success."""
+    """Whether the task counts as solved right now; None if the environment does not define success."""
     task: str | None = None
-    """The task of the episode, where the environment has several."""
+    """The task of the episode, if the environment has several."""
 
 
 class SingleEnv(Protocol):
-    """One environment that does not reset itself. `reset(seed)` must forget everything that ran before.
+    """One environment without auto-reset. After `reset(seed)`, earlier episodes must have no influence.
 
-    `observe()` shows the present state. It is called once where an observation is handed out, not after every action
-    of a chunk: pictures are drawn there, and it changes nothing.
+    `observe()` returns the current observation and renders its images, without side effects. It is called only for
+    observations that are returned, not after every action of a chunk.
     """
 
     @property
@@ -69,14 +69,14 @@ class SingleEnv(Protocol):
 
 @dataclass(slots=True)
 class _Row(RunningEpisode):
-    """With the actions that lead to where it is."""
+    """A running episode with its actions so far."""
 
     actions: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Outcome:
-    """What one row did in one call."""
+    """Result of one row in one call."""
 
     rewards: np.ndarray
     """[C] float32"""
@@ -84,15 +84,15 @@ class _Outcome:
     terminated: bool
     truncated: bool
     final_observation: SingleObservation | None
-    """The last one of an episode that ended."""
+    """The last observation of an episode that ended."""
     end: EpisodeEnd | None
 
 
 class InProcessVector(Described, Watchable):
-    """`num_envs` environments of one maker, stepped one after the other in this process.
+    """`num_envs` environments from one factory, stepped one after the other in this process.
 
-    `max_episode_steps` and `ignore_terminations` are those of `EndRule`. `ends_for_good`: the environments leave
-    undefined what a step after `terminated` does, as Gymnasium's do.
+    `max_episode_steps` and `ignore_terminations` as in `EndRule`. `ends_for_good`: steps after `terminated` are
+    undefined, as in Gymnasium.
     """
 
     def __init__(
@@ -127,13 +127,13 @@ class InProcessVector(Described, Watchable):
 
     @property
     def own_limit(self) -> int | None:
-        """Actions after which the environments cut an episode by themselves; None: nothing says so."""
+        """Time limit of the environments in actions; None: unknown."""
         return getattr(self._envs[0], "own_limit", None)
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         self._require_open()
         values = checked_seeds(seeds, self.num_envs)
-        self._rows = None  # a reset that fails half-way leaves nothing to step
+        self._rows = None  # after a failed reset there is nothing to step
         rows = [self._begin(index, seed, 0) for index, seed in enumerate(values)]
         observation = self._batched("observation", self._observed())
         self._rows = rows
@@ -172,7 +172,7 @@ class InProcessVector(Described, Watchable):
         return torch.from_numpy(np.stack([env.render() for env in self._envs]))
 
     def show_in(self, places: Places | None) -> None:
-        """Have pictures written where `places` says, from the next call on. None: in memory of its own."""
+        """From the next call on, writes images into the memory from `places`. None: into the vector's own memory."""
         self._places = places
 
     def render_row(self, env_index: int) -> np.ndarray:
@@ -196,7 +196,7 @@ class InProcessVector(Described, Watchable):
         return row
 
     def _move(self, index: int, row: _Row, action: np.ndarray) -> tuple[float, bool, bool]:
-        """One action of one row, without the auto-reset: reward, terminated, truncated."""
+        """Steps one row by one action, without auto-reset; returns reward, terminated, truncated."""
         try:
             step = self._envs[index].step(action)
             if not np.isfinite(step.reward):
@@ -211,7 +211,7 @@ class InProcessVector(Described, Watchable):
         return float(step.reward), *self._ends.of(row, terminated=step.terminated, truncated=step.truncated)
 
     def _advance(self, index: int, row: _Row, actions: np.ndarray) -> _Outcome:
-        """Execute up to C actions [C, *shape] of one row; begin the next episode where this one ends."""
+        """Executes up to C actions [C, *shape] in one row; begins the next episode if this one ends."""
         rewards = np.zeros(len(actions), dtype=np.float32)
         num_steps, terminated, truncated = 0, False, False
         while num_steps < len(actions) and not (terminated or truncated):
@@ -282,7 +282,7 @@ class InProcessVector(Described, Watchable):
         )
 
     def _batched(self, part: str, rows: Sequence[SingleObservation]) -> Observation:
-        """The rows as one, each picture written into its place."""
+        """Stacks the rows, with images written into their places."""
         batch: Observation = {}
         for name, spec in self._observation_spec.items():
             if spec.dtype == "text":
@@ -308,7 +308,7 @@ class InProcessVector(Described, Watchable):
         return batch
 
     def _crash(self, index: int, doing: str, error: Exception, row: _Row | None = None) -> EnvCrashedError:
-        self._rows = None  # some rows have moved, some have not: only a reset leads on
+        self._rows = None  # some rows have moved, some have not: only a reset continues
         text = f"{doing} failed: {type(error).__name__}: {error}"
         if row is not None and row.ended_at is not None:
             text += (

@@ -1,4 +1,4 @@
-"""What stands in front of an environment and is one itself."""
+"""Base class of environment wrappers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from rlinf_envs.core.protocol import ActionSpec, BatchedEnv, FieldSpec
 
 
 class EnvWrapper:
-    """Base of wrappers of a `BatchedEnv`: what they do not say themselves is said by `env`. `reset`, `step` and
-    `step_chunk` are theirs."""
+    """Base of wrappers of a `BatchedEnv`: forwards everything to `env` but `reset`, `step` and `step_chunk`."""
 
     def __init__(self, env: BatchedEnv) -> None:
         self._env = env

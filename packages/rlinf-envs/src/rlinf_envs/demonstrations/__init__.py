@@ -1,1 +1,1 @@
-"""Episodes that show how a task is done, for supervised training before reinforcement learning."""
+"""Demonstrations of tasks, for supervised training before reinforcement learning."""

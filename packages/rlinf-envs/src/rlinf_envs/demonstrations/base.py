@@ -1,4 +1,4 @@
-"""Demonstration: the one record that every reader of demonstrations yields, whatever its source."""
+"""Demonstration: the record that all readers of demonstrations yield."""
 
 from __future__ import annotations
 
@@ -19,46 +19,47 @@ from rlinf_envs.core.protocol import FieldSpec, Observation
 class Demonstration:
     """One episode, T actions long.
 
-    Example: T = 2 actions of a robot that is shown to itself and told what to do:
-        observations = {"state": [2, 4] float32, "image.front": [2, 64, 64, 3] uint8, "instruction": ["push", "push"]},
-        actions = [2, 4] float32, rewards = [0.1, 1.0], success = True
+    Example: T = 2 actions of a robot with state, camera and instruction: observations = {"state": [2, 4] float32,
+        "image.front": [2, 64, 64, 3] uint8, "instruction": ["push", "push"]}, actions = [2, 4] float32, rewards = [0.1,
+        1.0], success = True
     """
 
     task: str
     seed: int | None
-    """The seed that its environment was reset with; None where nobody wrote it down."""
+    """Reset seed of its environment; None if not recorded."""
     observations: Observation
-    """[T, ...]: the fields that were shown before each action, in the form of `BatchedEnv`; a text as T strings."""
+    """[T, ...]: the observation before each action, in the form of `BatchedEnv`; a text as T strings."""
     actions: Tensor
     """[T, *shape of an action] float32 or int64, as the environment takes them."""
     rewards: Tensor
-    """[T] float32: what each action earned; zeros where the source has none."""
+    """[T] float32: reward of each action; zeros if the source has no rewards."""
     success: bool
     """Whether the task counted as solved at the end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEnvironment:
-    """The environment that demonstrations are for, where files leave open what it would have shown of them."""
+    """The environment that demonstrations are used for; readers need it where files do not define an observation."""
 
     fields: Mapping[str, FieldSpec] = field(default_factory=dict)
-    """What one row of it shows."""
+    """Observation fields of one row."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Its options, as `EnvSpec.options`."""
 
 
 class DemonstrationFiles(Sequence[Demonstration]):
-    """The successful episodes of files, each read when it is asked for. A reader derives from it."""
+    """Base of readers: the successful episodes of files, read lazily."""
 
     env_id: str | None = None
-    """The environment that they were recorded in, by its kind's own name; None: the files do not say."""
+    """Id of the environment that they were recorded in; None: the files do not name it."""
     options: Mapping[str, str | bool] = MappingProxyType({})
-    """Options of the environment that decide what actions and pictures mean, as far as the files say."""
+    """The environment's options, as far as recorded, that decide what actions and images mean."""
     defaults: Mapping[str, str | bool] = MappingProxyType({})
-    """What the environment takes for these options where they are not given."""
+    """The environment's defaults for these options."""
 
     def are_of(self, env_id: str, options: Mapping[str, Any]) -> bool:
-        """Whether an environment of this id with these options has the task that they show, as far as the files say."""
+        """Returns whether an environment with this id and these options has the demonstrated task, as far as
+        recorded."""
         return self.env_id in (None, env_id)
 
     def __getitem__(self, index: Any) -> Any:
@@ -70,11 +71,11 @@ class DemonstrationFiles(Sequence[Demonstration]):
 
     @abstractmethod
     def read(self, number: int) -> Demonstration:
-        """Episode `number` of the successful ones, from 0 on. Raises: EnvError where files are damaged."""
+        """Reads successful episode `number`, from 0. Raises: EnvError if files are damaged."""
 
 
 def stacked(rows: Sequence[Mapping[str, np.ndarray | str]]) -> Observation:
-    """The observations of T moments as those of a demonstration."""
+    """Stacks the observations of T moments."""
     observation: Observation = {}
     for name, first in rows[0].items():
         values = [row[name] for row in rows]

@@ -1,4 +1,4 @@
-"""One episode of an environment's scripted expert."""
+"""Records an episode of an environment's scripted expert."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rlinf_envs.kinds import kind_spec
 
 
 def record_expert(spec: EnvSpec, seed: int) -> Demonstration:
-    """One episode, with the fields that the environment shows.
+    """Records one episode with the environment's observation fields.
 
-    Raises: EnvError for a kind without experts, and what is wrong with the spec.
+    Raises: EnvError for a kind without experts and for a wrong spec.
     """
     expert = kind_spec(spec.kind, spec.id).expert
     if not expert:

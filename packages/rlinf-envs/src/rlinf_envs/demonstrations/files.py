@@ -1,4 +1,4 @@
-"""Files of demonstrations: the one way in."""
+"""Opens files of demonstrations."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def open_demonstrations(
     environment: RunEnvironment | None = None,
     kind: KindSpec | None = None,
 ) -> DemonstrationFiles:
-    """The successful episodes of files or folders, each read when it is asked for.
+    """Returns the successful episodes of files or folders, read lazily.
 
     Args:
-        source: a layout.
-        rename: name in the files -> field of a demonstration, for what the reader would call otherwise.
-        environment: that they are for; None: its own defaults.
-        kind: its kind, which may have layouts of its own; None: those of all shipped kinds are read.
+        source: the layout of the files.
+        rename: name in the files -> field of a demonstration, where it differs from the reader's default.
+        environment: the environment they are used for; None: the reader's defaults.
+        kind: its kind, which may define further layouts; None: the layouts of all shipped kinds.
 
-    Raises: EnvError for an unknown layout, a path that is not there or holds something else, no successful episode,
-        and a package that is missing.
+    Raises: EnvError for an unknown layout, a missing path or other content, no successful episode, and a missing
+        package.
     """
     layouts = readers(kind)
     if source not in layouts:

@@ -1,15 +1,15 @@
-"""Datasets in LeRobot's layout, versions 2.0, 2.1 and 3.0: parquet files of numbers, perhaps videos beside them.
+"""Reads datasets in LeRobot's layout, versions 2.0, 2.1 and 3.0: parquet files of numbers, optionally videos.
 
 Both have `meta/info.json` with `codebase_version`, `fps`, the `features` (dtype and shape of each column), and patterns
 of the files. (Layouts: lerobot's `datasets/utils.py` at v2.1 and v3.0.)
 
 * 2.x: a parquet file for each episode, `meta/episodes.jsonl` (`episode_index`, `tasks`, `length`), `meta/tasks.jsonl`.
-* 3.0: files of many episodes; `meta/episodes/chunk-*/file-*.parquet` says which rows (`dataset_from_index`) of which
-  file, and which seconds of which video; `meta/tasks.parquet` has the sentences.
+* 3.0: files of many episodes; `meta/episodes/chunk-*/file-*.parquet` maps an episode to rows (`dataset_from_index`) of
+  a file and seconds of a video; `meta/tasks.parquet` has the sentences.
 
-Names become fields so: `observation.state` is "state", `observation.images.<camera>` is "image.<camera>", the task of a
-row (`task_index`) is its "instruction"; `rename` says it of other names, that of the actions too. An episode counts as
-successful unless a column `next.success` ends with false: most datasets hold successes alone, and have no such column.
+`observation.state` becomes the field "state", `observation.images.<camera>` "image.<camera>", and the task of a row
+(`task_index`) its "instruction"; `rename` maps other names, including that of the actions. An episode counts as
+successful unless a column `next.success` ends with false: most datasets hold only successes and have no such column.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _STATE, _PICTURES, _ACTION = "observation.state", "observation.images.", "action
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Episode:
-    """Where one episode lies."""
+    """Location of one episode."""
 
     index: int
     length: int
     task: str | None
-    """What the metadata says of all its rows; None: several tasks, or none."""
+    """The task of all its rows by the metadata; None: several tasks, or none."""
     table: Path
     videos: dict[str, tuple[Path, int]] = field(default_factory=dict)
     """Feature -> its file, and the first frame in it."""
 
 
 class LeRobotDemonstrations(DemonstrationFiles):
-    """The successful episodes of a dataset's folder. Raises: EnvError where it is not what it should be."""
+    """The successful episodes of a dataset's folder. Raises: EnvError if its content is not as expected."""
 
     def __init__(self, path: Path, rename: Mapping[str, str], _: RunEnvironment | None = None) -> None:
         self._folder = DatasetFolder(path)
@@ -106,7 +106,7 @@ class LeRobotDemonstrations(DemonstrationFiles):
 
     @cached_property
     def _tasks(self) -> dict[int, str]:
-        """By their number."""
+        """Returns task number -> sentence."""
         tasks: dict[int, str] = {}
         for index, sentence in self._listed_tasks():
             if not isinstance(sentence, str) or not sentence.strip() or tasks.get(index, sentence) != sentence:
@@ -132,7 +132,7 @@ class LeRobotDemonstrations(DemonstrationFiles):
 
     @property
     def _is_split(self) -> bool:
-        """Whether each episode has files of its own."""
+        """Whether each episode has separate files."""
         return self._info["codebase_version"].startswith("v2.")
 
     def _listed_split(self) -> list[_Episode]:
@@ -189,7 +189,7 @@ class LeRobotDemonstrations(DemonstrationFiles):
         return listed
 
     def _index_and_length(self, line: Mapping[str, Any], file: str) -> tuple[int, int]:
-        """Of an episode, as the metadata in `file` says. Raises: EnvError where no episode has such numbers."""
+        """Returns index and length of an episode from the metadata in `file`. Raises: EnvError for invalid numbers."""
         index, length = (self._folder.entry(line, key, file) for key in ("episode_index", "length"))
         for key, number, least in (("episode_index", index, 0), ("length", length, 1)):
             if not isinstance(number, int) or number < least:
@@ -200,7 +200,7 @@ class LeRobotDemonstrations(DemonstrationFiles):
         return index, length
 
     def _check_numbers(self, described: Path) -> None:
-        """Raises: EnvError where an episode is listed twice, or episodes are missing from the list."""
+        """Raises: EnvError if an episode is listed twice or missing."""
         indices = [each.index for each in self._numbered]
         if twice := [index for index in set(indices) if indices.count(index) > 1]:
             raise EnvError(f"{described.parent}: episode {min(twice)} is listed {indices.count(min(twice))} times")
@@ -223,7 +223,7 @@ class LeRobotDemonstrations(DemonstrationFiles):
     # -- one episode -------------------------------------------------------------------------------------------------
 
     def _rows(self, episode: _Episode) -> dict[str, Any]:
-        """Column -> the values of the episode's rows."""
+        """Returns column -> values of the episode's rows."""
         columns = self._folder.table(episode.table)
         chosen = np.flatnonzero(np.asarray(self._column(episode, columns, "episode_index")) == episode.index)
         if len(chosen) != episode.length:
@@ -234,7 +234,7 @@ class LeRobotDemonstrations(DemonstrationFiles):
         return {name: [values[i] for i in chosen] for name, values in columns.items()}
 
     def _instructions(self, episode: _Episode, rows: Mapping[str, Any]) -> list[str]:
-        """The sentence of each row: its own, or the metadata's where rows have none."""
+        """Returns the sentence of each row; the metadata's if rows have none."""
         indices = [int(index) for index in rows.get("task_index", ())]
         if not indices or (episode.task is not None and not self._folder.has(self._tasks_file)):
             if episode.task is None or len(set(indices)) > 1:
@@ -252,7 +252,7 @@ class LeRobotDemonstrations(DemonstrationFiles):
         return [self._tasks[index] for index in indices]
 
     def _values(self, episode: _Episode, rows: Mapping[str, Any], name: str) -> Tensor:
-        """[T, ...] of one feature."""
+        """Reads one feature, [T, ...]."""
         if self._features[name]["dtype"] == "video":
             return torch.from_numpy(_frames(*episode.videos[name], episode.length))
         if self._features[name]["dtype"] == "image":
@@ -261,7 +261,7 @@ class LeRobotDemonstrations(DemonstrationFiles):
         return self._numbers(episode, rows, name).float()
 
     def _numbers(self, episode: _Episode, rows: Mapping[str, Any], name: str) -> Tensor:
-        """[T, ...] of a column of numbers. Raises: EnvError where it is none, or its rows have several shapes."""
+        """Reads a column of numbers, [T, ...]. Raises: EnvError if it is not numeric or its rows differ in shape."""
         cells = [np.asarray(cell) for cell in self._column(episode, rows, name)]
         at = f"{episode.table}: {name!r} of episode {episode.index}"
         if odd := [cell.tolist() for cell in cells if cell.dtype.kind not in "biuf"]:
@@ -275,13 +275,13 @@ class LeRobotDemonstrations(DemonstrationFiles):
 
 
 def _only_task(line: Mapping[str, Any]) -> str | None:
-    """The sentence of an episode's metadata, where there is one alone."""
+    """Returns the sentence of an episode's metadata if it is the only one, else None."""
     tasks = line.get("tasks")
     return str(tasks[0]) if isinstance(tasks, list) and len(tasks) == 1 else None
 
 
 def _by_field(described: Path, features: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """Field, or `action` -> the feature that it is read from. Raises: EnvError where there are several."""
+    """Returns field, or `action`, -> the feature it is read from. Raises: EnvError if there are several."""
     by_field: dict[str, list[str]] = defaultdict(list)
     for name in features:
         if (field := rename.get(name, _field(name))) is not None:
@@ -297,14 +297,14 @@ def _by_field(described: Path, features: Iterable[str], rename: Mapping[str, str
 
 
 def _field(name: str) -> str | None:
-    """What a feature is called where `rename` does not say; None: it is not read."""
+    """Returns the default field of a feature; None: it is not read."""
     if name.startswith(_PICTURES):
         return "image." + name.removeprefix(_PICTURES)
     return {_STATE: "state", _ACTION: _ACTION}.get(name)
 
 
 def _frames(file: Path, first: int, number: int) -> np.ndarray:
-    """[number, H, W, 3] uint8 of a video, from frame `first` on."""
+    """Reads frames of a video from `first` on, [number, H, W, 3] uint8."""
     if not file.is_file():
         raise EnvError(f"{file} is missing; the dataset's videos have to be there too")
     with _imageio().get_reader(file, format="FFMPEG") as reader:

@@ -1,7 +1,7 @@
-"""The files of a LeRobot dataset's folder: which ones its patterns name, and what is in them.
+"""Finds and reads the files of a LeRobot dataset's folder.
 
-A dataset comes from somebody else, so nothing in it leads out of its folder: neither `..` or an absolute path in a
-pattern or in the name of a feature, nor a symbolic link. Only Hugging Face's cache may have links, to its own blobs.
+Datasets are untrusted, so nothing in one may lead out of its folder: no `..` or absolute path in a pattern or a
+feature's name, and no symbolic link. Only links of Hugging Face's cache to its own blobs are allowed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rlinf_envs.errors import EnvError
 
 INFO = "meta/info.json"
 _FORMAT = re.compile(r"(0?[1-9])?d?")
-"""What may stand behind the colon of a pattern's field: up to nine digits."""
+"""Allowed format after the colon of a pattern's field: up to nine digits."""
 
 
 class DatasetFolder:
-    """Reads files of the dataset at `path`. Raises: EnvError, naming the file and its entry, for whatever is wrong."""
+    """Reads files of the dataset at `path`. Raises: EnvError that names the file and its entry for any problem."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,15 +31,15 @@ class DatasetFolder:
             self._allowed.append(root.parent.parent / "blobs")  # of Hugging Face's cache, whose files are links
 
     def file(self, relative: str | Path, entry: str) -> Path:
-        """Where a file of the dataset lies, if it is there.
+        """Returns the path of a file of the dataset.
 
         Args:
-            entry: what names it, for messages.
+            entry: the entry that names it, for messages.
         """
         place = self.path / relative
         try:
             real = place.resolve()
-        except (OSError, RuntimeError, ValueError) as error:  # a circle of links, or a name that no file has
+        except (OSError, RuntimeError, ValueError) as error:  # a cycle of links, or an invalid name
             raise EnvError(f"{entry} names {str(relative)!r}, which is no path: {error}") from error
         if not any(real.is_relative_to(allowed) for allowed in self._allowed):
             raise EnvError(
@@ -49,7 +49,7 @@ class DatasetFolder:
         return place
 
     def named(self, info: Mapping[str, Any], key: str, **values: int | str) -> Path:
-        """The file that the pattern `key` of `meta/info.json` names for these values."""
+        """Returns the file that the pattern `key` of `meta/info.json` gives for these values."""
         entry = f"{self.path / INFO}, {key},"
         pattern = self.entry(info, key, INFO)
         try:
@@ -67,14 +67,14 @@ class DatasetFolder:
         return self.file(pattern.format(**values), entry)
 
     def json(self, relative: str) -> dict[str, Any]:
-        """The object in a JSON file."""
+        """Reads the object in a JSON file."""
         file = self._own(relative)
         return _parsed(file.read_text(encoding="utf-8-sig"), str(file))
 
     def lines(self, relative: str) -> list[dict[str, Any]]:
-        """The objects of a file with one in each line."""
+        """Reads the objects of a JSON lines file."""
         file = self._own(relative)
-        lines = file.read_text(encoding="utf-8-sig").split("\n")  # a sentence may have other line breaks
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # sentences may contain other line breaks
         return [_parsed(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
     def _own(self, relative: str) -> Path:
@@ -84,7 +84,7 @@ class DatasetFolder:
         return file
 
     def table(self, file: Path) -> dict[str, list[Any]]:
-        """The columns of a parquet file."""
+        """Reads the columns of a parquet file."""
         if not file.is_file():
             raise EnvError(f"{file} is missing, which {self.path / 'meta'} names; the dataset is not whole")
         try:
@@ -103,7 +103,7 @@ class DatasetFolder:
         return (self.path / relative).is_file()
 
     def entry(self, holder: Mapping[str, Any], key: str, where: object) -> Any:
-        """`holder[key]`, where `where` is the file that it was read from."""
+        """Returns `holder[key]`; `where` is the file it was read from."""
         if key not in holder:
             raise EnvError(
                 f"{self.path / str(where)} has no {key!r}; it has {', '.join(map(str, holder)) or 'nothing'}"

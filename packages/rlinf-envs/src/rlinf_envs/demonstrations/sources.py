@@ -1,5 +1,4 @@
-"""Where demonstrations come from: scripted experts, layouts of files that any environment may have, and those of one
-kind."""
+"""Sources of demonstrations: scripted experts, general file layouts, and file layouts of one kind of environments."""
 
 from __future__ import annotations
 
@@ -9,22 +8,22 @@ from rlinf_envs.core.kind_spec import KindSpec
 from rlinf_envs.kinds import KINDS, kind_spec
 
 EXPERTS = "experts"
-"""The source of demonstrations that the environment's scripted expert records."""
+"""The source for demonstrations recorded by the environment's scripted expert."""
 LAYOUTS: Mapping[str, str] = {"lerobot": "rlinf_envs.demonstrations.lerobot:LeRobotDemonstrations"}
-"""Layout of files -> import path of its reader, for environments of any kind."""
+"""File layout -> import path of its reader, for environments of any kind."""
 
 
 def readers(kind: KindSpec | None = None) -> dict[str, str]:
-    """Layout -> import path of its reader: those for any kind, and those of the kind; None: of every shipped kind."""
+    """Returns layout -> import path of its reader, for any kind and for this kind; None: for all shipped kinds."""
     own = [kind] if kind else [kind_spec(name) for name in KINDS]
     return dict(LAYOUTS) | {layout: reader for spec in own for layout, reader in spec.demonstrations.items()}
 
 
 def sources(kind: KindSpec | None = None) -> tuple[str, ...]:
-    """All sources that go with a kind; None: with any."""
+    """Returns all sources for a kind; None: for any kind."""
     return (*((EXPERTS,) if kind is None or kind.expert else ()), *readers(kind))
 
 
 def kinds_with(source: str) -> tuple[str, ...]:
-    """The shipped kinds that a source goes with."""
+    """Returns the shipped kinds that a source can be used with."""
     return tuple(name for name in KINDS if source in sources(kind_spec(name)))

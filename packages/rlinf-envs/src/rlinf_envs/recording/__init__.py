@@ -1,1 +1,1 @@
-"""Episodes kept whole, and films of them."""
+"""Records complete episodes and makes films of them."""

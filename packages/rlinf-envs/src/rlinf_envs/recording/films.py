@@ -1,6 +1,7 @@
-"""Recorded episodes side by side in one mp4 file: a row or more for each task, successes framed green, failures red.
+"""Writes recorded episodes side by side into one mp4 file: one or more rows per task, successes framed green, failures
+red.
 
-All episodes begin together. One that has ended shows its last picture, paler, until the longest has ended too.
+All episodes begin together. An ended episode shows its last image, paler, until the longest one ends.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from rlinf_envs.recording.recorder import RecordedEpisode
 from rlinf_envs.recording.video import mp4_writer, require_video
 
 COLUMNS = 6
-"""Episodes in a row, at most."""
+"""Maximum number of episodes in a row."""
 LEAST_HEIGHT = 128
-"""Pixels; smaller pictures are enlarged."""
+"""Minimum height in pixels; smaller images are enlarged."""
 FRAME = 4
 LABEL = 30
-"""Pixels of two lines of text above a picture."""
+"""Height in pixels of the two lines of text above an image."""
 GREEN, AMBER, RED, GREY = (31, 157, 107), (224, 138, 30), (208, 69, 95), (100, 116, 139)
 PAPER, INK, SOFT = (246, 247, 249), (27, 35, 48), (93, 104, 120)
 
 
 def outcome_of(end: EpisodeEnd) -> str:
-    """What became of an episode, in words."""
+    """Describes the outcome of an episode."""
     if end.success_at_end is None:
         return "ended"
     return "success" if end.success_at_end else "success, then lost" if end.success_once else "failure"
@@ -40,7 +41,7 @@ _COLORS = {"success": GREEN, "success, then lost": AMBER, "failure": RED, "ended
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tile:
-    """Where an episode is on the sheet, and its pictures as large as they are shown."""
+    """Position of an episode on the sheet, and its scaled images."""
 
     episode: RecordedEpisode
     top: int
@@ -56,12 +57,12 @@ class _Tile:
 
 
 def write_grid(path: Path, episodes: Sequence[RecordedEpisode], *, fps: float = 20.0) -> bool:
-    """Writes the film of the episodes that have pictures; False, and no file, where none has.
+    """Writes the film of all episodes with images; returns False, without a file, if there are none.
 
     Args:
-        path: ends in .mp4; a file of this name is replaced once the new one is whole.
+        path: ends in .mp4; an existing file is replaced once the new one is complete.
 
-    Raises: EnvError where imageio is missing.
+    Raises: EnvError if imageio is missing.
     """
     require_video()
     seen = [episode for episode in episodes if len(episode.pictures)]
@@ -81,7 +82,7 @@ def write_grid(path: Path, episodes: Sequence[RecordedEpisode], *, fps: float = 
 
 
 def by_task(episodes: Sequence[RecordedEpisode]) -> dict[str, list[RecordedEpisode]]:
-    """Task ("" where there is but one) -> its episodes by seed; tasks by name."""
+    """Returns task ("" if there is only one) -> its episodes sorted by seed; tasks are sorted by name."""
     groups: dict[str, list[RecordedEpisode]] = defaultdict(list)
     for episode in sorted(episodes, key=lambda episode: (episode.end.task or "", episode.end.seed)):
         groups[episode.end.task or ""].append(episode)
@@ -89,7 +90,7 @@ def by_task(episodes: Sequence[RecordedEpisode]) -> dict[str, list[RecordedEpiso
 
 
 def _laid_out(episodes: Sequence[RecordedEpisode]) -> tuple[list[_Tile], np.ndarray]:
-    """Where each episode is, and the sheet with all frames and labels on it."""
+    """Returns the position of each episode, and the sheet with all frames and labels."""
     sizes = [np.multiply(episode.pictures.shape[1:3], _scale(episode)) for episode in episodes]
     height, width = (int(side) for side in np.max(sizes, axis=0))
     step_down, step_right = height + LABEL + 3 * FRAME, width + 3 * FRAME
@@ -131,10 +132,8 @@ def _labelled(sheet: np.ndarray, tiles: Sequence[_Tile], width: int) -> np.ndarr
 
 
 def _cut(draw: Any, font: Any, text: str, width: int) -> str:
-    """As much of a text as there is room for."""
-    text = "".join(
-        c if c.isascii() and c.isprintable() else "?" for c in text
-    )  # the font that is always there has no more
+    """Shortens a text to a width in pixels."""
+    text = "".join(c if c.isascii() and c.isprintable() else "?" for c in text)  # the built-in font has no more
     while len(text) > 3 and draw.textlength(text, font=font) > width + 2 * FRAME:
         text = f"{text.rstrip('.')[:-1]}.."
     return text

@@ -1,7 +1,6 @@
-"""Whole episodes as they were: every action, every reward, and pictures of what was seen or drawn.
+"""Records complete episodes: every action and reward, and observed or rendered images.
 
-An `EpisodeRecorder` stands in front of an environment and is one itself. It changes nothing: an episode has the same
-numbers with a recorder and without.
+An `EpisodeRecorder` wraps an environment and does not change its numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rlinf_envs.errors import EnvError
 from rlinf_envs.kinds import kind_spec
 
 MAX_HEIGHT = 256
-"""Pixels. Higher pictures are kept smaller, so that an episode stays a few megabytes."""
+"""Maximum height in pixels. Larger images are scaled down, so that an episode stays at a few megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +38,11 @@ class RecordedEpisode:
     rewards: np.ndarray
     """[T] float32"""
     pictures: np.ndarray
-    """[P, H, W, 3] uint8, at most `MAX_HEIGHT` high, the first one after the reset. What was seen has a picture for
-    each answer of the policy, the last one included; what was drawn has one for each action. P is 0 where there was
-    nothing to see."""
+    """[P, H, W, 3] uint8, at most `MAX_HEIGHT` high, the first one after the reset. Observed images: one per call of
+    the policy, and the last one; rendered images: one per action. P is 0 without images."""
 
     def save(self, folder: Path) -> Path:
-        """Writes it as seed-<seed>.npz."""
+        """Writes the episode to seed-<seed>.npz."""
         path = folder / f"seed-{self.end.seed}.npz"
         end = np.array(json.dumps(asdict(self.end)))
         np.savez(path, end=end, actions=self.actions, rewards=self.rewards, pictures=self.pictures)
@@ -52,7 +50,7 @@ class RecordedEpisode:
 
     @classmethod
     def load(cls, path: Path) -> RecordedEpisode:
-        """What `save` wrote."""
+        """Reads an episode that `save` wrote."""
         with np.load(path, allow_pickle=False) as archive:
             return cls(
                 end=EpisodeEnd(**json.loads(str(archive["end"]))),
@@ -64,7 +62,7 @@ class RecordedEpisode:
 
 @dataclass(kw_only=True, slots=True)
 class _Take:
-    """An episode under way."""
+    """A running episode."""
 
     actions: list[np.ndarray] = field(default_factory=list)
     rewards: list[np.ndarray] = field(default_factory=list)
@@ -72,13 +70,13 @@ class _Take:
 
 
 class EpisodeRecorder(EnvWrapper):
-    """`env`, with some of the first episodes after a reset kept whole; those that begin with a seed that is wanted.
+    """`env`, which records the episodes that begin with the requested seeds.
 
     Args:
-        cameras: fields of pictures to keep, side by side; none: what `env` draws (`render`). Of an environment in this
-            process that is a picture for each action, of others one for each call, without the last one of an episode.
+        cameras: image fields to record side by side; none: what `env` renders: one image per action for an environment
+            in this process, for others one per call, without the last one of an episode.
 
-    Where nothing can be drawn, `problem` says why and the episodes have no pictures.
+    If rendering fails, episodes have no images and `problem` has the reason.
     """
 
     def __init__(self, env: BatchedEnv, cameras: Sequence[str] = ()) -> None:
@@ -88,18 +86,18 @@ class EpisodeRecorder(EnvWrapper):
         self._takes: dict[int, _Take] = {}
         self._episodes: list[RecordedEpisode] = []
         self.problem: str | None = None
-        """Why there are no pictures; None where there are, or nobody has looked yet."""
+        """Why there are no images; None if there are, or before the first attempt."""
         drawn = getattr(env, "undisturbed", env)
         self._watched = drawn if isinstance(drawn, Watchable) and not self._cameras else None
         if self._watched is not None:
             self._watched.watch(self._see)
 
     def want(self, seeds: Iterable[int]) -> None:
-        """The next episode of each of these seeds is kept, in place of what was wanted before."""
+        """Requests the next episode of each of these seeds, in place of earlier requests."""
         self._seeds_left = set(seeds)
 
     def take(self) -> list[RecordedEpisode]:
-        """The whole episodes that were kept, in the order of their ends; they are given up."""
+        """Returns and clears the recorded episodes, in the order in which they ended."""
         episodes, self._episodes = self._episodes, []
         return episodes
 
@@ -108,7 +106,7 @@ class EpisodeRecorder(EnvWrapper):
         self._takes = {}
         for row, seed in enumerate(seeds):
             if seed in self._seeds_left:
-                self._seeds_left.remove(seed)  # a row that only fills a batch may have it too
+                self._seeds_left.remove(seed)  # a row that only pads a batch may have it too
                 self._takes[row] = _Take()
         observation = self._env.reset(seeds)
         if self._watched is None:
@@ -140,14 +138,14 @@ class EpisodeRecorder(EnvWrapper):
             take.actions.append(executed[row, :count])
             take.rewards.append(rewards[row, :count].numpy())
         if self._cameras:
-            self._look(result.final_observation, self._takes)  # where no episode has ended it is the observation
+            self._look(result.final_observation, self._takes)  # equals the observation if no episode has ended
         elif self._watched is None:
             self._look(result.observation, [row for row in self._takes if row not in ends])
         for row in [row for row in self._takes if row in ends]:
             self._episodes.append(_whole(self._takes.pop(row), ends[row]))
 
     def _look(self, observation: Observation, rows: Iterable[int]) -> None:
-        """One picture of each of the rows."""
+        """Takes one image of each of the rows."""
         rows = list(rows)
         if self._cameras:
             views = [tensor_field(observation, name) for name in self._cameras]
@@ -156,14 +154,14 @@ class EpisodeRecorder(EnvWrapper):
         elif rows and self.problem is None:
             try:
                 drawn = self._env.render().numpy()
-            except Exception as error:  # noqa: BLE001 - simulators raise what they like where they cannot draw
+            except Exception as error:  # noqa: BLE001 - simulators raise any error if they cannot render
                 self.problem = _reason(error)
                 return
             for row in rows:
                 self._takes[row].pictures.append(_small(drawn[row]))
 
     def _see(self, moment: Moment) -> None:
-        """What an environment in this process tells while it steps."""
+        """Watcher of an environment in this process."""
         if moment.env_index not in self._takes or moment.episode_index or self.problem is not None:
             return
         assert self._watched is not None, "only such an environment calls this"
@@ -182,9 +180,8 @@ def recorded_env(
     on_replaced: Callable[[str], None] | None = None,
     pictures: PictureMemory | None = None,
 ) -> EpisodeRecorder:
-    """The environment of a description, recorded; made so that it draws where no cameras are given. One that cannot be
-    made so is made as it is, and the recorder's `problem` says why there are no pictures. `on_replaced`, `pictures`: as
-    for `make_env`."""
+    """Creates an environment with a recorder, and with rendering if no cameras are given. If that fails, it is created
+    without rendering, and the recorder's `problem` has the reason. `on_replaced`, `pictures`: as for `make_env`."""
     make = partial(make_env, on_replaced=on_replaced, pictures=pictures)
     if cameras:
         return EpisodeRecorder(make(spec), cameras)
@@ -197,13 +194,13 @@ def recorded_env(
 
 
 def with_drawing(spec: EnvSpec) -> EnvSpec:
-    """The description with the options that let its kind draw, where there are any."""
+    """Returns the description with the options that its kind needs for rendering."""
     return replace(spec, options={**kind_spec(spec.kind, spec.id).drawing_options(spec.id), **spec.options})
 
 
 def side_by_side(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """[H, W, C] uint8 each -> [H, W, 3]: as high as the highest, the others on black; of two channels the first, of
-    more than three the first three."""
+    """Joins images [H, W, C] uint8 to [H, W, 3], as high as the highest, padded with black; of two channels the first
+    is used, of more than three the first three."""
     height = max(picture.shape[0] for picture in pictures)
     columns = [
         np.pad(np.broadcast_to(one, (*one.shape[:2], 3)), ((0, height - one.shape[0]), (0, 0), (0, 0)))
@@ -217,7 +214,7 @@ def _reason(error: Exception) -> str:
 
 
 def _small(picture: np.ndarray) -> np.ndarray:
-    """A copy that is at most `MAX_HEIGHT` high: means over squares of pixels."""
+    """Returns a copy at most `MAX_HEIGHT` high, averaged over squares of pixels."""
     factor = -(-picture.shape[0] // MAX_HEIGHT)
     if factor == 1:
         return picture.copy()

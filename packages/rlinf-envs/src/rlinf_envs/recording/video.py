@@ -1,9 +1,8 @@
-"""Episodes as mp4 files.
+"""Writes episodes as mp4 files.
 
-A `VideoRecorder` stands in front of an environment and is one itself. Of an environment in this process it sees every
-action, those inside a chunk and the last one of an episode too; of any other (several processes, a `BatchedEnv` of
-one's own) it sees what `render` shows after each call, so that an episode's last picture and those within a chunk are
-missing.
+A `VideoRecorder` wraps an environment. For an environment in this process it films every action. For others (several
+processes, a custom `BatchedEnv`) it films what `render` returns after each call, without images inside chunks and
+without an episode's last image.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rlinf_envs.errors import EnvError
 
 
 class _Clip:
-    """One episode on its way into a file. It has a temporary name until it is complete."""
+    """The file of a running episode, with a temporary name until it is complete."""
 
     def __init__(self, folder: Path, moment: Moment, fps: float) -> None:
         self.moment = moment
@@ -37,24 +36,24 @@ class _Clip:
         if self._writer is None:
             self._writer = mp4_writer(self._temporary, self._fps)
         height, width = picture.shape[:2]
-        even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # H.264 halves the colour planes
+        even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # H.264 subsamples colours by 2
         self._writer.append_data(even)
 
     def end(self, outcome: str) -> Path:
-        """Complete the file; `outcome` becomes the last part of its name."""
+        """Completes the file; `outcome` becomes the last part of its name."""
         self._writer.close()
         return self._temporary.replace(self._folder / f"{self._name}-{outcome}.mp4")
 
 
 class VideoRecorder(EnvWrapper):
-    """`env`, with the episodes of some rows written to `folder` as they end.
+    """`env`, which writes the episodes of some rows to `folder` as they end.
 
     A file of the same name is replaced.
 
     Files are called env-000-episode-0002-seed-7-success.mp4; the last part is "success", "failure" (no success at any
-    step), "end" where the environment knows no success, or "unfinished" for an episode cut off by reset or close.
-    `rows` are the rows to record, `fps` pictures a second of the films, `max_videos` stops recording after that many.
-    RenderingUnavailableError at the first reset where `env` cannot draw; EnvError if imageio is missing.
+    step), "end" if the environment does not define success, or "unfinished" for an episode cut off by reset or close.
+    `rows` are the rows to record, `fps` is frames per second, `max_videos` the maximum number of files. Raises
+    RenderingUnavailableError at the first reset if `env` cannot render, EnvError if imageio is missing.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class VideoRecorder(EnvWrapper):
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files written so far, in the order in which their episodes ended."""
+        """The files written so far, in the order in which episodes ended."""
         return tuple(self._paths)
 
     def reset(self, seeds: Sequence[int]) -> Observation:
@@ -113,7 +112,7 @@ class VideoRecorder(EnvWrapper):
         super().close()
 
     def _see(self, moment: Moment) -> None:
-        """What an environment in this process tells while it steps."""
+        """Watcher of an environment in this process."""
         assert isinstance(self._env, Watchable), "only such an environment calls this"
         if moment.env_index in self._record_rows:
             needs_picture = moment.num_actions > 0 or self._has_room
@@ -125,7 +124,7 @@ class VideoRecorder(EnvWrapper):
         return self._max_videos is None or begun < self._max_videos
 
     def _take(self, moment: Moment, picture: np.ndarray | None) -> None:
-        """Add a picture to its row's film; the first of an episode completes the film before it."""
+        """Adds an image to its row's film; the first image of an episode completes the previous film."""
         row = moment.env_index
         if moment.num_actions == 0:
             if row in self._open:
@@ -149,7 +148,7 @@ class VideoRecorder(EnvWrapper):
         pictures = self._env.render().numpy()
         ends = {end.env_index: end for end in result.episodes}
         for row in self._record_rows:
-            episode_index, num_actions = 0, 1  # of a row that goes on, only that it does not begin matters
+            episode_index, num_actions = 0, 1  # for a continuing row, any values that are not a beginning
             if row in ends:
                 episode_index, num_actions = ends[row].episode_index + 1, 0
             seed = episode_seed(self._row_seeds[row], episode_index)
@@ -170,7 +169,7 @@ def _outcome(end: EpisodeEnd) -> str:
 
 
 def require_video() -> None:
-    """Raises: EnvError that says what to install where videos cannot be written."""
+    """Raises: EnvError that names the packages to install if videos cannot be written."""
     try:
         import imageio.v2  # noqa: F401
         import imageio_ffmpeg  # noqa: F401
@@ -179,8 +178,8 @@ def require_video() -> None:
 
 
 def mp4_writer(path: Path, fps: float) -> Any:
-    """imageio's writer of an H.264 file, for pictures [H, W, 3] uint8 with even sides."""
+    """Returns imageio's writer of an H.264 file, for images [H, W, 3] uint8 with even sides."""
     import imageio.v2
 
-    # macro_block_size=1: imageio would rescale pictures to multiples of 16 otherwise; even sides are all H.264 needs.
+    # macro_block_size=1: otherwise imageio rescales images to multiples of 16; H.264 only needs even sides.
     return imageio.v2.get_writer(path, format="FFMPEG", mode="I", fps=fps, codec="libx264", macro_block_size=1)  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""What several simulators need on machines without a GPU."""
+"""Workarounds that several simulators need on machines without a GPU."""

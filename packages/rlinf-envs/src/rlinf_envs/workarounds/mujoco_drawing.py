@@ -1,8 +1,8 @@
-"""Pictures of MuJoCo scenes without a window, in one drawing context for all rows of a process.
+"""Renders MuJoCo scenes without a window, in one rendering context for all rows of a process.
 
-What MuJoCo keeps to draw a model (meshes and textures in the memory of the drawing library) takes far longer to make
-than the simulation, and five times its memory: 0.15 s and 130 MB for a Meta-World task drawn in software. So it
-is made once for each model file, whichever row asks, and the least recently used go when there are many.
+MuJoCo's rendering data for a model (meshes and textures in the rendering library) takes far longer to create than the
+simulation and five times its memory: 0.15 s and 130 MB for a Meta-World task in software. So it is created once per
+model file, shared by all rows, and the least recently used is dropped.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from rlinf_envs.errors import RenderingUnavailableError
 from rlinf_envs.workarounds.mujoco_meshes import coarse_meshes
 
 _MAX_PREPARED = 12
-"""Models that are kept ready for drawing; 2 GB of Meta-World's when drawn in software."""
+"""Models whose rendering data is kept; 2 GB for Meta-World in software."""
 _COARSE_CELL_M = 0.015
-"""Cells of coarse meshes in pictures of 64 x 64, less than a pixel where a robot is a metre and a half away; smaller in
-larger pictures."""
+"""Cell size of coarse meshes in images of 64 x 64, less than a pixel at a distance of 1.5 m; smaller in larger
+images."""
 
 
 def choose_drawing() -> None:
-    """Call before MuJoCo is first imported, which is when it chooses how it draws: by default with a display. EGL
-    needs none, and takes a GPU where there is one; without the library MuJoCo could not even be imported."""
-    # Mesa draws small pictures faster alone than with threads that wait for one another.
+    """Selects EGL, which uses a GPU if there is one, on machines without a display. Call before MuJoCo is first
+    imported. Without the library nothing is selected, because MuJoCo's import would fail."""
+    # Mesa renders small images faster with one thread.
     os.environ.setdefault("LP_NUM_THREADS", "0")
     if "MUJOCO_GL" not in os.environ and "DISPLAY" not in os.environ and ctypes.util.find_library("EGL"):
         os.environ["MUJOCO_GL"] = "egl"
 
 
 class Painter:
-    """Draws one row's simulation.
+    """Renders one row's simulation.
 
     Args:
-        name: models of the same name are alike but for positions, and share what is made ready for drawing.
-        size: side of the pictures in pixels.
-        is_fast: no antialiasing, shadows or reflections, and meshes with as many triangles as the pictures can show.
-        hidden_groups: groups of the model's geometries that are not drawn.
+        name: models of the same name differ only in positions and share rendering data.
+        size: side of the images in pixels.
+        is_fast: no antialiasing, shadows or reflections, and meshes reduced to the resolution of the images.
+        hidden_groups: groups of the model's geometries that are not rendered.
     """
 
     def __init__(self, name: str, model: Any, *, size: int, is_fast: bool, hidden_groups: Sequence[int] = ()) -> None:
@@ -57,8 +57,8 @@ class Painter:
         self._rectangle = mujoco.MjrRect(0, 0, size, size)
 
     def picture(self, data: Any, camera: str) -> np.ndarray:
-        """[size, size, 3] uint8: what a camera of the model sees; a view of a new buffer, whose rows lie in reverse.
-        RenderingUnavailableError where nothing can draw."""
+        """Renders a camera of the model as [size, size, 3] uint8, a view of a new buffer with reversed rows.
+        RenderingUnavailableError if rendering is not possible."""
         mujoco = _mujoco()
         prepared = _prepared(self._key, self._model)
         view = mujoco.MjvCamera()
@@ -72,11 +72,11 @@ class Painter:
         mujoco.mjr_render(self._rectangle, self._scene, prepared)
         rows = np.empty((self._rectangle.height, self._rectangle.width, 3), np.uint8)
         mujoco.mjr_readPixels(rows, None, self._rectangle, prepared)
-        return rows[::-1]  # OpenGL counts rows from below
+        return rows[::-1]  # OpenGL counts rows from the bottom
 
 
 def _mujoco() -> Any:
-    """The module, whose types pyright does not see."""
+    """Returns the module, untyped for pyright."""
     return importlib.import_module("mujoco")
 
 
@@ -86,10 +86,10 @@ _ready: OrderedDict[tuple[str, int, bool], Any] = OrderedDict()
 
 
 def _prepared(key: tuple[str, int, bool], model: Any) -> Any:
-    """MuJoCo's `MjrContext` of a model, with this process's drawing context made current."""
+    """Returns MuJoCo's `MjrContext` of a model and makes this process's rendering context current."""
     global _context, _failure
     mujoco = _mujoco()
-    if _failure is not None:  # MuJoCo ends the process where it tries again
+    if _failure is not None:  # a second attempt would make MuJoCo exit the process
         raise RenderingUnavailableError(_failure)
     _, size, is_fast = key
     try:
@@ -102,10 +102,10 @@ def _prepared(key: tuple[str, int, bool], model: Any) -> Any:
             if is_fast:
                 quality = visual.quality
                 quality.offsamples = 0
-                quality.numslices, quality.numstacks, quality.numquads = 8, 4, 1  # of round shapes and planes
+                quality.numslices, quality.numstacks, quality.numquads = 8, 4, 1  # for round shapes and planes
             with coarse_meshes(model, _COARSE_CELL_M * 64 / size) if is_fast else nullcontext():
                 _ready[key] = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
-    except Exception as error:  # each of MuJoCo's ways to draw raises errors of its own
+    except Exception as error:  # each of MuJoCo's rendering backends raises different errors
         _failure = (
             f"MuJoCo cannot draw with MUJOCO_GL={os.environ.get('MUJOCO_GL')} ({error}); set the variable before the "
             "program starts: egl with libEGL installed, or osmesa with Mesa's libOSMesa"

@@ -1,9 +1,9 @@
-"""Meshes with only as many triangles as a small picture can show: drawn in software, triangles are most of its time.
+"""Reduces meshes to the triangles that a small image can show, because triangles dominate software rendering.
 
-The vertices of a mesh that lie in one cell of a grid become one vertex, and triangles that lose their area by it go
-(vertex clustering: Rossignac and Borrel, "Multi-resolution 3D approximations for rendering complex scenes", 1993). A
-scene of Meta-World goes from 67,800 triangles to 8,600 for pictures of 64 x 64, whose pixels are a little larger than
-the cells; drawing one in software takes a third of the time.
+All vertices in one cell of a grid become one vertex, and triangles without area are removed (vertex clustering:
+Rossignac and Borrel, "Multi-resolution 3D approximations for rendering complex scenes", 1993). A scene of Meta-World
+goes from 67,800 triangles to 8,600 for images of 64 x 64, whose pixels are a little larger than the cells; software
+rendering takes a third of the time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _FACE_FIELDS = ("mesh_face", "mesh_facenormal", "mesh_facetexcoord")
 
 @contextmanager
 def coarse_meshes(model: Any, cell: float) -> Iterator[None]:
-    """Inside the block the model's meshes have coarse triangles, so that what is made ready for drawing has them; after
-    it the model is as it was, so that collisions are those of the full meshes.
+    """Context in which the model's meshes have coarse triangles, for creating rendering data. Afterwards the full
+    meshes are restored, so collisions do not change.
 
     Args:
         model: an `MjModel`.
@@ -37,7 +37,7 @@ def coarse_meshes(model: Any, cell: float) -> Iterator[None]:
 
 
 def _coarsen(model: Any, mesh: int, cell: float) -> None:
-    """Moves the triangles that stay to the front of the mesh's own, with their normals and texture coordinates."""
+    """Moves the remaining triangles to the front of the mesh's arrays, with their normals and texture coordinates."""
     vertices = slice(model.mesh_vertadr[mesh], model.mesh_vertadr[mesh] + model.mesh_vertnum[mesh])
     start, count = model.mesh_faceadr[mesh], model.mesh_facenum[mesh]
     cells = np.floor(model.mesh_vert[vertices] / cell).astype(np.int64)
@@ -55,7 +55,7 @@ def _coarsen(model: Any, mesh: int, cell: float) -> None:
 
 
 def _from_lowest(corners: np.ndarray) -> np.ndarray:
-    """[F, 3]: each triangle from its lowest corner on, the way round that it had: only its front is drawn, and the two
-    faces of a thin wall may have the same corners."""
+    """Rotates each triangle [F, 3] so that its lowest corner comes first. The orientation stays, because only front
+    faces are rendered and the two faces of a thin wall may have the same corners."""
     turns = (corners.argmin(axis=1)[:, None] + np.arange(3)) % 3
     return np.take_along_axis(corners, turns, axis=1)

@@ -1,13 +1,13 @@
-"""Gymnasium environments, by registered id or from a callable of one's own.
+"""Gymnasium environments, by registered id or from a custom callable.
 
-Each row is one plain `gymnasium.make` environment. Gymnasium's own vector environments are not used: by default they
-spend a step on every reset and choose the seeds of later episodes themselves.
+Each row is one plain `gymnasium.make` environment. Gymnasium's vector environments are not used, because by default
+they spend a step on every reset and choose the seeds of later episodes.
 
-Spaces are read as follows. Observations: numbers of any kind become "state" (flattened, a Dict's entries in the order
-of the space, Discrete ones one-hot), a Box that is a picture by the rules of `gymnasium_pictures` becomes "image.<key>"
-("image.main" if it is the whole observation), a Text becomes "instruction". Values are checked against what the space
-declares. Actions: Box is continuous; Discrete, MultiDiscrete and MultiBinary
-are discrete. `info["success"]` or `info["is_success"]`, where an environment sets one, is its success.
+Spaces are mapped as follows. Observations: numbers of any kind become "state" (flattened, a Dict's entries in the order
+of the space, Discrete ones one-hot), a Box that is an image by the rules of `gymnasium_pictures` becomes "image.<key>"
+("image.main" if it is the whole observation), a Text becomes "instruction". Values are checked against the space.
+Actions: Box is continuous; Discrete, MultiDiscrete and MultiBinary are discrete. Success is `info["success"]` or
+`info["is_success"]`, if an environment sets one.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def make_gymnasium(
     picture_layout: str | None = None,
     **options: Any,
 ) -> InProcessVector:
-    """`num_envs` environments of a registered Gymnasium id (for example "CartPole-v1").
+    """Creates `num_envs` environments of a registered Gymnasium id (for example "CartPole-v1").
 
-    `max_episode_steps=None` takes the registered limit; `render=True` makes `render()` work (render_mode "rgb_array");
+    `max_episode_steps=None` takes the registered limit; `render=True` enables `render()` (render_mode "rgb_array");
     `picture_layout` is one of `gymnasium_pictures.LAYOUTS`; every other option goes to `gymnasium.make`. EnvError for
-    an unknown id (with close matches), for what the environment does not accept and for packages it misses.
+    an unknown id (with close matches), options that the environment does not accept, and missing packages.
     """
     if render:
         options["render_mode"] = "rgb_array"
@@ -65,13 +65,13 @@ def vector_of_callable(
     ignore_terminations: bool = False,
     picture_layout: str | None = None,
 ) -> InProcessVector:
-    """`num_envs` environments from a callable that makes one; the limit None is the one of the made environment."""
+    """Creates `num_envs` environments with a callable that returns one; the limit None is that environment's limit."""
     first = make()
     _require_env(first)
     limit = max_episode_steps
     if limit is None and first.spec is not None:
         limit = first.spec.max_episode_steps
-    waiting = [first]  # making one may be slow: the one already made becomes row 0
+    waiting = [first]  # creation may be slow: the first environment becomes row 0
 
     def next_env() -> GymnasiumEnv:
         return GymnasiumEnv(waiting.pop() if waiting else make(), picture_layout=picture_layout)
@@ -91,7 +91,7 @@ class GymnasiumEnv:
     """One Gymnasium environment as a `rlinf_envs.core.vector.SingleEnv`."""
 
     notes: tuple[str, ...]
-    """What its first observation holds that is not what the space declares, or does not look like it."""
+    """Deviations of its first observation from the declared space."""
 
     def __init__(self, env: gymnasium.Env, *, picture_layout: str | None = None) -> None:
         _require_env(env)
@@ -106,7 +106,7 @@ class GymnasiumEnv:
 
     @property
     def own_limit(self) -> int | None:
-        """Actions after which the environment cuts an episode by itself, as far as its spec says."""
+        """The environment's time limit in actions, if its spec has one."""
         return None if self._env.spec is None else self._env.spec.max_episode_steps
 
     def reset(self, seed: int) -> None:
@@ -145,7 +145,7 @@ class GymnasiumEnv:
                 self.notes += picture.notes(value) if self._is_first else ()
             elif field == "instruction":
                 row[field] = str(value)
-            else:  # not in the dtype of the space, which would cut what it does not hold
+            else:  # not in the dtype of the space, which would truncate values that do not fit
                 flat = value if isinstance(space, spaces.Box) else spaces.flatten(space, value)
                 numbers.append(np.asarray(flat, dtype=np.float32).reshape(-1))
                 if self._is_first and isinstance(space, spaces.Box):
@@ -170,7 +170,7 @@ class GymnasiumEnv:
         self._env.close()
 
     def _value(self, path: tuple[str, ...]) -> Any:
-        """Of a part of the observation."""
+        """Returns the value of a part of the observation."""
         value = self._observation
         for key in path:
             if not isinstance(value, Mapping) or key not in value:
@@ -185,7 +185,7 @@ class GymnasiumEnv:
 
 
 _Leaf = tuple[tuple[str, ...], spaces.Space, str, "Picture | None"]
-"""A leaf's path in the observation, its space, the field it belongs to, and how it is read where it is a picture."""
+"""A leaf's path in the observation, its space, its field, and how to read it if it is an image."""
 
 
 def _leaves(space: spaces.Space, path: tuple[str, ...], layout: str | None) -> Iterator[_Leaf]:
@@ -204,7 +204,7 @@ def _leaves(space: spaces.Space, path: tuple[str, ...], layout: str | None) -> I
 
 
 def _beyond_bounds(space: spaces.Box, numbers: np.ndarray, path: tuple[str, ...]) -> Iterator[str]:
-    """A note for the first of these numbers that the space does not declare."""
+    """Yields a note for the first of these numbers that is outside the space's bounds."""
     low, high = space.low.reshape(-1), space.high.reshape(-1)
     if numbers.shape != low.shape:
         return
@@ -278,7 +278,8 @@ def _kind_of(returned: object) -> str:
 
 
 def _scalar(value: Any, name: str) -> bool | int | float:
-    """What an environment calls `name`. Raises: EnvError for anything but one number or truth value."""
+    """Converts the value that an environment returned as `name`. Raises: EnvError unless it is one number or
+    boolean."""
     if isinstance(value, (bool, int, float)):
         return value
     array = np.asarray(value)
@@ -289,7 +290,7 @@ def _scalar(value: Any, name: str) -> bool | int | float:
 
 
 def registered_limit(env_id: str) -> int | None:
-    """The time limit that an id is registered with. Raises: EnvError for an unknown id, with close matches."""
+    """Returns the registered time limit of an id. Raises: EnvError for an unknown id, with close matches."""
     try:
         return gymnasium.spec(env_id).max_episode_steps
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.Error, ImportError) as error:

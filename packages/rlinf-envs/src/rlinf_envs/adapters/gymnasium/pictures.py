@@ -1,14 +1,13 @@
-"""Which boxes of a Gymnasium observation are pictures, and how their values become uint8 [H, W, C].
+"""Decides which boxes of a Gymnasium observation are images, and converts them to uint8 [H, W, C].
 
-The declared space decides, and the values have to agree with it:
+The declared space decides, and the values have to match it:
 
 * Dtype and bounds: uint8, or any dtype whose bounds are 0 and 255, or 0 and 1 (black and white). A uint8 box with other
-  bounds is a picture too, whose values are taken as they are.
-* Axes: the channels are the first or the last axis, whichever has 3 places, or else 1 or 4; where neither has, the one
-  that is at most a quarter as long as the other two axes (stacked frames). Two axes of at least 16 pixels are a grey
-  picture.
+  bounds is an image too, whose values are not scaled.
+* Axes: the channels are the first or the last axis, whichever has length 3, or else 1 or 4; otherwise the one that is
+  at most a quarter as long as the other two axes (stacked frames). Two axes of at least 16 pixels are a grey image.
 
-Where that leaves more than one answer, nothing is guessed: the option `picture_layout` says what it is.
+If that is ambiguous, nothing is guessed: the option `picture_layout` decides.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ _CHANNELS = ((3,), (1, 4))
 _MIN_GREY_SIDE = 16
 """Smaller boxes of two axes are boards and grids."""
 _STACK_RATIO = 4
-"""An axis that is so many times shorter than the other two holds channels."""
+"""An axis at least this many times shorter than the other two holds channels."""
 _TOY_SIDE = 4
-"""Pictures without a longer side are toys of tests, read as [H, W, C]."""
+"""Images without a longer side are test data, read as [H, W, C]."""
 _TOLERANCE = 1e-3
-"""How far rounding may bring a value out of its declared bounds, as a share of their distance."""
+"""How far rounding may move a value out of its bounds, as a share of their distance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """One box of an observation that is a picture."""
+    """One box of an observation that is an image."""
 
     name: str
-    """The box in messages."""
+    """Name of the box in messages."""
     space: spaces.Box
     layout: Layout
     low: float
@@ -58,7 +57,7 @@ class Picture:
         return shape if self.layout == "hwc" else (shape[1], shape[2], shape[0])  # pyright: ignore[reportReturnType]
 
     def read(self, value: object) -> np.ndarray:
-        """[H, W, C] uint8. Raises: EnvError for values that the space does not declare."""
+        """Converts a value to [H, W, C] uint8. Raises: EnvError for values outside the space's bounds."""
         array = np.asarray(value)
         if array.shape != self.space.shape:
             raise EnvError(
@@ -71,7 +70,7 @@ class Picture:
         return array if self.layout == "hwc" else array.transpose(1, 2, 0)
 
     def notes(self, value: object) -> tuple[str, ...]:
-        """What a reader of the run must know of a first picture, which `read` has taken."""
+        """Returns notes for the user about the first image, after `read`."""
         highest = float(np.max(np.asarray(value)))
         if self.high != 255 or not 0 < highest <= 1:
             return ()
@@ -90,20 +89,20 @@ class Picture:
                 "Box(0.0, 1.0, shape, np.float32) for values between 0 and 1"
             )
         slack = _TOLERANCE * (self.high - self.low)
-        if not (self.low - slack <= lowest and highest <= self.high + slack):  # also where one is not a number
+        if not (self.low - slack <= lowest and highest <= self.high + slack):  # also true for NaN
             raise EnvError(f"{self.name} has values between {lowest:g} and {highest:g}; {declared}")
         scaled = (array.astype(np.float64) - self.low) * (255 / (self.high - self.low))
         return np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
 
 
 def picture_of(space: spaces.Space, name: str, layout: str | None) -> Picture | None:
-    """How a part of an observation is read as a picture; None: it holds numbers.
+    """Returns how to read a part of an observation as an image; None: it holds numbers.
 
     Args:
-        name: of the part, for messages.
+        name: the part's name, for messages.
         layout: one of `LAYOUTS`, which decides for boxes of three axes; None: the rules of this module.
 
-    Raises: EnvError for a box that may be one or the other, naming the option that decides.
+    Raises: EnvError for an ambiguous box; it names the option that decides.
     """
     if not isinstance(space, spaces.Box) or layout == "state" or len(space.shape) < 2:
         return None
@@ -138,14 +137,14 @@ def picture_of(space: spaces.Space, name: str, layout: str | None) -> Picture | 
 
 
 def _bounds(space: spaces.Box) -> tuple[float, float] | None:
-    """Black and white, where the bounds are those of a picture."""
+    """Returns the values of black and white if the bounds are those of an image."""
     if not (space.low == 0).all():
         return None
     return next(((0.0, high) for high in (255.0, 1.0) if (space.high == high).all()), None)
 
 
 def _axes(shape: tuple[int, ...]) -> str | None:
-    """hwc, chw, or either; None: neither end is one of channels."""
+    """Returns hwc, chw or either; None: neither the first nor the last axis holds channels."""
     first, middle, last = shape
     sides = {"chw": min(middle, last), "hwc": min(first, middle)}
     for sizes in _CHANNELS:

@@ -1,4 +1,4 @@
-"""What is known of Gymnasium's environments without making one."""
+"""The spec of Gymnasium's environments."""
 
 from __future__ import annotations
 

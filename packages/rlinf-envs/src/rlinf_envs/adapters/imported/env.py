@@ -1,10 +1,10 @@
-"""A user's own environment, named by where it is: "package.module:callable".
+"""Custom environments by import path, "package.module:callable".
 
-The callable is asked in one of two ways, told apart by its parameters:
+The parameters of the callable decide how it is called:
 * it has a parameter `num_envs`: called once, returns a `BatchedEnv` with that many rows;
 * it has none: called once for each row, returns a `gymnasium.Env`.
-Options are passed by name in both cases, but for `picture_layout`, which says how pictures of a `gymnasium.Env` lie in
-its observations (`gymnasium_pictures`). Modules are looked for as Python does, and in the current folder.
+Options are passed by name in both cases, except `picture_layout`, the axis order of a `gymnasium.Env`'s images
+(`gymnasium_pictures`). Modules are searched on Python's path and in the current folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def make_imported(
     picture_layout: str | None = None,
     **options: Any,
 ) -> BatchedEnv:
-    """`num_envs` rows of the environment at `place`; EnvError says what is wrong with it or with what it made."""
+    """Creates `num_envs` rows of the environment at `place`. Raises EnvError if it or its result is wrong."""
     make = object_at(place)
     parameters = inspect.signature(make).parameters
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())

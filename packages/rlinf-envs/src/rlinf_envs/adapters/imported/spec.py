@@ -1,4 +1,4 @@
-"""What is known of custom environments, which `id` names by import path: what they bring, else the defaults."""
+"""The spec of custom environments, which `id` names by import path: their `kind_spec`, else the defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ImportedSpec(KindSpec):
     def of(self, env_id: str) -> KindSpec:
         try:
             own = getattr(object_at(env_id), "kind_spec", None)
-        except Exception:  # noqa: BLE001 - who makes it reports it; it may be installed in a worker's venv alone
+        except Exception:  # noqa: BLE001 - reported on creation; it may be installed only in a worker's venv
             return self
         return own if isinstance(own, KindSpec) else self
 

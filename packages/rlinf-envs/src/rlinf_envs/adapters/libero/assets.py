@@ -1,7 +1,7 @@
-"""Where LIBERO's scenes lie: meshes, textures and XML, which its package does not hold.
+"""Finds LIBERO's scenes (meshes, textures and XML), which are not part of its package.
 
-hf-libero downloads them when it is not pointed at a folder that exists, without asking and in every process. Here a
-folder is found first, or the user is told; a download is asked for by name.
+Without an existing folder, hf-libero downloads them without asking, in every process. Here, a missing folder is an
+error, and downloads must be requested explicitly.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _PARTS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanne
 
 
 def assets_folder(assets: str | None = None) -> Path:
-    """The folder of the scenes.
+    """Returns the folder of the scenes.
 
     Args:
-        assets: a folder, or "hub" to download hf-libero's data set to where hf-libero keeps it; None looks at the
-            environment variable RLINF_LIBERO_ASSETS, into the installed package and where hf-libero keeps it.
+        assets: a folder, or "hub" to download hf-libero's data set to hf-libero's cache; None searches the env var
+            RLINF_LIBERO_ASSETS, the installed package and hf-libero's cache.
 
-    Raises: EnvError where there is no such folder, or one that does not hold scenes; it says what to fetch.
+    Raises: EnvError with download instructions if there is no such folder, or it holds no scenes.
     """
     if assets == HUB:
         return _downloaded()
@@ -55,7 +55,7 @@ def _what_to_do() -> str:
 
 
 def _cache_folder() -> Path:
-    """Where hf-libero keeps what it has downloaded."""
+    """Returns hf-libero's cache folder."""
     return Path.home() / ".cache" / "libero" / "assets"
 
 
@@ -65,7 +65,7 @@ def _downloaded() -> Path:
         try:
             hub = importlib.import_module("huggingface_hub")
             hub.snapshot_download(repo_id=_DATASET, repo_type="dataset", local_dir=str(folder))
-        except Exception as error:  # the hub, the network and the disk each raise their own
+        except Exception as error:  # hub, network and disk raise different errors
             raise EnvError(
                 f"options.assets={HUB}: {_DATASET} could not be downloaded ({type(error).__name__}: {error}). "
                 f"{_what_to_do()}"

@@ -1,12 +1,12 @@
-"""LIBERO's demonstrations: an HDF5 file `<task>_demo.hdf5` for each task, about 50 episodes in it.
+"""Reads LIBERO's demonstrations: one HDF5 file `<task>_demo.hdf5` per task with about 50 episodes.
 
 `data/demo_<i>` has `actions` [T, 7], `rewards` and `dones` [T], `states` [T, S] (the simulation's, before each action)
 and `obs` of T moments: `agentview_rgb` and `eye_in_hand_rgb` [T, H, W, 3] uint8, upside down; `ee_pos` and `ee_ori`
 [T, 3], `gripper_states` [T, 2], `joint_states` [T, 7]. (Layout: LIBERO's `scripts/create_dataset.py`.)
 
-Two kinds of such files are about, which differ in what an observation stands beside. LIBERO's own have what was seen
-*after* an action; those that OpenVLA's `regenerate_libero_dataset.py` makes of them what was seen *before* it. Here
-every action goes with what was seen before it: the joints tell the two apart, which the states hold too.
+There are two kinds of such files. LIBERO's files pair an action with the observation *after* it; files that OpenVLA's
+`regenerate_libero_dataset.py` makes pair it with the observation *before* it. Here every action gets the observation
+before it; comparing the joints with those in `states` distinguishes the two kinds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlinf_envs.errors import EnvError
 _STATE = ("ee_pos", "ee_ori", "gripper_states")
 _CAMERAS = {"agentview_rgb": "image.agentview", "eye_in_hand_rgb": "image.wrist"}
 _JOINTS = slice(1, 8)
-"""Where a state has the arm's joints: behind the time."""
+"""Position of the arm's joints in a state, after the time."""
 
 
 class LiberoDemonstrations(DemonstrationFiles):
@@ -37,10 +37,10 @@ class LiberoDemonstrations(DemonstrationFiles):
     "instruction".
 
     Args:
-        rename: name in the files, `agentview_rgb` for example -> field of a demonstration.
-        rotate: pictures turned by 180 degrees, as the environment's option of that name.
+        rename: name in the files, for example `agentview_rgb` -> field of a demonstration.
+        rotate: rotate images by 180 degrees, as the environment's option of that name.
 
-    Raises: EnvError where it is not what it should be, and for a missing h5py.
+    Raises: EnvError for unexpected content and for a missing h5py.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LiberoDemonstrations(DemonstrationFiles):
             actions, rewards = _array(group, "actions"), _array(group, "rewards")
             arrays = {"state": np.concatenate([_array(group, f"obs/{part}") for part in _STATE], axis=1)}
             arrays |= {field: self._pictures(group, key) for key, field in self._fields.items() if key in group["obs"]}
-            if _was_seen_after(group):  # nobody wrote down what was seen before the first action
+            if _was_seen_after(group):  # the observation before the first action is not recorded
                 actions, rewards = actions[1:], rewards[1:]
                 arrays = {field: values[:-1] for field, values in arrays.items()}
         lengths = {field: len(values) for field, values in arrays.items()}
@@ -97,7 +97,7 @@ class LiberoDemonstrations(DemonstrationFiles):
 
 
 def read_libero(path: str | Path, *, rotate: bool = True) -> LiberoDemonstrations:
-    """The successful episodes of one of LIBERO's files, or of a folder of them. As `LiberoDemonstrations`."""
+    """Reads the successful episodes of one of LIBERO's files, or of a folder of them, as `LiberoDemonstrations`."""
     if not Path(path).exists():
         raise EnvError(f"{path} does not exist")
     demonstrations = LiberoDemonstrations(Path(path), rotate=rotate)
@@ -107,7 +107,7 @@ def read_libero(path: str | Path, *, rotate: bool = True) -> LiberoDemonstration
 
 
 def _successful(file: Path) -> list[str]:
-    """The names of a file's successful episodes, by their number."""
+    """Returns the names of a file's successful episodes, sorted by number."""
     with _opened(file) as opened:
         if "data" not in opened:
             raise EnvError(
@@ -119,8 +119,8 @@ def _successful(file: Path) -> list[str]:
 
 
 def _was_seen_after(group: Any) -> bool:
-    """Whether what stands beside an action was seen after it: the joints are then those of the next state. Files
-    without states are regenerated ones."""
+    """Returns whether observations follow their action: their joints are then those of the next state. Files without
+    states are regenerated ones."""
     if "states" not in group or len(group["states"]) < 2:
         return False
     held, observed = _array(group, "states")[:, _JOINTS], _array(group, "obs/joint_states")

@@ -1,12 +1,12 @@
-"""LIBERO's suites of tasks for a robot arm, as states and pictures with an instruction.
+"""LIBERO's suites of tasks for a robot arm, with states, images and an instruction.
 
-Departs from LIBERO in these things:
-* **A seed decides everything.** The task, which of its shipped states an episode begins in, and where fixtures stand,
-  which LIBERO draws from numpy's global generator and no shipped state holds.
-* **Success ends an episode** (`ignore_terminations` goes on).
-* **Cheap pictures.** Antialiasing, shadows, reflections and triangles smaller than a pixel are most of the time of
-  drawing in software.
-* **Pictures are turned by 180 degrees**, as those that the published policies were trained on (`rotate`).
+Departs from LIBERO:
+* **A seed decides everything:** the task, which of its shipped states an episode begins in, and the position of
+  fixtures, which LIBERO draws from numpy's global generator and does not store in its states.
+* **Success ends an episode**, unless `ignore_terminations` is set.
+* **Cheap images**, without antialiasing, shadows, reflections and triangles smaller than a pixel, which dominate
+  software rendering.
+* **Images are rotated by 180 degrees**, as those that the published policies were trained on (`rotate`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REWARD_MODES = ("sparse", "change")
 _RENDER_CAMERA = "agentview"
 _RENDER_SIZE = 256
 _MAX_SPARE = 10
-"""Scenes of a process that are kept while no row is in them, of 100 to 200 MB each; a suite of ten fits."""
+"""Unused scenes that a process keeps, 100 to 200 MB each; enough for a suite of ten."""
 
 
 _TYPES = {
@@ -49,7 +49,7 @@ _TYPES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiberoOptions:
-    """What `make_libero` takes beside tasks; checked when made (EnvError)."""
+    """Options of `make_libero` besides tasks; validated on creation (EnvError)."""
 
     cameras: tuple[str, ...] = ()
     image_size: int = 128
@@ -85,7 +85,7 @@ class LiberoOptions:
         self.range_of_states(10**6)
 
     def range_of_states(self, num_states: int) -> range:
-        """The numbers of the shipped states that episodes begin in."""
+        """Returns the indices of the shipped states that episodes begin in."""
         if self.init_states is None:
             return range(num_states)
         first, _, last = self.init_states.partition("-")
@@ -106,7 +106,8 @@ def make_libero(
     ignore_terminations: bool = False,
     **options: Any,
 ) -> InProcessVector:
-    """`num_envs` environments of a LIBERO suite: libero_spatial, libero_object, libero_goal, libero_10, libero_90.
+    """Creates `num_envs` environments of a LIBERO suite: libero_spatial, libero_object, libero_goal, libero_10,
+    libero_90.
 
     An action is 7 numbers in -1..1: how far the hand moves (3) and turns (3), and the gripper, -1 open and 1 closed.
     `max_episode_steps=None` takes the limit of the published evaluations: 220, 280, 300, 520, 400. Options:
@@ -124,7 +125,8 @@ def make_libero(
         render=False             whether `render()` works
         assets=None              folder of LIBERO's scenes; see `assets_folder`
     Raises EnvError for an unknown suite, task (with close matches), camera or option, for scenes that are not on this
-    machine (what to fetch) and for a missing package; RenderingUnavailableError where nothing can draw.
+    machine (with download instructions) and for a missing package; RenderingUnavailableError if rendering is not
+    possible.
     """
     option_names = (*LiberoOptions.__dataclass_fields__, "tasks")
     if unknown := sorted(set(options) - set(option_names)):
@@ -143,10 +145,10 @@ def make_libero(
 
 
 class LiberoEnv:
-    """One row (`rlinf_envs.core.vector.SingleEnv`) that has one of several tasks at a time.
+    """One row (`rlinf_envs.core.vector.SingleEnv`) with one of several tasks at a time.
 
     Args:
-        scene_of: gives a scene of a task that nobody else is in.
+        scene_of: returns an unused scene of a task.
     """
 
     notes: tuple[str, ...] = ()
@@ -161,7 +163,7 @@ class LiberoEnv:
         _open_rows.add(self)
         self._held = scene_of(self._tasks[0])
         self._succeeded = False
-        # Drawn once now, so that what is missing for it is told now.
+        # Rendered once now, so that missing requirements are reported now.
         if options.cameras or options.render:
             self._held.picture(_RENDER_CAMERA, _RENDER_SIZE if options.render else options.image_size)
         self.action_spec = ActionSpec(kind="continuous", shape=(7,), low=-torch.ones(7), high=torch.ones(7))
@@ -182,7 +184,7 @@ class LiberoEnv:
         return SingleStep(
             reward=float(self._succeeded) - float(before and is_change),
             terminated=self._succeeded,
-            truncated=False,  # the time limit is the vector's
+            truncated=False,  # the vector applies the time limit
             success=self._succeeded,
             task=self._held.task.name if len(self._tasks) > 1 else None,
         )
@@ -196,7 +198,7 @@ class LiberoEnv:
 
     @property
     def scene(self) -> LiberoScene:
-        """That of the present episode."""
+        """The scene of the current episode."""
         return self._held
 
     def render(self) -> np.ndarray:
@@ -210,7 +212,8 @@ class LiberoEnv:
             _spare.clear()
 
     def _picture(self, camera: str) -> np.ndarray:
-        # OpenGL counts rows from below, so LIBERO's pictures are upside down; half a turn makes them upright, mirrored.
+        # OpenGL counts rows from the bottom, so LIBERO's images are upside down; a rotation by 180 degrees makes them
+        # upright but mirrored.
         upright = self._held.picture(camera, self._options.image_size)
         return upright[:, ::-1] if self._options.rotate else upright[::-1]
 
@@ -226,7 +229,7 @@ class LiberoEnv:
 
 _open_rows: WeakSet[LiberoEnv] = WeakSet()
 _spare: OrderedDict[int, LiberoScene] = OrderedDict()
-"""Scenes that no row of this process is in, the one left longest ago first: whichever row needs it next takes it."""
+"""Unused scenes of this process, least recently used first; the next row that needs one takes it."""
 
 
 def _scene_of(task: LiberoTask, assets: Path, *, is_fast: bool) -> LiberoScene:

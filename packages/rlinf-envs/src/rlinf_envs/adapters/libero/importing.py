@@ -1,7 +1,7 @@
-"""Imports LIBERO's simulator without its questions and its files in other places.
+"""Imports LIBERO's simulator without its prompts and without files in the home folder.
 
-The first `import libero.libero` asks on the terminal where data sets shall lie, and writes the answer to `~/.libero`.
-A worker has no terminal. So it is given a configuration in a folder of this package, unless the user has one.
+The first `import libero.libero` asks on the terminal for the data folder and writes the answer to `~/.libero`. Workers
+have no terminal, so they use a configuration in a folder of this package, unless the user has one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONFIG_VARIABLE = "LIBERO_CONFIG_PATH"
 
 
 def libero_module() -> ModuleType:
-    """`libero.libero`. Raises: EnvError where it or what it needs cannot be imported."""
+    """Imports `libero.libero`. Raises: EnvError if it or a dependency cannot be imported."""
     root = package()
     choose_drawing()
     with _configured(root), _quiet():
@@ -37,7 +37,7 @@ def libero_module() -> ModuleType:
                 f"LIBERO cannot be imported ({error}); robosuite logs to /tmp/robosuite.log, which may be another "
                 "user's: have it deleted"
             ) from error
-        except (ImportError, AttributeError) as error:  # PyOpenGL raises AttributeError where libEGL is missing
+        except (ImportError, AttributeError) as error:  # PyOpenGL raises AttributeError if libEGL is missing
             raise EnvError(f"LIBERO cannot be imported ({error}); {INSTALL}. Drawing needs libEGL") from error
     if not hasattr(module, "_assets_path_cache"):
         raise EnvError(f"{root} is LIBERO, but not hf-libero, whose folder of scenes can be chosen; {INSTALL}")
@@ -45,14 +45,14 @@ def libero_module() -> ModuleType:
 
 
 def environment_class() -> Any:
-    """LIBERO's `ControlEnv`, which builds the environment of any BDDL file."""
+    """Returns LIBERO's `ControlEnv`, which builds the environment of any BDDL file."""
     libero_module()
     return sys.modules["libero.libero.envs.env_wrapper"].ControlEnv
 
 
 @contextlib.contextmanager
 def _configured(root: Path) -> Iterator[None]:
-    """An import finds a configuration that holds what LIBERO would write itself."""
+    """Context in which an import finds a configuration with LIBERO's defaults."""
     previous = os.environ.get(_CONFIG_VARIABLE)
     folder = Path(previous) if previous else Path.home() / ".libero"
     if "libero.libero" in sys.modules or (folder / "config.yaml").is_file():
@@ -69,7 +69,7 @@ def _configured(root: Path) -> Iterator[None]:
 
 
 def _own_configuration(root: Path) -> Path:
-    """The folder with a configuration for the package at `root`, written once."""
+    """Returns the folder with a configuration for the package at `root`; writes it once."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "rlinf" / "libero" / hashlib.sha256(str(root).encode()).hexdigest()[:12]
     parts = {"benchmark_root": "", "bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets"}
@@ -89,7 +89,7 @@ def _own_configuration(root: Path) -> Path:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """robosuite warns in every process that it has no settings of the user's own."""
+    """Silences robosuite's warning about missing user settings."""
     logger = logging.getLogger("robosuite_logs")
     level = logger.level
     logger.setLevel(logging.ERROR)

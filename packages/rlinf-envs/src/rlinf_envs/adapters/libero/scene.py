@@ -1,10 +1,10 @@
-"""The simulation of one LIBERO task: begun from a shipped state, moved by actions, seen by two cameras.
+"""The simulation of one LIBERO task: starts from a shipped state, executes actions, renders two cameras.
 
-It is LIBERO's own (`ControlEnv`), with these differences, none of which changes a number of an episode:
-* **Soft resets.** The model is built once and the simulation set back, instead of built anew (0.03 s, not 0.5 s).
-  What a soft reset leaves as it was is put back here: the gripper's last command, and the numbers that place fixtures.
-* **Nothing is observed that nobody reads.** LIBERO computes 40 observations in every control step.
-* **Drawing** is this package's, shared by the scenes of a process, and happens where a picture is shown.
+It uses LIBERO's `ControlEnv` with these differences, none of which changes a number of an episode:
+* **Soft resets.** The model is built once and reset, instead of rebuilt (0.03 s, not 0.5 s). State that a soft reset
+  does not cover is restored here: the gripper's last command, and the numbers that place fixtures.
+* **Unused observations are not computed.** LIBERO computes 40 in every control step.
+* **Rendering** is this package's, shared by the scenes of a process, and only done for returned images.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlinf_envs.errors import EnvError
 from rlinf_envs.workarounds.mujoco_drawing import Painter
 
 CAMERAS: Mapping[str, str] = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
-"""The names of the cameras here, and in LIBERO's scenes."""
+"""Camera name here -> name in LIBERO's scenes."""
 GRIPPER_OPEN = -1.0
 """The last number of an action; 1.0 closes."""
 _WAIT = np.array([0, 0, 0, 0, 0, 0, GRIPPER_OPEN])
@@ -34,11 +34,11 @@ _MAX_PLACEMENTS = 100
 
 
 class LiberoScene:
-    """The simulation of a task, which begins an episode as often as it is asked to.
+    """The simulation of a task, reusable for many episodes.
 
     Args:
         assets: folder of the scenes.
-        is_fast: as `Painter` takes it.
+        is_fast: as in `Painter`.
     """
 
     def __init__(self, task: LiberoTask, *, assets: Path, is_fast: bool) -> None:
@@ -54,18 +54,18 @@ class LiberoScene:
         self._hand_site = robot.eef_site_id
         self._hand_body = self._env.sim.model.body_name2id(robot.robot_model.eef_name)
         self._fingers = list(robot._ref_gripper_joint_pos_indexes)
-        # LIBERO shows what its sensors sampled, which is one or two of the 25 substeps of an action before its end.
+        # LIBERO returns sensor values sampled one or two of the 25 substeps before the end of an action.
         robosuite: Any = importlib.import_module("robosuite.utils.observables")
         sensor = robosuite.sensor(modality="shown")(lambda _: self._sample())
         self._env._observables = {"shown": robosuite.Observable(name="shown", sensor=sensor, sampling_rate=20)}
 
     def begin(self, state: np.ndarray, seed: int, num_wait_steps: int) -> None:
-        """Begin an episode.
+        """Begins an episode.
 
         Args:
-            state: one of the task's.
-            seed: draws what no state holds: where fixtures stand, a centimetre or two from their place.
-            num_wait_steps: actions that open the gripper and move nothing, while objects fall to where they lie.
+            state: one of the task's shipped states.
+            seed: seed of the fixtures' positions, a centimetre or two from their default, which states do not contain.
+            num_wait_steps: actions that open the gripper without motion, until the objects have settled.
         """
         for robot in self._env.robots:
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
@@ -76,18 +76,19 @@ class LiberoScene:
             self.step(_WAIT)
 
     def step(self, action: np.ndarray) -> bool:
-        """One action [7] of 0.05 s; whether the goal holds after it."""
+        """Executes one action [7] of 0.05 s; returns whether the goal holds after it."""
         _, _, success, _ = self._env.step(action.astype(np.float64))
         return bool(success)
 
     def state(self) -> np.ndarray:
-        """[8] float32: position of the hand in metres (3), its orientation as axis times angle (3), fingers (2)."""
+        """Returns [8] float32: position of the hand in metres (3), its orientation as axis times angle (3), fingers
+        (2)."""
         data = self._drawn
         turn = _axis_angle(data.xquat[self._hand_body])
         return np.concatenate([data.site_xpos[self._hand_site], turn, data.qpos[self._fingers]]).astype(np.float32)
 
     def picture(self, camera: str, size: int) -> np.ndarray:
-        """[size, size, 3] uint8, upright; `camera` is one of CAMERAS."""
+        """Renders `camera`, one of CAMERAS, upright, [size, size, 3] uint8."""
         if size not in self._painters:
             name = f"{self.task.goal_file}:{self.key[1]}"
             self._painters[size] = Painter(
@@ -96,7 +97,7 @@ class LiberoScene:
         return self._painters[size].picture(self._drawn, CAMERAS[camera])
 
     def _place(self) -> None:
-        """Set the simulation back and place everything anew; LIBERO gives up where objects find no room."""
+        """Resets the simulation and places all objects again; LIBERO gives up if objects do not fit."""
         error = importlib.import_module("robosuite.utils.errors").RandomizationError
         for _ in range(_MAX_PLACEMENTS):
             with contextlib.suppress(error):
@@ -105,7 +106,7 @@ class LiberoScene:
         raise EnvError(f"{self.task.name}: LIBERO found no room for its objects in {_MAX_PLACEMENTS} trials")
 
     def _sample(self) -> np.ndarray:
-        """Keep what is shown: what pictures and the state are made of."""
+        """Stores the values from which images and the state are computed."""
         now = self._env.sim.data._data
         for name in (*_PLACES, *_LIGHTS):
             getattr(self._drawn, name)[:] = getattr(now, name)
@@ -120,10 +121,10 @@ def _built(task: LiberoTask, assets: Path) -> Any:
             bddl_file_name=str(task.goal_file),
             use_camera_obs=False,
             has_offscreen_renderer=False,
-            ignore_done=True,  # the time limit is the vector's
+            ignore_done=True,  # the vector applies the time limit
             hard_reset=False,
         )
-    except (OSError, ValueError) as error:  # MuJoCo raises ValueError for a file that is not there
+    except (OSError, ValueError) as error:  # MuJoCo raises ValueError for a missing file
         raise EnvError(
             f"{task.suite}: {task.name} cannot be built from the scenes in {assets} ({error}); fetch all of them"
         ) from error
@@ -131,7 +132,7 @@ def _built(task: LiberoTask, assets: Path) -> Any:
 
 @contextlib.contextmanager
 def _random_numbers(seed: int) -> Iterator[None]:
-    """LIBERO draws from numpy's global generator, which is left as it was."""
+    """Context with numpy's global generator, which LIBERO uses, seeded; restores its state afterwards."""
     before = np.random.get_state()
     np.random.seed(seed)
     try:
@@ -141,7 +142,8 @@ def _random_numbers(seed: int) -> Iterator[None]:
 
 
 def _axis_angle(wxyz: np.ndarray) -> np.ndarray:
-    """[3]: a unit quaternion as axis times angle in 0..2 pi, by robosuite's convention (zeros for no turn)."""
+    """Converts a unit quaternion to axis times angle in 0..2 pi, [3], by robosuite's convention (zeros for no
+    rotation)."""
     w = np.clip(wxyz[0], -1.0, 1.0)
     length = np.sqrt(1.0 - w * w)
     return wxyz[1:] * (2.0 * np.arccos(w) / length) if length > 0 else np.zeros(3)

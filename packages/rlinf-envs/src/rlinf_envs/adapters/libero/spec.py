@@ -1,4 +1,4 @@
-"""What is known of LIBERO without importing it."""
+"""The spec of LIBERO, without importing it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ SPEC = LiberoSpec(
         modules=("libero.libero.envs", "libero.libero.benchmark"),
         packages=("torch", "hf-libero", "robosuite", "mujoco"),
         import_folder="LIBERO_CONFIG_PATH",
-        import_answer="n\n",  # it asks whether data sets shall lie elsewhere
+        import_answer="n\n",  # it asks for another data folder
     ),
 )

@@ -1,7 +1,7 @@
-"""LIBERO's suites as data: their tasks, what each is told to do, and the states that its episodes begin in.
+"""LIBERO's suites as data: their tasks, instructions and initial states.
 
-Read from the files of the installed package (hf-libero) without importing its simulator, whose first import asks
-questions and takes seconds.
+Read from the files of the installed package (hf-libero) without importing its simulator, whose first import prompts the
+user and takes seconds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ MAX_EPISODE_STEPS: Mapping[str, int] = {
     "libero_10": 520,
     "libero_90": 400,
 }
-"""The suites and their time limits as OpenVLA's and openpi's evaluations have them, which are a little more than the
-longest demonstration."""
+"""The suites and their time limits in OpenVLA's and openpi's evaluations, slightly above the longest demonstration."""
 
 INSTALL = (
     "pip install 'rlinf-envs[libero]', then pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1 "
@@ -43,17 +42,17 @@ class LiberoTask:
 
     suite: str
     name: str
-    """LIBERO's, which is the stem of its files."""
+    """LIBERO's name of the task, which is the stem of its files."""
     instruction: str
-    """In words."""
+    """The instruction in words."""
     goal_file: Path
     """Its scene, its objects and the predicate of its goal, in BDDL."""
     states_file: Path
-    """The states that it ships."""
+    """Its shipped initial states."""
 
 
 def package() -> Path:
-    """The folder `libero/libero` of the installed package. Raises: EnvError where there is none."""
+    """Returns the folder `libero/libero` of the installed package. Raises: EnvError if it is not installed."""
     spec = importlib.util.find_spec("libero")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (inner := Path(folder) / "libero").is_dir():
@@ -62,9 +61,9 @@ def package() -> Path:
 
 
 def tasks_of(suite: str, chosen: Sequence[str | int] | None = None) -> tuple[LiberoTask, ...]:
-    """The tasks of a suite in LIBERO's order, or those of them that are chosen by name or by number (from 0).
+    """Returns the tasks of a suite in LIBERO's order, or the ones chosen by name or number (from 0).
 
-    Raises: EnvError for what is not there (with close matches), for a task twice and for none at all.
+    Raises: EnvError for unknown names (with close matches), duplicates, and an empty choice.
     """
     if suite not in MAX_EPISODE_STEPS:
         raise EnvError(f"LIBERO has no suite {suite!r}; {close_to(suite, tuple(MAX_EPISODE_STEPS))}")
@@ -86,15 +85,15 @@ def tasks_of(suite: str, chosen: Sequence[str | int] | None = None) -> tuple[Lib
 
 
 def instruction_of(name: str) -> str:
-    """What a task is told to do, as LIBERO reads it out of its name; the names of libero_10 and libero_90 begin with
-    their scene."""
+    """Returns the instruction that LIBERO derives from a task's name; names of libero_10 and libero_90 begin with their
+    scene."""
     return re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")
 
 
 @functools.lru_cache(maxsize=256)
 def init_states(task: LiberoTask) -> np.ndarray:
-    """[N, S] float64: the states that a task ships, 50 of them; time, positions and velocities of the simulation."""
-    # The files are pickled arrays; nothing but arrays is let in.
+    """Returns a task's 50 shipped states, [N, S] float64: time, positions and velocities of the simulation."""
+    # The files are pickled arrays; only arrays are unpickled.
     rebuild: Any = np.empty(0).__reduce__()[0]
     allowed = [(rebuild, "numpy.core.multiarray._reconstruct"), (codecs.encode, "_codecs.encode")]
     with torch.serialization.safe_globals([*allowed, rebuild, np.ndarray, np.dtype, np.dtypes.Float64DType]):
@@ -115,7 +114,7 @@ def _name_of(task: str | int, suite: str, names: Sequence[str]) -> str:
 
 @functools.cache
 def _names(root: Path) -> Mapping[str, Sequence[str]]:
-    """Suite -> names of its tasks: a module of the package that holds nothing else."""
+    """Reads suite -> names of its tasks from a module of the package that holds nothing else."""
     path = root / "benchmark" / "libero_suite_task_map.py"
     spec = importlib.util.spec_from_file_location("libero_suite_task_map", path)
     assert spec is not None and spec.loader is not None, f"{path} is a Python file"

@@ -1,15 +1,15 @@
-"""ManiSkill's trajectories: an HDF5 file `<name>.h5` beside `<name>.json`, as its recorder and its downloads have them.
+"""Reads ManiSkill's trajectories: an HDF5 file `<name>.h5` beside `<name>.json`, as recorded or downloaded.
 
 The JSON file has `env_info` (`env_id`, `env_kwargs`) and `episodes` (`episode_id`, `episode_seed`, `success`, ...); the
 HDF5 file a group `traj_<episode_id>` with `actions` [T, A], `success` [T], perhaps `rewards` [T], and `obs` of T + 1
 moments: an array of states (obs_mode state), or a group with `state` and `sensor_data/<camera>/rgb`. (Layout:
-ManiSkill's documentation, "Demonstrations", section "Format".) What is recorded without observations has to be replayed
-by ManiSkill's own tool first.
+ManiSkill's documentation, "Demonstrations", section "Format".) Trajectories without observations have to be replayed by
+ManiSkill's tool first.
 
-No file says what the robot was told to do, so the instruction is the environment's. A state is the robot's own numbers,
-then the task's (`BaseEnv._get_obs_state_dict`); an environment with `state: robot` shows the first part alone. Of
-pictures without `state` the group `agent` has that part, read where it is joints alone (`qpos`, `qvel`): a file does
-not keep the order of what controllers add, nor that of the task's numbers (`extra`).
+Files contain no instruction, so the environment's is used. A state is the robot's numbers followed by the task's
+(`BaseEnv._get_obs_state_dict`); an environment with `state: robot` returns only the first part. For files with images
+but no `state`, that part comes from the group `agent`, if it holds only joints (`qpos`, `qvel`): files do not preserve
+the order of numbers that controllers add, nor that of the task's numbers (`extra`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles, Ru
 from rlinf_envs.errors import EnvError
 
 _JOINTS = ("qpos", "qvel")
-"""Of the robot, in ManiSkill's order (`BaseAgent.get_proprioception`)."""
+"""The robot's joint values, in ManiSkill's order (`BaseAgent.get_proprioception`)."""
 _OWN_ROBOT_NUMBERS = ("SO100GraspCube-v1",)
-"""Tasks that record other numbers of the robot: they have a `_get_obs_agent` of their own."""
+"""Tasks that record other numbers of the robot, because they override `_get_obs_agent`."""
 _REPLAY = (
     "replay them with python -m mani_skill.trajectory.replay_trajectory --traj-path FILE.h5 --save-traj --obs-mode "
     "state (or rgb+state)"
@@ -40,9 +40,9 @@ _REPLAY = (
 
 
 class ManiSkillDemonstrations(DemonstrationFiles):
-    """The episodes of a file whose JSON says that they succeeded.
+    """The episodes of a file that succeeded according to its JSON.
 
-    Raises: EnvError where it is not what it should be.
+    Raises: EnvError for unexpected content.
     """
 
     defaults = MappingProxyType({"control_mode": CONTROL_MODE})
@@ -66,7 +66,7 @@ class ManiSkillDemonstrations(DemonstrationFiles):
         self._episodes = [episode for episode in metadata["episodes"] if episode.get("success")]
 
     def are_of(self, env_id: str, options: Mapping[str, Any]) -> bool:
-        """Of a suite its tasks count, or those of them that are chosen."""
+        """For a suite, checks its tasks, or the chosen ones."""
         return self._task in named_tasks(env_id, names_of(options.get("tasks"), "tasks"))
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class ManiSkillDemonstrations(DemonstrationFiles):
             )
 
     def _observations(self, group: Any, num_actions: int) -> Observation:
-        """Those before each action; the one after the last is left out."""
+        """Returns the observations before each action, without the one after the last action."""
         arrays = self._arrays(group["obs"]) if "obs" in group else {}
         read: Observation = {self._rename.get(name, name): array[:num_actions] for name, array in arrays.items()}
         if not read:
@@ -103,7 +103,7 @@ class ManiSkillDemonstrations(DemonstrationFiles):
         return ({} if state is None else {"state": state}) | _pictures(obs)
 
     def _state(self, obs: Any) -> torch.Tensor | None:
-        """[T + 1, D] as the environment shows it; None where the file does not hold it."""
+        """Returns the state as the environment returns it, [T + 1, D]; None if the file does not contain it."""
         whole = obs if not hasattr(obs, "keys") else obs.get("state")
         if whole is not None:
             return torch.from_numpy(np.asarray(whole)).float()[:, : self._robot_numbers]
@@ -113,7 +113,7 @@ class ManiSkillDemonstrations(DemonstrationFiles):
 
 
 def _state_size(path: Path, environment: RunEnvironment) -> int:
-    """Raises: EnvError where the environment is not said to show a state."""
+    """Returns the size of the environment's state. Raises: EnvError if it has none."""
     if (state := environment.fields.get("state")) is None:
         there = ", ".join(sorted(environment.fields)) or "none"
         raise EnvError(

@@ -1,13 +1,11 @@
-"""ManiSkill3 tasks: on the CPU one PhysX scene for each environment, N of them in a process; on a GPU one batch.
+"""ManiSkill3 tasks: on the CPU one PhysX scene per environment, N of them in a process; on a GPU one batch.
 
 ManiSkill's own batching (`num_envs > 1`) exists on CUDA only (`maniskill_rows`); on the CPU it advises one process per
-environment. Several environments in one process are as fast per core and start in a fraction of the time; so that is
-done here.
+environment. Here, several environments share a process, which is as fast per core and starts in a fraction of the time.
 
-Departs from ManiSkill in what `maniskill_simulation` says, and on the CPU in its resets, which are exact: the same seed
-and actions give the same numbers in an environment that has lived as in a new one (`maniskill_resets.ExactReset`;
-`exact_reset=False` turns it off). Trajectories are a function of seed and actions on one machine and build; other
-processors may round differently.
+Departs from ManiSkill as described in `maniskill_simulation`, and on the CPU by exact resets: the same seed and actions
+give the same numbers in a used environment as in a new one (`maniskill_resets.ExactReset`; `exact_reset=False` disables
+it). Trajectories are a function of seed and actions on one machine and build; other processors may round differently.
 """
 
 from __future__ import annotations
@@ -39,9 +37,10 @@ def make_maniskill(
     ignore_terminations: bool = False,
     **options: Any,
 ) -> InProcessVector | LockstepVector:
-    """`num_envs` environments of a ManiSkill task (for example "PushCube-v1") or suite (`maniskill_tasks.SUITES`).
+    """Creates `num_envs` environments of a ManiSkill task (for example "PushCube-v1") or suite
+    (`maniskill_tasks.SUITES`).
 
-    `max_episode_steps=None` takes the task's own limit, of a suite the longest. Options:
+    `max_episode_steps=None` takes the task's limit, for a suite the longest. Options:
         tasks=None               some of the suite's tasks; None: all. An episode with seed s has task number
                                  s modulo their number: seeds that count up sweep them, drawn seeds sample them
         cameras=None             pictures "image.<camera>" of these of the task's cameras, beside the state
@@ -62,8 +61,8 @@ def make_maniskill(
         instruction=None         a text handed out as observation "instruction"; None: ours (`maniskill_tasks`)
         exact_reset=True         see the module's text; on the CPU alone
     Every other option goes to the task's constructor (for example robot_uids="fetch").
-    Raises EnvError for an unknown task (with close matches), for missing assets and for what the task does not accept;
-    RenderingUnavailableError where images are wanted and nothing can draw.
+    Raises EnvError for an unknown task (with close matches), missing assets and options that the task does not accept;
+    RenderingUnavailableError if images are requested and rendering is not possible.
     """
     tasks = tasks_of(task, names_of(options.pop("tasks", None), "tasks"))
     first = tasks[0]
@@ -87,9 +86,9 @@ def make_maniskill(
 
 
 def _choose_backend(tasks: tuple[str, ...], backend: object) -> tuple[bool, tuple[str, ...]]:
-    """Whether to simulate on the GPU, and what of that has to be noted.
+    """Returns whether to simulate on the GPU, and notes about it.
 
-    Raises: EnvError where it cannot be done.
+    Raises: EnvError if the chosen backend is not available.
     """
     if backend not in SIM_BACKENDS:
         raise EnvError(f"options.sim_backend={backend!r}; allowed: {', '.join(SIM_BACKENDS)}")
@@ -144,13 +143,13 @@ class ManiSkillEnv:
         return SingleStep(
             reward=float(reward),
             terminated=bool(terminated),
-            truncated=False,  # the time limit is the vector's
+            truncated=False,  # the vector applies the time limit
             success=None if success is None else bool(success),
         )
 
     @torch.inference_mode()
     def observe(self) -> SingleObservation:
-        """ManiSkill's batch of one as a row."""
+        """Returns ManiSkill's batch of one as a row."""
         row: dict[str, np.ndarray | str] = {
             name: value[0].cpu().numpy() for name, value in self._simulation.observe().items()
         }

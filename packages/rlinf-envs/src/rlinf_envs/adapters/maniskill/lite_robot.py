@@ -1,7 +1,7 @@
-"""ManiSkill's robots drawn by their collision shapes: grey and a little angular, at a fraction of the triangles.
+"""Renders ManiSkill's robots by their collision shapes: grey and slightly angular, with a fraction of the triangles.
 
-The visual meshes of a Panda have 135,000 triangles, which is most of the time of a picture drawn in software; its
-collision hulls have a hundredth of that. Physics reads the collision shapes alone, so that no trajectory changes.
+The visual meshes of a Panda have 135,000 triangles, which dominate software rendering; its collision hulls have a
+hundredth of that. Physics uses only the collision shapes, so no trajectory changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _OF_MESHES = ("convex_mesh", "nonconvex_mesh", "multiple_convex_meshes")
 
 
 def with_lite_robot(task_class: type[Any]) -> type[Any]:
-    """The class of a task whose robots are loaded so. Its objects and scene stay as they are."""
+    """Returns a subclass of a task with such robots. Its objects and scene do not change."""
 
     class Lite(task_class):
         def _load_agent(self, *args: Any, **kwargs: Any) -> None:
@@ -28,14 +28,14 @@ def with_lite_robot(task_class: type[Any]) -> type[Any]:
 
 @contextlib.contextmanager
 def _drawn_by_collision_shapes() -> Iterator[None]:
-    """Inside, articulations are built so."""
+    """Context in which articulations are built with collision shapes as visuals."""
     from mani_skill.utils.building.articulation_builder import ArticulationBuilder
 
     original = ArticulationBuilder.build
 
     def build(self: Any, *args: Any, **kwargs: Any) -> Any:
         for link in self.link_builders:
-            if link.collision_records:  # a part without any, such as a camera's mount, keeps its own
+            if link.collision_records:  # a part without any, such as a camera's mount, keeps its visuals
                 link.visual_records = [_visual_of(record) for record in link.collision_records]
         return original(self, *args, **kwargs)
 
@@ -47,7 +47,7 @@ def _drawn_by_collision_shapes() -> Iterator[None]:
 
 
 def _visual_of(record: Any) -> Any:
-    """What draws a `CollisionShapeRecord`."""
+    """Returns the visual of a `CollisionShapeRecord`."""
     import sapien.render
     from sapien.wrapper.actor_builder import VisualShapeRecord
 

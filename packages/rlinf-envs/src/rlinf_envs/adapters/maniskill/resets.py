@@ -1,4 +1,4 @@
-"""How rows of ManiSkill begin an episode: on the CPU as in a new environment, in a batch each by its own seed."""
+"""Resets of ManiSkill rows: on the CPU exactly as in a new environment, in a batch each row by its own seed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 
 class ExactReset:
-    """Has an environment of one row on the CPU forget what ran before.
+    """Makes resets of a one-row CPU environment independent of earlier episodes.
 
-    PhysX keeps contacts, friction anchors and the order of its pairs from before a reset, so that the same seed and
-    actions give slightly other numbers in an environment that has lived than in a new one, as soon as something
-    touches. Rebuilding everything (`reconfigure`) cures that for about 100 ms a reset; here the bodies are moved into a
-    new, empty physics scene instead, with the same effect for 0.3 ms.
+    PhysX keeps contacts, friction anchors and the order of its pairs over a reset, so after any contact the same seed
+    and actions give slightly different numbers in a used environment than in a new one. Rebuilding everything
+    (`reconfigure`) takes about 100 ms per reset; here the bodies are moved into a new, empty physics scene, with the
+    same effect in 0.3 ms.
 
-    Made when the environment is new.
+    Must be created while the environment is new.
     """
 
     def __init__(self, env: Any) -> None:
@@ -24,24 +24,24 @@ class ExactReset:
         self._first_state = _cloned(env.get_state_dict())
 
     def prepare(self) -> dict[str, bool]:
-        """Just before a reset. Returns: what the reset's options have to say."""
+        """Call just before a reset. Returns the options to pass to the reset."""
         if self._env.reconfiguration_freq:
-            return {"reconfigure": True}  # else the objects would be those of an earlier seed
+            return {"reconfigure": True}  # otherwise the objects would be those of an earlier seed
         _move_to_new_physics_scene(self._env)
-        self._env.set_state_dict(self._first_state)  # some tasks leave parts as they find them (Empty: the robot)
+        self._env.set_state_dict(self._first_state)  # some tasks do not reset all parts (Empty: the robot)
         return {}
 
 
 def _move_to_new_physics_scene(env: Any) -> None:
-    """Leave PhysX's memory of the past behind: take every body out of its scene and add it to a new, empty one.
+    """Discards PhysX's internal state: moves every body from its scene to a new, empty one.
 
-    Added in their first order, so that PhysX numbers and pairs them as in a newly built environment. Poses, velocities
-    and targets are set by the reset that follows. A render system, where there is one, moves along.
+    Bodies are added in their original order, so that PhysX numbers and pairs them as in a newly built environment. The
+    following reset sets poses, velocities and targets. A render system, if any, is moved too.
     """
     import sapien
     from sapien import physx
 
-    env._set_scene_config()  # a physics scene takes process-wide settings, which another task may have changed
+    env._set_scene_config()  # physics scenes use process-wide settings, which another task may have changed
     wrapper = env.scene
     old = wrapper.sub_scenes[0]
     system = physx.PhysxCpuSystem()
@@ -59,7 +59,7 @@ def _move_to_new_physics_scene(env: Any) -> None:
     wrapper.px = system
     for body in (part for entity in entities for part in entity.components):
         if isinstance(body, physx.PhysxRigidDynamicComponent):
-            body.wake_up()  # else one that lay still remembers for how long
+            body.wake_up()  # otherwise a sleeping body keeps its timer
 
 
 def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,11 +67,11 @@ def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def begin_each_row_by_its_seed(env: Any) -> None:
-    """Have every later reset of a batch put each row where its own seed says.
+    """Makes every later reset of a batch place each row by its own seed.
 
-    ManiSkill draws for all rows of a reset together, with generators that the first row's seed sets: where a row begins
-    would depend on which others begin with it. Here the task begins one row after the other, each as if it alone were
-    reset, with generators that its own seed sets; the physics is told once, for all of them.
+    ManiSkill draws for all rows of a reset together, with generators seeded by the first row, so a row's start would
+    depend on the rows reset with it. Here the rows are initialized one after the other, as if each were reset alone
+    with its own seed; the physics is updated once for all of them.
     """
     begin_all = env._initialize_episode
 
@@ -89,9 +89,9 @@ def begin_each_row_by_its_seed(env: Any) -> None:
 
 
 class KeptTargets:
-    """What the controllers of rows that go on were aiming at: a partial reset of ManiSkill resets those of all rows.
+    """Saves the controller targets of continuing rows, because ManiSkill's partial reset resets those of all rows.
 
-    Made before the reset.
+    Must be created before the reset.
     """
 
     def __init__(self, env: Any) -> None:
@@ -99,8 +99,8 @@ class KeptTargets:
         self._before = _cloned(env.agent.get_controller_state())
 
     def restore(self, reset_rows: Sequence[int]) -> bool:
-        """After the reset of `reset_rows`. Returns: whether there was anything to keep; there is not where controllers
-        aim from where the robot is."""
+        """Call after the reset of `reset_rows`. Returns whether there were targets to keep; controllers that start from
+        the robot's current pose have none."""
         if self._before:
             after = self._env.agent.get_controller_state()
             self._env.agent.set_controller_state(_with_rows(self._before, after, list(reset_rows)))
@@ -108,7 +108,7 @@ class KeptTargets:
 
 
 def _with_rows(state: Mapping[str, Any], other: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
-    """Nested tensors [N, ...]: `state`, but for `rows`, which are those of `other`."""
+    """Returns nested tensors [N, ...]: `state` with `rows` taken from `other`."""
     changed = {}
     for name, part in state.items():
         if isinstance(part, Mapping):

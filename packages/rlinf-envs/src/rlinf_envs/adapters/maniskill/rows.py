@@ -1,8 +1,8 @@
-"""A batch of ManiSkill as the rows of a vector: GPU physics moves them all in one step, in one process.
+"""A ManiSkill batch as the rows of a vector: GPU physics steps all rows at once, in one process.
 
-What holds on the GPU: an episode begins where its seed says, in whichever row, beside whichever others, since each row
-is begun with generators of its own (`maniskill_resets`). What does not: the same actions then lead to nearly the same
-states, not to the same bits; PhysX keeps what it knows of contacts over a reset, and its parallel sums have no order.
+On the GPU, the start of an episode depends only on its seed, because each row has its own generators
+(`maniskill_resets`). But the same actions then lead to nearly the same states, not to bitwise equal ones: PhysX keeps
+contact data over a reset, and its parallel sums have no fixed order.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ManiSkillRows:
     `make_maniskill`.
 
     Args:
-        rows_end_together: every episode is as long as the others, so that no row begins while others go on.
-        on_gpu: False is the physics on the CPU, which ManiSkill has for one row alone; its resets are exact.
+        rows_end_together: all episodes have the same length, so no row is reset while others continue.
+        on_gpu: False: physics on the CPU, which ManiSkill supports for one row only; its resets are exact.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ManiSkillRows:
         require_envs(num_envs)
         builds_by_seed = on_gpu and _builds_by_seed(registered_tasks()[task].cls)
         if builds_by_seed:
-            options = {"reconfiguration_freq": 0} | options  # one row is what many are
+            options = {"reconfiguration_freq": 0} | options  # one row behaves like many
         self._simulation = ManiSkillSimulation(task, num_envs=num_envs, on_gpu=on_gpu, **options)
         self._env = self._simulation.env
         self.num_envs = num_envs
@@ -72,10 +72,10 @@ class ManiSkillRows:
         if self._settles:
             options["episode_id"] = torch.tensor([seeds[row] for row in rows], device=self._env.device)
         targets = KeptTargets(self._env) if len(rows) < self.num_envs else None
-        # ManiSkill takes the seeds of all rows, whichever it resets.
+        # ManiSkill needs the seeds of all rows, even if it resets only some.
         self._simulation.reset(list(seeds), options)
         if targets is not None and targets.restore(rows):
-            self._simulation.look_again()  # some robots show what their controllers aim at
+            self._simulation.look_again()  # some robots observe their controllers' targets
 
     @torch.inference_mode()
     def step(self, actions: np.ndarray) -> RowsStep:
@@ -88,7 +88,7 @@ class ManiSkillRows:
 
     def observe(self, rows: Sequence[int]) -> Observation:
         chosen = slice(None) if len(rows) == self.num_envs else list(rows)
-        # Through numpy, since tensors made in inference mode are of little use outside of it.
+        # Through numpy, because inference-mode tensors are of little use outside of it.
         observation: Observation = {
             name: torch.from_numpy(value[chosen].to("cpu", copy=True).numpy())
             for name, value in self._simulation.observe().items()
@@ -104,7 +104,7 @@ class ManiSkillRows:
         self._simulation.close()
 
     def _require_rows_apart(self, task: str, rows_end_together: bool) -> None:
-        """Raises: EnvError where one row cannot begin while others go on."""
+        """Raises: EnvError if a row cannot be reset while others continue."""
         if self._settles and not rows_end_together:
             raise EnvError(
                 f"{task}: ManiSkill lets its objects settle in a reset, which moves every row of a GPU simulation; set "
@@ -118,7 +118,7 @@ class ManiSkillRows:
 
 
 def _builds_by_seed(task_class: Any) -> bool:
-    """Whether ManiSkill builds the task's objects anew for a seed, where there is one row alone; such tasks say how
+    """Returns whether ManiSkill rebuilds the task's objects per seed if there is only one row; such tasks define how
     often."""
     from mani_skill.envs.sapien_env import BaseEnv
 

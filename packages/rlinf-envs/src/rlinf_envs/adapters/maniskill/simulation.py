@@ -1,9 +1,9 @@
-"""A ManiSkill environment as our options describe it: one row on the CPU, or many that the GPU simulates at once.
+"""A ManiSkill environment with our options: one row on the CPU, or many rows on the GPU.
 
-Departs from ManiSkill in three things:
-* **Pictures are drawn where they are shown**, not in every step.
+Departs from ManiSkill:
+* **Images are rendered only for returned observations**, not in every step.
 * **No Vulkan needed** for state observations (`without_vulkan`).
-* **No questions.** A task whose assets are missing is an error that says how to get them, not a prompt on stdin.
+* **No prompts.** Missing assets are an error with download instructions, not a prompt on stdin.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from rlinf_envs.core.protocol import ActionSpec, FieldSpec
 from rlinf_envs.errors import EnvError, RenderingUnavailableError
 
 _SHADERS = {"fast": "minimal", "full": "default"}
-"""ManiSkill's packs of shaders."""
+"""Quality -> ManiSkill's shader pack."""
 REWARD_MODE = "normalized_dense"
-"""Of the option `reward_mode` where it is not given."""
-_ASSETS_VARIABLE = "MS_SKIP_ASSET_DOWNLOAD_PROMPT"  # ManiSkill's own: 1 means "download without asking"
+"""Default of the option `reward_mode`."""
+_ASSETS_VARIABLE = "MS_SKIP_ASSET_DOWNLOAD_PROMPT"  # ManiSkill's; 1 means "download without asking"
 
 
 class ManiSkillSimulation:
     """A ManiSkill environment with a leading dimension of rows; options as for `make_maniskill`.
 
     Everything runs in torch's inference mode: a step is a hundred tiny tensor operations, which are 14 % faster without
-    autograd's bookkeeping. Tensors made in it are of little use outside of it; so only arrays may leave this package.
+    autograd's bookkeeping. Inference-mode tensors are of little use outside of it, so this package returns only arrays.
 
     Args:
-        on_gpu: simulate with PhysX on the CUDA device; else on the CPU, which ManiSkill does for one row alone.
+        on_gpu: simulate with PhysX on the CUDA device; otherwise on the CPU, which ManiSkill supports for one row only.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ManiSkillSimulation:
             if value not in allowed:
                 raise EnvError(f"options.{option}={value!r}; allowed: {', '.join(allowed)}")
         self.instruction = instruction_of(task, instruction)
-        """What every row is told to do; None: nothing."""
+        """The instruction of every row; None: no instruction."""
         self._shows_robot_alone = state == "robot"
         self._cameras = names_of(cameras, "cameras")
         if self._cameras and obs_mode == "state":
@@ -104,7 +104,7 @@ class ManiSkillSimulation:
         with torch.inference_mode():
             make = with_lite_robot(registered.cls) if lite_robot and draws else registered.cls
             self.env = _built(task, make, registered.asset_download_ids or [], arguments | task_options)
-        # ManiSkill draws in every step; here pictures are drawn where they are shown.
+        # ManiSkill renders in every step; here only returned observations are rendered.
         self._draw = self.env._get_obs_sensor_data
         self.env._get_obs_sensor_data = lambda *_: {}
         self._draws_observations = "rgb" in obs_mode
@@ -118,13 +118,13 @@ class ManiSkillSimulation:
 
     @torch.inference_mode()
     def look_again(self) -> None:
-        """After the state was changed from outside."""
+        """Updates the observation after the state was changed from outside."""
         self._observation = self.env.get_obs()
 
     @torch.inference_mode()
     def step(self, action: np.ndarray) -> tuple[Any, Any, Any]:
-        """Move all rows. Returns: [N] rewards, [N] bool whether the task ended, [N] bool whether it counts as solved
-        or None where ManiSkill does not say; on the simulation's device."""
+        """Steps all rows. Returns, on the simulation's device: [N] rewards, [N] bool whether the task ended, [N] bool
+        whether it counts as solved (None if ManiSkill does not define it)."""
         self._observation, reward, terminated, _, outcome = self.env.step(action)
         if self._rewards_success:
             reward = self.env.compute_sparse_reward(obs=self._observation, action=action, info=outcome)
@@ -132,8 +132,8 @@ class ManiSkillSimulation:
 
     @torch.inference_mode()
     def observe(self) -> dict[str, Tensor]:
-        """What is to be seen now, on the simulation's device: "state" [N, D] float32 and "image.<camera>" [N, H, W, 3]
-        uint8."""
+        """Returns the current observation on the simulation's device: "state" [N, D] float32 and "image.<camera>" [N,
+        H, W, 3] uint8."""
         obs = self._observation
         if self._shows_robot_alone:
             fields = {"state": self._flat(self.env.agent.get_proprioception())}
@@ -151,7 +151,7 @@ class ManiSkillSimulation:
         return fields
 
     def spec_of(self, fields: Mapping[str, Tensor]) -> dict[str, FieldSpec]:
-        """Of what `observe` shows, and the instruction."""
+        """Returns the specs of the fields that `observe` returns, and of the instruction."""
         spec = {
             name: FieldSpec(shape=tuple(value.shape[1:]), dtype="uint8" if name.startswith("image.") else "float32")
             for name, value in fields.items()
@@ -177,7 +177,7 @@ class ManiSkillSimulation:
                 raise EnvError(f"options.cameras: {task} has no camera {camera!r}; {close_to(camera, there)}")
 
     def _flat(self, parts: Mapping[str, Any]) -> Tensor:
-        """Nested tensors of N rows as [N, D]."""
+        """Flattens nested tensors of N rows to [N, D]."""
         from mani_skill.utils import common
 
         flat: Any = common.flatten_state_dict(dict(parts), use_torch=True, device=self.env.device)
@@ -198,7 +198,7 @@ def _action_spec(task: str, space: Any) -> ActionSpec:
 
 
 def _offered(obs_mode: str, offered: Sequence[str]) -> str:
-    """`obs_mode`, or what shows the same in a task that has only modes of its own, as digital twins do: they need
+    """Returns `obs_mode`, or an equivalent for tasks that only have special modes, such as digital twins, which need
     segmentation for their backgrounds."""
     if obs_mode in offered or "any_textures" in offered or "rgb" not in obs_mode:
         return obs_mode
@@ -212,12 +212,12 @@ def _render_backend(backend: str) -> str:
 
 
 def _built(task: str, cls: Any, asset_ids: list[str], arguments: Mapping[str, Any]) -> Any:
-    """The environment itself, with everything a user may have got wrong told as EnvError."""
+    """Creates the environment; converts all user errors to EnvError."""
     with _no_asset_prompt(task):
         require_assets(task, asset_ids)
         try:
             return cls(**arguments)
-        except NotImplementedError as error:  # ManiSkill's answer to modes that a task lacks
+        except NotImplementedError as error:  # ManiSkill's error for modes that a task lacks
             raise EnvError(
                 f"{task}: {error}; reward modes: {', '.join(cls.SUPPORTED_REWARD_MODES)}; "
                 f"obs modes: {', '.join(cls.SUPPORTED_OBS_MODES)}"
@@ -235,7 +235,7 @@ def _listed(arguments: Mapping[str, Any]) -> str:
 
 
 def require_assets(task: str, asset_ids: list[str]) -> None:
-    """Raises: EnvError for what is not on this machine, with the command that fetches it."""
+    """Raises: EnvError for missing assets, with the command that downloads them."""
     from mani_skill.utils import assets
 
     missing = []
@@ -252,7 +252,7 @@ def require_assets(task: str, asset_ids: list[str]) -> None:
 
 @contextlib.contextmanager
 def _no_asset_prompt(task: str) -> Iterator[None]:
-    """Turn ManiSkill's yes/no question about a robot's assets into an error (its own variable still answers yes)."""
+    """Turns ManiSkill's yes/no prompt for a robot's assets into an error (its env var still answers yes)."""
     from mani_skill.utils import download_asset
 
     original = download_asset.prompt_yes_no

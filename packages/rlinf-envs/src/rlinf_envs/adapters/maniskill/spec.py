@@ -1,4 +1,4 @@
-"""What is known of ManiSkill without importing it."""
+"""The spec of ManiSkill, without importing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_envs.core.kind_spec import KindSpec, MachineCheck
 from rlinf_envs.venv import VenvSpec
 
 CAMERA_PIXELS = {"3rd_view_camera": 640 * 480}
-"""Pixels of cameras that are not 128 x 128: that of the bridge scenes."""
+"""Pixels of cameras that are not 128 x 128: the camera of the bridge scenes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class ManiSkillSpec(KindSpec):
         return {"render": True}
 
     def simulates_on_gpu(self, env_id: str, options: Mapping[str, Any]) -> bool:
-        """A suite of several tasks with `sim_backend: auto` is work for the host's cores: one GPU simulation has one
+        """A suite of several tasks with `sim_backend: auto` runs on CPU cores, because one GPU simulation has one
         task."""
         backend = options.get("sim_backend")
         tasks = options.get("tasks") or SUITES.get(env_id, env_id)
@@ -45,7 +45,7 @@ class ManiSkillSpec(KindSpec):
         from rlinf_envs.adapters.maniskill import without_vulkan
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SAPIEN's, about the Vulkan libraries that are looked for here
+            warnings.simplefilter("ignore")  # SAPIEN's warnings about the Vulkan libraries that are searched here
             can_draw = without_vulkan.has_vulkan_device()
             devices = without_vulkan.vulkan_devices()
         if can_draw:

@@ -1,4 +1,4 @@
-"""One row that has one of several ManiSkill tasks at a time, chosen by the episode's seed."""
+"""One row with one of several ManiSkill tasks at a time, chosen by the episode's seed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rlinf_envs.errors import EnvError
 class ManiSkillSuite:
     """A `rlinf_envs.core.vector.SingleEnv` whose episode with seed s has task number s modulo their number.
 
-    A task's environment is made when an episode needs it, and kept; what can be known of it without that is checked
-    when the suite is made.
+    A task's environment is created when an episode first needs it, and kept; everything that can be checked without it
+    is checked when the suite is created.
     """
 
     def __init__(self, tasks: Sequence[str], **options: Any) -> None:
@@ -44,7 +44,7 @@ class ManiSkillSuite:
 
     @property
     def task(self) -> str:
-        """The task of the present episode."""
+        """The task of the current episode."""
         return self._task
 
     def reset(self, seed: int) -> None:
@@ -65,7 +65,7 @@ class ManiSkillSuite:
             self._envs.popitem()[1].close()
 
     def _env(self) -> ManiSkillEnv:
-        """The present task's."""
+        """The environment of the current task."""
         if self._task not in self._envs:
             env = ManiSkillEnv(self._task, **self._options)
             for first in list(self._envs.values())[:1]:
@@ -81,8 +81,8 @@ class ManiSkillSuite:
 
 
 def _check(task: str, options: Mapping[str, Any]) -> None:
-    """Raises: EnvError for assets that are missing, a mode of rewards that the task lacks, and an option that its
-    constructor does not take. Making it takes half a second and more; this does not."""
+    """Raises: EnvError for missing assets, an unsupported reward mode, and an option that the task's constructor does
+    not take. Fast, unlike creating the task, which takes half a second or more."""
     registered = registered_tasks()[task]
     cls, others = registered.cls, "; choose others of the suite with options.tasks"
     require_assets(task, registered.asset_download_ids or [])
@@ -96,6 +96,6 @@ def _check(task: str, options: Mapping[str, Any]) -> None:
 
 
 def _saying(fields: Mapping[str, FieldSpec], instructions: Sequence[str | None] = ()) -> dict[str, FieldSpec]:
-    """The fields with these instructions, as far as there are any, in place of one task's."""
+    """Returns the fields with these instructions, if any, in place of one task's."""
     texts = tuple(dict.fromkeys(text for text in instructions if text is not None))
     return {name: replace(field, texts=texts) if field.dtype == "text" else field for name, field in fields.items()}

@@ -1,4 +1,4 @@
-"""ManiSkill's tasks: which it has, in which families, and what each is told to do in words of our own."""
+"""ManiSkill's tasks and suites, and instructions for them, which are this package's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INSTRUCTIONS: dict[str, str] = {
     "StackGreenCubeOnYellowCubeBakedTexInScene-v1": "put the green cube on the yellow one",
     "StackPyramid-v1": "build a pyramid of the three cubes",
 }
-"""What a task is told to do, where it says nothing itself."""
+"""Instructions of tasks that define none."""
 
 SUITES: dict[str, tuple[str, ...]] = {
     "tabletop": (
@@ -56,23 +56,23 @@ SUITES: dict[str, tuple[str, ...]] = {
         "StackGreenCubeOnYellowCubeBakedTexInScene-v1",
     ),
 }
-"""Tasks of one robot with one kind of action. The assets of the first two come with ManiSkill; the others say what to
-fetch. The 25 tasks PutOnPlateInScene25 of the literature are in no release of ManiSkill."""
+"""Suites of tasks with one robot and one kind of action. The assets of the first two come with ManiSkill; errors of the
+others name the download. The 25 tasks PutOnPlateInScene25 of the literature are in no release of ManiSkill."""
 
 
 CONTROL_MODE = "pd_joint_delta_pos"
-"""What actions mean where the option `control_mode` is not given."""
+"""Default of the option `control_mode`."""
 
 
 def instruction_of(task: str, instruction: str | None = None) -> str | None:
-    """What a task is told to do: what the option `instruction` gives, else ours; None where there is neither."""
+    """Returns the instruction of a task: the option `instruction`, else ours; None if there is neither."""
     return INSTRUCTIONS.get(task) if instruction is None else instruction
 
 
 def tasks_of(env_id: str, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The tasks of an id: of one task that one, of a suite all of its, or those of them that are chosen.
+    """Returns the tasks of an id: the task itself, or all tasks of a suite, or the chosen ones of them.
 
-    Raises: EnvError for what is not there (with close matches), for a task twice and for none at all.
+    Raises: EnvError for unknown names (with close matches), duplicates, and an empty choice.
     """
     tasks = registered_tasks()
     if env_id not in tasks and env_id not in SUITES:
@@ -84,25 +84,25 @@ def tasks_of(env_id: str, chosen: Sequence[str] | None = None) -> tuple[str, ...
 
 
 def named_tasks(env_id: str, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
-    """As `tasks_of`, without a look at what is installed: an id that is no suite is taken for a task."""
+    """As `tasks_of`, without checking the installation: an id that is not a suite counts as a task."""
     return chosen_tasks(env_id, SUITES.get(env_id, (env_id,)), chosen)
 
 
 def registered_tasks() -> Mapping[str, Any]:
-    """ManiSkill's registrations, by task. Raises: EnvError where the package is missing."""
+    """Returns ManiSkill's registrations by task. Raises: EnvError if the package is missing."""
     try:
         with _quiet_import():
             import mani_skill.envs  # noqa: F401  registers the tasks
             from mani_skill.utils.registration import REGISTERED_ENVS
     except ImportError as error:
         raise EnvError(f"ManiSkill cannot be imported ({error}); pip install 'rlinf-envs[maniskill]'") from error
-    logging.getLogger("mani_skill ").setLevel(logging.ERROR)  # the trailing space is theirs
+    logging.getLogger("mani_skill ").setLevel(logging.ERROR)  # the trailing space is ManiSkill's
     return REGISTERED_ENVS
 
 
 @contextlib.contextmanager
 def _quiet_import() -> Iterator[None]:
-    """SAPIEN warns about Vulkan libraries as it is imported; whether that matters is told by `notes` and our errors."""
+    """Silences SAPIEN's import warnings about Vulkan; `notes` and our errors report what matters."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

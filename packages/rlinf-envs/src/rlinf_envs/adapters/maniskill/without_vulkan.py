@@ -1,12 +1,12 @@
 """ManiSkill's physics on a machine without any Vulkan driver.
 
-SAPIEN, which ManiSkill runs on, makes a render material for everything it loads, even when nothing will ever be drawn;
-without a Vulkan device that fails, and with it the whole environment. `disable_visuals` replaces what only drawing
-needs (materials, textures, the visual shapes of actors and links) by things that do nothing. Collision shapes, masses
-and joints come from elsewhere and stay as they are: trajectories are those of an unchanged SAPIEN.
+SAPIEN, ManiSkill's engine, creates render materials for everything it loads, even if nothing is rendered; without a
+Vulkan device that fails. `disable_visuals` replaces everything that only rendering needs (materials, textures, the
+visual shapes of actors and links) by dummies. Collision shapes, masses and joints do not change, so trajectories are
+those of an unchanged SAPIEN.
 
-The change is to the modules of this process and cannot be undone in it; there is nothing it could break, as drawing is
-impossible there anyway. Tasks that read their visual shapes back (PushT) still fail.
+The change patches modules of this process permanently, which is harmless because rendering is impossible there anyway.
+Tasks that read their visual shapes (PushT) still fail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DRIVER_HINT = (
 
 
 def has_vulkan_device() -> bool:
-    """Whether SAPIEN finds anything to draw with. Costs some milliseconds, once a process."""
+    """Returns whether SAPIEN finds a rendering device. Takes some milliseconds, once per process."""
     import sapien.render
 
     if sapien.render.RenderMaterial is _NothingToDraw:
@@ -42,7 +42,7 @@ def has_vulkan_device() -> bool:
 
 
 def vulkan_devices() -> tuple[str, ...]:
-    """The devices that SAPIEN can draw with, as their drivers call them; a software driver's is `llvmpipe (...)`."""
+    """Returns the driver names of the devices that SAPIEN can render with; a software driver's is `llvmpipe (...)`."""
     import sapien.render
 
     if not has_vulkan_device():
@@ -58,7 +58,7 @@ class _NothingToDraw:
         self.__dict__.update(kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle ask for these to learn that they are not there
+        if name.startswith("__"):  # copy and pickle expect these to be missing
             raise AttributeError(name)
         return lambda *args, **kwargs: None
 
@@ -68,12 +68,12 @@ def _add_no_visual(builder: Any, *args: object, **kwargs: object) -> Any:
 
 
 def disable_visuals() -> None:
-    """Make SAPIEN build scenes without visuals in this process. May be called again."""
+    """Makes SAPIEN build scenes without visuals in this process. May be called again."""
     import sapien.render
     from sapien.wrapper.actor_builder import ActorBuilder
 
     stand_in = {sapien.render.RenderMaterial, sapien.render.RenderTexture2D} - {_NothingToDraw}
-    # Some of ManiSkill's modules import these classes by name, so each module that holds one has to be told.
+    # Some of ManiSkill's modules import these classes by name, so each such module has to be patched.
     for module in [m for name, m in sys.modules.items() if name.split(".")[0] in ("sapien", "mani_skill")]:
         for name in ("RenderMaterial", "RenderTexture2D"):
             if getattr(module, name, None) in stand_in:
@@ -84,6 +84,7 @@ def disable_visuals() -> None:
 
 
 def require_vulkan_device(wanted_by: str) -> None:
-    """RenderingUnavailableError that says what to install if nothing can draw here; `wanted_by` is who asks."""
+    """Raises RenderingUnavailableError with installation hints if there is no rendering device; `wanted_by` names the
+    option that needs it."""
     if not has_vulkan_device():
         raise RenderingUnavailableError(f"{wanted_by} needs a Vulkan device and none was found; {DRIVER_HINT}")

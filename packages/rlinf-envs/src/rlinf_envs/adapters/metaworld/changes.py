@@ -1,4 +1,4 @@
-"""What may be other than in Meta-World's own scenes, to see how far a policy carries: colours, cameras, starts."""
+"""Changes to Meta-World's scenes for out-of-distribution evaluation: colours, cameras, initial positions."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rlinf_envs.errors import EnvError
 MATERIALS = {"table_color": "table_wood", "floor_color": "basic_floor"}
 """Option -> the material in Meta-World's scenes."""
 _CAMERAS, _HAND = 0, 1
-"""What a draw is for."""
+"""Purposes of random draws."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SceneChanges:
-    """Options of `make_metaworld`; by default nothing is changed, to the bit. Raises: EnvError when made."""
+    """Options of `make_metaworld`; the defaults change no bit. Raises: EnvError on creation."""
 
     table_color: str | None = None
     """"#rrggbb" in place of wood."""
     floor_color: str | None = None
     camera_shift: float = 0.0
-    """Metres from its place at which each camera stands, in a direction that belongs to the episode's seed."""
+    """Shift of each camera in metres, in a direction drawn with the episode's seed."""
     hand_shift: float = 0.0
-    """Metres from its place at which the gripper begins, in such a direction."""
+    """Shift of the gripper's initial position in metres, in such a direction."""
     start_range: float = 1.0
-    """Sides of the box from which objects and goals are drawn, as multiples of Meta-World's."""
+    """Side lengths of the box from which objects and goals are drawn, as multiples of Meta-World's."""
 
     def __post_init__(self) -> None:
         for name in MATERIALS:
@@ -42,12 +42,12 @@ class SceneChanges:
 
     @property
     def look(self) -> str:
-        """What tells scenes apart that are drawn with other materials."""
+        """Key of the scene's materials; scenes with different materials need separate rendering data."""
         return "".join(f"|{name}={getattr(self, name)}" for name in MATERIALS if getattr(self, name))
 
 
 class ChangedScene:
-    """Makes the changes to the simulation of one task."""
+    """Applies the changes to the simulation of one task."""
 
     def __init__(self, env: Any, changes: SceneChanges) -> None:
         self._env, self._changes = env, changes
@@ -59,12 +59,12 @@ class ChangedScene:
                 env.model.mat_texid[number] = -1
                 env.model.mat_rgba[number, :3] = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         if changes.start_range != 1.0:
-            for box in ("_random_reset_space", "goal_space"):  # Meta-World shows a goal clipped to the second
+            for box in ("_random_reset_space", "goal_space"):  # Meta-World clips the observed goal to the second
                 setattr(env, box, _scaled(getattr(env, box), changes.start_range))
             env.__dict__.pop("sawyer_observation_space", None)  # which is cached
 
     def begin(self, seed: int) -> None:
-        """Before the reset of an episode with this seed."""
+        """Call before the reset of an episode with this seed."""
         changes = self._changes
         if changes.camera_shift:
             directions = _directions(seed, _CAMERAS, len(self._cameras))
@@ -74,7 +74,7 @@ class ChangedScene:
 
 
 def _scaled(box: Any, factor: float) -> Any:
-    """A Gymnasium box with the same middle; None stays."""
+    """Scales a Gymnasium box around its centre; None stays None."""
     if box is None:
         return None
     middle, half = (box.low + box.high) / 2, (box.high - box.low) / 2 * factor
@@ -82,6 +82,6 @@ def _scaled(box: Any, factor: float) -> Any:
 
 
 def _directions(seed: int, purpose: int, count: int) -> np.ndarray:
-    """[count, 3] of length 1, equally likely in every direction."""
+    """Returns uniformly distributed unit vectors, [count, 3]."""
     drawn = np.random.default_rng([seed, purpose]).standard_normal((count, 3))
     return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)

@@ -1,12 +1,12 @@
-"""Meta-World's tasks for a robot arm, one or a suite of them, as states and pictures with an instruction.
+"""Meta-World's tasks for a robot arm, one or a suite of them, with states, images and an instruction.
 
-Departs from Meta-World in these things:
-* **A seed decides everything.** Meta-World draws 50 goals when it is made and picks one of them by chance; here the
-  seed of an episode draws its goal and objects from the task's whole range, and chooses the task of a suite.
-* **Success ends an episode**, as in the other simulators; Meta-World's go on until their limit (`ignore_terminations`).
-* **Cheap pictures.** Antialiasing, shadows, reflections and triangles smaller than a pixel are nearly all of the time
-  of drawing in software.
-* **Pictures stand upright.** Four of the seven cameras hang upside down in Meta-World's scenes.
+Departs from Meta-World:
+* **A seed decides everything.** Meta-World draws 50 goals on creation and picks one at random; here the seed of an
+  episode draws its goal and objects from the task's whole range, and chooses the task of a suite.
+* **Success ends an episode**, unless `ignore_terminations` is set; Meta-World's continue until the limit.
+* **Cheap images**, without antialiasing, shadows, reflections and triangles smaller than a pixel, which dominate
+  software rendering.
+* **Images are upright.** Four of the seven cameras are upside down in Meta-World's scenes.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _OPTIONS = (
     *_CHANGES,
 )
 _STATES = {"full": 39, "no_goal": 36, "robot": 4}
-"""How many of Meta-World's 39 numbers are shown: gripper position and opening (4), objects (14), the same 18 of the
-step before, the goal (3)."""
+"""State option -> number of Meta-World's 39 values: gripper position and opening (4), objects (14), the same 18 of the
+previous step, the goal (3)."""
 _REWARD_MODES = ("normalized_dense", "dense", "sparse", "progress", "random")
 _RANDOM_SHARE = 0.1
-"""Of steps that earn a random reward."""
+"""Share of steps with a random reward."""
 _QUALITIES = ("fast", "full")
 _UPSIDE_DOWN = frozenset({"corner", "corner2", "corner3", "corner4"})
 _RENDER_CAMERA = "corner3"
 _RENDER_SIZE = 256
 _MAX_SCENES = 10
-"""Simulations that a row keeps, of about 25 MB each; MT10 fits."""
+"""Simulations that a row keeps, about 25 MB each; enough for MT10."""
 
 
 def make_metaworld(
@@ -53,7 +53,7 @@ def make_metaworld(
     ignore_terminations: bool = False,
     **options: Any,
 ) -> InProcessVector:
-    """`num_envs` environments of a Meta-World task (for example "reach-v3") or suite ("MT10", "MT25", "MT50").
+    """Creates `num_envs` environments of a Meta-World task (for example "reach-v3") or suite ("MT10", "MT25", "MT50").
 
     `max_episode_steps=None` takes Meta-World's limit, 500. Options:
         tasks=None               some of the suite's tasks; None: all. An episode with seed s has task number
@@ -74,7 +74,7 @@ def make_metaworld(
         table_color=None, floor_color=None, camera_shift=0.0, hand_shift=0.0, start_range=1.0
                                  changes of the scene, see `metaworld_changes.SceneChanges`
     Raises EnvError for an unknown task (with close matches), camera or option and for a missing package;
-    RenderingUnavailableError where nothing can draw.
+    RenderingUnavailableError if rendering is not possible.
     """
     tasks, limit = described(env_id, max_episode_steps, options)
     row_options = {name: value for name, value in options.items() if name != "tasks"}
@@ -87,7 +87,7 @@ def make_metaworld(
 
 
 def described(env_id: str, max_episode_steps: int | None, options: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
-    """The tasks and the time limit that `make_metaworld` takes. EnvError as there."""
+    """Returns the tasks and the time limit that `make_metaworld` uses. EnvError as there."""
     if unknown := sorted(set(options) - set(_OPTIONS)):
         raise EnvError(f"Meta-World has no option {', '.join(unknown)}; it has {', '.join(_OPTIONS)}")
     tasks = tasks_of(env_id, names_of(options.get("tasks"), "tasks"))
@@ -95,9 +95,9 @@ def described(env_id: str, max_episode_steps: int | None, options: Mapping[str, 
 
 
 class MetaworldEnv:
-    """One row (`SingleEnv`) that has one of several tasks at a time; options as for `make_metaworld`.
+    """One row (`SingleEnv`) with one of several tasks at a time; options as for `make_metaworld`.
 
-    A task's simulation is built when an episode needs it (30 ms); the ten that were used last are kept.
+    A task's simulation is built when an episode needs it (30 ms); the ten most recently used are kept.
     """
 
     notes: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class MetaworldEnv:
         return SingleStep(
             reward=total + success if is_sum else total / self._action_repeat,
             terminated=success,
-            truncated=False,  # the time limit is the vector's
+            truncated=False,  # the vector applies the time limit
             success=success,
             task=self._task if len(self._tasks) > 1 else None,
         )
@@ -177,13 +177,13 @@ class MetaworldEnv:
 
     @property
     def task(self) -> str:
-        """The task of the present episode."""
+        """The task of the current episode."""
         return self._task
 
     @property
     def full_state(self) -> np.ndarray:
-        """[39] float64: Meta-World's whole observation, whatever the options show; what its scripted experts read. It
-        is a copy, as some of them write into it."""
+        """Returns Meta-World's whole observation, [39] float64, which its scripted experts need, independent of the
+        options. It is a copy, because some experts write into it."""
         return self._raw.copy()
 
     def render(self) -> np.ndarray:
@@ -195,7 +195,7 @@ class MetaworldEnv:
         self._scenes.clear()
 
     def _scene(self) -> _Scene:
-        """The present task's."""
+        """The scene of the current task."""
         if self._task not in self._scenes:
             self._scenes[self._task] = _Scene(self._task, self._changes, is_fast=self._is_fast)
             if len(self._scenes) > _MAX_SCENES:
@@ -207,7 +207,7 @@ class MetaworldEnv:
         for camera in self._cameras:
             if camera not in scene.cameras:
                 raise EnvError(f"options.cameras: there is no camera {camera!r}; there are {', '.join(scene.cameras)}")
-        # Drawn once now, so that what is missing for it is told now.
+        # Rendered once now, so that missing requirements are reported now.
         if self._cameras:
             scene.picture(self._cameras[0], self._image_size)
         if self._can_render:
@@ -227,14 +227,14 @@ class MetaworldEnv:
             return float(success)
         if self._reward_mode == "progress":
             before, self._potential = self._potential, dense / 10
-            return 0.0 if before is None else self._potential - before  # the first step shows where it begins
+            return 0.0 if before is None else self._potential - before  # the first step sets the baseline
         if self._reward_mode == "random":
             return float(self._chance.random() < _RANDOM_SHARE)
         return dense / 10 if self._reward_mode == "normalized_dense" else dense
 
 
 class _Scene:
-    """The simulation of one task and what draws it."""
+    """The simulation of one task and its renderer."""
 
     def __init__(self, task: str, changes: SceneChanges, *, is_fast: bool) -> None:
         self.env = _built(task)
@@ -246,7 +246,7 @@ class _Scene:
         self.cameras = tuple(model.camera(index).name for index in range(model.ncam))
 
     def picture(self, camera: str, size: int) -> np.ndarray:
-        """[size, size, 3] uint8, a view as `Painter.picture` gives it."""
+        """Renders [size, size, 3] uint8, a view as `Painter.picture` returns it."""
         if size not in self._painters:
             self._painters[size] = Painter(self._name, self.env.model, size=size, is_fast=self._is_fast)
         picture = self._painters[size].picture(self.env.data, camera)
@@ -254,13 +254,13 @@ class _Scene:
 
 
 def _built(task: str) -> Any:
-    """Meta-World's environment of a task, whose seed draws the goal and the objects and which shows the goal."""
+    """Creates Meta-World's environment of a task; its seed draws the goal and the objects, and the goal is observed."""
     env = classes()[task]()
-    env.max_path_length = np.iinfo(np.int64).max  # the time limit is the vector's
-    # What Meta-World's own makers set, and `set_task` for a goal of its list.
+    env.max_path_length = np.iinfo(np.int64).max  # the vector applies the time limit
+    # As set by Meta-World's factories, and by `set_task` for a goal of its list.
     env.seeded_rand_vec = True
     env._freeze_rand_vec = False
     env._set_task_called = True
     env._partially_observable = False
-    env.__dict__.pop("sawyer_observation_space", None)  # cached before the goal was to be shown
+    env.__dict__.pop("sawyer_observation_space", None)  # cached before the goal was made observable
     return env

@@ -1,7 +1,7 @@
-"""Demonstrations by the scripted experts that Meta-World ships, one for each task.
+"""Demonstrations by Meta-World's scripted experts, one per task.
 
-An expert reads Meta-World's whole observation, whatever fields are recorded, and is not always right: `success` says
-so of each episode, which ends with its first success or at its time limit.
+An expert reads Meta-World's whole observation, whatever fields are recorded, and may fail, see `success`. Each episode
+ends with its first success or at its time limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlinf_envs.errors import EnvError
 
 
 def record_expert(spec: EnvSpec, seed: int) -> Demonstration:
-    """One episode of the environment that `spec` describes."""
+    """Records one episode of the environment that `spec` describes."""
     (demonstration,) = record_demonstrations(
         spec.id, 1, seed=seed, max_episode_steps=spec.max_episode_steps, **dict(spec.options)
     )
@@ -30,10 +30,10 @@ def record_expert(spec: EnvSpec, seed: int) -> Demonstration:
 def record_demonstrations(
     env_id: str, num_episodes: int, *, seed: int = 0, max_episode_steps: int | None = None, **options: Any
 ) -> list[Demonstration]:
-    """`num_episodes` episodes of a task or suite, with the seeds seed, seed + 1, ...
+    """Records `num_episodes` episodes of a task or suite, with the seeds seed, seed + 1, ...
 
-    The options are `make_metaworld`'s, so that the fields are those of the environment to be trained in. A suite's
-    tasks take turns. EnvError as there.
+    The options are `make_metaworld`'s, so that the fields are those of the training environment. A suite's tasks take
+    turns. EnvError as there.
     """
     if num_episodes < 1:
         raise EnvError(f"num_episodes={num_episodes}; at least one demonstration is needed")
@@ -56,7 +56,7 @@ def _recorded(env: MetaworldEnv, seed: int, limit: int) -> Demonstration:
     success = False
     while len(actions) < limit and not success:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that its action is larger than 1, which is clipped here
+            warnings.simplefilter("ignore")  # about actions larger than 1, which are clipped here
             action = np.clip(expert.get_action(env.full_state), -1.0, 1.0).astype(np.float32)
         rows.append(env.observe())
         step = env.step(action)

@@ -1,4 +1,4 @@
-"""What is known of Meta-World without importing it."""
+"""The spec of Meta-World, without importing it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Meta-World's tasks as data: what each is told to do, and which belong to an id.
+"""Meta-World's tasks as data: their instructions, and the tasks of an id.
 
-The sentences are this package's own; Meta-World has none.
+The sentences are this package's; Meta-World has none.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ INSTRUCTIONS: Mapping[str, str] = {
     "window-open-v3": "slide the window open",
     "window-close-v3": "slide the window shut",
 }
-"""What each task is told to do."""
+"""Task -> instruction."""
 
 _SUITES = ("MT10", "MT25", "MT50")
 
 
 def classes() -> Mapping[str, type[Any]]:
-    """Meta-World's environment class of each task. Raises: EnvError where the package is missing."""
+    """Returns Meta-World's environment class of each task. Raises: EnvError if the package is missing."""
     choose_drawing()
     try:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
@@ -80,9 +80,9 @@ def classes() -> Mapping[str, type[Any]]:
 
 
 def tasks_of(env_id: str, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The tasks of an id: of one task that one, of a suite all of its, or those of them that are chosen.
+    """Returns the tasks of an id: the task itself, or all tasks of a suite, or the chosen ones of them.
 
-    Raises: EnvError for what is not there (with close matches), for a task twice and for none at all.
+    Raises: EnvError for unknown names (with close matches), duplicates, and an empty choice.
     """
     task_classes = classes()
     if env_id in _SUITES:
