@@ -70,9 +70,7 @@ def test_a_device_without_room_says_what_to_do():
     driver: Any = HostDevice().driver
     driver.refuses.add("create_mapping")
     try:
-        with pytest.raises(
-            IpcError, match=r"weights edge, version 3: no arena of 1024 .* use weight sync `sha"
-        ):
+        with pytest.raises(IpcError, match=r"weights edge, version 3: no arena of 1024 .* use weight sync `sha"):
             sender.publish({"a": torch.ones(5, 4), "b": torch.arange(6)}, 3)
     finally:
         driver.refuses.discard("create_mapping")

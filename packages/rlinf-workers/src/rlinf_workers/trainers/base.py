@@ -116,8 +116,7 @@ def shards_of(num_shards: int, part: int, num_parts: int, *, parts: str = "ranks
     """
     if num_shards % num_parts:
         raise ValueError(
-            f"num_shards={num_shards} is not a multiple of its {num_parts} {parts}; "
-            f"use {num_parts} or a multiple of it"
+            f"num_shards={num_shards} is not a multiple of its {num_parts} {parts}; use {num_parts} or a multiple of it"
         )
     return range(part, num_shards, num_parts)
 
