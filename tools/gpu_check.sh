@@ -60,7 +60,6 @@ def read(name):
 report = {
     "exit_codes": {name: int(code) for name, code in sorted(steps.items())},
     "benchmark": read("benchmark.json"),
-    "ipc_benchmark": read("ipc_benchmark.json"),
 }
 result.write_text(json.dumps(report, indent=2) + "\n")
 print(json.dumps(report))
@@ -82,19 +81,18 @@ fi
 export PYTHONPATH="$work/site${PYTHONPATH:+:$PYTHONPATH}"
 # The GPU tests are files of their own, so that the others' needs (hypothesis) are none here.
 tests=("$python" -m pytest -q -p no:cacheprovider -o addopts=--import-mode=importlib -m gpu packages/rlinf-comm/tests/*_gpu.py)
-step import 30 "$python" -c 'import rlinf_comm.ipc, rlinf_comm.cuda as c, sys
+step import 30 "$python" -c 'import rlinf_comm.weights.device, rlinf_comm.cuda as c, sys
 assert rlinf_comm.has_cuda_kernels(), "built without kernels"; print(rlinf_comm.__file__)'
 if [ -n "$dry_run" ]; then
   step collect 60 "${tests[@]}" --collect-only
-  step benchmark 30 "$python" -m py_compile benchmarks/comm/gpu_copy.py benchmarks/comm/gpu_ipc.py
+  step benchmark 30 "$python" -m py_compile benchmarks/comm/gpu_copy.py
 else
   step tests 120 "${tests[@]}"
   if command -v compute-sanitizer >/dev/null; then
     step sanitizer 80 compute-sanitizer --tool memcheck --error-exitcode 9 "${tests[@]}" -k "layouts or 0- or nan or digests"
   fi
   step benchmark 60 "$python" benchmarks/comm/gpu_copy.py >"$work/benchmark.out"
-  step ipc_benchmark 70 "$python" benchmarks/comm/gpu_ipc.py >"$work/ipc_benchmark.out"
-  for name in benchmark ipc_benchmark; do grep '^{' "$work/$name.out" >"$work/$name.json"; done
+  grep '^{' "$work/benchmark.out" >"$work/benchmark.json"
 fi
 write_result
 for code in "${codes[@]}"; do [ "$code" -eq 0 ] || exit 1; done

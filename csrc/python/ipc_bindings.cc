@@ -18,7 +18,6 @@ namespace rlinf::comm {
 namespace {
 
 using cuda::Driver;
-using cuda::HandleType;
 using cuda::Mapping;
 using cuda::OpaqueHandle;
 using NoGil = py::call_guard<WithoutGil>;
@@ -42,14 +41,6 @@ py::tuple tuple_of(const Mapping& mapping) {
 
 Mapping mapping_from(const std::tuple<unsigned long long, unsigned long long, uint64_t>& fields) {
   return Mapping{std::get<0>(fields), std::get<1>(fields), std::get<2>(fields)};
-}
-
-void* pointer_from(uintptr_t address) {
-  return reinterpret_cast<void*>(address);
-}
-
-HandleType handle_type_from(bool is_fabric) {
-  return is_fabric ? HandleType::kFabric : HandleType::kDescriptor;
 }
 
 py::tuple serve_descriptor(int fd) {
@@ -79,24 +70,14 @@ void bind_memory(py::class_<Driver, std::shared_ptr<Driver>>& driver) {
                              const py::bytes& bytes) { return self.open_legacy(device, handle_from(bytes)); })
       .def("close_legacy", &Driver::close_legacy, NoGil())
       .def("create_mapping",
-           [](Driver& self, int device, uint64_t num_bytes, bool is_fabric) {
-             return tuple_of(self.create_mapping(device, num_bytes, handle_type_from(is_fabric)));
-           })
+           [](Driver& self, int device, uint64_t num_bytes) { return tuple_of(self.create_mapping(device, num_bytes)); })
       .def("export_descriptor",
            [](Driver& self, const std::tuple<unsigned long long, unsigned long long, uint64_t>& mapping) {
              return self.export_descriptor(mapping_from(mapping));
            })
-      .def("export_fabric",
-           [](Driver& self, const std::tuple<unsigned long long, unsigned long long, uint64_t>& mapping) {
-             return bytes_of(self.export_fabric(mapping_from(mapping)));
-           })
       .def("import_descriptor",
            [](Driver& self, int device, int fd, uint64_t num_bytes) {
              return tuple_of(self.import_descriptor(device, fd, num_bytes));
-           })
-      .def("import_fabric",
-           [](Driver& self, int device, const py::bytes& bytes, uint64_t num_bytes) {
-             return tuple_of(self.import_fabric(device, handle_from(bytes), num_bytes));
            })
       .def("release_mapping",
            [](Driver& self, int device, const std::tuple<unsigned long long, unsigned long long, uint64_t>& mapping) {
@@ -118,63 +99,14 @@ void bind_memory(py::class_<Driver, std::shared_ptr<Driver>>& driver) {
       });
 }
 
-void bind_events(py::class_<Driver, std::shared_ptr<Driver>>& driver) {
-  const auto address_of = [](void* event) { return reinterpret_cast<uintptr_t>(event); };
-  driver.def("create_event", [=](Driver& self, int device) { return address_of(self.create_event(device)); })
-      .def("export_event", [](Driver& self, int device,
-                              uintptr_t event) { return bytes_of(self.export_event(device, pointer_from(event))); })
-      .def("open_event",
-           [=](Driver& self, int device, const py::bytes& bytes) {
-             return address_of(self.open_event(device, handle_from(bytes)));
-           })
-      .def(
-          "record_event",
-          [](Driver& self, int device, uintptr_t event, uintptr_t stream) {
-            self.record_event(device, pointer_from(event), pointer_from(stream));
-          },
-          NoGil())
-      .def(
-          "wait_for_event",
-          [](Driver& self, int device, uintptr_t stream, uintptr_t event) {
-            self.wait_for_event(device, pointer_from(stream), pointer_from(event));
-          },
-          NoGil())
-      .def("is_event_done",
-           [](Driver& self, int device, uintptr_t event) { return self.is_event_done(device, pointer_from(event)); })
-      .def("destroy_event",
-           [](Driver& self, int device, uintptr_t event) { self.destroy_event(device, pointer_from(event)); });
-}
-
 }  // namespace
 
 void bind_ipc(py::module_& module) {
   py::class_<Driver, std::shared_ptr<Driver>> driver(module, "CudaDriver");
-  driver.def_static("load", &Driver::load, py::arg("path") = "libcuda.so.1", NoGil())
-      .def("version", &Driver::version)
-      .def("num_devices", &Driver::num_devices)
-      .def("uuid", [](Driver& self, int device) { return py::bytes(self.uuid(device)); })
-      .def("attribute", &Driver::attribute)
-      .def("can_access_peer", &Driver::can_access_peer);
+  driver.def_static("load", &Driver::load, py::arg("path") = "libcuda.so.1", NoGil());
   bind_memory(driver);
-  bind_events(driver);
   module.def("serve_descriptor", &serve_descriptor, py::arg("fd"),
              "The address by which peers of the same user get it.");
-  module.def(
-      "own_process",
-      [] {
-        const ProcessId process = current_process();
-        // An inode number has 32 bits, the nonce 31.
-        return py::make_tuple(process.pid, process.start_ticks,
-                              uint64_t{process.server_nonce} << 32 | process.pid_namespace);
-      },
-      "(pid, start time in ticks, inode of the pid namespace and nonce of its segment server): also right for peers in "
-      "other containers.");
-  module.def(
-      "is_process_alive",
-      [](int32_t pid, uint64_t start_ticks, uint64_t where) {
-        return is_alive(ProcessId{pid, start_ticks, where & 0xffffffff, static_cast<uint32_t>(where >> 32)});
-      },
-      py::arg("pid"), py::arg("start_ticks"), py::arg("where"), NoGil());
   module.def("stop_serving_descriptor", &stop_serving_segment, py::arg("fd"));
   module.def(
       "receive_descriptor",

@@ -11,12 +11,11 @@ namespace rlinf::comm::cuda {
 namespace {
 
 constexpr int kSuccess = 0;
-constexpr int kNotReady = 600;
 constexpr int kLocationDevice = 1;
 constexpr int kPinned = 1;
 constexpr int kReadWrite = 3;
 constexpr unsigned int kLazyPeerAccess = 1;
-constexpr unsigned int kEventFlags = 2 | 4;  // without timing, interprocess: the only allowed pair
+constexpr int kFileDescriptor = 1;  // of the kinds of shareable handles
 
 }  // namespace
 
@@ -24,12 +23,7 @@ struct Driver::Functions {
   using Handle = unsigned long long;
   int (*Init)(unsigned int);
   int (*GetErrorName)(int, const char**);
-  int (*DriverGetVersion)(int*);
-  int (*DeviceGetCount)(int*);
   int (*DeviceGet)(int*, int);
-  int (*DeviceGetUuid_v2)(void*, int);
-  int (*DeviceGetAttribute)(int*, int, int);
-  int (*DeviceCanAccessPeer)(int*, int, int);
   int (*DevicePrimaryCtxRetain)(void**, int);
   int (*CtxPushCurrent_v2)(void*);
   int (*CtxPopCurrent_v2)(void**);
@@ -38,13 +32,6 @@ struct Driver::Functions {
   int (*IpcGetMemHandle)(OpaqueHandle*, DevicePointer);
   int (*IpcOpenMemHandle_v2)(DevicePointer*, OpaqueHandle, unsigned int);
   int (*IpcCloseMemHandle)(DevicePointer);
-  int (*IpcGetEventHandle)(OpaqueHandle*, void*);
-  int (*IpcOpenEventHandle)(void**, OpaqueHandle);
-  int (*EventCreate)(void**, unsigned int);
-  int (*EventRecord)(void*, void*);
-  int (*EventQuery)(void*);
-  int (*EventDestroy_v2)(void*);
-  int (*StreamWaitEvent)(void*, void*, unsigned int);
   int (*MemGetAllocationGranularity)(size_t*, const AllocationProperties*, int);
   int (*MemCreate)(Handle*, size_t, const AllocationProperties*, unsigned long long);
   int (*MemRelease)(Handle);
@@ -71,12 +58,7 @@ std::shared_ptr<Driver> Driver::load(const std::string& path) {
                    " has no cu" #name "; update it (12.0 or later)")
   RLINF_FIND(Init);
   RLINF_FIND(GetErrorName);
-  RLINF_FIND(DriverGetVersion);
-  RLINF_FIND(DeviceGetCount);
   RLINF_FIND(DeviceGet);
-  RLINF_FIND(DeviceGetUuid_v2);
-  RLINF_FIND(DeviceGetAttribute);
-  RLINF_FIND(DeviceCanAccessPeer);
   RLINF_FIND(DevicePrimaryCtxRetain);
   RLINF_FIND(CtxPushCurrent_v2);
   RLINF_FIND(CtxPopCurrent_v2);
@@ -85,13 +67,6 @@ std::shared_ptr<Driver> Driver::load(const std::string& path) {
   RLINF_FIND(IpcGetMemHandle);
   RLINF_FIND(IpcOpenMemHandle_v2);
   RLINF_FIND(IpcCloseMemHandle);
-  RLINF_FIND(IpcGetEventHandle);
-  RLINF_FIND(IpcOpenEventHandle);
-  RLINF_FIND(EventCreate);
-  RLINF_FIND(EventRecord);
-  RLINF_FIND(EventQuery);
-  RLINF_FIND(EventDestroy_v2);
-  RLINF_FIND(StreamWaitEvent);
   RLINF_FIND(MemGetAllocationGranularity);
   RLINF_FIND(MemCreate);
   RLINF_FIND(MemRelease);
@@ -152,41 +127,6 @@ class Driver::Current {
   const Functions& cu_;
 };
 
-int Driver::version() {
-  int value = 0;
-  RLINF_CU(DriverGetVersion(&value));
-  return value;
-}
-
-int Driver::num_devices() {
-  int count = 0;
-  RLINF_CU(DeviceGetCount(&count));
-  return count;
-}
-
-std::string Driver::uuid(int device) {
-  int handle = 0;
-  RLINF_CU(DeviceGet(&handle, device));
-  std::string bytes(16, '\0');
-  RLINF_CU(DeviceGetUuid_v2(bytes.data(), handle));
-  return bytes;
-}
-
-int Driver::attribute(int device, int which) {
-  int handle = 0, value = 0;
-  RLINF_CU(DeviceGet(&handle, device));
-  RLINF_CU(DeviceGetAttribute(&value, which, handle));
-  return value;
-}
-
-bool Driver::can_access_peer(int device, int peer) {
-  int handle = 0, peer_handle = 0, can = 0;
-  RLINF_CU(DeviceGet(&handle, device));
-  RLINF_CU(DeviceGet(&peer_handle, peer));
-  RLINF_CU(DeviceCanAccessPeer(&can, handle, peer_handle));
-  return can != 0;
-}
-
 DevicePointer Driver::allocate(int device, uint64_t num_bytes) {
   const Current current(this, device);
   DevicePointer pointer = 0;
@@ -218,11 +158,11 @@ void Driver::close_legacy(int device, DevicePointer pointer) {
   RLINF_CU(IpcCloseMemHandle(pointer));
 }
 
-Mapping Driver::create_mapping(int device, uint64_t num_bytes, HandleType type) {
+Mapping Driver::create_mapping(int device, uint64_t num_bytes) {
   const Current current(this, device);
   AllocationProperties properties{};
   properties.type = kPinned;
-  properties.handle_types = static_cast<int>(type);
+  properties.handle_types = kFileDescriptor;
   RLINF_CU(DeviceGet(&properties.location.id, device));
   properties.location.type = kLocationDevice;
   size_t granularity = 0;
@@ -256,28 +196,15 @@ Mapping Driver::map(int device, unsigned long long handle, uint64_t num_bytes) {
 
 int Driver::export_descriptor(const Mapping& mapping) {
   int fd = -1;
-  RLINF_CU(MemExportToShareableHandle(&fd, mapping.handle, static_cast<int>(HandleType::kDescriptor), 0));
+  RLINF_CU(MemExportToShareableHandle(&fd, mapping.handle, kFileDescriptor, 0));
   return fd;
-}
-
-OpaqueHandle Driver::export_fabric(const Mapping& mapping) {
-  OpaqueHandle exported{};
-  RLINF_CU(MemExportToShareableHandle(&exported, mapping.handle, static_cast<int>(HandleType::kFabric), 0));
-  return exported;
 }
 
 Mapping Driver::import_descriptor(int device, int fd, uint64_t num_bytes) {
   const Current current(this, device);
   unsigned long long handle = 0;
   void* as_pointer = reinterpret_cast<void*>(static_cast<intptr_t>(fd));  // the driver's convention
-  RLINF_CU(MemImportFromShareableHandle(&handle, as_pointer, static_cast<int>(HandleType::kDescriptor)));
-  return map(device, handle, num_bytes);
-}
-
-Mapping Driver::import_fabric(int device, OpaqueHandle exported, uint64_t num_bytes) {
-  const Current current(this, device);
-  unsigned long long handle = 0;
-  RLINF_CU(MemImportFromShareableHandle(&handle, &exported, static_cast<int>(HandleType::kFabric)));
+  RLINF_CU(MemImportFromShareableHandle(&handle, as_pointer, kFileDescriptor));
   return map(device, handle, num_bytes);
 }
 
@@ -286,52 +213,6 @@ void Driver::release_mapping(int device, const Mapping& mapping) {
   RLINF_CU(MemUnmap(mapping.pointer, mapping.num_bytes));
   RLINF_CU(MemAddressFree(mapping.pointer, mapping.num_bytes));
   RLINF_CU(MemRelease(mapping.handle));
-}
-
-void* Driver::create_event(int device) {
-  const Current current(this, device);
-  void* event = nullptr;
-  RLINF_CU(EventCreate(&event, kEventFlags));
-  return event;
-}
-
-OpaqueHandle Driver::export_event(int device, void* event) {
-  const Current current(this, device);
-  OpaqueHandle handle{};
-  RLINF_CU(IpcGetEventHandle(&handle, event));
-  return handle;
-}
-
-void* Driver::open_event(int device, const OpaqueHandle& handle) {
-  const Current current(this, device);
-  void* event = nullptr;
-  RLINF_CU(IpcOpenEventHandle(&event, handle));
-  return event;
-}
-
-void Driver::record_event(int device, void* event, void* stream) {
-  const Current current(this, device);
-  RLINF_CU(EventRecord(event, stream));
-}
-
-void Driver::wait_for_event(int device, void* stream, void* event) {
-  const Current current(this, device);
-  RLINF_CU(StreamWaitEvent(stream, event, 0));
-}
-
-bool Driver::is_event_done(int device, void* event) {
-  const Current current(this, device);
-  const int result = cu_->EventQuery(event);
-  if (result == kNotReady) {
-    return false;
-  }
-  check(result, "cuEventQuery");
-  return true;
-}
-
-void Driver::destroy_event(int device, void* event) {
-  const Current current(this, device);
-  RLINF_CU(EventDestroy_v2(event));
 }
 
 void Driver::read(int device, DevicePointer source, void* target, uint64_t num_bytes) {

@@ -8,6 +8,7 @@ import torch
 from comm_digests import digest_by_program
 
 from rlinf_comm import _C, Channel, cuda
+from rlinf_comm.copies import DigestTable, StridedBox
 
 pytestmark = [
     pytest.mark.gpu,
@@ -127,15 +128,20 @@ def test_digests_equal_the_cpu_s(seed):
     _, source = random_view(rng, shape, dtype)
     index_strides = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
 
-    def box(tensor, number=0):
-        strides = [stride * tensor.itemsize for stride in tensor.stride()]
-        return tensor.data_ptr(), tensor.itemsize, 0, shape, strides, index_strides, number
+    def strides_of(tensor):
+        return [stride * tensor.itemsize for stride in tensor.stride()]
 
-    on_host = source.cpu()  # held: a box is only an address
-    expected = digest_by_program(*box(on_host)[:-1])
-    once, twice = cuda.device_digests(
-        [box(source, 0), box(source, 1), box(source, 1)], 2, stream=torch.cuda.current_stream()
-    )
+    on_host = source.cpu()
+    expected = digest_by_program(on_host.data_ptr(), dtype.itemsize, 0, shape, strides_of(on_host), index_strides)
+    boxes = [
+        StridedBox(
+            buffer=0, shape=shape, strides=strides_of(source), dtype=f"bytes{dtype.itemsize}", digest=digest,
+            first_index=0, index_strides=index_strides,
+        )
+        for digest in (0, 1, 1)
+    ]  # fmt: skip
+    program = cuda.CudaDigestProgram(DigestTable.of(boxes))
+    once, twice = program.run([source.data_ptr()], stream=torch.cuda.current_stream())
     assert once == expected
     assert twice == 2 * once % (1 << 128)
 

@@ -7,7 +7,7 @@ PROGRAM = """
 import sys
 for name in ("msgspec", "hypothesis", "cupy"):
     sys.modules[name] = None  # importing it raises ImportError
-import dataclasses, rlinf_comm, rlinf_comm.weights, rlinf_comm.cuda, rlinf_comm.ipc
+import dataclasses, rlinf_comm, rlinf_comm.weights, rlinf_comm.weights.device
 from rlinf_comm.weights import Layout, TensorSpec
 assert rlinf_comm.unpack(rlinf_comm.pack({"a": (1, 2.5)})) == {"a": (1, 2.5)}
 try:

@@ -7,7 +7,7 @@ rlinf_comm.wire      connections: handshake, secret, deadlines
 rlinf_comm.weights   layouts, reshard plans, and attested weight hand-over (imports torch); with .layouts and .device
 rlinf_comm.testing   bitwise comparison, conformance checks
 rlinf_comm.protocol  the number of the protocol, for who must not import anything
-rlinf_comm.cuda, .ipc    device memory, for who uses this package alone
+rlinf_comm.cuda      copies and digests in device memory, for who uses this package alone
 
 Names are imported when they are first used (PEP 562).
 """

@@ -10,8 +10,8 @@ tuple, dict with str or int keys, Enum and Flag members, pathlib.Path, dataclass
 scalars, torch tensors of every dtype and shape. What a view or a subclass adds does not cross: strides (the copy is
 row-major), `requires_grad`, Parameter (arrives as a Tensor). Arrays of other libraries that have DLPack or
 __cuda_array_interface__ (CuPy's, JAX's) arrive as torch tensors, which cupy.from_dlpack(tensor) takes without a copy. A
-tensor on a device goes through host memory and arrives there, since the receiver may not see that device; peers
-(rlinf_comm.peers) and rlinf_comm.ipc hand it over in device memory. Dataclasses are rebuilt from their fields, and
+tensor on a device goes through host memory and arrives there, since the receiver may not see that device;
+rlinf_comm.weights.device carries weights in device memory. Dataclasses are rebuilt from their fields, and
 their `__post_init__` does not run again.
 
 A class crosses by the name under which both sides have registered it (rlinf_comm.records). Nothing is imported, and no

@@ -1,6 +1,5 @@
-// The CUDA driver's functions for memory and events that several processes share, found in libcuda.so.1 at run time. A
-// thin layer: which handle to use, when to open and close, in what order to record and wait is decided in
-// src/rlinf_comm/ipc. Works in builds without CUDA; types and values from the CUDA driver API's reference
+// The CUDA driver's functions for memory that several processes share, found in libcuda.so.1 at run time. A thin layer:
+// which handle to use, when to open and close is decided in src/rlinf_comm/ipc. Works in builds without CUDA; types and values from the CUDA driver API's reference
 // (cuda.h 13.0).
 #pragma once
 
@@ -15,7 +14,7 @@ namespace rlinf::comm::cuda {
 
 using DevicePointer = unsigned long long;
 
-struct OpaqueHandle {  // CUipcMemHandle, CUipcEventHandle, CUmemFabricHandle
+struct OpaqueHandle {  // CUipcMemHandle
   unsigned char bytes[64];
 };
 
@@ -41,8 +40,6 @@ struct MemoryAccess {
   int flags;  // 3: read and write
 };
 
-enum class HandleType : int { kDescriptor = 1, kFabric = 8 };
-
 // A physical allocation of cuMemCreate, mapped.
 struct Mapping {
   unsigned long long handle = 0;
@@ -59,32 +56,16 @@ class Driver {
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  int version();
-  int num_devices();
-  std::string uuid(int device);  // 16 bytes; of the instance with MIG
-  int attribute(int device, int which);
-  bool can_access_peer(int device, int peer);
-
   DevicePointer allocate(int device, uint64_t num_bytes);
   void free(int device, DevicePointer pointer);
   OpaqueHandle export_legacy(int device, DevicePointer pointer);
   DevicePointer open_legacy(int device, const OpaqueHandle& handle);
   void close_legacy(int device, DevicePointer pointer);
 
-  Mapping create_mapping(int device, uint64_t num_bytes, HandleType type);  // rounds num_bytes up
-  int export_descriptor(const Mapping& mapping);                            // the caller closes it
-  OpaqueHandle export_fabric(const Mapping& mapping);
+  Mapping create_mapping(int device, uint64_t num_bytes);  // rounds num_bytes up
+  int export_descriptor(const Mapping& mapping);           // the caller closes it
   Mapping import_descriptor(int device, int fd, uint64_t num_bytes);
-  Mapping import_fabric(int device, OpaqueHandle handle, uint64_t num_bytes);
   void release_mapping(int device, const Mapping& mapping);
-
-  void* create_event(int device);  // interprocess, without timing
-  OpaqueHandle export_event(int device, void* event);
-  void* open_event(int device, const OpaqueHandle& handle);
-  void record_event(int device, void* event, void* stream);
-  void wait_for_event(int device, void* stream, void* event);
-  bool is_event_done(int device, void* event);
-  void destroy_event(int device, void* event);
 
   void read(int device, DevicePointer source, void* target, uint64_t num_bytes);
   void write(int device, DevicePointer target, const void* source, uint64_t num_bytes);

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_comm import _C
 from rlinf_comm.errors import IpcError
-from rlinf_comm.ipc.driver import Driver, Mapping
-from rlinf_comm.ipc.transport import DESCRIPTOR, FABRIC, LEGACY
+from rlinf_comm.ipc.driver import DESCRIPTOR, LEGACY, Driver, Mapping
 
 if TYPE_CHECKING:
     from rlinf_comm.ipc.arena import ArenaHandle
@@ -55,7 +54,7 @@ class OpenedArenas:
         with self._lock:
             entry = self._entries.get((handle, device))
             if entry is None:
-                # The others' owners are asked (for a descriptor), or may be on another host.
+                # The owner of the other kind is asked for its descriptor.
                 if handle.kind == LEGACY and not _C.is_alive(*handle.process):
                     raise IpcError(f"process {handle.process[0]}, whose device memory this is, is gone")
                 entry = self._entries[handle, device] = self._import(handle, device)
@@ -83,15 +82,12 @@ class OpenedArenas:
         try:
             if handle.kind == LEGACY:
                 return _Entry(self._driver.open_legacy(device, handle.token), None, 0)
-            if handle.kind == FABRIC:
-                mapping = self._driver.import_fabric(device, handle.token, handle.num_bytes)
-            else:
-                assert handle.kind == DESCRIPTOR and handle.address is not None, "a handle of an unknown kind"
-                fd = _C.receive_descriptor(handle.address)
-                try:
-                    mapping = self._driver.import_descriptor(device, fd, handle.num_bytes)
-                finally:
-                    os.close(fd)  # the mapping has its own reference
+            assert handle.kind == DESCRIPTOR and handle.address is not None, "a handle of an unknown kind"
+            fd = _C.receive_descriptor(handle.address)
+            try:
+                mapping = self._driver.import_descriptor(device, fd, handle.num_bytes)
+            finally:
+                os.close(fd)  # the mapping has its own reference
         except (OSError, ValueError) as error:
             text = error.args[-1] if error.args else error
             raise IpcError(f"cannot open the {handle.kind} handle of process {handle.process[0]}: {text}") from error

@@ -6,25 +6,16 @@ import errno
 import mmap
 import os
 
-from rlinf_comm import _C
-from rlinf_comm.ipc import driver as drivers
-
 
 class FakeDriver:
-    def __init__(self, uuids=(b"A" * 16,), *, refuses=(), peers=(), supports=None, real_addresses=False):
-        self.uuids = list(uuids)
+    def __init__(self, *, refuses=(), real_addresses=False):
         self.refuses = set(refuses)
-        self.peers = set(peers)
-        self.supports = {drivers.DESCRIPTORS_SUPPORTED, drivers.IPC_EVENTS_SUPPORTED, drivers.VIRTUAL_MEMORY_SUPPORTED}
-        self.supports = set(supports) if supports is not None else self.supports
         self.calls = []
         self.live = {}
         self.maps = {}
         self.next = 0x10000
         self.real_addresses = real_addresses
         """Whether pointers of mappings are addresses of this process."""
-        self.words: _C.SharedWords | None = None
-        """SharedWords to look at when an event is recorded or waited for."""
 
     def _call(self, name, *arguments):
         self.calls.append((name, *arguments))
@@ -35,18 +26,6 @@ class FakeDriver:
         self.next += 0x1000000
         self.live[self.next] = num_bytes
         return self.next
-
-    def num_devices(self):
-        return len(self.uuids)
-
-    def uuid(self, device):
-        return self.uuids[device]
-
-    def attribute(self, device, which):
-        return int(which in self.supports)
-
-    def can_access_peer(self, device, peer):
-        return (self.uuids[device], self.uuids[peer]) in self.peers
 
     def allocate(self, device, num_bytes):
         self._call("allocate", device, num_bytes)
@@ -68,8 +47,8 @@ class FakeDriver:
         self._call("close_legacy", device, pointer)
         del self.live[pointer]
 
-    def create_mapping(self, device, num_bytes, is_fabric):
-        self._call("create_mapping", device, num_bytes, is_fabric)
+    def create_mapping(self, device, num_bytes):
+        self._call("create_mapping", device, num_bytes)
         num_bytes = -(-num_bytes // 4096) * 4096
         fd = os.memfd_create("fake device")
         os.ftruncate(fd, num_bytes)
@@ -89,17 +68,9 @@ class FakeDriver:
         self._call("export_descriptor", mapping)
         return os.dup(mapping[0])
 
-    def export_fabric(self, mapping):
-        self._call("export_fabric", mapping)
-        return mapping[1].to_bytes(64, "little")
-
     def import_descriptor(self, device, fd, num_bytes):
         self._call("import_descriptor", device, fd, num_bytes)
         return self._map(os.dup(fd), num_bytes)
-
-    def import_fabric(self, device, handle, num_bytes):
-        self._call("import_fabric", device, handle, num_bytes)
-        return 0, self._address(num_bytes), num_bytes
 
     def release_mapping(self, device, mapping):
         self._call("release_mapping", device, mapping)
@@ -119,25 +90,3 @@ class FakeDriver:
     def write(self, device, target, content):
         memory, at = self._place(target)
         memory[at : at + len(content)] = content
-
-    def _flags(self):
-        return tuple(self.words.load(index) for index in (3, 4)) if self.words else ()
-
-    def create_event(self, device):
-        self.next += 1
-        return self.next
-
-    def export_event(self, device, event):
-        return event.to_bytes(64, "little")
-
-    def open_event(self, device, handle):
-        return int.from_bytes(handle, "little")
-
-    def record_event(self, device, event, stream):
-        self._call("record_event", event, stream, *self._flags())
-
-    def wait_for_event(self, device, stream, event):
-        self._call("wait_for_event", event, stream, *self._flags())
-
-    def destroy_event(self, device, event):
-        self._call("destroy_event", event)

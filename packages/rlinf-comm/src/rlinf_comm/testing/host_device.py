@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rlinf_comm import _C, cuda
 from rlinf_comm.copies import CopyTable, DigestTable, Int64s
@@ -50,7 +50,7 @@ class HostDevice:
 @functools.cache
 def _driver(refuses: tuple[str, ...]) -> tuple[Driver, OpenedArenas]:
     """The one of this process."""
-    driver = cast("Driver", FakeDriver(refuses=["allocate", *refuses], real_addresses=True))  # such handles cross
+    driver = FakeDriver(refuses=["allocate", *refuses], real_addresses=True)  # such handles cross
     return driver, OpenedArenas(driver)
 
 

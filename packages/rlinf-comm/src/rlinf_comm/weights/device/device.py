@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from rlinf_comm import cuda
 from rlinf_comm.copies import CopyTable, DigestTable, Int64s
 from rlinf_comm.errors import IpcError
-from rlinf_comm.ipc.arena import DeviceMemory, IpcArena, opened_arenas, tensor_over
+from rlinf_comm.ipc.arena import IpcArena, opened_arenas
 from rlinf_comm.ipc.driver import Driver, load_driver
 from rlinf_comm.ipc.opened import OpenedArenas
 
@@ -51,7 +51,7 @@ class TransferDevice(Protocol):
         ...
 
     def bytes_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
-        """uint8[num_bytes] of the device's memory, which somebody else keeps alive."""
+        """uint8[num_bytes], at least one, of the device's memory, which somebody else keeps alive."""
         ...
 
     def copies(self, table: CopyTable) -> Copies: ...
@@ -92,14 +92,26 @@ class CudaDevice:
     def bytes_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
         import torch
 
-        memory = DeviceMemory(pointer, num_bytes, None)
-        return tensor_over(memory, num_bytes, (num_bytes,), None, torch.uint8, self.ordinal)
+        return torch.as_tensor(_DeviceBytes(pointer, num_bytes), device=f"cuda:{self.ordinal}")
 
     def copies(self, table: CopyTable) -> Copies:
         return _CudaCopies(cuda.CudaCopyProgram(table, device=self.ordinal), self.ordinal)
 
     def digests(self, table: DigestTable) -> Digests:
         return _CudaDigests(cuda.CudaDigestProgram(table, device=self.ordinal), self._checks)
+
+
+class _DeviceBytes:
+    """Bytes on a device, by the protocol that torch takes."""
+
+    def __init__(self, pointer: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (pointer, False),
+            "shape": (num_bytes,),
+            "strides": None,
+            "typestr": "|u1",
+            "version": 3,
+        }
 
 
 class _CudaCopies:
