@@ -1,4 +1,4 @@
-"""A plan and its explanation as one HTML page that needs nothing else."""
+"""A plan and its explanation as one self-contained HTML page."""
 
 from rlinf.plan_page.page import render
 

@@ -1,8 +1,8 @@
-"""The predicted timeline: what the devices do over one step, or over a few that overlap.
+"""Draws the predicted timeline of the devices over one step, or over several overlapping steps.
 
-Every row is a stack of areas: at each moment, the share of the row's devices that each stage keeps busy. The row of
-one device is a plain Gantt chart wherever its hand-overs are wider than a pixel; narrower ones show as their share. So
-a thousand devices have a few rows, and the draining tail of a rollout is the slope of its area.
+Every row is a stacked area chart of the share of its devices that each stage keeps busy. The row of a single device is
+a Gantt chart; work shorter than a pixel appears as its share. So a thousand devices need few rows, and the tail of a
+rollout appears as a slope.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlinf_sched import index_ranges
 from rlinf_sched.explain import DeviceGroup, PlanExplanation, device_groups, seconds, usage
 
 MAX_SINGLE_ROWS = 16
-"""A plan of more devices gets a row for each group of like devices, with a few of the group below it."""
+"""Plans with more devices get a row per group of equal devices, with a few of its devices below."""
 NUM_EXAMPLES = 3
 
 WIDTH = 1120
@@ -27,12 +27,12 @@ RIGHT = 14
 TOP, BOTTOM = 10, 40
 GROUP_HEIGHT, DEVICE_HEIGHT, GAP = 84, 20, 9
 NUM_BINS = WIDTH - LABEL_WIDTH - RIGHT
-"""One a unit of the drawing."""
+"""One bin per unit of the drawing."""
 CELL, CROWDED = 7, 3
-"""Where 3 hand-overs of one device begin within a cell of 7 units, the cell shows their mean: stripes of a unit or two
-would only flicker."""
+"""A cell of 7 units in which 3 batches of one device begin shows their mean, because stripes of one or two units are
+unreadable."""
 SAME = 0.004
-"""Shares that differ by less are drawn as one."""
+"""Shares that differ by less are drawn as equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Row:
 
 
 def draw_gantt(explanation: PlanExplanation, colors: Mapping[str, str]) -> str:
-    """The drawing as HTML.
+    """Draws the timeline as HTML.
 
     Args:
         colors: stage, `switch` and `sync` -> CSS colour.
@@ -97,7 +97,7 @@ def _rows(explanation: PlanExplanation) -> list[_Row]:
 
 
 def _examples(group: DeviceGroup) -> Sequence[int]:
-    """A few devices from end to end of the group."""
+    """Returns a few devices spread over the group."""
     last = len(group.devices) - 1
     chosen = np.linspace(0, last, min(NUM_EXAMPLES, last + 1)).round().astype(int)
     return [group.devices[i] for i in dict.fromkeys(chosen.tolist())]
@@ -140,7 +140,7 @@ def _draw_row(
 
 
 def _uncrowded(explanation: PlanExplanation, group: DeviceGroup, edges_s: np.ndarray) -> np.ndarray:
-    """The edges that are left, as indices, when crowded cells are one bin each."""
+    """Returns the indices of the bin edges that remain after crowded cells are merged into one bin each."""
     spans, starts_s = explanation.spans, []
     for name in group.stages:
         stage = explanation.plan.stage(name)
@@ -164,7 +164,7 @@ def _areas(
     colors: Mapping[str, str],
     count: float,
 ) -> list[str]:
-    """One area for each stretch of bins in which the stage is busy."""
+    """Draws one area per run of bins in which the stage is busy."""
     is_busy = share > SAME
     borders = np.flatnonzero(np.diff(np.concatenate(([False], is_busy, [False])).astype(int)))
     parts = []
@@ -185,7 +185,7 @@ TEXTS = {"switch": "moving state (onload, offload)", "sync": "weight sync"}
 
 
 def _outline(xs: Sequence[int], below: np.ndarray, share: np.ndarray, base: int, height: int) -> str:
-    """A closed path between the edges of bins at `xs`: along the top from left to right, back along the bottom."""
+    """Returns a closed path between the bin edges `xs`: along the top from left to right, back along the bottom."""
     top = _steps(base - (below + share) * height, height)
     bottom = _steps(base - below * height, height)
     points = [f"M{xs[0]} {top[0][1]:.1f}"]
@@ -196,7 +196,7 @@ def _outline(xs: Sequence[int], below: np.ndarray, share: np.ndarray, base: int,
 
 
 def _steps(levels: np.ndarray, height: int) -> list[tuple[int, float]]:
-    """(first bin, level) of each stretch of nearly equal levels."""
+    """Returns (first bin, level) of each run of nearly equal levels."""
     steps = [(0, float(levels[0]))]
     for i, level in enumerate(levels.tolist()):
         if abs(level - steps[-1][1]) > SAME * height:

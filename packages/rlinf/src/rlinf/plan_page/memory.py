@@ -1,4 +1,4 @@
-"""Memory bars: what fills the devices at their fullest moment."""
+"""Memory bars: the content of device memory at its peak."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_LABEL = 30
 
 
 def draw_memory(explanation: PlanExplanation, colors: Mapping[str, str]) -> str:
-    """The section as HTML; one bar for each group of devices, as long as its memory.
+    """Draws the section as HTML, with one bar per group of devices, as long as its memory.
 
     Args:
         colors: stage -> CSS colour.
@@ -36,7 +36,7 @@ def draw_memory(explanation: PlanExplanation, colors: Mapping[str, str]) -> str:
 
 
 def memory_by_kind(loads: Sequence[Load]) -> str:
-    """The section as HTML; empty where nothing is known by kind."""
+    """Draws the section as HTML; empty if memory is not known by kind."""
     if not loads:
         return ""
     unit, (header, *rows) = memory_rows(loads)

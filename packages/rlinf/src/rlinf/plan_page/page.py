@@ -1,4 +1,4 @@
-"""Puts the page of a plan together: what would happen, how long it takes, why, and what else was weighed."""
+"""Builds the page of a plan: predicted timeline, times, reasons and alternatives."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NUM_COLORS = 7
 
 
 def render(explanation: PlanExplanation, loads: Sequence[Load] = ()) -> str:
-    """The page; it loads nothing from anywhere.
+    """Returns the page, without external resources.
 
     Args:
-        loads: what the ranks hold, where it is known by kind.
+        loads: memory of the ranks by kind, if known.
     """
     plan, name = explanation.plan, explanation.problem.flow.name
     plan_json = plan.to_json()

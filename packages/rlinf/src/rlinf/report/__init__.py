@@ -1,4 +1,4 @@
-"""The report of a run: its folder as one HTML page that needs nothing else."""
+"""The report of a run: one self-contained HTML page."""
 
 from rlinf.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""Axes of drawings, and numbers for people."""
+"""Axes of plots, and number formatting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def ticks(low: float, high: float, *, max_ticks: int = 5, whole: bool = False) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) between low and high, at most max_ticks + 1 of them.
+    """Returns at most max_ticks + 1 round numbers between low and high, 1, 2 or 5 times a power of ten apart.
 
     Args:
         whole: only whole numbers.
@@ -26,7 +26,7 @@ def ticks(low: float, high: float, *, max_ticks: int = 5, whole: bool = False) -
 
 
 def time_axis(length_s: float, *, left: float, width: float, top: int, bottom: int, since: str) -> list[str]:
-    """A grid of times as SVG: `length_s` seconds from `left` on, with the numbers below `bottom`."""
+    """Draws a time grid as SVG: `length_s` seconds from `left` on, with the numbers below `bottom`."""
     unit, factor = ("ms", 1e3) if length_s < 2 else ("s", 1.0) if length_s < 600 else ("min", 1 / 60)
     parts = []
     for value in ticks(0.0, length_s * factor, max_ticks=10):
@@ -39,7 +39,7 @@ def time_axis(length_s: float, *, left: float, width: float, top: int, bottom: i
 
 
 def number(value: float) -> str:
-    """Three significant digits: `0.0123`, `12.3`, `1,230`, `1.2e-7` (with a true minus sign)."""
+    """Formats a number with three significant digits: `0.0123`, `12.3`, `1,230`, `1.2e-7` (with a true minus sign)."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
@@ -58,5 +58,5 @@ def number(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """`84.2 %`."""
+    """Formats a share: `84.2 %`."""
     return f"{value:.1%}".replace("%", "\N{NO-BREAK SPACE}%").replace("-", MINUS)

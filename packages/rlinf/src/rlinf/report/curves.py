@@ -14,32 +14,32 @@ from rlinf.report.records import Series
 WIDTH, HEIGHT = 380, 210
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 14, 36
 MAX_POINTS = 200
-"""A longer series is drawn as means of equal stretches, with a band from their lowest to their highest value."""
+"""A longer series is drawn as means of equal intervals, with a band from their lowest to their highest value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One series of a drawing."""
+    """One series of a plot."""
 
     label: str
     series: Series
     color: str
     """A CSS colour."""
     has_marks: bool = False
-    """Draws the points, for the few of an evaluation."""
+    """Whether to mark the points; for evaluations, which are few."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """One drawing."""
+    """One plot."""
 
     title: str
     lines: tuple[Line, ...]
     unit: str = ""
     is_share: bool = False
-    """A share from 0 to 1, written as percent."""
+    """Whether values are shares from 0 to 1, shown as percent."""
     axis: str = "training steps"
-    """What the steps are."""
+    """Label of the x axis."""
 
     def text(self, value: float) -> str:
         return percent(value) if self.is_share else number(value)
@@ -54,7 +54,7 @@ class _Point:
 
 
 def draw(curve: Curve) -> str:
-    """The figure as HTML; empty if no line has a point."""
+    """Draws the plot as HTML; empty if no line has a point."""
     lines = [line for line in curve.lines if len(line.series)]
     if not lines:
         return ""
@@ -75,7 +75,7 @@ def draw(curve: Curve) -> str:
 
 
 class _Box:
-    """From steps and values to the drawing's coordinates."""
+    """Maps steps and values to the plot's coordinates."""
 
     def __init__(self, points: Sequence[Sequence[_Point]], *, is_share: bool) -> None:
         steps = [point.step for row in points for point in row]
@@ -157,7 +157,7 @@ def _last_values(curve: Curve, lines: Sequence[Line]) -> str:
 
 
 def _for_hover(curve: Curve, lines: Sequence[Line], points: Sequence[Sequence[_Point]], box: _Box) -> str:
-    """What page.js needs to show the values under the pointer."""
+    """Returns the data that page.js needs to show the values under the pointer."""
     rows = [
         [[box.x(point.step), box.y(point.mean), number(point.step), curve.text(point.mean)] for point in row]
         for row in points

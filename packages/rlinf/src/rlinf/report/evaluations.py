@@ -1,4 +1,4 @@
-"""The report's part on a robot's evaluations: success by task, evaluation by evaluation, and their films."""
+"""The report's section on robot evaluations: success by task for each evaluation, and films."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlinf.run_folder.plain_files import read_plain
 
 BY_TASK = "success_at_end/"
 MAX_COLUMNS = 10
-"""Evaluations in the table: of more the first, the last, and some between."""
+"""Maximum number of evaluations in the table: the first, the last, and some in between."""
 LEGEND = (
     "The same episodes at each evaluation, without exploration. Green frames are successes, red ones failures; amber "
     "is an episode that succeeded and lost it again."
@@ -17,7 +17,7 @@ LEGEND = (
 
 
 def success_by_task(records: RunRecords) -> str:
-    """A row for each task, a column for each evaluation; nothing where there are no tasks."""
+    """Returns a table with a row per task and a column per evaluation; empty without tasks."""
     tasks = sorted(name for name in records.metric_names(evaluation=True) if name.startswith(BY_TASK))
     evaluations = _some(list({row["step"]: row for row in records.evaluations}.values()))
     rows = [(name.removeprefix(BY_TASK), *(_cell(row["metrics"].get(name)) for row in evaluations)) for name in tasks]
@@ -32,7 +32,7 @@ def success_by_task(records: RunRecords) -> str:
 
 
 def films(records: RunRecords) -> str:
-    """The last film and the first; the others are named."""
+    """Returns the last and the first film; other films are only named."""
     files = {
         step: file for step, file in records.films.items() if any(row["step"] == step for row in records.evaluations)
     }
@@ -51,7 +51,7 @@ def _cell(share: float | None) -> str:
 
 
 def _some(rows: list) -> list:
-    """At most `MAX_COLUMNS`, evenly spread, the first and the last among them."""
+    """Returns at most `MAX_COLUMNS` rows, evenly spread, including the first and the last."""
     if len(rows) <= MAX_COLUMNS:
         return rows
     return [rows[round(i * (len(rows) - 1) / (MAX_COLUMNS - 1))] for i in range(MAX_COLUMNS)]

@@ -1,4 +1,4 @@
-"""Pages and pieces of HTML, escaped."""
+"""Builds HTML pages and elements; text is escaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_sched import index_ranges
 
 
 def document(title: str, body: Iterable[str], *, footer: str) -> str:
-    """A whole page with the report's looks; it loads nothing from anywhere.
+    """Returns a complete page in the report's style, without external resources.
 
     Args:
         body: HTML.
@@ -31,11 +31,11 @@ def document(title: str, body: Iterable[str], *, footer: str) -> str:
 
 
 class Raw(str):
-    """HTML where text may stand too: it is not escaped."""
+    """HTML in the place of text; not escaped."""
 
 
 def header(title: str, line: str, *, badge: str, look: str = "", below: str = "") -> str:
-    """The page's title with a badge, and a line under it.
+    """Returns the page's title with a badge, and a line below it.
 
     Args:
         look: `good`, `bad` or nothing.
@@ -46,7 +46,7 @@ def header(title: str, line: str, *, badge: str, look: str = "", below: str = ""
 
 
 def boxes(cells: Iterable[tuple[str, str]], *, main: str = "") -> str:
-    """Numbers in large type, each under its label; the one whose label is `main` is the largest."""
+    """Returns numbers in large type, each below its label; the number labelled `main` is the largest."""
     parts = [
         f'<div class="fact{" main" if label == main else ""}"><div class="label">{escape(label)}</div>'
         f'<div class="value">{_escaped(value)}</div></div>'
@@ -56,13 +56,13 @@ def boxes(cells: Iterable[tuple[str, str]], *, main: str = "") -> str:
 
 
 def notes(title: str, texts: Iterable[object]) -> str:
-    """A box for what must not be missed; nothing without a text."""
+    """Returns a box with important notes; empty without texts."""
     items = "".join(f"<li>{escape(str(text))}</li>" for text in texts)
     return f'<section class="notes"><h2>{escape(title)}</h2><ul>{items}</ul></section>' if items else ""
 
 
 def section(title: str, *body: str, note: str = "") -> str:
-    """A titled box; nothing if its body is empty."""
+    """Returns a titled box; empty if its body is."""
     if not any(body):
         return ""
     text = f'<p class="sub">{escape(note)}</p>' if note else ""
@@ -70,7 +70,7 @@ def section(title: str, *body: str, note: str = "") -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[int] = ()) -> str:
-    """A table; nothing without a row.
+    """Returns a table; empty without rows.
 
     Args:
         numeric: indices of the columns that are aligned to the right.
@@ -86,7 +86,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Seq
 
 
 def video(film: bytes, label: str) -> str:
-    """An MP4 film, inside the page."""
+    """Embeds an MP4 film in the page."""
     data = base64.b64encode(film).decode()
     return (
         f'<video controls autoplay muted loop playsinline aria-label="{escape(label)}" '
@@ -95,17 +95,18 @@ def video(film: bytes, label: str) -> str:
 
 
 def shaded(share: float, text: str) -> Raw:
-    """A cell whose ground is the greener, the larger the share."""
+    """Returns a cell with a background that is greener for larger shares."""
     return Raw(f'<span class="shaded" style="--share:{share:.1%}">{escape(text)}</span>')
 
 
 def share_bar(share: float, color: str) -> Raw:
-    """A cell with a bar as long as a share of the column."""
+    """Returns a cell with a bar that fills this share of the column."""
     return Raw(f'<div class="share"><div style="width:{share:.2%};background:{color}"></div></div>')
 
 
 def plan_table(plan: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
-    """Where and how each stage runs, and who sends weights to whom; plan and flow as in plan.json and flow.json."""
+    """Returns a table of the stages' placement and the weight sync edges; plan and flow as in plan.json and
+    flow.json."""
     in_flow = {stage["name"]: stage for stage in flow.get("stages", [])}
     rows = [
         (
@@ -127,7 +128,7 @@ def plan_table(plan: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
-    """Names and texts; what has no text is left out."""
+    """Returns a list of names and texts; entries without text are left out."""
     entries = [(name, str(text)) for name, text in pairs if text not in (None, "")]
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in entries) + "</dl>"
 
@@ -137,7 +138,7 @@ def folded(title: str, body: str) -> str:
 
 
 def color_key(entries: Iterable[tuple[str, str]], *, has_waits: bool = False) -> str:
-    """What the colours mean: (label, CSS colour)."""
+    """Returns the legend of the colours: (label, CSS colour)."""
     items = [f'<span><i style="background:{color}"></i>{escape(label)}</span>' for label, color in entries]
     if has_waits:
         items.append('<span><i class="thin"></i>waiting, onload, offload</span>')

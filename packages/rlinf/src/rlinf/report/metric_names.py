@@ -1,4 +1,4 @@
-"""Which metrics share a drawing on the report, and in which order. What they mean is in `rlinf.glossary`."""
+"""The plots of the report, their metrics and order. `rlinf.glossary` explains the metrics."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rlinf.report.curves import Curve, Line
 from rlinf.report.records import RunRecords, is_stage_time
 
 SCORES = ("accuracy", "success_at_end", "success_once")
-"""Metrics of an evaluation that are shares; the first one that there is is the run's score."""
+"""Metrics of an evaluation that are shares; the first one present is the run's score."""
 EVALUATION = "evaluation/"
-"""Begins the names of an evaluation's metrics here."""
+"""Prefix of the names of evaluation metrics in this module."""
 
 PANELS: dict[str, dict[str, str]] = {
     "Reward": {"reward/mean": "mean reward", "evaluation/reward": "held-out problems"},
@@ -42,11 +42,11 @@ PANELS: dict[str, dict[str, str]] = {
     "Episode length": {"env/episode_length": "steps"},
     "Time of a step": {"time/step_s": "step"},
 }
-"""Title -> metrics of one drawing, with their labels; those that a run does not have are left out."""
+"""Title -> metrics of one plot with their labels; metrics that a run does not have are left out."""
 
 
 def curves(records: RunRecords) -> tuple[list[Curve], list[Curve]]:
-    """The main drawings, and one for each metric left over."""
+    """Returns the main plots, and one for each remaining metric."""
     panels = dict(PANELS)
     for name in records.metric_names(evaluation=True):  # further sets of problems, `accuracy/aime24` for example
         score, _, held_out = name.partition("/")
@@ -62,13 +62,13 @@ def curves(records: RunRecords) -> tuple[list[Curve], list[Curve]]:
 
 
 def score_name(records: RunRecords) -> str | None:
-    """The metric that the run's evaluations are about."""
+    """Returns the metric that is the score of the run's evaluations."""
     names = records.metric_names(evaluation=True)
     return records.result.get("score") or next((name for name in (*SCORES, *names) if name in names), None)
 
 
 def _curves(panels: Mapping[str, Mapping[str, str]], records: RunRecords) -> list[Curve]:
-    """A curve for each panel of which the run has a metric; its unit is that of its first one."""
+    """Returns a curve for each panel with a metric of the run; its unit is that of its first metric."""
     charts = []
     for title, metrics in panels.items():
         lines, units = [], []

@@ -1,4 +1,4 @@
-"""Puts the report's page together: what ran and how, what came of it, where the time went."""
+"""Builds the report's page: configuration, results and timing of a run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rlinf_sched.explain import gib, seconds
 
 NUM_COLORS = 7
 WORST = "worst_token"
-"""A row of samples.jsonl that has it is about that token, and no sample."""
+"""Key that marks rows of samples.jsonl that describe one token instead of a sample."""
 NUM_SAMPLES = 6
-"""Samples shown of the first and of the last step that has any."""
+"""Samples shown of the first and of the last step with samples."""
 
 SCORE_TEXTS = {
     "accuracy": "accuracy on held-out problems",
@@ -38,14 +38,13 @@ ARROW = "\N{RIGHTWARDS ARROW}"
 
 
 def write_report(run_path: Path, output: Path | None = None) -> Path:
-    """Writes the report of a run, finished, stopped or still going.
+    """Writes the report of a run, finished, stopped or still running.
 
     Args:
         run_path: the run's folder.
         output: the page; `report.html` in the run's folder by default.
     Returns: the page's path.
-    Raises:
-        UserError: there is no run in that folder.
+    Raises: UserError if the folder holds no run.
     """
     records = read_run(Path(run_path))
     path = Path(run_path) / "report.html" if output is None else Path(output)
@@ -55,10 +54,10 @@ def write_report(run_path: Path, output: Path | None = None) -> Path:
 
 
 def render(records: RunRecords) -> str:
-    """The page; it loads nothing from anywhere. A part that cannot be drawn from what the files hold says so."""
+    """Returns the page, without external resources. Sections that cannot be built from the files show an error."""
     try:
         stages = records.stages()
-    except (TypeError, KeyError, AttributeError):  # of an odd plan.json, which its section shows
+    except (TypeError, KeyError, AttributeError):  # malformed plan.json, which its section reports
         stages = []
     colors = {stage: f"var(--c{i % NUM_COLORS})" for i, stage in enumerate(stages)}
     parts: dict[str, Callable[[], str]] = {
@@ -122,7 +121,7 @@ def _header(records: RunRecords) -> str:
 
 
 def _headline(records: RunRecords) -> str:
-    """Before and after, and how long it took."""
+    """Returns the scores before and after training, and its duration."""
     result, name = records.result, score_name(records)
     step_s = records.series("time/step_s")
     cells: list[tuple[str, str]] = []
@@ -209,7 +208,7 @@ def _time_by_stage(records: RunRecords, colors: Mapping[str, str]) -> str:
 
 
 def _trust(records: RunRecords) -> str:
-    """The verdict of each session, and the tokens about which engine and trainer were farthest apart."""
+    """Returns each session's verdict on the log-prob mismatch, and the tokens with the largest mismatch."""
     verdicts = [session["agreement"] for session in records.manifest.get("sessions", []) if "agreement" in session]
     parts = []
     for verdict in verdicts:
@@ -239,18 +238,18 @@ def _trust(records: RunRecords) -> str:
 
 
 def _gap(row: Mapping[str, Any]) -> float:
-    """Nats; a log-probability that is not a number is the worst."""
+    """Returns the mismatch of a token in nats; NaN log-probabilities count as the largest."""
     gap = abs(_nats(row.get("rollout_logprob")) - _nats(row.get("actor_logprob")))
     return math.inf if math.isnan(gap) else gap
 
 
 def _nats(value: Any) -> float:
-    """NaN for what is no number."""
+    """Converts a value to float; NaN if it is not a number."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < math.inf else math.nan
 
 
 def _weight_syncs(records: RunRecords) -> str:
-    """From the whole trace, evaluations and SFT warm-up included."""
+    """Summarizes the weight syncs of the whole trace, including evaluations and SFT warm-up."""
     spans: dict[tuple[str, str], list[float]] = defaultdict(list)
     for span in records.spans():
         if span.category == "sync":

@@ -1,4 +1,4 @@
-"""Reads a run folder for the report. Any file may be missing or torn: a run that died early has a report too."""
+"""Reads a run folder for the report. Any file may be missing or truncated, as in a run that died early."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlinf.run_folder.folder import films_of
 from rlinf.run_folder.plain_files import read_plain
 
 OBJECTS = ("manifest", "plan", "plan_times", "flow", "result")
-"""Files with one object, each a field of `RunRecords`."""
+"""Files with one JSON object; each is a field of `RunRecords`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One metric over the run; null is left out."""
+    """One metric over the run, without nulls."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -32,20 +32,20 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpanRecord:
-    """One stretch of time from the trace."""
+    """One time span from the trace."""
 
     name: str
     category: str
     lanes: tuple[str, ...]
-    """Devices (`cpu:0`), or the one worker that has none."""
+    """Devices (`cpu:0`), or the worker if it has none."""
     is_device: bool
     worker: str
     step: int | None
     phase: str | None
-    """`train` or `evaluate`, where the trace tells it."""
+    """`train` or `evaluate`, if the trace records it."""
     num_items: int
     start_s: float
-    """From the run's start."""
+    """Seconds from the run's start."""
     duration_s: float
 
     @property
@@ -55,7 +55,7 @@ class SpanRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecords:
-    """Everything the report shows, as it lies in the folder."""
+    """Everything that the report shows, as read from the folder."""
 
     path: Path
     config_yaml: str
@@ -86,18 +86,18 @@ class RunRecords:
         return Series(steps=tuple(step for step, _ in points), values=tuple(float(value) for _, value in points))
 
     def metric_names(self, *, evaluation: bool = False) -> list[str]:
-        """In the order in which they first appear."""
+        """Returns metric names in the order of their first appearance."""
         rows = self.evaluations if evaluation else self.metrics
         return list(dict.fromkeys(name for row in rows for name in row["metrics"]))
 
     def stages(self) -> list[str]:
-        """Stages that compute: in the plan's order, then others that the metrics time."""
+        """The computing stages: in the plan's order, then others that have timing metrics."""
         planned = [stage["stage"] for stage in self.plan.get("stages", [])]
         timed = [name[len("time/") : -len("_s")] for name in self.metric_names() if is_stage_time(name)]
         return list(dict.fromkeys([*planned, *(stage for stage in timed if stage != "sync")]))
 
     def spans(self) -> Iterator[SpanRecord]:
-        """The trace, one span after the other, in file order; large traces are not held in memory."""
+        """Yields the spans of the trace in file order, without loading it into memory."""
         lanes: dict[int, str] = {}
         for event in read_events(self.path / "trace.json"):
             if event.get("name") == "process_name" and event.get("ph") == "M":
@@ -114,10 +114,10 @@ def is_stage_time(name: str) -> bool:
 
 
 def read_run(path: Path) -> RunRecords:
-    """Reads what is there.
+    """Reads all files that exist.
 
     Raises:
-        UserError: the folder does not exist, or nothing in it is a run's.
+        UserError: the folder does not exist or holds no run.
     """
     if not path.is_dir():
         raise UserError(f"there is no run folder {path}", hint="give the folder that `rlinf train` wrote")
@@ -157,7 +157,7 @@ def _span(event: Mapping[str, Any], lane: str) -> SpanRecord:
 
 
 def _step_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Rows of a step with its metrics, of which those are left out that are neither numbers nor null."""
+    """Reads the rows of metrics per step, without values that are neither numbers nor null."""
     rows = (row for row in read_rows(path) if _is_step(row.get("step")) and isinstance(row.get("metrics"), dict))
     return tuple(
         {
@@ -170,7 +170,7 @@ def _step_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
 
 
 def _sample_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """A step that is no number of one is left out."""
+    """Reads sample rows; rows with an invalid step are left out."""
     rows = read_rows(path)
     return tuple(
         row if _is_step(row.get("step")) else {name: value for name, value in row.items() if name != "step"}

@@ -1,4 +1,4 @@
-"""The timeline: which stage computed where and when in the last whole steps, drawn from the trace."""
+"""Draws the timeline of the last complete steps from the trace: which stage computed where and when."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from rlinf.report.records import RunRecords, SpanRecord
 from rlinf_sched.explain import seconds
 
 NUM_STEPS = 3
-"""Steps drawn, if there are so many."""
+"""Maximum number of steps drawn."""
 NUM_STEPS_SEARCHED = 8
-"""The newest steps, among which the drawn ones are looked for; of the others no span is held in memory."""
+"""Number of newest steps that are searched for complete ones; spans of older steps are not kept in memory."""
 OVERLAP = 0.2
-"""Part of a step by which the next one may seem to begin too early."""
+"""Fraction of a step by which the next one may appear to begin early."""
 MAX_SPANS = 4000
-"""More than these are not drawn: fewer steps are."""
+"""Maximum number of spans; beyond it, fewer steps are drawn."""
 
 WIDTH = 1120
 LABEL_WIDTH = 150
 TOP, BOTTOM = 22, 38
 ROW_HEIGHT, BAR_HEIGHT, THIN_HEIGHT = 28, 20, 4
 MERGE_PIXELS = 0.5
-"""Spans of one stage on one row that lie closer together are drawn as one."""
+"""Spans of one stage and row that are closer together are drawn as one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The stretch of the run that is drawn."""
+    """The part of the run that is drawn."""
 
     steps: tuple[tuple[int, float, float], ...]
-    """(step, start, end), seconds from the run's start; the steps follow one another."""
+    """Consecutive (step, start, end), in seconds from the run's start."""
     spans: tuple[SpanRecord, ...]
 
     @property
@@ -52,14 +52,14 @@ class Window:
 
 
 _Row = tuple[str, str, Sequence[SpanRecord]]
-"""Label, note, and the spans of one line of bars."""
+"""Label, note and spans of one row of bars."""
 
 
 def last_steps(records: RunRecords) -> Window | None:
-    """The last whole training steps that the trace holds; None if it holds none.
+    """Returns the last complete training steps in the trace; None if there are none.
 
-    A step ends with the last span that bears its number, and began as long before as the metrics say it took: an
-    evaluation or an SFT warm-up in front of it bears the same number.
+    A step ends with the last span that has its number. Its start is the end minus the duration in the metrics, because
+    an evaluation or an SFT warm-up before it has the same number.
     """
     timed = [(row["step"], row["metrics"].get("time/step_s")) for row in records.metrics]
     duration_s = {step: float(step_s) for step, step_s in timed[-NUM_STEPS_SEARCHED:] if step_s}
@@ -78,7 +78,7 @@ def last_steps(records: RunRecords) -> Window | None:
         inside = [span for span in by_step[step] if (span.start_s + span.end_s) / 2 > start_s]
         if chosen:
             later_step, later_start_s, later_end_s = chosen[0]
-            # The driver's share of a step lies after its last span, so the steps' stretches overlap a little.
+            # The driver's part of a step comes after its last span, so steps overlap a little.
             follows = step == later_step - 1 and end_s <= later_start_s + OVERLAP * step_s
             if not follows or len(chosen_spans) + len(inside) > MAX_SPANS:
                 break
@@ -89,7 +89,7 @@ def last_steps(records: RunRecords) -> Window | None:
 
 
 def busy_shares(window: Window) -> dict[str, float]:
-    """Device -> share of the window in which a stage computed on it."""
+    """Returns device -> share of the window in which a stage computed on it."""
     return {
         lane: _covered_s([s for s in spans if s.category == "stage"], window) / window.duration_s
         for lane, spans in _by_lane(window).items()
@@ -98,7 +98,7 @@ def busy_shares(window: Window) -> dict[str, float]:
 
 
 def draw_timeline(window: Window, colors: Mapping[str, str]) -> str:
-    """The drawing as HTML.
+    """Draws the timeline as HTML.
 
     Args:
         colors: stage -> CSS colour.
@@ -122,7 +122,7 @@ def draw_timeline(window: Window, colors: Mapping[str, str]) -> str:
 
 
 def _by_lane(window: Window) -> dict[str, list[SpanRecord]]:
-    """Devices first, then workers without one, each in natural order (`cpu:2` before `cpu:10`)."""
+    """Groups spans by lane: devices, then workers without one, each in natural order (`cpu:2` before `cpu:10`)."""
     lanes: dict[str, list[SpanRecord]] = defaultdict(list)
     for span in sorted(window.spans, key=lambda span: span.start_s):
         for lane in span.lanes:
@@ -131,13 +131,15 @@ def _by_lane(window: Window) -> dict[str, list[SpanRecord]]:
 
 
 def _rows(window: Window) -> list[_Row]:
-    """One row a lane; one a worker of the lane where workers compute on it at once."""
+    """Returns one row per lane, or one per worker if workers compute on the lane at the same time."""
     busy = busy_shares(window)
     rows: list[_Row] = []
     for lane, spans in _by_lane(window).items():
         note = f"{busy[lane]:.0%} busy" if lane in busy else ""
         computing = [span for span in spans if span.category == "stage"]
-        workers = list(dict.fromkeys(span.worker for span in (*computing, *spans)))  # as they begin to compute
+        workers = list(
+            dict.fromkeys(span.worker for span in (*computing, *spans))
+        )  # in the order in which they begin to compute
         if len(workers) == 1 or not _overlap(computing):
             rows.append((lane, note, spans))
             continue
@@ -153,7 +155,7 @@ def _overlap(spans: Sequence[SpanRecord]) -> bool:
 
 
 def _covered_s(spans: Iterable[SpanRecord], window: Window) -> float:
-    """Seconds of the window that lie in at least one of the spans."""
+    """Returns the seconds of the window covered by at least one span."""
     covered_s, reached_s = 0.0, window.start_s
     for span in sorted(spans, key=lambda span: span.start_s):
         start_s, end_s = max(span.start_s, reached_s), min(span.end_s, window.end_s)
@@ -170,7 +172,7 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def _frame(window: Window, scale: float, height: int) -> list[str]:
-    """Steps as shaded stretches, the time axis below."""
+    """Draws steps as shaded areas, with the time axis below."""
     bottom = height - BOTTOM
     parts = []
     for i, (step, start_s, end_s) in enumerate(window.steps):
@@ -199,7 +201,7 @@ def _draw_row(row: _Row, y: int, window: Window, scale: float, colors: Mapping[s
 
 
 def _bars(spans: Sequence[SpanRecord], gap_s: float) -> list[list[SpanRecord]]:
-    """Spans that are drawn as one rectangle each: neighbours of one name and worker."""
+    """Groups neighbouring spans of one name and worker, which are drawn as one rectangle."""
     bars: list[list[SpanRecord]] = []
     for span in spans:
         last = bars[-1][-1] if bars else span
@@ -232,7 +234,7 @@ def _draw_bar(bar: Sequence[SpanRecord], y: float, window: Window, scale: float,
 
 
 def describe_busy(window: Window) -> str:
-    """How busy the devices were, in a sentence."""
+    """Describes how busy the devices were."""
     shares = busy_shares(window)
     if not shares:
         return ""

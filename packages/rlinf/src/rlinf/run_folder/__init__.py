@@ -1,4 +1,4 @@
-"""The folder of a run: its writer, and what reads its files back."""
+"""The folder of a run: writes and reads its files."""
 
 from rlinf.run_folder.folder import RunFolder
 from rlinf.run_folder.rows import read_rows

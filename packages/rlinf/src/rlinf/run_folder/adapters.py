@@ -1,4 +1,4 @@
-"""Adapters that runs have saved: whether they can be used, and the model that one makes of its base."""
+"""Adapters saved by runs: checks them, and merges them into their base model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlinf.errors import UserError
 from rlinf.run_folder.checksums import file_digest
 
 BASE_FILE = "base.json"
-"""Beside an adapter: which base it was trained on."""
+"""File beside an adapter that identifies its base."""
 
 
 def base_digest(folder: Path) -> str:
-    """The digest of a model folder's config and weights; where there is an index, of it and its files."""
+    """Returns the digest of a model folder's config and weights; with an index, of the index and its files."""
     digest = hashlib.sha256()
     shards = {path.name for path in folder.glob("*.safetensors")} if (folder / INDEX).is_file() else set()
     for name in sorted({"config.json", *WEIGHT_FILES, *shards}):
@@ -26,10 +26,10 @@ def base_digest(folder: Path) -> str:
 
 
 def check_adapter(folder: Path, *, key: str) -> None:
-    """Whether an adapter that a run saved can be used: its base is there, and is the one that it was trained on.
+    """Checks that a saved adapter's base exists and is the one it was trained on.
 
     Args:
-        key: what the config calls the folder.
+        key: config key of the folder.
 
     Raises: UserError.
     """
@@ -47,9 +47,9 @@ def check_adapter(folder: Path, *, key: str) -> None:
 
 
 def check_same_base(folder: Path, digest: str, base: Path, *, key: str) -> None:
-    """Whether a saved adapter was trained on a base of that digest. Raises: UserError."""
+    """Checks that a saved adapter was trained on a base with this digest. Raises: UserError."""
     if not (folder / BASE_FILE).is_file():
-        return  # damaged, which is said of checkpoints elsewhere
+        return  # damaged; reported by the checks of checkpoints
     from rlinf_workers.models import check_base
 
     try:
@@ -59,16 +59,16 @@ def check_same_base(folder: Path, digest: str, base: Path, *, key: str) -> None:
 
 
 def check_peft(who: str) -> None:
-    """Raises: UserError that begins with what needs it."""
+    """Raises: UserError that begins with `who` if peft is missing."""
     if importlib.util.find_spec("peft") is None:
         raise UserError(f"{who}needs the package peft, which is not installed", hint="pip install 'rlinf[lora]'")
 
 
 def write_merged(folder: Path, output: Path, dtype: str | None) -> None:
-    """Writes the model that an adapter makes of its base into an existing folder.
+    """Writes the base model merged with an adapter into an existing folder.
 
     Args:
-        dtype: None: in which the adapter was trained.
+        dtype: dtype of the weights; None: the one in which the adapter was trained.
 
     Raises: UserError.
     """

@@ -1,8 +1,8 @@
-"""Checkpoints of a run: whole, or not used.
+"""Checkpoints of a run, which are used only if they are complete.
 
-`checkpoints/step-000123/` holds what the workers saved, `state.json`, and `SHA256SUMS` over both. A checkpoint is
-written under another name, brought to the disk and renamed. One that does not match its sums is set aside as
-`step-000123.bad`, never deleted and never read from again. `checkpoints/best` points to the one with the best score.
+`checkpoints/step-000123/` holds the workers' files, `state.json`, and `SHA256SUMS` over both. A checkpoint is written
+under a temporary name, synced to disk and renamed. One that does not match its checksums is renamed to
+`step-000123.bad`, never deleted and never read again. `checkpoints/best` links to the one with the best score.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rlinf.run_folder.plain_files import not_plain, read_plain_json
 from rlinf.run_folder.rows import sync
 
 CHECKPOINTS = "checkpoints"
-"""Folder of a run with its checkpoints."""
+"""Folder with the checkpoints of a run."""
 MODEL = "model"
-"""Folder of the model in a checkpoint of a language model."""
+"""Folder with the model in a checkpoint of a language model."""
 BEST = "best"
 BAD_SUFFIX = ".bad"
 PARTIAL_SUFFIX = ".partial"
@@ -33,7 +33,7 @@ _NAME = re.compile(r"step-(\d{6,})")
 
 
 def checkpoint_steps(folder: Path) -> list[tuple[int, Path]]:
-    """The checkpoints in a folder, oldest first, whole or not."""
+    """Returns the checkpoints in a folder, complete or not, oldest first."""
     if not folder.is_dir():
         return []
     matches = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
@@ -41,7 +41,7 @@ def checkpoint_steps(folder: Path) -> list[tuple[int, Path]]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is one by its name or its seal."""
+    """Returns whether a folder is a checkpoint, by its name or its checksums."""
     return (path / SUMS).is_file() or _NAME.fullmatch(path.name) is not None
 
 
@@ -51,23 +51,23 @@ def checkpoint_name(step: int) -> str:
 
 @contextmanager
 def writing_with_checksums(final: Path, state: Mapping[str, Any], digests: Mapping[str, str] = NONE) -> Iterator[Path]:
-    """Yields a folder to write into; when the block ends it is there under its name, sealed, with state.json.
+    """Yields a folder to write into; at the end of the block it gets state.json, checksums and its final name.
 
     Args:
-        digests: file -> SHA-256, of those whose writers know it; looked at when the block ends.
+        digests: file -> SHA-256, for files whose writers computed it; read at the end of the block.
     """
     assert not final.exists(), f"{final} is there already"
     with writing_whole(final) as partial:
         yield partial
-        # NaN stays NaN here, unlike in the rows: what is read back must be what was written.
+        # NaN stays NaN here, unlike in the rows, so that values are read back unchanged.
         (partial / STATE).write_text(json.dumps(dict(state), indent=1), encoding="utf-8")
         write_checksums(partial, digests)
 
 
 @contextmanager
 def writing_whole(final: Path) -> Iterator[Path]:
-    """Yields a folder to write into; when the block ends it is brought to the disk and is there under its name, which
-    may be that of an empty folder. After an error nothing is there."""
+    """Yields a folder to write into; at the end of the block it is synced to disk and renamed to `final`, which may be
+    an empty folder. After an error it is removed."""
     partial = _partial(final)
     if partial.is_symlink():
         raise not_plain(partial, "is a symbolic link")
@@ -86,7 +86,7 @@ def writing_whole(final: Path) -> Iterator[Path]:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What `writing_with_checksums` was given. Raises: UserError for a file that is no such thing."""
+    """Reads the state that `writing_with_checksums` wrote. Raises: UserError for an invalid file."""
     state = read_plain_json(checkpoint / STATE)
     if not isinstance(state, dict):
         raise UserError(f"{checkpoint / STATE} is not what a run writes; was it edited?")
@@ -94,13 +94,13 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the best score, the newest of several; one counts if it was evaluated at its step."""
+    """Returns the checkpoint with the best score, the newest of several; only those evaluated at their step count."""
     scored = [(score, step, path) for step, path in checkpoint_steps(folder) if (score := _own_score(path)) is not None]
     return max(scored)[2] if scored else None
 
 
 def _own_score(checkpoint: Path) -> float | None:
-    """None also where state.json is damaged, which whoever uses the checkpoint is told."""
+    """Returns the score, or None, also if state.json is damaged, which is reported when the checkpoint is used."""
     try:
         score = read_state(checkpoint)["own_score"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -109,8 +109,8 @@ def _own_score(checkpoint: Path) -> float | None:
 
 
 def point_to_best(folder: Path) -> bool:
-    """Lets `best` point to the best checkpoint, or go where there is none; False: the file system has no symbolic
-    links."""
+    """Links `best` to the best checkpoint, or removes it if there is none. Returns False if the file system does not
+    support symbolic links."""
     best = best_checkpoint(folder)
     if best is None:
         (folder / BEST).unlink(missing_ok=True)
@@ -126,8 +126,7 @@ def point_to_best(folder: Path) -> bool:
 
 
 def prune(folder: Path, *, keep: int) -> None:
-    """Deletes all but the newest `keep` checkpoints and the best one. A checkpoint being deleted does not count as
-    one."""
+    """Deletes all checkpoints but the newest `keep` and the best one. A partly deleted checkpoint does not count."""
     best = best_checkpoint(folder)
     for _, path in checkpoint_steps(folder)[:-keep]:
         if path != best:
@@ -137,7 +136,7 @@ def prune(folder: Path, *, keep: int) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Deletes what a killed run was writing or deleting."""
+    """Deletes what a killed run was writing or deleting at the time."""
     for path in folder.glob(f".*{PARTIAL_SUFFIX}"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -146,12 +145,12 @@ def remove_partial(folder: Path) -> None:
 
 
 def refuse_damaged_model(folder: Path, *, key: str) -> None:
-    """Does nothing for a model folder that is not in a checkpoint.
+    """Checks a model folder that belongs to a checkpoint; others are not checked.
 
     Args:
-        key: what the config calls the folder.
+        key: config key of the folder.
 
-    Raises: UserError for one in a damaged checkpoint.
+    Raises: UserError if the checkpoint is damaged.
     """
     checkpoint = folder.parent
     if folder.name != MODEL or not is_checkpoint(checkpoint):
@@ -166,7 +165,7 @@ def refuse_damaged_model(folder: Path, *, key: str) -> None:
 
 
 def set_aside_damaged(folder: Path) -> list[str]:
-    """Sets damaged checkpoints aside, from the newest to the first that is whole. Returns what it did, for people."""
+    """Sets damaged checkpoints aside, from the newest to the first complete one. Returns messages about them."""
     notes = []
     for _, path in reversed(checkpoint_steps(folder)):
         problem = damage(path)
@@ -180,12 +179,12 @@ def set_aside_damaged(folder: Path) -> list[str]:
 
 
 def bad_checkpoints(folder: Path) -> list[str]:
-    """Names of those that were set aside."""
+    """Returns the names of checkpoints that were set aside."""
     return sorted(path.name for path in folder.glob(f"step-*{BAD_SUFFIX}*"))
 
 
 def _bad_name(path: Path) -> Path:
-    """The first name that is free."""
+    """Returns the first free name."""
     now, number = path.with_name(path.name + BAD_SUFFIX), 2
     while now.exists():
         now, number = path.with_name(f"{path.name}{BAD_SUFFIX}-{number}"), number + 1

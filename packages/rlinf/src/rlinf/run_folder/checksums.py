@@ -1,8 +1,8 @@
-"""SHA256SUMS: what was written into a folder, so that damage is found before anything is read from it.
+"""SHA256SUMS: checksums of the files of a folder, so that damage is detected before it is used.
 
-The format is that of `sha256sum`, which checks such a folder too. The seal's last line is that of state.json, so that a
-seal which lost lines at its end is not taken for whole. Files that it does not name do not count, and what leads out of
-the folder is damage: a seal may have come with its folder from somebody else.
+The format is that of `sha256sum`, which can check such a folder too. The last line is that of state.json, so that a
+truncated file is detected. Files that are not listed are ignored. Paths that lead out of the folder count as damage,
+because the folder may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LINE = re.compile(r"^([0-9a-f]{64})  (\S.*)$", re.MULTILINE)
 
 
 def write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
-    """Seals all files of a folder, of which state.json is one.
+    """Writes the checksums of all files of a folder, including state.json.
 
     Args:
-        digests: of files that are not read again, because who wrote them digested what was written.
+        digests: digests computed while writing, for files that are not read again.
     """
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert STATE in names, f"{folder} has no {STATE}"
@@ -38,10 +38,10 @@ def write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
 
 
 def damage(folder: Path, under: str = "") -> str | None:
-    """What is wrong with a sealed folder, for people; None: nothing.
+    """Describes the damage of a folder with checksums; None: it is intact.
 
     Args:
-        under: read only files whose names begin so, and state.json; a model in a large checkpoint, say.
+        under: check only files with this prefix, and state.json; for example the model in a large checkpoint.
 
     Raises: PermissionError.
     """
@@ -59,12 +59,12 @@ def damage(folder: Path, under: str = "") -> str | None:
 
 
 def checked_files(folder: Path, under: str) -> list[Path]:
-    """The files of a whole folder (see `damage`) whose names begin so, in the order of their names."""
+    """Returns the files of an intact folder (see `damage`) with this prefix, sorted by name."""
     return [folder / name for name in sorted(_read_checksums(folder)) if name.startswith(under)]
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Returns the SHA-256 of a file in hexadecimal."""
     digest, block = hashlib.sha256(), bytearray(BLOCK_BYTES)
     view = memoryview(block)
     with path.open("rb", buffering=0) as file:
@@ -74,7 +74,7 @@ def file_digest(path: Path) -> str:
 
 
 def _read_checksums(folder: Path) -> dict[str, str]:
-    """Name -> digest, in the order of the lines. Raises: OSError, ValueError."""
+    """Reads name -> digest, in file order. Raises: OSError, ValueError."""
     text = read_plain(folder / SUMS).decode("utf-8")
     sums = {name: digest for digest, name in _LINE.findall(text)}
     if _lines(sums) != text or list(sums)[-1:] != [STATE]:
@@ -90,7 +90,7 @@ def _damage_of(folder: Path, name: str, digest: str) -> str | None:
     path = folder / name
     if path.resolve() != folder.resolve() / name:
         return "is a link, or outside the folder"
-    if path.exists() and not path.is_file():  # a pipe would keep us waiting
+    if path.exists() and not path.is_file():  # reading a pipe would block
         return "is no plain file"
     try:
         return None if file_digest(path) == digest else "is not what was written"

@@ -1,4 +1,4 @@
-"""A checkpoint's model as a Hugging Face folder of its own."""
+"""Exports a checkpoint's model as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What an export wrote."""
+    """Result of an export."""
 
     checkpoint: Path
     score: float | None
-    """What the run's best checkpoint is chosen by; None where it was not evaluated."""
+    """The checkpoint's score; None if it was not evaluated."""
     score_name: str
-    """The metric that the score is."""
+    """Metric of the score."""
     folder: Path
     num_bytes: int
-    """Bytes of its files with weights."""
+    """Total size of the weight files."""
     num_files: int
-    """How many files with weights it has."""
+    """Number of weight files."""
 
 
 def find_checkpoint(path: Path, which: str | None) -> Path:
-    """The checkpoint that a command line means.
+    """Returns the checkpoint that a command line names.
 
     Args:
         path: a run's folder or a checkpoint.
-        which: `newest` (as None), `best` or a checkpoint's name; None for a path that is a checkpoint.
+        which: `newest` (the default), `best` or a checkpoint's name; must be None if `path` is a checkpoint.
 
     Raises: UserError.
     """
@@ -79,12 +79,12 @@ def find_checkpoint(path: Path, which: str | None) -> Path:
 
 
 def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: bool = False) -> Exported:
-    """Writes the model of a checkpoint, whose digests are looked at before; nothing of it is there until all is. Of a
-    run with LoRA it is the adapter, as peft loads it, or `merged` the model that it makes of its base.
+    """Writes the model of a checkpoint after checking its digests; the folder appears only when it is complete. For a
+    run with LoRA, writes the adapter in peft's format, or with `merged` the base model merged with it.
 
     Args:
         folder: must not exist, or be empty.
-        dtype: of the floating-point tensors; None leaves every bit as it is.
+        dtype: dtype of the floating-point tensors; None copies them unchanged.
 
     Raises: UserError.
     """
@@ -120,7 +120,7 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: 
 
 
 def check_whole(checkpoint: Path) -> None:
-    """Raises: UserError where the model of a checkpoint is not what was written."""
+    """Raises: UserError if the model of a checkpoint is damaged."""
     problem = damage(checkpoint, under=f"{MODEL}/")
     if problem is None:
         return
@@ -133,7 +133,7 @@ def check_whole(checkpoint: Path) -> None:
 
 
 def _in_dtype(dtype: str) -> Callable[[Path, Path], object]:
-    """Copies a file of a model folder with tensors in another dtype."""
+    """Returns a function that copies a file of a model folder with tensors in another dtype."""
     import torch
     from safetensors.torch import load_file
 
@@ -163,5 +163,5 @@ def _in_dtype(dtype: str) -> Callable[[Path, Path], object]:
 
 
 def _dtype_key(config: dict[str, object]) -> str:
-    """Releases of transformers before 5 call it otherwise."""
+    """Returns the config's key of the dtype, which differs in transformers before 5."""
     return "torch_dtype" if "torch_dtype" in config else "dtype"

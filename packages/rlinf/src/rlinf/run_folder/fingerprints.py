@@ -1,4 +1,4 @@
-"""Fingerprints of what a run or an evaluation reads, so that a resumed one notices that it is not what it was."""
+"""Fingerprints of the inputs of a run or an evaluation, so that resuming detects changes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES
 from rlinf.errors import UserError
 
 BLOCK_BYTES, NUM_BLOCKS = 1 << 16, 64
-"""Of a large file as many blocks go into its fingerprint, at equal distances from its first byte to its last. Training
-changes every tensor, so that a file of weights need not be read as a whole."""
+"""The fingerprint of a large file covers this many blocks at equal distances. Training changes every tensor, so weight
+files need not be read completely."""
 SMALL_FILES = {"config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"}
 CODE = "code of "
-"""Fingerprints of files with code begin so."""
+"""Prefix of the names of code fingerprints."""
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 
 
 def model_fingerprint(folder: Path) -> str:
-    """A digest of a model folder's config, tokenizer and weights; other files do not count."""
+    """Returns a digest of a model folder's config, tokenizer and weights; other files are ignored."""
 
     def counts(file: Path) -> bool:
         return file.name in {*SMALL_FILES, *TOKENIZER_FILES, *WEIGHT_FILES} or file.suffix in WEIGHT_SUFFIXES
@@ -32,16 +32,16 @@ def model_fingerprint(folder: Path) -> str:
 
 
 def path_fingerprint(path: Path) -> str:
-    """A digest of a file, or of all files below a folder."""
+    """Returns a digest of a file, or of all files below a folder."""
     files = [path] if path.is_file() else sorted(entry for entry in path.rglob("*") if entry.is_file())
     return _digest(path, files, lambda file: True)
 
 
 def code_fingerprints(config: Mapping[str, Any]) -> dict[str, str]:
-    """`code of KEY=module:NAME` -> digest of the module's file, of each part that a config names by its import path.
+    """Returns `code of KEY=module:NAME` -> digest of the module's file, for each import path in a config.
 
     Args:
-        config: of a run whose parts have been imported; text that only looks like an import path names no module.
+        config: of a run whose plug-ins have been imported; text that only looks like an import path is ignored.
     """
     fingerprints: dict[str, str] = {}
     for key, text in _texts(config, ""):
@@ -60,17 +60,17 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Names of the inputs that are not what they were; of code see `changed_code`."""
+    """Returns the names of changed inputs; for code see `changed_code`."""
     return [name for name in before if now.get(name) != before[name] and not name.startswith(CODE)]
 
 
 def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Names of the parts whose code is not what it was: it may have been mended on purpose."""
+    """Returns the names of plug-ins whose code changed, which may be an intended fix."""
     return [name for name in before if now.get(name) != before[name] and name.startswith(CODE)]
 
 
 def refuse_changed(names: list[str], what: str, path: Path, hint: str) -> None:
-    """Raises: UserError where there are names, which begins with them.
+    """Raises: UserError that lists the names, if there are any.
 
     Args:
         what: "run" or "evaluation".

@@ -1,4 +1,4 @@
-"""The writer of a run folder: everything that a run leaves behind, in a form that survives being killed.
+"""Writes the folder of a run; all files stay readable if the process is killed.
 
     config.yaml  manifest.json  plan.json  flow.json  flow.mmd
     problem.json       what the stages take, once it was measured: the plan was made from it
@@ -11,7 +11,7 @@
     waits.json         who waits for what, about once a second while processes live; explain-step-12.txt (loop/watch.py)
     .lock              who writes here
 
-A resumed run continues as if it had not stopped: what was written after the newest whole checkpoint is dropped.
+A resumed run continues as if it had not stopped: everything written after the newest complete checkpoint is dropped.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ WAITS = "waits.json"
 ASKED, SEEN = "look-elsewhere", "seen-elsewhere.json"
 NO_INPUTS: Mapping[str, str] = MappingProxyType({})
 VIDEOS = "videos"
-"""Folder of the films of evaluations."""
+"""Folder with the films of evaluations."""
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
 
 
 class Sink(Protocol):
-    """Another place for a run's numbers."""
+    """An additional destination of a run's metrics."""
 
     def write(self, prefix: str, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -59,17 +59,17 @@ class RunFolder:
     """One run's folder, open for writing by one process, from one thread.
 
     Args:
-        path: of a new run it must not exist, or be empty.
-        config_yaml: the resolved config; that of a resumed run takes the place of the recorded one.
+        path: for a new run it must not exist, or be empty.
+        config_yaml: the resolved config; for a resumed run it replaces the recorded one.
         command: the command line, for the manifest.
         keep_checkpoints: number of newest checkpoints kept beside the best one, at least 1.
-        resume: the run there stopped, and goes on from its newest whole checkpoint; from its start if it made none.
-        inputs: fingerprints of what the run reads, by config key and path; compared when it is resumed.
-        accept_changed_inputs: a resumed run goes on with what is there now, and notes it.
-        trace_bytes: largest size of trace.json, about; 0 for none.
+        resume: continue the run in the folder from its newest complete checkpoint; from the start if it has none.
+        inputs: fingerprints of the run's inputs by config key and path; compared when it is resumed.
+        accept_changed_inputs: a resumed run uses changed inputs and adds a note.
+        trace_bytes: approximate maximum size of trace.json; 0: no trace.
 
-    Raises: UserError where the path holds something, there is nothing to resume, an input has changed, no checkpoint is
-        whole, or another process writes the folder.
+    Raises: UserError if the folder is not empty, there is nothing to resume, an input has changed, no checkpoint is
+        complete, or another process writes the folder.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RunFolder:
             if resume:
                 self._rewind()
             else:
-                check_empty(path)  # another run may have begun and ended there since
+                check_empty(path)  # another run may have used the folder since
             write_file(path / "config.yaml", config_yaml)
             if trace_bytes:
                 self._trace = self._open_trace(trace_bytes)
@@ -117,11 +117,11 @@ class RunFolder:
             self._opened = opened.pop_all()
 
     def begin_again(self, failure: str) -> Path | None:
-        """Ends the session and begins another from the newest whole checkpoint, which is returned; None: from the
-        start. What was written after it is dropped, as where a run is resumed.
+        """Ends the session and begins another from the newest complete checkpoint, which is returned; None: from the
+        start. Everything written after it is dropped, as on resuming.
 
         Args:
-            failure: why the session could not go on.
+            failure: why the session ended.
         """
         before = self._manifest.values["sessions"][-1]
         self._manifest.end_session(failure)
@@ -138,14 +138,14 @@ class RunFolder:
         """Ends the session and closes the files; may be called more than once.
 
         Args:
-            failure: why the run stopped, when it did not end well.
+            failure: why the run stopped; None if it succeeded.
         """
         if self._manifest.values["ended"] is None or failure is not None:
             self._manifest.end_session(failure)
         self._opened.close()
 
     def discard(self) -> None:
-        """Deletes a new run's folder where the run did not begin: it has no step, no evaluation and no checkpoint."""
+        """Deletes a new run's folder if it has no step, no evaluation and no checkpoint."""
         began = (METRICS, EVALUATIONS, checkpoints.CHECKPOINTS)
         if self._resumed_from_step is None and not any((self.path / name).exists() for name in began):
             shutil.rmtree(self.path)
@@ -159,62 +159,62 @@ class RunFolder:
     # -- what the run is -------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Records a fall-back or anything else that a reader of the run must know; the same text only once."""
+        """Records a note for the user, such as a fall-back; the same text only once."""
         self._manifest.note(text)
 
     def venvs(self, values: Mapping[str, Any]) -> None:
-        """Records which environments of their own the roles have in this session."""
+        """Records the venvs of roles in this session."""
         self._manifest.session("venvs", values)
 
     def agreement(self, values: Mapping[str, Any]) -> None:
-        """Records this session's verdict on engine and trainer."""
+        """Records this session's verdict on the log-prob mismatch."""
         self._manifest.session("agreement", values)
 
     def write(self, name: str, content: str) -> None:
-        """One of the files that say what runs: plan.json, flow.json, flow.mmd, problem.json."""
+        """Writes one of the files that describe the run: plan.json, flow.json, flow.mmd, problem.json."""
         write_file(self.path / name, content)
 
     def write_plan_times(self, plans: Sequence[Mapping[str, Any]]) -> None:
-        """Predicted and measured times of each plan that this session had, in order; those of earlier ones stay."""
+        """Writes predicted and measured times of this session's plans, in order; those of earlier sessions stay."""
         write_file(self.path / PLAN_TIMES, to_json({"plans": [*self._earlier_plan_times, *plans]}, indent=1) + "\n")
 
     def add_sink(self, sink: Sink) -> None:
-        """Metrics and evaluations go to it too; it is closed with the folder."""
+        """Sends metrics and evaluations to another destination too; it is closed with the folder."""
         self._sinks.append(sink)
         self._opened.callback(sink.close)
 
     # -- what happens in it ----------------------------------------------------------------------------------------
 
     def metrics(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
-        """One training step's metrics.
+        """Writes the metrics of one training step.
 
         Args:
             step: the step's number, from 0.
             values: NaN and infinities are written as null.
-            time_s: training time so far, earlier sessions of the run included.
+            time_s: training time so far, including earlier sessions.
         """
         append_rows(self.path / METRICS, [_row(step, values, time_s)])
         self._to_tensorboard("", step, values)
 
     def evaluation(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
-        """One evaluation, after `step` training steps."""
+        """Writes one evaluation, after `step` training steps."""
         append_rows(self.path / EVALUATIONS, [_row(step, values, time_s)])
         self._to_tensorboard("evaluation/", step, values)
 
     def first_evaluation(self) -> dict[str, float]:
-        """Metrics of the evaluation before the first step; as `last_evaluation`."""
+        """Returns the metrics of the evaluation before the first step, as `last_evaluation`."""
         return _evaluation(read_rows(self.path / EVALUATIONS)[:1])
 
     def last_evaluation(self) -> dict[str, float]:
-        """Metrics of the newest evaluation, null as NaN; empty before the first one."""
+        """Returns the metrics of the newest evaluation, null as NaN; empty before the first one."""
         return _evaluation(read_rows(self.path / EVALUATIONS)[-1:])
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Completions of a step, for people to read."""
+        """Writes some completions of a step, for inspection."""
         append_rows(self.path / SAMPLES, [{"step": step, **row} for row in rows])
 
     def trace(self, events: Sequence[TraceEvent]) -> None:
-        """Does nothing in a run without a trace."""
+        """Adds events to the trace, if the run has one."""
         if self._trace is None:
             return
         self._trace.write(events)
@@ -222,7 +222,7 @@ class RunFolder:
             self.note("trace.json holds the first and the last steps only: all are more than run.trace_megabytes")
 
     def result(self, values: Mapping[str, Any]) -> None:
-        """What came out of the run; marks it as ended."""
+        """Writes the result of the run, which marks it as ended."""
         write_file(self.path / RESULT, to_json(values, indent=1) + "\n")
         self._manifest.end_session()
 
@@ -232,20 +232,25 @@ class RunFolder:
     def new_checkpoint(
         self, step: int, state: Mapping[str, Any], digests: Mapping[str, str] = checkpoints.NONE
     ) -> Iterator[Path]:
-        """Yields a folder to save into; when the block ends it becomes `checkpoints/step-<step>`, and old ones go.
+        """Yields a folder to save into; at the end of the block it becomes `checkpoints/step-<step>`, and old ones are
+        deleted.
 
         Args:
             step: number of training steps done.
-            state: what the driver needs to go on; JSON values. "step" is set to `step`; "own_score" is what the best
-                checkpoint is chosen by, null for one that was not evaluated.
+            state: the driver's state for resuming; JSON values. "step" is set to `step`; "own_score" is the score by
+                which the best checkpoint is chosen, null if it was not evaluated.
             digests: see `writing_with_checksums`.
 
-        The block may end in another thread than the one that writes the folder.
+        The block may end in another thread than the one that writes to the folder.
         """
         final = self.path / checkpoints.CHECKPOINTS / checkpoints.checkpoint_name(step)
         with checkpoints.writing_with_checksums(final, {**state, "step": step}, digests) as partial:
             yield partial
-            for name in (METRICS, EVALUATIONS, SAMPLES):  # a checkpoint must not outlive the rows that came before it
+            for name in (
+                METRICS,
+                EVALUATIONS,
+                SAMPLES,
+            ):  # rows from before a checkpoint must not be lost if it survives
                 if (self.path / name).exists():
                     sync(self.path / name)
         if not checkpoints.point_to_best(self.path / checkpoints.CHECKPOINTS):
@@ -253,22 +258,22 @@ class RunFolder:
         checkpoints.prune(self.path / checkpoints.CHECKPOINTS, keep=self._keep_checkpoints)
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest checkpoint; None for a run without one."""
+        """Returns the newest checkpoint; None if there is none."""
         steps = checkpoints.checkpoint_steps(self.path / checkpoints.CHECKPOINTS)
         return steps[-1][1] if steps else None
 
     def best_checkpoint(self) -> Path | None:
-        """The checkpoint with the best score; None where none was evaluated."""
+        """Returns the checkpoint with the best score; None if none was evaluated."""
         return checkpoints.best_checkpoint(self.path / checkpoints.CHECKPOINTS)
 
     def read_state(self, checkpoint: Path) -> dict[str, Any]:
-        """What `new_checkpoint` was given, "step" included."""
+        """Reads the state passed to `new_checkpoint`, including "step"."""
         return checkpoints.read_state(checkpoint)
 
     # -- inner -----------------------------------------------------------------------------------------------------
 
     def _rewind(self) -> None:
-        """Takes the folder back to where the run goes on."""
+        """Resets the folder to the point where the run continues."""
         folder = self.path / checkpoints.CHECKPOINTS
         checkpoints.remove_partial(folder)
         set_aside = checkpoints.set_aside_damaged(folder)
@@ -278,7 +283,7 @@ class RunFolder:
         checkpoint_step = _checkpoint_step(self.path)
         checkpoints.point_to_best(folder)
         _drop_rows(self.path, checkpoint_step)
-        (self.path / RESULT).unlink(missing_ok=True)  # the run goes on: it has none yet
+        (self.path / RESULT).unlink(missing_ok=True)  # the run continues, so it has no result yet
         step = self._resumed_from_step = checkpoint_step or 0
         file = self.path / PLAN_TIMES
         plans = read_plain_json(file)["plans"] if file.exists() else []
@@ -314,7 +319,7 @@ class RunFolder:
         purge_step = self._resumed_from_step
         writer = SummaryWriter(str(self.path / "tensorboard"), purge_step=purge_step, flush_secs=10)
         if purge_step is not None:
-            # TensorBoard hides everything from purge_step on, also the evaluation that belongs to the checkpoint.
+            # TensorBoard hides everything from purge_step on, including the checkpoint's evaluation.
             for row in read_rows(self.path / EVALUATIONS):
                 for name, value in row["metrics"].items() if row["step"] == purge_step else ():
                     writer.add_scalar(f"evaluation/{name}", math.nan if value is None else value, purge_step)
@@ -322,21 +327,21 @@ class RunFolder:
 
 
 def film_path(run: Path, step: int) -> Path:
-    """The film of the evaluation after so many training steps."""
+    """Returns the path of the film of the evaluation after `step` training steps."""
     return run / VIDEOS / f"{checkpoints.checkpoint_name(step)}.mp4"
 
 
 def films_of(run: Path) -> dict[int, Path]:
-    """Step -> film, in the order of the steps."""
+    """Returns step -> film, ordered by step."""
     named = ((re.fullmatch(r"step-([0-9]{1,18})", path.stem), path) for path in (run / VIDEOS).glob("step-*.mp4"))
     films = {int(match[1]): path for match, path in named if match and path.is_file()}
     return dict(sorted(films.items()))
 
 
 def _checkpoint_step(path: Path) -> int | None:
-    """The step of the newest checkpoint; None for a run that stopped before its first.
+    """Returns the step of the newest checkpoint; None for a run that stopped before its first.
 
-    Raises: UserError where there was one, and none is left.
+    Raises: UserError if there were checkpoints and none is left.
     """
     steps = checkpoints.checkpoint_steps(path / checkpoints.CHECKPOINTS)
     if steps:
@@ -353,7 +358,7 @@ def _checkpoint_step(path: Path) -> int | None:
 
 
 def _check_inputs(path: Path, manifest: Manifest, inputs: Mapping[str, str], *, accept: bool) -> list[str]:
-    """Returns notes. Raises: UserError where an input has changed and that is not accepted."""
+    """Compares the inputs and returns notes. Raises: UserError if an input has changed and `accept` is False."""
     if "inputs" not in manifest.values:
         return ["the run began without fingerprints of its inputs: whether they have changed since is not known"]
     changed = changed_inputs(manifest.values["inputs"], inputs)
@@ -369,7 +374,7 @@ def _check_inputs(path: Path, manifest: Manifest, inputs: Mapping[str, str], *, 
 
 
 def resume_command(path: Path) -> str:
-    """The command line that goes on with the run in a folder."""
+    """Returns the command line that resumes the run in a folder."""
     return f"rlinf train --resume --output {shlex.quote(str(path))}"
 
 
@@ -382,7 +387,8 @@ def _row(step: int, values: Mapping[str, float], time_s: float) -> dict[str, Any
 
 
 def _drop_rows(path: Path, checkpoint_step: int | None) -> None:
-    """Metrics and samples of step s belong to a checkpoint of more than s steps; an evaluation to one of as many."""
+    """Drops rows after the checkpoint: metrics and samples of step s belong to a checkpoint of more than s steps, an
+    evaluation after s steps to one of at least s."""
     limit = -1 if checkpoint_step is None else checkpoint_step
     keep_rows(path / METRICS, lambda row: row["step"] < limit)
     keep_rows(path / SAMPLES, lambda row: row["step"] < limit)

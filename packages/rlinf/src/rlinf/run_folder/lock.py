@@ -1,10 +1,10 @@
-"""One writer for a folder: that of a run, of an evaluation, of an environment.
+"""Locks a folder for one writer: the folder of a run, an evaluation or a venv.
 
-The lock is the kernel's (flock on a file), so it goes with the process that holds it, however that ends. Processes
-that the holder starts do not get it: Python opens files that are closed in another program.
+The lock is the kernel's (flock on a file), so it is released when its process ends, in any way. Child processes do not
+inherit it, because Python opens files with close-on-exec.
 
-Another user must not decide where a process of this user writes, nor keep it out: folders of other users are refused, a
-lock that is a link is not followed, and nobody else may open it.
+Other users must not control where a process of this user writes, nor lock it out: folders of other users are rejected,
+a lock that is a link is not followed, and other users cannot open it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from rlinf.run_folder.plain_files import not_plain, open_plain
 LOCK = ".lock"
 OTHER_FOLDER = ", or choose another folder with --output"
 SHOWN_COMMAND = 100
-"""Characters of the holder's command line in a message."""
+"""Maximum length of the holder's command line in messages."""
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-"""What flock fails with on a file system that has no locks."""
+"""Errors of flock on file systems without locks."""
 
 
 class FolderLock:
-    """Held from the moment it is made until `release`, or the end of the process.
+    """Locks on creation, until `release` or the end of the process.
 
     Args:
-        folder: what is written.
-        command: the command line, for whoever is refused.
-        file: what is locked, in a folder that exists; None takes `.lock` in `folder`.
-        otherwise: end of the hint to whoever is refused: what to do but wait or end the holder.
+        folder: the folder to lock.
+        command: the command line, shown to processes that are refused.
+        file: the lock file, in an existing folder; None: `.lock` in `folder`.
+        otherwise: end of the hint for refused processes: the alternative to waiting or ending the holder.
 
     Raises: UserError that names the holder.
     """
@@ -64,14 +64,14 @@ class FolderLock:
         os.pwrite(self._descriptor, (json.dumps(holder) + "\n").encode(), 0)
 
     def release(self) -> None:
-        """Lets others in; does nothing the second time."""
+        """Releases the lock; may be called more than once."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def check_free(folder: Path) -> None:
-    """Raises: UserError that names who writes the folder, if anybody does, or who else owns it; leaves no trace."""
+    """Raises: UserError if a process writes the folder or another user owns it. Changes nothing."""
     check_owner(folder)
     try:
         descriptor = _open(folder / LOCK, os.O_RDONLY)
@@ -84,8 +84,8 @@ def check_free(folder: Path) -> None:
 
 
 def check_owner(folder: Path) -> None:
-    """Does nothing for a folder that does not exist. Raises: UserError where it belongs to another user, who could have
-    put links and lies into it, or where its name is another user's link, who could let it lead elsewhere."""
+    """Checks the owner of a folder, if it exists. Raises: UserError if the folder, or a link of its name, belongs to
+    another user, who could have put malicious links or files into it or could redirect it."""
     try:
         owner, linker = folder.stat().st_uid, folder.lstat().st_uid
     except (FileNotFoundError, NotADirectoryError):
@@ -103,10 +103,10 @@ def check_owner(folder: Path) -> None:
 
 
 def check_empty(folder: Path, *, can_resume: bool = True) -> None:
-    """Raises: UserError for a folder with something in it beside a lock, or a file.
+    """Raises: UserError for a file, or a folder that contains more than a lock.
 
     Args:
-        can_resume: whether the command could go on with what is there.
+        can_resume: whether the command could resume the folder.
     """
     check_owner(folder)
     if folder.exists() and not folder.is_dir():
@@ -120,7 +120,7 @@ def check_empty(folder: Path, *, can_resume: bool = True) -> None:
 
 
 def _open(file: Path, flags: int) -> int:
-    """A descriptor of a plain file of this user. Raises: UserError for anything else; OSError."""
+    """Opens a plain file of this user and returns its descriptor. Raises: UserError for anything else; OSError."""
     descriptor = open_plain(file, flags, mode=0o600)
     status = os.fstat(descriptor)
     if status.st_nlink > 1 or status.st_uid != os.geteuid():
@@ -130,7 +130,7 @@ def _open(file: Path, flags: int) -> int:
 
 
 def _lock(descriptor: int, kind: int, folder: Path, otherwise: str) -> bool:
-    """Whether the file system has locks. Raises: UserError that names the holder."""
+    """Locks the file; returns False if the file system has no locks. Raises: UserError that names the holder."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -143,7 +143,7 @@ def _lock(descriptor: int, kind: int, folder: Path, otherwise: str) -> bool:
 
 
 def _read_holder(descriptor: int) -> dict[str, Any]:
-    """Empty where the holder has not signed yet."""
+    """Reads the holder's description; empty if it has not been written yet."""
     try:
         holder = json.loads(os.pread(descriptor, 1 << 16, 0))
     except ValueError:

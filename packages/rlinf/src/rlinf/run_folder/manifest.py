@@ -1,4 +1,4 @@
-"""manifest.json: with what, from what and on what a run ran, and every fall-back it took."""
+"""manifest.json: versions, inputs and machine of a run, and all fall-backs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from rlinf.run_folder.plain_files import read_plain_json
 from rlinf.run_folder.rows import to_json, write_file
 
 INTERRUPTED = "interrupted"
-"""The failure of a session that somebody ended."""
+"""The failure text of a session that the user interrupted."""
 
 
 class Manifest:
-    """A folder's manifest.json; a change is written at once. A note may come from any thread."""
+    """A folder's manifest.json; changes are written immediately. Notes may be added from any thread."""
 
     def __init__(self, folder: Path, values: dict[str, Any]) -> None:
         self._file = folder / "manifest.json"
         self.values = values
-        """What it holds."""
+        """The content of the manifest."""
         self._lock = threading.Lock()
 
     @classmethod
     def read(cls, folder: Path, *, what: str) -> Manifest:
-        """That of an earlier `what`, a run or an evaluation. Raises: UserError where there is none."""
+        """Reads the manifest of an earlier `what`, a run or an evaluation. Raises: UserError if there is none."""
         try:
             return cls(folder, read_plain_json(folder / "manifest.json"))
         except FileNotFoundError as error:
@@ -43,12 +43,12 @@ class Manifest:
                 hint=f"--output must name the folder of an earlier {what}; leave --resume out to start a new one",
             ) from error
         except UserError:
-            raise  # which is a ValueError, too
+            raise  # a ValueError, too
         except ValueError as error:
             raise UserError(f"{folder / 'manifest.json'} is not JSON: {error}") from error
 
     def note(self, *texts: str) -> None:
-        """Adds what a reader must know; the same text only once."""
+        """Adds notes for the user; the same text only once."""
         with self._lock:
             new = [text for text in dict.fromkeys(texts) if text not in self.values["notes"]]
             if new:
@@ -62,13 +62,13 @@ class Manifest:
         self._write()
 
     def session(self, key: str, value: Any) -> None:
-        """Adds to the session under way."""
+        """Sets a value of the current session."""
         with self._lock:
             self.values["sessions"][-1][key] = value
             self._write()
 
     def end_session(self, failure: str | None = None) -> None:
-        """`failure` is why it did not end well."""
+        """Ends the session; `failure` is the reason if it failed."""
         self.values["ended"] = self.values["sessions"][-1]["ended"] = timestamp()
         if failure is not None:
             self.values["sessions"][-1]["failure"] = failure
@@ -79,14 +79,14 @@ class Manifest:
 
 
 def failure_of(kind: type[BaseException] | None, error: BaseException | None) -> str | None:
-    """What `Manifest.end_session` is told where a block ends with an error."""
+    """Returns the text for `Manifest.end_session` if a block ends with an error."""
     if kind is None or issubclass(kind, KeyboardInterrupt):
         return None if kind is None else INTERRUPTED
     return f"{kind.__name__}: {error}".rstrip(": ")
 
 
 def new_manifest(config_yaml: str, command: Sequence[str]) -> dict[str, Any]:
-    """What a manifest says before a run starts."""
+    """Returns the content of a manifest before a run starts."""
     config = yaml.safe_load(config_yaml)
     config = config if isinstance(config, dict) else {}
     packages = installed_packages()
@@ -109,7 +109,7 @@ def new_manifest(config_yaml: str, command: Sequence[str]) -> dict[str, Any]:
 
 
 def _driver_only_variables(config: Mapping[str, Any]) -> list[str]:
-    """Names of env vars with credentials that stay with the driver."""
+    """Returns the names of env vars with credentials that stay with the driver."""
     from rlinf_workers.launchers import credential_names  # imports numpy
 
     passed = (config.get("cluster") or {}).get("pass_env_vars") or ()
@@ -117,18 +117,18 @@ def _driver_only_variables(config: Mapping[str, Any]) -> list[str]:
 
 
 def timestamp() -> str:
-    """The local time with its offset, to the second."""
+    """Returns the local time with its offset, to the second."""
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def installed_packages() -> dict[str, str]:
-    """Every installed distribution and its version, by name."""
+    """Returns name -> version of all installed distributions."""
     versions = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions() if dist.metadata}
     return dict(sorted(((name, version) for name, version in versions.items() if name), key=lambda kv: kv[0].lower()))
 
 
 def describe_machine() -> dict[str, Any]:
-    """Host, system, processor, cores, memory."""
+    """Returns host, system, processor, cores and memory."""
     return {
         "host": platform.node(),
         "system": platform.platform(),
@@ -139,7 +139,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """The processor's name where the system tells it, else its architecture."""
+    """Returns the processor's name if the system provides it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -149,9 +149,9 @@ def processor_name() -> str:
 
 
 def git_state(source: Path) -> dict[str, Any] | None:
-    """Commit of the checkout that a source file belongs to, and whether files differ from it; None for an installed
-    package or without git."""
-    # ls-files: a virtual environment inside somebody's repository must not pass for that repository's code.
+    """Returns the commit of the checkout that contains a source file, and whether files differ from it; None for an
+    installed package or without git."""
+    # ls-files: a venv inside an unrelated repository must not count as that repository's code.
     if _git(source, "ls-files", "--error-unmatch", source.name) is None:
         return None
     commit = _git(source, "rev-parse", "HEAD")

@@ -1,7 +1,7 @@
-"""Opens the files of a folder that somebody else may have filled, or sent.
+"""Opens files of a folder that may be untrusted.
 
-Another user must not decide which file is read or written under a name of ours, nor keep the reader waiting. So links,
-pipes and devices are refused, and files of another user than the folder's, which are second names of that user's files.
+Other users must not control which file is read or written under a name, nor block the reader. So links, pipes and
+devices are rejected, and files whose owner differs from the folder's, which may be hard links to that user's files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK_BYTES = 8 << 20
 
 
 def open_plain(file: Path, flags: int = os.O_RDONLY, mode: int = NEW_FILE) -> int:
-    """A descriptor of a plain file. Raises: UserError for anything else; OSError."""
+    """Opens a plain file and returns its descriptor. Raises: UserError for anything else; OSError."""
     try:
         descriptor = os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
@@ -36,13 +36,13 @@ def open_plain(file: Path, flags: int = os.O_RDONLY, mode: int = NEW_FILE) -> in
 
 
 def create_plain(file: Path) -> int:
-    """A descriptor of a new file, in place of whatever has its name."""
+    """Creates a new file, replacing an existing one, and returns its descriptor."""
     file.unlink(missing_ok=True)
     return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, NEW_FILE)
 
 
 def read_plain(file: Path, *, within: Path | None = None) -> bytes:
-    """The bytes of a plain file. Raises: as `open_plain`; UserError where a link in its path leads out of `within`."""
+    """Reads a plain file. Raises: as `open_plain`; UserError if a link in its path leads out of `within`."""
     if within is not None and not file.parent.resolve().is_relative_to(within.resolve()):
         raise not_plain(file.parent, f"leads out of {within}")
     with open(open_plain(file), "rb") as opened:
@@ -56,10 +56,10 @@ def copy_plain(source: Path, target: Path) -> None:
 
 
 def read_plain_json(file: Path) -> Any:
-    """What a plain file of JSON holds. Raises: as `open_plain`; ValueError."""
+    """Reads a plain JSON file. Raises: as `open_plain`; ValueError."""
     return parse_json(read_plain(file))
 
 
 def not_plain(file: Path, problem: str) -> UserError:
-    """The error of a file that rlinf has not written so."""
+    """Returns the error for a file that rlinf cannot have written like this."""
     return UserError(f"{file} {problem}, and rlinf did not write it", hint=f"find out who did, then remove {file}")

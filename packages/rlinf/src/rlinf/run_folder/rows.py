@@ -1,7 +1,7 @@
-"""Rows of JSON, one a line: metrics.jsonl, evaluations.jsonl, samples.jsonl.
+"""JSON lines files: metrics.jsonl, evaluations.jsonl, samples.jsonl.
 
-A row is written whole and flushed, so a killed run loses at most the row being written; what reads the files skips a
-torn last line.
+Each row is written in one piece and flushed, so a killed run loses at most that row; readers skip a truncated last
+line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlinf.run_folder.plain_files import create_plain, open_plain, read_plain
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON can hold it: NaN and infinities become None; numbers of torch and numpy become Python's."""
+    """Converts a value for JSON: NaN and infinities become None, numbers of torch and numpy become Python's."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, Mapping):
@@ -33,37 +33,37 @@ def finite(value: Any) -> Any:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: no NaN, no Infinity."""
+    """Returns strict JSON, without NaN and Infinity."""
     return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Adds rows to a file in one write; the file appears with the first row."""
+    """Appends rows to a file in one write; creates the file with the first row."""
     if rows:
         append_text(path, "".join(f"{to_json(row)}\n" for row in rows))
 
 
 def append_text(path: Path, text: str) -> None:
-    """Adds text to a file in one write; a new file appears with it."""
+    """Appends text to a file in one write; creates the file if needed."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with naming(path), open(open_plain(path, flags), "a", encoding="utf-8") as file:
         file.write(text)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The whole rows of a file, in order; none if there is no such file. A torn line is left out."""
+    """Reads the rows of a file in order; none if there is no such file. Truncated lines are skipped."""
     return [row for _, row in _whole_rows(path)]
 
 
 def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    """Rewrites the file with the rows that `keep` wants, byte for byte, and without a torn line. Atomic."""
+    """Rewrites the file atomically with the rows for which `keep` is true, bytes unchanged, without truncated lines."""
     text = b"".join(line for line, row in _whole_rows(path) if keep(row))
     if path.exists() and len(text) != path.stat().st_size:
         write_file(path, text)
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Writes the file under another name, then renames it: readers see the old content or the new one, never half."""
+    """Writes a file atomically by renaming: readers see either the old or the new content."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with naming(path), open(create_plain(partial), "wb") as file:
@@ -79,7 +79,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds the path to an error that does not say where it was; a full disk does not."""
+    """Adds the path to errors that lack it, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -89,7 +89,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Brings a file, or a folder's list of names, to the disk."""
+    """Syncs a file, or a folder's list of names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -108,6 +108,6 @@ def _whole_rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            continue  # a power cut can leave zeros in the middle of a file
+            continue  # after a power cut, a file may contain zeros
         if isinstance(row, dict):
             yield line, row

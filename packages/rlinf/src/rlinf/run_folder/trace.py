@@ -1,12 +1,11 @@
-"""trace.json: what every worker did when, as Chrome trace events that Perfetto (ui.perfetto.dev) opens.
+"""trace.json: a timeline of all workers as Chrome trace events, for Perfetto (ui.perfetto.dev).
 
-The file is a JSON array, one event a line, and a whole one after every write, so that the trace of a killed run opens
-in any tool. A lane (a device, or a worker without one) is a "process" of the trace, a worker on it a "thread". Format:
-"Trace Event Format", the array form, by the Chromium authors.
+The file is a JSON array with one event per line, valid after every write, so the trace of a killed run opens in any
+tool. A lane (a device, or a worker without one) is a "process" of the trace, a worker on it a "thread". Format: "Trace
+Event Format", the array form, by the Chromium authors.
 
-Times are whole microseconds, the beginning and the end of an event cut off alike from nanoseconds: events that follow
-one another do not overlap by a rounding error, for which viewers drop them. A trace that grows past its limit keeps its
-first and its last steps.
+Times are whole microseconds; start and end of an event are both rounded down, so that consecutive events do not overlap
+by a rounding error, which would make viewers drop them. A trace that exceeds its limit keeps its first and last steps.
 """
 
 from __future__ import annotations
@@ -27,45 +26,45 @@ from rlinf.run_folder.rows import to_json
 SESSION = "session"
 """Name of the instant event that a run writes when it starts and each time it resumes."""
 LEFT_OUT = "left out"
-"""Name of the instant event in place of steps that are not in the trace; its args name the first and the last."""
+"""Name of the instant event that replaces omitted steps; its args are the first and the last of them."""
 LIMIT_BYTES = 16 << 20
 HEAD_SHARE, TAIL_SHARE = 0.25, 0.5
-"""Shares of the limit that the beginning and the end of the trace keep once the limit is passed. The rest is room to
-grow, so that a long run rewrites its trace now and then, not at each step."""
+"""Shares of the limit that the beginning and the end of the trace keep once the limit is exceeded. The rest is free for
+new events, so that a long run does not rewrite its trace at each step."""
 _NO_STEP = -1
 _OPEN, _BETWEEN, _CLOSE = b"[\n", b",\n", b"\n]\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceEvent:
-    """One stretch of time on one lane."""
+    """One time span on one lane."""
 
     name: str
-    """What was done: `rollout`, `wait for lease`, `receive weights`."""
+    """The activity: `rollout`, `wait for lease`, `receive weights`."""
     category: str
     """stage, lease, sync, channel or driver."""
     lane: str
-    """Where: `device cpu:0`, `reward/0`."""
+    """The lane: `device cpu:0`, `reward/0`."""
     start_ns: int
     """Unix time."""
     duration_ns: int
     args: Mapping[str, Any] = field(default_factory=dict)
-    """Scalars; `worker` and `step` are what the report looks for."""
+    """Scalars; the report uses `worker` and `step`."""
 
 
 class TraceWriter:
-    """Streams events to a file, the ones of an earlier session of the run before them.
+    """Appends events to a file, after those of earlier sessions of the run.
 
     Attributes:
-        leaves_out: steps in the middle of the run are not in the file.
+        leaves_out: whether steps in the middle of the run were omitted.
     """
 
     def __init__(self, path: Path, *, origin_ns: int, limit_bytes: int = LIMIT_BYTES) -> None:
         """
         Args:
-            path: trace.json; appended to if it is there.
-            origin_ns: Unix time that the trace counts from; the same in all sessions of a run.
-            limit_bytes: largest size of the file, but for what a single write adds.
+            path: trace.json; appended to if it exists.
+            origin_ns: Unix time at which the trace starts; the same in all sessions of a run.
+            limit_bytes: maximum size of the file, which a single write may exceed.
         """
         self._path = path
         self._origin_ns = origin_ns
@@ -106,7 +105,7 @@ class TraceWriter:
     # -- the file --------------------------------------------------------------------------------------------------
 
     def _begin(self, lines: Sequence[bytes | memoryview]) -> None:
-        """The file with these events, or blocks of events, open for more."""
+        """Writes a file with these events, or blocks of events, and keeps it open."""
         partial = self._path.with_name(f".{self._path.name}.partial")
         content = _OPEN + _BETWEEN.join(lines)
         with open(create_plain(partial), "wb") as file:
@@ -116,7 +115,7 @@ class TraceWriter:
         self._end, self._is_empty = len(content), not lines
 
     def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Adds events in the place of the closing bracket and closes behind them, in one write."""
+        """Replaces the closing bracket by events and a new closing bracket, in one write."""
         if not lines:
             return
         text = _BETWEEN.join(to_json(line).encode() for line in lines)
@@ -128,7 +127,8 @@ class TraceWriter:
             self._shorten()
 
     def _shorten(self) -> None:
-        """Reads the events one by one: a list of them all takes several times the file, and the allocator keeps it."""
+        """Omits steps in the middle. Reads events one by one, because a list of all takes several times the file's
+        size."""
         content = memoryview(read_plain(self._path))
         ends, steps = array("q"), array("q")
         for line in _lines(content):
@@ -148,7 +148,7 @@ class TraceWriter:
         return (time_ns - self._origin_ns) // 1000
 
     def _number(self, key: tuple[str, ...], lines: list[dict[str, Any]]) -> int:
-        """The number of a lane, or of a worker on it; a new one is named first."""
+        """Returns the number of a lane, or of a worker on it; adds the naming event for a new one."""
         if key not in self._numbers:
             number = self._numbers[key] = len(self._numbers) + 1
             kind, tid = ("process_name", 0) if len(key) == 1 else ("thread_name", number)
@@ -158,7 +158,7 @@ class TraceWriter:
         return self._numbers[key]
 
     def _take_numbers(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Those that an earlier session has given."""
+        """Restores the numbers from an earlier session."""
         lanes: dict[int, str] = {}
         for event in events:
             if event.get("name") == "process_name":
@@ -169,7 +169,7 @@ class TraceWriter:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a trace in file order; a torn line is left out."""
+    """Yields the events of a trace in file order; a truncated line is skipped."""
     try:
         descriptor = open_plain(path)
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def _instant(name: str, ts: int, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(content: memoryview) -> Iterator[bytes]:
-    """The events in a part of the file, without what is between them."""
+    """Yields the events in a part of the file, without separators."""
     for line in io.BytesIO(content):
         text = line.rstrip(b",\n")
         if text not in (b"", b"[", b"]"):
@@ -200,8 +200,8 @@ def _lines(content: memoryview) -> Iterator[bytes]:
 
 
 def _middle(ends: Sequence[int], steps: Sequence[int], limit_bytes: int) -> tuple[int, int]:
-    """Begin and end of what is left out, as indices of events: between two steps, if there are several before or
-    behind. `ends` are where the events end in the file, `steps` of which they are."""
+    """Returns begin and end of the events to omit, at step boundaries if there are several steps before or after.
+    `ends` are the events' end offsets in the file, `steps` their steps."""
     borders = [i for i in range(1, len(steps)) if steps[i - 1] != steps[i]]
     head = bisect.bisect_right(ends, HEAD_SHARE * limit_bytes)
     first = max((border for border in borders if border <= head), default=head)
@@ -210,7 +210,7 @@ def _middle(ends: Sequence[int], steps: Sequence[int], limit_bytes: int) -> tupl
 
 
 def _without_spans(lines: Iterable[bytes]) -> list[bytes]:
-    """What names lanes and sessions, and one event that says which steps were left out here, or before."""
+    """Returns the events that name lanes and sessions, and one event with the steps omitted now or earlier."""
     remaining: list[bytes] = []
     steps: list[int] = []
     start_us: int | None = None

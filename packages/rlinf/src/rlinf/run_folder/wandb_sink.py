@@ -1,4 +1,4 @@
-"""W&B beside TensorBoard, for runs whose config has `run.wandb`. The package is an extra and is imported only then."""
+"""Sends metrics to W&B for runs with `run.wandb`. The package is an extra and is only imported then."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 LOGIN_HINT = "log in with `wandb login`, or write to the run folder alone with --run.wandb.mode offline"
 MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
-"""Of W&B; the last two are old names of offline and online."""
+"""W&B's modes; the last two are old names of offline and online."""
 RUN_FILE = "wandb.json"
-"""File in the run folder that holds the id of the W&B run, so that a resumed run goes on in the same one."""
+"""File in the run folder with the id of the W&B run, so that a resumed run continues it."""
 
 
 def check_wandb(settings: WandbConfig | None) -> None:
-    """Raises: UserError where W&B is asked for and not installed, or nobody is logged in."""
+    """Raises: UserError if the config uses W&B and it is not installed or has no login."""
     if settings is None:
         return
     spec = importlib.util.find_spec("wandb")
-    if spec is None or spec.origin is None:  # a folder `wandb` is where the package leaves its files
+    if spec is None or spec.origin is None:  # a folder named `wandb` may hold the package's files
         raise UserError(
             f"run.wandb.project={settings.project}: wandb is not installed",
             hint="pip install 'rlinf[wandb]', or leave it out with --run.wandb null",
@@ -42,31 +42,31 @@ def check_wandb(settings: WandbConfig | None) -> None:
 
 
 def _has_login() -> bool:
-    """Whether W&B has a key: in a variable, or where `wandb login` puts it."""
+    """Returns whether W&B has an API key, from an env var or `wandb login`."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     import wandb  # pyright: ignore[reportMissingImports]
 
     login: Any = getattr(wandb, "login", None)
     if login is not None and "prompt" in inspect.signature(login).parameters:
-        # It says no under WANDB_MODE=offline, over which `run.wandb.mode` takes precedence.
+        # It returns no key under WANDB_MODE=offline, but `run.wandb.mode` takes precedence.
         return os.environ.get("WANDB_MODE") not in (None, "", "online") or login(prompt=False, verify=False)
     api: Any = getattr(wandb, "api", None)
     if not hasattr(api, "api_key"):
-        return True  # a version that says so elsewhere; `wandb.init` decides then
+        return True  # another version of the API; `wandb.init` will check the login
     return bool(api.api_key)
 
 
 class WandbSink:
-    """Metrics of one run on W&B. Steps of training count from 0, those of evaluations say how many were done, so the
-    axis is a metric of its own and not W&B's counter, which only goes up."""
+    """Metrics of one run on W&B. Training steps count from 0, and evaluations use the number of completed steps, so the
+    axis is a separate metric and not W&B's counter, which only increases."""
 
     def __init__(self, settings: WandbConfig, folder: Path, config: Mapping[str, Any]) -> None:
         """
         Args:
-            folder: the run's; W&B's files go there.
-            config: the run's, shown beside it.
-        Raises: UserError where W&B does not start: nobody is logged in, the project is not theirs.
+            folder: the run's folder, which also gets W&B's files.
+            config: the run's config, shown on W&B.
+        Raises: UserError if W&B does not start, for example without a login or access to the project.
         """
         import wandb  # pyright: ignore[reportMissingImports]
 
@@ -81,7 +81,7 @@ class WandbSink:
                 dir=str(folder),
                 config=dict(config),
             )
-        except Exception as error:  # wandb has errors of its own, and lets those of its transport through
+        except Exception as error:  # wandb raises its own errors and those of its transport
             raise UserError(
                 f"run.wandb.project={settings.project}: wandb did not start: {type(error).__name__}: {error}",
                 hint=LOGIN_HINT,
