@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf import jobs
-from rlinf.cli import address_space
-from rlinf.cli.address_space import address_space_hint
+from rlinf import address_space, jobs
+from rlinf.address_space import address_space_hint
 from rlinf.cli.main import main
 from rlinf.errors import RunFailed
 

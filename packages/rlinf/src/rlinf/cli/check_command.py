@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf.cli.address_space import check_address_space
 from rlinf.cli.table import aligned
 from rlinf.config.common import JobConfig
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
+from rlinf.jobs.checks import run_checks
 from rlinf.jobs.plugins import job_spec
 
 if TYPE_CHECKING:
@@ -45,10 +45,7 @@ def run(args: argparse.Namespace) -> int:
         )
     for note in config.notes:
         print(f"note: {note}")
-    check_address_space()
-    from rlinf.config.references import check_references
-
-    check_references(config)
+    run_checks("config", config)
     return _check(config, ["rlinf", *args.arguments])
 
 
@@ -92,7 +89,7 @@ def verdict_screen(job: ReasoningJob, check: Check) -> str:
     worst_round = max(rounds, key=lambda one: (not one.agreement.agrees, one.agreement.largest))
     tokens = [(f"worst tokens, {worst_round.name}", "engine", "trainer", "distance")]
     for token in worst_round.worst:
-        around = (job.token_text(ids)[-24:] for ids in (token.before, (token.token,)))
+        around = (job.prompts.tokenizer.decode(ids)[-24:] for ids in (token.before, (token.token,)))
         text = "{} >{}<".format(*around)
         tokens.append((repr(text), f"{token.rollout_logprob:.6f}", f"{token.actor_logprob:.6f}", f"{token.gap:.2g}"))
     times = ", ".join(f"{one.name}: sync {one.sync_s:.2f} s, generation {one.generate_s:.2f} s" for one in rounds)

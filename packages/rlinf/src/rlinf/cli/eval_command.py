@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlinf.address_space import check_address_space
 from rlinf.cli import eval_suite
-from rlinf.cli.address_space import check_address_space
 from rlinf.cli.output_folder import new_folder, resumable_evaluation
 from rlinf.config.catalog import SUFFIXES
 from rlinf.config.evaluation import EvalConfig
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str]) -> int:
     check_address_space()
-    from rlinf.config.references import check_eval_references
+    from rlinf.jobs.checks import check_eval_references
 
     check_eval_references(config)
     from rlinf import evaluation  # imports torch

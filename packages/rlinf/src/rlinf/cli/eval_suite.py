@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rlinf.cli.address_space import check_address_space
+from rlinf.address_space import check_address_space
 from rlinf.cli.output_folder import new_folder, resumable_evaluation
 from rlinf.config.load import load_suite_eval, load_suite_eval_for_resume
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(config: SuiteEvalConfig, path: Path, *, resume: bool, command: list[str]) -> int:
     check_address_space()
-    from rlinf.config.references import check_trained_references
+    from rlinf.jobs.checks import check_trained_references
 
     check_trained_references(config)
     from rlinf.cli.table import aligned

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from rlinf import __version__
+from rlinf.address_space import address_space_hint
 from rlinf.cli import (
     check_command,
     completion_command,
@@ -33,7 +34,6 @@ from rlinf.cli import (
     train,
     venv_command,
 )
-from rlinf.cli.address_space import address_space_hint
 from rlinf.config.annotations import annotation_at
 from rlinf.config.foreign_names import FOREIGN
 from rlinf.config.overrides import split_overrides

@@ -135,7 +135,7 @@ def _problem(
             f"{name!r} is no problem file, workload or recipe{f'; did you mean {close[0]}?' if close else ''}",
             hint=f"workloads: {', '.join(WORKLOADS)}\nrecipes: {', '.join(recipes)}",
         )
-    from rlinf.config.references import check_names
+    from rlinf.jobs.checks import check_names
     from rlinf.planning.problems import problem_of_recipe
 
     parsed = parse_overrides(overrides)

@@ -7,7 +7,7 @@ import errno
 from pathlib import Path
 from typing import Any
 
-from rlinf.cli.address_space import check_address_space
+from rlinf.address_space import check_address_space
 from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.playing import TrainedConfig
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--episodes {args.episodes}: play at least 1")
     overrides = parse_overrides(args.overrides)
     check_address_space()
-    from rlinf.config.references import check_trained_references
+    from rlinf.jobs.checks import check_trained_references
     from rlinf.playing.checkpoint import find_policy
 
     policy = find_policy(args.path, args.checkpoint, overrides)

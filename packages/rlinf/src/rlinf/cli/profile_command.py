@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf.cli.address_space import check_address_space
 from rlinf.cli.table import aligned
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import Override, parse_overrides
 from rlinf.errors import UserError
+from rlinf.jobs.checks import run_checks
 from rlinf.machine_load import LoadMeter, OtherLoad
 
 if TYPE_CHECKING:
@@ -47,10 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if not output.parent.is_dir():
         raise UserError(f"--output={output}: there is no folder {output.parent}", hint="make it, or choose another")
 
-    check_address_space()
-    from rlinf.config.references import check_references
-
-    check_references(config)
+    run_checks("config", config)
     from rlinf import jobs  # imports torch
     from rlinf.run_folder import RunFolder
 

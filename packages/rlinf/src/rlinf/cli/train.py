@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlinf.cli.address_space import check_address_space
 from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.common import JobConfig
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import SHIPPED
 from rlinf.errors import RunFailed, UserError
+from rlinf.jobs.checks import run_checks
 from rlinf.loop.ending import how_to_go_on
 from rlinf.run_folder.folder import resume_command
 from rlinf.run_folder.lock import check_empty, check_free
@@ -65,10 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(config: JobConfig, path: Path, *, resume: bool, accept: bool, command: list[str]) -> int:
-    check_address_space()
-    from rlinf.config.references import check_references
-
-    check_references(config)
+    run_checks("config", config)
     from rlinf.processes import fork_server
 
     fork_server.start(config)

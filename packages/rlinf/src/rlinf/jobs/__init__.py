@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,37 +15,33 @@ __all__ = ["prepare", "run", "measure"]
 
 
 def prepare(config: JobConfig, machine: Machine | None = None) -> Job:
-    """The job of a config, with all checked that can be wrong with its inputs, its devices and its plan; nothing is
-    written or started. `job.config` has no number left that depends on the machine.
+    """The job of a config, after the checks of the driver, the machine and the job (`rlinf.jobs.checks`; those of the
+    config go before, without torch); nothing is written or started. `job.config` has no number left that depends on the
+    machine.
 
     Args:
         machine: where it will run; None: what its launcher has.
 
     Raises: UserError.
     """
-    from rlinf.run_folder.fingerprints import code_fingerprints
-    from rlinf.run_folder.wandb_sink import check_wandb
-
-    check_wandb(config.run.wandb)
-    from rlinf.config.devices import check_devices, resolve_for_devices
+    from rlinf.config.devices import check_cluster, resolve_for_devices
+    from rlinf.jobs.checks import run_checks
     from rlinf.jobs.plugins import job_spec
-    from rlinf.planning.plans import make_plans
     from rlinf.processes.environment import as_in_workers
-    from rlinf.processes.executor import check_plugins
     from rlinf.processes.machines import machine_of
     from rlinf.processes.venvs import examine_venvs
+    from rlinf.run_folder.fingerprints import code_fingerprints
 
-    check_plugins(config.cluster)
+    run_checks("driver", config)
     venvs = examine_venvs(config.venvs)
     machine = machine or machine_of(config.cluster)
-    config = resolve_for_devices(config, check_devices(config, machine))
+    run_checks("machine", config, machine)
+    config = resolve_for_devices(config, check_cluster(config.cluster, machine))
     with as_in_workers(config.cluster):
-        job, folder = job_spec(config).make(config, machine, venvs), Path("not-made-yet")
-    _check_stop(job)
-    job.venvs = venvs
+        job = job_spec(config).make(config, machine, venvs)
+        job.venvs = venvs
+        job.notes = [*job.notes, *run_checks("job", job)]
     job.inputs = {**job.inputs, **code_fingerprints(job.config.model_dump(mode="json"))}
-    job.check_environments()
-    make_plans(job, job.build(folder), folder)
     return job
 
 
@@ -116,18 +111,6 @@ def _where_machines_are_left(job: Job) -> tuple[Job, str]:
     except UserError as error:  # the mode or the placement needs what was lost
         config = config.model_copy(update={"mode": "auto", "plan": PlanConfig()})
         return prepare(config, machine), f"{note}, in mode auto: {error.message}"
-
-
-def _check_stop(job: Job) -> None:
-    """Raises: UserError for a score to stop at that a share cannot reach, or has from the beginning."""
-    from rlinf.errors import UserError
-
-    limit = job.config.run.stop_at_score
-    if limit is not None and job.score.is_share and not 0 < limit <= 1:
-        raise UserError(
-            f"run.stop_at_score={limit:g}: the score of this run is its {job.score.name}, a share; use a number above "
-            "0 and up to 1"
-        )
 
 
 def measure(job: Job, folder: RunFolder) -> Measured:

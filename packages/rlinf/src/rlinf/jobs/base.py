@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from rlinf_workers.launchers import Interpreter
 if TYPE_CHECKING:
     from rlinf.jobs.agreement import MismatchVerdict
     from rlinf.loop.session import Session
+    from rlinf.planning.memory import PlanMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +48,8 @@ class Flows:
 
 
 class Job:
-    """One kind of training; the training loop does the rest. Making it checks the inputs; nothing is written and no
-    process started before `write_inputs`. A subclass sets the attributes in its constructor."""
+    """One kind of training; the training loop does the rest. `rlinf.jobs.checks` checks its inputs; nothing is written
+    and no process started before `write_inputs`. A subclass sets the attributes in its constructor."""
 
     config: Any
     """Its config, which its spec's model validated."""
@@ -67,6 +68,10 @@ class Job:
     """Config key and path of what the run reads -> its fingerprint; a resumed run compares them."""
     venvs: Mapping[str, Interpreter] = MappingProxyType({})
     """Role -> the interpreter that its workers run under, where it has an environment of its own."""
+    checks: Sequence[Callable[[Any], Sequence[str] | None]] = ()
+    """What is checked of its inputs, in order: each takes the job, returns notes and raises UserError."""
+    memory: PlanMemory | None = None
+    """What its ranks need of the devices; None where it is not counted."""
     stops_on_mismatch = False
     """A run ends where those who sample and those who train disagree."""
 
@@ -83,21 +88,6 @@ class Job:
     def chunks(self, plan: Plan) -> Mapping[str, int]:
         """Stage -> granularity where the user has not chosen and the mode's rule is not the best for this job."""
         return {}
-
-    def check_environments(self) -> None:
-        """Raises: UserError where the environment of a role lacks what the role needs."""
-
-    def check_memory(self, plan: Plan) -> None:
-        """Raises: UserError where the plan's ranks do not fit the devices' memory, as far as it is known before."""
-
-    def all_fit_at_once(self, plan: Plan) -> bool:
-        """Whether the plan's devices are GPUs with room for all that its ranks ever hold, as far as it is known before:
-        then no state has to leave them."""
-        return False
-
-    def memory_lines(self, plan: Plan) -> Sequence[str]:
-        """What each role needs under the plan, in words; empty where it is not known before."""
-        return ()
 
     def build(self, folder: Path) -> Flows:
         """The flows; `folder` is the run's, which need not exist yet."""

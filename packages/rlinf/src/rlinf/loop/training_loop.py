@@ -27,6 +27,7 @@ from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
 from rlinf.loop.watch import RunWatch
 from rlinf.planning.auto_mode import AutoMode, moves
+from rlinf.planning.memory_table import memory_lines
 from rlinf.planning.plans import RunPlans, make_plans, placements_to_measure
 from rlinf.processes import fork_server
 from rlinf.processes.executor import make_executor, run_failed
@@ -213,8 +214,9 @@ class TrainingLoop:
         for note in (*self._config.notes, *self._job.notes, *planned.notes):
             self._session.note(note)
         self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
-        for line in self._job.memory_lines(plan):
-            self.progress.message(line)
+        if self._job.memory is not None:
+            for line in memory_lines(self._job.memory.fullest_place(plan)):
+                self.progress.message(line)
         self._begin_times()
 
     def _begin_times(self) -> None:

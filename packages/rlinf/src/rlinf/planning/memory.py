@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlinf_sched import Plan
 from rlinf_sched.derive import RankMemory
 
 PROCESS_BYTES = 384 << 20
@@ -75,3 +77,19 @@ def device_place(name: str, has_bytes: int, loads: Sequence[Load], mailbox: int 
     resident += mailbox if any(load.group == "actor" for load in loads) else 0
     needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
     return MemoryPool(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
+
+
+class PlanMemory(ABC):
+    """The memory that a plan's ranks need of the devices of a run, as far as a job counts it before the start."""
+
+    @abstractmethod
+    def check(self, plan: Plan) -> None:
+        """Raises: UserError where the ranks do not fit, with settings that would."""
+
+    @abstractmethod
+    def all_fit_at_once(self, plan: Plan) -> bool:
+        """Whether the devices are GPUs with room for all that the ranks ever hold: then no state has to leave them."""
+
+    @abstractmethod
+    def fullest_place(self, plan: Plan) -> MemoryPool:
+        """The device, or the host, that has least to spare."""

@@ -76,7 +76,8 @@ def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> RunPlans:
     try:
         plan = make_plan(problem)
         _check_cycles(plan, problem.flow)
-        job.check_memory(plan)
+        if job.memory is not None:
+            job.memory.check(plan)
         return replace(_with_others(flows, plan, problem.cluster), problem=problem)
     except SchedError as error:
         raise UserError(f"mode=auto: {error}", hint="choose a mode by hand") from error
@@ -149,8 +150,9 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
                 hint="use at most one rank for each GPU",
             )
     _check_cycles(plan, graph)
-    job.check_memory(plan)
-    if any(placed.offload for placed in plan.stages) and job.all_fit_at_once(plan):
+    if job.memory is not None:
+        job.memory.check(plan)
+    if job.memory is not None and any(placed.offload for placed in plan.stages) and job.memory.all_fit_at_once(plan):
         plan = replace(plan, stages=tuple(replace(placed, offload=False) for placed in plan.stages))
         notes.append("the devices have room for the state of all roles at once, so none of it goes to the host")
     return replace(plan, reason=first.reason), notes

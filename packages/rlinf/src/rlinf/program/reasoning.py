@@ -19,7 +19,8 @@ from typing import cast
 from rlinf.config.common import JobConfig
 from rlinf.config.reasoning import ReasoningConfig, SftWarmUpConfig
 from rlinf.errors import UserError
-from rlinf.jobs.reasoning.job import REFERENCE_FOLDER, ReasoningJob
+from rlinf.jobs.reasoning.job import ReasoningJob
+from rlinf.jobs.reasoning.reference import REFERENCE_FOLDER
 from rlinf.program.recipe import main, make_workers
 from rlinf_workers import FlowRun, InProcessWorkers, StepContext
 from rlinf_workers.roles import Actor, Prompt, Reference, Reward, Rollout, ScoredGroup
@@ -84,7 +85,7 @@ def warm_up(job: ReasoningJob, workers: InProcessWorkers, settings: SftWarmUpCon
     while step < settings.max_steps and score < settings.target_accuracy:
         workers.begin(StepContext(step=0, phase="train", seed=job.config.seed, num_items=0))
         steps = range(step, min(step + settings.check_every, settings.max_steps))
-        actor.imitate([job.examples(settings, number) for number in steps])
+        actor.imitate([job.prompts.examples(settings, number) for number in steps])
         workers.sync("actor", "rollout")
         score, step = evaluate(job, workers)[job.score.name], steps.stop
         workers.metrics()

@@ -16,6 +16,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import RlinfError, UserError
 from rlinf.jobs.base import Job
+from rlinf.jobs.checks import run_checks
 from rlinf.run_folder.rows import to_json
 from rlinf_workers import InProcessWorkers
 
@@ -29,6 +30,7 @@ def make_workers(config: JobConfig, folder: Path) -> tuple[Job, InProcessWorkers
         folder: where the job writes what the workers load.
     Raises: UserError.
     """
+    run_checks("config", config)
     job = jobs.prepare(config)
     torch.set_num_threads(job.config.cluster.threads_per_device)
     flow = job.build(folder).train

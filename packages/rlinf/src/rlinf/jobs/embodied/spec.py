@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlinf.config.embodied import EmbodiedConfig
-from rlinf.config.references import check_file, refused
+from rlinf.jobs.checks import check_file, refused
 from rlinf.jobs.spec import JobSpec
 from rlinf_algos import Registry
 from rlinf_workers.plugins import POLICIES, TRAINERS

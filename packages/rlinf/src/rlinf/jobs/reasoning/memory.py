@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.jobs.reasoning.shapes import job_shape, reference_shape
 from rlinf.jobs.reasoning.smaller import check_fits
-from rlinf.planning.memory import ALLOCATED_SHARE, CONTEXT_BYTES, Load, MemoryPool, device_place
+from rlinf.planning.memory import ALLOCATED_SHARE, CONTEXT_BYTES, Load, MemoryPool, PlanMemory, device_place
 from rlinf.plugin_checks import spec_of
 from rlinf_sched import Cluster, Plan, StagePlan
 from rlinf_sched.derive import Gpu, JobShape, ModelShape, RankMemory, forward_memory
@@ -211,3 +211,23 @@ def _ranks_in_replicas(config: ReasoningConfig, size: int, num_devices: int) -> 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
     """Bytes of the store of weights between trainer and engines, which the processes share."""
     return NUM_STORED * DTYPE_BYTES[config.served_dtype] * shape.num_parameters
+
+
+@dataclass(frozen=True)
+class ReasoningMemory(PlanMemory):
+    """Of the devices that a run has."""
+
+    config: ReasoningConfig
+    shape: ModelShape
+    cluster: Cluster
+    host_bytes: int
+
+    def check(self, plan: Plan) -> None:
+        check_memory(self.config, self.shape, plan, self.cluster, self.host_bytes)
+
+    def all_fit_at_once(self, plan: Plan) -> bool:
+        is_gpu = self.cluster.devices[0].kind == "cuda"
+        return is_gpu and all_fit_at_once(self.config, self.shape, plan, self.cluster)
+
+    def fullest_place(self, plan: Plan) -> MemoryPool:
+        return fullest_place(self.config, self.shape, plan, self.cluster, self.host_bytes)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf.config.references import check_data, refused
 from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, WeightedRewardConfig
 from rlinf.config.tasks import FilesTask
+from rlinf.jobs.checks import check_data, refused
 from rlinf.jobs.spec import JobSpec
 from rlinf_algos import Registry
 from rlinf_workers.plugins import ENGINES, TRAINERS

@@ -1,0 +1,191 @@
+"""What is checked of a reasoning job's inputs, in order; each check raises UserError, or returns notes.
+
+Reading a part of the job makes it, and what cannot be made is refused then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rlinf.config.devices import device_kind
+from rlinf.config.inputs import check_model_folder
+from rlinf.errors import UserError
+from rlinf.jobs.algorithms import idle_notes, try_algorithm
+from rlinf.jobs.generation import check_engine, check_installed
+from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, engine_ways, trainer_ways
+from rlinf.jobs.reasoning.smaller import cut_refusal
+from rlinf.jobs.rewards import check_reward
+from rlinf.run_folder.checkpoints import refuse_damaged_model
+from rlinf.tasks.files import FileProblems
+from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
+from rlinf_workers.models import has_balanced_routers
+
+if TYPE_CHECKING:
+    from rlinf.jobs.reasoning.job import ReasoningJob
+
+
+def model_files(job: ReasoningJob) -> None:
+    """Whole and undamaged."""
+    path = job.config.model.path
+    if path is not None:
+        check_model_folder(path)
+        refuse_damaged_model(path, key="model.path")
+
+
+def engine(job: ReasoningJob) -> None:
+    check_engine(job.config.rollout, "rollout.engine")
+
+
+def reward(job: ReasoningJob) -> Sequence[str]:
+    return check_reward(job.config.reward)
+
+
+def tokenizer(job: ReasoningJob) -> Sequence[str]:
+    """The data files are read for it; a completion of the model can end."""
+    path, own = job.config.model.path, job.prompts.tokenizer
+    return () if path is None else (*code_notes(path), *check_end_tokens(path, own))
+
+
+def algorithm(job: ReasoningJob) -> None:
+    num_parts = len(job.config.reward.terms) if job.config.reward.kind == "weighted" else 0
+    try_algorithm(job.config.algorithm, num_parts=num_parts)
+
+
+def backend(job: ReasoningJob) -> None:
+    """Takes its options, and can hold the model."""
+    _ = job.backend
+
+
+def routers(job: ReasoningJob) -> None:
+    """The load-balancing loss is of a mixture of experts."""
+    kind, coef = str(job.model_config.get("model_type")), job.config.algorithm.router_aux_coef
+    if coef and not has_balanced_routers(kind):
+        raise UserError(
+            f"algorithm.router_aux_coef={coef:g}: {kind} is no mixture of experts whose routers have a "
+            "load-balancing loss",
+            hint="leave it out",
+        )
+
+
+def adapter(job: ReasoningJob) -> None:
+    """The backend can train it, and its targets are layers of the model."""
+    _ = job.lora
+
+
+def teacher(job: ReasoningJob) -> None:
+    """The reference reads the actor's token ids, so the two must mean the same by them."""
+    path = job.config.reference.path
+    if path is None:
+        return
+    check_model_folder(path, key="reference.path")
+    own = job.prompts.tokenizer.get_vocab()
+    theirs = load_checkpoint_tokenizer(path, "reference.path").get_vocab()
+    if own != theirs:
+        differing = sorted(own.items() ^ theirs.items(), key=lambda item: (item[1], item[0]))
+        raise UserError(
+            f"reference.path={path}: its tokenizer is not the actor's: {len(theirs)} tokens against {len(own)}, "
+            f"and the first that differs is {differing[0][0]!r} with the id {differing[0][1]}",
+            hint="a teacher judges the actor's token ids; use one of the same family",
+        )
+
+
+def prompts(job: ReasoningJob) -> Sequence[str]:
+    """The format, what task.long_prompts does, and a note where a step asks a problem more than once."""
+    task, encoder, notes = job.config.task, job.prompts.encoder, []
+    if task.kind == "files" and task.prompt_format == "auto":
+        notes.append(f"task.prompt_format=auto: {encoder.describe()}")
+    problems = job.prompts.task
+    if isinstance(problems, FileProblems) and job.num_items > (num_problems := problems.num_train_problems):
+        notes.append(
+            f"a step asks {job.num_items} prompts, and task.train_files hold {num_problems} problems: each is asked "
+            f"{job.num_items / num_problems:.3g} times a step; use --rollout.num_prompts {num_problems} or less to "
+            "ask each once"
+        )
+    return (*notes, *problems.notes)
+
+
+def settings_without_effect(job: ReasoningJob) -> Sequence[str]:
+    on_gpu = device_kind(job.config.cluster, job.machine) == "cuda"
+    return (*idle_notes(job.config.algorithm), *job.config.actor.trainer_spec.notes(on_gpu=on_gpu))
+
+
+def positions(job: ReasoningJob) -> None:
+    """Beyond the positions that it was made for, a model writes without sense, or fails."""
+    rollout, folder = job.config.rollout, job.config.model.path
+    num_tokens = rollout.max_prompt_tokens + rollout.max_new_tokens
+    limit = None if folder is None else max_positions(folder)
+    if limit is not None and num_tokens > limit:
+        raise UserError(
+            f"rollout.max_prompt_tokens + rollout.max_new_tokens = {num_tokens}, but model.path={folder} was made "
+            f"for {limit} positions (max_position_embeddings of its config.json)",
+            hint=f"use --rollout.max_new_tokens {max(1, limit - rollout.max_prompt_tokens)}, for example",
+        )
+
+
+def generated_prompts(job: ReasoningJob) -> None:
+    """A generated task's prompts in the tokens of a tokenizer that was not made for it."""
+    config, limit = job.config, job.config.rollout.max_prompt_tokens
+    problems = job.prompts.held_out[""]
+    if config.model.path is None or config.task.kind == "files":
+        return
+    longest = max(job.prompts.encoder.num_tokens([problem.prompt for problem in problems]))
+    if longest > limit:
+        raise UserError(
+            f"rollout.max_prompt_tokens={limit}, and prompts of task.kind={config.task.kind} have up to "
+            f"{longest} tokens of this model",
+            hint=f"use --rollout.max_prompt_tokens {longest} or more",
+        )
+
+
+def architectures(job: ReasoningJob) -> None:
+    """Rollout, actor and reference compute their models as transformers does."""
+    config, folder = job.config, job.config.model.path
+    if folder is None:
+        return
+    num_tokens = config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
+    on_gpu = device_kind(config.cluster, job.machine) == "cuda"
+    trained = trainer_ways(config.actor, packs=config.actor.max_tokens_per_micro_batch is not None)
+    check_architecture(folder, (*engine_ways(config.rollout, on_gpu=on_gpu), *trained), num_tokens=num_tokens)
+    if config.reference.path is not None and config.has_reference_worker:
+        check_architecture(config.reference.path, trained, num_tokens=num_tokens, key="reference.path")
+
+
+def score_to_stop_at(job: ReasoningJob) -> Sequence[str]:
+    """The reward is called once about a problem, which says whether it judges answers."""
+    limit = job.config.run.stop_at_score
+    if job.prompts.tried_reward.judges or limit is None:
+        return ()
+    return (f"run.stop_at_score={limit:g} is compared with the mean reward, which is the score of this run",)
+
+
+def cuts(job: ReasoningJob) -> None:
+    """Engines can cut the model over their devices."""
+    if job.shape is not None and (refusal := cut_refusal(job.config, job.shape)):
+        raise refusal
+
+
+def installed(job: ReasoningJob) -> None:
+    """The engine's package, where the rollout runs."""
+    check_installed(job.config.rollout, job.venvs.get("rollout"))
+
+
+CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
+    model_files,
+    engine,
+    reward,
+    tokenizer,
+    algorithm,
+    backend,
+    routers,
+    adapter,
+    teacher,
+    prompts,
+    settings_without_effect,
+    positions,
+    generated_prompts,
+    architectures,
+    score_to_stop_at,
+    cuts,
+    installed,
+)

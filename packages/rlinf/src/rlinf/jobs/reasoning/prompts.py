@@ -1,0 +1,107 @@
+"""The task's problems as prompts of the policy: of training steps, of evaluations and of the SFT warm-up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from rlinf.config.reasoning import ReasoningConfig, SftWarmUpConfig
+from rlinf.config.tasks import FilesTask
+from rlinf.errors import UserError
+from rlinf.jobs.generation import PromptMaker, make_encoder
+from rlinf.jobs.rewards import TriedReward, try_rewards
+from rlinf.tasks import Task, TaskProblem, make_task
+from rlinf.tasks.files import FileProblems
+from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer
+from rlinf.tasks.prompts import PromptEncoder
+from rlinf_workers.roles import ExampleBatch, Prompt
+
+WARM_UP_OFFSET = 1 << 40
+"""Where the SFT warm-up's problems begin in the training stream: farther than any run trains."""
+
+
+class PromptSource:
+    """The prompts of a run. Each part is made when it is first read, and raises UserError where it cannot be."""
+
+    def __init__(self, config: ReasoningConfig) -> None:
+        self._config = config
+
+    @cached_property
+    def unfitted_task(self) -> Task:
+        """The task before `task.long_prompts` is applied, which takes the tokenizer."""
+        return make_task(self._config.task, self._config.seed)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's; one of single characters for a model that is made from scratch."""
+        alphabet = self.unfitted_task.alphabet
+        if self._config.model.path is not None:
+            return load_checkpoint_tokenizer(self._config.model.path)
+        if alphabet is not None:
+            return character_tokenizer(alphabet)
+        raise UserError(
+            "model.architecture makes a tokenizer of single characters, but this task is natural language",
+            hint="give a Hugging Face folder with model.path",
+        )
+
+    @cached_property
+    def encoder(self) -> PromptEncoder:
+        task = self._config.task
+        if not isinstance(task, FilesTask):
+            return PromptEncoder(self.tokenizer)
+        return make_encoder(task, self.tokenizer, self._config.model.path, "task.")
+
+    @cached_property
+    def task(self) -> Task:
+        if isinstance(self.unfitted_task, FileProblems):
+            self.unfitted_task.fit(self.encoder, self._config.rollout.max_prompt_tokens)
+        return self.unfitted_task
+
+    @cached_property
+    def held_out(self) -> Mapping[str, list[TaskProblem]]:
+        """Sets of problems for evaluation; the one that the score is about comes first, under no name."""
+        return self.task.held_out()
+
+    @cached_property
+    def tried_reward(self) -> TriedReward:
+        """What a call of the reward about the first problem shows."""
+        return try_rewards(self._config.reward, self.task.train_problem(0))
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Of a prompt. None: a tokenizer made for the task gives every prompt the same number of tokens."""
+        return self._config.rollout.max_prompt_tokens if self._config.model.path else None
+
+    @cached_property
+    def _make_prompt(self) -> PromptMaker:
+        return PromptMaker(encoder=self.encoder, max_tokens=self.max_tokens, sends_rows=self.tried_reward.reads_rows)
+
+    def training(self, first: int, num_prompts: int) -> list[Prompt]:
+        """Prompts of the training stream from that position on."""
+        return self._make_prompt.all(map(self.task.train_problem, range(first, first + num_prompts)))
+
+    def evaluation(self) -> list[Prompt]:
+        """Prompts of all held-out sets, one set after the other."""
+        return self._make_prompt.all(problem for problems in self.held_out.values() for problem in problems)
+
+    def examples(self, settings: SftWarmUpConfig, step: int) -> list[ExampleBatch]:
+        """One batch as one item a shard, from a stretch of the problem stream that the training steps do not reach."""
+        first = WARM_UP_OFFSET + step * settings.batch_size
+        rows, masks = [], []
+        for index in range(first, first + settings.batch_size):
+            problem = self.task.train_problem(index)
+            prompt = self.encoder.encode(problem.prompt)
+            answer = self.tokenizer(problem.answer, add_special_tokens=False)["input_ids"]
+            rows.append(torch.tensor([*prompt, *answer, self.tokenizer.eos_token_id]))
+            masks.append((torch.arange(len(rows[-1])) >= len(prompt)).float())
+        token_ids = pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.pad_token_id)
+        loss_mask = pad_sequence(masks, batch_first=True)
+        num_shards = self._config.actor.resolved_shards
+        return [
+            ExampleBatch(shard=shard, token_ids=token_ids[shard::num_shards], loss_mask=loss_mask[shard::num_shards])
+            for shard in range(num_shards)
+        ]

@@ -1,0 +1,108 @@
+"""What the constructors of the worker groups are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.tasks import FilesTask
+from rlinf.jobs.generation import engine_options, sampling_settings
+from rlinf.jobs.lora import with_base
+from rlinf.jobs.rewards import reward_spec
+from rlinf.jobs.training import optimizer_settings
+from rlinf_sched.derive import JobShape, ModelShape
+from rlinf_workers.models import LoraSettings, ModelSettings
+from rlinf_workers.roles import ActorSettings, RewardSettings, RolloutSettings
+from rlinf_workers.trainers import BackendSettings, OptimizerSettings
+
+WARMUP_STEPS = 30
+"""Optimizer steps over which the SFT warm-up's learning rate rises to its full value."""
+MODEL_FOLDER = "initial_model"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSettings:
+    """The settings of every worker group of a run."""
+
+    config: ReasoningConfig
+    backend: BackendSettings
+    lora: LoraSettings | None
+    shape: ModelShape | None
+    """None where we cannot count the model's parts."""
+    job_shape: JobShape
+    max_prompt_tokens: int | None
+    """None: all prompts have one length."""
+    judges_answers: bool
+
+    def arguments(self, folder: Path) -> dict[str, tuple[Any, ...]]:
+        """Worker group -> arguments of its class; `folder` is the run's."""
+        config = self.config
+        model = ModelSettings(
+            folder=str(config.model.path or folder / MODEL_FOLDER),
+            has_weights=config.model.path is not None,
+            dtype=config.model.dtype,
+            seed=config.seed,
+        )
+        arguments: dict[str, tuple[Any, ...]] = {
+            "rollout": (self._rollout(model),),
+            "reward": (self._reward(model),),
+            "actor": (self._actor(model, folder),),
+        }
+        if config.has_reference_worker:
+            teacher = config.reference.path
+            judge = model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
+            budget = config.actor.max_tokens_per_micro_batch
+            arguments["reference"] = (judge, config.rollout.temperature, self.backend, budget)
+        return arguments
+
+    def _rollout(self, model: ModelSettings) -> RolloutSettings:
+        rollout, evaluation = self.config.rollout, self.config.evaluation
+        num_tokens, size = rollout.max_new_tokens, self.config.algorithm.group_size
+        stop = rollout.stop if evaluation.stop is None else evaluation.stop
+        fills_its_memory = rollout.engine_spec.fills_its_memory(rollout.engine_options)
+        return RolloutSettings(
+            model=replace(model, dtype=self.config.served_dtype),
+            train=sampling_settings(rollout, group_size=size, max_new_tokens=num_tokens, stop=rollout.stop),
+            evaluate=sampling_settings(
+                evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens, stop=stop
+            ),
+            max_prompt_tokens=self.max_prompt_tokens,
+            max_batch_sequences=None if fills_its_memory else self.job_shape.max_sequences,
+            engine=rollout.engine,
+            engine_options=engine_options(rollout, self.shape, self.job_shape),
+        )
+
+    def _reward(self, model: ModelSettings) -> RewardSettings:
+        reward = self.config.reward
+        numeric = isinstance(self.config.task, FilesTask) and self.config.task.answer_format == "gsm8k"
+        return RewardSettings(
+            rule=reward_spec(reward, random_stands_for="numeric" if numeric else "exact"),
+            random_in_training=reward.kind == "random",
+            judges=self.judges_answers,
+            tokenizer_folder=model.folder,
+            seed=self.config.seed,
+            num_shown=self.config.run.num_samples_logged,
+            max_judge_failures=self.config.run.max_judge_failures,
+        )
+
+    def _actor(self, model: ModelSettings, folder: Path) -> ActorSettings:
+        actor, algorithm, sft_warm_up = self.config.actor, self.config.algorithm, self.config.sft_warm_up
+        return ActorSettings(
+            model=model,
+            algorithm=algorithm,
+            optimizer=optimizer_settings(actor),
+            sft_warm_up=sft_warm_up
+            and OptimizerSettings(learning_rate=sft_warm_up.learning_rate, lr_warmup_steps=WARMUP_STEPS),
+            critic=optimizer_settings(self.config.critic) if algorithm.has_critic else None,
+            backend=self.backend,
+            lora=with_base(self.lora, Path(model.folder), folder),
+            knows_reference=self.config.knows_reference,
+            micro_batch_groups=actor.micro_batch_groups,
+            max_tokens_per_micro_batch=actor.max_tokens_per_micro_batch,
+            balance_shards=actor.balance_shards,
+            num_prompts=self.config.rollout.num_prompts,
+            max_completion_tokens=self.config.rollout.max_new_tokens,
+            temperature=self.config.rollout.temperature,
+        )
