@@ -12,8 +12,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs.reasoning.job import ReasoningJob
-from rlinf.loop.plan_times import RECENT_STEPS, PlanTimes, busy_seconds
-from rlinf.loop.training_loop import TrainingLoop
+from rlinf.loop.plan_times import RECENT_STEPS, PlanHistory, PlanTimes, busy_seconds
 from rlinf.machine import Machine
 from rlinf.planning import auto_mode
 from rlinf.planning.auto_mode import AutoMode, moves
@@ -299,13 +298,8 @@ def test_only_computing_counts_as_busy():
 
 
 def test_steps_of_a_resumed_run_are_counted_from_its_checkpoint():
-    state = {"step": 21, "elapsed_s": 5.0, "before": 0.1, "own_score": None, "score": 0.5, "stage_s": {}}
-    session: Any = SimpleNamespace(stage_s={}, group=lambda name: SimpleNamespace(call=lambda *_: None))
-    session.sync_weights = lambda: None
-    loop: Any = object.__new__(TrainingLoop)
-    loop._folder, loop._session = SimpleNamespace(read_state=lambda checkpoint: state), session
-    loop._job = SimpleNamespace(trainer="actor", load=lambda *_: None, restore=lambda *_: None)
-    loop.progress = SimpleNamespace(message=lambda text: None)
-    loop._times = [PlanTimes(plan=Auto().mode.plan, problem=None, first_step=0)]
-    loop._resume(Path("step-000021"))
-    assert loop._times[-1].to_json()["first_step"] == 21
+    folder: Any = SimpleNamespace()
+    history = PlanHistory(folder)
+    history.begin(Auto().mode.plan, None, 0)
+    history.resume_at(21)
+    assert history.present.to_json()["first_step"] == 21

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from rlinf.run_folder import RunFolder
+from rlinf.run_folder.folder import PROBLEM
 from rlinf_sched import Plan, Problem, simulate
 from rlinf_workers import COMPUTE_SPAN, FlowRun
 
@@ -85,6 +87,48 @@ class PlanTimes:
                 for name in (placed.stage for placed in self.plan.stages)
             },
         }
+
+
+class PlanHistory:
+    """The times of every plan that a run had; writes plan.json, problem.json and plan_times.json."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._times: list[PlanTimes] = []
+
+    @property
+    def present(self) -> PlanTimes:
+        """Those of the plan that the run has now."""
+        return self._times[-1]
+
+    def begin(self, plan: Plan, problem: Problem | None, step: int) -> None:
+        """From here on another plan runs, or other times are predicted; `step` counts the steps done."""
+        self._write_problem(problem)
+        self._times.append(PlanTimes(plan=plan, problem=problem, first_step=step))
+
+    def keep(self, plan: Plan, problem: Problem | None, step: int) -> None:
+        """The plan stays as it is; what is expected of it may have changed."""
+        if self.present.problem is None:
+            self.begin(plan, problem, step)  # the steps so far were measured under probe plans
+        elif problem is not None and problem is not self.present.problem:
+            self._write_problem(problem)
+            self.present.problem = problem
+
+    def resume_at(self, step: int) -> None:
+        """The present plan was begun before it was known where the run goes on."""
+        for times in self._times[-1:]:
+            times.first_step = step
+
+    def clear(self) -> None:
+        """The run goes back to where it had none."""
+        self._times = []
+
+    def write(self) -> None:
+        self._folder.write_plan_times([times.to_json() for times in self._times])
+
+    def _write_problem(self, problem: Problem | None) -> None:
+        if problem is not None:
+            self._folder.write(PROBLEM, problem.to_json())
 
 
 def _median(values: Sequence[float]) -> float | None:

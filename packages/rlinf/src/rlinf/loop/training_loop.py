@@ -6,22 +6,20 @@ which mode.
 
 from __future__ import annotations
 
-import math
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 
 from rlinf.config.devices import device_kind
 from rlinf.console.progress import Progress
 from rlinf.errors import ProcessesLost, RlinfError, RunFailed
-from rlinf.jobs.base import Job, Score
+from rlinf.jobs.base import Job
 from rlinf.loop.checkpoint_writer import CheckpointWriter
+from rlinf.loop.clock import RunClock
 from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.ending import reasons_to_end
-from rlinf.loop.plan_times import PlanTimes, busy_seconds
+from rlinf.loop.plan_times import PlanHistory, busy_seconds
+from rlinf.loop.records import RunRecords
 from rlinf.loop.restarts import Restarts
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
@@ -33,37 +31,19 @@ from rlinf.processes import fork_server
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.processes.venvs import describe_venvs
 from rlinf.run_folder import RunFolder
-from rlinf.run_folder.folder import PROBLEM
 from rlinf_sched import flow_diagram
-from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, Executor, FlowRun, Measured, WorkersError
-
-
-@dataclass
-class _Clock:
-    """How far the run is."""
-
-    step: int = 0
-    """Training steps done."""
-    elapsed_s: float = 0.0
-    """Training time of earlier sessions of this run, for a resumed one."""
-    before: float = float("nan")
-    own_score: float | None = None
-    """Score of the present weights; None where they were not evaluated."""
+from rlinf_workers import Executor, Measured, WorkersError
 
 
 class TrainingLoop:
-    """One run of a job in its folder."""
+    """One run of a job in its folder; `restarts` counts them, where an earlier loop has begun."""
 
     def __init__(self, job: Job, folder: RunFolder, restarts: Restarts | None = None) -> None:
-        """Args:
-        restarts: what counts them, where an earlier loop has begun.
-        """
         self._job = job
         self._config = job.config
         self._folder = folder
-        self._clock = _Clock()
-        self._started_s = 0.0
-        self._times: list[PlanTimes] = []
+        self._clock = RunClock()
+        self._history = PlanHistory(folder)
         self._deadlines = Deadlines(job.config.run.step_timeout_s, job.judging_s)
         self._result = ""
         self._only_measures = False
@@ -76,6 +56,7 @@ class TrainingLoop:
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
         self._forks = on_slots and fork_server.start(job.config)
         self.progress = Progress(total=job.config.run.num_steps)
+        self._records = RunRecords(job, folder, self.progress)
 
     def run(self) -> str:
         """Returns the table of scores and times, and where the report is.
@@ -131,7 +112,7 @@ class TrainingLoop:
         watch = RunWatch(
             executor,
             self._folder.path,
-            expected_s=lambda: self._times[-1].expected_s,
+            expected_s=lambda: self._history.present.expected_s,
             message=self.progress.message,
         )
         with CheckpointWriter(self._folder, self._session.note) as self._checkpoints, executor, watch:
@@ -164,7 +145,15 @@ class TrainingLoop:
         """All processes, and where they begin. Returns the latest score."""
         for flow in self._flows:
             self._session.executor.start(flow, planned.plans[flow.name])
-        return self._resume_or_prepare()
+        if (checkpoint := self._folder.latest_checkpoint()) is not None:
+            return self._resume(checkpoint)
+        self._session.sync_weights()
+        self._job.prepare(self._session)
+        if not self._only_measures:
+            self._clock.before = self._evaluate()
+            self._session.stage_s.clear()
+            self._save_checkpoint()
+        return self._clock.before
 
     # -- lost processes --------------------------------------------------------------------------------------------
 
@@ -186,11 +175,15 @@ class TrainingLoop:
             changed = session.executor.repair()
             if self._job.trainer in changed:
                 self._checkpoints.wait_until_written()
-                latest = self._resume(self._go_back(failure))
-                self._begin_times()
+                checkpoint = self._folder.begin_again(str(failure))
+                assert checkpoint is not None, "the run has saved one"
+                self._clock, self._saved_step = RunClock(), None
+                self._history.clear()
+                latest = self._resume(checkpoint)
+                self._history.begin(self._auto.plan, self._auto.problem, self._clock.step)
             else:
-                latest = self._latest_score()
-                self._clock.elapsed_s, self._started_s = self._training_s(), 0.0
+                latest = self._records.latest_score(self._clock)
+                self._clock.stop()
                 session.sync_weights()
                 self._job.restore(session, self._clock.step)
         except WorkersError as error:
@@ -201,13 +194,6 @@ class TrainingLoop:
         )
         return latest
 
-    def _go_back(self, failure: ProcessesLost) -> Path:
-        """Everything in the folder and here as it was at the newest checkpoint, which is returned."""
-        checkpoint = self._folder.begin_again(str(failure))
-        assert checkpoint is not None, "the run has saved one"
-        self._clock, self._started_s, self._saved_step, self._times = _Clock(), 0.0, None, []
-        return checkpoint
-
     def _begin_plan(self, planned: RunPlans) -> None:
         plan = self._auto.plan
         self._folder.write("plan.json", plan.to_json())
@@ -217,19 +203,12 @@ class TrainingLoop:
         if self._job.memory is not None:
             for line in memory_lines(self._job.memory.fullest_place(plan)):
                 self.progress.message(line)
-        self._begin_times()
-
-    def _begin_times(self) -> None:
-        """From here on another plan runs, or other times are predicted."""
-        problem = self._auto.problem
-        if problem is not None:
-            self._folder.write(PROBLEM, problem.to_json())
-        self._times.append(PlanTimes(plan=self._auto.plan, problem=problem, first_step=self._clock.step))
+        self._history.begin(plan, self._auto.problem, self._clock.step)
 
     # -- the program -----------------------------------------------------------------------------------------------
 
     def _train(self, latest: float) -> RunPlans | None:
-        self._started_s = time.monotonic()
+        self._clock.start()
         if self._only_measures:
             return self._train_until(latest)
         with self._stop:
@@ -247,12 +226,13 @@ class TrainingLoop:
             step = self._clock.step
             if self._auto.probes:
                 self._session.executor.replan(self._flows.train, self._auto.probes[0])
-            feeds, predicted_s = self._job.feeds(step), self._times[-1].predicted_s
+            feeds, predicted_s = self._job.feeds(step), self._history.present.predicted_s
             flow_run = self._session.run_flow(self._flows.train, step=step, feeds=feeds, predicted_s=predicted_s)
             self._job.trained(flow_run)
             busy_s = busy_seconds(flow_run)
-            self._times[-1].add(flow_run, busy_s)
-            self._record_step(step, flow_run)
+            self._history.present.add(flow_run, busy_s)
+            self._checkpoints.check()
+            self._records.step(flow_run, self._checkpoints.take_times(), self._clock)
             self._session.judge(flow_run.metrics, step)
             asks_for_plan = self._auto.observe(flow_run, busy_s)
             self._clock.step, self._clock.own_score = step + 1, None
@@ -290,7 +270,7 @@ class TrainingLoop:
         is resumed."""
         try:
             with self._stop.raising():
-                return self.evaluate()
+                return self._evaluate()
         except KeyboardInterrupt:
             if self._stop.is_urgent:
                 raise
@@ -303,7 +283,7 @@ class TrainingLoop:
         self._session.executor.replan(self._flows.train, before)  # ends the last probe
         planned = self._auto.better(self._session.executor, num_steps=num_steps, restart_s=self._session.start_s)
         if planned is None:
-            self._keep_plan()
+            self._history.keep(self._auto.plan, self._auto.problem, self._clock.step)
             return None
         after = planned.plans[self._flows.train.name]
         if moves(before, after):
@@ -312,15 +292,6 @@ class TrainingLoop:
         self._session.executor.replan(self._flows.train, after)
         self._begin_plan(planned)
         return None
-
-    def _keep_plan(self) -> None:
-        """The plan stays as it is; what is expected of it may have changed."""
-        times, problem = self._times[-1], self._auto.problem
-        if times.problem is None:
-            self._begin_times()  # the steps so far were measured under probe plans
-        elif problem is not None and problem is not times.problem:
-            self._folder.write(PROBLEM, problem.to_json())
-            times.problem = problem
 
     def _next_placement(self) -> RunPlans | None:
         """Saves a checkpoint and goes on to the next placement of a measurement; None: all are measured."""
@@ -331,25 +302,11 @@ class TrainingLoop:
         self._save_checkpoint()
         return planned
 
-    def _resume_or_prepare(self) -> float:
-        checkpoint = self._folder.latest_checkpoint()
-        if checkpoint is not None:
-            return self._resume(checkpoint)
-        self._session.sync_weights()
-        self._job.prepare(self._session)
-        if self._only_measures:
-            return self._clock.before
-        self._clock.before = self.evaluate()
-        self._session.stage_s.clear()
-        self._save_checkpoint()
-        return self._clock.before
-
     def _resume(self, checkpoint: Path) -> float:
         """Returns the latest score."""
         state = self._folder.read_state(checkpoint)
-        for times in self._times[-1:]:  # begun before it was known where the run goes on
-            times.first_step = state["step"]
-        clock = self._clock = _Clock(**{field.name: state[field.name] for field in fields(_Clock)})
+        self._history.resume_at(state["step"])
+        clock = self._clock = RunClock(**{name: state[name] for name in RunClock().to_json()})
         self._saved_step = clock.step
         self._session.stage_s.update(state["stage_s"])
         self._session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
@@ -360,63 +317,14 @@ class TrainingLoop:
         return state["score"]
 
     def _finish(self, score: float) -> None:
-        from rlinf.report import write_report
-
         self._checkpoints.wait()
-        clock, training_s = self._clock, self._training_s()
-        best = self._folder.best_checkpoint()
-        best_score = self._folder.read_state(best)["own_score"] if best else math.nan
-        self._folder.result(
-            {
-                "score": self._job.score.name,
-                "score_is_share": self._job.score.is_share,
-                "before": clock.before,
-                "after": score,
-                "best": best and {"checkpoint": best.name, "score": best_score},
-                "num_steps": clock.step,
-                "training_s": training_s,
-                "stage_seconds": dict(self._session.stage_s),
-            }
-        )
-        self._folder.write_plan_times([times.to_json() for times in self._times])
-        report_path = write_report(self._folder.path)
-        first, last = self._folder.first_evaluation(), self._folder.last_evaluation()
-        all_scores = (self._job.score, *self._job.other_scores)
-        scores = [(one, first.get(one.name, math.nan), last.get(one.name, math.nan)) for one in all_scores]
-        part = f"{self._job.score.name}/"
-        tasks = {
-            name.removeprefix(part): (first.get(name, math.nan), value)
-            for name, value in last.items()
-            if name.startswith(part)
-        }
-        table = final_table(scores, best and (best.name, best_score), self._session.stage_s, training_s, tasks)
-        self._result = f"{table}\nreport: {report_path}"
+        self._history.write()
+        self._result = self._records.result(score, self._session.stage_s, self._clock)
 
-    def evaluate(self) -> float:
+    def _evaluate(self) -> float:
         """Scores the present weights, writes it down and returns the score."""
-        step = self._clock.step
-        metrics = self._session.evaluate(step)
-        self._folder.evaluation(step, metrics, time_s=self._training_s())
-        score = self._clock.own_score = metrics[self._job.score.name]
-        all_scores = (self._job.score, *self._job.other_scores)
-        self.progress.evaluation(step, {score.name: metrics[score.name] for score in all_scores})
-        for name in (name for name in metrics if name.startswith(f"{self._job.score.name}/")):
-            self.progress.message(f"evaluation after step {step}: {name} {metrics[name]:.2f}")
+        score = self._clock.own_score = self._records.evaluation(self._session.evaluate(self._clock.step), self._clock)
         return score
-
-    # -- records ---------------------------------------------------------------------------------------------------
-
-    def _record_step(self, step: int, run: FlowRun) -> None:
-        stage_s: dict[str, float] = defaultdict(float)
-        for span in sorted(run.spans, key=lambda span: span.category == SYNC_SPAN):
-            if span.category in (COMPUTE_SPAN, SYNC_SPAN):
-                stage_s[span.name if span.category == COMPUTE_SPAN else "sync"] += span.duration_s
-        times = {"time/step_s": run.duration_s, **{f"time/{stage}_s": seconds for stage, seconds in stage_s.items()}}
-        self._checkpoints.check()
-        times.update(self._checkpoints.take_times())
-        self._folder.metrics(step, {**run.metrics, **times}, time_s=self._training_s())
-        self._folder.samples(step, run.shown_rows)
-        self.progress.step(step, run.metrics, run.duration_s, stage_s)
 
     def _save_checkpoint(self) -> None:
         """Begins a checkpoint of the present weights; does nothing where this step has one."""
@@ -425,58 +333,17 @@ class TrainingLoop:
             return
         self._saved_step = step
         state = {
-            **asdict(self._clock),
-            "elapsed_s": self._training_s(),
-            "score": self._latest_score(),
+            **self._clock.to_json(),
+            "score": self._records.latest_score(self._clock),
             "score_name": self._job.score.name,
             "stage_s": dict(self._session.stage_s),
         }
         self._checkpoints.save(self._session.group(self._job.trainer), step, state, self._job.save)
-        self._folder.write_plan_times([times.to_json() for times in self._times])
-
-    def _latest_score(self) -> float:
-        return self._folder.last_evaluation().get(self._job.score.name, self._clock.before)
-
-    def _training_s(self) -> float:
-        return self._clock.elapsed_s + (time.monotonic() - self._started_s if self._started_s else 0.0)
+        self._history.write()
 
     def _is_over(self, score: float) -> bool:
         """All steps done, the score reached or the time up; a measurement ends by itself."""
         if self._only_measures:
             return False
-        step, training_s = self._clock.step, self._training_s()
+        step, training_s = self._clock.step, self._clock.training_s
         return bool(reasons_to_end(self._config.run, step=step, score=score, training_s=training_s))
-
-
-def final_table(
-    scores: Sequence[tuple[Score, float, float]],
-    best: tuple[str, float] | None,
-    stage_s: Mapping[str, float],
-    training_s: float,
-    tasks: Mapping[str, tuple[float, float]] | None = None,
-) -> str:
-    """The last thing a run prints.
-
-    Args:
-        scores: with their values before and after; the first is the one that the job is about.
-        best: name of the best checkpoint and its value of the first score.
-        tasks: the first score of each task, before and after, where there are several.
-    """
-    rows: list[tuple[str, str]] = []
-    for score, before, after in scores:
-        rows += [(score.text, ""), ("  before", score.show(before)), ("  after", score.show(after))]
-        if best is not None and score is scores[0][0]:
-            rows.append((f"  best, {best[0]}", score.show(best[1])))
-    rows += [
-        ("training time", f"{training_s:.0f} s"),
-        ("compute by stage, all ranks", ""),
-        *((f"  {stage}", f"{seconds:.0f} s") for stage, seconds in sorted(stage_s.items(), key=lambda kv: -kv[1])),
-    ]
-    if tasks:
-        score = scores[0][0]
-        rows.append(("by task, before and after", ""))
-        rows += [
-            (f"  {task}", f"{score.show(before):>8} {score.show(after):>8}") for task, (before, after) in tasks.items()
-        ]
-    width = max(len(left) for left, _ in rows) + 2
-    return "\n".join(f"{left:<{width}}{right:>8}".rstrip() for left, right in rows)
