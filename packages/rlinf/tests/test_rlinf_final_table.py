@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlinf.jobs.base import Score
-from rlinf.loop.records import final_table
+from rlinf.loop.recorder import final_table
 
 SUCCESS = Score(name="success_at_end", text="success at the end")
 

@@ -69,9 +69,9 @@ class Job:
     venvs: Mapping[str, Interpreter] = MappingProxyType({})
     """Role -> the interpreter that its workers run under, where it has an environment of its own."""
     checks: Sequence[Callable[[Any], Sequence[str] | None]] = ()
-    """What is checked of its inputs, in order: each takes the job, returns notes and raises UserError."""
+    """Checks of the inputs, in order. Each takes the job, and returns notes or raises UserError."""
     memory: PlanMemory | None = None
-    """What its ranks need of the devices; None where it is not counted."""
+    """Predicts the memory of its ranks; None: it cannot be predicted."""
     stops_on_mismatch = False
     """A run ends where those who sample and those who train disagree."""
 

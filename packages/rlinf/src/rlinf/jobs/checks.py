@@ -1,8 +1,8 @@
-"""All that is checked before a run, in the order in which its user is answered.
+"""All checks before a run, in one ordered list: `CHECKS`.
 
-Each check is a function that raises UserError; what it returns are notes for the run's manifest. Checks of the config
-import nothing heavy: a mistyped name is answered at once. `rlinf eval` and `rlinf play` look up what their configs name
-here, too.
+Each check is a function that raises UserError and may return notes for the run's manifest. Checks of the config import
+nothing heavy, so that typos fail at once. The names in the configs of `rlinf eval` and `rlinf play` are checked here,
+too.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def address_space(config: JobConfig) -> None:
 
 
 def names(config: JobConfig) -> None:
-    """Something is known by each name, and an import path leads to it."""
+    """Every name is known, and every import path leads to a module."""
     for registry, name, at in _names(config):
         refused(registry.locate, name, at)
 
 
 def files(config: JobConfig) -> None:
-    """Files, folders and venvs are there."""
+    """Files, folders and venvs exist."""
     _check_venvs(config.venvs)
     if config.plan.profile is not None:
         check_file(config.plan.profile, "plan.profile", "rlinf profile RECIPE writes such a file")
@@ -56,33 +56,33 @@ def files(config: JobConfig) -> None:
 
 
 def wandb(config: JobConfig) -> None:
-    """It is installed, and somebody is logged in."""
+    """W&B is installed and the user is logged in."""
     from rlinf.run_folder.wandb_sink import check_wandb
 
     check_wandb(config.run.wandb)
 
 
 def processes(config: JobConfig) -> None:
-    """The launcher and the weight sync take their options, and env vars to pass on are set."""
+    """The launcher and the weight sync accept their options, and the env vars to pass on are set."""
     from rlinf.processes.executor import check_plugins
 
     check_plugins(config.cluster)
 
 
 def devices(config: JobConfig, machine: Machine) -> None:
-    """The machine has them, and mode and placement fit them."""
+    """The machine has the devices, and mode and placement fit them."""
     from rlinf.config.devices import check_devices
 
     check_devices(config, machine)
 
 
 def inputs(job: Job) -> list[str]:
-    """What its own kind of job checks: models, data, rewards, the algorithm."""
+    """The checks of this kind of job: models, data, rewards, the algorithm."""
     return [note for check in job.checks for note in check(job) or ()]
 
 
 def score_to_stop_at(job: Job) -> None:
-    """A share can reach it, and has not from the beginning."""
+    """A score between 0 and 1 can reach `run.stop_at_score`."""
     limit = job.config.run.stop_at_score
     if limit is not None and job.score.is_share and not 0 < limit <= 1:
         raise UserError(
@@ -92,7 +92,7 @@ def score_to_stop_at(job: Job) -> None:
 
 
 def plan(job: Job) -> None:
-    """There is one, and its ranks have the memory that they need."""
+    """A plan exists, and its ranks have the memory that they need."""
     from rlinf.planning.plans import make_plans
 
     folder = Path("not-made-yet")
@@ -110,21 +110,21 @@ CHECKS: tuple[tuple[Subject, Callable[..., Sequence[str] | None]], ...] = (
     ("job", score_to_stop_at),
     ("job", plan),
 )
-"""Subject -> what the checks get: `config` and `driver` a config, `machine` a config and the machine, `job` a job.
-Between `driver` and `machine` the venvs of roles are examined and the machine is looked at."""
+"""By subject: checks of `config` and `driver` take the config, those of `machine` the config and the machine, those of
+`job` the job. `rlinf.jobs.prepare` examines the venvs and detects the machine after the checks of `driver`."""
 
 
 # -- what configs name -------------------------------------------------------------------------------------------------
 
 
 def check_names(config: JobConfig) -> None:
-    """As `names`, but import paths are not followed, which a plan needs not."""
+    """`names` for a plan, which does not need import paths to be followed. Raises: UserError."""
     for registry, name, at in _names(config):
         refused(registry.check, name, at)
 
 
 def check_eval_references(config: EvalConfig) -> None:
-    """As `names` and `files`, of an evaluation. Raises: UserError."""
+    """`names` and `files` for an evaluation. Raises: UserError."""
     _check_processes(config.cluster, config.venvs)
     refused(ENGINES.locate, config.engine, f"engine={config.engine}")
     for name, benchmark in config.benchmarks.items():
@@ -137,13 +137,13 @@ def check_eval_references(config: EvalConfig) -> None:
 
 
 def check_trained_references(config: TrainedConfig) -> None:
-    """As `names` and `files`, of what a trained policy acts with. Raises: UserError."""
+    """`names` and `files` for the config of a trained policy. Raises: UserError."""
     _check_processes(config.cluster, config.venvs)
     refused(POLICIES.locate, config.policy.name, "policy.name")
 
 
 def _names(config: JobConfig) -> Iterator[tuple[Registry[Any], str, str]]:
-    """What a run names, with the key as a message begins with it."""
+    """Yields (registry, name, key) for each name in a run's config."""
     yield from _cluster_names(config.cluster)
     yield from job_spec(config).names(config)
 
@@ -169,7 +169,7 @@ def _check_venvs(venvs: Mapping[str, str]) -> None:
 
 
 def refused(check: Callable[[str], None], name: str, at: str) -> None:
-    """What a registry says of a name, as an error that begins with the key."""
+    """Converts a registry's error about a name into a UserError that begins with the key."""
     try:
         check(name)
     except AlgosError as error:

@@ -60,7 +60,7 @@ class JobSpec(Spec):
         return config
 
     def env_kinds(self, config: Any) -> Sequence[KindSpec]:
-        """The kinds of environments that a run has, which `rlinf doctor` examines."""
+        """Returns the kinds of environments that a run uses, for `rlinf doctor`."""
         return ()
 
     def preload(self, config: Any) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""How far a run is, and how long it has trained."""
+"""Progress and training time of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class RunClock:
-    """What a checkpoint keeps of it, for the session that resumes the run."""
+    """A checkpoint stores these values for the session that resumes the run."""
 
     step: int = 0
     """Training steps done."""
@@ -26,11 +26,11 @@ class RunClock:
         return self.elapsed_s + (time.monotonic() - self._started_s if self._started_s else 0.0)
 
     def start(self) -> None:
-        """Training begins, or goes on."""
+        """Starts, or continues, counting training time."""
         self._started_s = time.monotonic()
 
     def stop(self) -> None:
-        """Time that passes now is no training."""
+        """Stops counting training time."""
         self.elapsed_s, self._started_s = self.training_s, 0.0
 
     def to_json(self) -> dict[str, Any]:

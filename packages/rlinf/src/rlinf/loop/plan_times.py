@@ -90,7 +90,7 @@ class PlanTimes:
 
 
 class PlanHistory:
-    """The times of every plan that a run had; writes plan.json, problem.json and plan_times.json."""
+    """The times of every plan of a run; writes problem.json and plan_times.json."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -98,16 +98,16 @@ class PlanHistory:
 
     @property
     def present(self) -> PlanTimes:
-        """Those of the plan that the run has now."""
+        """Times of the current plan."""
         return self._times[-1]
 
     def begin(self, plan: Plan, problem: Problem | None, step: int) -> None:
-        """From here on another plan runs, or other times are predicted; `step` counts the steps done."""
+        """Starts recording another plan, or other predictions; `step` counts the steps done."""
         self._write_problem(problem)
         self._times.append(PlanTimes(plan=plan, problem=problem, first_step=step))
 
     def keep(self, plan: Plan, problem: Problem | None, step: int) -> None:
-        """The plan stays as it is; what is expected of it may have changed."""
+        """Continues with the same plan, perhaps with other predictions."""
         if self.present.problem is None:
             self.begin(plan, problem, step)  # the steps so far were measured under probe plans
         elif problem is not None and problem is not self.present.problem:
@@ -115,12 +115,12 @@ class PlanHistory:
             self.present.problem = problem
 
     def resume_at(self, step: int) -> None:
-        """The present plan was begun before it was known where the run goes on."""
+        """Sets the first step of the current plan, which was started before the checkpoint was read."""
         for times in self._times[-1:]:
             times.first_step = step
 
     def clear(self) -> None:
-        """The run goes back to where it had none."""
+        """Forgets all plans, when the run returns to its checkpoint."""
         self._times = []
 
     def write(self) -> None:

@@ -19,7 +19,7 @@ from rlinf.loop.clock import RunClock
 from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.ending import reasons_to_end
 from rlinf.loop.plan_times import PlanHistory, busy_seconds
-from rlinf.loop.records import RunRecords
+from rlinf.loop.recorder import RunRecorder
 from rlinf.loop.restarts import Restarts
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
@@ -56,7 +56,7 @@ class TrainingLoop:
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
         self._forks = on_slots and fork_server.start(job.config)
         self.progress = Progress(total=job.config.run.num_steps)
-        self._records = RunRecords(job, folder, self.progress)
+        self._recorder = RunRecorder(job, folder, self.progress)
 
     def run(self) -> str:
         """Returns the table of scores and times, and where the report is.
@@ -182,7 +182,7 @@ class TrainingLoop:
                 latest = self._resume(checkpoint)
                 self._history.begin(self._auto.plan, self._auto.problem, self._clock.step)
             else:
-                latest = self._records.latest_score(self._clock)
+                latest = self._recorder.latest_score(self._clock)
                 self._clock.stop()
                 session.sync_weights()
                 self._job.restore(session, self._clock.step)
@@ -232,7 +232,7 @@ class TrainingLoop:
             busy_s = busy_seconds(flow_run)
             self._history.present.add(flow_run, busy_s)
             self._checkpoints.check()
-            self._records.step(flow_run, self._checkpoints.take_times(), self._clock)
+            self._recorder.step(flow_run, self._checkpoints.take_times(), self._clock)
             self._session.judge(flow_run.metrics, step)
             asks_for_plan = self._auto.observe(flow_run, busy_s)
             self._clock.step, self._clock.own_score = step + 1, None
@@ -319,11 +319,11 @@ class TrainingLoop:
     def _finish(self, score: float) -> None:
         self._checkpoints.wait()
         self._history.write()
-        self._result = self._records.result(score, self._session.stage_s, self._clock)
+        self._result = self._recorder.result(score, self._session.stage_s, self._clock)
 
     def _evaluate(self) -> float:
         """Scores the present weights, writes it down and returns the score."""
-        score = self._clock.own_score = self._records.evaluation(self._session.evaluate(self._clock.step), self._clock)
+        score = self._clock.own_score = self._recorder.evaluation(self._session.evaluate(self._clock.step), self._clock)
         return score
 
     def _save_checkpoint(self) -> None:
@@ -334,7 +334,7 @@ class TrainingLoop:
         self._saved_step = step
         state = {
             **self._clock.to_json(),
-            "score": self._records.latest_score(self._clock),
+            "score": self._recorder.latest_score(self._clock),
             "score_name": self._job.score.name,
             "stage_s": dict(self._session.stage_s),
         }

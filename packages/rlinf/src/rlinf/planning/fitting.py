@@ -1,4 +1,4 @@
-"""The nearest settings with which a recipe fits the memory that there is."""
+"""Searches for the nearest settings that fit into memory."""
 
 from __future__ import annotations
 

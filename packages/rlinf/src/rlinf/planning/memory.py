@@ -1,4 +1,4 @@
-"""What ranks put on a device or a host, and whether it has room for all of them."""
+"""Memory that ranks need on a device or a host, and whether they fit."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def device_place(name: str, has_bytes: int, loads: Sequence[Load], mailbox: int 
 
 
 class PlanMemory(ABC):
-    """The memory that a plan's ranks need of the devices of a run, as far as a job counts it before the start."""
+    """Predicts the memory that a plan's ranks need on the devices of a run."""
 
     @abstractmethod
     def check(self, plan: Plan) -> None:
@@ -88,8 +88,8 @@ class PlanMemory(ABC):
 
     @abstractmethod
     def all_fit_at_once(self, plan: Plan) -> bool:
-        """Whether the devices are GPUs with room for all that the ranks ever hold: then no state has to leave them."""
+        """Whether the devices are GPUs that hold the state of all ranks at once, so that nothing is offloaded."""
 
     @abstractmethod
     def fullest_place(self, plan: Plan) -> MemoryPool:
-        """The device, or the host, that has least to spare."""
+        """Returns the device, or the host, with the least free memory."""

@@ -1,6 +1,6 @@
-"""What is checked of a reasoning job's inputs, in order; each check raises UserError, or returns notes.
+"""The checks of a reasoning job's inputs, in order. Each raises UserError or returns notes.
 
-Reading a part of the job makes it, and what cannot be made is refused then.
+The parts of a job are created when they are first read, and raise UserError where they cannot be created.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def model_files(job: ReasoningJob) -> None:
-    """Whole and undamaged."""
+    """The model's files are complete and undamaged."""
     path = job.config.model.path
     if path is not None:
         check_model_folder(path)
@@ -42,7 +42,7 @@ def reward(job: ReasoningJob) -> Sequence[str]:
 
 
 def tokenizer(job: ReasoningJob) -> Sequence[str]:
-    """The data files are read for it; a completion of the model can end."""
+    """The data files can be read, and completions of the model can end."""
     path, own = job.config.model.path, job.prompts.tokenizer
     return () if path is None else (*code_notes(path), *check_end_tokens(path, own))
 
@@ -53,12 +53,12 @@ def algorithm(job: ReasoningJob) -> None:
 
 
 def backend(job: ReasoningJob) -> None:
-    """Takes its options, and can hold the model."""
+    """The trainer accepts its options and can hold the model."""
     _ = job.backend
 
 
 def routers(job: ReasoningJob) -> None:
-    """The load-balancing loss is of a mixture of experts."""
+    """Only a mixture of experts has a load-balancing loss."""
     kind, coef = str(job.model_config.get("model_type")), job.config.algorithm.router_aux_coef
     if coef and not has_balanced_routers(kind):
         raise UserError(
@@ -69,12 +69,12 @@ def routers(job: ReasoningJob) -> None:
 
 
 def adapter(job: ReasoningJob) -> None:
-    """The backend can train it, and its targets are layers of the model."""
+    """The backend can train adapters, and the targets are layers of the model."""
     _ = job.lora
 
 
 def teacher(job: ReasoningJob) -> None:
-    """The reference reads the actor's token ids, so the two must mean the same by them."""
+    """The reference reads the actor's token ids, so both need the same tokenizer."""
     path = job.config.reference.path
     if path is None:
         return
@@ -91,7 +91,7 @@ def teacher(job: ReasoningJob) -> None:
 
 
 def prompts(job: ReasoningJob) -> Sequence[str]:
-    """The format, what task.long_prompts does, and a note where a step asks a problem more than once."""
+    """The prompts fit; notes their format and problems that a step repeats."""
     task, encoder, notes = job.config.task, job.prompts.encoder, []
     if task.kind == "files" and task.prompt_format == "auto":
         notes.append(f"task.prompt_format=auto: {encoder.describe()}")
@@ -111,7 +111,7 @@ def settings_without_effect(job: ReasoningJob) -> Sequence[str]:
 
 
 def positions(job: ReasoningJob) -> None:
-    """Beyond the positions that it was made for, a model writes without sense, or fails."""
+    """The sequences are not longer than the model supports."""
     rollout, folder = job.config.rollout, job.config.model.path
     num_tokens = rollout.max_prompt_tokens + rollout.max_new_tokens
     limit = None if folder is None else max_positions(folder)
@@ -124,7 +124,7 @@ def positions(job: ReasoningJob) -> None:
 
 
 def generated_prompts(job: ReasoningJob) -> None:
-    """A generated task's prompts in the tokens of a tokenizer that was not made for it."""
+    """Prompts of a generated task fit when a model's own tokenizer encodes them."""
     config, limit = job.config, job.config.rollout.max_prompt_tokens
     problems = job.prompts.held_out[""]
     if config.model.path is None or config.task.kind == "files":
@@ -139,7 +139,7 @@ def generated_prompts(job: ReasoningJob) -> None:
 
 
 def architectures(job: ReasoningJob) -> None:
-    """Rollout, actor and reference compute their models as transformers does."""
+    """Rollout, actor and reference compute the same outputs as transformers."""
     config, folder = job.config, job.config.model.path
     if folder is None:
         return
@@ -152,7 +152,7 @@ def architectures(job: ReasoningJob) -> None:
 
 
 def score_to_stop_at(job: ReasoningJob) -> Sequence[str]:
-    """The reward is called once about a problem, which says whether it judges answers."""
+    """Notes that `run.stop_at_score` is a mean reward; calls a custom reward once to find out."""
     limit = job.config.run.stop_at_score
     if job.prompts.tried_reward.judges or limit is None:
         return ()
@@ -160,13 +160,13 @@ def score_to_stop_at(job: ReasoningJob) -> Sequence[str]:
 
 
 def cuts(job: ReasoningJob) -> None:
-    """Engines can cut the model over their devices."""
+    """Engines can split the model across their devices."""
     if job.shape is not None and (refusal := cut_refusal(job.config, job.shape)):
         raise refusal
 
 
 def installed(job: ReasoningJob) -> None:
-    """The engine's package, where the rollout runs."""
+    """The engine's package is installed where the rollout runs."""
     check_installed(job.config.rollout, job.venvs.get("rollout"))
 
 

@@ -17,10 +17,10 @@ ACCURACY = "accuracy"
 
 
 def scores_of(config: ReasoningConfig, *, judges: bool) -> tuple[Score, ...]:
-    """The score, and what is shown beside it: the reward, where it is not the accuracy itself.
+    """Returns the score first, then the scores shown beside it: the reward, unless it is the accuracy itself.
 
     Args:
-        judges: the reward says of an answer whether it is right.
+        judges: whether the reward decides if an answer is right.
     """
     evaluation = config.evaluation
     how = "of greedy answers to" if evaluation.temperature == 0 else f"(avg@{evaluation.num_samples}) on"
@@ -35,8 +35,8 @@ def scores_of(config: ReasoningConfig, *, judges: bool) -> tuple[Score, ...]:
 def evaluation_metrics(
     scored: Sequence[ScoredGroup], held_out: Mapping[str, Sequence[TaskProblem]], *, judges: bool
 ) -> dict[str, float]:
-    """`reward` of the held-out problems and `reward/NAME` of each further set, and the same of `accuracy` where the
-    reward judges answers: avg@k, with its standard error over problems where there are several."""
+    """Returns `reward` for the held-out problems and `reward/NAME` for each further set, and the same for `accuracy` if
+    the reward judges answers: avg@k, with its standard error over problems if there are several."""
     metrics: dict[str, float] = {}
     start = 0
     for set_name, problems in held_out.items():

@@ -52,8 +52,8 @@ NUM_CHECKED_COMPLETIONS, NUM_CHECKED_TOKENS = 2, 64
 
 
 class ReasoningJob(Job):
-    """The flows of a reasoning recipe, and what is fed to them. Its parts are made when they are first read; `checks`
-    reads them all."""
+    """The flows of a reasoning recipe and their inputs. Its parts are created when they are first read; `checks` reads
+    all of them."""
 
     config: ReasoningConfig
     checks = CHECKS
@@ -111,7 +111,7 @@ class ReasoningJob(Job):
 
     @cached_property
     def shape(self) -> ModelShape | None:
-        """None where we cannot count the model's parts."""
+        """None: the architecture is unknown."""
         return shape_of(self.config, len(self.prompts.tokenizer))
 
     @cached_property

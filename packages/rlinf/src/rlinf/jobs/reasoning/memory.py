@@ -215,7 +215,7 @@ def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
 
 @dataclass(frozen=True)
 class ReasoningMemory(PlanMemory):
-    """Of the devices that a run has."""
+    """Memory use of a reasoning run on its devices."""
 
     config: ReasoningConfig
     shape: ModelShape

@@ -25,19 +25,19 @@ WARM_UP_OFFSET = 1 << 40
 
 
 class PromptSource:
-    """The prompts of a run. Each part is made when it is first read, and raises UserError where it cannot be."""
+    """The prompts of a run. Each part is created when it is first read, and raises UserError if that fails."""
 
     def __init__(self, config: ReasoningConfig) -> None:
         self._config = config
 
     @cached_property
     def unfitted_task(self) -> Task:
-        """The task before `task.long_prompts` is applied, which takes the tokenizer."""
+        """The task before `task.long_prompts` is applied."""
         return make_task(self._config.task, self._config.seed)
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The model's; one of single characters for a model that is made from scratch."""
+        """The model's tokenizer; one token for each character if the model is new."""
         alphabet = self.unfitted_task.alphabet
         if self._config.model.path is not None:
             return load_checkpoint_tokenizer(self._config.model.path)
@@ -68,12 +68,12 @@ class PromptSource:
 
     @cached_property
     def tried_reward(self) -> TriedReward:
-        """What a call of the reward about the first problem shows."""
+        """The result of calling the reward once, with the first problem."""
         return try_rewards(self._config.reward, self.task.train_problem(0))
 
     @property
     def max_tokens(self) -> int | None:
-        """Of a prompt. None: a tokenizer made for the task gives every prompt the same number of tokens."""
+        """Longest prompt. None: all prompts have the same length, because the tokenizer was built for the task."""
         return self._config.rollout.max_prompt_tokens if self._config.model.path else None
 
     @cached_property
@@ -81,7 +81,7 @@ class PromptSource:
         return PromptMaker(encoder=self.encoder, max_tokens=self.max_tokens, sends_rows=self.tried_reward.reads_rows)
 
     def training(self, first: int, num_prompts: int) -> list[Prompt]:
-        """Prompts of the training stream from that position on."""
+        """Prompts `first` to `first + num_prompts` of the training stream."""
         return self._make_prompt.all(map(self.task.train_problem, range(first, first + num_prompts)))
 
     def evaluation(self) -> list[Prompt]:
@@ -89,7 +89,7 @@ class PromptSource:
         return self._make_prompt.all(problem for problems in self.held_out.values() for problem in problems)
 
     def examples(self, settings: SftWarmUpConfig, step: int) -> list[ExampleBatch]:
-        """One batch as one item a shard, from a stretch of the problem stream that the training steps do not reach."""
+        """One batch, one item per shard, from a range of the problem stream that training steps do not reach."""
         first = WARM_UP_OFFSET + step * settings.batch_size
         rows, masks = [], []
         for index in range(first, first + settings.batch_size):

@@ -1,4 +1,4 @@
-"""The models of the reference in the folder of a run: the policy before the first step, and those that follow it."""
+"""The reference's models in a run's folder: the policy before the first step, and models that follow the policy."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ REFERENCES = "reference_models"
 
 
 def save_first_reference(session: Session, group: str) -> None:
-    """Writes the model of a worker group, which the reference is until it first follows the policy."""
+    """Saves a worker group's model as the reference before the first step."""
     session.group(group).call("save_model", str(session.folder / REFERENCE_FOLDER))
 
 
 def restore_reference(session: Session, step: int) -> None:
-    """Loads the reference of a step: a teacher, or the policy as the SFT warm-up left it; without one it is the model
-    that every worker starts from. One that follows the policy is as it was after its last change up to the step."""
+    """Loads the reference of a step: its newest update up to that step, or the model saved before the first step.
+    Without either, the reference keeps the model that it started with."""
     followed = [path for number, path in checkpoint_steps(session.folder / REFERENCES) if number <= step]
     folder = followed[-1] if followed else session.folder / REFERENCE_FOLDER
     if folder.is_dir():
@@ -31,7 +31,7 @@ def restore_reference(session: Session, step: int) -> None:
 
 
 def follow_policy(session: Session, settings: ReferenceConfig, step: int) -> None:
-    """Every `reference.sync_every` steps the reference takes a share of the policy."""
+    """Mixes the policy into the reference every `reference.sync_every` steps."""
     folder = session.folder / REFERENCES
     if settings.sync_every is None or step % settings.sync_every:
         return

@@ -26,8 +26,7 @@ def prepare_sft_warm_up(
     device: str,
     venvs: Mapping[str, Interpreter],
 ) -> None:
-    """Trains until the model answers some problems right; or loads the SFT warm-up of an earlier run, where it would be
-    the same.
+    """Trains until the model reaches `target_accuracy`, or loads the identical SFT warm-up of an earlier run.
 
     Args:
         score: name of the metric that ends it.
@@ -48,7 +47,7 @@ def prepare_sft_warm_up(
 
 
 def _train(session: Session, settings: SftWarmUpConfig, prompts: PromptSource, flow: Flow, score: str) -> float:
-    """Returns the score that it ends with."""
+    """Returns the final score."""
     accuracy, step = 0.0, 0
     while step < settings.max_steps and accuracy < settings.target_accuracy:
         steps = range(step, min(step + settings.check_every, settings.max_steps))

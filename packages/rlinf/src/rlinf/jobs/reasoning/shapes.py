@@ -1,4 +1,4 @@
-"""What a reasoning recipe asks of its ranks, and the shapes of its models, as the planner counts them."""
+"""The planner's view of a reasoning recipe: the shapes of its job and of its models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuses a reasoning recipe that is short of memory, with smaller settings that are not."""
+"""Rejects a reasoning recipe that needs too much memory, and suggests smaller settings that fit."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def check_fits(
     num_devices: int,
     num_engine_devices: int,
 ) -> None:
-    """Whether a config has the memory that it needs.
+    """Checks that a config has enough memory.
 
     Args:
-        place_of: the place of a config that is fullest.
-        job_of: what a config asks of a rank on these devices.
+        place_of: returns the fullest device, or the host, for a config.
+        job_of: returns the planner's job shape for a config on these devices.
         num_ranks: ranks of the actor; `most_ranks` could be, on `num_devices`.
         num_engine_devices: devices of the rollout.
 
-    Raises: UserError with the nearest settings that have.
+    Raises: UserError with the nearest settings that fit.
     """
 
     def shortage_of(changed: ReasoningConfig) -> str | None:
@@ -72,10 +72,10 @@ def check_fits(
 
 
 def cut_refusal(config: ReasoningConfig, shape: ModelShape, num_devices: int | None = None) -> UserError | None:
-    """Why engines cannot cut the model over their devices, or the actor's backend over so many; None: they can.
+    """Returns why engines cannot split the model across their devices, or the actor's backend across `num_devices`.
 
     Args:
-        num_devices: None: of the engines alone.
+        num_devices: of the actor; None: only engines are checked.
     """
     if text := config.rollout.engine_spec.cut_problem(shape, config.rollout.tensor_parallel_size):
         return UserError(f"rollout.tensor_parallel_size{text}")

@@ -1,4 +1,4 @@
-"""What the constructors of the worker groups are given."""
+"""Constructor arguments of the worker groups."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class WorkerSettings:
     backend: BackendSettings
     lora: LoraSettings | None
     shape: ModelShape | None
-    """None where we cannot count the model's parts."""
+    """None: the architecture is unknown."""
     job_shape: JobShape
     max_prompt_tokens: int | None
-    """None: all prompts have one length."""
+    """None: all prompts have the same length."""
     judges_answers: bool
 
     def arguments(self, folder: Path) -> dict[str, tuple[Any, ...]]:

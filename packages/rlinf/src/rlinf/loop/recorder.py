@@ -1,4 +1,4 @@
-"""What a run writes down, and shows, about its steps, its evaluations and its end."""
+"""Records of a run's steps, evaluations and result, in its folder and on the terminal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlinf.run_folder import RunFolder
 from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, FlowRun
 
 
-class RunRecords:
-    """Writes to the folder of a run and to the terminal."""
+class RunRecorder:
+    """Writes to the run's folder and to the terminal."""
 
     def __init__(self, job: Job, folder: RunFolder, progress: Progress) -> None:
         self._folder, self._progress = folder, progress
         self._score, self._all_scores = job.score, (job.score, *job.other_scores)
 
     def step(self, run: FlowRun, checkpoint_times: Mapping[str, float], clock: RunClock) -> None:
-        """The step that `clock` counts next."""
+        """Records training step `clock.step`."""
         stage_s: dict[str, float] = defaultdict(float)
         for span in sorted(run.spans, key=lambda span: span.category == SYNC_SPAN):
             if span.category in (COMPUTE_SPAN, SYNC_SPAN):
@@ -33,7 +33,7 @@ class RunRecords:
         self._progress.step(clock.step, run.metrics, run.duration_s, stage_s)
 
     def evaluation(self, metrics: Mapping[str, float], clock: RunClock) -> float:
-        """Returns the score."""
+        """Records an evaluation and returns its score."""
         self._folder.evaluation(clock.step, metrics, time_s=clock.training_s)
         self._progress.evaluation(clock.step, {score.name: metrics[score.name] for score in self._all_scores})
         for name in (name for name in metrics if name.startswith(f"{self._score.name}/")):
@@ -44,8 +44,8 @@ class RunRecords:
         return self._folder.last_evaluation().get(self._score.name, clock.before)
 
     def result(self, score: float, stage_s: Mapping[str, float], clock: RunClock) -> str:
-        """Writes the result and the report of a run that is over. Returns the table of scores and times, and where the
-        report is."""
+        """Writes the result and the report of a finished run. Returns the table of scores and times, with the report's
+        path."""
         from rlinf.report import write_report
 
         training_s, best = clock.training_s, self._folder.best_checkpoint()
