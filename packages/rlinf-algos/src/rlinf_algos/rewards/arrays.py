@@ -5,6 +5,7 @@ Example: `[\begin{array}{cc}1&2\end{array}]`, `[[1,2],[3,4]]` and `[1,2;3,4]` ar
 """
 
 import re
+from collections.abc import Iterable
 
 _ROW_GAP = re.compile(r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
 _ARRAY = re.compile(
@@ -25,7 +26,12 @@ def without_arrays(text: str) -> str:
     text = _ROW_GAP.sub(r"\\\\", text)
     text = _BRACKETED.sub(r"\1", _ARRAY.sub(_array, text)) if "\\begin" in text else text
     text = _SPACED_LINES.sub(lambda rows: f"[{re.sub(r'(?<=[0-9]) +(?=[-0-9])', ',', rows[1])}]", text)
-    return _LINES.sub(_of_lines, _ROWS.sub(_nested, text))
+    return _LINES.sub(lambda lines: pmatrix(lines[1].replace(",", "&").split(";")), _ROWS.sub(_nested, text))
+
+
+def pmatrix(rows: Iterable[str]) -> str:
+    """The matrix of rows whose cells have `&` between them."""
+    return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}"
 
 
 def _array(match: re.Match[str]) -> str:
@@ -37,18 +43,9 @@ def _array(match: re.Match[str]) -> str:
             return " " + ", ".join(row.replace("&", "").strip(" ,;.") for row in rows)
     if match["kind"] != "array":
         return match[0] if match["kind"].endswith("cases") else ", ".join(row.replace("&", "") for row in rows)
-    body = r"\\".join(rows)
-    return rf"\begin{{pmatrix}}{body}\end{{pmatrix}}"
-
-
-def _of_lines(match: re.Match[str]) -> str:
-    body = match[1].replace(",", "&").replace(";", r"\\")
-    return rf"\begin{{pmatrix}}{body}\end{{pmatrix}}"
+    return pmatrix(rows)
 
 
 def _nested(match: re.Match[str]) -> str:
     rows = re.findall(r"\[([^\[\]]*)\]", match[0][1:-1])
-    if len(rows) < 2 and "," not in rows[0]:
-        return match[0]
-    body = r"\\".join(row.replace(",", "&") for row in rows)
-    return rf"\begin{{pmatrix}}{body}\end{{pmatrix}}"
+    return pmatrix(row.replace(",", "&") for row in rows) if len(rows) > 1 or "," in rows[0] else match[0]

@@ -54,6 +54,7 @@ _CONSTANTS = frozenset("cAKk")
 """Names of an arbitrary constant that others call C."""
 _OPERATION = re.compile(r"\\(?:int|lim)(?![a-z])|\\frac\{d\}\{d[a-z]\}")
 """A left side that the right side works out."""
+_INFINITE = frozenset((r"\infty", r"-\infty"))
 _MAX_MATCHED = 12
 """Items of lists of formulas that are compared each with each; longer lists keep their order."""
 
@@ -212,9 +213,7 @@ class Comparison:
             return self._same_collections(one, other)
         if pair == {"union"}:
             return self._matched(one.parts, other.parts)
-        if pair == {"matrix"}:
-            return one.marks == other.marks and self._in_order(one.parts, other.parts)
-        if pair == {"phrase"}:
+        if pair in ({"matrix"}, {"phrase"}):
             return one.marks == other.marks and self._in_order(one.parts, other.parts)
         if "quantity" in pair:
             return self._same_quantities(one, other)
@@ -302,14 +301,10 @@ class Comparison:
                 return one.unit.factor == other.unit.factor and self._same(one.parts[0], other.parts[0])
             if {one.unit.bases, other.unit.bases} == {_DEGREE, _RADIAN}:
                 return self._same_angles(one, other)
-            if _is_rate(one.unit, other.unit):
+            if _is_rate(one.unit, other.unit) or _are_one_currency(one, other) or one.unit == other.unit:
                 return self._same(one.parts[0], other.parts[0])
-            if one.unit.bases != other.unit.bases and not _are_one_currency(one, other):
+            if one.unit.bases != other.unit.bases:
                 return False
-            if _are_one_currency(one, other):
-                return self._same(one.parts[0], other.parts[0])
-            if one.unit.factor == other.unit.factor:
-                return self._same(one.parts[0], other.parts[0])
             values = rational(one.parts[0].text), rational(other.parts[0].text)
             if values[0] is None or values[1] is None:
                 return False
@@ -581,6 +576,3 @@ def _is_harder(one: AnswerPart, other: AnswerPart) -> bool:
     """Whether two inequalities are about different names."""
     names, others = ({name_of(part) for part in answer.parts} - {None} for answer in (one, other))
     return _letters(one.text) != _letters(other.text) or (bool(names) and bool(others) and names != others)
-
-
-_INFINITE = frozenset((r"\infty", r"-\infty"))

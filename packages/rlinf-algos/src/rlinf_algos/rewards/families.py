@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlinf_algos.rewards.structure import AnswerPart, name_of, read
+from rlinf_algos.rewards.structure import BUILT, AnswerPart, name_of, read
 
 _DOMAIN = re.compile(r"([A-Za-z])\\in ?\\mathbb\{([ZNQR])\}")
 _LETTER = re.compile(r"(?<![A-Za-z\\{])[a-z](?![a-z}])")
@@ -21,7 +21,6 @@ _IN_WORDS = re.compile(
     r"(?:\\text\{(?:below|under)\}|\\text\{(?:less|smaller)\}\\text\{than\})(?P<primes>[1-9][0-9]{0,2})"
 )
 _SHIFTS = (0, 1, -1, 2, -2)
-_BUILT = re.compile(r"\\\{(.+?)[|:](.+)\\\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Family:
 
 def family_of(answer: AnswerPart) -> Family | None:
     """The family that an answer states with the domain of its parameter; None for others."""
-    built = _BUILT.fullmatch(answer.text) if answer.kind == "set" else None
+    built = BUILT.fullmatch(answer.text) if answer.kind == "set" else None
     if built:
         parts = [read(built[1]), *_parts(read(built[2]))]
     elif answer.kind == "list":

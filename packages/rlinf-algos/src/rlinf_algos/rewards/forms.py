@@ -20,7 +20,7 @@ _COMPASS = re.compile(r"([NS])_?\{?([0-9]{1,2}(?:\.[0-9]+)?)\}?\\text\{degrees\}
 
 
 _RESIDUE = re.compile(r"([^,]+)\\pmod\{([^{}]+)\}")
-BUILT = re.compile(r"\\\{\(?([A-Za-z](?:_[0-9])?)\)?(?:\\in ?\\mathbb\{R\})?[|:](.+)\\\}")
+_CONDITION = re.compile(r"\\\{\(?([A-Za-z](?:_[0-9])?)\)?(?:\\in ?\\mathbb\{R\})?[|:](.+)\\\}")
 _UNIT_TERM = re.compile(r"([-+]?)((?:\\frac\{[^{}]*\}\{[^{}]*\}|\\sqrt\{[^{}]*\}|\([^()]*\)|[0-9.])*)([ijk])")
 _SCALED_VECTOR = re.compile(r"([^(),]+?)(?:\\cdot|\\times)?(\([^()]+,[^()]+\))")
 _SCALED_AFTER = re.compile(r"(\\begin\{pmatrix\}.*\\end\{pmatrix\})(/|\\cdot|\\times)([^&=,]+)")
@@ -90,7 +90,7 @@ def spread(answer: AnswerPart) -> AnswerPart:
     r"""`x\in\{1,2\}` as the set, `\{x|x>1\}` as its condition, a matrix with a factor as the matrix, a relation between
     a tuple of names and one of values as the list of its relations, a
     formula with what it counts as a quantity; other answers as they are."""
-    built = BUILT.fullmatch(answer.text) if answer.kind == "set" else None
+    built = _CONDITION.fullmatch(answer.text) if answer.kind == "set" else None
     if built and not re.search(r"\\in|\\mathbb", built[2]):
         return spread(read(built[2]))
     if answer.kind == "formula" and answer.text.endswith(")"):

@@ -9,7 +9,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from rlinf_algos.rewards.arrays import without_arrays
+from rlinf_algos.rewards.arrays import pmatrix, without_arrays
+from rlinf_algos.rewards.number_words import ONES, TENS
 from rlinf_algos.rewards.units import NAMES, SCALES, is_unit
 
 _UNICODE = str.maketrans(
@@ -52,8 +53,7 @@ _OLD_FONT = re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}")
 _SUBSCRIPT = re.compile(
     r"_\s*\{\s*\\(?:text|mathrm|mathbf|operatorname)\s*\{([^{}]*)\}\s*\}|_\s*\\(?:text|mathrm)\s*\{([^{}]*)\}"
 )
-_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
-          "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
+_BASES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16)
 _LETTERS = re.compile(
     r"\\text\{[^{}]*\}|\\(?:begin|end|mathbb|mathcal|mathfrak)\s*\{[A-Za-z]*\*?\}|\\[A-Za-z]+|_\{[A-Za-z]{2,}\}|[A-Za-z]+"
 )
@@ -220,12 +220,7 @@ _NOTHING = re.compile(
     r"|(?:\\text\{the\})?\\text\{solution\}\\text\{set\}\\text\{is\}\\text\{empty\}"
     r"|(?:\\text\{the\})?\\text\{empty\}(?:\\text\{set\})?|\\emptyset ?"
 )
-_NUMBER_WORDS = {"zero": "0", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
-                 "eight": "8", "nine": "9", "ten": "10", "eleven": "11", "twelve": "12", "thirteen": "13",
-                 "fourteen": "14", "fifteen": "15", "sixteen": "16", "seventeen": "17", "eighteen": "18",
-                 "nineteen": "19", "twenty": "20", "thirty": "30", "forty": "40", "fifty": "50", "sixty": "60",
-                 "seventy": "70", "eighty": "80", "ninety": "90",
-                 "one} \\text{half": r"\frac{1}{2}"}  # fmt: skip
+_NUMBER_WORDS = {word: str(value) for word, value in (ONES | TENS).items()} | {r"one} \text{half": r"\frac{1}{2}"}
 _SPELLED = re.compile(
     r"\s*\\text\{(" + "|".join(sorted(map(re.escape, _NUMBER_WORDS), key=len, reverse=True)) + r")\}(?!\s*[-0-9])"
 )
@@ -317,7 +312,9 @@ def normalized(answer: str) -> str:
     if "mod" in text:
         text = _MODULUS.sub(lambda match: rf"\pmod{{{next(filter(None, match.groups()))}}}", text)
     if r"\text" in text or r"\mathbb{R}" in text:
-        text = _BESIDE_VALUES.sub("", _DAY_FIRST.sub(_month_first, text))
+        text = _BESIDE_VALUES.sub(
+            "", _DAY_FIRST.sub(lambda date: rf"\text{{{date[2]}}}{date[1]}" + (f",{date[3]}" if date[3] else ""), text)
+        )
         text = _COMPARED.sub(_compared, _MINUS.sub("-", text))
         text = _DIAGONAL.sub(_diagonal, text) if r"\text{diag}" in text else text
     if r"\begin{cases}" in text:
@@ -347,12 +344,7 @@ def _compared(words: re.Match[str]) -> str:
 def _diagonal(matrix: re.Match[str]) -> str:
     cells = matrix[1].split(",")
     rows = ("&".join(cell if i == j else "0" for j in range(len(cells))) for i, cell in enumerate(cells))
-    return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}" if len(cells) < 6 else matrix[0]
-
-
-def _month_first(date: re.Match[str]) -> str:
-    """`15 March 2023` as March 15, 2023."""
-    return rf"\text{{{date[2]}}}{date[1]}" + (f",{date[3]}" if date[3] else "")
+    return pmatrix(rows) if len(cells) < 6 else matrix[0]
 
 
 def _level(script: str) -> str:
@@ -401,7 +393,7 @@ def _with_words(text: str) -> str:
     """Every word in its own `\\text{...}`, in small letters unless it is a unit; single letters bare."""
     if "_" in text:
         text = _SUBSCRIPT.sub(lambda match: f"_{{{re.sub(r'[ ~]', '', match[1] or match[2] or '')}}}", text)
-        text = re.sub(r"_\{?([a-z]{3,7})\}?(?![a-zA-Z])", lambda match: f"_{{{_BASES.get(match[1], match[1])}}}", text)
+        text = re.sub(r"_\{?([a-z]{3,7})\}?(?![a-zA-Z])", _base, text)
     text = _OLD_FONT.sub(r"\\text{\1}", text)
     text = _FONT.sub(_in_font, text)
     pieces: list[str] = []
@@ -411,6 +403,12 @@ def _with_words(text: str) -> str:
         pieces += [before, _lettered(word[0], "".join(pieces[-4:]) + before, text[word.end() : word.end() + 8])]
         place = word.end()
     return "".join([*pieces, text[place:]])
+
+
+def _base(subscript: re.Match[str]) -> str:
+    """`_{8}` for the base "eight"."""
+    value = ONES.get(subscript[1], 0)
+    return f"_{{{value if value in _BASES else subscript[1]}}}"
 
 
 def _product_of_units(product: re.Match[str]) -> str:

@@ -5,19 +5,19 @@ Numbers of several words are read everywhere, those of one word only where nothi
 
 import re
 
-_WORDS_TO_NINETEEN = (
+_ONE_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
     " eighteen nineteen"
 )
-_UNITS = {word: i for i, word in enumerate(_WORDS_TO_NINETEEN.split())}
+ONES = {word: i for i, word in enumerate(_ONE_WORDS.split())}
 _TEN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_TENS = {word: 10 * i for i, word in enumerate(_TEN_WORDS.split(), start=2)}
+TENS = {word: 10 * i for i, word in enumerate(_TEN_WORDS.split(), start=2)}
 _LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
-_NUMBER = "|".join((*_UNITS, *_TENS, "hundred", *_LARGE))
+_NUMBER = "|".join((*ONES, *TENS, "hundred", *_LARGE))
 _RUN = re.compile(
     rf"\b(?!hundred|thousand|million|billion)(?:{_NUMBER})(?:(?:-| and | )(?:{_NUMBER})){{1,12}}\b", re.IGNORECASE
 )
-_LONE = re.compile(rf"\b(?:{'|'.join([*list(_UNITS)[2:], *_TENS])})\b(?!-)", re.IGNORECASE)
+_LONE = re.compile(rf"\b(?:{'|'.join([*list(ONES)[2:], *TENS])})\b(?!-)", re.IGNORECASE)
 _COUNTED_AT_END = re.compile(
     r"\b(?:has|have|had|is|are|was|were|gets?|leaves?|needs?|pays?|costs?|only|exactly|just|him|her|them) "
     rf"({_LONE.pattern}) [a-z]+",
@@ -27,9 +27,9 @@ _LAST_CLAUSE = 300
 """Characters of the last clause that are read."""
 _PARTS = {"halves": 2, "thirds": 3, "quarters": 4, "fourths": 4, "fifths": 5, "sixths": 6, "sevenths": 7, "eighths": 8,
           "ninths": 9, "tenths": 10}  # fmt: skip
-_FRACTION = re.compile(rf"\b({'|'.join(_UNITS)})[- ]({'|'.join(_PARTS)})\b(?! of\b)", re.IGNORECASE)
+_FRACTION = re.compile(rf"\b({'|'.join(ONES)})[- ]({'|'.join(_PARTS)})\b(?! of\b)", re.IGNORECASE)
 _FRACTION_OF = re.compile(_FRACTION.pattern.removesuffix(r"(?! of\b)"), re.IGNORECASE)
-_AND_A_HALF = re.compile(rf"\b({'|'.join(_UNITS)}|[0-9]{{1,9}}) and (?:a|one) half\b", re.IGNORECASE)
+_AND_A_HALF = re.compile(rf"\b({'|'.join(ONES)}|[0-9]{{1,9}}) and (?:a|one) half\b", re.IGNORECASE)
 
 
 _PART_OF = re.compile(r"\b(half|a quarter of|three quarters of) an? ([a-z]{3,9})\b", re.IGNORECASE)
@@ -41,7 +41,7 @@ _MONTHS = "January|February|March|April|May|June|July|August|September|October|N
 _DATE = re.compile(rf"\b(?:the )?([0-9]{{1,2}})(?:st|nd|rd|th) of ({_MONTHS})\b")
 _MIXED = re.compile(r"(?<![0-9,/^}] )(?<![\w.,/^}(\[])([0-9]{1,4}) ([0-9]{1,3})/([0-9]{1,3})(?![0-9/.^]| ?[=+*/])")
 _NEGATIVE = re.compile(
-    rf"\b(is|was|are|be|equals|to|at|of|gives|get) (?:minus|negative) ([0-9]+|{'|'.join(_UNITS)})\b", re.IGNORECASE
+    rf"\b(is|was|are|be|equals|to|at|of|gives|get) (?:minus|negative) ([0-9]+|{'|'.join(ONES)})\b", re.IGNORECASE
 )
 _DOLLARS_AND = re.compile(rf"\b({_LONE.pattern}) dollars? and ([a-z0-9-]+) cents\b", re.IGNORECASE)
 _CHANCE = re.compile(rf"\b(?:an? )?([0-9]{{1,9}}|one) (?:in|out of) ([0-9]{{1,9}}|{_LONE.pattern}) (?=chance)")
@@ -59,7 +59,7 @@ def with_numbers(text: str) -> str:
     text = _BELOW_ZERO.sub(lambda words: f"-{words[1]}", text) if "below zero" in text else text
     text = _TIME_OF_DAY.sub(lambda words: f"{words[1]} {'AM' if words[2] else 'PM'}", text) if ":" in text else text
     if "minus " in text or "negative " in text:
-        text = _NEGATIVE.sub(lambda words: f"{words[1]} -{_UNITS.get(words[2].lower(), words[2])}", text)
+        text = _NEGATIVE.sub(lambda words: f"{words[1]} -{ONES.get(words[2].lower(), words[2])}", text)
     if " cents" in text:
         text = _DOLLARS_AND.sub(_dollars_and_cents, text)
     if " chance" in text:
@@ -68,9 +68,9 @@ def with_numbers(text: str) -> str:
     if "half a" in text or "quarter" in text:
         text = _PART_OF.sub(lambda part: f"{_PART_VALUES[part[1].lower()]} {part[2]}s", text)
     if "ths" in text or "rds" in text or "quarters" in text or "halves" in text or " half" in text:
-        text = _FRACTION.sub(lambda words: f"{_UNITS[words[1].lower()]}/{_PARTS[words[2].lower()]}", text)
+        text = _FRACTION.sub(lambda words: f"{ONES[words[1].lower()]}/{_PARTS[words[2].lower()]}", text)
         text = _ONE_AND_A_HALF.sub(r"1.5 \1s", text)
-        text = _AND_A_HALF.sub(lambda words: f"{_UNITS.get(words[1].lower(), words[1])}.5", text)
+        text = _AND_A_HALF.sub(lambda words: f"{ONES.get(words[1].lower(), words[1])}.5", text)
     if not ("ty-" in text or "ty " in text or "hundred" in text or "thousand" in text or "illion" in text):
         return text  # one of these is in every number of several words
     return _RUN.sub(lambda run: run[0] if (value := _value(run[0])) is None else str(value), text)
@@ -79,8 +79,8 @@ def with_numbers(text: str) -> str:
 def with_lone_numbers(text: str) -> str:
     """The text with digits also in place of numbers of one word, without "one", which is often no number."""
     text = _SINGLE_PART.sub(lambda words: f"1/{_PARTS[words[1].lower() + 's']}", text)
-    text = _FRACTION_OF.sub(lambda words: f"{_UNITS[words[1].lower()]}/{_PARTS[words[2].lower()]}", text)
-    return _LONE.sub(lambda word: str(_UNITS.get(word[0].lower()) or _TENS[word[0].lower()]), text)
+    text = _FRACTION_OF.sub(lambda words: f"{ONES[words[1].lower()]}/{_PARTS[words[2].lower()]}", text)
+    return _LONE.sub(lambda word: str(ONES.get(word[0].lower()) or TENS[word[0].lower()]), text)
 
 
 def with_final_number(text: str) -> str:
@@ -115,8 +115,8 @@ def _value(run: str) -> int | None:
                 return None
             group, last = 100 * group, 100
         else:
-            value = _UNITS.get(word, _TENS.get(word, 0))
-            limit = 10 if last in _TENS.values() and value else 100 if last == 100 else 1000 if last >= 1000 else 0
+            value = ONES.get(word, TENS.get(word, 0))
+            limit = 10 if last in TENS.values() and value else 100 if last == 100 else 1000 if last >= 1000 else 0
             if not 0 < value < limit:
                 return None
             group, last = group + value, value

@@ -7,6 +7,7 @@ become one, so that a pattern that looks past white space takes bounded time. Ev
 
 import re
 
+from rlinf_algos.rewards.arrays import pmatrix
 from rlinf_algos.rewards.chinese import WIDE, in_english, is_chinese
 from rlinf_algos.rewards.number_words import with_numbers
 
@@ -117,7 +118,11 @@ def plain_text(text: str) -> str:
     text = _HTML_FRACTION.sub(r" \\frac{\1}{\2}", text) if "</s" in text else text
     text = _SCRIPTS.sub(lambda tag: f"{'^' if tag[1] == 'p' else '_'}{{{tag[2]}}}", text) if "<su" in text else text
     text = _ENTITIES.sub(lambda entity: _CHARACTERS[entity[1]], text)
-    text = re.sub(r"\\(begin|end)\{(?:equation|displaymath|multline)\*?\}", _display, text)
+    text = re.sub(
+        r"\\(begin|end)\{(?:equation|displaymath|multline)\*?\}",
+        lambda place: r"\[" if place[1] == "begin" else r"\]",
+        text,
+    )
     text = re.sub(r"\b(sq|cu)\. (?=[a-z])", r"\1 ", text)
     text = _EMPHASIS.sub("", _SYMBOLS.sub("", _FENCE.sub("", _TAGS.sub(" ", text))))
     text = re.sub(r"\$\\mathbb\{R\}\$ \$(?=\\[gl]e|[<>\u2264\u2265])", "$x ", _REALS.sub(_reals, text))
@@ -126,7 +131,8 @@ def plain_text(text: str) -> str:
     if "nclusive" in text or "interval " in text or "strictly between" in text:
         text = _INTERVAL.sub(_interval, text)
     if "at least" in text or "at most" in text or " than " in text:
-        text = _BOUND.sub(_bound, _COMPARED.sub(lambda words: f"x {_COMPARISONS[words[1]]} ", text))
+        text = _COMPARED.sub(lambda words: f"x {_COMPARISONS[words[1]]} ", text)
+        text = _BOUND.sub(lambda words: f"{words[1] or words[2]} {_COMPARISONS[words[3]]} ", text)
         text = _SECOND_BOUND.sub(
             lambda words: f"{words[1]} {words[2]} {words[3]} and {words[1]} {_COMPARISONS[words[4]]} ", text
         )
@@ -155,17 +161,8 @@ def _interval(words: re.Match[str]) -> str:
     return f"$({low}, {high})$" if is_open else f"$[{low}, {high}]$"
 
 
-def _bound(words: re.Match[str]) -> str:
-    return f"{words[1] or words[2]} {_COMPARISONS[words[3]]} "
-
-
 def _matrix(rows: re.Match[str]) -> str:
-    body = r"\\".join(row.replace(",", "&") for row in re.findall(r"\(([^()]*)\)", rows[1]))
-    return rf"\begin{{pmatrix}}{body}\end{{pmatrix}}"
-
-
-def _display(environment: re.Match[str]) -> str:
-    return r"\[" if environment[1] == "begin" else r"\]"
+    return pmatrix(row.replace(",", "&") for row in re.findall(r"\(([^()]*)\)", rows[1]))
 
 
 def _with_amounts(line: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlinf_algos.rewards.forms import spread
 from rlinf_algos.rewards.plain_number import place_of, rational
-from rlinf_algos.rewards.structure import AnswerPart, name_of, read
+from rlinf_algos.rewards.structure import BUILT, AnswerPart, name_of, read
 
 FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _INFINITY, _MINUS_INFINITY, _EVERYTHING = read(r"\infty"), read(r"-\infty"), r"\mathbb{R}"
@@ -19,7 +19,6 @@ _WITHOUT = re.compile(
 )
 _DOMAIN = re.compile(r"[a-z]\\in ?\\mathbb\{([ZN])\}(\^(?:\\cdot|\\ast|\+|\{\+\}|\{\\ast ?\})|_\+|_\{\+\})?")
 _MAX_INTEGERS = 60
-_BUILT = re.compile(r"\\\{(.+?)[|:](.+)\\\}")
 _ABSOLUTE = re.compile(r"\|(?:([1-9][0-9]{0,9})(?:\\cdot)?)?([A-Za-z])(?:([-+])([^|A-Za-z]+))?\|")
 
 
@@ -38,7 +37,8 @@ def ranges(answer: AnswerPart) -> tuple[Range, ...] | None:
     without = _WITHOUT.fullmatch(answer.text)
     if without:
         whole = ranges(read(without[1]))
-        excluded = read(re.sub(r"(?<![A-Za-z])[A-Za-z]=|\\text\{zero\}", _excluded, without[2] or without[3]))
+        excluded = re.sub(r"(?<![A-Za-z])[A-Za-z]=", "", without[2] or without[3])
+        excluded = read(excluded.replace(r"\text{zero}", "0"))
         if excluded.kind in ("tuple", "union"):
             return _without(whole, ranges(excluded))
         return _without(whole, _points(excluded.parts if excluded.kind in ("list", "set") else (excluded,)))
@@ -69,9 +69,12 @@ def _of_square(relation: AnswerPart) -> AnswerPart:
     squared = re.fullmatch(r"([A-Za-z])\^2(<|>|\\[lg]e) ?([1-9][0-9]{0,9})", relation.text)
     if squared is None:
         return relation
-    root = math.isqrt(int(squared[3]))
-    bound = str(root) if root * root == int(squared[3]) else rf"\sqrt{{{squared[3]}}}"
-    return read(rf"|{squared[1]}|{squared[2]}{bound}")
+    return read(rf"|{squared[1]}|{squared[2]}{_root_of(squared[3])}")
+
+
+def _root_of(number: str) -> str:
+    root = math.isqrt(int(number))
+    return str(root) if root * root == int(number) else rf"\sqrt{{{number}}}"
 
 
 def _single(answer: AnswerPart) -> tuple[Range, ...] | None:
@@ -81,10 +84,6 @@ def _single(answer: AnswerPart) -> tuple[Range, ...] | None:
         return _points((answer,)) if answer.kind == "formula" else None
     is_plain = answer.kind == "set" and all(part.kind == "formula" for part in answer.parts)
     return _points(answer.parts) if is_plain else None
-
-
-def _excluded(match: re.Match[str]) -> str:
-    return "" if match[0].endswith("=") else "0"
 
 
 def turned(relation: AnswerPart) -> AnswerPart:
@@ -161,7 +160,7 @@ def integers_of(answer: AnswerPart) -> AnswerPart | None:
     others and where there are too many."""
     if answer.kind not in ("set", "list") or r"\mathbb" not in answer.text:
         return None
-    built = _BUILT.fullmatch(answer.text) if answer.kind == "set" else None
+    built = BUILT.fullmatch(answer.text) if answer.kind == "set" else None
     whole = read(f"{built[1]},{built[2]}" if _DOMAIN.fullmatch(built[1]) else built[2]) if built else answer
     if whole.kind != "list":
         return None
@@ -189,12 +188,11 @@ def integers_of(answer: AnswerPart) -> AnswerPart | None:
 
 def roster_of(answer: AnswerPart) -> AnswerPart | None:
     r"""`\{2n:1\le n\le4\}` and `\{x:x^2=4\}` as the sets of their members; None for others."""
-    built = _BUILT.fullmatch(answer.text) if answer.kind == "set" else None
+    built = BUILT.fullmatch(answer.text) if answer.kind == "set" else None
     squared = built and re.fullmatch(r"([a-z])\^2=([0-9]{1,9})", built[2])
     if built and squared and built[1] in (squared[1], rf"{squared[1]}\in{_EVERYTHING}"):
-        root = math.isqrt(int(squared[2]))
-        value = str(root) if root * root == int(squared[2]) else rf"\sqrt{{{squared[2]}}}"
-        return read(rf"\{{-{value},{value}\}}") if root else read(r"\{0\}")
+        root = _root_of(squared[2])
+        return read(rf"\{{-{root},{root}\}}" if root != "0" else r"\{0\}")
     member = built and re.fullmatch(r"([1-9][0-9]{0,3})?([kmn])(\^2)?([-+][0-9]{1,4})?", built[1])
     if not built or not member or not re.search(rf"(?<![a-z]){member[2]}(?![a-z])", built[2]):
         return None

@@ -30,6 +30,8 @@ _NO_NAMES = frozenset(("e", "i", r"\pi", r"\infty", r"\emptyset"))
 _PLAIN_SIGNS = re.compile(r"[A-Za-z](?:_[0-9])?=(?:[^A-Za-z\\]|\\[A-Za-z]+|[ei](?![A-Za-z]))*\Z")
 """`x=1\\pm\\sqrt{2}`: a name and its values."""
 _WORD = re.compile(r"\\text\{([^{}]*)\}")
+BUILT = re.compile(r"\\\{(.+?)[|:](.+)\\\}")
+"""A set by a condition: its members, and the condition."""
 MAX_ITEMS = 60
 """Most items of a list; no answer has more."""
 

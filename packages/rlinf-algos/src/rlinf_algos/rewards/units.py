@@ -9,112 +9,36 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-_TABLE = {
-    "m": "m 1 m meter metre",
-    "km": "m 1000 km kilometer kilometre kms",
-    "cm": "m 1/100 cm centimeter centimetre cms",
-    "mm": "m 1/1000 mm millimeter millimetre",
-    "um": "m 1/1000000 um micrometer micron",
-    "nm": "m 1/1000000000 nm nanometer nanometre",
-    "pm": "m 1/1000000000000 pm picometer",
-    "angstrom": "m 1/10000000000 angstrom AA",
-    "inch": "inch 1 inch inches in",
-    "foot": "inch 12 foot feet ft",
-    "yard": "inch 36 yard yd yds",
-    "mile": "inch 63360 mile mi",
-    "parsec": "parsec 1 parsec pc",
-    "lightyear": "lightyear 1 lightyear ly",
-    "s": "s 1 s sec secs second",
-    "ms": "s 1/1000 ms millisecond",
-    "us": "s 1/1000000 us microsecond",
-    "ns": "s 1/1000000000 ns nanosecond",
-    "minute": "s 60 minute min mins",
-    "hour": "s 3600 hour h hr hrs",
-    "day": "s 86400 day",
-    "week": "s 604800 week wk",
-    "month": "month 1 month",
-    "year": "month 12 year yr yrs",
-    "g": "g 1 g gram",
-    "kg": "g 1000 kg kilogram kilo kgs",
-    "mg": "g 1/1000 mg milligram",
-    "tonne": "g 1000000 tonne",
-    "ounce": "ounce 1 ounce oz",
-    "pound": "ounce 16 pound lb lbs",
-    "ton": "ton 1 ton",
-    "dollar": "dollar 1 dollar usd USD buck",
-    "cent": "dollar 1/100 cent penny pennies",
-    "euro": "euro 1 euro eur EUR",
-    "sterling": "sterling 1 sterling gbp GBP",
-    "pence": "sterling 1/100 pence",
-    "yuan": "yuan 1 yuan CNY RMB rmb",
-    "jiao": "yuan 1/10 jiao",
-    "fen": "yuan 1/100 fen",
-    "yen": "yen 1 yen JPY",
-    "yensign": "yensign 1 yensign",
-    "rupee": "rupee 1 rupee INR",
-    "franc": "franc 1 franc CHF",
-    "won": "won 1 won KRW",
-    "dm": "m 1/10 dm decimeter decimetre",
-    "hectare": "hectare 1 hectare",
-    "acre": "acre 1 acre",
-    "liter": "liter 1 L l liter litre",
-    "ml": "liter 1/1000 ml mL milliliter millilitre",
-    "gallon": "cup 16 gallon gal",
-    "quart": "cup 4 quart qt",
-    "pint": "cup 2 pint pt",
-    "cup": "cup 1 cup",
-    "degree": "degree 1 degree deg",
-    "radian": "radian 1 radian rad rads",
-    "arcmin": "degree 1/60 arcmin arcminute",
-    "arcsec": "degree 1/3600 arcsec arcsecond",
-    "celsius": "celsius 1 celsius",
-    "fahrenheit": "fahrenheit 1 fahrenheit",
-    "K": "K 1 K kelvin Kelvin",
-    "J": "J 1 J joule Joule",
-    "kJ": "J 1000 kJ kilojoule",
-    "eV": "eV 1 eV electronvolt",
-    "keV": "eV 1000 keV",
-    "MeV": "eV 1000000 MeV",
-    "erg": "erg 1 erg",
-    "cal": "cal 1 cal calorie",
-    "kcal": "cal 1000 kcal kilocalorie",
-    "W": "W 1 W watt Watt",
-    "kW": "W 1000 kW kilowatt",
-    "V": "V 1 V volt Volt",
-    "mV": "V 1/1000 mV",
-    "kV": "V 1000 kV KV",
-    "A": "A 1 A amp ampere Ampere",
-    "mA": "A 1/1000 mA",
-    "ohm": "ohm 1 ohm Ohm",
-    "kohm": "ohm 1000 kohm",
-    "Mohm": "ohm 1000000 Mohm",
-    "F": "F 1 F farad",
-    "uF": "F 1/1000000 uF",
-    "Hz": "Hz 1 Hz hertz Hertz",
-    "kHz": "Hz 1000 kHz KHz",
-    "MHz": "Hz 1000000 MHz",
-    "GHz": "Hz 1000000000 GHz",
-    "N": "N 1 N newton Newton",
-    "Pa": "Pa 1 Pa pascal",
-    "kPa": "Pa 1000 kPa",
-    "atm": "atm 1 atm",
-    "C": "C 1 C coulomb Coulomb",
-    "T": "T 1 T tesla Tesla",
-    "mol": "mol 1 mol mole",
-    "bit": "bit 1 bit",
-    "kB": "bit 8000 kB KB kilobyte",
-    "MB": "bit 8000000 MB megabyte",
-    "GB": "bit 8000000000 GB gigabyte",
-    "TB": "bit 8000000000000 TB terabyte",
-    "kWh": "kWh 1 kWh",
-    "byte": "bit 8 byte",
-    "unit": "unit 1 unit",
-    "point": "point 1 point",
-    "revolution": "revolution 1 revolution rev",
-    "person": "person 1 person people",
-    "child": "child 1 child children kid",
-}
-"""name -> base, how many of the base it is, and how it is written; a plural `s` is understood."""
+_TABLE = """
+m: 1 m meter metre, 1000 km kilometer kilometre kms, 1/100 cm centimeter centimetre cms,
+    1/1000 mm millimeter millimetre, 1/1000000 um micrometer micron, 1/1000000000 nm nanometer nanometre,
+    1/1000000000000 pm picometer, 1/10000000000 angstrom AA, 1/10 dm decimeter decimetre;
+inch: 1 inch inches in, 12 foot feet ft, 36 yard yd yds, 63360 mile mi;
+parsec: 1 parsec pc; lightyear: 1 lightyear ly;
+s: 1 s sec secs second, 1/1000 ms millisecond, 1/1000000 us microsecond, 1/1000000000 ns nanosecond,
+    60 minute min mins, 3600 hour h hr hrs, 86400 day, 604800 week wk;
+month: 1 month, 12 year yr yrs;
+g: 1 g gram, 1000 kg kilogram kilo kgs, 1/1000 mg milligram, 1000000 tonne;
+ounce: 1 ounce oz, 16 pound lb lbs; ton: 1 ton; dollar: 1 dollar usd USD buck, 1/100 cent penny pennies;
+euro: 1 euro eur EUR; sterling: 1 sterling gbp GBP, 1/100 pence; yuan: 1 yuan CNY RMB rmb, 1/10 jiao, 1/100 fen;
+yen: 1 yen JPY; yensign: 1 yensign; rupee: 1 rupee INR; franc: 1 franc CHF; won: 1 won KRW; hectare: 1 hectare;
+acre: 1 acre;
+liter: 1 L l liter litre, 1/1000 ml mL milliliter millilitre;
+cup: 16 gallon gal, 4 quart qt, 2 pint pt, 1 cup;
+degree: 1 degree deg, 1/60 arcmin arcminute, 1/3600 arcsec arcsecond;
+radian: 1 radian rad rads; celsius: 1 celsius; fahrenheit: 1 fahrenheit; K: 1 K kelvin Kelvin;
+J: 1 J joule Joule, 1000 kJ kilojoule; eV: 1 eV electronvolt, 1000 keV, 1000000 MeV; erg: 1 erg;
+cal: 1 cal calorie, 1000 kcal kilocalorie; W: 1 W watt Watt, 1000 kW kilowatt;
+V: 1 V volt Volt, 1/1000 mV, 1000 kV KV; A: 1 A amp ampere Ampere, 1/1000 mA;
+ohm: 1 ohm Ohm, 1000 kohm, 1000000 Mohm; F: 1 F farad, 1/1000000 uF;
+Hz: 1 Hz hertz Hertz, 1000 kHz KHz, 1000000 MHz, 1000000000 GHz;
+N: 1 N newton Newton; Pa: 1 Pa pascal, 1000 kPa; atm: 1 atm; C: 1 C coulomb Coulomb; T: 1 T tesla Tesla;
+mol: 1 mol mole;
+bit: 1 bit, 8000 kB KB kilobyte, 8000000 MB megabyte, 8000000000 GB gigabyte, 8000000000000 TB terabyte, 8 byte;
+kWh: 1 kWh; unit: 1 unit; point: 1 point; revolution: 1 revolution rev; person: 1 person people;
+child: 1 child children kid;
+"""
+"""Each base with its units: how many of the base one is, and how it is written; a plural `s` is understood."""
 _DERIVED = {
     "liter": ({"m": 3}, Fraction(1, 1000)),
     "N": ({"g": 1, "m": 1, "s": -2}, Fraction(1000)),
@@ -126,16 +50,8 @@ _DERIVED = {
 }
 """Bases that are products of others, and how many of the product one of it is."""
 _SPEEDS = {"mph": "mile/hour", "kmh": "km/hour", "kph": "km/hour", "rpm": "revolution/minute", "fps": "foot/s"}
-SCALES = {
-    "wan": 10**4,
-    "yi": 10**8,
-    "dozen": 12,
-    "hundred": 100,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-}
+SCALES = {"wan": 10**4, "yi": 10**8, "dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6,
+          "billion": 10**9, "trillion": 10**12}  # fmt: skip
 """Words that multiply the number before them."""
 NO_THINGS = frozenset(
     {
@@ -173,10 +89,12 @@ class Unit:
 
 def _listed() -> dict[str, tuple[str, Fraction]]:
     names: dict[str, tuple[str, Fraction]] = {}
-    for row in _TABLE.values():
-        base, factor, *written = row.split()
-        for name in written:
-            names[name] = names[name if len(name) < 3 else name + "s"] = (base, Fraction(factor))
+    for group in " ".join(_TABLE.split()).removesuffix(";").split("; "):
+        base, entries = group.split(": ")
+        for entry in entries.split(","):
+            factor, *spellings = entry.split()
+            for name in spellings:
+                names[name] = names[name if len(name) < 3 else name + "s"] = (base, Fraction(factor))
     return names
 
 
@@ -218,10 +136,7 @@ def read_unit(text: str) -> Unit | None:
             continue
         if word in ("squared", "cubed") and last:
             base, exponent = last[0], last[1] * (1 if word == "squared" else 2)
-            parts, of_base = _DERIVED.get(base, ({base: 1}, Fraction(1)))
-            factor *= (last[2] * of_base) ** exponent
-            for name, times in parts.items():
-                bases[name] = bases.get(name, 0) + times * exponent
+            factor *= _raise(bases, base, last[2], exponent)
             continue
         if word in ("square", "sq", "cubic", "cu"):
             power = 2 if word[0] == "s" else 3
@@ -235,14 +150,19 @@ def read_unit(text: str) -> Unit | None:
             return None
         base, size = entry or (word.rstrip("s"), Fraction(1))
         exponent = sign * power * int(part[5] or part[6] or 1)
-        parts, of_base = _DERIVED.get(base, ({base: 1}, Fraction(1)))
-        factor *= (size * of_base) ** exponent
-        for name, times in parts.items():
-            bases[name] = bases.get(name, 0) + times * exponent
+        factor *= _raise(bases, base, size, exponent)
         last, power = (base, exponent, size), 1
     if not words or power != 1:
         return None
     return Unit(bases=tuple(sorted((base, n) for base, n in bases.items() if n)), factor=factor)
+
+
+def _raise(bases: dict[str, int], base: str, size: Fraction, exponent: int) -> Fraction:
+    """Adds a power of `size` times the base to the bases; returns its factor."""
+    parts, of_base = _DERIVED.get(base, ({base: 1}, Fraction(1)))
+    for name, times in parts.items():
+        bases[name] = bases.get(name, 0) + times * exponent
+    return (size * of_base) ** exponent
 
 
 def is_thing(words: list[str], *, is_plural: bool = True) -> bool:

@@ -22,7 +22,6 @@ MAX_CHARACTERS = 1000
 """Most characters of an answer. A longer one is "unparseable": no reference is nearly as long."""
 _WORDS = re.compile(r"\\text\{.*|\\emptyset ?", flags=re.DOTALL)
 _SENTENCE = re.compile(r"\s*[A-Z][a-z]+ (?:[a-z]+ ){1,9}(?:is|are|has|have)\b")
-_NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9])")
 _SHORT_WORD = re.compile(r"(?!abc)(?=[a-z]?[a-z]?[aeiou])[a-z]{3}|[a-z]{3,}(?: [a-z]{3,})+")
 _BARE_WORDS = re.compile(r"[A-Za-z' -]+")
 _DECIMAL_COMMA = re.compile(r"\A(\$?[-\u2212]?[0-9]{1,9}),([0-9]{1,2}|[0-9]{4,9}|(?<=\b0,)[0-9]{3})(?![0-9,])")
