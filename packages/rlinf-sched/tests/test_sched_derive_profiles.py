@@ -14,23 +14,25 @@ from rlinf_sched.derive import (
     Embodied,
     Lengths,
     Reasoning,
-    act_profile,
-    cpu_simulator_profile,
     derive_profiles,
     embodied,
     find_gpu,
     find_model,
-    forward_profile,
-    generate_profile,
-    gpu_simulator_profile,
     grpo,
     ppo,
     train_profile,
     workload,
 )
 from rlinf_sched.derive.datasheets import SYNC_BYTES_PER_S
-from rlinf_sched.derive.generation import decode_step_s
-from rlinf_sched.derive.simulators import host_simulator_profile, on_busy_cores, slowed
+from rlinf_sched.derive.generation import act_profile, decode_step_s, generate_profile
+from rlinf_sched.derive.simulators import (
+    cpu_simulator_profile,
+    gpu_simulator_profile,
+    host_simulator_profile,
+    on_busy_cores,
+    slowed,
+)
+from rlinf_sched.derive.training import forward_profile
 from rlinf_sched.plan import Mode
 from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.pools import pools_of

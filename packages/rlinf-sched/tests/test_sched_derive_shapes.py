@@ -5,7 +5,8 @@ import json
 import pytest
 
 from rlinf_sched import ClusterError, ProfileError
-from rlinf_sched.derive import GPUS, MODELS, ModelShape, find_gpu, find_model, gpu_cluster
+from rlinf_sched.derive import GPUS, ModelShape, find_gpu, find_model, gpu_cluster
+from rlinf_sched.derive.shapes import MODELS
 
 PUBLIC_PARAMETERS = {  # the sum over the tensors of the published checkpoints
     "Qwen2.5-1.5B": 1_543_714_304,

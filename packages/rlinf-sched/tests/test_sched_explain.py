@@ -12,9 +12,7 @@ from sched_planner_problems import GIB, chain, gpus, profile
 from rlinf_sched import Cluster, InfeasibleError, Mode, Plan, Prediction, Problem, RunnerUp, plan_for_mode
 from rlinf_sched.derive.workloads import grpo
 from rlinf_sched.explain import (
-    KINDS,
     DeviceGroup,
-    Gain,
     Spans,
     device_groups,
     explain,
@@ -22,14 +20,15 @@ from rlinf_sched.explain import (
     explanation_text,
     trace_json,
     usage,
-    what_if,
 )
 from rlinf_sched.explain.cores import core_shares
 from rlinf_sched.explain.from_timeline import path_of, spans_of
+from rlinf_sched.explain.gains import Gain
 from rlinf_sched.explain.make import lost_term
 from rlinf_sched.explain.memory import memory_uses
 from rlinf_sched.explain.quantities import gib, listed, seconds
-from rlinf_sched.explain.what_if import changes, grown
+from rlinf_sched.explain.spans import KINDS
+from rlinf_sched.explain.what_if import changes, grown, what_if
 from rlinf_sched.planner import best_plan as make_plan
 from rlinf_sched.problem_file import read_problem
 from rlinf_sched.simulator import simulate

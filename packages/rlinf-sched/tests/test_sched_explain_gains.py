@@ -12,9 +12,10 @@ from sched_planner_problems import GIB, chain, gpus, profile
 from sched_simpy_reference import Reference
 
 from rlinf_sched import Plan, Problem, StagePlan
-from rlinf_sched.explain import explain, explain_problem, gains, gains_of
+from rlinf_sched.explain import explain, explain_problem, gains
 from rlinf_sched.explain.busiest import device_shares
 from rlinf_sched.explain.from_timeline import path_of, spans_of
+from rlinf_sched.explain.gains import gains_of
 from rlinf_sched.simulator import simulate
 from rlinf_sched.simulator.timeline import SpanKind
 

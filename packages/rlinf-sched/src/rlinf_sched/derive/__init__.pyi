@@ -14,13 +14,7 @@ from .datasheets import (
     gpu_cluster as gpu_cluster,
 )
 from .generation import (
-    act_profile as act_profile,
-)
-from .generation import (
     continuous_points as continuous_points,
-)
-from .generation import (
-    generate_profile as generate_profile,
 )
 from .generation import (
     group_cache_tokens as group_cache_tokens,
@@ -86,16 +80,10 @@ from .profiles import (
     derive_profiles as derive_profiles,
 )
 from .profiles import (
-    host_profile as host_profile,
-)
-from .profiles import (
     rule_profile as rule_profile,
 )
 from .shapes import (
     LLAMA_2_7B as LLAMA_2_7B,
-)
-from .shapes import (
-    MODELS as MODELS,
 )
 from .shapes import (
     ModelShape as ModelShape,
@@ -128,12 +116,6 @@ from .simulators import (
     GpuSimulator as GpuSimulator,
 )
 from .simulators import (
-    cpu_simulator_profile as cpu_simulator_profile,
-)
-from .simulators import (
-    gpu_simulator_profile as gpu_simulator_profile,
-)
-from .simulators import (
     on_busy_cores as on_busy_cores,
 )
 from .steps import (
@@ -153,9 +135,6 @@ from .steps import (
 )
 from .steps import (
     read_profile as read_profile,
-)
-from .training import (
-    forward_profile as forward_profile,
 )
 from .training import (
     train_profile as train_profile,

@@ -115,17 +115,17 @@ def find_gpu(name: str) -> Gpu:
         raise ClusterError(f"gpu={name!r}{did_you_mean(name, GPUS)}") from None
 
 
-def gpu_cluster(gpu: str, num_devices: int, *, num_devices_per_node: int = GPUS_PER_NODE) -> Cluster:
-    """`num_devices` equal GPUs in nodes of `num_devices_per_node`; the last node may have fewer.
+def gpu_cluster(gpu: str, num_devices: int) -> Cluster:
+    """`num_devices` equal GPUs in nodes of `GPUS_PER_NODE`; the last node may have fewer.
 
     Raises:
         ClusterError: an unknown GPU, or fewer than one device.
     """
-    if num_devices < 1 or num_devices_per_node < 1:
-        raise ClusterError(f"num_devices={num_devices}, num_devices_per_node={num_devices_per_node}: use at least 1")
+    if num_devices < 1:
+        raise ClusterError(f"num_devices={num_devices}: use at least 1")
     sheet = find_gpu(gpu)
     devices = (
-        Device(index=i, kind="cuda", node=i // num_devices_per_node, name=sheet.name, memory_bytes=sheet.memory_bytes)
+        Device(index=i, kind="cuda", node=i // GPUS_PER_NODE, name=sheet.name, memory_bytes=sheet.memory_bytes)
         for i in range(num_devices)
     )
     return Cluster(devices=tuple(devices), links=sheet.links, cpu_cores=sheet.node_cores)

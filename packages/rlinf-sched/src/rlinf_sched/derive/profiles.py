@@ -118,17 +118,13 @@ def derive_profiles(
     return Profiles(stages={stage.name: _embodied(stage, shape, sheet, job) for stage in flow.stages})
 
 
-def host_profile(seconds: float, max_items: int, *, source: str) -> StageProfile:
-    """The profile of a stage without a device that takes `seconds` for each item."""
-    points = tuple(TimePoint(num_items=n, seconds=n * seconds) for n in powers_up_to(max_items))
-    instance = InstanceProfile(num_devices=0, points=points)
-    return StageProfile(instances=(instance,), max_instances=HOST_PROCESSES, source=source)
-
-
 def rule_profile(answers_per_item: int, max_items: int) -> StageProfile:
-    """The profile of a stage that checks answers by rule."""
+    """The profile of a stage without a device that checks answers by rule."""
+    seconds = RULE_REWARD_S * answers_per_item
+    points = tuple(TimePoint(num_items=n, seconds=n * seconds) for n in powers_up_to(max_items))
     source = f"derived: a rule of {RULE_REWARD_S * 1e3:.2g} ms for each answer"
-    return host_profile(RULE_REWARD_S * answers_per_item, max_items, source=source)
+    instances = (InstanceProfile(num_devices=0, points=points),)
+    return StageProfile(instances=instances, max_instances=HOST_PROCESSES, source=source)
 
 
 def _reasoning(stage: Stage, model: ModelShape, gpu: Gpu, job: Reasoning) -> StageProfile:
