@@ -1,21 +1,15 @@
-"""rlinf_comm.peers by name: claims in a torch.distributed.Store."""
+"""rlinf_comm.peers by name."""
 
 import gc
 import socket
+from collections.abc import Iterator
 
 import pytest
 
-torch_distributed = pytest.importorskip("torch.distributed")
-
-from rlinf_comm import CommError, PeerLost, PeerNameTaken, PeerTimeout  # noqa: E402
-from rlinf_comm.peers import Peer  # noqa: E402
+from rlinf_comm import CommError, PeerLost, PeerNameTaken, PeerTimeout
+from rlinf_comm.peers import Peer
 
 HANG_S = 20.0
-
-
-@pytest.fixture
-def store():
-    return torch_distributed.HashStore()
 
 
 def free_endpoint() -> str:
@@ -23,35 +17,42 @@ def free_endpoint() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_peers_find_each_other_in_any_order(store):
-    with Peer.join(store, "a") as a, Peer.join(store, "b") as b:
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """Of a directory that is served."""
+    with Peer.join(free_endpoint(), "server", serve=True) as server:
+        yield server._directory._place
+
+
+def test_peers_find_each_other_in_any_order(endpoint):
+    with Peer.join(endpoint, "a") as a, Peer.join(endpoint, "b") as b:
         a.send("b", 1, timeout_s=HANG_S)
         assert b.receive("a", timeout_s=HANG_S) == 1
         b.send("a", 2, timeout_s=HANG_S)
         assert a.receive("b", timeout_s=HANG_S) == 2
 
 
-def test_a_wait_for_somebody_who_never_joins_says_who_has(store):
-    with Peer.join(store, "a") as a, Peer.join(store, "b"):
-        Peer.join(store, "gone").close()
+def test_a_wait_for_somebody_who_never_joins_says_who_has(endpoint):
+    with Peer.join(endpoint, "a") as a, Peer.join(endpoint, "b"):
+        Peer.join(endpoint, "gone").close()
         for call in (a.receive, a.transport_to, a.wait_for):
-            with pytest.raises(PeerTimeout, match=r"no .*'c'.* the directory .*\(in it: a, b\)"):
+            with pytest.raises(PeerTimeout, match=r"no .*'c'.* the directory .*\(in it: a, b, server\)"):
                 call("c", timeout_s=0.1)
 
 
-def test_a_living_name_is_taken(store):
-    with Peer.join(store, "a") as a:
+def test_a_living_name_is_taken(endpoint):
+    with Peer.join(endpoint, "a") as a:
         with pytest.raises(
             PeerNameTaken, match=f"'a' is taken .* process {a.address.pid} on this host, which is alive"
         ):
-            Peer.join(store, "a")
+            Peer.join(endpoint, "a")
         a.close()
-        Peer.join(store, "a").close()
+        Peer.join(endpoint, "a").close()
 
 
-def test_a_dead_name_is_taken_over_and_the_replacement_is_reached(store):
-    with Peer.join(store, "a") as a:
-        b = Peer.join(store, "b", transports=("tcp",))
+def test_a_dead_name_is_taken_over_and_the_replacement_is_reached(endpoint):
+    with Peer.join(endpoint, "a") as a:
+        b = Peer.join(endpoint, "b", transports=("tcp",))
         a.send("b", 1, timeout_s=HANG_S)
         b._end(farewell=False)
         with pytest.raises(PeerLost):
@@ -60,7 +61,7 @@ def test_a_dead_name_is_taken_over_and_the_replacement_is_reached(store):
             a.send("b", 2, timeout_s=HANG_S)
         with pytest.raises(PeerLost, match="'b'"):
             a.receive("b", timeout_s=HANG_S)
-        with Peer.join(store, "b", transports=("tcp",)) as replacement:
+        with Peer.join(endpoint, "b", transports=("tcp",)) as replacement:
             assert a.wait_for("b", timeout_s=HANG_S) == replacement.address
             a.send("b", 3, timeout_s=HANG_S)
             assert replacement.receive("a", timeout_s=HANG_S) == 3

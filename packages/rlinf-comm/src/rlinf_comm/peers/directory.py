@@ -1,4 +1,4 @@
-"""Names to addresses: a directory that one of the peers serves, or any torch.distributed.Store.
+"""Names to addresses: a directory that one of the peers serves.
 
 A name is claimed by one atomic step, so that it has one owner. A claim of a peer that does not answer any more can be
 taken over. Where the server has gone, and another serves the same endpoint, the client connects anew and puts its own
@@ -14,21 +14,20 @@ import errno
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from rlinf_comm.errors import CommError, NotTrusted, PeerLost, PeerNameTaken, PeerTimeout
 from rlinf_comm.peers.name_server import NameServer, ServedNames
-from rlinf_comm.peers.names import Names, StoreNames
 from rlinf_comm.wire.address import PeerAddress
 from rlinf_comm.wire.deadline import Deadline
 from rlinf_comm.wire.secret import require_secret_beyond
 
-if TYPE_CHECKING:
-    import torch.distributed
-
 _RECONNECT_TIMEOUT_S = 1.0
+
+Names = NameServer | ServedNames
+"""The names of this process, or of another one. Both raise CommError when they cannot be reached."""
 
 _Result = TypeVar("_Result")
 
@@ -44,11 +43,11 @@ class Directory:
         self._claim: tuple[str, bytes] | None = None
 
     @classmethod
-    def of(cls, where: str | torch.distributed.Store, serve: bool | None, deadline: Deadline) -> Directory:
-        """The directory at "host:port", or in a store that is already there.
+    def of(cls, where: str, serve: bool | None, deadline: Deadline) -> Directory:
+        """The directory at "host:port".
 
         Args:
-            where: Endpoint of a directory, or any torch.distributed.Store.
+            where: Endpoint of a directory.
             serve: Serve it from this process; None: when it is on this host and nobody does.
             deadline: For reaching it.
 
@@ -56,13 +55,9 @@ class Directory:
             PeerTimeout: nobody serves it.
             NotTrusted: what is served there is not of this job.
         """
-        if not isinstance(where, str):
-            return cls(lambda _: StoreNames(where), f"the {type(where).__name__} given", deadline)
         host, separator, port = where.rpartition(":")
         if not separator or not port.isdigit():
-            raise ValueError(
-                f"directory={where!r}; give 'host:port', [::1]:29400 for IPv6, or a torch.distributed.Store"
-            )
+            raise ValueError(f"directory={where!r}; give 'host:port', [::1]:29400 for IPv6")
         endpoint = host.strip("[]"), int(port)
         require_secret_beyond(endpoint[0], f"the directory {where}")
         return cls(lambda until: _served_or_serving(endpoint, serve, until), where, deadline)
@@ -116,8 +111,6 @@ class Directory:
             raise CommError(f"the directory {self._place} was left by this process")
         try:
             return call(self._names)
-        except NotTrusted:
-            raise
         except CommError as error:
             try:
                 self._names = names = self._connect(Deadline(_RECONNECT_TIMEOUT_S))
@@ -169,11 +162,9 @@ def _is_here(host: str) -> bool:
     return False
 
 
-def route_to(where: str | torch.distributed.Store) -> str:
-    """The address of this host that others see who reach the directory too; loopback for a store that says nothing."""
-    while hasattr(where, "underlying_store"):  # a prefix
-        where = where.underlying_store  # pyright: ignore[reportAttributeAccessIssue]
-    host = where.rpartition(":")[0].strip("[]") if isinstance(where, str) else getattr(where, "host", "127.0.0.1")
+def route_to(where: str) -> str:
+    """The address of this host that others see who reach the directory too."""
+    host = where.rpartition(":")[0].strip("[]")
     family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as attempt:
         attempt.connect(address)  # sends nothing: a datagram socket only learns its route

@@ -9,13 +9,13 @@ from typing import Literal
 import msgspec
 
 from rlinf_comm.errors import NotTrusted, PeerLost
-from rlinf_comm.peers.names import MAX_LISTED
 from rlinf_comm.wire.connection import Connection
 from rlinf_comm.wire.deadline import Deadline
 from rlinf_comm.wire.handshake import Stranger
 from rlinf_comm.wire.listener import Listener
 from rlinf_comm.wire.secret import key_for, where_it_comes_from
 
+MAX_LISTED = 1000
 _ANSWER_TIMEOUT_S = 10.0
 """Many times what a busy server needs: it only looks into a dictionary."""
 
@@ -45,6 +45,7 @@ class NameServer:
         self._listener.start()
 
     def swap(self, name: str, expected: bytes, new: bytes) -> bytes:
+        """Puts `new` in the place of `expected` if that is there; what is there afterwards. b"" stands for no claim."""
         with self._lock:
             if self._claims.get(name, b"") == expected:
                 self._claims[name] = new
@@ -55,6 +56,7 @@ class NameServer:
             return self._claims.get(name, b"")
 
     def listed(self) -> list[str]:
+        """Names that are claimed, or were; at most MAX_LISTED."""
         with self._lock:
             return list(self._claims)[:MAX_LISTED]
 

@@ -22,7 +22,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
 from rlinf_comm.peers import negotiation
@@ -37,9 +37,6 @@ from rlinf_comm.wire.connection import Connection, peer_key
 from rlinf_comm.wire.deadline import DEFAULT_TIMEOUT_S, SLICE_S, Deadline
 from rlinf_comm.wire.listener import Listener
 from rlinf_comm.wire.secret import require_secret_beyond
-
-if TYPE_CHECKING:
-    import torch.distributed
 
 DEFAULT_CAPACITY_BYTES = 64 << 20
 
@@ -81,7 +78,7 @@ class Peer:
     @classmethod
     def join(
         cls,
-        directory: str | torch.distributed.Store,
+        directory: str,
         name: str,
         *,
         serve: bool | None = None,
@@ -93,7 +90,7 @@ class Peer:
         """A peer that finds the others, and is found, by name. All of them have the same job secret (secret.py).
 
         Args:
-            directory: "host:port", at exactly which one of the peers serves it, or any torch.distributed.Store.
+            directory: "host:port", at exactly which one of the peers serves it.
             name: Unique among the living; the name of a peer that has died can be had again.
             serve: Serve the directory from this process; None: if it is on this host and nobody does yet.
             host: Address or interface to be called at; by default the one that leads to the directory.
