@@ -41,7 +41,7 @@ HEADINGS = [
     "Records, keys and weights",
     "Tensors by reference",
     "Named peers",
-    "Resharding between two layouts of your own",
+    "Resharding between two custom layouts",
     "Proof that the right weights are served",
 ]
 WEIGHTS = "Weights from a trainer to an engine"
