@@ -59,6 +59,9 @@ class FirstRank:
             raise
         self._tell(PUT)
 
+    def close(self) -> None:
+        self._channel.close()
+
     def _tell(self, what: Any) -> None:
         for rank in self._others:
             try:
@@ -98,6 +101,9 @@ class OtherRank:
         _, what = self._hear("puts into")
         if what != PUT:
             raise self._astray("puts into", f"read from channel {self._name}")
+
+    def close(self) -> None:
+        """The first rank closes the channel."""
 
     def _hear(self, doing: str) -> tuple[Item, Any]:
         with self._waiting():

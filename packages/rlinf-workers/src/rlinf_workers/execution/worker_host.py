@@ -1,4 +1,4 @@
-"""WorkerHost: what the framework keeps and does for the one worker of a process."""
+"""WorkerHost: owns the one worker of a process, its channels and weights, and runs its stages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from rlinf_comm import record
+from rlinf_comm import Channel, record
 from rlinf_workers.collectives import RankGroup, RankGroups, connect
-from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, HomeChannel, open_channel
-from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
-from rlinf_workers.execution.stage_runner import StageRunner
+from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, FarChannel, HomeChannel, open_channel
+from rlinf_workers.execution.ports import ItemEnd, Reader, Writer
+from rlinf_workers.execution.replica import FirstRank, OtherRank
+from rlinf_workers.execution.running_stage import SHORTEST_WAIT_SPAN_NS, RunningStage
+from rlinf_workers.execution.stage_calls import Port, StageCall, StageOutcome
 from rlinf_workers.explaining.explanation import look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import ProcessRecord
 from rlinf_workers.launchers.base import Identity, RequestSender, Wait
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.plugins import WEIGHT_SYNCS
-from rlinf_workers.spans import LEASE, Span, WaitTable, now_ns
+from rlinf_workers.spans import LEASE, SYNC_SPAN, Processes, Span, WaitTable, now_ns
 from rlinf_workers.weight_sync.base import FinishReads, WeightPort, WeightReceiver, WeightSender
 from rlinf_workers.worker import StepContext, Worker
 
@@ -56,10 +58,10 @@ READS = frozenset({"layout", "save_model", "begin_checkpoint", "end_checkpoint",
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """Of a worker after a run that was given up."""
+    """How a worker is after an aborted run."""
 
     is_spent: bool
-    """It could not forget what it had begun, and must not be used any more."""
+    """The worker could not roll back and must be restarted."""
     has_met_ranks: bool
     """It has made collectives with other ranks, and cannot go on without them."""
     has_begun: bool
@@ -86,8 +88,7 @@ class WorkerHost:
         """Lines for the manifest, see Worker.note."""
         self.body_lock = threading.RLock()
         """Held by the stage that computes: two stages of one worker never do at once."""
-        self.num_inside = 0
-        """Stages that hold their lease."""
+        self._running: list[RunningStage] = []
         self.begun: StepContext | None = None
         """The newest run in which a stage has taken items."""
         self.is_loaded = True
@@ -96,17 +97,18 @@ class WorkerHost:
         """Whether the weights that it serves may be lost when its state leaves; they are received anew then."""
         self._is_spent = False
         self._onloaded_bytes = 0
-        """What it held of its device when it was last offloaded."""
+        """Device memory that it held when it was last offloaded."""
         self.served_versions: dict[str, int] = {}
         """Edge -> version that the worker's weights hold, whole; see `confirm_weights`."""
         self._home_channels: list[HomeChannel] = []
         """Channels that live in this process."""
         self._senders: dict[str, WeightSender] = {}
         self._unfinished_reads: dict[str, FinishReads] = {}
-        """Edge -> what comes before the weights change that were last published on it."""
+        """Edge -> what to call before the weights change that were last published on it."""
         self._receivers: dict[str, WeightReceiver] = {}
         self._checks: dict[str, Future[object]] = {}
-        """Edge -> the check of the weights that came last."""
+        """Edge -> the check of the weights that were received last, where it was left to do."""
+        self._checker = ThreadPoolExecutor(1, thread_name_prefix="rlinf-weight-check")
         self._of_thread = threading.local()
 
     def make(self, worker_class: type[W], *arguments: Any) -> W:
@@ -137,10 +139,6 @@ class WorkerHost:
         self._of_thread.step = context
 
     @functools.cached_property
-    def _checker(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, thread_name_prefix="rlinf-weight-check")
-
-    @functools.cached_property
     def rank_groups(self) -> RankGroups:
         return connect(self.identity, self.waits, self.request)
 
@@ -151,15 +149,61 @@ class WorkerHost:
             return RankGroup(0, 1)
         return self.rank_groups.replica
 
-    # -- what the driver calls -------------------------------------------------------------------------------------
+    @property
+    def serving_processes(self) -> Processes | None:
+        """Lists the worker's own processes that are filled and checked; None where the worker itself is."""
+        return self.worker.serving_processes if self.worker.serving_processes() else None
+
+    # -- stages ----------------------------------------------------------------------------------------------------
 
     def run_stage(self, call: StageCall) -> StageOutcome:
         """Runs one stage for one run of the flow."""
+        stage = RunningStage(self, call)
+        self._running.append(stage)
         with self.waits.in_stage(call.stage):
-            return StageRunner(self, call).run()
+            try:
+                return self._run_stage(stage, call)
+            except BaseException:
+                stage.abort()
+                self._drop_records()
+                raise
+            finally:
+                self._running.remove(stage)
 
-    def abandon(self) -> None:
-        """SupportsAbort what a run has recorded that is given up."""
+    def _run_stage(self, stage: RunningStage, call: StageCall) -> StageOutcome:
+        self.step = call.context
+        if call.replica_channel is not None:
+            _ = self.rank_groups  # all ranks meet here: in the body, one without items would be missing
+        readers = [Reader(port, self._open_end(port, call), stage) for port in call.reads]
+        outputs = [self._open_end(port, call) for port in call.writes]
+        writers = [Writer(port, end, stage) for port, end in zip(call.writes, outputs, strict=True)]
+        if all(port.of_own_turn for port in call.reads):  # it computes before it has read anything
+            stage.begin_chunk(0)
+        getattr(self.worker, call.method)(*readers, *writers)
+        stage.end_chunk()
+        stage.before_put()  # metrics and weights leave too
+        for edge in call.publishes:
+            stage.enter()
+            with stage.span("publish weights", SYNC_SPAN), self.waits.waiting("room for weights", edge):
+                self.publish_weights(edge)
+        stage.leave(is_last=True)
+        for end in outputs:
+            end.close()
+        if call.replica_channel is not None:
+            self._leave_replica(open_channel(call.replica_channel))
+        is_first = self.identity.rank_in_replica == 0
+        metrics, rows, notes = self.metrics.drain(), self.shown_rows, self.notes
+        self.shown_rows, self.notes = [], []
+        return StageOutcome(
+            metrics=metrics if is_first else {},
+            spans=stage.spans,
+            shown_rows=rows if is_first else [],
+            notes=notes,
+            policy_version=self.worker.policy_version,
+        )
+
+    def _drop_records(self) -> None:
+        """Nothing of an aborted run shows in a later one."""
         self.metrics.drain()
         self.shown_rows, self.notes = [], []
         try:
@@ -168,17 +212,82 @@ class WorkerHost:
             traceback.print_exc()
             self._is_spent = True
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a stage holds its lease."""
+        return any(stage.is_inside for stage in list(self._running))
+
+    def condition_after_run(self, context: StepContext | None) -> Condition:
+        """After an aborted run, which had that context."""
+        return Condition(
+            is_spent=self._is_spent,
+            has_met_ranks="rank_groups" in self.__dict__ and self.identity.num_ranks > 1,
+            has_begun=context is not None and self.begun == context,
+        )
+
+    # -- channels --------------------------------------------------------------------------------------------------
+
+    def open_channel(self, spec: ChannelSpec, node: int) -> ChannelPlace:
+        """Makes a channel that lives in this process, which is on that node, and its server for the other nodes."""
+        self._home_channels.append(HomeChannel(spec, node, has_server=True))
+        return self._home_channels[-1].place
+
+    def forget_channels(self) -> None:
+        """Lets go of all channels; those of the next run are others."""
+        self._home_channels.clear()
+        open_channel.cache_clear()
+
+    def _open_end(self, port: Port, call: StageCall) -> ItemEnd:
+        """A port's channel, as this rank of its replica uses it."""
+        if call.replica_channel is not None and self.identity.rank_in_replica:
+            waiting = functools.partial(self.waits.waiting, "first rank")
+            return OtherRank(port.channel, open_channel(call.replica_channel), self.identity, waiting)
+        asking = functools.partial(self.waits.waiting, "server", port.channel)
+        with asking():
+            channel = open_channel(port.address)
+        end = FarChannel(channel, asking) if channel.is_remote else channel
+        if call.replica_channel is None:
+            return end
+        waiting = functools.partial(self.waits.waiting, "other ranks")
+        return FirstRank(port.channel, end, open_channel(call.replica_channel), self.identity, waiting)
+
+    def _leave_replica(self, replica_channel: Channel) -> None:
+        if self.identity.rank_in_replica == 0:
+            return replica_channel.close()
+        with self.waits.waiting("first rank"):
+            while replica_channel.take(keys=[self.identity.rank]):
+                pass  # a body need not read to the end
+
+    # -- the state on the devices ----------------------------------------------------------------------------------
+
+    def prepare(self, stage: RunningStage) -> None:
+        """Brings the worker's state onto its devices, with the weights that the stage serves; its lease is held."""
+        with stage.span("keep published weights", SYNC_SPAN, at_least_ns=SHORTEST_WAIT_SPAN_NS):
+            self.before_change()
+        if not self.is_loaded:
+            with stage.span("onload", LEASE):
+                self.load()
+        for edge, version in stage.call.receives.items():
+            if self.served_versions.get(edge) != version:
+                waiting = self.waits.waiting("weights", edge, number=version, processes=self.serving_processes)
+                with stage.span("receive weights", SYNC_SPAN), waiting:
+                    self.receive_weights(edge, version)
+                # What another rank of the replica makes with these weights leaves elsewhere.
+                if stage.call.replica_channel is not None or self.worker.checks_first:
+                    stage.before_put()
+                self.worker.weights_received(version)
+
     def load(self) -> None:
-        """Brings the state onto the devices, within the worker's turn."""
+        """Brings the worker's state onto its devices."""
         self.worker.onload()
         if self.worker.device.type == "cuda":
             torch.cuda.synchronize()  # what comes next may read and write it on other streams
         self.is_loaded = True
 
     def unload(self) -> Span:
-        """Takes the state off the devices until the worker's next turn; called while it has none. Returns: when."""
+        """Takes the state off the devices until the worker's next lease; called while it has none. Returns: when."""
         with self.body_lock:
-            assert not self.num_inside, f"{self.identity.name} is sent away within its turn"
+            assert not self.is_in_use, f"{self.identity.name} is sent away while it holds a lease"
             start_ns = now_ns()
             if self.is_loaded:
                 self._onloaded_bytes = self._device_bytes()
@@ -192,27 +301,24 @@ class WorkerHost:
                 torch.cuda.empty_cache()  # or the caching allocator keeps what others on this device need
             return Span("offload", LEASE, start_ns, now_ns() - start_ns, 0, self.identity.name, self.identity.devices)
 
-    def open_channel(self, spec: ChannelSpec, node: int) -> ChannelPlace:
-        """Makes a channel that lives in this process, which is on that node, and its server for the other nodes."""
-        self._home_channels.append(HomeChannel(spec, node, has_server=True))
-        return self._home_channels[-1].place
+    def memory_bytes(self) -> tuple[int, int]:
+        """Bytes of device memory between stages while the state is loaded (the last such value while it is not), and
+        their peak since the process began; of host memory on a CPU slot."""
+        on_gpu = self.worker.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        return self._device_bytes() if self.is_loaded else self._onloaded_bytes, peak
 
-    def forget_channels(self) -> None:
-        """Lets go of all channels; those of the next run are others."""
-        self._home_channels.clear()
-        open_channel.cache_clear()
+    def _device_bytes(self) -> int:
+        if self.worker.device.type == "cuda":
+            return torch.cuda.memory_allocated()
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
 
-    def condition_after_run(self, context: StepContext | None) -> Condition:
-        """After a run that was given up, which had that context."""
-        return Condition(
-            is_spent=self._is_spent,
-            has_met_ranks="rank_groups" in self.__dict__ and self.identity.num_ranks > 1,
-            has_begun=context is not None and self.begun == context,
-        )
+    # -- weights ---------------------------------------------------------------------------------------------------
 
     def open_weights(self, ports: Sequence[WeightPort]) -> None:
         """Opens this rank's end of a weight edge; its ends, where it serves from several processes. An end that was
-        opened before is given up, with what came by it."""
+        opened before is dropped, with the weights that it received."""
         port = ports[0]
         if port.side == "send":
             self.before_change()
@@ -245,51 +351,36 @@ class WorkerHost:
         self.before_change()
         self.served_versions.pop(edge, None)
         check = self._receivers[edge].receive(self.worker.weights(), policy_version)
-        self._checks[edge] = _checked() if check is None else self._checker.submit(check)
+        self._checks.pop(edge, None)
+        if check is not None:
+            self._checks[edge] = self._checker.submit(check)
         self.served_versions[edge] = policy_version
 
-    @property
-    def has_unconfirmed_weights(self) -> bool:
-        return not all(check.done() for check in list(self._checks.values()))
-
-    def confirm_weights(self) -> None:
-        """Returns when the weights are known to be what was published; from any thread.
+    def confirm_weights(self, stage: RunningStage) -> None:
+        """Returns when the weights are known to be what was published.
 
         Raises: WeightMismatchError, and again until other weights have come.
         """
-        for edge, check in list(self._checks.items()):
+        checks = list(self._checks.items())
+        if not all(check.done() for _, check in checks):
+            waiting = self.waits.waiting("check of weights", processes=self.serving_processes)
+            with stage.span("check weights", SYNC_SPAN), waiting:
+                wait(check for _, check in checks)
+        for edge, check in checks:
             if check.exception() is not None:
                 self.served_versions.pop(edge, None)
             check.result()
 
-    def memory_bytes(self) -> tuple[int, int]:
-        """What this process holds of its device between its stages, with its state there, and at most since it began;
-        of the host's memory on a CPU slot. One whose state is away says what it was when it went."""
-        on_gpu = self.worker.device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        return self._device_bytes() if self.is_loaded else self._onloaded_bytes, peak
-
-    def _device_bytes(self) -> int:
-        if self.worker.device.type == "cuda":
-            return torch.cuda.memory_allocated()
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
+    # -- for `rlinf explain` ---------------------------------------------------------------------------------------
 
     def process(self) -> tuple[str, int, int]:
         """Host, number and beginning of this process; see ProcessRecord in explaining/snapshot.py."""
         return platform.node(), os.getpid(), started_ticks(os.getpid())
 
     def look_at_processes(self, records: bytes) -> bytes:
-        """Processes of this host (ProcessRecord, as JSON), as Seen in explaining/explanation.py; the driver is on
-        another."""
+        """Describes processes of this host (ProcessRecord, as JSON) for a driver on another; see
+        explaining/explanation.py."""
         return msgspec.json.encode(look_here(msgspec.json.decode(records, type=list[ProcessRecord])))
 
     def current_waits(self) -> list[Wait]:
         return self.waits.current()
-
-
-def _checked() -> Future[object]:
-    """The check of a weight sync that has checked already."""
-    done: Future[object] = Future()
-    done.set_result(None)
-    return done
