@@ -117,7 +117,7 @@ def test_a_stage_that_never_reads(tmp_path, monkeypatch):
     text = explanation_text(explanation)
     assert text.startswith("flow 'hangs', step 4 (train), under way for ")
     assert (
-        f"\nroot_cause: stuck/0 stuck (process {look.record.pid}) waits for nobody and stands still: sleeping" in text
+        f"\nroot cause: stuck/0 stuck (process {look.record.pid}) waits for nobody and stands still: sleeping" in text
     )
     assert "test_workers_hangs.py" in text
 
