@@ -36,3 +36,31 @@ def chosen_cameras(fields: Mapping[str, FieldSpec], cameras: str | Sequence[str]
             shape = list(fields[name].shape)
             raise PolicyError(f"{name!r} has the shape {shape}, channels first; a picture is [H, W, C], channels last")
     return tuple(chosen)
+
+
+def colour_cameras(
+    fields: Mapping[str, FieldSpec],
+    cameras: str | Sequence[str] | None,
+    *,
+    at_most: int = 3,
+    option: str = "cameras",
+) -> tuple[str, ...]:
+    """As `chosen_cameras`, for a model that looks at red, green and blue.
+
+    Args:
+        at_most: pictures that the model looks at; 3 is what OpenVLA-OFT's published checkpoints (ALOHA has one camera
+            above and one at each wrist) and pi0 (arXiv:2410.24164, section V) were trained with.
+        option: the name of the option that chooses them.
+
+    Raises: PolicyError also for too many cameras, or other colours.
+    """
+    chosen = chosen_cameras(fields, cameras)
+    if len(chosen) > at_most:
+        names = ", ".join(name.removeprefix(PICTURE) for name in chosen)
+        raise PolicyError(
+            f"it looks through {at_most} of {len(chosen)} cameras at most; options.{option} chooses among {names}"
+        )
+    for name in chosen:
+        if (channels := fields[name].shape[-1]) != 3:
+            raise PolicyError(f"it looks at pictures of 3 colours, and {name!r} has {channels} channels")
+    return chosen

@@ -154,13 +154,6 @@ def spec_of(actions: ActionSpec, options: SharedOptions) -> ModelSpec:
     return spec_of_folder(options.folder, options.unnorm_key, options.normalization)
 
 
-def check_colours(fields: Mapping[str, FieldSpec], cameras: Sequence[str]) -> None:
-    """Raises: PolicyError for a picture whose colours are not 3."""
-    for name in cameras:
-        if (channels := fields[name].shape[-1]) != 3:
-            raise PolicyError(f"it looks at pictures of 3 colours, and {name!r} has {channels} channels")
-
-
 class PrismaticPolicy(Policy):
     """The model (after Prismatic, arXiv:2402.07865) with a value; what is asked of it is the policy's own."""
 

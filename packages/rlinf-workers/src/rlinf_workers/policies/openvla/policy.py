@@ -18,12 +18,11 @@ from torch import Tensor
 
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.models.cache_argument import as_cache
-from rlinf_workers.policies.base import Fields, Needs, PolicyError, PolicyStep
+from rlinf_workers.policies.base import Fields, Needs, PolicyStep
 from rlinf_workers.policies.heads.categories import CategoriesHead
 from rlinf_workers.policies.openvla.base import (
     PrismaticPolicy,
     SharedOptions,
-    check_colours,
     check_prompts,
     checked_spec,
     num_patches,
@@ -32,7 +31,7 @@ from rlinf_workers.policies.openvla.base import (
     with_patches,
 )
 from rlinf_workers.policies.options import options_of
-from rlinf_workers.policies.pictures import chosen_cameras
+from rlinf_workers.policies.pictures import colour_cameras
 from rlinf_workers.trainers.base import ModelOutputs
 
 
@@ -133,8 +132,4 @@ class OpenVLA(PrismaticPolicy):
 
 
 def _camera(fields: Mapping[str, FieldSpec], camera: str | None) -> str:
-    name, *others = chosen_cameras(fields, None if camera is None else [camera])
-    if others:
-        raise PolicyError(f"it looks through one camera; options.camera chooses among {', '.join([name, *others])}")
-    check_colours(fields, [name])
-    return name
+    return colour_cameras(fields, None if camera is None else [camera], at_most=1, option="camera")[0]

@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlinf_envs import PICTURE, FieldSpec
+from rlinf_envs import FieldSpec
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.openvla.base import SharedOptions
 from rlinf_workers.policies.openvla_oft.files import part_file
 from rlinf_workers.policies.options import check_choice, options_of
-from rlinf_workers.policies.pictures import chosen_cameras
 from rlinf_workers.policies.state_statistics import check_state
 
 HEADS = ("tokens", "l1")
-MAX_CAMERAS = 3
-"""As many as the published checkpoints look through: ALOHA has one above and one at each wrist."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,19 +81,6 @@ class OftOptions(SharedOptions):
                 )
             files[part] = path
         return files
-
-    def camera_fields(self, fields: Mapping[str, FieldSpec]) -> tuple[str, ...]:
-        """Names of the picture fields.
-
-        Raises: PolicyError where there are none, too many, or not those that the recipe names.
-        """
-        chosen = chosen_cameras(fields, self.cameras)
-        if len(chosen) > MAX_CAMERAS:
-            names = ", ".join(name.removeprefix(PICTURE) for name in chosen)
-            raise PolicyError(
-                f"it looks through 1 to {MAX_CAMERAS} cameras, and there are {len(chosen)} ({names}); set cameras"
-            )
-        return chosen
 
     def state_size(self, fields: Mapping[str, FieldSpec]) -> int:
         """Numbers of the state that is read; 0: none is.

@@ -28,7 +28,6 @@ from rlinf_workers.policies.layers import in_own_dtype
 from rlinf_workers.policies.openvla.actions import act_with_gripper, learn_with_gripper
 from rlinf_workers.policies.openvla.base import (
     PrismaticPolicy,
-    check_colours,
     check_prompts,
     checked_spec,
     num_patches,
@@ -48,6 +47,7 @@ from rlinf_workers.policies.openvla_oft.heads import (
 )
 from rlinf_workers.policies.openvla_oft.options import OftOptions
 from rlinf_workers.policies.openvla_oft.scaling import Scaling
+from rlinf_workers.policies.pictures import colour_cameras
 from rlinf_workers.trainers.base import ModelOutputs
 
 END = 2
@@ -60,8 +60,7 @@ class OpenVLAOFT(PrismaticPolicy):
     @classmethod
     def needs(cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, **options: Any) -> Needs:
         chosen = OftOptions.of(options)
-        cameras = chosen.camera_fields(fields)
-        check_colours(fields, cameras)
+        cameras = colour_cameras(fields, chosen.cameras)
         state_size = chosen.state_size(fields)
         spec = checked_spec(fields, actions, chosen)
         num_empty = chosen.chunk_size * actions.low.numel()
@@ -83,7 +82,7 @@ class OpenVLAOFT(PrismaticPolicy):
         super().__init__(
             spec,
             chosen,
-            chosen.camera_fields(fields),
+            colour_cameras(fields, chosen.cameras),
             seed=seed,
             num_values=chosen.chunk_size if several else 1,
             crops=chosen.center_crop,

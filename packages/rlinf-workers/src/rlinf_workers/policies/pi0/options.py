@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
-from rlinf_envs import PICTURE, ActionSpec, FieldSpec
+from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.options import options_of
-from rlinf_workers.policies.pictures import chosen_cameras
 
 CHOICES = {
     "noise": ("flow-sde", "flow-noise"),
@@ -23,8 +22,6 @@ CHOICES = {
     "normalization": ("mean_std", "quantiles", "bounds"),
     "dtype": ("float32", "bfloat16"),
 }
-MAX_CAMERAS = 3
-"""pi0 was trained with at most three pictures (arXiv:2410.24164, section V)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,20 +102,6 @@ class Pi0Options:
             raise PolicyError(f"width={self.width} must be a multiple of 16")
         if self.folder is None and (self.dataset is not None or self.normalization != "bounds"):
             raise PolicyError("dataset and normalization need a checkpoint, whose statistics they name")
-
-    def camera_fields(self, fields: Mapping[str, FieldSpec]) -> tuple[str, ...]:
-        """Names of the picture fields.
-
-        Raises: PolicyError where there are none, too many, or not those that the recipe names.
-        """
-        chosen = chosen_cameras(fields, self.cameras)
-        if len(chosen) > MAX_CAMERAS:
-            keys = ", ".join(name.removeprefix(PICTURE) for name in chosen)
-            raise PolicyError(f"it takes 1 to {MAX_CAMERAS} pictures, and here are {len(chosen)} ({keys}); set cameras")
-        for name in chosen:
-            if fields[name].shape[-1] != 3:
-                raise PolicyError(f"pictures have red, green and blue, and {name!r} is {list(fields[name].shape)}")
-        return chosen
 
 
 PATCH_SIZE = 14

@@ -49,6 +49,7 @@ from rlinf_workers.policies.pi0.options import Pi0Options, check_checkpoint, che
 from rlinf_workers.policies.pi0.processor import PromptTokenizer, make_prompts, prepare_pictures
 from rlinf_workers.policies.pi0.spec import SPEC
 from rlinf_workers.policies.pi0.statistics import normalizers
+from rlinf_workers.policies.pictures import colour_cameras
 from rlinf_workers.trainers.base import ModelOutputs
 
 NOISE_HEAD_WIDTHS = (128, 64)
@@ -64,7 +65,7 @@ class Pi0(Policy):
     @classmethod
     def needs(cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, **options: Any) -> Needs:
         chosen = cls.options_class.of(options)
-        cameras = chosen.camera_fields(fields)
+        cameras = colour_cameras(fields, chosen.cameras)
         cls.check(chosen, fields, actions)
         check_instructions(fields, cls.make_prompts(chosen, fields["state"].shape[0]).check)
         normalizers(chosen, fields["state"].shape[0], actions)
@@ -74,7 +75,7 @@ class Pi0(Policy):
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
         super().__init__()
         self._options = chosen = self.options_class.of(options)
-        self._cameras = chosen.camera_fields(fields)
+        self._cameras = colour_cameras(fields, chosen.cameras)
         (state_size,), action_size = fields["state"].shape, actions.low.numel()
         self._executed = (chosen.chunk_size, action_size)
         self._prompts = self.make_prompts(chosen, state_size)
