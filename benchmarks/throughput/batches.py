@@ -79,10 +79,10 @@ def passes_of(form: str, mine: Sequence[SampleGroup]) -> list[int]:
     """Tokens that each pass of a rank computes, as the actor cuts them."""
     if form == "padded":
         return [padded_tokens(mine[i : i + PADDED_GROUPS]) for i in range(0, len(mine), PADDED_GROUPS)]
-    parts = [group.part(rows) for group in mine for rows in split(group, BUDGET)]
+    subsets = [group.subset(rows) for group in mine for rows in split(group, BUDGET)]
     if form == "packed":
-        return [sum(map(num_tokens_of, part)) for part in filled_up(parts, num_tokens_of, BUDGET)]
-    sizes = [num_tokens_of(part) for part in parts]
+        return [sum(map(num_tokens_of, subset)) for subset in filled_up(subsets, num_tokens_of, BUDGET)]
+    sizes = [num_tokens_of(subset) for subset in subsets]
     return [sum(sizes[item] for item in items) for items in bins_within(sizes, BUDGET)]
 
 

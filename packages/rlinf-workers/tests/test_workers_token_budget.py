@@ -96,11 +96,11 @@ group_st = st.tuples(st.integers(1, 9), st.lists(st.integers(0, NUM_TOKENS), min
 @given(group_st, st.integers(4, 40))
 def test_a_group_is_split_into_parts_within_the_limit(drawn, limit):
     group = sample_group(0, *drawn)
-    parts = [group.part(rows) for rows in split(group, limit)]
-    assert torch.equal(torch.cat([part.completion_ids for part in parts]), group.completion_ids)
-    assert all(num_tokens_of(part) <= limit or len(part.loss_mask) == 1 for part in parts)
-    for one, other in pairwise(parts):  # none could have taken the next completion too
-        assert num_tokens_of(one) + num_tokens_of(other.part(slice(0, 1))) - len(group.prompt.token_ids) > limit
+    subsets = [group.subset(rows) for rows in split(group, limit)]
+    assert torch.equal(torch.cat([subset.completion_ids for subset in subsets]), group.completion_ids)
+    assert all(num_tokens_of(subset) <= limit or len(subset.loss_mask) == 1 for subset in subsets)
+    for one, other in pairwise(subsets):  # none could have taken the next completion too
+        assert num_tokens_of(one) + num_tokens_of(other.subset(slice(0, 1))) - len(group.prompt.token_ids) > limit
 
 
 @given(sizes_st, st.integers(1, 6))

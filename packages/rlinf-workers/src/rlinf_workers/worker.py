@@ -129,7 +129,7 @@ class Worker:
         self.offload()
 
     def weights(self) -> Mapping[str, Tensor]:
-        """This rank's part of the tensors that the worker trains or serves, as `layout` says; a receiver's are filled
+        """This rank's shard of the tensors that the worker trains or serves, as `layout` says; a receiver's are filled
         in place. Servers read a trainer's where they lie until its next stage computes or the driver calls a method of
         it: no thread of its own may change them between."""
         raise NotImplementedError(f"{type(self).__name__} takes part in a weight sync and has to define weights()")

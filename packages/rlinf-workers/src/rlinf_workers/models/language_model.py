@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from rlinf_comm import record
-from rlinf_workers.models.parts import meta_parameters
 from rlinf_workers.models.placement import align
+from rlinf_workers.models.sharded_init import meta_parameters
 
 ADAPTER_CONFIG = "adapter_config.json"
 """A folder with this file holds an adapter (models/lora.py), not a model."""
@@ -90,8 +90,8 @@ def build_model(settings: ModelSettings, device: torch.device) -> Any:
 
 
 def outline_model(settings: ModelSettings) -> Any:
-    """The same inside `models.parts.KeptParts`: its parameters have no memory, and weights of the folder are not
-    read."""
+    """The same inside `models.sharded_init.ShardedInit`: its parameters have no memory, and the folder's weights are
+    not read."""
     if not settings.has_weights:
         return _from_config(settings).eval()
     with meta_parameters():

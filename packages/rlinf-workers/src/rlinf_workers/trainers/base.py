@@ -106,19 +106,19 @@ class OptimizerSettings:
         return min(1.0, self.max_grad_norm / (grad_norm + 1e-6))
 
 
-def shards_of(num_shards: int, part: int, num_parts: int, *, parts: str = "ranks") -> range:
-    """The shards of a batch that one of so many ranks or replicas works on.
+def shards_of(num_shards: int, rank: int, num_ranks: int, *, ranks: str = "ranks") -> range:
+    """The shards of a batch that a rank works on.
 
     Args:
-        parts: what they are, for the message.
+        ranks: "replicas" where a replica works on its shards as a rank does.
 
     Raises: ValueError where they cannot have equally many.
     """
-    if num_shards % num_parts:
+    if num_shards % num_ranks:
         raise ValueError(
-            f"num_shards={num_shards} is not a multiple of its {num_parts} {parts}; use {num_parts} or a multiple of it"
+            f"num_shards={num_shards} is not a multiple of its {num_ranks} {ranks}; use {num_ranks} or a multiple of it"
         )
-    return range(part, num_shards, num_parts)
+    return range(rank, num_shards, num_ranks)
 
 
 NOT_ASKED = torch.zeros(0)
@@ -167,8 +167,8 @@ class ModelAdapter(ABC):
         return 1
 
     def outline(self) -> nn.Module | None:
-        """The model that `build` makes, without its numbers, for a backend whose ranks keep parts of it: called inside
-        `models.parts.KeptParts`. None: this kind can only be made whole."""
+        """The model that `build` makes, without its numbers, for a backend whose ranks keep shards of it: called inside
+        `models.sharded_init.ShardedInit`. None: this kind can only be made whole."""
         return None
 
     def first_weights(self, model: Any) -> StoredWeights | None:
@@ -285,12 +285,12 @@ class TrainingBackend(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """This rank's part of what is served (`ModelAdapter.served`), as the layout says; every rank calls. No copies,
+        """This rank's shard of what is served (`ModelAdapter.served`), as the layout says; every rank calls. No copies,
         but of weights that an adapter changes, which are made when they are read."""
         ...
 
     def layout(self) -> Layout:
-        """Where the parts lie on the ranks of this group; the same answer on each of them."""
+        """Where the shards lie on the ranks of this group; the same answer on each of them."""
         ...
 
     def onload(self) -> None:

@@ -53,19 +53,21 @@ class LearningGroup:
     minibatch: int = 0
     """The optimizer step of an epoch that learns from it."""
     first_row: int = 0
-    """Place of its first completion in the whole group, of which it may be a part."""
+    """Place of its first completion in the whole group, of which it may be a subset."""
 
     @property
     def index(self) -> int:
         return self.samples.index
 
-    def part(self, rows: slice) -> LearningGroup:
+    def subset(self, rows: slice) -> LearningGroup:
         """Some of its completions."""
         whole = {"samples", "minibatch", "first_row"}
         tensors: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in whole}
         tensors = {name: None if value is None else value[rows] for name, value in tensors.items()}
         first_row = self.first_row + (rows.start or 0)
-        return LearningGroup(samples=self.samples.part(rows), minibatch=self.minibatch, first_row=first_row, **tensors)
+        return LearningGroup(
+            samples=self.samples.subset(rows), minibatch=self.minibatch, first_row=first_row, **tensors
+        )
 
 
 def kl_estimate(algorithm: Algorithm) -> Callable[..., Tensor] | None:

@@ -170,30 +170,30 @@ class MicroBatches:
     def batches(
         self, groups: Sequence[SampleGroup], shard: int
     ) -> Iterator[tuple[Sequence[SampleGroup], CompletionBatch]]:
-        """A shard's groups, or parts of them, that are computed at once, and the same as a batch on the device."""
+        """A shard's groups, or subsets of them, that are computed at once, and the same as a batch on the device."""
         for samples in self._cut([group for group in groups if self.shard_of(group.index) == shard]):
             yield samples, self._pack(samples).to(self._device)
 
     def _cut(self, mine: Sequence[SampleGroup]) -> list[Sequence[SampleGroup]]:
-        """Groups, or parts of them in their order, that are computed at once."""
+        """Groups, or subsets of them in their order, that are computed at once."""
         if self._max_tokens is None:
             return [mine[start : start + self._num_groups] for start in range(0, len(mine), self._num_groups)]
-        parts = [group.part(rows) for group in mine for rows in split(group, self._max_tokens)]
-        return list(filled_up(parts, num_tokens_of, self._max_tokens))
+        subsets = [group.subset(rows) for group in mine for rows in split(group, self._max_tokens)]
+        return list(filled_up(subsets, num_tokens_of, self._max_tokens))
 
     def _by_tokens(self, groups: Iterable[LearningGroup], limit: int) -> Iterator[MicroBatch]:
         """Packed micro-batches: of a gathered step about equal ones, else each as full as it gets while groups come."""
         waiting: dict[int, list[LearningGroup]] = {shard: [] for shard in self._shards}
         for group in groups:
-            shard, parts = self.shard_of(group.index), [group.part(rows) for rows in split(group.samples, limit)]
-            waiting[shard] += parts
+            shard, subsets = self.shard_of(group.index), [group.subset(rows) for rows in split(group.samples, limit)]
+            waiting[shard] += subsets
             if not self._is_gathered:
                 *full, waiting[shard] = filled_up(waiting[shard], self._num_computed, limit)
                 for batch in full:
                     yield self._micro_batch(shard, batch)
         for shard, rest in waiting.items():
             if rest:
-                for items in bins_within([self._num_computed(part) for part in rest], limit):
+                for items in bins_within([self._num_computed(subset) for subset in rest], limit):
                     yield self._micro_batch(shard, [rest[item] for item in items])
 
     def _num_computed(self, group: LearningGroup) -> int:
@@ -236,15 +236,15 @@ def num_tokens_of(group: SampleGroup) -> int:
 
 
 def split(group: SampleGroup, limit: int) -> list[slice]:
-    """Completions of the group, in their order, in as many parts as keep within `limit` tokens, each with the prompt; a
-    sequence that is longer is a part alone."""
-    prompt_length, parts, first, filled = len(group.prompt.token_ids), [], 0, 0
+    """Splits the group's completions, in their order, into subsets of at most `limit` tokens, each with the prompt; a
+    longer sequence is a subset of its own."""
+    prompt_length, subsets, first, filled = len(group.prompt.token_ids), [], 0, 0
     for row, length in enumerate(lengths_of(group).sub(1).clamp(min=0).tolist()):
         if row > first and prompt_length + filled + length > limit:
-            parts.append(slice(first, row))
+            subsets.append(slice(first, row))
             first, filled = row, 0
         filled += length
-    return [*parts, slice(first, len(group.loss_mask))]
+    return [*subsets, slice(first, len(group.loss_mask))]
 
 
 def filled_up(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:

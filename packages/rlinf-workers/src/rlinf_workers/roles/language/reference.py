@@ -67,8 +67,8 @@ class Reference(TrainingWorker):
         width = group.completion_ids.shape[1]
         if self._max_tokens is None:
             return self._forward(pack_groups([group]), width)
-        parts = [group.part(rows) for rows in split(group, self._max_tokens)]
-        return torch.cat([self._forward(pack_without_padding([part]), width) for part in parts])
+        subsets = [group.subset(rows) for rows in split(group, self._max_tokens)]
+        return torch.cat([self._forward(pack_without_padding([subset]), width) for subset in subsets])
 
     def _forward(self, batch: CompletionBatch, width: int) -> Tensor:
         return fit_width(self._backend.forward(batch.to(self.device)).logprobs.cpu(), width)

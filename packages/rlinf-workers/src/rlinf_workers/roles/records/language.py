@@ -58,7 +58,7 @@ class SampleGroup:
     def index(self) -> int:
         return self.prompt.index
 
-    def part(self, rows: slice) -> SampleGroup:
+    def subset(self, rows: slice) -> SampleGroup:
         """Some of the completions, behind the same prompt."""
         names = ("completion_ids", "loss_mask", "rollout_logprobs", "ref_logprobs", "truncated")
         taken = {name: getattr(self, name) for name in names}

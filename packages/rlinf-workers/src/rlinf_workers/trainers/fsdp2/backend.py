@@ -25,8 +25,8 @@ from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts import fsdp2_layout as fsdp2_layout
 from rlinf_comm.weights.layouts import shard_boxes
 from rlinf_workers.collectives import connect_alone
-from rlinf_workers.models.parts import KeptParts
 from rlinf_workers.models.placement import HOST, HostPlaces, copy_alike, move_moments, tensors_of
+from rlinf_workers.models.sharded_init import ShardedInit
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.models.weight_names import StoredWeights
 from rlinf_workers.trainers.base import (
@@ -45,10 +45,10 @@ from rlinf_workers.trainers.fsdp2.sharding import (
     give_memory,
     local,
     move,
-    on_part,
-    part_of,
+    on_shard,
     recompute_feed_forward,
     shard,
+    shard_place,
     skeleton,
     whole,
     whole_model,
@@ -127,7 +127,7 @@ class FSDP2Backend:
         self._rounds = Rounds.of(worker)
         self._places = HostPlaces()
         self._number = self._rounds.enter(self)
-        with KeptParts(worker.rank, worker.num_ranks) as parts:
+        with ShardedInit(worker.rank, worker.num_ranks) as shards:
             outline = model.outline()
         self._is_outline = outline is not None
         self._model = model.build(HOST) if outline is None else outline
@@ -137,7 +137,7 @@ class FSDP2Backend:
         if not dist.is_initialized():  # one rank alone; a mesh needs a group all the same
             connect_alone(worker.identity)
         mesh = init_device_mesh(worker.device.type, (worker.num_ranks,))
-        first = {name: parts.take(p) for name, p in self._model.named_parameters() if p.is_meta}
+        first = {name: shards.take(p) for name, p in self._model.named_parameters() if p.is_meta}
         self._root = shard(self._model, mesh, lower)
         give_memory(self._model, first, worker.device)
         self._root.to(worker.device)  # buffers; and fully_shard sees the new parameters
@@ -255,7 +255,7 @@ class FSDP2Backend:
         held = {name: local(tensor) for name, tensor in served.weights.items()}
         changes: dict[str, LowRank] = {}
         for name, change in served.changes.items():
-            rows, columns = part_of(name, served.weights[name], rank, num_ranks)
+            rows, columns = shard_place(name, served.weights[name], rank, num_ranks)
             a, b = whole(change.a)[:, columns], whole(change.b)[rows]
             changes[name] = LowRank(a=a, b=b, scale=change.scale)
         return Served(weights=held, changes=changes).merged()
@@ -288,7 +288,7 @@ class FSDP2Backend:
 
     def _move(self, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
         move(self._root, elsewhere)
-        move_moments(self._optimizer, lambda name, moment: on_part(partial(elsewhere, name), moment))
+        move_moments(self._optimizer, lambda name, moment: on_shard(partial(elsewhere, name), moment))
 
     # -- files -----------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ NORM_BYTES = 8
 
 
 def fsdp2_memory(model: ModelShape, job: JobShape, computed: JobShape, num_ranks: int) -> RankMemory:
-    """A part of weights, one gradient and moments, and what a pass has gathered.
+    """A shard of weights, one gradient and moments, and what a pass has gathered.
 
     What is in no layer is gathered for the whole pass. Of the layers, one is in use, the next is on its way, and a
     gradient is sent in the dtype of the weights. The norm squares a gradient in float64.
     """
     copy = job.dtype_bytes * model.num_parameters
-    part = job.num_models * -(-copy // num_ranks)
+    shard = job.num_models * -(-copy // num_ranks)
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
     rest = embeddings + model.hidden_size + model.vision_parameters
     layer = -(-(model.num_parameters - rest) // model.num_layers)
@@ -25,12 +25,12 @@ def fsdp2_memory(model: ModelShape, job: JobShape, computed: JobShape, num_ranks
     sent = 0 if num_ranks == 1 or job.sole_adapter else job.dtype_bytes * layer
     largest = largest_tensor_bytes(model, job)
     return RankMemory(
-        weights=part,
-        gradients=part,
-        optimizer=NUM_MOMENTS * part,
+        weights=shard,
+        gradients=shard,
+        optimizer=NUM_MOMENTS * shard,
         activations=max(update, sft_warm_up_bytes(model, computed, recomputes=recomputes)),
         gathered=computed.dtype_bytes * (rest + 2 * layer) + sent,
         step=-(-2 * NORM_BYTES * largest // (job.dtype_bytes * num_ranks)),
         host_start=copy if job.adapter else 2 * largest,  # what is read, or made, whole
-        host_copy=(1 + NUM_MOMENTS) * part + (0 if num_ranks == 1 else 2 * largest),  # gathered
+        host_copy=(1 + NUM_MOMENTS) * shard + (0 if num_ranks == 1 else 2 * largest),  # gathered
     )

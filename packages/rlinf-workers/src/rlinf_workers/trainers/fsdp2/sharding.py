@@ -44,7 +44,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> Root:
-    """Cuts each layer and the rest of the model over the mesh; each rank keeps its parts on the mesh's device.
+    """Cuts each layer and the rest of the model over the mesh; each rank keeps its shards on the mesh's device.
 
     Gradients are sums over ranks, made in the dtype of the parameters, whatever is computed in.
     """
@@ -88,11 +88,11 @@ def _reduce_unused(module: FSDPModule) -> None:
     group.post_backward = post_backward
 
 
-def give_memory(model: nn.Module, parts: dict[str, Tensor | None], device: torch.device) -> None:
+def give_memory(model: nn.Module, shards: dict[str, Tensor | None], device: torch.device) -> None:
     """Lets the parameters of a sharded outline have memory.
 
     Args:
-        parts: name -> this rank's part, which becomes the parameter's own; None: of any content. It is used up.
+        shards: name -> this rank's shard, which becomes the parameter's own; None: of any content. It is used up.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     replacements: dict[Tensor, nn.Parameter] = {}
@@ -102,17 +102,17 @@ def give_memory(model: nn.Module, parts: dict[str, Tensor | None], device: torch
                 continue
             if parameter not in replacements:  # tied parameters stay one
                 assert isinstance(parameter, DTensor), "fully_shard makes DTensors of all parameters"
-                part = parts.pop(names[parameter])
-                if part is None:
+                shard = shards.pop(names[parameter])
+                if shard is None:
                     whole = torch.empty_like(parameter, device=device)
                 else:
-                    whole = on_part(lambda _, part=part: part.to(device), parameter)
+                    whole = on_shard(lambda _, shard=shard: shard.to(device), parameter)
                 replacements[parameter] = nn.Parameter(whole, parameter.requires_grad)
             setattr(module, name, replacements[parameter])
 
 
 def move(root: Root, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
-    """Puts this rank's parts of parameters and gradients, and the buffers, elsewhere; the parameters stay themselves.
+    """Puts this rank's shards of parameters and gradients, and the buffers, elsewhere; the parameters stay themselves.
 
     Args:
         elsewhere: a name and a tensor -> the same in other memory.
@@ -121,7 +121,7 @@ def move(root: Root, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
     tensors = {**dict(root.named_parameters()), **dict(root.named_buffers())}
     tensors |= {f"gradient {name}": p.grad for name, p in root.named_parameters() if p.grad is not None}
     names = {id(tensor): name for name, tensor in tensors.items()}
-    root._apply(lambda tensor: on_part(partial(elsewhere, names[id(tensor)]), tensor))
+    root._apply(lambda tensor: on_shard(partial(elsewhere, names[id(tensor)]), tensor))
 
 
 def recompute_feed_forward(model: nn.Module) -> None:
@@ -163,42 +163,42 @@ def whole(tensor: Tensor) -> Tensor:
 def gathered(tensor: Tensor, writer: int) -> Tensor | None:
     """The whole tensor in host memory on the rank that writes it, else None; every rank of its mesh calls.
 
-    No other rank ever has more than its own part of it.
+    No other rank ever has more than its own shard of it.
     """
     mine = local(tensor)
     if not isinstance(tensor, DTensor):
         return host_copy(mine) if dist.get_rank() == writer else None
     mesh, (num_rows, *widths) = tensor.device_mesh, tensor.shape
-    part = mine.new_zeros(-(-num_rows // mesh.size()), *widths)  # as long as the longest
-    part[: len(mine)] = mine
-    parts = [torch.empty_like(part) for _ in range(mesh.size())] if mesh.get_local_rank() == writer else None
-    dist.gather(part, parts, group=mesh.get_group(), group_dst=writer)
-    return None if parts is None else torch.cat(parts)[:num_rows].cpu()
+    shard = mine.new_zeros(-(-num_rows // mesh.size()), *widths)  # as long as the longest
+    shard[: len(mine)] = mine
+    shards = [torch.empty_like(shard) for _ in range(mesh.size())] if mesh.get_local_rank() == writer else None
+    dist.gather(shard, shards, group=mesh.get_group(), group_dst=writer)
+    return None if shards is None else torch.cat(shards)[:num_rows].cpu()
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part, without gradient; no copy."""
+    """This rank's shard, without gradient; no copy."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
-def on_part(do: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """What `do` makes of this rank's part, as a part of the same whole."""
-    part = do(local(tensor))
+def on_shard(do: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """What `do` makes of this rank's shard, as a shard of the same whole."""
+    shard = do(local(tensor))
     if not isinstance(tensor, DTensor):
-        return part
+        return shard
     shape = {"shape": tensor.shape, "stride": tensor.stride()}
-    return DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False, **shape)
+    return DTensor.from_local(shard, tensor.device_mesh, tensor.placements, run_check=False, **shape)
 
 
-def part_of(name: str, tensor: Tensor, rank: int, num_ranks: int) -> tuple[slice, ...]:
-    """Where a rank's part lies in the whole tensor."""
+def shard_place(name: str, tensor: Tensor, rank: int, num_ranks: int) -> tuple[slice, ...]:
+    """Where a rank's shard lies in the whole tensor."""
     box = shard_boxes(name, tensor, list(range(num_ranks)))[rank]
     return tuple(slice(first, first + size) for first, size in zip(box.start, box.shape, strict=True))
 
 
 @torch.no_grad()
 def fill(tensors: Mapping[str, Tensor], sources: Mapping[str, Tensor], rank: int, num_ranks: int) -> None:
-    """Copies into each tensor its part of the whole one of the same name."""
+    """Copies into each tensor its shard of the whole one of the same name."""
     for name, tensor in tensors.items():
-        local(tensor).copy_(sources[name][part_of(name, tensor, rank, num_ranks)])
+        local(tensor).copy_(sources[name][shard_place(name, tensor, rank, num_ranks)])

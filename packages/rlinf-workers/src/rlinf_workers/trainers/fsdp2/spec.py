@@ -1,4 +1,4 @@
-"""The training backend `fsdp2`: torch's `fully_shard`, a part of every tensor on every rank."""
+"""The training backend `fsdp2`: torch's `fully_shard`, a shard of every tensor on every rank."""
 
 from __future__ import annotations
 

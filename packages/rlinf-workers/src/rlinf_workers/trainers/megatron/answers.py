@@ -38,7 +38,7 @@ class TokenQuery:
     """[R, T] int64, those tokens."""
     temperature: float
     num_rows: int
-    """Rows of the whole micro-batch, of which these may be a part."""
+    """Rows of the whole micro-batch, of which these may be a slice."""
 
     @classmethod
     def of(cls, batch: SequenceBatch | ExampleBatch, temperature: float) -> TokenQuery:
@@ -56,12 +56,12 @@ class TokenQuery:
         before = first + torch.arange(targets.shape[1], device=both.device)
         return cls(token_ids=moved, before=before, targets=targets, temperature=temperature, num_rows=len(both))
 
-    def part(self, number: int, num_parts: int) -> TokenQuery:
-        """Every `num_parts`-th row from `number` on; parts have equally many, the last row stands in for missing
+    def row_slice(self, number: int, num_slices: int) -> TokenQuery:
+        """Every `num_slices`-th row from `number` on; slices have equally many, the last row stands in for missing
         ones."""
-        if num_parts == 1:
+        if num_slices == 1:
             return self
-        rows = rows_of(number, num_parts, self.num_rows).clamp(max=self.num_rows - 1).to(self.targets.device)
+        rows = rows_of(number, num_slices, self.num_rows).clamp(max=self.num_rows - 1).to(self.targets.device)
         return TokenQuery(
             token_ids=self.token_ids[rows],
             before=self.before[rows],
@@ -89,9 +89,9 @@ class TokenQuery:
         return {"input_ids": self.token_ids, "position_ids": places.expand_as(self.token_ids), "attention_mask": None}
 
 
-def rows_of(number: int, num_parts: int, num_rows: int) -> Tensor:
-    """The rows of a part; those from `num_rows` on are no rows."""
-    return torch.arange(number, -(-num_rows // num_parts) * num_parts, num_parts)
+def rows_of(number: int, num_slices: int, num_rows: int) -> Tensor:
+    """The rows of a slice; those from `num_rows` on are no rows."""
+    return torch.arange(number, -(-num_rows // num_slices) * num_slices, num_slices)
 
 
 def answers_of_states(

@@ -1,7 +1,7 @@
 """MegatronBackend: replicas of several ranks hold a language model by tensor, pipeline and expert parallelism.
 
 Every rank of a replica gets the same micro-batches. Its last stage has the answers, which are made whole there, so that
-the loss is computed on each of its ranks alike; their gradient goes back through the parts. Replicas are data parallel:
+the loss is computed on each of its ranks alike; its gradient flows back through the slices. Replicas are data parallel:
 gradients are summed over them in `reduce`, by megatron-core's own DistributedDataParallel, and its optimizer steps.
 With a pipeline `backward` keeps the micro-batch, and `reduce` runs them all as one 1F1B schedule.
 """
@@ -88,7 +88,7 @@ class MegatronBackend:
         self._wrap(trains=optimizer is not None)
         if optimizer is not None:
             place = worker.identity
-            self.shards = shards_of(num_shards, place.replica, place.num_replicas, parts="replicas")
+            self.shards = shards_of(num_shards, place.replica, place.num_replicas, ranks="replicas")
             self.restart(optimizer)
         self._take(self._first_weights())
         self.offload()  # what megatron-core has made on the device
@@ -207,7 +207,7 @@ class MegatronBackend:
 
         def forward_step(waiting: Iterator[tuple[TokenQuery, Finish]], model: Any) -> tuple[Tensor, Finish]:
             request, finish = next(waiting)
-            self._model.query = request.part(self._place.part, self._options.num_parts)
+            self._model.query = request.row_slice(self._place.row_slice, self._options.num_row_slices)
             multiple = self._options.tensor_parallel if self._options.sequence_parallel else 1
             return model(**self._model.query.padded(multiple).arguments()), finish
 
@@ -235,7 +235,7 @@ class MegatronBackend:
         return own
 
     def _rows(self, num_rows: int) -> Tensor:
-        rows = rows_of(self._place.part, self._options.num_parts, num_rows)
+        rows = rows_of(self._place.row_slice, self._options.num_row_slices, num_rows)
         return rows[rows < num_rows].to(self._worker.device)
 
     # -- weights ---------------------------------------------------------------------------------------------------
@@ -316,13 +316,13 @@ class MegatronBackend:
         return weights
 
     def _read(self, folder: str, without: Collection[str] = ()) -> dict[str, Tensor]:
-        """This rank's part of a Hugging Face folder; 0 for the tensors named."""
+        """This rank's shard of a Hugging Face folder; 0 for the tensors named."""
         weights = self._unwritten()
         WeightFiles(folder).fill(leaving_out(self._masters_layout, without), self._worker.rank, weights)
         return weights
 
     def _read_renamed(self, files: WeightFiles, behind: str = "") -> dict[str, Tensor]:
-        """This rank's part of files with the names of transformers' model in memory, and something behind them."""
+        """This rank's shard of files with the names of transformers' model in memory, and something behind them."""
         tensors, (whole,) = self._unwritten(), self._in_memory.ranks
         files.check({f"{name}{behind}": tuple(buffer.shape) for name, buffer in whole.buffers.items()})
         blocks = {block.name: block for block in whole.blocks}
@@ -398,7 +398,7 @@ class MegatronBackend:
         return {name: whole for name, whole in tensors if of[name] == self._worker.rank}
 
     def _gathered(self, local: Mapping[str, Tensor], name: str) -> Tensor:
-        """A canonical tensor, whole, of which each rank of a replica has parts; every rank calls."""
+        """A canonical tensor, whole, of which each rank of a replica has shards; every rank calls."""
         mine = [(block.box, region(local[block.buffer], block)) for block in self._owned.get(name, ())]
         return gathered(self._layout.specs[name].shape, mine, self._worker.replica_ranks, torch.float32)
 

@@ -40,8 +40,8 @@ def gathered(shape: tuple[int, ...], mine: list[tuple[Box, Tensor]], ranks: Rank
         mine: the boxes that this rank hands out; no two ranks have the same element.
     """
     whole = torch.zeros(shape, dtype=dtype)
-    for box, part in mine:
-        inside(whole, box).copy_(part)
+    for box, shard in mine:
+        inside(whole, box).copy_(shard)
     ranks.sum_(whole.view(torch.uint8))  # as bytes, so that -0.0 stays what it is
     return whole
 

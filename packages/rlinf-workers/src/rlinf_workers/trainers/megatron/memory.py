@@ -19,7 +19,7 @@ NUM_CHUNKS = 3
 
 
 def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_ranks: int) -> RankMemory:
-    """The part of a rank in the first or the last stage of the pipeline, whichever is fuller.
+    """The shard of a rank in the first or the last stage of the pipeline, whichever is fuller.
 
     A critic is cut as the policy is. Gradients, masters and moments are float32. Masters are there beside bfloat16
     weights; they and the moments are shared out over replicas by the distributed optimizer.
@@ -28,7 +28,7 @@ def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_
     dense, experts = parameters_of_rank(model, cut)
     share = dense + experts
     if cut.distributed_optimizer:
-        share = -(-dense // (num_replicas * cut.num_parts)) + -(-experts // num_replicas)
+        share = -(-dense // (num_replicas * cut.num_row_slices)) + -(-experts // num_replicas)
     computed, models = cut.compute_bytes, job.num_models
     is_here = cut.distributed_optimizer is False and computed == FLOAT_BYTES and not job.on_gpu
     copied = 0 if is_here else FLOAT_BYTES * (dense + experts)  # masters or one moment, before they are put together
@@ -105,7 +105,7 @@ class MegatronPass:
     def _num_tokens(self) -> int:
         """Of the rows of this rank."""
         lengths = self.job.lengths
-        return -(-self.num_rows // self.cut.num_parts) * (lengths.prompt_tokens + lengths.limit_tokens)
+        return -(-self.num_rows // self.cut.num_row_slices) * (lengths.prompt_tokens + lengths.limit_tokens)
 
     @property
     def _num_shared(self) -> int:
@@ -147,7 +147,7 @@ class MegatronPass:
     @property
     def _num_expert_tokens(self) -> float:
         """Tokens that the experts of this rank get, where all experts get equally many."""
-        return self._num_tokens * self.cut.num_parts * self.model.num_active_experts / self.cut.expert_parallel
+        return self._num_tokens * self.cut.num_row_slices * self.model.num_active_experts / self.cut.expert_parallel
 
     def _inside_of_layer(self) -> int:
         """Bytes that the backward pass of a layer adds: gradients of the feed-forward half's inside and of its widest

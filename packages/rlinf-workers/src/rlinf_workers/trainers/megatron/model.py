@@ -1,4 +1,4 @@
-"""The GPTModel of megatron-core that holds this rank's part of a Hugging Face model.
+"""The GPTModel of megatron-core that holds this rank's shard of a Hugging Face model.
 
 Layers are those of megatron-core's local spec, without Transformer Engine; attention is torch's.
 """
@@ -33,7 +33,7 @@ def layout_of(shape: TransformerShape, options: MegatronOptions, num_ranks: int,
         shape,
         tp=options.tensor_parallel,
         pp=options.pipeline_parallel,
-        dp=options.num_parts,
+        dp=options.num_row_slices,
         ep=options.expert_parallel,
         expert_tp=options.expert_tensor_parallel,
         transformer_engine=False,
@@ -45,7 +45,7 @@ def layout_of(shape: TransformerShape, options: MegatronOptions, num_ranks: int,
 
 
 def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, head: Head) -> AnsweringModel:
-    """This rank's part, with weights that nobody has written yet.
+    """This rank's shard, with weights that nobody has written yet.
 
     Args:
         config: of transformers.

@@ -50,7 +50,7 @@ class _Held:
     """What this rank steps of a parameter."""
 
     master: Tensor
-    """What the inner optimizer steps, and its state goes by; the parameter itself, or a part of it, in float32."""
+    """What the inner optimizer steps, and its state goes by; the parameter itself, or a shard of it, in float32."""
     optimizer: Any
     """The inner one."""
     first: int
@@ -94,31 +94,31 @@ class Masters:
         """The parameter's, too."""
         self._here(parameter).copy_(value)
         if (held := self._held.get(parameter)) is not None and held.master.dtype != parameter.dtype:
-            self._here(held.master).copy_(self._part(held, value))
+            self._here(held.master).copy_(self._shard(held, value))
 
     @torch.no_grad()
     def set_moment(self, parameter: nn.Parameter, name: str, value: Tensor) -> None:
         """On the device of the masters."""
         if (held := self._held.get(parameter)) is not None:
-            part = self._part(held, value).to(held.master)
-            held.optimizer.state[held.master][name] = part.clone(memory_format=torch.contiguous_format)
+            shard = self._shard(held, value).to(held.master)
+            held.optimizer.state[held.master][name] = shard.clone(memory_format=torch.contiguous_format)
 
     def set_steps(self, count: int) -> None:
         """Steps behind the moments."""
         for held in self._held.values():
             held.optimizer.state[held.master]["step"] = torch.tensor(float(count))
 
-    def _part(self, held: _Held, value: Tensor) -> Tensor:
+    def _shard(self, held: _Held, value: Tensor) -> Tensor:
         return value.flatten()[held.first : held.first + held.master.numel()].view_as(held.master)
 
-    def _whole(self, parameter: nn.Parameter, part: Tensor | None) -> Tensor:
+    def _whole(self, parameter: nn.Parameter, shard: Tensor | None) -> Tensor:
         if not self._groups:
-            assert part is not None, "who shares nothing out has all"
-            return self._here(part).cpu()
+            assert shard is not None, "who shares nothing out has all"
+            return self._here(shard).cpu()
         flat = torch.zeros(parameter.numel(), dtype=torch.float32)
-        if part is not None:
+        if shard is not None:
             first = self._held[parameter].first
-            flat[first : first + part.numel()] = self._here(part).flatten()
+            flat[first : first + shard.numel()] = self._here(shard).flatten()
         is_expert = not getattr(parameter, "allreduce", True)
         dist.all_reduce(flat.view(torch.uint8), group=self._groups[is_expert])  # as bytes: -0.0 stays what it is
         return flat.view(parameter.shape)

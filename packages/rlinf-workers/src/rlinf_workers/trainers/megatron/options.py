@@ -66,8 +66,8 @@ class MegatronOptions:
         return self.pipeline_parallel * self.ranks_per_stage
 
     @property
-    def num_parts(self) -> int:
-        """Parts of a micro-batch's rows that different ranks of a stage work on."""
+    def num_row_slices(self) -> int:
+        """Slices of a micro-batch's rows that different ranks of a stage work on."""
         return self.ranks_per_stage // self.tensor_parallel
 
     @property
@@ -103,7 +103,7 @@ class MegatronOptions:
                 f"the plan has {num_ranks_per_replica} ranks per replica, and {self} makes a replica of {size}"
             )
         num_replicas = num_ranks // size
-        if num_replicas > 1 and self.pipeline_parallel > 1 and self.num_parts > 1:
+        if num_replicas > 1 and self.pipeline_parallel > 1 and self.num_row_slices > 1:
             raise OptionError(
                 "expert_parallel",
                 f"={self.expert_parallel}: {num_replicas} replicas of a pipeline whose stages have tensor_parallel="

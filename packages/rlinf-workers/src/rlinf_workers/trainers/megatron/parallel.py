@@ -1,6 +1,6 @@
 """The process groups of megatron-core, which are global to a process, and where this rank stands in them.
 
-Ranks of a replica are consecutive. Within one, tensor parallelism is fastest, then the parts of a micro-batch's rows,
+Ranks of a replica are consecutive. Within one, tensor parallelism is fastest, then the slices of a micro-batch's rows,
 then the stages of the pipeline.
 """
 
@@ -29,8 +29,8 @@ class ParallelRank:
 
     tensor: int
     """Rank among those that share its matrices out."""
-    part: int
-    """Which of `options.num_parts` parts of a micro-batch's rows are its own."""
+    row_slice: int
+    """Which of `options.num_row_slices` slices of a micro-batch's rows are its own."""
     stage: RankGroup
     """The ranks of its stage."""
 
@@ -84,6 +84,6 @@ def _place(worker: Worker, options: MegatronOptions) -> ParallelRank:
         stage = RankGroup(worker.rank % size, size, groups[worker.rank // size])
     return ParallelRank(
         tensor=within % options.tensor_parallel,
-        part=within % size // options.tensor_parallel,
+        row_slice=within % size // options.tensor_parallel,
         stage=stage,
     )

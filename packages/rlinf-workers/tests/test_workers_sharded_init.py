@@ -1,4 +1,4 @@
-"""Models that are made in parts begin with the numbers that they have whole, in the memory of the parts."""
+"""Models that are made in shards begin with the numbers that they have whole, in the memory of the shards."""
 
 import dataclasses
 import subprocess
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rlinf_workers.models.language_model import build_model, outline_model
-from rlinf_workers.models.parts import KeptParts
+from rlinf_workers.models.sharded_init import ShardedInit
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.architectures import ARCHITECTURES, tiny_architecture
 
@@ -27,20 +27,20 @@ def test_each_rank_has_its_rows_of_what_the_seed_makes(tmp_path, name):
             state = torch.get_rng_state()
             for rank in range(NUM_RANKS):
                 torch.manual_seed(1)
-                with KeptParts(rank, NUM_RANKS) as parts:
+                with ShardedInit(rank, NUM_RANKS) as shards:
                     outline = kind.outline()
                 assert torch.equal(torch.get_rng_state(), state), "the next numbers are others"
-                check(outline, expected, parts, rank)
+                check(outline, expected, shards, rank)
 
 
-def check(outline, expected, parts, rank):
+def check(outline, expected, shards, rank):
     wholes, names = dict(expected.named_parameters()), []
     for name, parameter in outline.named_parameters():
         assert parameter.is_meta
         assert parameter.dtype == wholes[name].dtype
         rows = wholes[name].chunk(NUM_RANKS)
-        part = parts.take(parameter)
-        assert torch.equal(part, rows[rank] if rank < len(rows) else rows[0][:0]), name
+        shard = shards.take(parameter)
+        assert torch.equal(shard, rows[rank] if rank < len(rows) else rows[0][:0]), name
         names.append(name)
     assert names == list(wholes), "tied parameters are one"
     check_buffers(outline, expected)
@@ -57,14 +57,14 @@ def check_buffers(outline, expected):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_buffers_of_an_outline_are_those_of_the_folder(tmp_path, name):
     settings = dataclasses.replace(tiny_architecture(name, tmp_path, rope_theta=123.0), dtype="bfloat16")
-    with KeptParts(0, 1) as parts:
+    with ShardedInit(0, 1) as shards:
         outline = outline_model(settings)
-    assert all(parts.take(parameter) is None for parameter in outline.parameters())
+    assert all(shards.take(parameter) is None for parameter in outline.parameters())
     check_buffers(outline, build_model(settings, torch.device("cpu")))
 
 
 def test_what_is_made_from_what_is_given_up_is_refused():
-    with KeptParts(0, 2):
+    with ShardedInit(0, 2):
         first, _ = nn.Linear(3, 4), nn.Linear(3, 4)
         with pytest.raises(RuntimeError, match=r"a tensor \[4, 3\] of the model is made by mul_ from numbers that are"):
             first.weight.detach().mul_(2.0)
@@ -104,7 +104,7 @@ small, large = sys.argv[1:]
 make(small, True).load_model(small)
 for has_weights in (True, False):
     backend, peak = growth(lambda: make(large, has_weights))
-    print(sum(part.nbytes for part in backend.weights().values()), peak)
+    print(sum(shard.nbytes for shard in backend.weights().values()), peak)
     print(0, growth(lambda: backend.load_model(large))[1])
     del backend
 """
@@ -125,7 +125,7 @@ def test_a_rank_never_has_the_memory_of_the_whole_model(tmp_path):
     )
     assert not done.returncode, done.stderr
     for line in done.stdout.splitlines():
-        part, peak = (int(number) for number in line.split())
-        assert part in (0, pytest.approx(whole / 4, rel=0.01))
-        assert peak < part + (24 << 20), f"{peak} bytes for a part of {part}; the whole model has {whole}"
+        shard, peak = (int(number) for number in line.split())
+        assert shard in (0, pytest.approx(whole / 4, rel=0.01))
+        assert peak < shard + (24 << 20), f"{peak} bytes for a shard of {shard}; the whole model has {whole}"
     assert len(done.stdout.splitlines()) == 4

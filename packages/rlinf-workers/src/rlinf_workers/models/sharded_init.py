@@ -1,8 +1,8 @@
-"""Making a model of which each rank keeps a part: no process ever holds more of it whole than one tensor.
+"""Makes a model of which each rank keeps a shard: no process ever holds more than one of its tensors whole.
 
-Parameters go to the meta device as they are registered; buffers stay. What a parameter begins with is computed as ever,
-whole, so that a seed gives the numbers that it gives without parts; then the rank's rows are kept and the rest is given
-up for the next parameter.
+Parameters go to the meta device as they are registered; buffers stay. The initial value of a parameter is computed
+whole, so that a seed gives the same numbers as without shards; then the rank's rows are kept and the memory of the rest
+is freed before the next parameter.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def meta_parameters() -> Iterator[None]:
         yield
 
 
-class KeptParts(TorchFunctionMode):
-    """While a model is made in this context, its parameters have no memory, and `take` has this rank's rows of them.
+class ShardedInit(TorchFunctionMode):
+    """While a model is made in this context, its parameters have no memory, and `take` returns this rank's rows.
 
     Raises: RuntimeError where a parameter is computed from what it was before another one was written.
     """
@@ -42,7 +42,7 @@ class KeptParts(TorchFunctionMode):
     def __init__(self, rank: int, num_ranks: int) -> None:
         super().__init__()
         self._rank, self._num_ranks = rank, num_ranks
-        self._parts: dict[int, Tensor | None] = {}
+        self._shards: dict[int, Tensor | None] = {}
         """Storage of a parameter -> rows of its tensor; None for one that came without memory."""
         self._seen: list[Tensor] = []
         """All parameters, so that no storage comes twice."""
@@ -62,7 +62,7 @@ class KeptParts(TorchFunctionMode):
 
     def take(self, parameter: Tensor) -> Tensor | None:
         """This rank's rows, once: the memory is the caller's. None: they were never computed."""
-        return self._parts.pop(_storage(parameter), None)
+        return self._shards.pop(_storage(parameter), None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -71,7 +71,7 @@ class KeptParts(TorchFunctionMode):
         is_write = name.endswith("_") and not name.endswith("__") and name not in HARMLESS
         if not (is_write and isinstance(target, Tensor) and target.is_meta):
             return func(*args, **kwargs)
-        if _storage(target) in self._parts and self._parts[_storage(target)] is None:
+        if _storage(target) in self._shards and self._shards[_storage(target)] is None:
             return target
         real = self._real(target, name)
         if args:
@@ -85,10 +85,10 @@ class KeptParts(TorchFunctionMode):
         key = _storage(target)
         if self._whole is None or self._whole[0] != key:
             is_all = target.is_contiguous() and target.untyped_storage().nbytes() == target.nbytes
-            if key not in self._parts or not (is_all and name in OVERWRITES):
+            if key not in self._shards or not (is_all and name in OVERWRITES):
                 raise RuntimeError(
                     f"a tensor {list(target.shape)} of the model is made by {name} from numbers that are given up "
-                    "already, so it cannot be made in parts; use the backend replicated"
+                    "already, so it cannot be made in shards; use the backend replicated"
                 )
             self._cut()
             self._whole = key, _pages(target.shape, target.dtype)
@@ -98,20 +98,20 @@ class KeptParts(TorchFunctionMode):
         placeholder = _on_meta(parameter)
         self._seen.append(placeholder)
         if not parameter.is_meta:
-            self._parts[_storage(placeholder)] = self._part(parameter.detach())
+            self._shards[_storage(placeholder)] = self._shard(parameter.detach())
         else:  # tied to one that is known, or made without memory
-            self._parts.setdefault(_storage(placeholder), None)
+            self._shards.setdefault(_storage(placeholder), None)
         return placeholder
 
     def _cut(self) -> None:
         if self._whole is not None:
             key, whole = self._whole
-            self._parts[key], self._whole = self._part(whole), None
+            self._shards[key], self._whole = self._shard(whole), None
 
-    def _part(self, whole: Tensor) -> Tensor:
+    def _shard(self, whole: Tensor) -> Tensor:
         rows = -(-len(whole) // self._num_ranks)  # as torch.chunk
-        part = whole[self._rank * rows : (self._rank + 1) * rows]
-        return _pages(part.shape, part.dtype).copy_(part)
+        shard = whole[self._rank * rows : (self._rank + 1) * rows]
+        return _pages(shard.shape, shard.dtype).copy_(shard)
 
 
 def _pages(shape: torch.Size, dtype: torch.dtype) -> Tensor:
