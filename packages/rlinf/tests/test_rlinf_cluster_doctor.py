@@ -230,7 +230,7 @@ def test_a_probe_sees_its_machine():
 
 def test_a_torch_that_cannot_be_imported_is_told(monkeypatch):
     monkeypatch.setattr(probe, "LOOK_AT_TORCH", "raise ImportError('libcudart.so.13')")
-    assert probe._torch() == {"torch_problem": "ImportError: libcudart.so.13"}
+    assert probe.look_at_torch() == {"torch_problem": "ImportError: libcudart.so.13"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,8 +45,8 @@ class EngineProcesses:
             could not.
     """
 
-    def __init__(self, num_processes: int, enter: Callable[[str], object], *, timeout_s: float = ANSWER_S) -> None:
-        self._num_processes, self._enter, self._timeout_s = num_processes, enter, timeout_s
+    def __init__(self, num_processes: int, enter: Callable[[str], object]) -> None:
+        self._num_processes, self._enter = num_processes, enter
         self._folder = SweptFolder("rlinf-engine-")
         self._address = str(self._folder.path / "socket")
         self._listener = socket.socket(socket.AF_UNIX)
@@ -104,7 +104,7 @@ class EngineProcesses:
     def _connect(self) -> tuple[_Process, ...]:
         self._enter(f"0 {self._address}")
         processes: dict[int, _Process] = {}
-        deadline, own = Deadline(self._timeout_s), Hello(service=SERVICE)
+        deadline, own = Deadline(ANSWER_S), Hello(service=SERVICE)
         while len(processes) < self._num_processes:
             try:
                 connection = Connection.accept_local(self._listener, "a process of the engine", deadline)
@@ -127,8 +127,8 @@ class EngineProcesses:
 
     def _answer(self, process: _Process, number: int, what: str) -> CommandReply:
         while True:
-            if not process.connection.poll(self._timeout_s):
-                raise WorkersError(f"{process.name} has not answered within {self._timeout_s:.0f} s: {what}")
+            if not process.connection.poll(ANSWER_S):
+                raise WorkersError(f"{process.name} has not answered within {ANSWER_S:.0f} s: {what}")
             try:
                 answer: CommandReply = unpack(process.connection.receive_bytes())
             except PeerLost as error:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -33,6 +31,7 @@ from rlinf_workers.addresses import LOOPBACK
 from rlinf_workers.errors import ClusterRefused, NodeLost
 from rlinf_workers.launchers.agent import Agent, AgentSettings
 from rlinf_workers.launchers.base import Node
+from rlinf_workers.launchers.ray.probe import look_at_torch
 from rlinf_workers.leftovers import SweptFolder
 
 OBJECT_STORE_BYTES = 100 << 20
@@ -49,13 +48,6 @@ TOKEN = (
 )
 GONE = (TaskUnschedulableError, NodeDiedError, LocalRayletDiedError, WorkerCrashedError)
 """What Ray raises of a task whose node is gone. It lists a node as alive for some time after that."""
-LIST_GPUS = """
-import json, torch
-count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
-print()
-print(json.dumps([[gpu.name, gpu.total_memory] for gpu in gpus]))
-"""
 _tasks: dict[int, Any] = {}
 """Ticket -> the task that runs an agent."""
 _tickets = itertools.count()
@@ -170,20 +162,13 @@ def gpus(node_ids: Sequence[str]) -> list[tuple[tuple[str, int], ...]]:
 
     Raises: ClusterRefused.
     """
-    listing = ray.remote(num_cpus=0, max_retries=0)(_list_gpus)
+    listing = ray.remote(num_cpus=0, max_retries=0)(look_at_torch)
     tasks = [listing.options(scheduling_strategy=_on(node)).remote() for node in node_ids]
     try:
         listed = ray.get(tasks, timeout=GPU_TIMEOUT_S)
     except RayError as error:
         raise ClusterRefused(f"torch could not list the GPUs of the Ray cluster's nodes: {last_line(error)}") from error
-    return [tuple((name, int(memory_bytes)) for name, memory_bytes in gpus) for gpus in listed]
-
-
-def _list_gpus() -> list[list[Any]]:
-    """[name, bytes] of each, on the node that Ray runs this on; in a process of its own, which Ray hides none from."""
-    variables = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    done = subprocess.run([sys.executable, "-c", LIST_GPUS], env=variables, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout.rstrip().rpartition("\n")[2]) if done.returncode == 0 else []
+    return [tuple((name, int(memory_bytes)) for name, memory_bytes in torch.get("gpus", ())) for torch in listed]
 
 
 def place_agent(node: str, settings: AgentSettings, resources: Mapping[str, int]) -> int:

@@ -66,7 +66,7 @@ class NodeProbe:
             "packages": {name: version for name in packages if (version := _version(name)) is not None},
             "shared_free_bytes": space.f_bavail * space.f_frsize,
             "shared_bytes": space.f_blocks * space.f_frsize,
-            **_torch(),
+            **look_at_torch(),
         }
 
     def measure(self, endpoint: tuple[str, int]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _torch() -> dict[str, Any]:
+def look_at_torch() -> dict[str, Any]:
     """The GPUs that torch finds, as [name, bytes], in a process from which Ray hides none; `torch_problem` where torch
     cannot be asked."""
     seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
