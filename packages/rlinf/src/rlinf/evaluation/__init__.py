@@ -1,7 +1,7 @@
-"""`rlinf eval`: a model answers benchmark problems; what comes out survives being killed and can be gone on with.
+"""`rlinf eval`: evaluates a model on benchmark problems; a killed evaluation can be resumed.
 
-model.py       which folder holds the model, and what it allows
-run_prompt.py  how the run that trained the model asked it
+model.py       finds and checks the model folder
+run_prompt.py  prompt settings of the run that trained the model
 benchmarks.py  files -> problems with prompts that fit
 folder.py      the evaluation's folder: settings, samples as they come, result
 run.py         the flow prompts -> rollout -> reward on all devices

@@ -1,4 +1,4 @@
-"""Files -> benchmarks: problems with prompts that fit, and how their answers are checked."""
+"""Reads benchmarks from files: problems with prompts that fit, and their rewards."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rlinf_algos import RewardError
 from rlinf_algos.rewards import RewardSpec, make_reward, reward_names, score
 
 PLAIN_TEMPLATE = "{question}\n"
-"""The template for a file of one's own that comes without a template."""
+"""Default template for custom files."""
 CHECKED = ("exact_match", "numeric_match", "math_answer", "multiple_choice")
-"""Rewards that say at once whether they can use an answer."""
+"""Rewards that can check beforehand whether they can use an answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Benchmark:
-    """What one set asks of the model."""
+    """One benchmark: its problems and its reward."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class Benchmark:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any prompt or answer."""
+        """Digest of all prompts and answers."""
         digest = hashlib.sha256()
         for problem in self.problems:
             digest.update(repr((problem.number, problem.prompt, problem.answer)).encode())
@@ -54,7 +54,7 @@ class Benchmarks:
     sets: tuple[Benchmark, ...]
     encoder: PromptEncoder
     max_prompt_tokens: int
-    """Tokens of the longest prompt as the model gets it."""
+    """Tokens of the longest encoded prompt."""
 
 
 def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
@@ -68,7 +68,7 @@ def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
 
 
 def _published(name: str, benchmark: BenchmarkConfig) -> PublishedSet | None:
-    """The set that a name means; None for one's own file, which has to say how it is checked."""
+    """Returns the published set of a name; None for a custom file, which needs a reward."""
     if benchmark.reward is not None:
         return published_set(name)
     return require_published(
@@ -79,7 +79,7 @@ def _published(name: str, benchmark: BenchmarkConfig) -> PublishedSet | None:
 
 
 def _prompt_limit(config: EvalConfig, model: EvaluatedModel) -> int:
-    """Tokens of the longest prompt that may be given to the model."""
+    """Returns the maximum prompt length in tokens."""
     if model.max_positions is None:
         return config.max_prompt_tokens or sys.maxsize
     left = model.max_positions - config.max_new_tokens
@@ -149,9 +149,9 @@ def _benchmark(
 
 
 def _check_reward(name: str, reward: RewardSpec, problems: Sequence[TaskProblem]) -> list[str]:
-    """Whether the reward is there, and can use all answers: better said now than after hours. Returns notes.
+    """Checks before the evaluation that the reward exists and can use all answers. Returns notes.
 
-    Rules are asked about an empty completion of each problem; one's own function, which may take long, about one.
+    Rules are called with an empty completion of each problem; a custom function, which may be slow, only for one.
     """
     if ":" in reward.rule:
         what = f"benchmarks.{name}.reward={reward.rule}"

@@ -6,8 +6,8 @@
     logs/          what each worker printed
     result.json    the scores, once all samples are there
 
-A problem's samples are written in one piece; one that was torn by a kill is dropped when the evaluation is resumed, and
-its problem asked again.
+A problem's samples are written in one piece; an incomplete piece is dropped when the evaluation is resumed, and its
+problem is sampled again.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, to_js
 
 SAMPLES = "samples.jsonl"
 Done = set[tuple[str, int]]
-"""(benchmark, number of the problem's row) with all their samples."""
+"""(benchmark, row number) of problems with all their samples."""
 
 
 class EvalFolder:
     """Open for writing; use it as a context manager.
 
     Args:
-        path: in a new evaluation, must not exist or be empty.
-        resume: the evaluation there stopped, and goes on.
-        inputs: what the numbers hang on beside the settings, by name; compared when the evaluation is resumed.
-        notes: what a reader must know; a resumed evaluation has its own.
-        job: what it is, for the manifest.
+        path: for a new evaluation, must not exist or be empty.
+        resume: continue the evaluation in the folder.
+        inputs: name -> fingerprint of the inputs besides the settings; compared when the evaluation is resumed.
+        notes: notes for the user; a resumed evaluation has new ones.
+        job: kind of evaluation, for the manifest.
 
-    Raises: UserError where there is nothing to resume, another process writes the folder, or an input has changed.
+    Raises: UserError if there is nothing to resume, another process writes the folder, or an input has changed.
     """
 
     def __init__(
@@ -66,22 +66,22 @@ class EvalFolder:
         self._manifest.note(*self._lock.notes)
 
     def venvs(self, values: Mapping[str, Any]) -> None:
-        """Records which environments of their own the roles have in this session."""
+        """Records the venvs of roles in this session."""
         self._manifest.session("venvs", values)
 
     def note(self, *texts: str) -> None:
-        """Records what a reader must know."""
+        """Records notes for the user."""
         self._manifest.note(*texts)
 
     def keep_whole_problems(self, samples_per_problem: int) -> Done:
-        """Drops the samples of problems that a kill left with fewer; returns the problems that are done."""
+        """Drops the samples of incomplete problems; returns the complete ones."""
         counts = Counter((row["benchmark"], row["problem"]) for row in read_rows(self.path / SAMPLES))
         done = {problem for problem, count in counts.items() if count == samples_per_problem}
         keep_rows(self.path / SAMPLES, lambda row: (row["benchmark"], row["problem"]) in done)
         return done
 
     def write_samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """All samples of one problem; they are on the disk when it returns."""
+        """Writes all samples of one problem and syncs them to disk."""
         append_rows(self.path / SAMPLES, rows)
         sync(self.path / SAMPLES)
 

@@ -1,4 +1,4 @@
-"""The model of an evaluation: found, checked, and recognised when the evaluation is resumed."""
+"""The model of an evaluation: finds, checks and fingerprints it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluatedModel:
-    """A model folder that is whole."""
+    """A complete model folder."""
 
     folder: Path
     tokenizer: Any
     max_positions: int | None
-    """Tokens of prompt and completion together that the model was made for; None where its config does not say."""
+    """Maximum sequence length of the model (prompt and completion); None if its config does not define one."""
     notes: tuple[str, ...]
-    """What a reader of the scores must know."""
+    """Notes for the user about the scores."""
     fingerprint: str
-    """Changes with the weights, the tokenizer or the config."""
+    """Digest of weights, tokenizer and config."""
 
 
 def load_model(path: Path) -> EvaluatedModel:
-    """The model behind a path; its weights are only looked at.
+    """Finds and checks the model of a path, without loading its weights.
 
     Args:
-        path: a model folder, a checkpoint of a run, or a run's folder, of which the newest checkpoint is taken. An
-            adapter among them stands for the model that it makes of its base.
+        path: a model folder, a checkpoint of a run, or a run's folder, whose newest checkpoint is used. An adapter
+            stands for its base model merged with it.
     Raises: UserError.
     """
     folder = model_folder(path)
@@ -53,7 +53,7 @@ def load_model(path: Path) -> EvaluatedModel:
 
 
 def model_folder(path: Path) -> Path:
-    """The model folder that a path means. Raises: UserError for a run without a checkpoint and for a damaged one."""
+    """Returns the model folder of a path. Raises: UserError for a run without a checkpoint and for a damaged one."""
     if (path / "config.json").is_file():
         folder = path
     elif is_checkpoint(path):
@@ -70,7 +70,7 @@ def model_folder(path: Path) -> Path:
 
 
 def run_folder(model: Path) -> Path | None:
-    """The run that wrote a model folder, `run/checkpoints/step-000100/model`; None for a model that is in no run."""
+    """Returns the run that wrote a model folder, `run/checkpoints/step-000100/model`; None for other models."""
     checkpoints = model.resolve().parent.parent
     is_in_run = checkpoints.name == CHECKPOINTS and (checkpoints.parent / "config.yaml").is_file()
     return checkpoints.parent if is_in_run else None

@@ -1,9 +1,9 @@
-"""One evaluation from its settings to its result; what `rlinf eval` calls.
+"""Runs an evaluation from its settings to its result, for `rlinf eval`.
 
 The flow prompts -> rollout -> reward of each benchmark runs on all devices. The rollout workers are shared by all
-benchmarks, the reward workers by those with the same reward. Samples come back as soon as a device has finished a few
-problems. Noise belongs to (seed, benchmark, row, sample), so a sample does not depend on what else is asked, on the
-order or on the number of devices.
+benchmarks, the reward workers by those with the same reward. Samples are returned whenever a device has finished a few
+problems. Sampling noise depends only on (seed, benchmark, row, sample), so a sample does not depend on other problems,
+their order or the number of devices.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import Reward, RewardSettings, Rollout, RolloutSettings, ScoredGroup
 
 HANDOVERS = 4
-"""Pieces that a device's share of a benchmark comes in at least: progress shows, and a slow device holds up little."""
+"""Minimum number of batches per device and benchmark, for visible progress and load balancing."""
 SEED_BITS = 23
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalRun:
-    """Prepared: all inputs were read and checked, nothing is written or started."""
+    """A prepared evaluation: all inputs were read and checked, nothing is written or started."""
 
     config: EvalConfig
     model: EvaluatedModel
     benchmarks: Benchmarks
     cluster: Cluster
     notes: list[str]
-    """What a reader of the scores must know."""
+    """Notes for the user about the scores."""
     venvs: dict[str, Interpreter]
-    """Role -> the interpreter of its own environment."""
+    """Role -> the interpreter of its venv."""
 
     def run(self, path: Path, *, resume: bool, command: Sequence[str], progress: EvalProgress) -> list[BenchmarkScores]:
-        """Asks what has not been asked, and scores all samples.
+        """Samples the remaining problems and scores all samples.
 
-        Raises: UserError where the folder does not fit, RunFailed where a worker dies or raises.
+        Raises: UserError if the folder does not fit, RunFailed if a worker dies or raises.
         """
         inputs = {
             "the model": self.model.fingerprint,
@@ -189,7 +189,7 @@ class EvalRun:
         return flow
 
     def _engine_options(self) -> dict[str, Any]:
-        """The same for all benchmarks, which share the rollout's processes."""
+        """Returns the engine options of all benchmarks, which share the rollout's processes."""
         config, device = self.config, self.cluster.devices[0]
         lengths = Lengths(
             mean_tokens=config.max_new_tokens,
@@ -228,8 +228,8 @@ class EvalRun:
 
 
 def prepare(config: EvalConfig) -> EvalRun:
-    """Checks the devices, and reads and checks the model folder and all data files. A run's model is asked as in the
-    run, where the settings leave it open.
+    """Checks the devices, and reads and checks the model folder and all data files. For a run's model, prompt settings
+    that are not set are taken from the run.
 
     Raises: UserError.
     """
@@ -260,19 +260,19 @@ def prepare(config: EvalConfig) -> EvalRun:
 
 
 def _reward_group(benchmark: Benchmark) -> str:
-    """The worker group that scores it, shared by benchmarks of the same reward."""
+    """Returns the worker group that scores a benchmark, shared by benchmarks with the same reward."""
     options = benchmark.reward.options or {}
     tag = "-".join([benchmark.reward.rule, *(f"{key}-{value}" for key, value in options.items())])
     return f"reward-{re.sub(r'[^A-Za-z0-9_]+', '-', tag)}"
 
 
 def benchmark_seed(seed: int, name: str) -> int:
-    """A seed for each benchmark, so that the tenth problems of two do not share their noise."""
+    """Returns a seed for each benchmark, so that equal rows of two benchmarks do not share their noise."""
     return seed | (zlib.crc32(name.encode()) << SEED_BITS)
 
 
 def _rows(benchmark: str, problem: TaskProblem, group: ScoredGroup, encoder: PromptEncoder) -> list[dict[str, Any]]:
-    """The samples of one problem as rows of samples.jsonl."""
+    """Returns the samples of one problem as rows of samples.jsonl."""
     samples = group.samples
     assert samples.truncated is not None, "the engine says which completions did not end"
     lengths, truncated = samples.loss_mask.sum(-1).int().tolist(), samples.truncated.tolist()

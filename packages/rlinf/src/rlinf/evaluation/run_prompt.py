@@ -1,7 +1,7 @@
-"""How the run that trained a model asked its problems, so that an evaluation asks in the same way.
+"""Takes prompt settings from the run that trained a model, so that an evaluation uses the same prompts.
 
-A policy answers the prompt that it was trained with; asked with another template or instruction its score may be
-anything. So what the command line leaves open is taken from the run's config, and what it sets otherwise is told.
+A policy answers the prompt that it was trained with; with another template or instruction, scores are not meaningful.
+So settings that the command line does not set come from the run's config, and different ones are noted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CHOICE = "multiple_choice"
 
 
 def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalConfig, list[str]]:
-    """The settings with what they leave open taken from the run that the model belongs to, if it belongs to one.
+    """Fills in settings that are not set from the run that trained the model, if there is one.
 
-    Returns: the settings, and notes: what was taken, and which settings ask otherwise than the run did.
+    Returns: the settings, and notes: which settings were taken, and which differ from the run's.
     """
     folder = run_folder(model.folder)
     if folder is None:
@@ -46,7 +46,7 @@ def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalC
         taken = {key: value for key, value in taken.items() if key == "prompt_format"}
     benchmarks = dict(config.benchmarks)
     for name, benchmark in benchmarks.items():
-        # Letters that are asked for on one side only need the benchmark's own template.
+        # If only one side requires a letter as the answer, the benchmark's template is needed.
         if benchmark.template is None and _is_choice(name, benchmark) == (run.reward.kind == CHOICE):
             benchmarks[name] = benchmark.model_copy(update={"template": template})
     stop = run.rollout.stop if config.stop is None else config.stop
@@ -69,7 +69,7 @@ def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalC
 
 
 def _prompt_of(run: ReasoningConfig, tokenizer: Any) -> tuple[str, dict[str, Any]]:
-    """The run's template, with {question} in it, and its other settings under the names that an evaluation has."""
+    """Returns the run's template, with {question}, and its other settings under their names in an evaluation."""
     task = run.task
     if not isinstance(task, FilesTask):
         return "{question}", {"prompt_format": "plain", "system_prompt": None, "chat_options": {}}

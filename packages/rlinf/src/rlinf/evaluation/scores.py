@@ -1,4 +1,4 @@
-"""Samples -> scores: avg@k, pass@k and maj@k of each benchmark with their errors, and what else a reader must know."""
+"""Computes scores from samples: avg@k, pass@k and maj@k of each benchmark with their errors, and notes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RIGHT, UNPARSEABLE = "right", "unparseable"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkScores:
-    """What came of one benchmark."""
+    """Scores of one benchmark."""
 
     benchmark: Benchmark
     num_samples: int
@@ -25,12 +25,12 @@ class BenchmarkScores:
     estimates: dict[str, Estimate]
     """avg@n of all samples, then pass@k and maj@k for each k."""
     outcomes: dict[str, int]
-    """Outcome of the check -> samples; truncated ones are counted by their outcome, too."""
+    """Outcome of the check -> number of samples; truncated ones are counted by their outcome, too."""
     num_truncated: int
     mean_completion_tokens: float
 
     def to_json(self) -> dict[str, Any]:
-        """The benchmark's part of result.json."""
+        """Returns the benchmark's part of result.json."""
         benchmark = self.benchmark
         return {
             "title": benchmark.title,
@@ -54,7 +54,7 @@ class BenchmarkScores:
 def score_benchmark(
     benchmark: Benchmark, rows: Sequence[Mapping[str, Any]], *, k: Sequence[int], num_samples: int
 ) -> BenchmarkScores:
-    """Scores of the rows of samples.jsonl that belong to the benchmark."""
+    """Computes the scores of a benchmark from its rows of samples.jsonl."""
     by_problem: dict[int, list[Mapping[str, Any]]] = {problem.number: [] for problem in benchmark.problems}
     for row in rows:
         by_problem[row["problem"]].append(row)
@@ -80,7 +80,7 @@ def score_benchmark(
 
 
 def score_table(scores: Sequence[BenchmarkScores]) -> list[tuple[str, ...]]:
-    """Rows of cells, the header first; a score is `12.3 ± 1.1 %` with its standard error.
+    """Returns rows of cells, the header first; a score is `12.3 ± 1.1 %` with its standard error.
 
     pass@1 and maj@1 are left out: both are avg@k.
     """
@@ -105,7 +105,8 @@ def score_table(scores: Sequence[BenchmarkScores]) -> list[tuple[str, ...]]:
 
 
 def show(estimate: Estimate) -> str:
-    """`12.3 ± 1.1 %`; a single problem has no error, and no spread among the problems leaves the interval to tell."""
+    """Formats a score as `12.3 ± 1.1 %`, or with its interval if the standard error is 0: one problem, or no
+    variation."""
     if estimate.standard_error > 0:
         return f"{100 * estimate.value:.1f} ± {100 * estimate.standard_error:.1f} %"
     return f"{100 * estimate.value:.1f} ({100 * estimate.low:.1f} to {100 * estimate.high:.1f}) %"

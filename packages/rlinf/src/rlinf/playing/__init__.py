@@ -1,1 +1,1 @@
-"""A trained robot policy by itself: `rlinf play` shows it at work, `rlinf eval --suite` asks how far it carries."""
+"""Uses a trained robot policy: `rlinf play` films episodes, `rlinf eval --suite` evaluates it out of distribution."""

@@ -1,4 +1,4 @@
-"""The checkpoint of a robot policy: found, looked at, and with what it acted in."""
+"""Finds and checks the checkpoint of a robot policy, and loads its config."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from rlinf.run_folder.export import check_whole, find_checkpoint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedPolicy:
-    """A checkpoint that is whole, and where its policy is to act."""
+    """A complete checkpoint, and the config for using its policy."""
 
     checkpoint: Path
     step: int
-    """Training steps behind it."""
+    """Number of training steps done."""
     config: TrainedConfig
 
     @property
     def model(self) -> Path:
-        """The folder with its weights."""
+        """Folder with its weights."""
         return self.checkpoint / MODEL
 
 
 def find_policy(path: Path, which: str | None, overrides: Sequence[Override]) -> TrainedPolicy:
-    """The policy that a command line means.
+    """Returns the policy that a command line names.
 
     Args:
         path: a run's folder or one of its checkpoints.
         which: as `find_checkpoint`.
         overrides: of keys of `TrainedConfig`.
 
-    Raises: UserError where there is no such checkpoint, it is damaged or a language model's, or its run's config is not
-        beside it.
+    Raises: UserError if the checkpoint does not exist, is damaged or is a language model's, or its run's config is
+        missing.
     """
     checkpoint = find_checkpoint(path, which)
     return trained_policy(checkpoint, load_trained(checkpoint.parent.parent, overrides))
 
 
 def trained_policy(checkpoint: Path, config: TrainedConfig) -> TrainedPolicy:
-    """Raises: UserError for a checkpoint that is not there or damaged."""
+    """Raises: UserError for a missing or damaged checkpoint."""
     check_whole(checkpoint)
     return TrainedPolicy(checkpoint=checkpoint, step=int(read_state(checkpoint)["step"]), config=config)

@@ -1,4 +1,4 @@
-"""Played episodes as one HTML page: the film, the tables, and what each episode did and got."""
+"""Played episodes as one HTML page: the film, tables, and the actions and rewards of episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_envs import EpisodeEnd, RecordedEpisode, outcome_of
 
 NUM_COLORS = 8
 MAX_DIMENSIONS = 16
-"""Of an action that are drawn."""
+"""Maximum number of action dimensions drawn."""
 
 
 def render(
@@ -27,11 +27,11 @@ def render(
     film: Path | None,
     notes: Sequence[str],
 ) -> str:
-    """The page; it loads nothing from anywhere.
+    """Returns the page, without external resources.
 
     Args:
-        line: what stands under the title.
-        recorded: of the episodes those whose actions and rewards are drawn.
+        line: text below the title.
+        recorded: the episodes whose actions and rewards are drawn.
     """
     ordered = sorted(recorded, key=lambda episode: (episode.end.task or "", episode.end.seed))
     body = [
@@ -53,7 +53,7 @@ _LEGEND = "Green frames are successes, red ones failures; amber is an episode th
 
 
 def plots(episode: RecordedEpisode) -> str:
-    """The drawings of one episode as HTML: its actions, a line for each dimension, and its rewards."""
+    """Draws one episode as HTML: its actions, a line per dimension, and its rewards."""
     end = episode.end
     which = f"{end.task}, seed {end.seed}" if end.task else f"seed {end.seed}"
     actions = episode.actions.reshape(len(episode.actions), -1)[:, :MAX_DIMENSIONS]

@@ -1,4 +1,4 @@
-"""What `rlinf play` does: some episodes of a trained policy, written down, filmed and drawn."""
+"""Implements `rlinf play`: runs, records, films and plots episodes of a trained policy."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rlinf.run_folder.rows import append_rows, naming, write_file
 from rlinf_envs import EpisodeEnd, write_grid
 
 MAX_FILMED = 24
-"""Episodes that are filmed and drawn; of the others the table tells."""
+"""Maximum number of episodes that are filmed and plotted; the table lists all."""
 FILM, PAGE, EPISODES = "episodes.mp4", "play.html", "episodes.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Playback:
-    """What a play left behind."""
+    """Result of a play."""
 
     episodes: tuple[EpisodeEnd, ...]
     film: Path | None
@@ -35,7 +35,7 @@ class Playback:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Play:
-    """Prepared: everything was checked, nothing is written or started."""
+    """A prepared play: everything was checked, nothing is written or started."""
 
     policy: TrainedPolicy
     session: PolicySession
@@ -44,9 +44,9 @@ class Play:
     films: bool
 
     def run(self, path: Path, *, command: Sequence[str], message: Callable[[str], None]) -> Playback:
-        """Plays, and writes what came of it into a folder.
+        """Plays the episodes and writes the results into a folder.
 
-        Raises: RunFailed where a worker dies or raises.
+        Raises: RunFailed if a worker dies or raises.
         """
         inputs = {"checkpoint": str(self.policy.checkpoint)}
         yaml = to_yaml(self.policy.config)
@@ -78,7 +78,7 @@ class Play:
 
     @property
     def line(self) -> str:
-        """What was played, in words."""
+        """Describes what was played."""
         seeds = f"seeds {self.first_seed} to {self.first_seed + self.num_episodes - 1}"
         return f"{self.num_episodes} episodes in {self.session.spec.id}, {seeds}, without exploration"
 
@@ -98,11 +98,11 @@ class Play:
 
 
 def prepare(policy: TrainedPolicy, path: Path, *, first_seed: int | None, num_episodes: int, films: bool) -> Play:
-    """Checks everything that can be wrong.
+    """Checks everything in advance.
 
     Args:
-        path: the folder that will be written.
-        first_seed: None: that of the run's evaluations.
+        path: the output folder.
+        first_seed: seed of the first episode; None: that of the run's evaluations.
 
     Raises: UserError.
     """
@@ -115,7 +115,7 @@ def prepare(policy: TrainedPolicy, path: Path, *, first_seed: int | None, num_ep
 
 
 def check_seeds(first_seed: int, num_episodes: int, *, at: str = "--seed ") -> None:
-    """Raises: UserError for seeds that training may have used; `at` begins the message."""
+    """Raises: UserError, with the prefix `at`, for seeds that training may have used."""
     if not 0 <= first_seed <= EVAL_SEED_LIMIT - num_episodes:
         raise UserError(
             f"{at}{first_seed}: {num_episodes} seeds from there on are not all in 0..2**31 - 1, below those of "
@@ -125,7 +125,7 @@ def check_seeds(first_seed: int, num_episodes: int, *, at: str = "--seed ") -> N
 
 
 def _rows(played: Played) -> list[dict[str, Any]]:
-    """A row for each episode, with its actions and rewards where they were kept."""
+    """Returns a row per episode, with its actions and rewards if recorded."""
     recorded = {episode.end.seed: episode for episode in played.recorded}
     rows = []
     for end in by_task(played.episodes):

@@ -1,6 +1,6 @@
-"""The processes in which a trained policy acts: env and policy workers on all devices, as in a run's evaluations.
+"""Runs a trained policy: env and policy workers on all devices, as in a run's evaluations.
 
-Seeds, batches and their order are those of a run's evaluation, so the same seeds give the same numbers.
+Seeds, batches and their order are those of a run's evaluations, so the same seeds give the same numbers.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from rlinf_workers import Flow, RemoteError, StepContext, WeightFilesError, Work
 from rlinf_workers.roles import EnvInterface, EnvironmentSettings, EvaluationEnvironment, EvaluationPolicy
 
 WORKER_TIMEOUT_S = 60.0
-"""A worker that gives no sign of life for so long is lost."""
+"""Heartbeat timeout in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Played:
-    """What came of some episodes."""
+    """Results of some episodes."""
 
     episodes: tuple[EpisodeEnd, ...]
-    """All of them, by seed."""
+    """All episodes, by seed."""
     recorded: tuple[RecordedEpisode, ...]
-    """The first ones, by seed, as many as were asked for."""
+    """The recorded episodes, the first ones by seed."""
     problems: tuple[str, ...]
-    """Why some of these have no pictures."""
+    """Why some of the recorded episodes have no images."""
 
 
 class PolicySession:
-    """Checks what can be checked when it is made; starts its processes when it is entered, and ends them.
+    """Checks its arguments on creation; starts its processes on entry and ends them on exit.
 
     Args:
-        num_episodes: of an evaluation, at most.
-        log_folder: what the workers print, in the folder of what is played.
+        num_episodes: maximum number of episodes per evaluation.
+        log_folder: folder for the workers' logs.
 
-    Raises: UserError where the environment cannot be made, the policy cannot act in it, or there are no such devices.
+    Raises: UserError if the environment cannot be created, does not fit the policy, or devices are missing.
     """
 
     def __init__(self, policy: TrainedPolicy, *, num_episodes: int, log_folder: Path) -> None:
@@ -86,20 +86,19 @@ class PolicySession:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The fields that the policy sees."""
+        """The observation fields that the policy reads."""
         return self._needs.reads
 
     @property
     def fps(self) -> float:
-        """Pictures a second of a film."""
+        """Frames per second of films."""
         return fps(self._needs)
 
     def check(self, spec: EnvSpec) -> None:
-        """Looks at another environment that the policy is to act in. Its instructions may say other things than those
-        of the session's own, as long as the policy takes them; an environment that differs by a disturbance alone is
-        not made again.
+        """Checks another environment for the policy. Its instructions may differ from the session's, if the policy
+        accepts them; an environment that differs only by a disturbance is not created again.
 
-        Raises: UserError where another environment cannot be made, or is none that this policy can act in.
+        Raises: UserError if the environment cannot be created or does not fit the policy.
         """
         undisturbed = replace(spec, disturbance=None)
         interface = self.interface if undisturbed == self.spec else probe(undisturbed, self._pythons.get("env"))
@@ -142,14 +141,14 @@ class PolicySession:
     def play(
         self, spec: EnvSpec, *, first_seed: int, num_episodes: int, num_recorded: int = 0, timeout_s: float = 86400.0
     ) -> Played:
-        """Episodes with the seeds from `first_seed` on, without exploration, each to its end as the policy's run has it
-        (`env.eval_ignore_terminations`).
+        """Runs episodes with the seeds from `first_seed` on, without exploration, each to its end as configured in the
+        policy's run (`env.eval_ignore_terminations`).
 
         Args:
-            spec: an environment that was given to `check`, or the session's own.
-            num_recorded: episodes that are kept whole, from the first on.
+            spec: an environment that was passed to `check`, or the session's.
+            num_recorded: number of episodes to record, from the first on.
 
-        Raises: RunFailed where a worker dies or raises.
+        Raises: RunFailed if a worker dies or raises.
         """
         settings = self._environment_settings(spec, first_seed, num_episodes, num_recorded)
         try:
@@ -177,7 +176,7 @@ class PolicySession:
     def _environment_settings(
         self, spec: EnvSpec, first_seed: int, num_episodes: int, num_recorded: int
     ) -> EnvironmentSettings:
-        """No more environments than there are episodes for."""
+        """Limits the number of environments to that of the episodes."""
         widest = self.policy.config.env.num_envs // self.policy.config.env.num_groups
         width = min(widest, -(-num_episodes // self._num_groups))
         return EnvironmentSettings(
@@ -194,17 +193,17 @@ class PolicySession:
 
 
 def _whole_shares(cluster: Cluster, num_groups: int) -> Cluster:
-    """As many of the devices as share the groups out evenly."""
+    """Returns the cluster with only as many devices as divide the groups evenly."""
     count = max(n for n in range(1, len(cluster.devices) + 1) if num_groups % n == 0)
     return replace(cluster, devices=cluster.devices[:count])
 
 
 def _described(field: FieldSpec | None) -> str:
-    """A field but for what its texts say."""
+    """Describes a field without its texts."""
     return "none" if field is None else f"{field.dtype} of shape {list(field.shape)}"
 
 
 def _alike(one: EnvInterface, other: EnvInterface) -> bool:
-    """Whether both take the same actions."""
+    """Returns whether both take the same actions."""
     a, b = one.actions, other.actions
     return (a.kind, a.shape) == (b.kind, b.shape) and bool((a.low == b.low).all() and (a.high == b.high).all())

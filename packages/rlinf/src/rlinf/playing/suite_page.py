@@ -16,11 +16,11 @@ NOTE = (
 
 
 def render(title: str, line: str, scores: Sequence[VariantScore], film: Path | None, notes: Sequence[str]) -> str:
-    """The page; it loads nothing from anywhere.
+    """Returns the page, without external resources.
 
     Args:
         scores: `seen` is the first.
-        film: of some episodes of each variant.
+        film: film of some episodes of each variant.
     """
     cells = [("seen", percent(scores[0].success_at_end))]
     cells += [(f"{axis}, mean of variants", percent(mean)) for axis, mean in axis_means(scores).items()]

@@ -1,6 +1,6 @@
-"""One evaluation by a suite, from its config to its result: `seen`, then every variant, in the same processes.
+"""Runs a suite evaluation, from its config to its result: `seen`, then every variant, in the same processes.
 
-config.yaml     what was asked; --resume starts from it
+config.yaml     the settings; --resume starts from it
 episodes.jsonl  a row for each episode, written as its variant ends
 result.json     success by variant and by axis
 suite.html      the same as a page
@@ -47,7 +47,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteRun:
-    """Prepared: every variant was made once and checked, nothing is written or started."""
+    """A prepared suite evaluation: every variant was created once and checked, nothing is written or started."""
 
     config: SuiteEvalConfig
     policy: TrainedPolicy
@@ -59,9 +59,9 @@ class SuiteRun:
     def run(
         self, path: Path, *, resume: bool, command: Sequence[str], message: Callable[[str], None]
     ) -> list[VariantScore]:
-        """Plays what has not been played, and scores all.
+        """Plays the remaining episodes and scores all.
 
-        Raises: UserError where the folder does not fit, RunFailed where a worker dies or raises.
+        Raises: UserError if the folder does not fit, RunFailed if a worker dies or raises.
         """
         inputs = {"the checkpoint": file_digest(self.policy.checkpoint / SUMS)}
         options = {"config_yaml": to_yaml(self.config), "command": command, "inputs": inputs, "notes": self.notes}
@@ -88,12 +88,12 @@ class SuiteRun:
 
     @property
     def line(self) -> str:
-        """What is asked, in words."""
+        """Describes the evaluation."""
         count = self.config.suite.num_episodes
         return f"{count} episodes of each of {len(self.variants)} variants of {self.session.spec.id}"
 
     def _play(self, path: Path, message: Callable[[str], None]) -> tuple[list[RecordedEpisode], list[str]]:
-        """The recorded episodes of this session, under the names of their variants, and what was wrong with them."""
+        """Returns this session's recorded episodes with the names of their variants, and problems with recording."""
         count, films = self.config.suite.num_episodes, self.config.suite.num_films
         done = Counter(row["variant"] for row in read_rows(path / EPISODES))
         whole = {name for name, number in done.items() if number == count}
@@ -131,12 +131,12 @@ class SuiteRun:
 
 
 def prepare(config: SuiteEvalConfig, path: Path) -> SuiteRun:
-    """Makes every variant once.
+    """Creates every variant once.
 
     Args:
-        path: the folder that will be written.
+        path: the output folder.
 
-    Raises: UserError, naming the variant that cannot be made.
+    Raises: UserError that names the variant that cannot be created.
     """
     suite, checkpoint = config.suite, config.checkpoint
     policy = trained_policy(checkpoint, config)
@@ -171,7 +171,7 @@ def prepare(config: SuiteEvalConfig, path: Path) -> SuiteRun:
 
 
 def _variant(name: str, variant: VariantConfig, config: SuiteEvalConfig, session: PolicySession) -> Variant:
-    """Raises: UserError where it cannot be made, or the policy does not see what it changes."""
+    """Raises: UserError if it cannot be created, or the policy does not observe what it changes."""
     where = f"suite={config.suite.name}, variant {name!r}"
     hint = _without(name, config)
     env, disturbance = variant.env, _disturbance(variant.disturb)
@@ -193,8 +193,8 @@ def _variant(name: str, variant: VariantConfig, config: SuiteEvalConfig, session
 
 
 def _without(name: str, config: SuiteEvalConfig) -> str | None:
-    """How to ask for all that is asked but one variant; None where nothing else is asked. An axis that is asked whole
-    stands for its variants."""
+    """Returns the --only value for all chosen variants but one; None if no other is chosen. A complete axis stands for
+    its variants."""
     others = config.chosen.keys() - {name}
     parts: list[str] = []
     for axis in AXES:
@@ -232,7 +232,7 @@ def _end(row: dict[str, Any]) -> EpisodeEnd:
 
 
 def _named(episode: RecordedEpisode, variant: str) -> RecordedEpisode:
-    """So that the film has a row for each variant."""
+    """Names an episode after its variant, so that the film has a row per variant."""
     return replace(episode, end=replace(episode.end, task=variant))
 
 

@@ -1,4 +1,4 @@
-"""What a suite's episodes say: success of each variant with its interval, and what it loses against `seen`."""
+"""Scores of a suite: success of each variant with its interval, and its drop relative to `seen`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf.config.suites import AXES, SEEN
 from rlinf_envs import EpisodeEnd
 
 Z_95 = 1.959963984540054
-"""Of the normal distribution, 95 % lie within so many deviations."""
+"""95 % of a normal distribution lie within this many standard deviations."""
 COLUMNS = ("axis", "variant", "episodes", "success at end", "95 % interval", "drop", "at any time", "return")
 
 
@@ -28,17 +28,17 @@ class VariantScore:
     num_episodes: int
     success_at_end: float
     interval: tuple[float, float]
-    """Of 95 %, by Wilson."""
+    """95 % Wilson interval."""
     success_once: float
     return_: float
     drop: float
-    """Success of seen, less this one's."""
+    """Success of `seen` minus that of this variant."""
     by_task: Mapping[str, float]
-    """Task -> success at end, where the environment has several."""
+    """Task -> success at end, if the environment has several."""
 
 
 def wilson(num_right: int, num_all: int) -> tuple[float, float]:
-    """The interval that holds a share with 95 %, when so many of all were right; E. B. Wilson, 1927.
+    """Returns the 95 % interval of a share of which `num_right` of `num_all` samples are right; E. B. Wilson, 1927.
 
     Example: wilson(0, 10) is (0.0, 0.278), and wilson(5, 10) is (0.237, 0.763).
     """
@@ -50,8 +50,8 @@ def wilson(num_right: int, num_all: int) -> tuple[float, float]:
 
 def score(name: str, axis: str, about: str, ends: Sequence[EpisodeEnd], seen: float | None) -> VariantScore:
     """Args:
-    ends: of an environment that knows success.
-    seen: success of `seen`; None where this is it.
+    ends: episodes of an environment that defines success.
+    seen: success of `seen`; None for `seen` itself.
     """
     right = [bool(end.success_at_end) for end in ends]
     tasks: dict[str, list[bool]] = defaultdict(list)
@@ -74,13 +74,13 @@ def score(name: str, axis: str, about: str, ends: Sequence[EpisodeEnd], seen: fl
 
 
 def axis_means(scores: Sequence[VariantScore]) -> dict[str, float]:
-    """Axis -> mean success of its variants, for the axes that were asked."""
+    """Returns axis -> mean success of its variants, for the evaluated axes."""
     by_axis = {axis: [one.success_at_end for one in scores if one.axis == axis] for axis in AXES}
     return {axis: fmean(shares) for axis, shares in by_axis.items() if shares}
 
 
 def rows(scores: Sequence[VariantScore]) -> list[tuple[str, ...]]:
-    """Rows of `COLUMNS`: seen, the variants by axis, each axis ended by its mean."""
+    """Returns rows of `COLUMNS`: seen, then the variants of each axis followed by their mean."""
     means, seen = axis_means(scores), scores[0].success_at_end
     table = [_row(scores[0])]
     for axis, mean in means.items():
@@ -90,7 +90,7 @@ def rows(scores: Sequence[VariantScore]) -> list[tuple[str, ...]]:
 
 
 def to_json(scores: Sequence[VariantScore]) -> dict[str, Any]:
-    """For result.json."""
+    """Returns the scores for result.json."""
     seen = scores[0].success_at_end
     return {
         "variants": {

@@ -1,4 +1,4 @@
-"""Episodes as rows and numbers, for the terminal, the page and result.json."""
+"""Tables and summaries of episodes, for the terminal, the page and result.json."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ SUMMARY_COLUMNS = ("task", "episodes", "success at end", "at any time", "return"
 
 
 def by_task(episodes: Sequence[EpisodeEnd]) -> list[EpisodeEnd]:
-    """Sorted by task, then by seed."""
+    """Sorts episodes by task, then by seed."""
     return sorted(episodes, key=lambda end: (end.task or "", end.seed))
 
 
 def episode_row(end: EpisodeEnd) -> tuple[str, ...]:
-    """One of `EPISODE_COLUMNS`."""
+    """Returns a row of `EPISODE_COLUMNS`."""
     return (end.task or "-", str(end.seed), outcome_of(end), f"{end.return_:.3f}", str(end.length))
 
 
 def summary_rows(episodes: Sequence[EpisodeEnd]) -> list[tuple[str, ...]]:
-    """Rows of `SUMMARY_COLUMNS`: each task, where there are several, and all."""
+    """Returns rows of `SUMMARY_COLUMNS`: each task, if there are several, and all."""
     names = sorted({end.task for end in episodes if end.task is not None})
     rows = [_summary_row(name, [end for end in episodes if end.task == name]) for name in names]
     return [*rows, _summary_row("all", episodes)] if len(names) != 1 else rows
 
 
 def summary(episodes: Sequence[EpisodeEnd]) -> dict[str, Any]:
-    """Means over the episodes; None where the environment knows no success."""
+    """Returns means over the episodes; success is None if the environment does not define it."""
     return {
         "num_episodes": len(episodes),
         "success_at_end": _mean([end.success_at_end for end in episodes]),
@@ -48,4 +48,4 @@ def _summary_row(name: str, episodes: Sequence[EpisodeEnd]) -> tuple[str, ...]:
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
     numbers = [float(value) for value in values if value is not None]
-    return fmean(numbers) if numbers else None  # rounds once, as the metrics of a run do
+    return fmean(numbers) if numbers else None  # rounds once, like the metrics of a run

@@ -1,1 +1,1 @@
-"""What the worker processes of a run are started from and with."""
+"""Starts the worker processes of a run."""

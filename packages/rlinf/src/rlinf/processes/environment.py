@@ -1,4 +1,4 @@
-"""What the processes of a run must find in their environment before they import anything."""
+"""Env vars that the processes of a run need before their first import."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlinf_workers.launchers import credential_names, worker_variables
 
 @contextmanager
 def as_in_workers(config: ClusterConfig) -> Iterator[None]:
-    """The driver has the env vars of a worker inside the block, so that a custom function which needs another one fails
-    there, and not after the start; the error then says how to pass it on."""
+    """Context in which the driver has only the env vars of a worker, so that a custom function that needs another one
+    fails before the start, with an error that explains how to pass it."""
     hidden = credential_names(os.environ)
     try:
         with worker_variables(_passed(config)):
@@ -29,13 +29,13 @@ def as_in_workers(config: ClusterConfig) -> Iterator[None]:
 
 
 def _passed(config: ClusterConfig) -> dict[str, str]:
-    """Those that are set; `check_plugins` names the others."""
+    """Returns the env vars to pass that are set; `check_plugins` reports the others."""
     return {name: os.environ[name] for name in config.pass_env_vars if name in os.environ}
 
 
 def worker_environment(config: ClusterConfig) -> dict[str, str]:
-    """Thread counts: several processes with as many threads as cores each make one another 5 to 50 times slower. And
-    the credentials that the config passes on."""
+    """Returns thread counts (several processes with as many threads as cores are 5 to 50 times slower) and the
+    credentials that the config passes."""
     threads = str(config.threads_per_device)
     return {
         "OMP_NUM_THREADS": threads,
@@ -44,7 +44,7 @@ def worker_environment(config: ClusterConfig) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
         "HF_HUB_OFFLINE": "1",
-        # Keep what large tensors leave free instead of giving it back and faulting it in again: a training step of the
+        # Keep freed memory of large tensors instead of returning and faulting it in again: a training step of the
         # sorting job had 42,000 page faults, and 2,000 with these.
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(8 << 30),

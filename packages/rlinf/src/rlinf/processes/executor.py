@@ -1,4 +1,4 @@
-"""The executor of a run or an evaluation, with the launcher and the weight sync that the config names."""
+"""Creates the executor of a run or an evaluation, with the config's launcher and weight sync."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def check_plugins(config: ClusterConfig) -> None:
-    """Raises: UserError for a launcher or a weight sync that is not there, or options that it does not take, and for an
-    env var that is not set."""
+    """Raises: UserError for an unknown launcher or weight sync, options that it does not take, and an env var that is
+    not set."""
     if unset := [name for name in config.pass_env_vars if name not in os.environ]:
         raise UserError(
             f"cluster.pass_env_vars: {', '.join(unset)} not set", hint="export it, or leave it out of the list"
@@ -55,16 +55,16 @@ def make_executor(
     forks: bool = False,
     pythons: Mapping[str, str] = NONE,
 ) -> Executor:
-    """An executor on the devices of `cluster`; leaving it ends every process.
+    """Yields an executor on the devices of `cluster`; on exit, all its processes end.
 
     Args:
-        config: has been through `check_plugins`.
-        worker_timeout_s: a worker that is silent for so long is lost.
+        config: already checked by `check_plugins`.
+        worker_timeout_s: heartbeat timeout in seconds.
         forks: workers are forked from the fork server.
-        pythons: worker group -> interpreter of its own environment; its workers are not forked.
+        pythons: worker group -> interpreter of its venv; its workers are not forked.
 
-    Raises: UserError where the nodes of the cluster are not there, or have no room; ProcessesLost where one of them
-        went away meanwhile.
+    Raises: UserError if nodes of the cluster are missing or have no free capacity; ProcessesLost if a node was lost
+        meanwhile.
     """
     spec = launcher_spec(config)
     make_launcher, nodes = spec.load(), {"cluster": cluster} if spec.has_nodes else {}
@@ -89,21 +89,21 @@ def make_executor(
 
 
 LOSSES = tuple(loss.__name__ for loss in (ProcessLost, PeerLost, TornStream))
-"""What a worker raises that has lost a process of its own, or the connection to another: made anew, both may work."""
+"""Errors of a worker that lost a child process or the connection to another process; a restart may fix both."""
 
 
 def _settings(config: ClusterConfig, worker_timeout_s: float, forks: bool) -> dict[str, Any]:
-    """What a launcher gets from the run."""
+    """Returns the settings that a launcher gets from the run."""
     return {"heartbeat_timeout_s": worker_timeout_s, "pins_slots": config.pin_slots, "forks": forks}
 
 
 def run_failed(error: WorkersError, log_folder: Path | None, *, during: str = "") -> RlinfError:
-    """The end of a run in a few lines: what was raised, where, and how to see the traceback. Settings that a worker
-    refused when it was made are the user's to put right.
+    """Returns the error that ends a run: what was raised, where, and how to see the traceback. Settings that a worker
+    rejected on creation become user errors.
 
     Args:
-        log_folder: holds `ROLE/RANK.log`; None where the logs go with the command.
-        during: what was going on, "step 3: " for example.
+        log_folder: contains `ROLE/RANK.log`; None if the logs are deleted with the command.
+        during: prefix with the current phase, for example "step 3: ".
     """
     if isinstance(error, WorkerLost) and error.refusal is not None:
         log = f"; {log_folder / error.worker}.log has what it said before" if log_folder else ""

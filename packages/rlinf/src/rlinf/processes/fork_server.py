@@ -1,8 +1,9 @@
-"""One process imports torch and the model's code, and the workers of a run on CPU slots are forked from it.
+"""Imports torch and the model's code in one process, from which the workers of a run on CPU slots are forked.
 
-Importing takes a worker some seconds of a core, and a run has five workers or more. The server begins while the driver
-still reads its inputs. It is multiprocessing's own and lives as long as the driver, so it is there when a plan moves
-processes. Where there is a GPU nothing is forked: what CUDA has touched must not be.
+Imports take some seconds of CPU time per worker, and a run has five workers or more. The server starts while the driver
+still reads its inputs. It is multiprocessing's fork server and lives as long as the driver, so it can be used again
+when a new plan moves processes. On machines with a GPU nothing is forked, because processes that initialized CUDA must
+not be.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ FIRST = "rlinf.processes.fork_server_child"
 
 
 def start(config: JobConfig) -> bool:
-    """Starts the server, unless the run may have a GPU or starts its processes on nodes; returns at once, whether it
-    did."""
+    """Starts the server, unless the run may use a GPU or starts its processes on nodes; returns immediately, with
+    whether it did."""
     if launcher_spec(config.cluster).has_nodes:
         return False
     if config.cluster.device != "cpu" and (NVIDIA_DEVICE.exists() or AMD_DEVICE.exists()):
         return False
-    with worker_variables(worker_environment(config.cluster)):  # libraries read them as they are imported
-        # Before Python 3.10.9 and 3.11.1 the server takes programs from every user of the machine (CVE-2022-42919).
+    with worker_variables(worker_environment(config.cluster)):  # libraries read them on import
+        # Before Python 3.10.9 and 3.11.1 the server accepts code from every user of the machine (CVE-2022-42919).
         multiprocessing.util.abstract_sockets_supported = False
         multiprocessing.set_forkserver_preload([FIRST, *job_spec(config).preload(config)])
         forkserver.ensure_running()

@@ -1,6 +1,6 @@
-"""What the fork server imports first: it dies with the driver, and the terminal's Ctrl-C is the driver's.
+"""First import of the fork server: makes it end with the driver and ignore the terminal's Ctrl-C.
 
-Multiprocessing's server would outlive a driver that was killed for as long as any worker does.
+By default, multiprocessing's server outlives a killed driver as long as any worker lives.
 """
 
 import ctypes

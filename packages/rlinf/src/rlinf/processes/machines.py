@@ -1,4 +1,4 @@
-"""What a run may use: this machine, or the nodes that its launcher knows."""
+"""The resources of a run: this machine, or the nodes of its launcher."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlinf_workers.plugins import LAUNCHERS
 
 
 def launcher_spec(config: ClusterConfig) -> LauncherSpec:
-    """The spec of the config's launcher. Raises: UserError."""
+    """Returns the spec of the config's launcher. Raises: UserError."""
     return spec_of(LAUNCHERS, config.launcher, at="cluster.launcher")
 
 
 def machine_of(config: ClusterConfig) -> Machine:
-    """What the config's launcher has; may import torch.
+    """Returns the resources of the config's launcher; may import torch.
 
-    Raises: UserError for a cluster that is not there, or too small.
+    Raises: UserError for a cluster that does not exist or is too small.
     """
     spec = launcher_spec(config)
     if not spec.has_nodes:

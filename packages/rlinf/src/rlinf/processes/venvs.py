@@ -1,4 +1,4 @@
-"""The environments that roles run in, examined before any process of a run starts."""
+"""Checks the venvs of roles before any process of a run starts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlinf_workers import InterpreterRefused
 from rlinf_workers.launchers import Interpreter, examine_interpreter
 
 SHOWN = ("torch", "transformers")
-"""Packages with a line of their own in the manifest, as the driver's have."""
+"""Packages whose versions are listed in the manifest, as for the driver."""
 
 
 def examine_venvs(venvs: Mapping[str, str]) -> dict[str, Interpreter]:
-    """Role -> its interpreter.
+    """Returns role -> its interpreter.
 
-    Raises: UserError for one that cannot start workers of this run.
+    Raises: UserError for a venv that cannot start workers of this run.
     """
     interpreters: dict[str, Interpreter] = {}
     for role, python in venvs.items():
@@ -32,7 +32,7 @@ def examine_venvs(venvs: Mapping[str, str]) -> dict[str, Interpreter]:
 
 
 def describe_venvs(venvs: Mapping[str, Interpreter]) -> dict[str, Any]:
-    """What the manifest says of them, role by role."""
+    """Returns the manifest's description of the venvs by role."""
     return {
         role: {
             "interpreter": interpreter.path,

@@ -1,1 +1,1 @@
-"""The training step of each job as a loop to read, in one process; docs/training-step.md walks through it."""
+"""The training step of each job as a readable loop in one process; docs/training-step.md explains it."""

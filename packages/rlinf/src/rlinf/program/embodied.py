@@ -1,11 +1,10 @@
-"""The training step of the embodied job: an observation goes in at the top of `train`, and at its end it is a gradient.
+"""The training step of the embodied job as one loop, from observations to gradients.
 
 python -m rlinf.program.embodied pushcube-ppo --run.num_steps 10
 
-One process, one rank of each worker group: no executor, channels, plan or checkpoints. The calls are those that the
-stages of a run make, so its metrics and weights are those of `rlinf train RECIPE --mode collocated`, to the bit on a
-CPU. A test holds that (tests/test_rlinf_program.py); docs/training-step.md walks through the same step of the reasoning
-job.
+One process, one rank of each worker group: no executor, channels, plan or checkpoints. It makes the same calls as the
+stages of a run, so metrics and weights equal those of `rlinf train RECIPE --mode collocated`, bitwise on a CPU (tested
+by tests/test_rlinf_program.py). docs/training-step.md explains the step of the reasoning job.
 
 Legend: n environments of a group, K actions of a chunk, A numbers of an action, T chunks of a segment, N samples.
 """
@@ -51,7 +50,7 @@ def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
         while observations:
             action, trajectory = policy.act_on(observations.pop(0))
             if action is not None:
-                observations += env.advance(action)  # with the rewards of its K actions, [n, K]
+                observations += env.advance(action)  # including the rewards of its K actions, [n, K]
             if trajectory is not None:  # the segment of a group: actions [T, n, K, A], rewards [T, n, K], values [T, n]
                 trajectories.append(trajectory)
         trajectories.sort(key=lambda trajectory: trajectory.group)
@@ -65,7 +64,7 @@ def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
             for batch in micro_batches:
                 # Loss and backward: log-probabilities and values of the policy, the algorithm's loss, its gradient.
                 actor.learn(batch)
-            # Clip and step, unless the policy has moved too far: then the step ends here.
+            # Clip and step; if the policy has moved too far, the step ends here.
             if not actor.end_update():
                 break
         actor.end_step(batches)

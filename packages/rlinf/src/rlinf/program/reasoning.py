@@ -1,10 +1,10 @@
-"""The training step of the reasoning job: a prompt goes in at the top of `train`, and at its end it is a gradient.
+"""The training step of the reasoning job as one loop, from prompts to gradients.
 
 python -m rlinf.program.reasoning sort-grpo --run.num_steps 10
 
-One process, one rank of each worker group: no executor, channels, plan or checkpoints. The calls are those that the
-stages of a run make, so its metrics and weights are those of `rlinf train RECIPE --mode collocated`, to the bit on a
-CPU. A test holds that (tests/test_rlinf_program.py); docs/training-step.md walks through this file.
+One process, one rank of each worker group: no executor, channels, plan or checkpoints. It makes the same calls as the
+stages of a run, so metrics and weights equal those of `rlinf train RECIPE --mode collocated`, bitwise on a CPU (tested
+by tests/test_rlinf_program.py). docs/training-step.md explains this file.
 
 Legend: G completions of a prompt, L prompt tokens, T completion tokens, B rows of a micro-batch.
 """
@@ -50,14 +50,14 @@ def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
 
         # Generate: G completions of each prompt, [G, T], with the log-probability of every sampled token.
         groups = [group for finished in rollout.sample(prompts) for group in finished]
-        if reference is not None:  # the frozen policy that the KL penalty holds on to: its log-probabilities, [G, T]
+        if reference is not None:  # log-probabilities of the reference for the KL penalty, [G, T]
             groups = [reference.with_logprobs(group) for group in groups]
 
         # Reward: a number for each completion, [G].
         scored = sorted(reward.score_groups(groups), key=lambda group: group.samples.index)
         reward.check_failures()
 
-        # Advantages: how much better a completion is than the others of its group, [G], or a token of it, [G, T].
+        # Advantages: how much better a completion, [G], or a token of it, [G, T], is than the others of its group.
         actor.begin_step()
         learning = actor.learning_groups(scored)
 
@@ -80,7 +80,7 @@ def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
 
 
 def warm_up(job: ReasoningJob, workers: InProcessWorkers, settings: SftWarmUpConfig) -> None:
-    """Supervised training on the task's own answers, until the model answers some held-out problems right."""
+    """Trains on the task's answers until the model answers enough held-out problems right."""
     actor, score, step = _actor(workers), 0.0, 0
     while step < settings.max_steps and score < settings.target_accuracy:
         workers.begin(StepContext(step=0, phase="train", seed=job.config.seed, num_items=0))
@@ -93,7 +93,7 @@ def warm_up(job: ReasoningJob, workers: InProcessWorkers, settings: SftWarmUpCon
 
 
 def evaluate(job: ReasoningJob, workers: InProcessWorkers) -> dict[str, float]:
-    """Scores the present weights on the held-out problems."""
+    """Scores the current weights on the held-out problems."""
     prompts: Sequence[Prompt] = job.evaluation_feeds()["prompts"]
     workers.begin(StepContext(step=0, phase="evaluate", seed=job.config.seed, num_items=len(prompts)))
     groups = [group for finished in workers["rollout"].sample(prompts) for group in finished]

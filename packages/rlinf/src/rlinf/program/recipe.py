@@ -1,4 +1,4 @@
-"""What both programs begin with: the checked job of a recipe, its workers in this process, and the command line."""
+"""Shared by both programs: loads the job of a recipe, creates its workers in this process, parses the command line."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Train = Callable[[JobConfig, Path], Iterator[dict[str, float]]]
 
 
 def make_workers(config: JobConfig, folder: Path) -> tuple[Job, InProcessWorkers]:
-    """The job of a config after all checks, and the workers of its training flow in this process.
+    """Checks a config and returns its job, and the workers of its training flow in this process.
 
     Args:
-        folder: where the job writes what the workers load.
+        folder: the job writes the files that workers load into it.
     Raises: UserError.
     """
     run_checks("config", config)

@@ -1,4 +1,4 @@
-"""Tasks: where problems and their answers come from."""
+"""Tasks: sources of problems and their answers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["TaskProblem", "Task", "make_task"]
 
 
 def make_task(config: SortTask | AddTask | FilesTask, seed: int) -> Task:
-    """The task that a config names.
+    """Creates the task of a config.
 
-    Raises: UserError for a data file that is missing or of another format, and for bad rows where they stop the run.
+    Raises: UserError for a data file that is missing or of another format, and for bad rows with `on_bad_row: stop`.
     """
     if isinstance(config, FilesTask):
         return FileProblems(config, seed)

@@ -1,7 +1,7 @@
-"""Small exact tasks made on the spot: sorting digits, adding numbers.
+"""Small generated tasks: sorting digits, adding numbers.
 
-A tenth of all problems, chosen by a checksum of the prompt, is held out: it is never trained on, whatever the seed,
-and the evaluation is drawn from it.
+A tenth of all problems, chosen by a checksum of the prompt, is held out for evaluation and never trained on, with any
+seed.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Callable, Mapping
 from rlinf.tasks.base import TaskProblem
 
 HELD_OUT_SEED = 1_000_000
-"""The held-out problems are the same for every run."""
+"""Seed of the held-out problems, which are the same for every run."""
 HELD_OUT_SHARE = 10
 
 
 def sort_digits(generator: random.Random, num_digits: int) -> TaskProblem:
-    """`58312047=` -> `01234578`"""
+    """Returns a problem such as `58312047=` -> `01234578`."""
     digits = "".join(generator.choice("0123456789") for _ in range(num_digits))
     return TaskProblem(prompt=f"{digits}=", answer="".join(sorted(digits)))
 
 
 def add_digits(generator: random.Random, num_digits: int) -> TaskProblem:
-    """`12+34=` -> `046`: every number of the same length, so that the answer has a fixed width."""
+    """Returns a problem such as `12+34=` -> `046`; all numbers have the same length, so answers have a fixed width."""
     a, b = generator.randrange(10**num_digits), generator.randrange(10**num_digits)
     return TaskProblem(prompt=f"{a:0{num_digits}d}+{b:0{num_digits}d}=", answer=f"{a + b:0{num_digits + 1}d}")
 
 
 class GeneratedTask:
-    """Draws problems from a generator, one seed for each index."""
+    """Draws problems from a generator, with one seed per index."""
 
     alphabet = "0123456789+="
     notes = ()

@@ -1,4 +1,4 @@
-"""What a task offers."""
+"""The protocol of tasks and its records."""
 
 from __future__ import annotations
 
@@ -16,52 +16,53 @@ class TaskProblem:
     prompt: str
     answer: str
     place: str = ""
-    """Where it was read, `file.jsonl:12`; empty for one that was made."""
+    """Its place in a file, `file.jsonl:12`; empty for generated problems."""
     number: int = 0
-    """Number of its row in the file, from 1."""
+    """Row number in the file, from 1."""
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """All columns of its row; none of a problem that was made."""
+    """All columns of its row; empty for generated problems."""
 
     @property
     def fingerprint(self) -> bytes:
-        """Differs where the prompt, the answer or any column of the row does."""
+        """Digest of the prompt, the answer and all columns of the row."""
         return hashlib.sha256(repr((self.prompt, self.answer, self.row_json)).encode()).digest()
 
     @property
     def row_json(self) -> str:
-        """The row as it goes to a reward that reads it; what JSON cannot hold is text."""
+        """The row as JSON, for rewards that read it; values that JSON does not support become text."""
         return json.dumps(dict(self.row), default=str)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sifted:
-    """The problems of a set, after those that are no problem or too long were dealt with."""
+    """The problems of a set, after bad rows or long prompts were handled."""
 
     problems: list[TaskProblem]
     num_found: int
     """Bad rows that were skipped, or long prompts that were dropped or cut."""
     notes: tuple[str, ...]
-    """What a reader of the run must know of them."""
+    """Notes for the user about them."""
 
 
 class Task(Protocol):
-    """A stream of training problems that can be entered anywhere, and a fixed held-out set."""
+    """A stream of training problems with random access, and fixed held-out sets."""
 
     @property
     def alphabet(self) -> str | None:
-        """Every character that prompts and answers use, for a tokenizer made on the spot, one token for each; all
-        prompts have one length then. None for natural language."""
+        """All characters of prompts and answers, from which a tokenizer with one token per character is made; all
+        prompts then have the same length. None for natural language."""
         ...
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a reader of the run must know: rows that were skipped, prompts that were cut."""
+        """Notes for the user: skipped rows, shortened prompts."""
         ...
 
     def train_problem(self, index: int) -> TaskProblem:
-        """Problem `index` of the training stream, a pure function of the run's seed and the index."""
+        """Returns problem `index` of the training stream, a pure function of the run's seed and the index."""
         ...
 
     def held_out(self) -> Mapping[str, list[TaskProblem]]:
-        """Sets of problems for evaluation, never in the training stream; the one that the score is of has no name."""
+        """Sets of problems for evaluation, not in the training stream; the set that the score is computed on has the
+        name ""."""
         ...

@@ -1,4 +1,4 @@
-"""Problems from data files: a training stream, and sets for evaluation."""
+"""A task with problems from data files: a training stream, and sets for evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rlinf.tasks.questions import QuestionColumns, QuestionReader, load_problems
 
 
 class FileProblems:
-    """Every epoch goes through the training rows in a new order, which depends on the seed and the epoch alone."""
+    """Problems from files. Every epoch visits the training rows in a new order, which depends only on seed and
+    epoch."""
 
     alphabet = None
 
@@ -42,9 +43,9 @@ class FileProblems:
         self._order: list[int] = []
 
     def fit(self, encoder: PromptEncoder, max_prompt_tokens: int) -> None:
-        """Applies task.long_prompts to all problems; once, before the first is asked for.
+        """Applies task.long_prompts to all problems; call it once, before the first problem is used.
 
-        Raises: UserError where long prompts stop the run, or nothing is left.
+        Raises: UserError if long prompts stop the run, or no problem is left.
         """
         limit, long_prompts = max_prompt_tokens, self._config.long_prompts
         for name, problems in self._sets.items():
@@ -56,7 +57,7 @@ class FileProblems:
 
     @property
     def num_train_problems(self) -> int:
-        """Problems of an epoch."""
+        """Number of problems of an epoch."""
         return len(self._sets["train_files"])
 
     def train_problem(self, index: int) -> TaskProblem:
@@ -72,7 +73,7 @@ class FileProblems:
         return {"": self._sets["eval_files"], **more}
 
     def fingerprints(self) -> dict[str, str]:
-        """Config key and files of each set -> digest of its problems, in their order."""
+        """Returns config key and files of each set -> digest of its problems in order."""
         config = self._config
         files = {"train_files": config.train_files, "eval_files": config.eval_files}
         files |= {f"eval_sets.{name}": (path,) for name, path in config.eval_sets.items()}

@@ -1,5 +1,4 @@
-"""The model folder of a run: a user's own, or a small one made from the config with a tokenizer of single
-characters."""
+"""The model folder of a run: the user's, or a small new one with a tokenizer of single characters."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ PAD, END, UNKNOWN = "<pad>", "<end>", "<unk>"
 
 
 def character_tokenizer(alphabet: str) -> Any:
-    """A `PreTrainedTokenizerFast` with one token for each character; what it encodes it decodes to the letter."""
+    """Returns a `PreTrainedTokenizerFast` with one token per character, which decodes to exactly the encoded text."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -27,7 +26,7 @@ def character_tokenizer(alphabet: str) -> Any:
 
 
 def load_checkpoint_tokenizer(folder: Path, key: str = "model.path") -> Any:
-    """The tokenizer of a user's model folder, after a look at whether transformers knows the architecture.
+    """Checks that transformers supports the architecture of a model folder, and returns its tokenizer.
 
     Raises: UserError.
     """
@@ -53,7 +52,7 @@ def load_checkpoint_tokenizer(folder: Path, key: str = "model.path") -> Any:
 
 
 def _check_vocabulary(folder: Path, key: str, tokenizer: Any, config: Any) -> None:
-    """A token without a row in the embedding ends a run in the middle, or reads foreign memory on a GPU."""
+    """Checks that every token has an embedding; otherwise a run fails later, or a GPU reads invalid memory."""
     num_rows = config.get_text_config().vocab_size
     token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     if largest >= num_rows:
@@ -65,7 +64,7 @@ def _check_vocabulary(folder: Path, key: str, tokenizer: Any, config: Any) -> No
 
 
 def max_positions(folder: Path) -> int | None:
-    """Tokens of prompt and completion together that a model was made for; None where its config does not say."""
+    """Returns a model's maximum sequence length (prompt and completion); None if its config does not define one."""
     from transformers import AutoConfig
 
     return getattr(
@@ -76,7 +75,7 @@ def max_positions(folder: Path) -> int | None:
 
 
 def write_model_folder(folder: Path, architecture: ArchitectureConfig, alphabet: str, dtype: str) -> None:
-    """config.json and tokenizer of a small model; its weights are drawn by each worker from the run's seed."""
+    """Writes config.json and tokenizer of a small model; each worker draws its weights from the run's seed."""
     from transformers import Qwen2Config
 
     tokenizer = character_tokenizer(alphabet)

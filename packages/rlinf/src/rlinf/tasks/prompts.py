@@ -1,5 +1,4 @@
-"""From a problem to the tokens that the model is given: plain text or the tokenizer's chat template, and prompts that
-are too long."""
+"""Encodes problems as prompt tokens, as plain text or with the tokenizer's chat template, and handles long prompts."""
 
 from __future__ import annotations
 
@@ -14,39 +13,40 @@ LongPrompts = Literal["stop", "keep_end", "drop"]
 
 THINK = "<think>"
 MAX_OPENING = 64
-"""Characters at the end of a prompt among which a begun thought is looked for."""
+"""Characters at the end of a prompt that are searched for an open `<think>`."""
 _THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
 BATCH = 512
 """Prompts tokenized at once."""
 BATCH_CHARACTERS = 1 << 20
-"""And their characters, but for one that is longer alone: tokenizers take 200 times the memory of a text."""
+"""Characters tokenized at once, except single longer prompts: tokenizers need 200 times the memory of a text."""
 
 
 def template_of(template: str, field: str) -> Callable[[str], str]:
-    """Fills `{question}`, or `{field}`, of a plain template; doubled braces stand for single ones."""
+    """Returns a function that fills `{question}`, or `{field}`, in a template; doubled braces become single ones."""
     return lambda text: template.format_map({"question": text, field: text})
 
 
 def has_chat_template(tokenizer: Any) -> bool:
-    """Whether the tokenizer's files hold a chat template."""
+    """Returns whether the tokenizer has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 
 def is_chat(prompt_format: str, tokenizer: Any) -> bool:
-    """Whether prompts of that format (auto, plain or chat) go through the tokenizer's chat template."""
+    """Returns whether prompts of this format (auto, plain or chat) use the tokenizer's chat template."""
     return prompt_format == "chat" or (prompt_format == "auto" and has_chat_template(tokenizer))
 
 
 def _begun(text: str) -> str:
-    """A thought that a text ends in, without a word of it yet; a closed one for models that are not to think."""
+    """Returns the empty thought at the end of a text: an open `<think>`, or a closed one for models without
+    thinking."""
     begun = _THOUGHT.search(text[-MAX_OPENING:])
     return begun[0] if begun else ""
 
 
 def first_tokens(tokenizer: Any) -> list[int]:
-    """What the tokenizer puts before every text by itself, a token that begins a text for example; empty where it puts
-    nothing. An end token behind the text is not among it."""
+    """Returns the tokens that the tokenizer adds before every text, for example a begin token; may be empty. End tokens
+    are not included."""
     for example in ("a", "1", "="):
         whole, text = tokenizer(example)["input_ids"], tokenizer(example, add_special_tokens=False)["input_ids"]
         starts = range(len(whole) - len(text) + 1 if text else 0)
@@ -57,17 +57,16 @@ def first_tokens(tokenizer: Any) -> list[int]:
 
 
 class PromptEncoder:
-    """Turns prompts into tokens. A plain prompt begins as the tokenizer begins every text; a chat template writes such
-    tokens itself.
+    """Turns prompts into tokens. Plain prompts get the tokenizer's begin tokens; chat templates write them themselves.
 
     Args:
         tokenizer: the model's.
-        chat: wrap each prompt as the user's message of a conversation, with the tokenizer's own template, up to where
-            the assistant begins to answer.
-        system_prompt: a first message of the system; only with `chat`.
-        options: further arguments of the template, {"enable_thinking": False} for example.
-        key: how messages call the setting.
-    Raises: UserError where the tokenizer has no chat template, or the template refuses the messages.
+        chat: wrap each prompt as the user's message in the tokenizer's chat template, up to the start of the
+            assistant's answer.
+        system_prompt: system message at the start; only with `chat`.
+        options: further arguments of the template, for example {"enable_thinking": False}.
+        key: name of the setting, for messages.
+    Raises: UserError if the tokenizer has no chat template, or the template rejects the messages.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class PromptEncoder:
         self._first = [] if chat else first_tokens(tokenizer)
 
     def describe(self) -> str:
-        """The format, for people."""
+        """Describes the format."""
         if self.is_chat:
             return "the tokenizer's chat template"
         first = "".join(self._tokenizer.convert_ids_to_tokens(self._first))
@@ -102,7 +101,7 @@ class PromptEncoder:
         return f"plain prompts, the tokenizer has no chat template{begins}"
 
     def text(self, prompt: str) -> str:
-        """What the model reads, special tokens written out."""
+        """Returns the text that the model reads, including special tokens."""
         if not self.is_chat:
             return prompt
         return self._render(prompt, add_generation_prompt=True)
@@ -113,7 +112,7 @@ class PromptEncoder:
             return self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self._options
             )
-        except Exception as error:  # templates are programs in jinja2 and raise what they like
+        except Exception as error:  # templates are jinja2 programs and may raise any exception
             what = "a system prompt" if self._system else "the prompt"
             raise UserError(
                 f"{self._key}=chat: the tokenizer's chat template refuses {what}: {type(error).__name__}: {error}",
@@ -121,8 +120,8 @@ class PromptEncoder:
             ) from error
 
     def opening(self, prompt: str) -> str:
-        """What the prompt has begun of the completion: from `<think>` on in what the template writes for the assistant,
-        or at the end of a plain prompt. Empty where nothing is begun.
+        """Returns the part of the completion that the prompt already contains: from `<think>` on in the template's
+        assistant part, or at the end of a plain prompt; else empty.
 
         Example: "<think>\\n" for DeepSeek-R1's template, "<think>\\n\\n</think>\\n\\n" for Qwen3 without thinking.
         """
@@ -135,8 +134,7 @@ class PromptEncoder:
         return turn[turn.index(THINK) :] if THINK in turn else _begun(text)
 
     def encode(self, prompt: str, max_tokens: int | None = None) -> list[int]:
-        """Token ids. A prompt that is longer than `max_tokens` loses its beginning, but for the tokens that begin every
-        text."""
+        """Returns token ids. A prompt longer than `max_tokens` loses its beginning, but not the begin tokens."""
         token_ids = next(self._encode_all([prompt]))
         if max_tokens is None or len(token_ids) <= max_tokens:
             return token_ids
@@ -144,23 +142,23 @@ class PromptEncoder:
         return [*first, *token_ids[len(token_ids) - max_tokens + len(first) :]]
 
     def num_tokens(self, prompts: Sequence[str]) -> list[int]:
-        """Length of each prompt in tokens."""
+        """Returns the length of each prompt in tokens."""
         return [len(token_ids) for token_ids in self._encode_all(prompts)]
 
     def num_with_unknown(self, prompts: Sequence[str]) -> int:
-        """Prompts with text that the tokenizer has no token for, so that the model cannot read it."""
+        """Counts the prompts with text that the tokenizer has no token for."""
         unknown = self._tokenizer.unk_token_id
         return 0 if unknown is None else sum(unknown in token_ids for token_ids in self._encode_all(prompts))
 
     def _encode_all(self, prompts: Sequence[str]) -> Iterator[list[int]]:
         for texts in _batches(map(self.text, prompts)):
             for token_ids in self._tokenizer(texts, add_special_tokens=False)["input_ids"]:
-                has_first = token_ids[: len(self._first)] == self._first  # the text itself may hold them
+                has_first = token_ids[: len(self._first)] == self._first  # the text itself may contain them
                 yield token_ids if has_first else [*self._first, *token_ids]
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """The texts in their order, at most `BATCH` and about `BATCH_CHARACTERS` at once."""
+    """Yields the texts in order, at most `BATCH` and about `BATCH_CHARACTERS` at once."""
     batch: list[str] = []
     num_characters = 0
     for text in texts:
@@ -184,12 +182,12 @@ def fit_prompts(
     limit_key: str = "rollout.max_prompt_tokens",
     reason: str = "",
 ) -> Sifted:
-    """Applies the rule for prompts that are too long.
+    """Applies the rule for long prompts.
 
     Args:
-        long_prompts: stop: an error; drop: without them; keep_end: all, and whoever encodes cuts the beginning off.
-        what: the set, as notes and messages call it.
-        key, limit_key: how messages call the settings.
+        long_prompts: stop: raise an error; drop: leave them out; keep_end: keep all, encoding cuts off the beginning.
+        what: name of the set, for notes and messages.
+        key, limit_key: names of the settings, for messages.
         reason: where the limit comes from.
     Raises: UserError.
     """

@@ -1,9 +1,9 @@
-r"""Published benchmark sets: the columns they come with, how an answer is checked, and what the model is asked.
+r"""Published benchmark sets: their columns, rewards and prompts.
 
-A set is found under several column names, for the same problems are published more than once (for example AIME with
-`problem` and `answer`, or `Problem` and `Answer`); case does not count. Choices of GPQA are published with the right
-one first: they are put in an order that depends on the question alone, so that every run and every program version
-asks the same. Several sets of competition problems ask for `\boxed{}`, as Qwen2.5-Math's evaluation does.
+Several column names are accepted per set, because sets are published more than once (for example AIME with `problem`
+and `answer`, or `Problem` and `Answer`); case is ignored. GPQA's choices are published with the right one first; here
+their order depends only on the question, so that all runs and versions use the same. Prompts of several sets of
+competition problems require `\boxed{}`, as in Qwen2.5-Math's evaluation.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class PublishedSet:
     title: str
     read: QuestionReader
     reward: str
-    """A name known to rlinf_algos.rewards."""
+    """A name in rlinf_algos.rewards."""
     template: str
-    """Text of the prompt; the question takes the place of {question}, and other braces are doubled."""
+    """Text of the prompt, with {question} for the question; other braces are doubled."""
     num_problems: int
-    """Problems of the whole published set; a file may hold fewer."""
+    """Size of the published set; a file may contain fewer problems."""
 
     @property
     def reward_options(self) -> dict[str, int]:
@@ -50,7 +50,7 @@ class PublishedSet:
 
 
 def published_set(name: str) -> PublishedSet | None:
-    """The set of that name; `AIME-24`, `aime_2024` and `aime24` are one."""
+    """Returns the set with this name; `AIME-24`, `aime_2024` and `aime24` are the same."""
     bare = re.sub(r"[-_ ]", "", name).casefold()
     return PUBLISHED.get(ALIASES.get(bare, bare))
 
@@ -58,7 +58,7 @@ def published_set(name: str) -> PublishedSet | None:
 def require_published(name: str, hint: str) -> PublishedSet:
     """As `published_set`.
 
-    Raises: UserError that says which name is near.
+    Raises: UserError that names a similar set.
     """
     published = published_set(name)
     if published is None:
@@ -76,14 +76,14 @@ QUESTION = ("problem", "question")
 
 
 def read_gsm8k(values: Mapping[str, Any]) -> Question:
-    """The answer is a worked solution that ends in `#### 42`."""
+    """Reads GSM8K, whose answer is a worked solution that ends in `#### 42`."""
     answer = _text(values, ("answer",))
     check_number(answer, "answer")
     return Question(text=_text(values, QUESTION), answer=answer)
 
 
 def read_integer_answer(values: Mapping[str, Any]) -> Question:
-    r"""AIME and AMC: the answer is a whole number, maybe written `27.0`, `033` or, an angle of AIME 25, `336^\circ`."""
+    r"""Reads AIME and AMC, whose answer is an integer, maybe written `27.0`, `033` or, in AIME 25, `336^\circ`."""
     answer = _text(values, ("answer",))
     bare = re.sub(r"\$|\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degrees?\b|\u00b0", "", answer)
     number = re.fullmatch(r"\s*(-?)0*([0-9]+)(?:\.0*)?\s*", bare)
@@ -93,7 +93,7 @@ def read_integer_answer(values: Mapping[str, Any]) -> Question:
 
 
 def read_math(values: Mapping[str, Any]) -> Question:
-    r"""MATH and Minerva: an answer, or a solution with the answer in its last `\boxed{}`."""
+    r"""Reads MATH and Minerva: an answer, or a solution with the answer in its last `\boxed{}`."""
     if any(str(name).casefold() == "answer" for name in values):
         return Question(text=_text(values, QUESTION), answer=_text(values, ("answer",)))
     solution = _text(values, ("solution",))
@@ -104,7 +104,7 @@ def read_math(values: Mapping[str, Any]) -> Question:
 
 
 def read_gpqa(values: Mapping[str, Any]) -> Question:
-    """The right answer and three wrong ones; asked as A to D in an order that the question decides."""
+    """Reads GPQA: the right answer and three wrong ones, as A to D in an order that depends on the question."""
     right = _text(values, ("Correct Answer",)).strip()
     choices = [right, *(_text(values, (f"Incorrect Answer {i}",)).strip() for i in (1, 2, 3))]
     if len(set(choices)) < len(choices):
@@ -115,7 +115,7 @@ def read_gpqa(values: Mapping[str, Any]) -> Question:
 
 
 def read_mmlu(values: Mapping[str, Any]) -> Question:
-    """Four choices and the index of the right one, from 0, or its letter."""
+    """Reads MMLU: four choices, and the right one's index, from 0, or letter."""
     choices = values.get("choices")
     if isinstance(choices, str) or not isinstance(choices, Sequence) or len(choices) != len(LETTERS):
         raise RowError(f"field 'choices' must be a list of {len(LETTERS)} texts, is {str(choices)[:60]!r}")
@@ -127,13 +127,13 @@ def read_mmlu(values: Mapping[str, Any]) -> Question:
 
 
 def with_choices(question: str, choices: Sequence[str]) -> str:
-    """The question, an empty line, and the choices behind `A) ` and so on."""
+    """Returns the question, an empty line, and the choices after `A) ` and so on."""
     lines = [f"{letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
     return "\n".join([question, "", *lines])
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The first of the columns that there is, whatever its case."""
+    """Returns the first of the columns that exists, ignoring case."""
     columns = {str(name).casefold(): name for name in reversed(list(values))}
     for name in names:
         if name.casefold() in columns:
@@ -168,6 +168,6 @@ ALIASES = {
     "hendrycksmath500": "math500",
     "mmlustemtest": "mmlustem",
 }
-"""What else people type -> key of `PUBLISHED`, for the same problems."""
+"""Alternative name -> key of `PUBLISHED`, for the same problems."""
 MISTAKEN = {"aime": "aime24 or aime25", "math": "math500", "mmlu": "mmlu_stem"}
-"""Names of more problems than a set here has -> what may be meant."""
+"""Name of a larger set than the ones here -> suggestion for error messages."""

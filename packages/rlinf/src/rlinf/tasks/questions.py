@@ -1,6 +1,6 @@
-"""From rows to problems: which columns hold question and answer, and what is wrong with a row.
+"""Turns rows into problems: reads question and answer columns and checks rows.
 
-`QuestionColumns` is for one's own files; the published sets have readers of their own (published.py).
+`QuestionColumns` is for custom files; published sets have their own readers (published.py).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from rlinf.tasks.base import Sifted, TaskProblem
 from rlinf.tasks.row_files import BadRow, Row, listed, read_rows
 
 MAX_SHOWN = 5
-"""Bad rows in one message."""
+"""Maximum number of bad rows in a message."""
 MAX_CHARACTERS = 1 << 22
-"""Of a problem: a million tokens. Tokenizers take 200 times the memory of a text."""
+"""Maximum length of a problem, about a million tokens; tokenizers need 200 times the memory of a text."""
 
 USUAL_NAMES = (
     ("prompt", "question", "problem", "query", "instruction", "input", "text"),
     ("answer", "ground_truth", "solution", "completion", "response", "output", "target", "label", "reference"),
 )
-"""Of the columns of problem and answer, the commonest first."""
+"""Names of problem and answer columns, most common first."""
 
 
 class RowError(ValueError):
-    """What is wrong with a row; `load_problems` adds the place."""
+    """An invalid row; `load_problems` adds the place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What a row asks and what is right."""
+    """The question and the right answer of a row."""
 
     text: str
     answer: str
@@ -47,12 +47,12 @@ QuestionReader = Callable[[Mapping[str, Any]], Question]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionColumns:
-    """Reads two columns of any file."""
+    """Reads question and answer from two columns."""
 
     question: str
     answer: str
     needs_number: bool = False
-    """The answer has to hold a number, as GSM8K's `#### 42`."""
+    """Whether the answer must contain a number, as GSM8K's `#### 42`."""
     keys: tuple[str, str] = ("task.prompt_field", "task.answer_field")
     """The settings that name the two columns."""
 
@@ -66,7 +66,7 @@ class QuestionColumns:
         return Question(text=question, answer=answer)
 
     def hint(self, values: Mapping[str, Any]) -> str | None:
-        """How to read a row whose columns have other names; None where both are there."""
+        """Returns a hint for rows whose columns have other names; None if both columns exist."""
         names = {str(name): str(name).casefold() for name in values if name not in (self.question, self.answer)}
         flags = []
         for key, column, usual in zip(self.keys, (self.question, self.answer), USUAL_NAMES, strict=True):
@@ -90,12 +90,12 @@ def load_problems(
     on_bad_row: Literal["stop", "skip"],
     bad_row_key: str = "task.on_bad_row",
 ) -> Sifted:
-    """All problems of a file, in its order.
+    """Reads all problems of a file, in order.
 
     Args:
-        to_prompt: the template: from a question to the prompt.
-        on_bad_row: stop: any bad row is an error, which lists the first few; skip: they are counted in a note.
-        bad_row_key: how the message calls the setting.
+        to_prompt: the template, which turns a question into a prompt.
+        on_bad_row: stop: raise an error that lists the first bad rows; skip: count them in a note.
+        bad_row_key: name of the setting, for messages.
     Raises: UserError.
     """
     problems: list[TaskProblem] = []
@@ -126,7 +126,7 @@ def load_problems(
 
 
 def text_of(values: Mapping[str, Any], name: str) -> str:
-    """A value as text that is not empty.
+    """Returns a value as non-empty text.
 
     Raises: RowError for anything but text and finite numbers.
     """
@@ -146,7 +146,7 @@ def text_of(values: Mapping[str, Any], name: str) -> str:
 
 
 def check_number(answer: str, name: str) -> None:
-    """Raises: RowError where `rlinf_algos.rewards.final_number` finds none."""
+    """Raises: RowError if `rlinf_algos.rewards.final_number` finds no number."""
     from rlinf_algos.rewards import final_number
 
     if len(answer) > MAX_CHARACTERS:

@@ -1,11 +1,11 @@
-"""Rows of data files, whatever their format, each with its place.
+"""Reads rows of data files of all formats, each with its place.
 
     .jsonl .json     an object a line; a .json file may be one array of objects
     .csv             a header, then a row a line (GPQA is published so)
     .parquet         needs pyarrow
     a folder         a Hugging Face dataset as `Dataset.save_to_disk` writes it; needs datasets
 
-A row that cannot be read is not an end: it comes as a `BadRow`, and who reads decides. A file that cannot be read is.
+An unreadable row is returned as a `BadRow`, and the caller decides; an unreadable file is an error.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rlinf.errors import UserError
 
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 MAX_CELL = (1 << 31) - 1
-"""Characters of a cell of CSV, as many as Python's reader can be set to; tests of programs are long."""
+"""Maximum characters of a CSV cell, the limit of Python's reader; tests of programs are long."""
 NEEDS_EXTRA = "install it with `pip install 'rlinf[data]'`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row as its file has it."""
+    """One row, unchanged."""
 
     number: int
-    """Counts the rows of the file from 1; blank lines do not count."""
+    """Row number in the file, from 1, without blank lines."""
     place: str
     """`file.jsonl:12` (the line) or `file.parquet, row 12`."""
     values: Mapping[str, Any]
@@ -39,22 +39,22 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadRow:
-    """A row that gives no problem."""
+    """A row that is not a valid problem."""
 
     number: int
     place: str
     what: str
-    """What is wrong with it, and what would be right."""
+    """What is wrong with it and what is expected."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.what}"
 
 
 def read_rows(path: Path) -> Iterator[Row | BadRow]:
-    """The rows of a file or a dataset folder, one by one.
+    """Yields the rows of a file or a dataset folder.
 
-    Raises: UserError for a file that is missing, unreadable or of another format; for a missing package, which names
-        the extra to install.
+    Raises: UserError for a file that is missing, unreadable or of another format, and for a missing package, with the
+        extra to install.
     """
     try:
         if path.is_dir():
@@ -77,7 +77,7 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
 
 
 def listed(names: Any) -> str:
-    """`'a', 'b'` or `nothing`."""
+    """Lists names as `'a', 'b'`, or `nothing`."""
     return ", ".join(map(repr, names)) or "nothing"
 
 
@@ -100,12 +100,12 @@ def _json_rows(path: Path) -> Iterator[Row | BadRow]:
 
 
 def _encoding(head: bytes) -> str:
-    """By the byte order mark, with which editors of Windows begin a file."""
+    """Returns the encoding by the byte order mark that Windows editors write."""
     return "utf-16" if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"
 
 
 def _lines(path: Path, encoding: str) -> Iterator[bytes]:
-    """Lines in UTF-8, without byte order marks; files that were joined have them in the middle."""
+    """Yields lines in UTF-8 without byte order marks, which concatenated files have in the middle, too."""
     if encoding == "utf-16":
         with path.open(encoding=encoding) as text:
             yield from (line.removeprefix("\ufeff").encode() for line in text)
@@ -135,7 +135,7 @@ def _array_rows(path: Path, encoding: str) -> Iterator[Row | BadRow]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises: ValueError for a key that is there twice, of which json would take the last."""
+    """Raises: ValueError for a duplicate key, of which json would silently use the last."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
@@ -176,7 +176,7 @@ def _csv_rows(path: Path) -> Iterator[Row | BadRow]:
 
 
 def _check_header(path: Path, header: list[str]) -> None:
-    """Raises: UserError for columns of one name, and for a file with another separator."""
+    """Raises: UserError for duplicate column names, and for a file with another separator."""
     if twice := [name for name in header if name and header.count(name) > 1]:
         raise UserError(f"{path}: the header has the column {twice[0]!r} twice", hint="rename or remove one of them")
     separator = next((other for other in (";", "\t") if len(header) == 1 and other in header[0]), None)
@@ -227,7 +227,7 @@ def _dataset_rows(path: Path) -> Iterator[Row | BadRow]:
         raise UserError(f"{path}: reading it needs the package datasets", hint=NEEDS_EXTRA) from error
     try:
         rows: Any = load_from_disk(str(path))
-    except Exception as error:  # whatever a torn folder makes the library raise
+    except Exception as error:  # a damaged folder makes the library raise various errors
         raise UserError(f"{path}: datasets cannot load it: {type(error).__name__}: {error}") from error
     for number, values in enumerate(rows, start=1):
         yield Row(number=number, place=f"{path}, row {number}", values=values)

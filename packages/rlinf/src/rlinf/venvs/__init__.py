@@ -1,5 +1,4 @@
-"""venvs for roles whose packages cannot live together: SGLang pins a torch that simulators and Megatron
-cannot use.
+"""venvs for roles with conflicting packages: SGLang pins a torch that simulators and Megatron cannot use.
 
 catalog.py       which venvs can be made, and the requirement lists that ship with the package
 folder.py        where they lie on this machine, and what is in each

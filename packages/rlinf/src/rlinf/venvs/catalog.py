@@ -1,8 +1,8 @@
-"""The venvs that can be made, and the requirement lists that ship with the package.
+"""The venvs that can be created, and the requirement lists that ship with the package.
 
-A list names every distribution with its version and the digests of its files, and its head the Pythons that it is for.
-torch's builds for CPUs have no digest: its index and a distribution's own build differ. Lists for CPU slots were
-installed and tried with it; where a list was not, its head says so. tools/requirement_lists.py makes them.
+A list has every distribution with its version and the digests of its files; its header names the supported Pythons.
+torch's CPU builds have no digest, because the builds of its index and of distributions differ. Lists were installed and
+tested unless their header states otherwise. tools/requirement_lists.py generates them.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ KINDS = {
     )
     if venv is not None
 }
-"""Name -> what can be made."""
+"""Name -> venv that can be created."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequirementList:
-    """A shipped list."""
+    """A shipped requirement list."""
 
     path: Path
     pythons: tuple[str, ...]
-    """The minors of Python that it is for, `3.11` for example; the first is preferred."""
+    """Supported minor versions of Python, for example `3.11`; the first is preferred."""
     untried: str
-    """What was done with it instead of installing it; empty for a list that was installed and tried."""
+    """How it was checked if it was not installed; empty for a list that was installed and tested."""
     versions: Mapping[str, str]
-    """Every distribution and its version."""
+    """Distribution -> version."""
     digests: Mapping[str, tuple[str, ...]]
-    """SHA-256 of the files that pip may install of a distribution; none for a build of torch for CPUs."""
+    """Distribution -> SHA-256 of the files that pip may install; empty for CPU builds of torch."""
     sha256: str
     """Hex digest of the file."""
 
 
 def kind_named(name: str) -> VenvSpec:
-    """Raises: UserError where there is none of that name."""
+    """Returns the venv with a name. Raises: UserError if there is none."""
     if name not in KINDS:
         raise UserError(f"there is no venv called {name!r}", hint=f"rlinf venv create {'|'.join(sorted(KINDS))}")
     return KINDS[name]
 
 
 def variant(name: str, *, cpu: bool) -> str:
-    """What a user types to get it: `sglang --cpu`."""
+    """Returns its command-line form: `sglang --cpu`."""
     return f"{name} --cpu" if cpu else name
 
 
 def requirement_list(name: str, *, cpu: bool) -> RequirementList:
-    """The shipped list of a venv. Raises: UserError where there is none."""
+    """Returns the shipped list of a venv. Raises: UserError if there is none."""
     path = kind_named(name).requirements(cpu=cpu)
     if not path.is_file():
         names = ", ".join(
@@ -82,7 +82,7 @@ def requirement_list(name: str, *, cpu: bool) -> RequirementList:
 
 
 def read_list(path: Path) -> RequirementList:
-    """A list from its file, whose lines are comments or `NAME==VERSION --hash=sha256:DIGEST ...`."""
+    """Reads a list, whose lines are comments or `NAME==VERSION --hash=sha256:DIGEST ...`."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     pins = [re.split("==| --hash=sha256:", line) for line in lines if line and not line.startswith("#")]
@@ -99,5 +99,5 @@ def read_list(path: Path) -> RequirementList:
 
 
 def _header(lines: list[str], start: str) -> str:
-    """What follows `start` in the head of a list; empty where no line starts so."""
+    """Returns the text after `start` in the header of a list; empty if no line starts with it."""
     return next((line.removeprefix(start) for line in lines if line.startswith(start)), "")

@@ -1,7 +1,7 @@
-"""Makes a venv: a virtual environment, the packages of its list, rlinf's own, the stand-ins, and a look at it.
+"""Creates a venv: installs the packages of its list, rlinf's packages and the stand-ins, and tests its imports.
 
-The folder counts as a venv only after all of that; whatever ends it earlier takes the folder away again, and
-where even that was cut short its stamp says so.
+The folder counts as a venv only after all of that; after an error it is deleted, and if even that fails, its stamp
+marks it as incomplete.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ CPU_TORCH_HINT = (
 )
 
 NUM_LATER_STEPS = 3
-"""Steps of the progress bar after the packages: rlinf's own, the imports, the stamp."""
+"""Steps of the progress bar after the packages: rlinf's packages, the imports, the stamp."""
 
 
 def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> Venv:
-    """Makes a venv, or brings rlinf's own packages up to date in one that is there.
+    """Creates a venv, or updates rlinf's packages in an existing one.
 
     Args:
         name: a name in catalog.KINDS.
-        cpu: for CPU slots: a torch without CUDA, and stand-ins for packages that exist for GPUs alone.
-        python: path or command of the interpreter; None takes a fitting one.
-        console: what is being done is said there.
+        cpu: for CPU slots: a torch without CUDA, and stand-ins for GPU-only packages.
+        python: path or command of the interpreter; None selects one.
+        console: shows the progress.
 
-    Raises: UserError where the name, the variant, the interpreter or what is there already does not fit; RunFailed
-    where pip or an import fails.
+    Raises: UserError if the name, the variant, the interpreter or an existing venv does not fit; RunFailed if pip or an
+    import fails.
     """
     kind = kind_named(name)
     listed = requirement_list(name, cpu=cpu)
@@ -67,7 +67,7 @@ def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> Ve
 
 
 def _renew(venv: Venv, listed: RequirementList, *, cpu: bool, python: str | None, console: LiveLine) -> Venv:
-    """One that is there: nothing to do, or rlinf's own packages are another version now."""
+    """Updates rlinf's packages in an existing venv, if they changed."""
     stamp, path = venv.stamp, venv.path
     title = variant(stamp.name, cpu=cpu)
     anew = f"rlinf venv remove {stamp.name} && rlinf venv create {title}"
@@ -82,7 +82,7 @@ def _renew(venv: Venv, listed: RequirementList, *, cpu: bool, python: str | None
         console.message(f"{path} is there and up to date")
         return venv
     console.message(f"{path} is there; rlinf's own packages in it are not those here and are renewed")
-    write_stamp(path, replace(stamp, own_packages={}))  # so that half of it does not count as up to date
+    write_stamp(path, replace(stamp, own_packages={}))  # so that a partial update does not count as up to date
     install_own_packages(inside, collecting=lambda name: None)
     renewed = Venv(path=path, stamp=replace(stamp, own_packages=own))
     write_stamp(path, renewed.stamp)
@@ -90,7 +90,8 @@ def _renew(venv: Venv, listed: RequirementList, *, cpu: bool, python: str | None
 
 
 def _still_there(venv: Venv, anew: str) -> PythonBuild:
-    """Its interpreter. Raises: UserError where that has gone, or is another minor, which sees none of its packages."""
+    """Returns its interpreter. Raises: UserError if that is gone or has another minor version, which cannot use its
+    packages."""
     try:
         inside = ask(venv.python)
     except UserError as error:
@@ -111,7 +112,7 @@ def _make(
     cpu: bool,
     console: LiveLine,
 ) -> Venv:
-    """All of it, in a folder that is not there."""
+    """Creates a venv in a new folder."""
     stamp = Stamp(name=kind.name, cpu=cpu, python=chosen.version, list_sha256=listed.sha256)
     path.mkdir()
     write_stamp(path, stamp)
@@ -160,7 +161,7 @@ def _install_list(venv: Venv, listed: RequirementList, console: LiveLine) -> Non
 
     console.message(f"fetching {num_wanted} packages")
     plain = [f"{name}=={version}" for name, version in listed.versions.items() if name not in listed.digests]
-    locked = venv.path / listed.path.name  # pip wants digests of all that a file names, or of none
+    locked = venv.path / listed.path.name  # pip requires digests for all entries of a file, or for none
     lines = listed.path.read_text(encoding="utf-8").splitlines()
     locked.write_text("".join(f"{line}\n" for line in lines if line not in plain), encoding="utf-8")
     try:

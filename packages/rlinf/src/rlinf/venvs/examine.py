@@ -1,4 +1,4 @@
-"""What of a venv works: imports are tried in it, versions compared with the list and the caller's."""
+"""Checks a venv: tests imports, and compares versions with the list and with the caller's."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from rlinf_workers.launchers import clean_environment
 
 PROBE = Path(__file__).parent / "probe.py"
 PROBE_TIMEOUT_S = 600
-"""The first import of a large package compiles it; on a busy machine that takes minutes."""
+"""Timeout in seconds; the first import of a large package compiles it, which may take minutes."""
 OWN_MODULES = ("torch", "rlinf_comm", "rlinf_sched", "rlinf_workers")
 MAX_NAMES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probed:
-    """What a venv said of itself."""
+    """Result of probing a venv."""
 
     python: str
-    """Version of its interpreter, `3.11.7` for example."""
+    """Version of its interpreter, for example `3.11.7`."""
     failures: dict[str, str]
-    """Module -> why it does not import."""
+    """Module -> import error."""
     versions: dict[str, str]
-    """Every distribution, by normalized name."""
+    """Normalized name -> version of every distribution."""
     cuda: str | None
-    """CUDA that its torch was built for."""
+    """CUDA version of its torch."""
 
 
 def examine(venv: Venv) -> Iterator[Finding]:
-    """Looks at one; takes as long as its slowest import. A problem comes before those that follow from it."""
+    """Yields findings about a venv; takes as long as its slowest import. A problem comes before its consequences."""
     stamp = venv.stamp
     if not stamp.is_complete:
         yield Finding(stamp.name, "problem", "its making was cut short", f"rlinf venv create {venv.title}")
@@ -56,7 +56,7 @@ def examine(venv: Venv) -> Iterator[Finding]:
     except UserError as error:
         yield Finding("interpreter", "problem", str(error), _anew(venv))
         return
-    if minor_of(probed.python) != minor_of(stamp.python):  # it sees none of what was installed
+    if minor_of(probed.python) != minor_of(stamp.python):  # it cannot use the installed packages
         text = f"{venv.python} is Python {probed.python} now; the venv was made with {stamp.python}"
         yield Finding("interpreter", "problem", text, _anew(venv))
         return
@@ -67,14 +67,14 @@ def examine(venv: Venv) -> Iterator[Finding]:
     yield own
     yield _versions(venv, listed, probed)
     yield from _imports(venv, kind, probed)
-    if own.verdict == "ok":  # else that is why
+    if own.verdict == "ok":  # otherwise that is the cause
         yield _protocols(venv)
     for stand_in in stamp.stand_ins:
         yield Finding("stand-in", "note", f"{stand_in}: import-time names only, nothing in it computes")
 
 
 def probe(python: Path, kind: VenvSpec, *, cpu: bool) -> Probed:
-    """Starts the venv's interpreter. Raises: UserError where it does not start or ends without an answer."""
+    """Runs probe.py in the venv. Raises: UserError if the interpreter does not start or returns no answer."""
     variables = dict(kind.cpu_variables if cpu else {})
     command = [str(python), str(PROBE), *OWN_MODULES, *kind.modules]
     try:
@@ -114,7 +114,7 @@ def _imports(venv: Venv, kind: VenvSpec, probed: Probed) -> Iterator[Finding]:
 
 
 def _versions(venv: Venv, listed: RequirementList, probed: Probed) -> Finding:
-    """The list against what is installed: a package that somebody upgraded is the usual reason for surprises."""
+    """Compares installed versions with the list, because an upgraded package is the usual cause of problems."""
     if venv.stamp.list_sha256 != listed.sha256:
         return Finding("versions", "problem", "its list has changed since it was made", _anew(venv))
     other = [
@@ -140,7 +140,7 @@ def _own(venv: Venv, probed: Probed) -> Finding:
 
 
 def _protocols(venv: Venv) -> Finding:
-    """Whether a run from here could start its workers there."""
+    """Checks whether a run with the caller's packages could start its workers in the venv."""
     from rlinf_workers import InterpreterRefused
     from rlinf_workers.launchers import examine_interpreter as ask_for_protocols
     from rlinf_workers.launchers import own_protocols

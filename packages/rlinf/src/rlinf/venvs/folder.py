@@ -1,7 +1,7 @@
-"""Where the venvs of a user lie, and what each of them is.
+"""Finds, describes and removes the venvs of a user.
 
-One folder holds them, `$RLINF_VENVS` or `~/.local/share/rlinf/venvs` (`$XDG_DATA_HOME` counts); each is a
-virtual environment with a stamp in it. A folder counts as a venv once its stamp says that it is complete.
+They are in one folder, `$RLINF_VENVS` or `~/.local/share/rlinf/venvs` (`$XDG_DATA_HOME` is respected). A folder counts
+as a venv once its stamp marks it as complete.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stamp:
-    """What a venv was made from."""
+    """The inputs from which a venv was created."""
 
     name: str
     cpu: bool
-    """For CPU slots."""
+    """Whether it is for CPU slots."""
     python: str
-    """Version of its interpreter, `3.11.7` for example."""
+    """Version of its interpreter, for example `3.11.7`."""
     list_sha256: str
     """Digest of the requirement list."""
     own_packages: Mapping[str, str] = field(default_factory=dict)
-    """Digest of each of rlinf's packages as they were where it was made."""
+    """rlinf's package -> its digest at creation."""
     stand_ins: tuple[str, ...] = ()
-    """`NAME VERSION` of each distribution that only takes another's place."""
+    """`NAME VERSION` of each stand-in."""
     is_complete: bool = False
-    """False while it is being made, and for ever where that was cut short."""
+    """False during creation, and if creation was aborted."""
     format: int = FORMAT
 
 
@@ -60,7 +60,8 @@ class Venv:
 
 
 def venvs_folder() -> Path:
-    """The folder of this user's venvs, which need not exist. What the version before named otherwise still counts."""
+    """Returns the folder of this user's venvs, which may be missing. Names of the previous version are still
+    accepted."""
     if folder := os.environ.get("RLINF_VENVS") or os.environ.get("RLINF_ENVIRONMENTS"):
         return Path(folder).absolute()
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share").absolute() / "rlinf"
@@ -69,7 +70,7 @@ def venvs_folder() -> Path:
 
 
 def read_stamp(path: Path) -> Stamp | None:
-    """That of a folder; None where there is none that this version can read."""
+    """Reads the stamp of a folder; None if there is none that this version can read."""
     try:
         values = json.loads((path / STAMP).read_text(encoding="utf-8"))
         stamp = Stamp(**{**values, "stand_ins": tuple(values["stand_ins"])})
@@ -79,14 +80,14 @@ def read_stamp(path: Path) -> Stamp | None:
 
 
 def write_stamp(path: Path, stamp: Stamp) -> None:
-    """Replaces that of a folder at once."""
+    """Replaces the stamp of a folder atomically."""
     temporary = path / f"{STAMP}.new"
     temporary.write_text(json.dumps(asdict(stamp), indent=1) + "\n", encoding="utf-8")
     temporary.replace(path / STAMP)
 
 
 def venvs() -> Iterator[Venv]:
-    """Those that were made, by name, with those whose making was cut short."""
+    """Yields all venvs by name, including incomplete ones."""
     folder = venvs_folder()
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         stamp = None if path.name.startswith(".") else read_stamp(path)
@@ -95,7 +96,7 @@ def venvs() -> Iterator[Venv]:
 
 
 def find(name: str) -> Venv:
-    """A complete venv. Raises: UserError with what there is."""
+    """Returns a complete venv. Raises: UserError that lists the existing ones."""
     by_name = {one.path.name: one for one in venvs() if one.stamp.is_complete}
     if name not in by_name:
         there = f"there are {', '.join(by_name)}" if by_name else "there is none"
@@ -107,18 +108,18 @@ def find(name: str) -> Venv:
 
 
 def python_of(name_or_path: str | Path) -> Path:
-    """The interpreter that a role runs in.
+    """Returns the interpreter that a role runs in.
 
     Args:
-        name_or_path: name of a venv that `rlinf venv create` made; or, with a slash in it, the path of an
-            interpreter or of the folder of a virtual environment.
+        name_or_path: name of a venv created by `rlinf venv create`; or, with a slash in it, the path of an interpreter
+            or a venv folder.
 
-    Raises: UserError where there is no such venv or interpreter.
+    Raises: UserError if there is no such venv or interpreter.
     """
     if os.sep not in str(name_or_path):
         path = find(str(name_or_path)).python
     else:
-        path = Path(name_or_path).expanduser().absolute()  # not resolved: a venv's interpreter is a link
+        path = Path(name_or_path).expanduser().absolute()  # not resolved, because a venv's interpreter is a link
     if path.is_dir():
         path = path / "bin" / "python"
     if not os.access(path, os.X_OK):
@@ -129,7 +130,7 @@ def python_of(name_or_path: str | Path) -> Path:
 
 @contextmanager
 def held(path: Path, command: str) -> Iterator[FolderLock]:
-    """While one process makes or removes a venv. Raises: UserError that names another one which does."""
+    """Locks a venv while it is created or removed. Raises: UserError that names the process holding the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside the venv, which is renamed when it is removed.
     lock = FolderLock(path, command.split(), file=path.parent / f".{path.name}.lock", otherwise="")
@@ -140,9 +141,9 @@ def held(path: Path, command: str) -> Iterator[FolderLock]:
 
 
 def remove(name: str) -> Path:
-    """Deletes a venv, whole or not.
+    """Deletes a venv, complete or not.
 
-    Raises: UserError where the folder is not one that rlinf made, or is just being made.
+    Raises: UserError if rlinf did not create the folder, or is creating it now.
     """
     path = venvs_folder() / name
     if path.parent != venvs_folder() or name.startswith("."):
@@ -157,7 +158,7 @@ def remove(name: str) -> Path:
 
 
 def discard(path: Path) -> None:
-    """Deletes a folder; one that is cut short leaves nothing that counts as a venv."""
+    """Deletes a folder; if interrupted, the rest does not count as a venv."""
     doomed = path.with_name(f".{path.name}.removed")
     shutil.rmtree(doomed, ignore_errors=True)
     if path.exists():

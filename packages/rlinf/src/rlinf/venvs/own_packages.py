@@ -1,8 +1,8 @@
-"""Puts rlinf's own packages into a venv, the same as the caller's.
+"""Installs the caller's versions of rlinf's packages into a venv.
 
-Their installed files are copied, so no compiler, network or index is needed, and a checkout in editable mode stays one:
-its files only name the checkout. Native modules fit one minor of Python; for another one the packages with such
-modules are installed by pip, from the checkout (which needs a C++ compiler) or from where pip finds the version.
+Their installed files are copied, so no compiler, network or index is needed, and editable installs stay editable: their
+files only refer to the checkout. Native modules fit one minor version of Python; for another one, pip installs the
+packages with native modules, from the checkout (which needs a C++ compiler) or from its index.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ NATIVE_SUFFIX = ".so"
 
 
 def own_digests() -> dict[str, str]:
-    """Name of each of rlinf's packages -> hex digest of what the caller has of it.
+    """Returns rlinf's package -> hex digest of the caller's files.
 
-    Raises: UserError where one is not installed, as in a checkout on the path.
+    Raises: UserError if one is not installed, as in a checkout on the path.
     """
     return {name: _digest(_distribution(name)) for name in OWN_PACKAGES}
 
 
 def missing_packages(target: PythonBuild) -> list[str]:
-    """Those of rlinf's packages that a venv does not have."""
+    """Returns rlinf's packages that are missing in a venv."""
     installed = {dist.metadata["Name"] for dist in importlib.metadata.distributions(path=[str(target.site_packages)])}
     return [name for name in OWN_PACKAGES if name not in installed]
 
 
 def install_own_packages(target: PythonBuild, *, collecting: Callable[[str], None]) -> None:
-    """Replaces what a venv has of rlinf's packages by what the caller has.
+    """Replaces rlinf's packages in a venv by the caller's.
 
-    Raises: RunFailed where pip cannot install a package with native code for the venv's Python.
+    Raises: RunFailed if pip cannot install a package with native code for the venv's Python.
     """
     if any(target.site_packages.glob("rlinf*.dist-info")):
         uninstall = ["-m", "pip", "--disable-pip-version-check", "uninstall", "--yes", *OWN_PACKAGES]
@@ -68,7 +68,8 @@ def _distribution(name: str) -> Distribution:
 
 
 def _files(own: Distribution) -> list[PackagePath]:
-    """Its files below site-packages that pip knows the content of; scripts are made for one interpreter."""
+    """Returns its files below site-packages with a recorded digest; scripts are left out, because they are specific to
+    one interpreter."""
     return [path for path in own.files or () if ".." not in path.parts and "__pycache__" not in path.parts]
 
 

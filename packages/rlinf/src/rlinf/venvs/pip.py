@@ -1,5 +1,5 @@
-"""Installs packages into a venv by pip, with its progress on the terminal and the end of its output where it fails.
-Locked lists are installed by uv where it is on the path."""
+"""Installs packages into a venv with pip, or locked lists with uv if it is on the path; shows progress, and the end of
+the output on failure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rlinf_workers.launchers import clean_environment
 
 TAIL_LINES = 15
 _COLLECTING = re.compile(r"Collecting (\S+)|Processing \S*?([^/\s]+)(?=\s|$)")
-"""The second where the index is a folder of files."""
+"""The second form appears if the index is a folder of files."""
 
 
 def install(python: Path, arguments: Sequence[str], *, collecting: Callable[[str], None], hint: str = "") -> None:
-    """`pip install` with what the user's pip configuration says about where packages come from.
+    """Runs `pip install` with the user's pip configuration.
 
     Args:
-        collecting: called with each distribution as pip turns to it, and with "" when all are there and get unpacked.
-        hint: added to the message where pip fails.
+        collecting: called with each distribution that pip collects, and with "" when unpacking starts.
+        hint: added to the message if pip fails.
 
-    Raises: RunFailed with the end of what pip said.
+    Raises: RunFailed with the end of pip's output.
     """
-    # Files are compiled when they are first imported: most of a large package never is.
+    # Files are compiled on first import, because most files of a large package are never imported.
     options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-compile"]
     command = [str(python), "-m", "pip", "install", *options, *arguments]
     tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -55,9 +55,9 @@ def install(python: Path, arguments: Sequence[str], *, collecting: Callable[[str
 def install_locked(
     python: Path, locked: Path, *, collecting: Callable[[str], None], note: Callable[[str], None]
 ) -> None:
-    """Installs what a file lists with digests: by uv where it is on the path; by pip otherwise, and where uv fails.
+    """Installs a requirements file with digests: with uv if it is on the path, else, or if uv fails, with pip.
 
-    uv does not read pip's configuration, so it fails where only that names the index; `note` gets the reason.
+    uv does not read pip's configuration, so it fails if only that names the index; `note` gets the reason.
 
     Raises: as `install`.
     """

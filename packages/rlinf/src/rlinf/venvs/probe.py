@@ -1,6 +1,6 @@
-"""Runs inside a venv, by its interpreter: tries imports, and says what is installed, as one line of JSON.
+"""Runs in a venv's interpreter: tests imports and prints the results and installed versions as one line of JSON.
 
-Nothing of rlinf is imported to begin with, so that a venv in which rlinf is broken can say so.
+It imports nothing of rlinf itself, so that it works in a venv in which rlinf is broken.
 
     python probe.py MODULE...
 """
@@ -16,14 +16,14 @@ import warnings
 
 
 def main() -> None:
-    sys.path.pop(0)  # the folder of this file, whose modules nobody should find
+    sys.path.pop(0)  # the folder of this file, whose modules must not be importable
     failures = {}
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in sys.argv[1:]:
             try:
                 importlib.import_module(name)
-            except Exception as error:  # noqa: BLE001 - whatever a module raises is what is reported
+            except Exception as error:  # noqa: BLE001 - any exception of a module is reported
                 failures[name] = f"{type(error).__name__}: {error}"
     versions = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions() if dist.metadata}
     torch = sys.modules.get("torch")

@@ -1,4 +1,4 @@
-"""An interpreter on this machine: what it is, and which one a venv is made with."""
+"""Python interpreters of this machine: inspects them, and chooses the one for a venv."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ _ASK_TIMEOUT_S = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonBuild:
-    """A Python that answered."""
+    """A working Python interpreter."""
 
     path: Path
     version: str
-    """`3.11.7` for example."""
+    """For example `3.11.7`."""
     extension_suffix: str
-    """Ending of native modules that it loads: `.cpython-311-x86_64-linux-gnu.so`."""
+    """Suffix of its native modules: `.cpython-311-x86_64-linux-gnu.so`."""
     site_packages: Path
     makes_venvs: bool
 
     @property
     def minor(self) -> str:
-        """`3.11` for example."""
+        """For example `3.11`."""
         return minor_of(self.version)
 
 
 def minor_of(version: str) -> str:
-    """`3.11` of `3.11.7`."""
+    """Returns the minor version: `3.11` of `3.11.7`."""
     return version.rpartition(".")[0]
 
 
 def ask(path: Path | str) -> PythonBuild:
-    """Starts an interpreter to see what it is. Raises: UserError where it is none."""
+    """Starts an interpreter and inspects it. Raises: UserError if it is not a Python interpreter."""
     try:
         done = subprocess.run(
             [str(path), "-"],
@@ -73,15 +73,15 @@ def ask(path: Path | str) -> PythonBuild:
 
 
 def choose(program: str | None, minors: Sequence[str], *, what: str) -> PythonBuild:
-    """The interpreter that a venv is made with.
+    """Returns the interpreter for a new venv.
 
     Args:
-        program: what the user named, a path or a command; None takes the caller's where its minor fits, else the first
-            of `python3.11`, ... that is on the path.
-        minors: those that the requirement list is for.
-        what: the venv, for messages.
+        program: path or command from the user; None takes the caller's interpreter if its minor version fits, else the
+            first of `python3.11`, ... on the path.
+        minors: minor versions that the requirement list supports.
+        what: name of the venv, for messages.
 
-    Raises: UserError where it is another minor, no Python, or cannot make virtual environments.
+    Raises: UserError if it has another minor version, is not Python, or cannot create venvs.
     """
     commands = [f"python{minor}" for minor in minors]
     if program is not None:

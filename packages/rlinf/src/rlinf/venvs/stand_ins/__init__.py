@@ -1,8 +1,8 @@
-"""Modules that take the place of packages which SGLang imports everywhere and which exist for GPUs alone.
+"""Stand-ins for GPU-only packages that SGLang always imports.
 
-On CPUs SGLang calls nothing of them: a stand-in has the names that are imported, and each says what it is when it is
-called. `rlinf venv create --cpu` installs them with a version that says so, `+rlinf.standin`, which manifests show too.
-A stand-in refuses to be imported beside a torch that was built for GPUs.
+On CPUs SGLang does not call them: a stand-in only has the imported names, which raise an explanation when called.
+`rlinf venv create --cpu` installs them with the version suffix `+rlinf.standin`, which manifests show too. Importing a
+stand-in with a GPU build of torch is an error.
 
 sgl_kernel/    for sglang-kernel: SGLang's CUDA kernels
 torchvision/   for torchvision: image transforms of models that see; a wheel of it fits one build of torch
@@ -14,15 +14,15 @@ import shutil
 from pathlib import Path
 
 VERSIONS = {"sglang-kernel": "0.4.10+rlinf.standin", "torchvision": "0.28.0+rlinf.standin"}
-"""Distribution -> the version of the package whose place is taken, marked."""
+"""Distribution -> version of the replaced package, with a suffix."""
 MODULES = {"sglang-kernel": "sgl_kernel", "torchvision": "torchvision"}
 HERE = Path(__file__).parent
 
 
 def install_stand_in(name: str, site_packages: Path) -> str:
-    """Copies one into an venv; returns `NAME VERSION`.
+    """Copies a stand-in into a venv; returns `NAME VERSION`.
 
-    Raises: FileExistsError where the package is there.
+    Raises: FileExistsError if the package is installed.
     """
     module, version = MODULES[name], VERSIONS[name]
     shutil.copytree(HERE / module, site_packages / module, ignore=shutil.ignore_patterns("__pycache__"))

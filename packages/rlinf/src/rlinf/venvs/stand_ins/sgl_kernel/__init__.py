@@ -1,8 +1,8 @@
-"""Stand-in of rlinf for sgl_kernel (sglang-kernel 0.4.10) on CPUs without a build of it.
+"""rlinf's stand-in for sgl_kernel (sglang-kernel 0.4.10) on CPUs without a build of it.
 
-SGLang imports these names on any CPU and calls none of them on the paths that rlinf takes: without AMX every layer runs
-its plain PyTorch form, and the request-to-token bookkeeping has one too. Read from SGLang 0.5.23, by recording what it
-imports while it serves Qwen2, Qwen3 and Qwen3-MoE models.
+SGLang imports these names on any CPU but does not call them in rlinf's use: without AMX, every layer and the
+request-to-token bookkeeping use plain PyTorch. The names are those that SGLang 0.5.23 imports while it serves Qwen2,
+Qwen3 and Qwen3-MoE models.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Stand-in of rlinf for torchvision 0.28.0 on CPUs: the names that SGLang and transformers import for models that see.
+"""rlinf's stand-in for torchvision 0.28.0 on CPUs: the names that SGLang and transformers import for vision models.
 
-Nothing in it reads or changes an image. Read from SGLang 0.5.23 and transformers 5.19.
+It does not read or change images. Names as of SGLang 0.5.23 and transformers 5.19.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 
 class ImageReadMode(Enum):
-    """How a file's colours are read; torchvision's names and values."""
+    """Colour modes for reading files; torchvision's names and values."""
 
     UNCHANGED = 0
     GRAY = 1
