@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, and what to do about it: from a report alone."""
+"""Derives findings about a cluster, with hints, from its report."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rlinf_sched.explain import gib
 from rlinf_workers.launchers import ClusterReport, NodeReport
 
 MIN_SHARED_BYTES = 1 << 30
-"""Containers have 64 MiB of /dev/shm unless they are told otherwise, and NCCL alone takes tens of MiB a GPU."""
+"""Minimum size of /dev/shm: containers have 64 MiB by default, and NCCL alone takes tens of MiB per GPU."""
 MAX_CLOCK_OFFSET_S = 0.02
-"""The shortest spans that a trace of a step shows are a few milliseconds long."""
+"""Maximum clock offset, because the shortest spans in a trace last a few milliseconds."""
 SLOW_SHARE = 0.5
-"""Of the median rate; a way below it is named."""
+"""Share of the median rate below which a connection is reported as slow."""
 
 
 def judge(report: ClusterReport) -> Iterator[Finding]:
-    """The findings, subject by subject."""
+    """Yields the findings, subject by subject."""
     seen = [node for node in report.nodes if not node.problem]
     for node in report.nodes:
         if node.problem:
@@ -35,7 +35,7 @@ def judge(report: ClusterReport) -> Iterator[Finding]:
 
 
 def _versions(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Whatever is not the same everywhere."""
+    """Yields versions that differ between nodes."""
     kinds = {"Python": {node.number: node.python for node in nodes}}
     for package in sorted({name for node in nodes for name in node.packages}):
         kinds[package] = {node.number: node.packages.get(package, "none") for node in nodes}
@@ -117,5 +117,5 @@ def rate(bytes_per_s: float) -> str:
 
 
 def clock(node: NodeReport) -> str:
-    """Milliseconds, with what they may be off by."""
+    """Formats a node's clock offset in milliseconds, with its uncertainty."""
     return f"{1000 * node.clock_offset_s:+.1f} ± {1000 * node.clock_error_s:.1f}"

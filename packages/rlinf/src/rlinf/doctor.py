@@ -1,6 +1,6 @@
-"""What this machine has and what of it works: devices, memory, the hand-over between processes, extras.
+"""Checks this machine: devices, memory, channels between processes, extras.
 
-Nothing is guessed: the hand-over is tried with a second process, a GPU counts when torch can use it.
+Nothing is guessed: channels are tested with a second process, and a GPU counts only if torch can use it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rlinf_envs import KINDS, KindSpec, kind_spec
 
 OWN_PACKAGES = ("rlinf", "rlinf-workers", "rlinf-comm", "rlinf-sched", "rlinf-algos", "rlinf-envs")
 MIN_OPEN_FILES = 1024
-"""Each channel, connection and log of a worker is an open file of the driver."""
+"""Minimum limit of open files: each channel, connection and log of a worker is an open file of the driver."""
 MIN_FREE_DISK_BYTES = 5 << 30
-"""Two checkpoints of a model of half a billion parameters with optimizer state."""
+"""Minimum free disk space: two checkpoints of a model of half a billion parameters with optimizer state."""
 HAND_OVER_TIMEOUT_S = 60
 
 _READER = """
@@ -38,11 +38,11 @@ print(channel.take(timeout_s=20)[0].value)
 
 
 def examine(folder: Path, config: JobConfig | None = None) -> Iterator[Finding]:
-    """Looks at this machine, one finding after the other; takes some seconds.
+    """Checks this machine and yields findings; takes some seconds.
 
     Args:
         folder: where runs would be written.
-        config: a run whose custom plug-ins are looked at, too.
+        config: a run whose custom plug-ins are checked, too.
     """
     yield Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")
     yield Finding("system", "ok", platform.platform())
@@ -114,7 +114,7 @@ def _disk(folder: Path) -> Finding:
 
 
 def _installed() -> dict[str, str]:
-    """Normalised name -> version: imageio calls itself ImageIO, and mani-skill mani_skill."""
+    """Returns normalised name -> version: imageio is installed as ImageIO, and mani-skill as mani_skill."""
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in installed_packages().items()}
 
 
@@ -134,11 +134,11 @@ def _video() -> Finding:
     return Finding("videos", "ok", ", ".join(f"{name} {installed[name]}" for name in needed))
 
 
-# -- what is tried -----------------------------------------------------------------------------------------------------
+# -- tests -------------------------------------------------------------------------------------------------------------
 
 
 def _attempt(subject: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Whatever goes wrong in a check is what the check found."""
+    """Turns any exception of a check into a finding."""
     try:
         yield from look()
     except Exception as error:  # noqa: BLE001 - a broken installation may raise anything; it is shown, not swallowed
@@ -182,7 +182,7 @@ def _cuda_kernels() -> Finding:
 
 
 def _hand_over() -> Iterator[Finding]:
-    """Another process takes one item from a channel, as workers do."""
+    """Sends one item through a channel to another process, as workers do."""
     from rlinf_comm import Channel, pack
 
     subject = "hand-over between processes"
@@ -204,7 +204,7 @@ def _hand_over() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
-    """Runs a program as `reward.kind=code` does."""
+    """Runs a program in the sandbox of `reward.kind=code`."""
     from rlinf_algos.rewards import run_python
 
     weaknesses = run_python({}, ["-c", "pass"]).weaknesses
@@ -216,7 +216,7 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _simulator(kind: KindSpec) -> Iterator[Finding]:
-    """What a kind of environments can do on this machine."""
+    """Checks a kind of environments on this machine."""
     if (check := kind.machine_check(_installed())) is not None:
         yield Finding(*check)
 
@@ -225,7 +225,7 @@ def _simulator(kind: KindSpec) -> Iterator[Finding]:
 
 
 def _venvs() -> Iterator[Finding]:
-    """One line for each that `rlinf venv create` made; `rlinf venv check` says more."""
+    """Yields one finding per venv created by `rlinf venv create`; `rlinf venv check` has details."""
     from rlinf.venvs import examine as venvs_examined
     from rlinf.venvs.folder import venvs
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 class RlinfError(Exception):
-    """Root of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class UserError(RlinfError, ValueError):
-    """Something the user can put right: a key, a value, a file, a folder. `rlinf` prints it and exits with 2.
+    """An error that the user can fix: a key, a value, a file, a folder. `rlinf` prints it and exits with 2.
 
     Args:
-        message: what is wrong, where, and what was allowed; may have several lines.
-        hint: what to do about it.
+        message: what is wrong, where, and what is allowed; may have several lines.
+        hint: how to fix it.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -22,19 +22,18 @@ class UserError(RlinfError, ValueError):
 
 
 class RunFailed(RlinfError, RuntimeError):
-    """A run that started and could not go on: a worker died or raised, a step passed its deadline. `rlinf` prints it
-    and exits with 1."""
+    """A started run failed: a worker died or raised, or a step timed out. `rlinf` prints the error and exits with 1."""
 
 
 class ProcessesLost(RunFailed):
-    """A run that lost a worker, or whose step passed its deadline. Others may take the place of its processes: what it
-    has saved is whole."""
+    """A run lost a worker, or a step timed out. It can be restarted with new processes, because its saved files are
+    complete."""
 
     @property
     def summary(self) -> str:
-        """Who was lost and why, without the end of its log."""
+        """The lost process and the reason, without the end of its log."""
         return str(self).splitlines()[0]
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM told the command to end, as whoever preempts a job does. `rlinf` exits with 143."""
+    """The command got SIGTERM, as when a job is preempted. `rlinf` exits with 143."""

@@ -1,4 +1,4 @@
-"""What a look at the machine or at an environment found."""
+"""Result of checking a machine or a venv."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Verdict = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     subject: str
     verdict: Verdict
-    """`note`: works, but a user should know. `problem`: runs will fail or be much slower than they need be."""
+    """`note`: works with a limitation. `problem`: runs will fail or be much slower than necessary."""
     text: str
     hint: str = ""
-    """What to do about it."""
+    """How to fix it."""

@@ -1,4 +1,4 @@
-"""What every metric of a run means: its unit, and what it counts. docs/metrics.md is made from it.
+"""Meaning and unit of every metric of a run. docs/metrics.md is generated from it.
 
 python -m rlinf.glossary > docs/metrics.md
 """
@@ -24,7 +24,7 @@ class MetricEntry:
     """
 
     name: str
-    """As in the file; what stands between < and > differs from run to run."""
+    """The metric's name; text between < and > is a placeholder."""
     unit: str
     meaning: str
     job: Kind = "both"
@@ -35,7 +35,7 @@ class MetricEntry:
 
 
 def _of(job: Kind, table: str) -> tuple[MetricEntry, ...]:
-    """The metrics in the lines `name | unit | meaning`; a line that is further in goes on with the one above."""
+    """Parses metrics from lines `name | unit | meaning`; a more indented line continues the one above."""
     rows = [row.split(" | ") for row in dedent(table).strip().replace("\n    ", " ").splitlines()]
     return tuple(MetricEntry(name=name, unit=unit, meaning=meaning, job=job) for name, unit, meaning in rows)
 
@@ -177,7 +177,7 @@ WANDB = (
 
 
 def find(name: str, *, evaluation: bool = False) -> MetricEntry | None:
-    """The metric that covers a name; the one that says it out before a family."""
+    """Returns the metric of a name, an exact name before a family."""
     metrics = [metric for metric in (EVALUATION if evaluation else TRAINING) if metric.covers(name)]
     return min(metrics, key=lambda metric: "<" in metric.name, default=None)
 

@@ -1,7 +1,7 @@
-"""What a machine has to compute with: the one place that asks torch and the system.
+"""Detects CPUs, memory and GPUs of a machine, with torch and the system.
 
-A GPU counts when torch can use it. Torch counts GPUs by two ways that may disagree (the driver's list, and the CUDA
-runtime, which an old driver refuses); whoever asks only one of them promises eight GPUs and computes on none.
+A GPU counts only if torch can use it. Torch has two counts of GPUs that may differ: the driver's list, and the CUDA
+runtime's, which does not work with an old driver. Both are needed, because the first alone may list unusable GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NVIDIA_DEVICE = Path("/dev/nvidia0")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstalledGpu:
-    """One that torch can use."""
+    """A GPU that torch can use."""
 
     name: str
     memory_bytes: int
@@ -24,7 +24,7 @@ class InstalledGpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What a run may use.
+    """The resources of a run.
 
     Example: a server whose driver is older than torch's CUDA is
         Machine(num_cpus=64, memory_bytes=1 << 40, unusable_gpus="8 GPUs: The NVIDIA driver on your system is too old")
@@ -33,18 +33,18 @@ class Machine:
     num_cpus: int
     """Cores that this process may use."""
     memory_bytes: int
-    """Main memory of the host in bytes, or the container's limit where that is less."""
+    """Main memory of the host in bytes, or the container's limit if that is lower."""
     gpus: tuple[InstalledGpu, ...] = ()
     unusable_gpus: str = ""
-    """GPUs that the system shows and torch cannot use, and why; empty where there are none."""
+    """GPUs that the system has but torch cannot use, and why; empty if there are none."""
     torch_has_cuda: bool = True
-    """False: this torch was built for CPUs alone, so that whoever installed it has chosen them."""
+    """False: this torch was built for CPUs only, which counts as the user's choice."""
     nodes: tuple[Machine, ...] = ()
-    """The machines of a cluster, the driver's first; the other fields are then of all together. Empty: this one."""
+    """The machines of a cluster, the driver's first; the other fields are then totals. Empty: this machine only."""
 
     @classmethod
     def of_nodes(cls, nodes: Sequence[Machine]) -> Machine:
-        """The machines of a cluster, as one."""
+        """Combines the machines of a cluster."""
         return cls(
             num_cpus=sum(node.num_cpus for node in nodes),
             memory_bytes=sum(node.memory_bytes for node in nodes),
@@ -56,7 +56,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Imports torch and numpy. `CUDA_VISIBLE_DEVICES` hides GPUs from a run as it does from everything."""
+    """Detects this machine's resources; imports torch and numpy. `CUDA_VISIBLE_DEVICES` hides GPUs as usual."""
     import torch
 
     from rlinf_sched import host_memory
@@ -73,12 +73,12 @@ def this_machine() -> Machine:
 
 
 def _why_unusable() -> str:
-    """Which GPUs torch cannot use and why; empty where the system shows none or they are hidden on purpose."""
+    """Describes the GPUs that torch cannot use and why; empty if there are none or they are hidden on purpose."""
     import torch
 
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return ""
-    count = torch.cuda.device_count()  # asks the driver's library where it can, which works with a driver of any age
+    count = torch.cuda.device_count()  # uses the driver's library if possible, which works with any driver version
     if not count and not NVIDIA_DEVICE.exists():
         return ""
     seen = f"{count} GPU{'' if count == 1 else 's'}" if count else str(NVIDIA_DEVICE)

@@ -1,5 +1,5 @@
-"""What other processes compute on this machine while something is measured: the CPU time of all processes (/proc/stat)
-less that of this process and its descendants."""
+"""Measures the load by other processes during a measurement: the CPU time of all processes (/proc/stat) minus that of
+this process and its descendants."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from types import TracebackType
 
 PROC = Path("/proc")
 INTERVAL_S = 1.0
-"""Between two looks. CPU time of a process that ends unseen in between counts as another's."""
+"""Seconds between two readings. CPU time of own processes that start and end in between counts as other load."""
 MAX_SHARE = 0.1
-"""Of the machine's CPUs, taken by others, from which on a measurement is called disturbed."""
+"""Share of the machine's CPUs used by others above which a measurement counts as disturbed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuTimes:
-    """Since the machine started, seconds over all CPUs."""
+    """CPU seconds of all CPUs since the machine started."""
 
     busy_s: float
     own_s: float
-    """Of this process and its descendants."""
+    """CPU seconds of this process and its descendants."""
     clock_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherLoad:
-    """What other processes took, in CPUs."""
+    """Load by other processes, in CPUs."""
 
     mean_cpus: float
     most_cpus: float
-    """In the busiest interval."""
+    """Load in the busiest interval."""
     num_cpus: int
-    """Of the machine."""
+    """CPUs of the machine."""
 
     @property
     def note(self) -> str | None:
-        """A warning; None: too little to matter."""
+        """Returns a warning; None if the load is negligible."""
         if self.mean_cpus <= MAX_SHARE * self.num_cpus:
             return None
         return (
@@ -55,7 +55,7 @@ class LoadMeter:
     Args:
         read: returns the times; None: those of /proc.
     Attributes:
-        load: of the time between begin and end; None where the system does not say.
+        load: load between begin and end; None if the system does not provide it.
     """
 
     load: OtherLoad | None = None
@@ -88,7 +88,7 @@ class LoadMeter:
 
 
 def other_load(readings: list[CpuTimes], *, num_cpus: int) -> OtherLoad:
-    """Of readings in their order."""
+    """Computes the load by other processes from consecutive readings."""
     others_s, most_cpus = 0.0, 0.0
     for before, after in pairwise(readings):
         own_s, clock_s = max(0.0, after.own_s - before.own_s), after.clock_s - before.clock_s
@@ -102,7 +102,7 @@ def other_load(readings: list[CpuTimes], *, num_cpus: int) -> OtherLoad:
 
 
 def read_times() -> CpuTimes:
-    """The times of now. Idle and waiting for disks are not busy; what a hypervisor takes away is."""
+    """Reads the current times. Idle and I/O wait do not count as busy; time stolen by a hypervisor does."""
     ticks = os.sysconf("SC_CLK_TCK")
     user, nice, system, _, _, irq, softirq, steal, *_ = map(int, (PROC / "stat").read_text().split()[1:11])
     busy = user + nice + system + irq + softirq + steal
@@ -111,7 +111,7 @@ def read_times() -> CpuTimes:
 
 
 def _family_ticks(pid: int) -> int:
-    """CPU time of a process, its descendants, and those of them that have ended and were waited for."""
+    """Returns the CPU time of a process and its descendants, including those that have ended and were waited for."""
     parents, ticks = {}, {}
     for entry in PROC.iterdir():
         if not entry.name.isdecimal():

@@ -1,4 +1,4 @@
-"""What a recipe names (a backend, an engine, a launcher, ...), looked up before any process starts."""
+"""Checks the plug-ins that a recipe names (backend, engine, launcher, ...) before any process starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ S = TypeVar("S", bound=Spec)
 
 
 def spec_of(plugins: Plugins[S], name: str, *, at: str) -> S:
-    """The spec of a name or an import path; `at` is the key for messages. Raises: UserError."""
+    """Returns the spec of a name or an import path; `at` is the key for messages. Raises: UserError."""
     try:
         return plugins.spec(name)
     except AlgosError as error:
@@ -37,16 +37,17 @@ def named_class(
     base: ABCMeta | None = None,
     **settings: Any,
 ) -> Any:
-    """The class of that name, whose constructor takes what the product gives it and the recipe's options.
+    """Returns the class of a name, after checking that its constructor accepts the product's arguments and the recipe's
+    options.
 
     Args:
-        options: what the recipe says under `options_at`, or `<key>_options`.
-        arguments, settings: the product's own; their values do not matter.
-        at: the key for messages, with its value where it is to be shown: "actor.backend=replicated".
-        base: a class that it inherits from, without leaving anything abstract.
+        options: the recipe's values under `options_at`, or `<key>_options`.
+        arguments, settings: the product's arguments; their values are not used.
+        at: the key for messages, with its value if it should be shown: "actor.backend=replicated".
+        base: a class that it must inherit from and implement completely.
 
-    Raises: UserError for a name that is not known, a class that is not whole, or options that its constructor does not
-        take, by their names or, where it says the types of its arguments, by their values.
+    Raises: UserError for an unknown name, an abstract class, or options that its constructor does not accept, by name
+        or, if its arguments are annotated, by value.
     """
     try:
         cls = registry.get(name)
@@ -70,15 +71,15 @@ def named_class(
 
 
 def _wrong(constructor: Any, option: str, value: Any) -> str | None:
-    """What a value should have been; None: it is one, or the constructor does not say.
+    """Describes the expected type of a wrong value; None: it is right, or the argument is not annotated.
 
-    Values come from YAML and are read as JSON is: strictly, but a list may be a tuple.
+    Values come from YAML and are validated strictly, but a list may be a tuple.
     """
     try:
         hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
         adapter = TypeAdapter(hints.get(option, Any), config=ConfigDict(strict=True))
         adapter.validate_json(json.dumps(value, default=str))
-    except (NameError, PydanticSchemaGenerationError, PydanticUserError):  # it names a type that only it knows
+    except (NameError, PydanticSchemaGenerationError, PydanticUserError):  # an annotation that cannot be resolved here
         return None
     except ValidationError as error:
         return "; ".join(detail["msg"].replace("Input should", "wants it to") for detail in error.errors())

@@ -39,7 +39,7 @@ class EngineConfig(Section):
 
     @property
     def devices_per_rank(self) -> int:
-        """As in rlinf_sched.flow_graph.Stage."""
+        """Devices of a rank, as in rlinf_sched.flow_graph.Stage."""
         return self.engine_spec.devices_per_rank(self.tensor_parallel_size)
 
     def conflicts(self) -> Iterator[Conflict]:

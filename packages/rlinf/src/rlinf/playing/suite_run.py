@@ -193,8 +193,8 @@ def _variant(name: str, variant: VariantConfig, config: SuiteEvalConfig, session
 
 
 def _without(name: str, config: SuiteEvalConfig) -> str | None:
-    """Returns the --only value for all chosen variants but one; None if no other is chosen. A complete axis stands for
-    its variants."""
+    """Returns a hint with the --only value that leaves out one of the chosen variants; None if no other is chosen. A
+    complete axis stands for its variants."""
     others = config.chosen.keys() - {name}
     parts: list[str] = []
     for axis in AXES:

@@ -23,7 +23,7 @@ class VariantScore:
 
     name: str
     axis: str
-    """As in `AXES`; "" for seen."""
+    """One of `AXES`; "" for seen."""
     about: str
     num_episodes: int
     success_at_end: float

@@ -87,7 +87,7 @@ def render(records: RunRecords) -> str:
 def _part(title: str, draw: Callable[[], str]) -> str:
     try:
         return draw()
-    except Exception as error:  # noqa: BLE001 - a file of the folder may hold anything; the page says what it is
+    except Exception as error:  # noqa: BLE001 - files may have any content; the page shows the error
         text = f"This part cannot be drawn from the files of the run: {type(error).__name__}: {error}"
         return html.section(title, f'<p class="sub">{escape(text)}</p>')
 

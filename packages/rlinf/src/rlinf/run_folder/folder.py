@@ -6,10 +6,10 @@
     metrics.jsonl      {"step", "time_s", "metrics"} a training step, steps counted from 0
     evaluations.jsonl  {"step", "time_s", "metrics"}; here `step` counts the training steps done
     samples.jsonl      {"step", ...} a shown completion
-    videos/step-000100.mp4   episodes of an evaluation, after so many training steps
+    videos/step-000100.mp4   episodes of the evaluation after 100 training steps
     trace.json  tensorboard/  logs/  checkpoints/step-000100/  result.json  report.html
-    waits.json         who waits for what, about once a second while processes live; explain-step-12.txt (loop/watch.py)
-    .lock              who writes here
+    waits.json         what each process waits for, about once a second; explain-step-12.txt (loop/watch.py)
+    .lock              the process that writes here
 
 A resumed run continues as if it had not stopped: everything written after the newest complete checkpoint is dropped.
 """
@@ -156,7 +156,7 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self.close(failure_of(kind, error))
 
-    # -- what the run is -------------------------------------------------------------------------------------------
+    # -- description of the run ------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
         """Records a note for the user, such as a fall-back; the same text only once."""
