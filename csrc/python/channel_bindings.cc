@@ -217,70 +217,43 @@ py::object make_item(const py::object& item_class, const py::object& value, cons
   return made;
 }
 
-// A take that may have to wait.
-class PendingTake {
- public:
-  PendingTake(std::shared_ptr<Channel> channel, Codec& codec, py::object item_class, uint64_t max_items,
-              uint64_t min_items, double min_weight, const py::object& max_weight, const py::object& keys,
-              const py::object& timeout_s)
-      : channel_(std::move(channel)), codec_(codec), item_class_(std::move(item_class)) {
-    request_.max_items = max_items;
-    request_.min_items = min_items;
-    request_.min_weight = min_weight;
-    request_.max_weight = max_weight.is_none() ? HUGE_VAL : max_weight.cast<double>();
-    request_.any_key = keys.is_none();
-    if (!request_.any_key) {
-      for (const py::handle key : keys) {
-        request_.keys.push_back(key_from(key));
-      }
+// The items as a list; or, when there are none, why, as an int.
+py::object take(const std::shared_ptr<Channel>& channel, Codec& codec, const py::object& item_class, uint64_t max_items,
+                uint64_t min_items, double min_weight, const py::object& max_weight, const py::object& keys,
+                const py::object& timeout_s) {
+  TakeRequest request;
+  request.max_items = max_items;
+  request.min_items = min_items;
+  request.min_weight = min_weight;
+  request.max_weight = max_weight.is_none() ? HUGE_VAL : max_weight.cast<double>();
+  request.any_key = keys.is_none();
+  if (!request.any_key) {
+    for (const py::handle key : keys) {
+      request.keys.push_back(key_from(key));
     }
-    wait_.deadline_ns = deadline_from(timeout_s);
   }
-
-  // The items as a list; or, when there are none, why, as an int.
-  py::object run() {
-    std::vector<TakenItem> items;
-    const Outcome outcome = wait_for([&] { return channel_->take(request_, wait_, &items); });
-    return result(outcome, std::move(items));
+  WaitState wait;
+  wait.deadline_ns = deadline_from(timeout_s);
+  std::vector<TakenItem> items;
+  const Outcome outcome = wait_for([&] { return channel->take(request, wait, &items); });
+  if (outcome != Outcome::kDone) {
+    return py::int_(static_cast<int>(outcome));
   }
-  py::object attempt_without_waiting() {
-    wait_.slice_ns = 0;
-    std::vector<TakenItem> items;
-    Outcome outcome;
-    {
-      const WithoutGil no_gil;
-      outcome = channel_->take(request_, wait_, &items);
-    }
-    return result(outcome, std::move(items));
+  BlocksToRelease to_release(*channel);
+  std::vector<TakenBuffers> buffers;  // of all items first: also what follows an item that does not decode is freed
+  buffers.reserve(items.size());
+  for (TakenItem& item : items) {
+    buffers.emplace_back(channel, item, &to_release);
   }
-
- private:
-  py::object result(Outcome outcome, std::vector<TakenItem> items) {
-    if (outcome != Outcome::kDone) {
-      return py::int_(static_cast<int>(outcome));
-    }
-    BlocksToRelease to_release(*channel_);
-    std::vector<TakenBuffers> buffers;  // of all items first: also what follows an item that does not decode is freed
-    buffers.reserve(items.size());
-    for (TakenItem& item : items) {
-      buffers.emplace_back(channel_, item, &to_release);
-    }
-    py::list result(items.size());
-    for (size_t i = 0; i < items.size(); ++i) {
-      const TakenItem& item = items[i];
-      const std::string_view head(reinterpret_cast<const char*>(item.head), item.head_bytes);
-      const py::object value = codec_.decode(head, buffers[i], "item " + std::to_string(item.sequence));
-      result[i] = make_item(item_class_, value, item);
-    }
-    return std::move(result);
+  py::list result(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    const TakenItem& item = items[i];
+    const std::string_view head(reinterpret_cast<const char*>(item.head), item.head_bytes);
+    const py::object value = codec.decode(head, buffers[i], "item " + std::to_string(item.sequence));
+    result[i] = make_item(item_class, value, item);
   }
-
-  std::shared_ptr<Channel> channel_;
-  Codec& codec_;
-  py::object item_class_;
-  TakeRequest request_;
-  WaitState wait_;
-};
+  return std::move(result);
+}
 
 py::dict counts(Channel& channel) {
   ChannelCounts counts;
@@ -327,12 +300,6 @@ void bind_channel(py::module_& module) {
            py::arg("channel"), py::arg("codec"), py::arg("value"), py::arg("key"), py::arg("weight"),
            py::arg("policy_version"), py::arg("timeout_s"))
       .def("attempt", &PendingPut::attempt_without_waiting);
-  py::class_<PendingTake>(module, "PendingTake")
-      .def(py::init<std::shared_ptr<Channel>, Codec&, py::object, uint64_t, uint64_t, double, const py::object&,
-                    const py::object&, const py::object&>(),
-           py::keep_alive<1, 3>(), py::arg("channel"), py::arg("codec"), py::arg("item_class"), py::arg("max_items"),
-           py::arg("min_items"), py::arg("min_weight"), py::arg("max_weight"), py::arg("keys"), py::arg("timeout_s"))
-      .def("attempt", &PendingTake::attempt_without_waiting);
   channel_class
       .def_static("create", &Channel::create, py::arg("name"), py::arg("capacity_items"), py::arg("capacity_bytes"),
                   py::arg("num_producers"), py::arg("raises_on_loss"), py::arg("num_keys"))
@@ -348,17 +315,8 @@ void bind_channel(py::module_& module) {
           },
           py::arg("codec"), py::arg("value"), py::arg("key"), py::arg("weight"), py::arg("policy_version"),
           py::arg("timeout_s"))
-      .def(
-          "take",
-          [](std::shared_ptr<Channel> channel, Codec& codec, py::object item_class, uint64_t max_items,
-             uint64_t min_items, double min_weight, const py::object& max_weight, const py::object& keys,
-             const py::object& timeout_s) {
-            return PendingTake(std::move(channel), codec, std::move(item_class), max_items, min_items, min_weight,
-                               max_weight, keys, timeout_s)
-                .run();
-          },
-          py::arg("codec"), py::arg("item_class"), py::arg("max_items"), py::arg("min_items"), py::arg("min_weight"),
-          py::arg("max_weight"), py::arg("keys"), py::arg("timeout_s"))
+      .def("take", &take, py::arg("codec"), py::arg("item_class"), py::arg("max_items"), py::arg("min_items"),
+           py::arg("min_weight"), py::arg("max_weight"), py::arg("keys"), py::arg("timeout_s"))
       .def("event_sequence",
            [](const Channel& channel, int waiting) { return channel.event_sequence(static_cast<Waiting>(waiting)); })
       .def(

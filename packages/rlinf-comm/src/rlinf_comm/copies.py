@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rlinf_comm import _C
-from rlinf_comm._copy_bytes import columns_from, columns_to_bytes, hash_of
 from rlinf_comm.records import record
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ class CopyTable:
 
     Example: a [2, 3] float32 box out of rows of 16 bytes, packed densely as bfloat16:
         lengths = [[2, 3]], src_strides = [[16, 4]], dst_strides = [[6, 2]], src_dtype = [0], dst_dtype = [1]
-    The copies have no order: none may read or overwrite what another writes. Equal tables have equal `to_bytes()`.
+    The copies have no order: none may read or overwrite what another writes.
     """
 
     src_buffer: npt.NDArray[np.int32]
@@ -178,19 +177,6 @@ class CopyTable:
             src_bytes=None if src_bytes is None else np.array(src_bytes, dtype=np.int64),
             dst_bytes=None if dst_bytes is None else np.array(dst_bytes, dtype=np.int64),
         )
-
-    def to_bytes(self) -> bytes:
-        return columns_to_bytes({field.name: getattr(self, field.name) for field in fields(self)})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> CopyTable:
-        """Raises DecodeError for anything that `to_bytes` of this version did not write."""
-        return CopyTable(**columns_from([field.name for field in fields(CopyTable)], data))
-
-    @property
-    def hash(self) -> str:
-        """32 hexadecimal digits: equal tables have equal hashes, on every machine."""
-        return hash_of(self.to_bytes())
 
 
 @record
@@ -299,11 +285,6 @@ class CopyProgram:
         return self._table
 
     @property
-    def hash(self) -> str:
-        """The table's hash: 32 hexadecimal digits, the same for equal tables on every machine."""
-        return self._table.hash
-
-    @property
     def num_bytes(self) -> int:
         """Bytes that a run writes."""
         return self._native.num_dst_bytes
@@ -333,15 +314,6 @@ class CopyProgram:
         """
         pairs = self._native.run(_pointers(src_pointers), _pointers(dst_pointers), num_threads, True, None)
         return _digests(pairs)
-
-    def to_bytes(self) -> bytes:
-        """The table of the copies. Digests are not part of it."""
-        return self._table.to_bytes()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> CopyProgram:
-        """Raises DecodeError for anything that `to_bytes` of this version did not write."""
-        return cls(CopyTable.from_bytes(data))
 
 
 class DigestProgram:

@@ -216,10 +216,6 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def is_closed(self) -> bool:
-        return self.socket.fileno() < 0
-
     def close(self) -> None:
         """Closes this process's descriptor; another process that has inherited the connection goes on."""
         self.socket.close()
