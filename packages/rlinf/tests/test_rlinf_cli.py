@@ -33,6 +33,13 @@ def command_line(parser: argparse.ArgumentParser, name: str = "rlinf") -> dict[s
 
 
 def test_the_public_command_line_is_this():
+    venv = {
+        "rlinf venv": ["-h", "--help"],
+        "rlinf venv create": ["-h", "--help", "name", "--cpu", "--python"],
+        "rlinf venv list": ["-h", "--help"],
+        "rlinf venv check": ["-h", "--help", "name"],
+        "rlinf venv remove": ["-h", "--help", "name"],
+    }
     assert command_line(make_parser()) == {
         "rlinf": ["-h", "--help", "--version", "-V", "--traceback", "--log-level"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume", "--accept-changed-inputs"],
@@ -65,11 +72,8 @@ def test_the_public_command_line_is_this():
         "rlinf config schema": ["-h", "--help"],
         "rlinf report": ["-h", "--help", "run_folder", "--output"],
         "rlinf summary": ["-h", "--help", "runs"],
-        "rlinf env": ["-h", "--help"],
-        "rlinf venv create": ["-h", "--help", "name", "--cpu", "--python"],
-        "rlinf venv list": ["-h", "--help"],
-        "rlinf venv check": ["-h", "--help", "name"],
-        "rlinf venv remove": ["-h", "--help", "name"],
+        **venv,
+        **{command.replace("venv", "env"): options for command, options in venv.items()},  # the old name
         "rlinf doctor": ["-h", "--help", "--json", "--output", "--recipe", "--cluster", "--launcher", "--links"],
         "rlinf completion": ["-h", "--help"],
     }
