@@ -25,12 +25,11 @@ MISMATCH = 1
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "check",
-        help="whether a recipe's engine and trainer agree",
-        description="Starts a recipe's engine and trainer where it has them, hands the weights over, samples 8 prompts "
-        "and compares what both say of every token; then the same with weights that are one optimizer step newer. "
-        "Nothing is kept.",
-        epilog="exit code 0: they agree as far as rounding lets them; 1: they do not, or a process failed; 2: the "
-        "input is wrong. docs/trust.md explains the bounds.",
+        help="check that a recipe's engine and trainer compute the same model",
+        description="Starts a recipe's engine and trainer on their devices, syncs the weights, samples 8 prompts and "
+        "compares the log-probabilities of every token; then repeats it after one optimizer step. Nothing is saved.",
+        epilog="exit code 0: they agree within rounding; 1: they do not, or a process failed; 2: the input is wrong. "
+        "docs/trust.md explains the bounds.",
     )
     parser.add_argument("recipe", help="name of a shipped recipe, or path of a YAML file; with overrides as in train")
     parser.set_defaults(run=run, takes_overrides=True)

@@ -35,8 +35,8 @@ TAKE_RECIPES = ("train", "profile", "plan", "check", "config")
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "completion",
-        help="a script by which bash or zsh completes commands, recipes and keys",
-        description="Prints a script for bash, which zsh reads too. In ~/.bashrc: source <(rlinf completion)",
+        help="print a script for completion in bash or zsh",
+        description="Prints a completion script for bash and zsh. In ~/.bashrc: source <(rlinf completion)",
     )
     parser.set_defaults(run=run)
 

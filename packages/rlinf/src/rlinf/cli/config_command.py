@@ -14,22 +14,22 @@ from rlinf.config.show import show_recipe
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("config", help="look at recipes and their keys")
+    parser = subparsers.add_parser("config", help="list and show recipes, and the schema of their keys")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser(
         "list",
-        help="the recipes that come with the package",
-        description="The recipes that come with the package; rlinf train NAME runs one.",
+        help="list the shipped recipes",
+        description="Lists the shipped recipes; rlinf train NAME runs one.",
     )
     listing.set_defaults(run=list_recipes)
     show = actions.add_parser(
         "show",
-        help="a recipe with every key, after overrides, as YAML",
-        description="A recipe with every key and its value, as YAML. Overrides go as in rlinf train: --seed 1.",
+        help="show a recipe with every key, after overrides, as YAML",
+        description="Shows a recipe with every key and its value, as YAML. Takes overrides as rlinf train: --seed 1.",
     )
     show.add_argument("recipe", help="name of a shipped recipe, or path of a YAML file")
     show.set_defaults(run=print_recipe, takes_overrides=True)
-    schema = actions.add_parser("schema", help="the JSON schema of recipes, for editors")
+    schema = actions.add_parser("schema", help="print the JSON schema of recipes, for editors")
     schema.set_defaults(run=print_schema)
 
 

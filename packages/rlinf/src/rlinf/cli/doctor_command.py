@@ -17,28 +17,27 @@ from rlinf.errors import UserError
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "doctor",
-        help="what this machine, or a cluster, has and what of it works",
-        description="Looks at this machine, or at every node of a cluster, and tries what runs need. Exits with 1 "
-        "if there is a problem.",
+        help="check this machine, or a cluster",
+        description="Checks this machine, or every node of a cluster, for everything that runs need. Exits with 1 if "
+        "there is a problem.",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument("--output", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs would go")
-    parser.add_argument("--recipe", metavar="RECIPE", help="look at the custom environments of this recipe, too")
+    parser.add_argument("--output", type=Path, default=Path("runs"), metavar="FOLDER", help="folder for runs")
+    parser.add_argument("--recipe", metavar="RECIPE", help="check the custom environments of this recipe, too")
     parser.add_argument(
         "--cluster",
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="look at the nodes of the cluster there, and at the network between them; without ADDRESS, of the one "
-        "that this machine belongs to",
+        help="check the nodes and the network of the cluster at ADDRESS, or of this machine's cluster",
     )
     parser.add_argument(
         "--launcher",
         metavar="NAME",
-        help="with --cluster: whose cluster it is, a name or an import path as cluster.launcher takes it",
+        help="with --cluster: its launcher, a name or an import path as in cluster.launcher",
     )
     parser.add_argument(
-        "--links", type=Path, metavar="FILE", help="with --cluster: put the measured network into this profile"
+        "--links", type=Path, metavar="FILE", help="with --cluster: write the measured network into this profile"
     )
     parser.set_defaults(run=run)
 

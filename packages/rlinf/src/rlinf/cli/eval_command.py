@@ -20,26 +20,26 @@ from rlinf.run_folder.lock import check_empty
 
 OPTIONS = ("--suite", "--output", "--resume", "--traceback", "--help")
 
-DESCRIPTION = """Samples answers of a model to benchmark problems, on all devices, and reports avg@k, pass@k and maj@k
-with standard errors over problems. Known benchmarks: gsm8k, aime24, aime25, math500, gpqa_diamond, amc23, minerva_math,
-mmlu_stem; any other name is a file of your own, with --benchmarks.NAME.reward. Files are JSON lines, CSV, parquet or a
-folder of datasets. With --suite it is a robot policy that is evaluated, a run's folder or a checkpoint, in environments
-that are other than in training: success by variant, with its interval, against seen."""
+DESCRIPTION = """Evaluates a model on benchmark problems, on all devices, and reports avg@k, pass@k and maj@k with
+standard errors over problems. Known benchmarks: gsm8k, aime24, aime25, math500, gpqa_diamond, amc23, minerva_math,
+mmlu_stem; other names are custom files and need --benchmarks.NAME.reward. Files are JSON lines, CSV, parquet or a
+folder of datasets. With --suite, evaluates a robot policy (a run's folder or a checkpoint) in environments that differ
+from training, and reports success by variant, with its interval, compared with seen."""
 
-EPILOG = """--model FOLDER is needed: a Hugging Face model, a run's folder (its newest checkpoint) or one checkpoint. A
-run's model is asked as it was trained. Settings, with their defaults: --k 1 (several: 1,8), --num_samples (the largest
-k), --temperature 0.6, --top_p 0.95, --top_k 0, --min_p 0, --stop, --max_new_tokens 2048,
+EPILOG = """--model FOLDER is required: a Hugging Face model, a run's folder (its newest checkpoint) or a checkpoint.
+A run's model gets the prompts of its training. Settings, with their defaults: --k 1 (several: 1,8), --num_samples
+(the largest k), --temperature 0.6, --top_p 0.95, --top_k 0, --min_p 0, --stop, --max_new_tokens 2048,
 --max_prompt_tokens, --long_prompts stop|keep_end|drop,
 --on_bad_row stop|skip, --prompt_format auto|plain|chat, --system_prompt, --seed 0, --dtype float32,
 --cluster.num_devices auto. A YAML file holds the same keys. docs/evaluation.md explains them.
-With --suite: --only vision,execution (axes and variants), --suite.num_episodes 50, --suite.num_films 2, and what rlinf
-play takes; docs/playing.md explains them."""
+With --suite: --only vision,execution (axes and variants), --suite.num_episodes 50, --suite.num_films 2, and the
+settings of rlinf play; docs/playing.md explains them."""
 
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "eval",
-        help="a model on benchmarks: avg@k, pass@k, maj@k; a robot policy out of distribution",
+        help="evaluate a model on benchmarks (avg@k, pass@k, maj@k), or a robot policy out of distribution",
         usage="rlinf eval NAME=FILE... --model FOLDER [--SETTING VALUE ...] [--output FOLDER] [--resume]\n"
         "       rlinf eval --suite SUITE RUN [--only AXES] [--SETTING VALUE ...] [--output FOLDER] [--resume]",
         description=DESCRIPTION,
@@ -54,10 +54,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--suite",
         metavar="SUITE",
-        help="of a robot policy: metaworld-ood, maniskill-ood, libero-ood, or a YAML file of your own",
+        help="suite for a robot policy: metaworld-ood, maniskill-ood, libero-ood, or a custom YAML file",
     )
     parser.add_argument("--output", type=Path, help="the evaluation's folder (default: runs/eval-<model>-<time>)")
-    parser.add_argument("--resume", action="store_true", help="go on with the evaluation in --output")
+    parser.add_argument("--resume", action="store_true", help="continue the evaluation in --output")
     parser.set_defaults(run=run, takes_overrides=True)
 
 

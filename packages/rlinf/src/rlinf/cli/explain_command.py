@@ -29,12 +29,12 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "explain",
         help="diagnose a hang: which process waits for which, and what the root cause does",
-        description="Diagnoses a run that is under way: which process waits for which and since when, then the stack, "
-        "memory and last log lines of the root cause. The run goes on meanwhile. Of a run that has ended it says how "
-        "it ended. docs/explain.md goes through the output.",
+        description="Diagnoses a running job without stopping it: shows which process waits for which since when, and "
+        "the stack, memory and last log lines of the root cause; for a run that has ended, how it ended. "
+        "docs/explain.md explains the output.",
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--all", action="store_true", help="every wait, and the stacks of every process")
+    parser.add_argument("--all", action="store_true", help="show all waits and the stacks of all processes")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(run=run)
 

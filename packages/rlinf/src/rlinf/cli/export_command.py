@@ -14,20 +14,20 @@ from rlinf_workers import printable
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "export",
-        help="a checkpoint's model as a Hugging Face folder",
-        description="Writes a trained language model with its config and tokenizer into a folder of its own, which "
-        "transformers and inference engines load. The checkpoint's digests are checked first.",
+        help="write a checkpoint's model as a Hugging Face folder",
+        description="Writes a trained language model with its config and tokenizer into a folder that transformers and "
+        "inference engines can load. The checkpoint's digests are checked first.",
     )
     parser.add_argument("path", type=Path, metavar="RUN", help="folder of a run, or one of its checkpoints")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="what to make; not there yet")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new folder")
     parser.add_argument(
         "--checkpoint",
         metavar="WHICH",
-        help=f"of a run: {NEWEST} (default), {BEST} by its score, or a name as step-000100",
+        help=f"checkpoint of a run: {NEWEST} (default), {BEST} by its score, or a name such as step-000100",
     )
-    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as they were trained)")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as trained)")
     parser.add_argument(
-        "--merged", action="store_true", help="of a run with LoRA: the model that the adapter makes of its base"
+        "--merged", action="store_true", help="for a run with LoRA: write the base model merged with the adapter"
     )
     parser.set_defaults(run=run)
 

@@ -33,7 +33,7 @@ PROBLEM_KEYS = ("flow", "profiles", "num_items")
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "plan",
-        help="the best execution of a flow on a cluster, and why",
+        help="predict and explain the best execution of a flow on a cluster",
         description="Plans a flow, predicts a step's time and memory, and explains both. Needs no GPU; nothing runs.",
         epilog="A problem file holds a flow, its profiles and a cluster: docs/problem-file.md, or --schema. "
         "A recipe needs --model.path, a robot's --policy.options.folder (a folder or a public name), "
@@ -42,15 +42,15 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "problem",
         nargs="?",
-        help="a problem file (.json, .yaml), a workload of the planner, or a recipe as in rlinf train",
+        help="a problem file (.json, .yaml), a shipped workload, or a recipe as in rlinf train",
     )
     parser.add_argument("--gpu", help="GPU that a recipe is planned for (default: H100)")
     parser.add_argument(
         "--env-step-s",
         type=float,
         metavar="SECONDS",
-        help="a robot's recipe: time of one step of one environment on a core, cameras included "
-        "(default: public figures of the simulator)",
+        help="for a robot's recipe: seconds per step of one environment on a core, including cameras "
+        "(default: published figures of the simulator)",
     )
     parser.add_argument("--mode", choices=MODES, default="auto", help="plan this mode only (default: auto, the best)")
     parser.add_argument(

@@ -16,27 +16,27 @@ from rlinf.run_folder.lock import check_empty
 
 OPTIONS = ("--output", "--checkpoint", "--episodes", "--seed", "--no-video", "--traceback", "--help")
 
-DESCRIPTION = """A trained robot policy acts without exploration in its environment, or in another one, and is filmed:
-a grid by task in which successes are framed green and failures red, a table of the episodes, and one HTML page with
-the film and what each episode did and got."""
+DESCRIPTION = """Runs a trained robot policy without exploration in its environment, or in another one, and writes a
+film (a grid by task, successes framed green, failures red), a table of the episodes, and an HTML page with the film and
+the actions and rewards of each episode."""
 
 EPILOG = """Keys of the run's config can be overridden: --env.id push-v3, --env.max_episode_steps 200, --env.options
-'{cameras: [corner2]}', --policy.options.num_denoising_steps 10, --cluster.num_devices 1. The film shows what the policy
-sees; where it sees no picture, what the environment draws. docs/playing.md explains it."""
+'{cameras: [corner2]}', --policy.options.num_denoising_steps 10, --cluster.num_devices 1. The film shows the
+policy's images, or rendered ones if it reads none. docs/playing.md explains it."""
 
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "play", help="film a robot policy at work", description=DESCRIPTION, epilog=EPILOG
+        "play", help="film episodes of a robot policy", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("path", type=Path, metavar="RUN", help="folder of an embodied run, or one of its checkpoints")
-    parser.add_argument("--checkpoint", metavar="WHICH", help="of a run: newest (default), best, or as step-000100")
-    parser.add_argument("--episodes", type=int, default=8, metavar="N", help="how many (default: 8)")
-    parser.add_argument("--seed", type=int, metavar="S", help="of the first (default: that of the run's evaluations)")
-    parser.add_argument("--no-video", action="store_true", help="no film, which needs the extra rlinf[video]")
     parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="what is written (default: runs/play-<run>-<time>)"
+        "--checkpoint", metavar="WHICH", help="checkpoint of a run: newest (default), best, or step-000100"
     )
+    parser.add_argument("--episodes", type=int, default=8, metavar="N", help="number of episodes (default: 8)")
+    parser.add_argument("--seed", type=int, metavar="S", help="first seed (default: that of the run's evaluations)")
+    parser.add_argument("--no-video", action="store_true", help="do not film (films need the extra rlinf[video])")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="output folder (default: runs/play-<run>-<time>)")
     parser.set_defaults(run=run, takes_overrides=True)
 
 

@@ -28,10 +28,10 @@ MODE = Override(key=("mode",), text="auto")
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "profile",
-        help="measure what a recipe's stages take on this machine",
-        description="Runs a recipe's first steps, with all workers on all devices and then apart, at several "
-        "granularities, and fits the times of its stages. The file can be planned with (rlinf plan FILE --what-if) and "
-        "trained with (rlinf train RECIPE --plan.profile FILE).",
+        help="measure a recipe's stages on this machine",
+        description="Runs a recipe's first steps, with workers on all devices and then on separate ones, at several "
+        "granularities, and fits the times of its stages. The file is input for rlinf plan FILE --what-if and "
+        "rlinf train RECIPE --plan.profile FILE.",
     )
     parser.add_argument("recipe", help="name of a shipped recipe, or path of a YAML file; with overrides as in train")
     parser.add_argument("--output", type=Path, metavar="FILE", help="problem file (default: <name>-profile.json)")

@@ -10,8 +10,8 @@ from typing import Any
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "report",
-        help="a run's folder as one HTML page",
-        description="Writes the report of a run, finished or not: one HTML page that needs nothing else.",
+        help="write a run's report as one HTML page",
+        description="Writes the report of a run, finished or not, as one self-contained HTML page.",
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument(

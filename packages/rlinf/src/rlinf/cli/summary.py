@@ -16,8 +16,8 @@ HINT = "a finished run writes it whole; was it edited?"
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "summary",
-        help="finished runs side by side",
-        description="The score of each run before and after, its steps and times, and where its page is.",
+        help="compare finished runs",
+        description="Shows the score of each run before and after training, its steps and times, and its page.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     parser.set_defaults(run=run)

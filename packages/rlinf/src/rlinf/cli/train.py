@@ -30,11 +30,11 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("recipe", nargs="?", help="name of a shipped recipe, or path of a YAML file; not with --resume")
     parser.add_argument("--output", type=Path, help="the run's folder (default: runs/<name>-<time>)")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --output")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --output")
     parser.add_argument(
         "--accept-changed-inputs",
         action="store_true",
-        help="with --resume: go on although data or a model is not what it was when the run began",
+        help="with --resume: continue although data or a model has changed since the run began",
     )
     parser.set_defaults(run=run, takes_overrides=True)
 

@@ -14,22 +14,22 @@ from rlinf.venvs.catalog import KINDS
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "venv",
-        aliases=["env"],  # its name in the version before
-        help="venvs for roles whose packages cannot live together",
-        description="Makes and looks after venvs that the config names: venvs: {rollout: sglang}. "
-        "They lie in ~/.local/share/rlinf/venvs, or in $RLINF_VENVS.",
+        aliases=["env"],  # its name in the previous version
+        help="manage venvs for roles with conflicting packages",
+        description="Creates and manages the venvs that a config names: venvs: {rollout: sglang}. "
+        "They are in ~/.local/share/rlinf/venvs, or in $RLINF_VENVS.",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    create = actions.add_parser("create", help="make one from the list that ships with rlinf")
+    create = actions.add_parser("create", help="create a venv from a requirement list of rlinf")
     create.add_argument("name", help=", ".join(f"{kind.name} ({kind.purpose})" for kind in KINDS.values()))
     create.add_argument("--cpu", action="store_true", help="for CPU slots: without CUDA packages")
-    create.add_argument("--python", metavar="P", help="interpreter to make it with, a path or a command")
+    create.add_argument("--python", metavar="P", help="its interpreter, a path or a command")
     create.set_defaults(run=run_create)
-    actions.add_parser("list", help="those that are there").set_defaults(run=run_list)
-    check = actions.add_parser("check", help="try what matters in one, or in all; exits with 1 if there is a problem")
-    check.add_argument("name", nargs="?", help="all where it is left out")
+    actions.add_parser("list", help="list the existing venvs").set_defaults(run=run_list)
+    check = actions.add_parser("check", help="check one venv, or all; exits with 1 if there is a problem")
+    check.add_argument("name", nargs="?", help="default: all")
     check.set_defaults(run=run_check)
-    remove = actions.add_parser("remove", help="delete one")
+    remove = actions.add_parser("remove", help="delete a venv")
     remove.add_argument("name")
     remove.set_defaults(run=run_remove)
 
