@@ -17,14 +17,11 @@ def train(rank, rendezvous, layouts, stores):
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     parameters = dict(model.named_parameters())
-    Channel.open(layouts).put(
-        fsdp2_layout(parameters, canonical_dtype="bfloat16"), key=rank
-    )  # float32 here, served as bf16
+    layout = fsdp2_layout(parameters, canonical_dtype="bfloat16")  # float32 here, served as bf16
+    Channel.open(layouts).put(layout, key=rank)
     address, reshard = Channel.open(stores).take(keys=[rank])[0].value
-    sender, optimizer = (
-        StoreSender(WeightStore.open(address), reshard, rank),
-        torch.optim.SGD(model.parameters(), 0.01),
-    )
+    sender = StoreSender(WeightStore.open(address), reshard, rank)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for version in range(3):
         model(torch.ones(8, 64)).sub(1).square().mean().backward()
         optimizer.step()
