@@ -20,8 +20,9 @@ def free_endpoint() -> str:
 @pytest.fixture
 def endpoint() -> Iterator[str]:
     """Of a directory that is served."""
-    with Peer.join(free_endpoint(), "server", serve=True) as server:
-        yield server._directory._place
+    free = free_endpoint()
+    with Peer.join(free, "server", serve=True):
+        yield free
 
 
 def test_peers_find_each_other_in_any_order(endpoint):
