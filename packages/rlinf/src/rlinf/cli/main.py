@@ -146,7 +146,7 @@ def _check_command(arguments: Sequence[str]) -> None:
     """Raises: UserError if the first word is not a command."""
     word = next((argument for argument in arguments if not argument.startswith("-")), None)
     names = [command_name(module) for module in COMMANDS]
-    if word is not None and word not in names:
+    if word is not None and word not in (*names, venv_command.OLD_NAME):
         close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
         guess = f"; did you mean rlinf {close[0]}?" if close else ""
         raise UserError(f"{word!r} is no command{guess}", hint=f"commands: {', '.join(names)}")
