@@ -50,7 +50,7 @@ class Section(BaseModel):
         return self._notes
 
     def with_notes(self, notes: Sequence[str]) -> Self:
-        """A copy with these notes."""
+        """Returns a copy with these notes."""
         copy = self.model_copy()
         copy._notes = tuple(notes)  # pyright: ignore[reportPrivateUsage]
         return copy
@@ -81,17 +81,17 @@ Seed = Annotated[int, Field(ge=0, le=2**23 - 1)]
 
 
 def neighbours(value: int, step: int) -> str:
-    """The multiples of `step` around `value`, for an error message: neighbours(8, 3) = "6 or 9"."""
+    """Returns the multiples of `step` around `value`, for an error message: neighbours(8, 3) = "6 or 9"."""
     below, above = value // step * step, (value // step + 1) * step
     return f"{below} or {above}" if below > 0 else str(above)
 
 
 def either(plugins: Plugins[S], is_fit: Callable[[S], bool]) -> str:
-    """The shipped plug-ins that are fit, for an error message: "fsdp2 or replicated"."""
+    """Returns the shipped plug-ins for which `is_fit` is true, for an error message: "fsdp2 or replicated"."""
     return " or ".join(spec.name for spec in plugins.specs() if is_fit(spec))
 
 
 def not_multiple(key: str, value: int, by: str, step: int) -> Iterator[Conflict]:
-    """A conflict where the value of `key` is not a multiple of `step`, that of `by`."""
+    """Yields a conflict if the value of `key` is not a multiple of `step`, the value of `by`."""
     if value % step:
         yield Conflict(keys=(key, by), text=f"={value} is not a multiple of {by}={step}; use {neighbours(value, step)}")

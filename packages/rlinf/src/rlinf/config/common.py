@@ -288,7 +288,7 @@ class JobConfig(Section):
             yield from self.placement_conflicts(self.cluster.num_devices)
 
     def placement_conflicts(self, num_devices: int) -> Iterator[Conflict]:
-        """The choices that do not fit on this number of devices."""
+        """Yields the choices that do not fit on this number of devices."""
         for group, devices in self.plan.devices.items():
             if wrong := [device for device in devices if device >= num_devices]:
                 yield Conflict(

@@ -89,7 +89,7 @@ def devices_per_node(cluster: ClusterConfig, machine: Machine) -> tuple[int, ...
 
 
 def _rooms(cluster: ClusterConfig, machine: Machine, kind: DeviceKind) -> list[int]:
-    """The number of devices of each node that a config may use."""
+    """Returns the number of devices of each node that a config may use."""
     nodes = machine.nodes or (machine,)
     if kind == "cuda":
         return [len(node.gpus) for node in nodes]

@@ -54,7 +54,8 @@ class EngineConfig(Section):
             yield Conflict(keys=(f"{at}engine_options.{option}", f"{at}engine"), text=text)
 
     def length_conflicts(self, num_tokens: int, what: str) -> Iterator[Conflict]:
-        """The engine options that are too small for sequences of `num_tokens` tokens; `what` names the sequence."""
+        """Yields the engine options that are too small for sequences of `num_tokens` tokens; `what` names the
+        sequence."""
         for option, text in self.engine_spec.length_problems(self.engine_options, num_tokens):
             yield Conflict(
                 keys=(f"{self.AT}engine_options.{option}",),

@@ -134,7 +134,7 @@ def validated(tree: Tree) -> JobConfig:
 
 
 def _validated_as(kind: Any, tree: Tree) -> Any:
-    """`kind` is a section, or a discriminated union of sections."""
+    """Validates a tree as `kind`, a section or a discriminated union of sections."""
     try:
         # JSON mode converts lists to tuples and text to paths, and nothing else.
         config = TypeAdapter(kind).validate_json(json.dumps(tree.values, default=str))

@@ -90,7 +90,7 @@ class FilesTask(_Task):
 
 
 def chat_conflicts(system_prompt: str | None, chat_options: Mapping[str, object], at: str) -> Iterator[Conflict]:
-    """Chat settings used with plain prompts; `at` is the prefix of their keys."""
+    """Yields chat settings that are set for plain prompts; `at` is the prefix of their keys."""
     if system_prompt is not None or chat_options:
         yield Conflict(
             keys=(f"{at}chat_options" if system_prompt is None else f"{at}system_prompt", f"{at}prompt_format"),

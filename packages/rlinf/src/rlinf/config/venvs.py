@@ -27,7 +27,7 @@ Python = Annotated[str, Field(min_length=1), AfterValidator(_absolute_path)]
 
 
 def venv_conflicts(venvs: Mapping[str, str], roles: Sequence[str]) -> Iterator[Conflict]:
-    """The names in `venvs` that are not roles of the job."""
+    """Yields the names in `venvs` that are not roles of the job."""
     for role, python in venvs.items():
         if role not in roles:
             text = f"={python}: no worker of this job has the role {role!r}; {did_you_mean(role, roles)}"

@@ -128,7 +128,7 @@ class PromptEncoder:
         return self._opening if self.is_chat else _begun(prompt)
 
     def _chat_opening(self) -> str:
-        """The same for every prompt."""
+        """Returns the opening of chat prompts, which is the same for every prompt."""
         text, user = self.text("?"), self._render("?", add_generation_prompt=False)
         turn = text[len(user) :] if text.startswith(user) else ""
         return turn[turn.index(THINK) :] if THINK in turn else _begun(text)

@@ -98,7 +98,7 @@ class ManiSkillDemonstrations(DemonstrationFiles):
         return read
 
     def _arrays(self, obs: Any) -> dict[str, torch.Tensor]:
-        """Field -> [T + 1, ...]"""
+        """Reads all fields: field -> [T + 1, ...]."""
         state = self._state(obs)
         return ({} if state is None else {"state": state}) | _pictures(obs)
 
@@ -124,7 +124,7 @@ def _state_size(path: Path, environment: RunEnvironment) -> int:
 
 
 def _pictures(obs: Any) -> dict[str, torch.Tensor]:
-    """Field -> [T + 1, H, W, 3]"""
+    """Reads the images: field -> [T + 1, H, W, 3]."""
     fields: dict[str, torch.Tensor] = {}
     if not hasattr(obs, "keys"):
         return fields

@@ -162,7 +162,7 @@ class ManiSkillSimulation:
 
     @torch.inference_mode()
     def render(self) -> np.ndarray:
-        """[N, H, W, 3] uint8"""
+        """Renders all rows, [N, H, W, 3] uint8."""
         if not self._can_render:
             raise RenderingUnavailableError("this environment was made without render=True; pass it as an option")
         return self.env.render().cpu().numpy()
