@@ -165,7 +165,7 @@ class _HeadStatistics(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden, weight, bias, ids, logsumexp, entropies, *products = ctx.saved_tensors
         num_tokens, needs = len(hidden), ctx.needs_input_grad
         slope, of_entropies = (

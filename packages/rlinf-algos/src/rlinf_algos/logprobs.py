@@ -152,7 +152,7 @@ class _TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, ids, mask, logsumexp, entropies = ctx.saved_tensors
         of_logprobs = grads[0] if ids is not None else None
         of_entropies = grads[-1] if entropies is not None else None

@@ -4,6 +4,8 @@ steps, N environments.
 An advantage for a whole episode is one of `groups`, from the sums of rewards under `first_episode_mask`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -88,7 +90,7 @@ def gigpo_advantages(
     check_range("step_weight", step_weight, low=0.0, why="a negative one would teach the opposite")
     mask = first_episode_mask(terminated, truncated)
     check_shape("rewards", rewards, mask.shape, "terminated")
-    options = {"normalize_std": normalize_std, "epsilon": epsilon}
+    options: dict[str, Any] = {"normalize_std": normalize_std, "epsilon": epsilon}
     sums = masked("rewards", rewards, mask).double().sum(dim=0, keepdim=True).to(rewards.dtype)
     episodes = grpo_advantages(sums, **options).expand(mask.shape).masked_fill(~mask, 0.0)
     to_go = rewards_to_go(rewards, mask, gamma, dim=0)

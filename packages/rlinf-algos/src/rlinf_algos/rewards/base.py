@@ -79,6 +79,7 @@ def as_result(value: object, name: str) -> RewardResult:
         return value
     if getattr(value, "ndim", None) == 0 and callable(item := getattr(value, "item", None)):
         value = item()  # of numpy or torch, np.isclose(...) for example
+    has_verdict = isinstance(value, bool)
     if not isinstance(value, numbers.Real):
         raise RewardError(f"{name}: returned {type(value).__name__} {value!r:.80}; return a number or a RewardResult")
     try:
@@ -87,7 +88,7 @@ def as_result(value: object, name: str) -> RewardResult:
         number = math.inf
     if not abs(number) <= MAX_VALUE:
         raise RewardError(f"{name}: returned {number}; {ALLOWED}")
-    return RewardResult(value=number, outcome="right" if number >= 1 else "wrong", has_verdict=isinstance(value, bool))
+    return RewardResult(value=number, outcome="right" if number >= 1 else "wrong", has_verdict=has_verdict)
 
 
 class RewardRule(Protocol):

@@ -15,7 +15,9 @@ import cmath
 import logging
 import math
 import re
+from collections.abc import Callable
 from functools import lru_cache
+from operator import methodcaller
 from typing import Any
 
 import sympy
@@ -30,7 +32,7 @@ _NORMALIZATION = NormalizationConfig(
 )
 """The caller takes units away where they are units; here a last `t` or `m` is a variable."""
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
-_SYMBOLS = (
+_SYMBOLS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\\gamma(?![a-z])"), r"g_{gamma}"),
     (re.compile(r"(\\[a-z]+ ?|[A-Za-z])(''*)"), lambda match: f"{match[1].strip()}_{{prime{len(match[2])}}}"),
     (re.compile(r"\^(?:T|\\top)(?![A-Za-z])"), r"^{h_{transposed}}"),
@@ -129,7 +131,7 @@ def _compared(question: str, expected: Any, actual: Any, rounding: float) -> boo
     return len(agreed) >= min(2, len(points)) and _is_zero((one - other).subs(agreed[0]))
 
 
-def _have_one_ratio(pairs: list, *, is_positive: bool) -> bool:
+def _have_one_ratio(pairs: list[tuple[Any, Any]], *, is_positive: bool) -> bool:
     """Whether one value is always the same multiple of the other, which is never zero."""
     if len(pairs) < 2 or any(abs(value) < 1e-12 or not _is_finite(value) for pair in pairs for value in pair):
         return False
@@ -141,7 +143,7 @@ def _have_one_ratio(pairs: list, *, is_positive: bool) -> bool:
 
 def _plain(formula: Any) -> Any:
     """The formula with a symbol in place of each unknown function and derivative, and finite sums added up."""
-    formula = formula.replace(_is_finite_sum, lambda part: part.doit())
+    formula = formula.replace(_is_finite_sum, methodcaller("doit"))
     unknown = formula.atoms(AppliedUndef, sympy.Derivative)
     return formula.subs({part: sympy.Symbol(f"value of {part}") for part in unknown}) if unknown else formula
 
@@ -153,7 +155,7 @@ def _is_finite_sum(part: Any) -> bool:
     )
 
 
-def _points(symbols: list) -> list[dict]:
+def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
     """Two points with positive coordinates, and two with both signs; only one where there are no symbols."""
     shifts = range(4 if symbols else 1)
     return [
@@ -165,14 +167,14 @@ def _points(symbols: list) -> list[dict]:
     ]
 
 
-def _value(formula: Any, point: dict) -> Any:
+def _value(formula: Any, point: dict[Any, Any]) -> Any:
     value = formula.evalf(_DIGITS, subs=point)
     if not value.is_number or value.is_finite is False or not isinstance(complex(value), complex):
         raise ValueError("no number")
     return value
 
 
-def _is_real(formula: Any, point: dict) -> bool:
+def _is_real(formula: Any, point: dict[Any, Any]) -> bool:
     """Whether no root, logarithm or other function in it leaves the real numbers there, or it is about complex ones."""
     if formula.has(sympy.I) or not point:
         return True

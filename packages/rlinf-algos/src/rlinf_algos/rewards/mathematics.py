@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import OUTCOMES, RewardResult
@@ -122,8 +123,9 @@ class MathReward:
 
 
 def _verdict(text: str) -> Verdict:
-    fields = json.loads(text)
-    return Verdict(**{**fields, "questions": tuple(map(tuple, fields["questions"]))})
+    fields: dict[str, Any] = json.loads(text)
+    fields["questions"] = tuple(map(tuple, fields["questions"]))
+    return Verdict(**fields)
 
 
 def _outcome(

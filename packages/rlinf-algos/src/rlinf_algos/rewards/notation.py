@@ -7,6 +7,7 @@ value: spacing, sizes of brackets, fonts of letters and numbers. Words stay, and
 
 import re
 import unicodedata
+from collections.abc import Callable
 from functools import lru_cache
 
 from rlinf_algos.rewards.arrays import pmatrix, without_arrays
@@ -90,7 +91,8 @@ def _time(time: re.Match[str]) -> str:
 
 _MONEY_SIGNS = re.compile(r"[$\u20ac\u00a3\u00a5\u20b9\u20a9]|[A-Z]{3}|\\pounds|\\yen")
 _LETTER_UNITS = frozenset(name for name in NAMES if len(name) == 1) - {"l"}
-_SPELLINGS = (
+_Spelling = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+_SPELLINGS: tuple[_Spelling, ...] = (
     (re.compile(r"\\[dtc]frac(?![a-z])"), r"\\frac"),
     (re.compile(r"\\(?:text)?color\s*\{[A-Za-z]+\}|\\(?:tiny|small|[lL]arge|LARGE|[hH]uge|normalsize)(?![a-z])"), ""),
     (re.compile(r"\\(?:math(?:bf|rm|it|sf)|textbf|pmb)\s*\{(?=\\(?!text|math))|\\(?:bf|rm|it)\s*\{(?=[-0-9\\])"), "{"),
@@ -162,7 +164,7 @@ _FOR_ALL = re.compile(
 )
 _COORDINATE = r"\s*[-+]?(?:[0-9]|\\(?:frac|sqrt))[^()|,]{0,40}"
 _GERMAN_POINT = re.compile(rf"(?:(?<![A-Za-z\\])[A-Z] ?)?\(({_COORDINATE}(?:\|{_COORDINATE}){{1,2}})\)")
-_WORDINGS = (
+_WORDINGS: tuple[_Spelling, ...] = (
     (re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*\b(?:reals?|except)\b[^{}]*)\}"), r" \1 "),
     (re.compile(r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*([RZNQ])\s*\}?|\\([RZNQ])(?![A-Za-z])"), r"\\mathbb{\1\2}"),
     (re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*\bintegers?\b[^{}]*)\}"), r" \1 "),

@@ -84,7 +84,7 @@ class OwnReward:
         thread.start()
         while not work.done.wait(_LOOK_S):
             if time.monotonic() - work.started_s > self._time_limit_s:
-                frame = sys._current_frames().get(thread.ident or 0)
+                frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
                 ours = (__file__, threading.__file__)
                 stack = [one for one in traceback.extract_stack(frame) if one.filename not in ours]
                 raise RewardError(

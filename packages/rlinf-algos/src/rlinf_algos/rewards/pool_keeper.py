@@ -23,6 +23,11 @@ import struct
 import sys
 import time
 
+TYPE_CHECKING = False  # importing typing takes longer than the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 POLL_S = 0.05
 """Seconds between two looks at the memory of a busy process."""
 RECYCLE_AFTER = 2000
@@ -30,7 +35,7 @@ RECYCLE_AFTER = 2000
 PR_SET_PDEATHSIG = 1
 
 
-def read_frame(fd):
+def read_frame(fd: int) -> "Any":
     """The next frame, or None at the end of the pipe."""
     head = _read_exactly(fd, 4)
     if head is None:
@@ -39,7 +44,7 @@ def read_frame(fd):
     return None if body is None else json.loads(body)
 
 
-def _read_exactly(fd, size):
+def _read_exactly(fd: int, size: int) -> bytes | None:
     data = bytearray()
     while len(data) < size:
         piece = os.read(fd, min(size - len(data), 1 << 20))
@@ -49,7 +54,7 @@ def _read_exactly(fd, size):
     return bytes(data)
 
 
-def write_frame(fd, value):
+def write_frame(fd: int, value: object):
     body = json.dumps(value).encode("ascii")
     data = memoryview(struct.pack(">I", len(body)) + body)
     while data:
@@ -67,7 +72,15 @@ class Checker:
     its keeper dies.
     """
 
-    def __init__(self, check, time_limit_s, wall_limit_s, memory_limit_bytes, requests, replies):
+    def __init__(
+        self,
+        check: "Callable[..., list[Any]]",
+        time_limit_s: float,
+        wall_limit_s: float,
+        memory_limit_bytes: int,
+        requests: int,
+        replies: int,
+    ):
         self._time_limit_s = time_limit_s
         self._wall_limit_s = wall_limit_s
         self._memory_limit_bytes = memory_limit_bytes
@@ -94,7 +107,7 @@ class Checker:
     def is_worn(self):
         return self._num_checks >= RECYCLE_AFTER
 
-    def ask(self, arguments):
+    def ask(self, arguments: list[str]):
         """[outcome, detail] of one check; ["died", why] when the process ended over it, which `end` must then clear.
 
         Raises CallerGone.
@@ -145,14 +158,16 @@ class Checker:
             return 0
 
 
-def describe(status):
+def describe(status: int):
     """What a status of waitpid says, for people."""
     if os.WIFSIGNALED(status):
         return f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
     return f"exited with {os.WEXITSTATUS(status)}"
 
 
-def _check_forever(check, requests, replies, time_limit_s, memory_limit_bytes):
+def _check_forever(
+    check: "Callable[..., list[Any]]", requests: int, replies: int, time_limit_s: float, memory_limit_bytes: int
+):
     """Body of the checking process; never returns."""
     try:
         os.dup2(0, 2)  # /dev/null
@@ -184,7 +199,7 @@ def _address_space_bytes():
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def load_check(path):
+def load_check(path: str) -> "Callable[..., list[Any]]":
     """The function `check` of the module at `path`."""
     spec = importlib.util.spec_from_file_location("pool_checker", path)
     assert spec is not None and spec.loader is not None, f"{path} is a Python file"

@@ -38,7 +38,7 @@ _POOLS: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
 
 def awaited_processes() -> list[int]:
     """Process ids of the keepers of this process that have items to check; from any thread."""
-    slots = [slot for pool in list(_POOLS) for slot in list(pool._slots.values())]
+    slots = [slot for pool in list(_POOLS) for slot in list(pool._slots.values())]  # pyright: ignore[reportPrivateUsage]
     return [slot.process.pid for slot in slots if slot.items]
 
 

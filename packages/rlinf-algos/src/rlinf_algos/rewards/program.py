@@ -228,4 +228,5 @@ def _ended(run: SandboxRun) -> tuple[Outcome, str | None] | None:
             return "wrong", "too much output"
         case "files":
             return "wrong", "too many or too large files"
-    return ("wrong", last_line or f"exit code {run.exit_code}") if run.exit_code != 0 else None
+        case "exited":
+            return ("wrong", last_line or f"exit code {run.exit_code}") if run.exit_code != 0 else None

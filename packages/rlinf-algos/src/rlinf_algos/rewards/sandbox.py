@@ -33,10 +33,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.ranges import check_range
@@ -167,7 +167,7 @@ def run_python(
 
 
 @contextlib.contextmanager
-def _working_folder() -> Iterator[str]:
+def _working_folder() -> Generator[str]:
     """A new folder, which is removed with all that is in it, however deep."""
     folder = tempfile.mkdtemp(prefix="rlinf-sandbox-")
     try:
@@ -262,7 +262,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                     pipe.close()
 
 
-def _result(report: dict, stdout: bytes, stderr: bytes, is_full: bool, limits: SandboxLimits) -> SandboxRun:
+def _result(report: dict[str, Any], stdout: bytes, stderr: bytes, is_full: bool, limits: SandboxLimits) -> SandboxRun:
     if "failed" in report:
         raise RewardError(f"the sandbox could not run the program: {report['failed']}")
     out, err = stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace")

@@ -20,10 +20,10 @@ import sys
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 
-from confinement import call_filter, landlock, namespaces, processes, users  # pyright: ignore
-from confinement.order import Confinement, Order  # pyright: ignore
-from confinement.supervisor import supervise  # pyright: ignore
-from confinement.system import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl  # pyright: ignore
+from confinement import call_filter, landlock, namespaces, processes, users
+from confinement.order import Confinement, Order
+from confinement.supervisor import supervise
+from confinement.system import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 
 READY = b"ready"
 
@@ -62,7 +62,7 @@ def run_in_namespaces(order: Order, own_users: tuple[int, int] | None) -> str | 
             become_supervisor(order, own_users, writer)
         finally:
             os._exit(1)
-    signal.signal(signal.SIGTERM, lambda *_: end_namespaces(child))
+    signal.signal(signal.SIGTERM, lambda number, frame: end_namespaces(child))
     os.close(writer)
     with open(reader, "rb") as file:
         answer = file.read()
@@ -110,7 +110,7 @@ def become_supervisor(order: Order, own_users: tuple[int, int] | None, ready: in
 def run_without(order: Order, own_users: tuple[int, int] | None, why: str) -> None:
     """Runs the program where there are no namespaces."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGTERM, lambda *_: (processes.end_descendants(own_users), os._exit(0)))
+    signal.signal(signal.SIGTERM, lambda number, frame: (processes.end_descendants(own_users), os._exit(0)))
     has_landlock = order.landlock and landlock.version() > 0
     needed = (*order.readable, os.path.dirname(order.folder))
     capability = users.capability_to_read(needed, own_users[0]) if own_users else None

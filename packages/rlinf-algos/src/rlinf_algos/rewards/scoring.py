@@ -83,7 +83,8 @@ def score_all(
             _score_alone(function, [None if column is None else column[i : i + 1] for column in columns])
             for i in range(len(completions))
         )
-    if len(results) != len(completions) or not all(isinstance(result, RewardResult) for result in results):
+    are_results = all(isinstance(one, RewardResult) for one in results)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if len(results) != len(completions) or not are_results:
         kinds = sorted({type(result).__name__ for result in results})
         raise RewardError(
             f"reward {name}: score_batch returned {len(results)} results ({', '.join(kinds)}) for "

@@ -186,7 +186,7 @@ def _train_policy(model: ModelShape, gpu: Gpu, job: Embodied, tokens: int) -> St
         denoising = num_samples * num_tokens * expert.forward_flops(tokens)
         return train_profile(model, gpu, extra_item_flops=images + denoising, **train, **whole)
     read = images + num_samples * tokens * model.forward_flops(tokens / 2)
-    samples = {**_samples(job, num_samples, num_tokens), "context_tokens": float(tokens)}
+    samples: dict[str, Any] = {**_samples(job, num_samples, num_tokens), "context_tokens": float(tokens)}
     profile = train_profile(expert, gpu, frozen_item_flops=read, **train, **samples)
     frozen = model.weights_bytes - expert.weights_bytes
     instances = tuple(replace(one, state_bytes=one.state_bytes + frozen) for one in profile.instances)

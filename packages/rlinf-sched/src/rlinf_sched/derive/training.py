@@ -5,7 +5,7 @@ A hand-over is trained in micro-batches of packed sequences, so activations do n
 """
 
 import itertools
-from typing import Literal
+from typing import Any, Literal
 
 from rlinf_sched.derive.datasheets import Gpu
 from rlinf_sched.derive.lengths import Lengths
@@ -153,7 +153,7 @@ def forward_profile(
     )
 
 
-def sequence_arguments(lengths: Lengths, *, max_items: int) -> dict:
+def sequence_arguments(lengths: Lengths, *, max_items: int) -> dict[str, Any]:
     """The arguments that describe groups of answers to `train_profile` and `forward_profile`."""
     return {
         "item_tokens": lengths.group_tokens,

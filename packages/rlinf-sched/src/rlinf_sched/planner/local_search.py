@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlinf_sched.errors import SchedError
@@ -124,7 +124,7 @@ class LocalSearch:
         self._trains = sum(1 << s for group in flow.training_groups for s in self._changes.groups[group])
 
     @contextlib.contextmanager
-    def spending(self, num_plans: int) -> Iterator[None]:
+    def spending(self, num_plans: int) -> Generator[None]:
         """The block may time so many plans of those that are left."""
         reserve = max(0, self.num_left - num_plans)
         self.num_left -= reserve
@@ -275,7 +275,7 @@ class LocalSearch:
 
     def _promising(self, candidates: Iterable[Spots], hopeless_s: float) -> list[_Candidate]:
         """Those whose busiest device computes for no longer than that, the least busy first."""
-        result = []
+        result: list[_Candidate] = []
         for spots in dict.fromkeys(candidates):
             shares = self._shares(spots)
             busy_s = self._busy_s(spots, shares)

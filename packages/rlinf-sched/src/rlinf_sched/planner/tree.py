@@ -1,5 +1,6 @@
 """What a candidate stands for: stages on devices, one after the other or side by side."""
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -84,7 +85,7 @@ def num_devices(tree: Tree, num_pools: int) -> tuple[int, ...]:
                 counts[pool] += max(num_devices(tree.leaves[i], num_pools)[pool] for i in block)
         return tuple(counts)
     before, after = num_devices(tree.before, num_pools), num_devices(tree.after, num_pools)
-    join = (lambda a, b: a + b) if tree.kind == "side by side" else max
+    join = operator.add if tree.kind == "side by side" else max
     return tuple(join(a, b) for a, b in zip(before, after, strict=True))
 
 

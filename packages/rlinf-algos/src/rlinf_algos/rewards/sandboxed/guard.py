@@ -13,6 +13,12 @@ import os
 import sys
 import types
 
+TYPE_CHECKING = False  # importing typing takes longer than the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any
+
 CONTAINERS = (list, dict, set, bytearray, str, bytes, tuple, frozenset)
 NEEDS_TRUST = (ast.stmt, ast.Call, ast.Attribute, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 EVALUATING = ("timeit", "threading", "concurrent.futures.thread", "sympy.parsing.sympy_parser")
@@ -34,7 +40,7 @@ class TextOfTheProgram(Exception):
     """The tests were about to run what the program wrote."""
 
 
-def name_of(value):
+def name_of(value: "Any"):
     """Module and name of what can be imported; None of anything else."""
     if isinstance(value, types.ModuleType):
         return value.__name__, ""
@@ -51,14 +57,14 @@ def name_of(value):
     return None
 
 
-def member(module, name):
+def member(module: "Any", name: str):
     """What the module has under that qualified name; None where it has nothing."""
     for part in name.split("."):
         module = getattr(module, part, None)
     return module
 
 
-def runs_here(value, tests):
+def runs_here(value: "Any", tests: str) -> bool:
     """Whether the program may call this object of the judge's: one that the tests, a file of that name, define."""
     if isinstance(value, types.FunctionType):
         return value.__code__.co_filename == tests
@@ -66,7 +72,7 @@ def runs_here(value, tests):
         return runs_here(value.__func__, tests)
     if isinstance(value, functools.partial):
         return runs_here(value.func, tests)
-    if isinstance(value, functools._lru_cache_wrapper):
+    if isinstance(value, functools._lru_cache_wrapper):  # pyright: ignore[reportPrivateUsage]
         return runs_here(value.__wrapped__, tests)
     if isinstance(value, types.BuiltinMethodType):
         return type(value.__self__) in CONTAINERS
@@ -76,7 +82,7 @@ def runs_here(value, tests):
     return bool(calls) and isinstance(calls[0], types.FunctionType) and runs_here(calls[0], tests)
 
 
-def guard(tests, has_text):
+def guard(tests: ast.Module, has_text: "Callable[[], bool]"):
     """From now on `eval`, `exec`, `compile` and unpickling refuse what the program may have written.
 
     Args:
@@ -87,19 +93,19 @@ def guard(tests, has_text):
     for function in (eval, exec, compile):
         setattr(builtins, function.__name__, guarded(function, constants, has_text))
 
-    def hook(event, arguments):
+    def hook(event: str, arguments: "Any"):
         if event == "pickle.find_class" and has_text() and arguments[1] not in DATA.get(arguments[0], ()):
             raise TextOfTheProgram(f"the tests may not unpickle {'.'.join(arguments)} that the program wrote")
 
     sys.addaudithook(hook)
 
 
-def guarded(function, constants, has_text):
+def guarded(function: "Any", constants: "set[Any]", has_text: "Callable[[], bool]"):
     """The built-in function, for tests with these constants."""
 
     @functools.wraps(function)
-    def checked(source, *arguments, **named):
-        caller = sys._getframe(1)
+    def checked(source: "Any", *arguments: "Any", **named: "Any"):
+        caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         has_namespace = function is not compile and bool(arguments or named)
         if has_text() and needs_check(caller) and not is_constant(source, constants):
             check(source, may_name=has_namespace)
@@ -110,16 +116,16 @@ def guarded(function, constants, has_text):
     return checked
 
 
-def needs_check(caller):
+def needs_check(caller: "FrameType"):
     """Whether the calling frame is of the tests, of text that they evaluate, or of a module that works for them."""
     return not os.path.isabs(caller.f_code.co_filename) or caller.f_globals.get("__name__") in EVALUATING
 
 
-def is_constant(source, constants):
+def is_constant(source: object, constants: "set[Any]"):
     return isinstance(source, types.CodeType) or (isinstance(source, str | bytes) and source in constants)
 
 
-def check(source, may_name):
+def check(source: "Any", may_name: bool):
     """Raises TextOfTheProgram if the text does more than to compute a value from values, or from the names of a
     namespace that the tests chose for it."""
     text = bytes(source).decode("utf-8", "replace") if isinstance(source, bytes | bytearray) else source

@@ -18,6 +18,10 @@ import os
 import sys
 import traceback
 
+TYPE_CHECKING = False  # importing typing takes longer than the rest
+if TYPE_CHECKING:
+    from typing import Any
+
 PR_SET_DUMPABLE = 4
 SHORT_NAMES = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
 LIBRARY = (
@@ -37,7 +41,7 @@ def main():
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     tests = sys.stdin.read()
     sys.path.insert(0, os.getcwd())
-    from wire import Gone  # pyright: ignore[reportMissingImports]
+    from wire import Gone
 
     try:
         passed = run(tests)
@@ -46,8 +50,8 @@ def main():
     os.write(verdict, json.dumps(passed).encode())
 
 
-def run(tests):
-    from guard import guard  # pyright: ignore[reportMissingImports]
+def run(tests: str):
+    from guard import guard
 
     wire, list_names = make_wire()
     names = {"__name__": "__main__"}
@@ -67,7 +71,7 @@ def run(tests):
     return {"gone": True} if wire.is_gone else {"passed": True}
 
 
-def names_for(tests, listing):
+def names_for(tests: ast.Module, listing: "list[Any]"):
     """What the tests see of the program's names, and what they see instead.
 
     A name that everybody knows (`abs`, `isclose`, `Counter`) is ours, for a program could replace it by one that finds
@@ -81,7 +85,7 @@ def names_for(tests, listing):
     return names | {name: value if is_tested_alone else originals.get(name, value) for name, value in program.items()}
 
 
-def well_known(names):
+def well_known(names: set[str]):
     """Name -> object, for those of these names that are built in or belong to a usual part of the standard library."""
     objects = {name: getattr(builtins, name) for name in names if hasattr(builtins, name)}
     for module in map(importlib.import_module, LIBRARY):
@@ -102,10 +106,10 @@ def imported(name: str):
 
 def make_wire():
     """The wire to the program, and a function that asks for the program's names."""
-    from guard import name_of, runs_here  # pyright: ignore[reportMissingImports]
-    from wire import Wire  # pyright: ignore[reportMissingImports]
+    from guard import name_of, runs_here
+    from wire import Wire
 
-    def ask(*question):
+    def ask(*question: "Any"):
         return result_of(wire, wire.ask(*question))
 
     class Remote:
@@ -113,28 +117,28 @@ def make_wire():
 
         __slots__ = ("_number",)
 
-        def __init__(self, number):
+        def __init__(self, number: int):
             object.__setattr__(self, "_number", number)
 
-        def __call__(self, *arguments, **named):
+        def __call__(self, *arguments: "Any", **named: "Any"):
             message = wire.ask("call", self._number, wire.encode(arguments), wire.encode(named))
             result = result_of(wire, message)
             for before, after in zip(arguments, wire.decode(message[2]), strict=False):
                 write_back(before, after)
             return result
 
-        def __getattr__(self, name):
+        def __getattr__(self, name: str):
             if name.startswith("__"):
                 raise AttributeError(name)
             return ask("get", self._number, name)
 
-        def __setattr__(self, name, value):
+        def __setattr__(self, name: str, value: "Any"):
             ask("set", self._number, name, wire.encode(value))
 
-        def __getitem__(self, key):
+        def __getitem__(self, key: object):
             return ask("item", self._number, wire.encode(key))
 
-        def __setitem__(self, key, value):
+        def __setitem__(self, key: object, value: "Any"):
             ask("put", self._number, wire.encode(key), wire.encode(value))
 
         def __iter__(self):
@@ -143,7 +147,7 @@ def make_wire():
         def __next__(self):
             return result_of(wire, wire.ask("next", self._number), may_stop=True)
 
-        def __contains__(self, member):
+        def __contains__(self, member: object):
             return any(item == member for item in iter(self))
 
         def __len__(self):
@@ -155,15 +159,15 @@ def make_wire():
         def __str__(self):
             return ask("text", self._number)
 
-        def __eq__(self, other):
+        def __eq__(self, other: object) -> bool:
             if type(other) is not Remote:
                 return False
             return self._number == other._number or ask("equal", self._number, wire.encode(other)) is True
 
-        def __hash__(self):
+        def __hash__(self) -> int:
             return self._number
 
-    def serve(question):
+    def serve(question: "list[Any]") -> "list[Any]":
         """The program calls a function that it was given."""
         try:
             what, number, arguments, named = question
@@ -177,14 +181,14 @@ def make_wire():
         except Exception as error:  # noqa: BLE001 - told to the other side
             return ["raised", type(error).__name__, str(error)[:500]]
 
-    def unwrap(value):
-        return value._number if type(value) is Remote else None
+    def unwrap(value: "Any"):
+        return value._number if type(value) is Remote else None  # pyright: ignore[reportPrivateUsage]
 
     wire = Wire(3, 4, wrap=Remote, unwrap=unwrap, serve=serve, name_of=name_of)
     return wire, lambda: ask("names")
 
 
-def result_of(wire, message, may_stop=False):
+def result_of(wire: "Any", message: "list[Any]", may_stop: bool = False):
     """Raises: the exception that the program's process tells of. As in generators, StopIteration becomes RuntimeError
     unless `may_stop`: it would end the tests' `for` or `all(map(...))` over calls before anything is compared."""
     if message[0] == "value":
@@ -198,7 +202,7 @@ def result_of(wire, message, may_stop=False):
     raise ProgramError(f"{message[1]}: {message[2]}")
 
 
-def write_back(before, after):
+def write_back(before: "Any", after: "Any"):
     """What the call has changed of an argument."""
     if type(before) is not type(after) or before == after:
         return

@@ -12,6 +12,11 @@ import os
 import sys
 import traceback
 
+TYPE_CHECKING = False  # importing typing takes longer than the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 PROGRAM = "program.py"
 
 
@@ -24,7 +29,7 @@ def load():
     return names
 
 
-def find(names, function):
+def find(names: "dict[str, Any]", function: str):
     """The function of that name, also as a method of a class `Solution`."""
     if function not in names and "Solution" in names:
         return getattr(names["Solution"](), function)
@@ -47,7 +52,7 @@ def calls():
         print(line, file=results, flush=True)
 
 
-def plain(value):
+def plain(value: "Any") -> "Any":
     """The value as JSON can hold it: numbers of numpy become plain numbers, and arrays become lists."""
     if hasattr(value, "tolist") and type(value).__module__ == "numpy":
         return value.tolist()
@@ -60,23 +65,23 @@ def plain(value):
 
 def serve():
     sys.path.insert(0, os.getcwd())
-    from wire import Gone, Wire  # pyright: ignore[reportMissingImports]
+    from wire import Gone, Wire
 
     sys.path.pop(0)
 
     class Callback:
         """A function of the tests."""
 
-        def __init__(self, number):
+        def __init__(self, number: int):
             self.number = number
 
-        def __call__(self, *arguments, **named):
+        def __call__(self, *arguments: "Any", **named: "Any"):
             return result_of(wire, wire.ask("call", self.number, wire.encode(arguments), wire.encode(named)))
 
-    def unwrap(value):
+    def unwrap(value: "Any"):
         return value.number if type(value) is Callback else None
 
-    def answer(question):
+    def answer(question: "list[Any]"):
         try:
             return serve_one(wire, names, *question)
         except MemoryError:
@@ -95,7 +100,7 @@ def serve():
         pass
 
 
-def imported(module, name):
+def imported(module: str, name: str):
     """What the tests passed by its name."""
     value = importlib.import_module(module)
     for part in filter(None, name.split(".")):
@@ -103,33 +108,33 @@ def imported(module, name):
     return value
 
 
-def serve_one(wire, names, what, *more):
+def serve_one(wire: "Any", names: "dict[str, Any]", what: str, *more: "Any"):
     """One question of the judge's."""
     if what == "names":
         public = {name: value for name, value in names.items() if not name.startswith("__")}
         kinds = {name: type(value).__name__ == "module" for name, value in public.items()}
         return ["value", wire.encode([[name, kinds[name], None if kinds[name] else public[name]] for name in public])]
-    target, *more = [wire.object(more[0]), *map(wire.decode, more[1:])]
+    target, *operands = [wire.object(more[0]), *map(wire.decode, more[1:])]
     if what == "call":
-        arguments, named = more
+        arguments, named = operands
         result = target(*arguments, **named)
         return ["value", wire.encode(result), wire.encode(arguments)]
-    operations = {
-        "get": lambda name: getattr(target, name),
-        "set": lambda name, value: setattr(target, name, value),
-        "item": lambda key: target[key],
-        "put": lambda key, value: target.__setitem__(key, value),
+    operations: dict[str, Callable[[], Any]] = {
+        "get": lambda: getattr(target, *operands),
+        "set": lambda: setattr(target, *operands),
+        "item": lambda: target[operands[0]],
+        "put": lambda: target.__setitem__(*operands),
         "iter": lambda: iter(target),
         "next": lambda: next(target),
         "len": lambda: len(target),
         "bool": lambda: bool(target),
         "text": lambda: str(target),
-        "equal": lambda other: bool(target == other),
+        "equal": lambda: bool(target == operands[0]),
     }
-    return ["value", wire.encode(operations[what](*more))]
+    return ["value", wire.encode(operations[what]())]
 
 
-def result_of(wire, message):
+def result_of(wire: "Any", message: "list[Any]"):
     if message[0] == "raised":
         raise RuntimeError(f"{message[1]}: {message[2]}")
     return wire.decode(message[1])

@@ -13,6 +13,11 @@ import sys
 from decimal import Decimal
 from fractions import Fraction
 
+TYPE_CHECKING = False  # importing typing takes longer than the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 MAX_MESSAGE_BYTES = 16 << 20
 NUMBERS = "biufc"
 """Kinds of numpy's types that are numbers."""
@@ -31,7 +36,17 @@ class Wire:
     for anything else; `serve` answers what the other side asks. `name_of` gives module and name of what the other side
     is to import instead; `imported` does that there."""
 
-    def __init__(self, read_fd, write_fd, *, wrap, unwrap, serve, name_of=None, imported=None):
+    def __init__(
+        self,
+        read_fd: int,
+        write_fd: int,
+        *,
+        wrap: "Callable[[int], Any]",
+        unwrap: "Callable[[Any], int | None]",
+        serve: "Callable[[list[Any]], list[Any]]",
+        name_of: "Callable[[Any], tuple[str, str] | None] | None" = None,
+        imported: "Callable[[str, str], Any] | None" = None,
+    ):
         self._read, self._write = os.fdopen(read_fd, "rb"), write_fd
         self._wrap, self._unwrap, self._serve = wrap, unwrap, serve
         self._name_of, self._imported = name_of, imported
@@ -41,17 +56,17 @@ class Wire:
         self.is_gone = False
         """Whether the other process ended, even if somebody caught that."""
 
-    def ask(self, *question):
+    def ask(self, *question: "Any") -> "list[Any]":
         """The answer, as a message."""
         self._send(["ask", *question])
         while (message := self.receive())[0] == "ask":
             self.answer(message)
         return message
 
-    def answer(self, message):
+    def answer(self, message: "list[Any]"):
         self._send(self._serve(message[1:]))
 
-    def receive(self):
+    def receive(self) -> "list[Any]":
         try:
             line = self._read.readline(MAX_MESSAGE_BYTES)
             message = json.loads(line)
@@ -63,7 +78,7 @@ class Wire:
             raise Gone("no message")
         return message
 
-    def _send(self, message):
+    def _send(self, message: "list[Any]"):
         left = json.dumps(message).encode() + b"\n"
         try:
             while left:
@@ -72,11 +87,11 @@ class Wire:
             self.is_gone = True
             raise Gone(str(error)) from None
 
-    def object(self, number):
+    def object(self, number: int) -> "Any":
         """One that was sent from here before."""
         return self._objects[number]
 
-    def encode(self, value):
+    def encode(self, value: "Any") -> "Any":
         if value is None or isinstance(value, bool):
             return value
         if type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in tuple(NUMBERS):
@@ -107,7 +122,7 @@ class Wire:
         self._objects.append(value)
         return ["mine", len(self._objects) - 1]
 
-    def decode(self, encoded):
+    def decode(self, encoded: "Any") -> "Any":
         if not isinstance(encoded, list):
             self.has_text |= isinstance(encoded, str)
             return encoded

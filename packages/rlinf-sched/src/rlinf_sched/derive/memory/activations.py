@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
+from rlinf_sched.derive.memory.adapters import FLOAT_BYTES
+from rlinf_sched.derive.memory.job import JobShape
 from rlinf_sched.derive.shapes import BYTES_PER_PARAMETER, ModelShape
 
 MAX_LOGITS_BYTES = 1 << 30

@@ -9,7 +9,8 @@ from rlinf_sched.derive.memory.activations import (
     packed_pass,
     passes_of_micro_batch,
 )
-from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
+from rlinf_sched.derive.memory.adapters import FLOAT_BYTES
+from rlinf_sched.derive.memory.job import JobShape
 from rlinf_sched.derive.memory.rank import RankMemory
 from rlinf_sched.derive.shapes import ModelShape
 
