@@ -42,15 +42,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rlinf.cli.main import COMMANDS, command_name, make_parser  # which imports this module
+    from rlinf.cli.main import COMMANDS, make_parser  # which imports this module
 
-    commands = [command_name(module) for module in COMMANDS]
     parser = make_parser()
     keys = dict.fromkeys(TAKE_RECIPES, _recipe_keys()) | {"eval": _keys_of(EvalConfig, {})}
-    options = {name: sorted({*parser.options([name]), *keys.get(name, ())}) for name in commands}
+    options = {name: sorted({*parser.options([name]), *keys.get(name, ())}) for name in COMMANDS}
     print(
         SCRIPT.format(
-            commands=" ".join(commands),
+            commands=" ".join(COMMANDS),
             options="\n".join(f'      {name}) words="{" ".join(words)}" ;;' for name, words in options.items()),
             take_recipes="|".join(TAKE_RECIPES),
             recipes=" ".join(shipped_recipes()),

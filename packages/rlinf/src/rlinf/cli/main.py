@@ -12,28 +12,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 from rlinf import __version__
 from rlinf.address_space import address_space_hint
-from rlinf.cli import (
-    check_command,
-    completion_command,
-    config_command,
-    doctor_command,
-    eval_command,
-    explain_command,
-    export_command,
-    plan_command,
-    play_command,
-    profile_command,
-    report_command,
-    summary,
-    train,
-    venv_command,
-)
 from rlinf.config.annotations import annotation_at
 from rlinf.config.foreign_names import FOREIGN
 from rlinf.config.overrides import split_overrides
@@ -41,23 +25,26 @@ from rlinf.config.schema import SHIPPED
 from rlinf.errors import RunFailed, Terminated, UserError
 from rlinf_workers import LOG_LEVEL_VARIABLE, LOG_LEVELS, set_up_logging
 
-COMMANDS = (
-    train,
-    eval_command,
-    play_command,
-    export_command,
-    profile_command,
-    plan_command,
-    check_command,
-    config_command,
-    report_command,
-    explain_command,
-    summary,
-    venv_command,
-    doctor_command,
-    completion_command,
-)
+COMMANDS = {
+    "train": "train",
+    "eval": "eval_command",
+    "play": "play_command",
+    "export": "export_command",
+    "profile": "profile_command",
+    "plan": "plan_command",
+    "check": "check_command",
+    "config": "config_command",
+    "report": "report_command",
+    "explain": "explain_command",
+    "summary": "summary",
+    "venv": "venv_command",
+    "doctor": "doctor_command",
+    "completion": "completion_command",
+}
+"""Command -> its module in `rlinf.cli`, imported when the command is used or listed."""
 
+OLD_NAME_OF_VENV = "env"
+"""The name of `rlinf venv` in the previous version, still accepted."""
 LOG_LEVEL = "--log-level"
 FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -80,8 +67,8 @@ class _Parser(argparse.ArgumentParser):
         return flags
 
 
-def make_parser() -> _Parser:
-    """Builds the parser of the command line, without heavy imports."""
+def make_parser(commands: Iterable[str] = COMMANDS) -> _Parser:
+    """Builds the parser of these commands, without heavy imports."""
     parser = _Parser(prog="rlinf", description="Reinforcement-learning post-training of foundation models.")
     parser.add_argument("--version", "-V", action="version", version=f"rlinf {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show Python's traceback beside an error's message")
@@ -89,8 +76,8 @@ def make_parser() -> _Parser:
     logged = "what processes log; workers log to the run's logs/ (default: warning here, info there)"
     parser.add_argument(LOG_LEVEL, metavar=levels, help=logged)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
-    for module in COMMANDS:
-        module.add_parser(subparsers)
+    for command in commands:
+        import_module(f"rlinf.cli.{COMMANDS[command]}").add_parser(subparsers)
     return parser
 
 
@@ -98,11 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     shows_traceback = "--traceback" in arguments
-    parser = make_parser()
     try:
         arguments = _set_up_logging(arguments)
         if arguments[:1] == ["help"]:
             arguments = [*arguments[1:], "--help"]
+        parser = make_parser(arguments[:1] if set(arguments[:1]) & COMMANDS.keys() else COMMANDS)
         own_arguments, overrides = split_overrides(arguments, parser.options(arguments))
         _check_command(own_arguments)
         args, unknown = parser.parse_known_args([argument for argument in own_arguments if argument != "--traceback"])
@@ -145,16 +132,10 @@ def _set_up_logging(arguments: list[str]) -> list[str]:
 def _check_command(arguments: Sequence[str]) -> None:
     """Raises: UserError if the first word is not a command."""
     word = next((argument for argument in arguments if not argument.startswith("-")), None)
-    names = [command_name(module) for module in COMMANDS]
-    if word is not None and word not in (*names, venv_command.OLD_NAME):
-        close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if word is not None and word not in (*COMMANDS, OLD_NAME_OF_VENV):
+        close = difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.5)
         guess = f"; did you mean rlinf {close[0]}?" if close else ""
-        raise UserError(f"{word!r} is no command{guess}", hint=f"commands: {', '.join(names)}")
-
-
-def command_name(module: ModuleType) -> str:
-    """Returns the command of a module: train_command or train -> `train`."""
-    return module.__name__.rpartition(".")[2].removesuffix("_command")
+        raise UserError(f"{word!r} is no command{guess}", hint=f"commands: {', '.join(COMMANDS)}")
 
 
 def _unknown_hint(argument: str, command: str) -> str:

@@ -10,14 +10,11 @@ from rlinf.console.live_line import LiveLine
 from rlinf.venvs import folder
 from rlinf.venvs.catalog import KINDS
 
-OLD_NAME = "env"
-"""The command's name in the previous version, still accepted."""
-
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "venv",
-        aliases=[OLD_NAME],
+        aliases=["env"],  # its name in the previous version
         help="manage venvs for roles with conflicting packages",
         description="Creates and manages the venvs that a config names: venvs: {rollout: sglang}. "
         "They are in ~/.local/share/rlinf/venvs, or in $RLINF_VENVS.",
