@@ -9,8 +9,12 @@ from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
 from rlinf.config.venvs import VENVS, Python, venv_conflicts
-from rlinf_workers.plugins import TRAINERS
+from rlinf.plugin_checks import spec_of
+from rlinf_workers.plugins import LAUNCHERS, TRAINERS
 from rlinf_workers.trainers import TrainerSpec
+
+if TYPE_CHECKING:
+    from rlinf_workers.launchers import LauncherSpec
 
 TOP_K = "Sample from the k most likely tokens; 0 disables it. With top_p, from the tokens that pass both."
 TOP_P = "Sample from the most likely tokens whose probabilities add up to this much; 1: from all."
@@ -135,6 +139,11 @@ class ClusterConfig(Section):
         description="Check after each sync, before any output leaves, that the digests of the served weights equal "
         "those of the published ones; false: device and shared skip this, and the run's manifest records it.",
     )
+
+    @property
+    def launcher_spec(self) -> LauncherSpec:
+        """The spec of the launcher. Raises: UserError."""
+        return spec_of(LAUNCHERS, self.launcher, at="cluster.launcher")
 
 
 class PlanConfig(Section):

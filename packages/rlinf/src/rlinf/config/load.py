@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rlinf.config.messages import explain
 from rlinf.config.overrides import Override, apply_overrides
 from rlinf.config.playing import FROM_RUN, ROLES, TrainedConfig
 from rlinf.config.renamed import renamed_tree
-from rlinf.config.schema import config_type
+from rlinf.config.schema import Shipped
 from rlinf.config.suites import RESUMABLE as SUITE_RESUMABLE
 from rlinf.config.suites import SuiteEvalConfig
 from rlinf.config.yaml_source import Tree, describe, dump, read_file
@@ -31,6 +31,19 @@ number) and venvs."""
 
 MAX_LISTED = 10
 """Maximum number of errors in one message, so that it fits on a screen."""
+
+
+def config_type(values: Mapping[str, Any], overrides: Sequence[Override] = ()) -> Any:
+    """Returns the config model of the custom job named in `values`, or the union of the shipped ones.
+
+    Args:
+        values: the recipe's values.
+        overrides: applied on top.
+
+    Raises: UserError for a custom job that does not exist.
+    """
+    job = next((one.text for one in reversed(overrides) if one.key == ("job",)), values.get("job"))
+    return named_job(job).config_model() if isinstance(job, str) and ":" in job else Shipped
 
 
 def load_config(recipe: str, overrides: Sequence[Override] = ()) -> JobConfig:

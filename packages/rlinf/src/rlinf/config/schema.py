@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Union
 
 from pydantic import Field, TypeAdapter
 
 from rlinf.config.common import JobConfig
-from rlinf.config.overrides import Override
-from rlinf.jobs.plugins import JOBS, named_job
+from rlinf.jobs.plugins import JOBS
 
 SHIPPED: tuple[type[JobConfig], ...] = tuple(spec.config_model() for spec in JOBS.specs())
 """The config models of the shipped jobs."""
 Shipped: Any = Annotated[Union[SHIPPED], Field(discriminator="job")]  # noqa: UP007 - the members are a tuple
 """Their union, discriminated by the key `job`."""
-
-
-def config_type(values: Mapping[str, Any], overrides: Sequence[Override] = ()) -> Any:
-    """Returns the config model of the custom job named in `values`, or the union of the shipped ones.
-
-    Args:
-        values: the recipe's values.
-        overrides: applied on top.
-
-    Raises: UserError for a custom job that does not exist.
-    """
-    job = next((one.text for one in reversed(overrides) if one.key == ("job",)), values.get("job"))
-    return named_job(job).config_model() if isinstance(job, str) and ":" in job else Shipped
 
 
 def json_schema() -> dict[str, Any]:

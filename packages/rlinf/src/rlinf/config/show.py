@@ -9,10 +9,9 @@ from pydantic import ValidationError
 
 from rlinf.config.base import CROSS_CHECK
 from rlinf.config.catalog import read_recipe
-from rlinf.config.load import validated
+from rlinf.config.load import config_type, validated
 from rlinf.config.messages import dotted, key_of
 from rlinf.config.overrides import Override, apply_overrides
-from rlinf.config.schema import config_type
 from rlinf.config.yaml_source import Key, dump
 from rlinf.errors import UserError
 

@@ -90,10 +90,10 @@ def _where_machines_are_left(job: Job) -> tuple[Job, str]:
     """The job on what its launcher has now, and what to tell of that."""
     from rlinf.config.common import PlanConfig
     from rlinf.errors import UserError
-    from rlinf.processes.machines import launcher_spec, machine_of
+    from rlinf.processes.machines import machine_of
 
     cluster = job.config.cluster
-    if not launcher_spec(cluster).has_nodes:
+    if not cluster.launcher_spec.has_nodes:
         return job, ""
     try:
         machine = machine_of(cluster)

@@ -12,7 +12,6 @@ from rlinf.config.common import ClusterConfig
 from rlinf.errors import ProcessesLost, RlinfError, RunFailed, UserError
 from rlinf.plugin_checks import named_class
 from rlinf.processes.environment import worker_environment
-from rlinf.processes.machines import launcher_spec
 from rlinf_comm import PeerLost, TornStream
 from rlinf_sched import Cluster
 from rlinf_workers import (
@@ -66,7 +65,7 @@ def make_executor(
     Raises: UserError if nodes of the cluster are missing or have no free capacity; ProcessesLost if a node was lost
         meanwhile.
     """
-    spec = launcher_spec(config)
+    spec = config.launcher_spec
     make_launcher, nodes = spec.load(), {"cluster": cluster} if spec.has_nodes else {}
     try:
         launcher = make_launcher(**_settings(config, worker_timeout_s, forks), **nodes, **config.launcher_options)

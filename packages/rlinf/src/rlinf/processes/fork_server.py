@@ -17,7 +17,6 @@ from rlinf.config.common import JobConfig
 from rlinf.jobs.plugins import job_spec
 from rlinf.machine import NVIDIA_DEVICE
 from rlinf.processes.environment import worker_environment
-from rlinf.processes.machines import launcher_spec
 from rlinf_workers.launchers import worker_variables
 
 AMD_DEVICE = Path("/dev/kfd")
@@ -27,7 +26,7 @@ FIRST = "rlinf.processes.fork_server_child"
 def start(config: JobConfig) -> bool:
     """Starts the server, unless the run may use a GPU or starts its processes on nodes; returns immediately, with
     whether it did."""
-    if launcher_spec(config.cluster).has_nodes:
+    if config.cluster.launcher_spec.has_nodes:
         return False
     if config.cluster.device != "cpu" and (NVIDIA_DEVICE.exists() or AMD_DEVICE.exists()):
         return False

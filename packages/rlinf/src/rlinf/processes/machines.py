@@ -5,15 +5,8 @@ from __future__ import annotations
 from rlinf.config.common import ClusterConfig
 from rlinf.errors import UserError
 from rlinf.machine import InstalledGpu, Machine, this_machine
-from rlinf.plugin_checks import spec_of
 from rlinf_workers import ClusterRefused
-from rlinf_workers.launchers import LauncherSpec, Node
-from rlinf_workers.plugins import LAUNCHERS
-
-
-def launcher_spec(config: ClusterConfig) -> LauncherSpec:
-    """Returns the spec of the config's launcher. Raises: UserError."""
-    return spec_of(LAUNCHERS, config.launcher, at="cluster.launcher")
+from rlinf_workers.launchers import Node
 
 
 def machine_of(config: ClusterConfig) -> Machine:
@@ -21,7 +14,7 @@ def machine_of(config: ClusterConfig) -> Machine:
 
     Raises: UserError for a cluster that does not exist or is too small.
     """
-    spec = launcher_spec(config)
+    spec = config.launcher_spec
     if not spec.has_nodes:
         return this_machine()
     try:
