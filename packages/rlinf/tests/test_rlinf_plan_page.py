@@ -24,7 +24,8 @@ from rlinf_sched import (
     WeightEdge,
     plan_for_mode,
 )
-from rlinf_sched.explain import KINDS, PlanExplanation, Spans, WhatIf, explain
+from rlinf_sched.explain import PlanExplanation, Spans, WhatIf, explain
+from rlinf_sched.explain.spans import KINDS
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
