@@ -116,11 +116,11 @@ def test_the_reason_says_that_the_search_was_bounded(monkeypatch: pytest.MonkeyP
 
 def test_ctrl_c_interrupts_within_a_second():
     code = (
-        "from rlinf_sched.planner import plan\n"
+        "from rlinf_sched import best_plan\n"
         "from sched_planner_problems import ppo\n"
         "problem = ppo(8192, num_items=2_000_000)\n"
         "print('begins', flush=True)\n"
-        "plan(problem)\n"
+        "best_plan(problem)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],

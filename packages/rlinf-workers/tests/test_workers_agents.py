@@ -175,7 +175,7 @@ def test_an_agent_that_says_what_is_no_report_is_given_up(caplog):
     far.send_bytes(b"\xa2\xff\xff")
     agent._hearing.join(START_S)
     assert "the agent of node 0 (here) said what is no report" in caplog.text
-    assert near.is_closed
+    assert near.fileno() == -1
 
 
 def test_nothing_is_left_when_it_was_shut_down(tmp_path):

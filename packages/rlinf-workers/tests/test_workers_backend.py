@@ -161,7 +161,7 @@ class TwoRanks(ReplicatedBackend):
 def test_a_number_of_shards_that_ranks_do_not_divide_is_refused():
     worker, alone = trial_worker(), RankGroup(0, 1)
     worker._host.rank_groups = RankGroups(all=alone, replica=alone, replicas=RankGroup(0, 2))
-    with pytest.raises(ValueError, match=r"actor\.num_shards=3 is not a multiple of its 2 ranks; use 2 or a multiple"):
+    with pytest.raises(ValueError, match=r"num_shards=3 is not a multiple of its 2 ranks; use 2 or a multiple"):
         ReplicatedBackend(Chooser(), worker, optimizer=ORDINARY, num_shards=3)
 
 

@@ -124,7 +124,7 @@ def test_an_engine_that_stops_answering(tmp_path, model):
     wait = explanation.nodes["rollout/0 rollout"].wait
     assert wait is not None and wait.kind == "engine"
     text = explanation_text(explanation)
-    assert f"\nroot_cause: rollout/0 engine {pid} waits for nobody and stands still: sleeping" in text
+    assert f"\nroot cause: rollout/0 engine {pid} waits for nobody and stands still: sleeping" in text
     assert "  rollout/0 rollout waits for its engine since " in text
     assert f"\nrollout/0 engine {pid} (process {pid}): sleeping" in text
 

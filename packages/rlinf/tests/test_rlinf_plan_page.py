@@ -24,8 +24,9 @@ from rlinf_sched import (
     WeightEdge,
     plan_for_mode,
 )
-from rlinf_sched.explain import PlanExplanation, Spans, WhatIf, explain
+from rlinf_sched.explain import PlanExplanation, Spans, explain
 from rlinf_sched.explain.spans import KINDS
+from rlinf_sched.explain.what_if import WhatIf
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
