@@ -282,7 +282,7 @@ def test_weights_are_lent_to_another_process_whose_end_is_noticed_before_they_ar
     store = WeightStore.create(reshard, name="lent")
     receiver, tensors = StoreReceiver(store, reshard, 0), {"w": torch.zeros(50, 40, dtype=torch.int64)}
     control = receiver._control
-    with start_peer("lend", store.address, reshard, 4) as peer:
+    with start_peer("publish_by_reference", store.address, reshard, 4) as peer:
         for version in range(3):
             receiver.receive(tensors, version, HANG_S)
             assert tensors["w"].eq(version).all()
