@@ -102,21 +102,21 @@ def measure(case: Case, num_warmup: int, num_rounds: int) -> tuple[dict[str, lis
         open_s = max(trainer.order("open", packed, store.address)[0], engine.order("open", packed, store.address)[0])
         extra_bytes = {}
         for version, what in enumerate(("copied", "moved", "lent")):
-            trainer.order("lend", version)
+            trainer.order("publish_by_reference", version)
             engine.order("take", version, True)
             engine.order("check")
-            trainer.order("settle")
+            trainer.order("finish_reads")
             extra_bytes |= {f"trainer, {what}": trainer.order("extra_bytes")[1]}
             extra_bytes |= {f"engine, {what}": engine.order("extra_bytes")[1]}
         for number in range(num_warmup + num_rounds):
             spent = {"flat copy": engine.order("flat_copy")[0]}
             for way in WAYS if number % 2 else reversed(WAYS):
                 version += 1
-                publish = ("lend", version) if way == "lent" else ("publish", version, way == "stored")
+                publish = ("publish_by_reference", version) if way == "lent" else ("publish", version, way == "stored")
                 spent[f"{way}, publish"] = trainer.order(*publish)[0]
                 spent[f"{way}, take"] = engine.order("take", version, way != "stored, plain")[0]
                 spent[f"{way}, check"] = engine.order("check")[0]
-                spent[f"{way}, settle"] = trainer.order("settle")[0]
+                spent[f"{way}, settle"] = trainer.order("finish_reads")[0]
                 spent[f"{way}, critical"] = spent[f"{way}, publish"] + spent[f"{way}, take"]
                 spent[f"{way}, all"] = spent[f"{way}, critical"] + spent[f"{way}, check"]
             if number >= num_warmup:
