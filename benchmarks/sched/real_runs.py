@@ -31,7 +31,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.base import Flows, Job
 from rlinf.loop.plan_times import busy_seconds
 from rlinf.planning.plans import complete_problem, make_plans, plans_of_problem
-from rlinf.processes.environment import worker_environment
+from rlinf.processes.env_vars import worker_env_vars
 from rlinf_sched import Plan, Problem, simulate
 from rlinf_workers import Executor, LocalLauncher, Measured, Profiler, StepContext, probe_plans
 
@@ -118,7 +118,7 @@ class Probing(Placed):
 @contextmanager
 def started(job: Job, flows: Flows, plan: Plan, folder: Path, cluster: Any) -> Iterator[Placed]:
     """The processes of one placement."""
-    environment = worker_environment(job.config.cluster)
+    environment = worker_env_vars(job.config.cluster)
     launcher = LocalLauncher(pins_slots=True)
     with Executor(cluster=cluster, launcher=launcher, environment=environment, log_folder=folder / "logs") as executor:
         executor.start(flows.train, plan)

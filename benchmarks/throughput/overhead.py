@@ -37,7 +37,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.base import Flows, Job
 from rlinf.loop.session import Session
 from rlinf.planning.plans import make_plans
-from rlinf.processes.environment import worker_environment
+from rlinf.processes.env_vars import worker_env_vars
 from rlinf_workers import Executor, Flow, FlowRun, Span, StepContext
 
 RECIPES = {"sort": "sort-grpo", "pushcube": "pushcube-ppo"}
@@ -197,9 +197,7 @@ def _start(stack: ExitStack, job: Job, folder: Path) -> tuple[FlowSide, PlainLoo
     (folder / "start").mkdir()
     plain.local[job.trainer].save_checkpoint(str(folder / "start"))
     executor = stack.enter_context(
-        Executor(
-            cluster=planned.cluster, log_folder=folder / "logs", environment=worker_environment(job.config.cluster)
-        )
+        Executor(cluster=planned.cluster, log_folder=folder / "logs", environment=worker_env_vars(job.config.cluster))
     )
     executor.start(flows.train, planned.plans[flows.train.name])
     executor.group(job.trainer).call("load_checkpoint", str(folder / "start"))

@@ -25,7 +25,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.machine import this_machine
-from rlinf.processes.environment import worker_environment
+from rlinf.processes.env_vars import worker_env_vars
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_sched import Cluster, Plan, plan_for_mode
 from rlinf_workers import Executor, Flow, Span, StepContext
@@ -117,7 +117,7 @@ def measure_placement(
     assert isinstance(config, EmbodiedConfig), "the recipe is an embodied one"
     job = EmbodiedJob(config, this_machine())
     train, cluster = job.build(Path()).train, Cluster.cpu_slots(2)
-    with Executor(cluster=cluster, environment=worker_environment(job.config.cluster)) as executor:
+    with Executor(cluster=cluster, environment=worker_env_vars(job.config.cluster)) as executor:
         sides: dict[str, Side] = {}
         for name in (IN_TURN, PIPELINED):
             flow = env_and_policy(train, name)

@@ -27,7 +27,7 @@ from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.planning.plans import make_plans
-from rlinf.processes.environment import worker_environment
+from rlinf.processes.env_vars import worker_env_vars
 from rlinf_workers import Executor, StepContext
 
 FLOW, ASYNC, SYNC = "flow", "script, a process an environment", "script, one process"
@@ -47,7 +47,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         flows = job.build(Path(folder))
         planned = make_plans(job, flows, Path())
-        environment = worker_environment(job.config.cluster)
+        environment = worker_env_vars(job.config.cluster)
         with Executor(cluster=planned.cluster, log_folder=Path(folder) / "logs", environment=environment) as executor:
             executor.start(flows.train, planned.plans[flows.train.name])
             executor.sync_weights()

@@ -25,7 +25,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.machine import this_machine
-from rlinf.processes.environment import worker_environment
+from rlinf.processes.env_vars import worker_env_vars
 from rlinf_sched import Cluster
 from rlinf_workers import Executor
 
@@ -64,7 +64,7 @@ def compare_with_flow(
     """
     job = _job(args, env)
     train, cluster = job.build(Path()).train, Cluster.cpu_slots(2)
-    with Executor(cluster=cluster, environment=worker_environment(job.config.cluster)) as executor:
+    with Executor(cluster=cluster, environment=worker_env_vars(job.config.cluster)) as executor:
         flow = env_and_policy(train, PIPELINED)
         executor.start(flow, make_plan(flow, cluster, PLACEMENT, NUM_GROUPS))
         sides: dict[str, Step] = {FLOW: Side(executor, flow, job.config.seed, num_warmup=1).step}

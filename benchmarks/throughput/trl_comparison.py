@@ -39,7 +39,7 @@ from benchmarks.throughput import trl_task
 from rlinf.config.common import ClusterConfig
 from rlinf.machine import this_machine
 from rlinf.planning.cluster import make_cluster
-from rlinf.processes.environment import worker_environment
+from rlinf.processes.env_vars import worker_env_vars
 from rlinf.tasks.language import character_tokenizer
 from rlinf_algos import preset
 from rlinf_algos.rewards import RewardResult
@@ -225,7 +225,7 @@ def _start_flow(stack: ExitStack, folder: Path, options: argparse.Namespace) -> 
     plan = plan_for_mode(flow.graph(), cluster, "collocated")
     if ON_GPU:  # all of it has room there at once, which is when `rlinf train` plans so
         plan = replace(plan, stages=tuple(replace(stage, offload=False) for stage in plan.stages))
-    environment = worker_environment(ClusterConfig(threads_per_device=1))
+    environment = worker_env_vars(ClusterConfig(threads_per_device=1))
     executor = stack.enter_context(Executor(cluster=cluster, environment=environment))
     executor.start(flow, plan)
     executor.sync_weights()

@@ -63,9 +63,9 @@ def test_an_environment_gets_the_users_folders_and_nothing_of_the_drivers(tmp_pa
     assert str(Path(rlinf_workers.__file__).parents[1]) not in folders, "an editable install is the environment's own"
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     monkeypatch.setenv("PYTHONHOME", sys.prefix)
-    clean = interpreter.clean_environment({"A": "1"})
+    clean = interpreter.clean_env_vars({"A": "1"})
     assert not {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"} & clean.keys()
-    assert clean == {**interpreter.clean_environment(), "A": "1"} and clean["PATH"] == os.environ["PATH"]
+    assert clean == {**interpreter.clean_env_vars(), "A": "1"} and clean["PATH"] == os.environ["PATH"]
 
 
 def test_a_hello_is_read_by_those_who_know_more_or_less():

@@ -9,7 +9,7 @@ import pytest
 from rlinf.config.common import ClusterConfig
 from rlinf.errors import ProcessesLost, RunFailed, UserError
 from rlinf.plugin_checks import named_class
-from rlinf.processes.environment import as_in_workers, worker_environment
+from rlinf.processes.env_vars import as_in_workers, worker_env_vars
 from rlinf.processes.executor import check_plugins, make_executor, run_failed
 from rlinf.processes.machines import machine_of
 from rlinf_algos import Registry
@@ -101,8 +101,8 @@ def test_workers_get_the_credentials_that_the_config_names(monkeypatch: pytest.M
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     monkeypatch.setenv("WANDB_API_KEY", "0a1b")
     passing = ClusterConfig(pass_env_vars=("OPENAI_API_KEY",))
-    assert "OPENAI_API_KEY" not in worker_environment(ClusterConfig())
-    assert worker_environment(passing)["OPENAI_API_KEY"] == "sk-1"
+    assert "OPENAI_API_KEY" not in worker_env_vars(ClusterConfig())
+    assert worker_env_vars(passing)["OPENAI_API_KEY"] == "sk-1"
     with as_in_workers(passing):
         assert os.environ["OPENAI_API_KEY"] == "sk-1" and "WANDB_API_KEY" not in os.environ
     hint = r"hint: workers get no .*: --cluster.pass_env_vars '\[OPENAI_API_KEY\]'"

@@ -11,7 +11,7 @@ from .cluster_report import WayReport as WayReport
 from .credentials import credential_names as credential_names
 from .credentials import worker_variables as worker_variables
 from .interpreter import Interpreter as Interpreter
-from .interpreter import clean_environment as clean_environment
+from .interpreter import clean_env_vars as clean_env_vars
 from .interpreter import examine_interpreter as examine_interpreter
 from .interpreter import own_protocols as own_protocols
 from .local.launcher import LocalLauncher as LocalLauncher

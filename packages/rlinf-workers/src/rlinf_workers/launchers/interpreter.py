@@ -104,7 +104,7 @@ def command(python: str, code: str, argument: str) -> list[str]:
     return [python, "-c", FIRST_LINES + code, argument, *own_path()]
 
 
-def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+def clean_env_vars(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables of a process under another interpreter: this process's, but for those of its Python, and `more`."""
     return {name: value for name, value in os.environ.items() if name not in DRIVERS_OWN} | dict(more or {})
 
@@ -138,7 +138,7 @@ def _answer(path: str, names: str) -> dict:
     try:
         done = subprocess.run(
             command(path, _EXAMINE, names),
-            env=clean_environment(),
+            env=clean_env_vars(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

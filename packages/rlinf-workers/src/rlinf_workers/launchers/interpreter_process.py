@@ -46,7 +46,7 @@ class InterpreterProcess:
             try:
                 self._process = subprocess.Popen(
                     interpreter.command(python, _BECOME_WORKER, str(descriptor)),
-                    env=without_credentials(interpreter.clean_environment()) | dict(environment),
+                    env=without_credentials(interpreter.clean_env_vars()) | dict(environment),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

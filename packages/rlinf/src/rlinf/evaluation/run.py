@@ -29,7 +29,7 @@ from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
 from rlinf.jobs.generation import PromptMaker, check_engine, check_installed, engine_options, sampling_settings
 from rlinf.jobs.models import check_architecture, engine_ways
 from rlinf.planning.cluster import make_cluster
-from rlinf.processes.environment import as_in_workers
+from rlinf.processes.env_vars import as_in_workers
 from rlinf.processes.executor import check_plugins, make_executor, run_failed
 from rlinf.processes.machines import machine_of
 from rlinf.processes.venvs import describe_venvs, examine_venvs

@@ -27,7 +27,7 @@ def prepare(config: JobConfig, machine: Machine | None = None) -> Job:
     from rlinf.config.devices import check_cluster, resolve_for_devices
     from rlinf.jobs.checks import run_checks
     from rlinf.jobs.plugins import job_spec
-    from rlinf.processes.environment import as_in_workers
+    from rlinf.processes.env_vars import as_in_workers
     from rlinf.processes.machines import machine_of
     from rlinf.processes.venvs import examine_venvs
     from rlinf.run_folder.fingerprints import code_fingerprints

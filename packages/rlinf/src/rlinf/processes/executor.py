@@ -11,7 +11,7 @@ from typing import Any
 from rlinf.config.common import ClusterConfig
 from rlinf.errors import ProcessesLost, RlinfError, RunFailed, UserError
 from rlinf.plugin_checks import named_class
-from rlinf.processes.environment import worker_environment
+from rlinf.processes.env_vars import worker_env_vars
 from rlinf_comm import PeerLost, TornStream
 from rlinf_sched import Cluster
 from rlinf_workers import (
@@ -77,7 +77,7 @@ def make_executor(
         cluster=cluster,
         launcher=launcher,
         log_folder=log_folder,
-        environment=worker_environment(config),
+        environment=worker_env_vars(config),
         pythons=pythons,
         weight_sync=config.weight_sync,
         weight_sync_options=config.weight_sync_options,

@@ -16,7 +16,7 @@ from pathlib import Path
 from rlinf.config.common import JobConfig
 from rlinf.jobs.plugins import job_spec
 from rlinf.machine import NVIDIA_DEVICE
-from rlinf.processes.environment import worker_environment
+from rlinf.processes.env_vars import worker_env_vars
 from rlinf_workers.launchers import worker_variables
 
 AMD_DEVICE = Path("/dev/kfd")
@@ -30,7 +30,7 @@ def start(config: JobConfig) -> bool:
         return False
     if config.cluster.device != "cpu" and (NVIDIA_DEVICE.exists() or AMD_DEVICE.exists()):
         return False
-    with worker_variables(worker_environment(config.cluster)):  # libraries read them on import
+    with worker_variables(worker_env_vars(config.cluster)):  # libraries read them on import
         # Before Python 3.10.9 and 3.11.1 the server accepts code from every user of the machine (CVE-2022-42919).
         multiprocessing.util.abstract_sockets_supported = False
         multiprocessing.set_forkserver_preload([FIRST, *job_spec(config).preload(config)])

@@ -20,7 +20,7 @@ from rlinf.venvs.own_packages import install_own_packages, missing_packages, own
 from rlinf.venvs.python_build import PythonBuild, ask, choose, minor_of
 from rlinf.venvs.stand_ins import install_stand_in
 from rlinf_envs import VenvSpec
-from rlinf_workers.launchers import clean_environment
+from rlinf_workers.launchers import clean_env_vars
 
 CPU_TORCH_HINT = (
     "the list wants a build of torch for CPUs, whose version ends in +cpu; where pip does not find it, tell pip of "
@@ -143,7 +143,7 @@ def _make(
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=clean_env_vars(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunFailed(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
 

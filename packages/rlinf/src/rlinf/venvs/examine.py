@@ -16,7 +16,7 @@ from rlinf.venvs.folder import Venv
 from rlinf.venvs.own_packages import own_digests
 from rlinf.venvs.python_build import minor_of
 from rlinf_envs import VenvSpec
-from rlinf_workers.launchers import clean_environment
+from rlinf_workers.launchers import clean_env_vars
 
 PROBE = Path(__file__).parent / "probe.py"
 PROBE_TIMEOUT_S = 600
@@ -84,7 +84,7 @@ def probe(python: Path, kind: VenvSpec, *, cpu: bool) -> Probed:
             done = subprocess.run(
                 command,
                 input=kind.import_answer,
-                env=clean_environment(variables),
+                env=clean_env_vars(variables),
                 capture_output=True,
                 text=True,
                 timeout=PROBE_TIMEOUT_S,

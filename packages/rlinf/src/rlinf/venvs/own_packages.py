@@ -22,7 +22,7 @@ from rlinf.doctor import OWN_PACKAGES
 from rlinf.errors import UserError
 from rlinf.venvs import pip
 from rlinf.venvs.python_build import PythonBuild
-from rlinf_workers.launchers import clean_environment
+from rlinf_workers.launchers import clean_env_vars
 
 NATIVE_SUFFIX = ".so"
 
@@ -48,7 +48,7 @@ def install_own_packages(target: PythonBuild, *, collecting: Callable[[str], Non
     """
     if any(target.site_packages.glob("rlinf*.dist-info")):
         uninstall = ["-m", "pip", "--disable-pip-version-check", "uninstall", "--yes", *OWN_PACKAGES]
-        subprocess.run([str(target.path), *uninstall], env=clean_environment(), capture_output=True, check=False)
+        subprocess.run([str(target.path), *uninstall], env=clean_env_vars(), capture_output=True, check=False)
     fits = target.extension_suffix == sysconfig.get_config_var("EXT_SUFFIX")
     for name in OWN_PACKAGES:
         own = _distribution(name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlinf.errors import RunFailed
-from rlinf_workers.launchers import clean_environment
+from rlinf_workers.launchers import clean_env_vars
 
 TAIL_LINES = 15
 _COLLECTING = re.compile(r"Collecting (\S+)|Processing \S*?([^/\s]+)(?=\s|$)")
@@ -32,7 +32,7 @@ def install(python: Path, arguments: Sequence[str], *, collecting: Callable[[str
     command = [str(python), "-m", "pip", "install", *options, *arguments]
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     with subprocess.Popen(
-        command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command, env=clean_env_vars(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
         try:
             assert process.stdout is not None, "it was asked for"
@@ -64,7 +64,7 @@ def install_locked(
     arguments = ["--no-deps", "--require-hashes", "-r", str(locked)]
     if uv := shutil.which("uv"):
         command = [uv, "pip", "install", "--quiet", "--python", str(python), *arguments]
-        done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=clean_env_vars(), capture_output=True, text=True, check=False)
         if done.returncode == 0:
             collecting("")
             return

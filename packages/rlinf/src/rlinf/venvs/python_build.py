@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf.errors import UserError
-from rlinf_workers.launchers import clean_environment
+from rlinf_workers.launchers import clean_env_vars
 
 _ASK = """
 import json, sys, sysconfig
@@ -59,7 +59,7 @@ def ask(path: Path | str) -> PythonBuild:
         done = subprocess.run(
             [str(path), "-"],
             input=_ASK,
-            env=clean_environment(),
+            env=clean_env_vars(),
             capture_output=True,
             text=True,
             timeout=_ASK_TIMEOUT_S,

@@ -8,11 +8,13 @@ import pytest
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 
 SETTINGS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["tool"]["importlinter"]
-FACES = next(contract for contract in SETTINGS["contracts"] if contract["type"] == "faces")["public_modules"]
+PUBLIC_MODULES = next(contract for contract in SETTINGS["contracts"] if contract["type"] == "public_api")[
+    "public_modules"
+]
 
 
-@pytest.mark.parametrize("name", [*SETTINGS["root_packages"], *FACES])
-def test_every_name_of_a_face_can_be_imported(name: str):
+@pytest.mark.parametrize("name", [*SETTINGS["root_packages"], *PUBLIC_MODULES])
+def test_every_public_name_can_be_imported(name: str):
     module = importlib.import_module(name)
     for member in getattr(module, "__all__", ()):
         getattr(module, member)

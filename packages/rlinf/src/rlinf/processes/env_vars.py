@@ -33,7 +33,7 @@ def _passed(config: ClusterConfig) -> dict[str, str]:
     return {name: os.environ[name] for name in config.pass_env_vars if name in os.environ}
 
 
-def worker_environment(config: ClusterConfig) -> dict[str, str]:
+def worker_env_vars(config: ClusterConfig) -> dict[str, str]:
     """Returns thread counts (several processes with as many threads as cores are 5 to 50 times slower) and the
     credentials that the config passes."""
     threads = str(config.threads_per_device)

@@ -3,14 +3,14 @@
 from importlinter import Contract, ContractCheck, fields, output
 
 
-class FacesContract(Contract):
+class PublicApiContract(Contract):
     """Modules of one root package import from another root package only what `public_modules` names.
 
     Options:
         public_modules: the modules that other packages may import; each states its names in `__init__.pyi` or itself.
     """
 
-    type_name = "faces"
+    type_name = "public_api"
     public_modules = fields.SetField(subfield=fields.StringField())
 
     def check(self, graph, verbose: bool) -> ContractCheck:
