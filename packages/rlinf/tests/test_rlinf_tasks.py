@@ -13,7 +13,7 @@ from rlinf.tasks import TaskProblem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import END, character_tokenizer
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
-from rlinf.tasks.questions import MAX_CHARACTERS, QuestionColumns, load_problems
+from rlinf.tasks.questions import MAX_CHARACTERS, Columns, load_problems
 
 GOOD = [{"question": f"{i} + 1?", "answer": f"so #### {i + 1}"} for i in range(12)]
 BAD = [
@@ -54,7 +54,7 @@ def task(train: Path, evaluate: Path, **options: Any) -> FileProblems:
 
 def test_bad_rows_stop_with_file_and_line(files):
     path = files("train.jsonl", [*GOOD[:2], *BAD, *BAD])
-    read = QuestionColumns(question="question", answer="answer")
+    read = Columns(question="question", answer="answer")
     with pytest.raises(UserError) as caught:
         load_problems(path, read, str, on_bad_row="stop")
     lines = str(caught.value).splitlines()
@@ -71,13 +71,13 @@ def test_bad_rows_stop_with_file_and_line(files):
 def test_a_problem_that_no_tokenizer_can_read_is_a_bad_row(files):
     long = {"question": "x" * (MAX_CHARACTERS + 1), "answer": "1"}
     path = files("train.jsonl", [long, {"question": "a \ud800", "answer": "1"}, GOOD[0]])
-    loaded = load_problems(path, QuestionColumns(question="question", answer="answer"), str, on_bad_row="skip")
+    loaded = load_problems(path, Columns(question="question", answer="answer"), str, on_bad_row="skip")
     assert [problem.number for problem in loaded.problems] == [3] and loaded.num_found == 2
     assert f"{path}:1: the problem has 4,194,305 characters; at most 4,194,304 are read" in loaded.notes[0]
     with pytest.raises(
         UserError, match=r"train\.jsonl:2: field 'question' holds '.ud800', which is half of a character"
     ):
-        load_problems(path, QuestionColumns(question="question", answer="answer"), str, on_bad_row="stop")
+        load_problems(path, Columns(question="question", answer="answer"), str, on_bad_row="stop")
 
 
 def test_bad_rows_are_skipped_and_counted(files):
@@ -120,7 +120,7 @@ def test_a_file_without_a_good_row_is_refused(files):
 def test_columns_with_other_names_are_named_in_the_hint(files, row: dict[str, Any], flags: str | None):
     path = files("train.jsonl", [row, row])
     with pytest.raises(UserError) as caught:
-        load_problems(path, QuestionColumns(question="question", answer="answer"), str, on_bad_row="stop")
+        load_problems(path, Columns(question="question", answer="answer"), str, on_bad_row="stop")
     hint = f"say which columns of the file hold problem and answer: {flags}" if flags else "mend the file, or leave"
     assert caught.value.hint is not None and caught.value.hint.startswith(hint)
 

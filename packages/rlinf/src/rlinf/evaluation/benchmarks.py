@@ -15,7 +15,7 @@ from rlinf.jobs.rewards import try_own_reward
 from rlinf.tasks import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
-from rlinf.tasks.questions import QuestionColumns, QuestionReader, load_problems
+from rlinf.tasks.questions import Columns, QuestionReader, load_problems
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import RewardSpec, make_reward, reward_names, score
 
@@ -179,7 +179,7 @@ def _check_reward(name: str, reward: RewardSpec, problems: Sequence[TaskProblem]
 def _reader(name: str, benchmark: BenchmarkConfig, published: PublishedSet | None) -> QuestionReader:
     if published is not None and benchmark.question_field is None and benchmark.answer_field is None:
         return published.read
-    return QuestionColumns(
+    return Columns(
         question=benchmark.question_field or "question",
         answer=benchmark.answer_field or "answer",
         keys=(f"benchmarks.{name}.question_field", f"benchmarks.{name}.answer_field"),

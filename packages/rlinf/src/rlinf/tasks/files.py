@@ -12,7 +12,7 @@ from rlinf.errors import UserError
 from rlinf.tasks.base import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import published_set
-from rlinf.tasks.questions import QuestionColumns, QuestionReader, load_problems
+from rlinf.tasks.questions import Columns, QuestionReader, load_problems
 
 
 class FileProblems:
@@ -89,7 +89,7 @@ class FileProblems:
         config = self._config
         published = published_set(name)
         needs_number = config.answer_format == "gsm8k"
-        own = QuestionColumns(question=config.prompt_field, answer=config.answer_field, needs_number=needs_number)
+        own = Columns(question=config.prompt_field, answer=config.answer_field, needs_number=needs_number)
         read: QuestionReader = published.read if published else own
         to_prompt = template_of(config.prompt_template, config.prompt_field)
         problems: list[TaskProblem] = []

@@ -1,6 +1,6 @@
 """Turns rows into problems: reads question and answer columns and checks rows.
 
-`QuestionColumns` is for custom files; published sets have their own readers (published.py).
+`Columns` is for custom files; published sets have their own readers (published.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ QuestionReader = Callable[[Mapping[str, Any]], Question]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionColumns:
+class Columns:
     """Reads question and answer from two columns."""
 
     question: str
@@ -108,7 +108,7 @@ def load_problems(
             problems.append(parsed)
         else:
             bad.append(parsed)
-    hint = read.hint(first.values) if isinstance(read, QuestionColumns) and first is not None and not problems else None
+    hint = read.hint(first.values) if isinstance(read, Columns) and first is not None and not problems else None
     if bad and on_bad_row == "stop":
         more = [f"and {len(bad) - MAX_SHOWN} more bad rows in that file"] if len(bad) > MAX_SHOWN else []
         raise UserError(
