@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlinf_workers import WorkersError
-from rlinf_workers.engines.sglang import engine as engine_module
-from rlinf_workers.engines.sglang import srt
+from rlinf_workers.engines.sglang import engine as engine_module, srt
 from rlinf_workers.testing import engines
 
 pytestmark = pytest.mark.minimum

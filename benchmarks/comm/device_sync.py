@@ -21,8 +21,7 @@ from benchmarks.comm.weight_sync import DENSE
 from benchmarks.harness import compare, report
 
 from rlinf_comm import WeightMismatchError, pack, unpack
-from rlinf_comm.weights import Layout, WeightStore
-from rlinf_comm.weights import reshard_plan as reshard_plan
+from rlinf_comm.weights import Layout, WeightStore, reshard_plan as reshard_plan
 from rlinf_comm.weights.device import (
     CudaDevice,
     DeviceWeightReceiver,

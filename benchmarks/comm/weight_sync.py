@@ -24,8 +24,7 @@ from benchmarks.comm.sync_ranks import STORE, serve
 from benchmarks.harness import compare, report
 
 from rlinf_comm import pack
-from rlinf_comm.weights import Layout, WeightStore
-from rlinf_comm.weights import reshard_plan as reshard_plan
+from rlinf_comm.weights import Layout, WeightStore, reshard_plan as reshard_plan
 from rlinf_comm.weights.layouts import TransformerShape, megatron_layout, merged_layout
 
 DENSE = TransformerShape(

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from rlinf_workers.engines import HuggingFaceEngine, SamplingSettings, sampling
-from rlinf_workers.engines.huggingface import engine as huggingface
-from rlinf_workers.engines.huggingface import slots
+from rlinf_workers.engines.huggingface import engine as huggingface, slots
 from rlinf_workers.models import ModelSettings
 
 SIGMA = 1.0

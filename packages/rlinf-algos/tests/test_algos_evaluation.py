@@ -9,8 +9,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from rlinf_algos import (
     AlgosError,

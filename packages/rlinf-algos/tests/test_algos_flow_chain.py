@@ -6,8 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from rlinf_algos import AlgosError, NonFiniteError, ShapeError, at_level, ppo_clip_loss, token_mean

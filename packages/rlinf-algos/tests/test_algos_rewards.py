@@ -6,12 +6,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_algos import RewardError, RewardResult, get_reward, register_reward, reward_names, score, score_all
-from rlinf_algos.rewards import exact_match, final_number, numeric_match, think_answer_format
-from rlinf_algos.rewards import registry as registry_module
+from rlinf_algos.rewards import (
+    exact_match,
+    final_number,
+    numeric_match,
+    registry as registry_module,
+    think_answer_format,
+)
 
 
 @pytest.fixture

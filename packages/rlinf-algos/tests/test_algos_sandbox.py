@@ -20,8 +20,7 @@ import pytest
 
 from rlinf_algos import AlgosError, RewardError
 from rlinf_algos.rewards import program
-from rlinf_algos.rewards.confinement import call_filter
-from rlinf_algos.rewards.confinement import namespaces as calls
+from rlinf_algos.rewards.confinement import call_filter, namespaces as calls
 from rlinf_algos.rewards.confinement.processes import children_of, descendants
 from rlinf_algos.rewards.confinement.system import PR_CAPBSET_DROP, PR_SET_DUMPABLE, call, prctl
 from rlinf_algos.rewards.confinement.users import become

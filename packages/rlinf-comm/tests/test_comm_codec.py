@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 from comm_properties import holds_for
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rlinf_comm import DecodeError, Encoded, UnsupportedValueError, decode, encode, pack, record, unpack

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 from comm_properties import holds_for
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_comm import _C, DecodeError, PeerLost, _arrays, _lifting, _lowering, codec, decode, encode, record
 from rlinf_comm.testing import assert_bitwise_equal

@@ -9,8 +9,7 @@ import pytest
 import torch
 from comm_digests import digest_by_program
 from comm_properties import holds_for
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_comm import _C
 

@@ -8,8 +8,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_comm import _C, DecodeError
 from rlinf_comm.weights.stream.delta import DeltaEncoder, apply_delta

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_comm import LayoutError
 from rlinf_comm.weights import DIGEST_MODULUS, Box, TensorSpec, specs_of, tensor_digest

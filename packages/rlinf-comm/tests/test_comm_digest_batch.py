@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from comm_casts import cast_by_torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_comm import _C
 from rlinf_comm.copies import (

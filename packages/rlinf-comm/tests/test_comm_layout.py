@@ -6,8 +6,7 @@ import itertools
 import pytest
 import torch
 from comm_properties import holds_for
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_comm import LayoutError, pack, unpack
 from rlinf_comm.weights import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of

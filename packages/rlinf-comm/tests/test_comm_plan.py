@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from comm_properties import holds_for
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_comm import LayoutError, pack, unpack
 from rlinf_comm.copies import COPY_DTYPES

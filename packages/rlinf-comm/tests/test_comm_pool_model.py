@@ -1,8 +1,7 @@
 """rlinf_comm.SharedPool against a model of it: any order of allocating, sending, taking and dropping."""
 
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rlinf_comm import Channel, PoolFull, SharedPool

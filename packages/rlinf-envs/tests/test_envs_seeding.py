@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_envs import EnvError, episode_seed
 from rlinf_envs.core.seeding import NUM_SEEDS, checked_seeds

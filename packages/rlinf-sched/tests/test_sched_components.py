@@ -3,8 +3,7 @@
 import sys
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_sched.components import strongly_connected_components
 

@@ -1,8 +1,7 @@
 """The fit of measured hand-overs: what it makes of a law that is known, and how it judges itself."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_sched import ProfileError, TimePoint
 from rlinf_sched.fit import StageSample, fit_stage

@@ -3,8 +3,7 @@
 import random
 
 import pytest
-from sched_planner_problems import chain, gpus
-from sched_planner_problems import profile as simple_profile
+from sched_planner_problems import chain, gpus, profile as simple_profile
 
 from rlinf_sched import (
     Cluster,

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_sched import Cluster, FlowGraph, Plan, PlanError, Stage, describe_plan, flow_diagram, plan_for_mode
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sched_planner_problems import GIB, gpus, profile
 
 from rlinf_sched import FlowGraph, Plan, Problem, Profiles, Stage, StagePlan, WeightEdge, simulate

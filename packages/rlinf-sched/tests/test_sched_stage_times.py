@@ -5,8 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sched_planner_problems import chain, gpus
 
 from rlinf_sched import InstanceProfile, ItemCosts, Plan, StagePlan, StageProfile, TimePoint, simulate

@@ -14,8 +14,7 @@ from rlinf_comm.testing import Called, disturb, nothing_grows
 from rlinf_comm.wire import Connection, encode_hello, listener, this_host
 from rlinf_workers import WorkerLost, WorkersError
 from rlinf_workers.errors import InterpreterRefused
-from rlinf_workers.launchers import agent_messages as messages
-from rlinf_workers.launchers import agents
+from rlinf_workers.launchers import agent_messages as messages, agents
 from rlinf_workers.launchers.agents import AgentHandle
 from rlinf_workers.launchers.base import Identity, WorkerSpec
 from rlinf_workers.launchers.interpreter import own_hello

@@ -2,8 +2,7 @@
 
 from concurrent.futures import Future
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.device_state import DeviceState

@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_algos import NonFiniteError
 from rlinf_comm.testing import assert_bitwise_equal

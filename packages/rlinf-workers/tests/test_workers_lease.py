@@ -1,8 +1,7 @@
 """Leases: exclusion, gang semantics, order, and that every schedule of requests comes to an end."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf_workers.execution.lease import LeaseRequest, Leases
 

@@ -4,8 +4,7 @@ announced."""
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf_comm import Channel
 from rlinf_workers import WorkersError

@@ -3,8 +3,7 @@
 import pytest
 from transformers import AutoConfig
 
-from rlinf_workers.engines.huggingface import engine as huggingface
-from rlinf_workers.engines.huggingface import masks
+from rlinf_workers.engines.huggingface import engine as huggingface, masks
 from rlinf_workers.models.small_copy import NoSmallCopy, small_config, small_model
 from rlinf_workers.roles.language.probe import BOUND, WAYS, probe_architecture, probe_refusal
 from rlinf_workers.testing.every_architecture import model_types, verdict_on

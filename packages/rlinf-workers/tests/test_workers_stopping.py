@@ -1,8 +1,7 @@
 """Stop strings are found where decoding each prefix of a completion finds them, whatever the tokenizer."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 

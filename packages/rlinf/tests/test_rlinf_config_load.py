@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf.config.catalog import shipped_recipes
 from rlinf.config.load import MAX_LISTED, load_config, load_for_resume, to_yaml

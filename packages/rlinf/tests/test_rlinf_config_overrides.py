@@ -5,8 +5,7 @@ from typing import Literal
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlinf.config import yaml_source
 from rlinf.config.annotations import annotation_at

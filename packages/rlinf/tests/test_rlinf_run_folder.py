@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlinf.errors import UserError
 from rlinf.run_folder import RunFolder, TraceEvent, read_events, read_rows

@@ -1,39 +1,27 @@
-from .base import OUTCOMES as OUTCOMES
-from .base import BatchReward as BatchReward
-from .base import Outcome as Outcome
-from .base import RewardFunction as RewardFunction
-from .base import RewardPart as RewardPart
-from .base import RewardResult as RewardResult
+from .base import (
+    OUTCOMES as OUTCOMES,
+    BatchReward as BatchReward,
+    Outcome as Outcome,
+    RewardFunction as RewardFunction,
+    RewardPart as RewardPart,
+    RewardResult as RewardResult,
+)
 from .boxes import last_boxed as last_boxed
-from .choice import MultipleChoice as MultipleChoice
-from .choice import multiple_choice as multiple_choice
-from .choice import stated_letter as stated_letter
+from .choice import MultipleChoice as MultipleChoice, multiple_choice as multiple_choice, stated_letter as stated_letter
 from .code_tests import read_tests as read_tests
 from .exact import exact_match as exact_match
 from .final_answer import final_answer as final_answer
-from .length import LengthPenalty as LengthPenalty
-from .length import LengthTarget as LengthTarget
-from .mathematics import MathReward as MathReward
-from .mathematics import math_answer as math_answer
-from .numeric import final_number as final_number
-from .numeric import numeric_match as numeric_match
+from .length import LengthPenalty as LengthPenalty, LengthTarget as LengthTarget
+from .mathematics import MathReward as MathReward, math_answer as math_answer
+from .numeric import final_number as final_number, numeric_match as numeric_match
 from .own import OwnReward as OwnReward
 from .process_pool import awaited_processes as awaited_processes
-from .program import MAX_TIMEOUTS as MAX_TIMEOUTS
-from .program import CodeReward as CodeReward
-from .program import code_tests as code_tests
-from .registry import get_reward as get_reward
-from .registry import register_reward as register_reward
-from .registry import reward_names as reward_names
+from .program import MAX_TIMEOUTS as MAX_TIMEOUTS, CodeReward as CodeReward, code_tests as code_tests
+from .registry import get_reward as get_reward, register_reward as register_reward, reward_names as reward_names
 from .reward_model import RewardModel as RewardModel
-from .sandbox import SandboxLimits as SandboxLimits
-from .sandbox import SandboxRun as SandboxRun
-from .sandbox import run_python as run_python
-from .scoring import score as score
-from .scoring import score_all as score_all
-from .spec import RewardSpec as RewardSpec
-from .spec import RewardTerm as RewardTerm
-from .spec import make_reward as make_reward
+from .sandbox import SandboxLimits as SandboxLimits, SandboxRun as SandboxRun, run_python as run_python
+from .scoring import score as score, score_all as score_all
+from .spec import RewardSpec as RewardSpec, RewardTerm as RewardTerm, make_reward as make_reward
 from .tagged import think_answer_format as think_answer_format
 from .timed import TimedRule as TimedRule
 from .weighted import WeightedReward as WeightedReward

@@ -9,8 +9,7 @@ from rlinf_sched.explain.gains import gains_of
 from rlinf_sched.explain.quantities import seconds
 from rlinf_sched.explain.what_if import what_if
 from rlinf_sched.plan import Mode, Plan
-from rlinf_sched.planner import Planned, plan_and_compare
-from rlinf_sched.planner import best_plan as make_plan
+from rlinf_sched.planner import Planned, best_plan as make_plan, plan_and_compare
 from rlinf_sched.problem import Problem
 
 

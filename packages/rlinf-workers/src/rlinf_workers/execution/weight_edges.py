@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
-from rlinf_comm.weights import Layout, ReshardPlan
-from rlinf_comm.weights import reshard_plan as reshard_plan
+from rlinf_comm.weights import Layout, ReshardPlan, reshard_plan as reshard_plan
 from rlinf_sched import WeightEdge
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, WeightSyncRefused
 from rlinf_workers.execution.groups import RunningGroups

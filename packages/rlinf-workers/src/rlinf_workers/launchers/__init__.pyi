@@ -1,18 +1,19 @@
-from .base import Identity as Identity
-from .base import Launcher as Launcher
-from .base import Node as Node
-from .base import ServiceHandler as ServiceHandler
-from .base import Wait as Wait
-from .base import WorkerHandle as WorkerHandle
-from .base import WorkerSpec as WorkerSpec
-from .cluster_report import ClusterReport as ClusterReport
-from .cluster_report import NodeReport as NodeReport
-from .cluster_report import WayReport as WayReport
-from .credentials import credential_names as credential_names
-from .credentials import worker_variables as worker_variables
-from .interpreter import Interpreter as Interpreter
-from .interpreter import clean_env_vars as clean_env_vars
-from .interpreter import examine_interpreter as examine_interpreter
-from .interpreter import own_protocols as own_protocols
+from .base import (
+    Identity as Identity,
+    Launcher as Launcher,
+    Node as Node,
+    ServiceHandler as ServiceHandler,
+    Wait as Wait,
+    WorkerHandle as WorkerHandle,
+    WorkerSpec as WorkerSpec,
+)
+from .cluster_report import ClusterReport as ClusterReport, NodeReport as NodeReport, WayReport as WayReport
+from .credentials import credential_names as credential_names, worker_variables as worker_variables
+from .interpreter import (
+    Interpreter as Interpreter,
+    clean_env_vars as clean_env_vars,
+    examine_interpreter as examine_interpreter,
+    own_protocols as own_protocols,
+)
 from .local.launcher import LocalLauncher as LocalLauncher
 from .spec import LauncherSpec as LauncherSpec

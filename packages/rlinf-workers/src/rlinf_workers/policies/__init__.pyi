@@ -1,10 +1,11 @@
-from .base import Needs as Needs
-from .base import Policy as Policy
-from .base import PolicyError as PolicyError
-from .base import PolicySettings as PolicySettings
-from .base import PolicyStep as PolicyStep
-from .base import make_policy as make_policy
-from .base import outline_policy as outline_policy
+from .base import (
+    Needs as Needs,
+    Policy as Policy,
+    PolicyError as PolicyError,
+    PolicySettings as PolicySettings,
+    PolicyStep as PolicyStep,
+    make_policy as make_policy,
+    outline_policy as outline_policy,
+)
 from .heads.choose import head_for as head_for
-from .spec import ActingCost as ActingCost
-from .spec import PolicySpec as PolicySpec
+from .spec import ActingCost as ActingCost, PolicySpec as PolicySpec

@@ -1,10 +1,10 @@
-from .base import BackendSettings as BackendSettings
-from .base import ModelAdapter as ModelAdapter
-from .base import ModelOutputs as ModelOutputs
-from .base import OptimizerSettings as OptimizerSettings
-from .base import TrainingBackend as TrainingBackend
-from .checkpoint import host_copy as host_copy
-from .checkpoint import optimizer_tensors as optimizer_tensors
+from .base import (
+    BackendSettings as BackendSettings,
+    ModelAdapter as ModelAdapter,
+    ModelOutputs as ModelOutputs,
+    OptimizerSettings as OptimizerSettings,
+    TrainingBackend as TrainingBackend,
+)
+from .checkpoint import host_copy as host_copy, optimizer_tensors as optimizer_tensors
 from .replicated.backend import ReplicatedBackend as ReplicatedBackend
-from .spec import DTYPE_BYTES as DTYPE_BYTES
-from .spec import TrainerSpec as TrainerSpec
+from .spec import DTYPE_BYTES as DTYPE_BYTES, TrainerSpec as TrainerSpec

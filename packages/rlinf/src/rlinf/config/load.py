@@ -12,15 +12,13 @@ from pydantic import TypeAdapter, ValidationError
 from rlinf.config.base import Section
 from rlinf.config.catalog import read_recipe, read_suite
 from rlinf.config.common import JobConfig
-from rlinf.config.evaluation import RESUMABLE as EVAL_RESUMABLE
-from rlinf.config.evaluation import EvalConfig
+from rlinf.config.evaluation import RESUMABLE as EVAL_RESUMABLE, EvalConfig
 from rlinf.config.messages import explain
 from rlinf.config.overrides import Override, apply_overrides
 from rlinf.config.playing import FROM_RUN, ROLES, TrainedConfig
 from rlinf.config.renamed import renamed_tree
 from rlinf.config.schema import Shipped
-from rlinf.config.suites import RESUMABLE as SUITE_RESUMABLE
-from rlinf.config.suites import SuiteEvalConfig
+from rlinf.config.suites import RESUMABLE as SUITE_RESUMABLE, SuiteEvalConfig
 from rlinf.config.yaml_source import Tree, describe, dump, read_file
 from rlinf.errors import UserError
 from rlinf.jobs.plugins import job_spec, named_job

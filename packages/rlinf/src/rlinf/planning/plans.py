@@ -14,8 +14,17 @@ from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
 from rlinf.planning.cluster import make_cluster
 from rlinf.run_folder.folder import PROBLEM
-from rlinf_sched import Cluster, FlowGraph, Mode, Plan, Problem, SchedError, plan_for_mode, read_problem
-from rlinf_sched import best_plan as make_plan
+from rlinf_sched import (
+    Cluster,
+    FlowGraph,
+    Mode,
+    Plan,
+    Problem,
+    SchedError,
+    best_plan as make_plan,
+    plan_for_mode,
+    read_problem,
+)
 from rlinf_workers import Flow
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf.errors import UserError
-from rlinf_envs import KINDS as ENVIRONMENT_KINDS
-from rlinf_envs import VenvSpec, kind_spec
+from rlinf_envs import KINDS as ENVIRONMENT_KINDS, VenvSpec, kind_spec
 from rlinf_workers.plugins import ENGINES, TRAINERS
 
 PYTHON_LINE = "# python: "

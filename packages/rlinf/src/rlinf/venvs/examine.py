@@ -142,8 +142,7 @@ def _own(venv: Venv, probed: Probed) -> Finding:
 def _protocols(venv: Venv) -> Finding:
     """Checks whether a run with the caller's packages could start its workers in the venv."""
     from rlinf_workers import InterpreterRefused
-    from rlinf_workers.launchers import examine_interpreter as ask_for_protocols
-    from rlinf_workers.launchers import own_protocols
+    from rlinf_workers.launchers import examine_interpreter as ask_for_protocols, own_protocols
 
     try:
         ask_for_protocols(venv.python)

@@ -22,8 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from rlinf_comm.weights import Layout
-from rlinf_comm.weights.layouts import fsdp2_layout as fsdp2_layout
-from rlinf_comm.weights.layouts import shard_boxes
+from rlinf_comm.weights.layouts import fsdp2_layout as fsdp2_layout, shard_boxes
 from rlinf_workers.collectives import connect_alone
 from rlinf_workers.models.placement import HOST, HostPlaces, copy_alike, move_moments, tensors_of
 from rlinf_workers.models.sharded_init import ShardedInit
