@@ -168,7 +168,7 @@ def test_gdpo_brings_every_part_to_one_scale():
     assert with_advantages(with_parts(scored_groups()[0]), "gdpo").advantages.tolist() == pytest.approx(
         expected, rel=1e-5
     )
-    with pytest.raises(ValueError, match="advantage 'gdpo' reads the parts of a reward, and this has none"):
+    with pytest.raises(ValueError, match="advantage 'gdpo' reads reward components; this reward has none"):
         with_advantages(scored_groups()[0], "gdpo")
 
 

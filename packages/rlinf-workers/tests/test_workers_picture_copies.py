@@ -196,7 +196,7 @@ def test_a_pool_without_room_says_so_once_and_gives_what_comes_back():
     assert len(held) == 2
     assert [pool.empty((2 << 12,)), pool.empty((1 << 20,))] == [None, None]
     assert len(notes) == 1
-    assert "pictures are copied into their channel, as their pool has no room" in notes[0]
+    assert "pictures are copied into their channel, because their pool is full" in notes[0]
     address = held.pop().data_ptr()
     again = pool.empty((1 << 12,))
     assert again is not None

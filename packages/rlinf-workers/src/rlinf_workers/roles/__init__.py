@@ -1,5 +1,5 @@
-"""Roles: the workers of the shipped jobs, and the records that they exchange. A role knows the algorithm, but no
-engine, backend, policy or environment by name."""
+"""Roles: the workers of the shipped jobs, and the records they exchange. A role knows the algorithm, but no specific
+engine, backend, policy or environment."""
 
 import lazy_loader
 

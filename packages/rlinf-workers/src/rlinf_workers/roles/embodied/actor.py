@@ -1,14 +1,16 @@
-"""Embodied actor: trains a policy, and its values where the algorithm reads them, on whole segments.
+"""Embodied actor: trains a policy, and its value function if the algorithm uses one, on whole segments.
 
 trajectories -> advantages of each group -> whitened over the batch -> epochs of minibatches -> policy loss (+ value
-loss) -> one Adam step each; `train` is all of it, and `rlinf.program.embodied` makes the same calls in one process
+loss) -> one Adam step per minibatch
 
-A sample is a chunk, which has one ratio and one advantage, unless the algorithm says that each of its actions or tokens
-has (`ratio_level`, `reward_level`). The loss of a sample is the mean over its ratios, less the mean of their entropies,
-plus the mean over its values; actions that were not executed add nothing to it, nor tokens of theirs.
+`train` does all of it; `rlinf.program.embodied` makes the same calls in one process.
 
-The proximal policy is the one that sampled. Where an algorithm corrects the gap between the two, the log-probabilities
-of the policy in training are computed before the first step and anchor the ratio.
+A sample is a chunk with one ratio and one advantage, unless the algorithm asks for one per action or per token
+(`ratio_level`, `reward_level`). The loss of a sample is the mean over its ratios, minus the weighted mean of their
+entropies, plus the weighted mean over its values. Actions that were not executed, and their tokens, contribute nothing.
+
+The proximal policy is the one that sampled. If an algorithm corrects the log-prob mismatch between engine and trainer,
+the trainer's log-probabilities are computed before the first step and anchor the ratio.
 """
 
 from __future__ import annotations
@@ -36,31 +38,31 @@ from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutp
 from rlinf_workers.trainers.sft_warm_up import WarmedUpWorker
 
 ADAM_EPSILON = 1e-5
-"""As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
+"""Follows the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
 TOTALS = ("samples", "ratios", "policy_loss", "value_loss", "kl", "entropy")
-"""Sums over a minibatch that every algorithm has, in this order; those of the policy loss follow."""
+"""Sums over a minibatch that every algorithm reports, in this order; the statistics of the policy loss follow."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbodiedActorSettings:
-    """What and how the actor trains."""
+    """Settings of the embodied actor."""
 
     policy: PolicySettings
     algorithm: Algorithm
     backend: BackendSettings
-    """Its shards are those of a batch."""
+    """Its shards are the shards of a batch."""
     optimizer: OptimizerSettings
     sft_warm_up: OptimizerSettings | None = None
-    """Of the supervised training before the first step."""
+    """Optimizer of the SFT warm-up; None: no warm-up."""
     micro_batch_size: int | None = None
-    """Samples of a shard in one forward and backward pass; None: its part of a minibatch."""
+    """Samples of a shard in one forward and backward pass; None: the shard's whole share of a minibatch."""
     lora: LoraSettings | None = None
     """Train an adapter of the policy's backbone; None: train the policy as its options say."""
 
     @property
     def model(self) -> ModelAdapter:
-        """What the backend holds."""
+        """The model adapter that the backend trains."""
         policy = PolicyModel(self.policy)
         if self.lora is None:
             return policy
@@ -105,16 +107,16 @@ class ShardBatch:
 
 
 class PolicyMicroBatch(NamedTuple):
-    """Samples of one forward and backward."""
+    """Samples of one forward and backward pass."""
 
     shard: int
     samples: ShardBatch
     choice: TokenChoice | None
-    """Of an algorithm that chooses tokens over the minibatch."""
+    """None unless the algorithm chooses tokens over the minibatch."""
 
 
 class _Ratios(NamedTuple):
-    """What the policy loss reads of n samples, [n, R] each, for R ratios of a sample."""
+    """Inputs of the policy loss for n samples with R ratios each; every tensor is [n, R]."""
 
     policy: Tensor
     proximal: Tensor
@@ -139,8 +141,8 @@ class _DemonstratedRows:
 
 
 class PolicyModel(ModelAdapter):
-    """A policy as a training backend holds it: evaluates the actions of a `ShardBatch`; for demonstrated chunks the
-    log-probabilities are minus the supervised losses, [B]."""
+    """Adapts a policy to a training backend: evaluates the actions of a `ShardBatch`. For demonstrated chunks, the
+    log-probabilities are the negated supervised losses, [B]."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
@@ -167,10 +169,10 @@ class EmbodiedActor(WarmedUpWorker):
         self._policy_loss, self._chooser = PolicyLossPart(settings.algorithm), TokenChooser(settings.algorithm)
         self._totals = (*TOTALS, *self._policy_loss.statistics)
         self._first_version, self._last_kl = 0, 0.0
-        """The version at the beginning of the step, and the KL of its last minibatch."""
+        """The version at the start of the step, and the KL of its last minibatch."""
 
     def train(self, trajectories: Reader[Trajectory]) -> None:
-        """Stage: all segments of a step, in the order of their groups; then the epochs."""
+        """Stage: collects all segments of a step in the order of their groups, then runs the epochs."""
         batches = self.begin_step([trajectory for chunk in trajectories for trajectory in chunk])
         for rows in self.minibatches(batches):
             micro_batches = self.micro_batches(batches, rows)
@@ -184,9 +186,9 @@ class EmbodiedActor(WarmedUpWorker):
     # -- the SFT warm-up --------------------------------------------------------------------------------------------
 
     def imitate(self, demonstrated: Reader[DemonstratedBatch]) -> None:
-        """Stage: supervised training; one optimizer step for each `num_shards` batches, which come in their order. What
-        is shown in its first run is all that the policy's statistics of observations learn from it."""
-        assert self._settings.sft_warm_up, "the flow has an SFT warm-up, so have the settings"
+        """Stage: supervised training with one optimizer step per `num_shards` batches, in their order. Only the
+        observations of its first run update the policy's observation statistics."""
+        assert self._settings.sft_warm_up, "the flow has an SFT warm-up, but the settings have none"
         received = [batch for chunk in demonstrated for batch in chunk]
         if self._version == 0:
             self._absorb(lambda policy: _sums_of_shown(policy, received, self._backend.shards))
@@ -204,7 +206,7 @@ class EmbodiedActor(WarmedUpWorker):
                 self._backend.begin(2)
 
     def _demonstrated_rows(self, batch: DemonstratedBatch) -> _DemonstratedRows:
-        """With noise that depends on nothing but the seed, the step and the shard."""
+        """The noise depends only on the seed, the step and the shard."""
         key = [self.step.seed, (batch.step << 20) | batch.shard]
         size = self._backend.on_model(lambda policy: policy.noise_size)
         noise = np.random.Generator(np.random.Philox(key=key)).standard_normal((len(batch.actions), size))
@@ -232,7 +234,7 @@ class EmbodiedActor(WarmedUpWorker):
         return batches
 
     def minibatches(self, batches: Mapping[int, ShardBatch]) -> Iterator[dict[int, Tensor]]:
-        """The rows of each shard that an optimizer step learns from: minibatches in a new order, in each epoch."""
+        """Yields, for each optimizer step, the rows of each shard to train on; every epoch shuffles anew."""
         num_samples = min(len(batch) for batch in batches.values())
         size = num_samples // self._algorithm.num_minibatches
         for epoch in range(self._algorithm.num_epochs):
@@ -243,7 +245,7 @@ class EmbodiedActor(WarmedUpWorker):
     def micro_batches(
         self, batches: Mapping[int, ShardBatch], rows: Mapping[int, Tensor]
     ) -> Iterator[PolicyMicroBatch]:
-        """A minibatch, as it is computed."""
+        """Splits a minibatch into the micro-batches to compute."""
         pieces = {shard: of_shard.split(self._micro_batch_size or len(of_shard)) for shard, of_shard in rows.items()}
         chooses = self._algorithm.chooses_tokens
         choices = self._choices(batches, pieces) if chooses else {shard: [None] * len(p) for shard, p in pieces.items()}
@@ -254,7 +256,7 @@ class EmbodiedActor(WarmedUpWorker):
         )
 
     def begin_update(self) -> None:
-        """Begins an optimizer step: gradients are 0."""
+        """Begins an optimizer step: zeroes the gradients."""
         self._backend.begin(len(self._totals))
 
     def learn(self, batch: PolicyMicroBatch) -> None:
@@ -264,7 +266,7 @@ class EmbodiedActor(WarmedUpWorker):
 
     def end_update(self) -> bool:
         """Sums the gradient over shards and ranks, clips it and takes the optimizer step, unless the policy has moved
-        farther than `target_kl`. Returns whether it was taken."""
+        farther than `target_kl`. Returns whether the step was taken."""
         sums = dict(zip(self._totals, self._backend.reduce(), strict=True))
         self._last_kl, target = sums["kl"] / sums["ratios"], self._algorithm.target_kl
         if target is not None and self._last_kl > target:
@@ -273,7 +275,7 @@ class EmbodiedActor(WarmedUpWorker):
         return True
 
     def end_step(self, batches: Mapping[int, ShardBatch]) -> None:
-        """Records how far the policy has moved; its statistics of observations take in those of the step."""
+        """Records how far the policy has moved, and updates the policy's statistics of observations."""
         if self.rank == 0:
             self.record("actor/kl", self._last_kl)
             self.record("actor/optimizer_steps", self._version - self._first_version)
@@ -301,7 +303,8 @@ class EmbodiedActor(WarmedUpWorker):
         )
 
     def _advantages(self, t: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
-        """Advantages, returns and which steps count, [T, n] each, or [T, n, K] where actions are rewarded."""
+        """Returns advantages, returns and the mask of steps that count: [T, n] each, or [T, n, K] if actions are
+        rewarded."""
         if self._algorithm.reward_level == "chunk":
             steps = chunk_steps(t)
             if "state_ids" in self._advantage.takes.inputs:
@@ -315,8 +318,7 @@ class EmbodiedActor(WarmedUpWorker):
         return advantages.masked_fill(~executed, 0.0), returns.masked_fill(~executed, 0.0), counts & executed
 
     def _advantages_of_steps(self, steps: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """[S, n] each. A group is the environments of a trajectory; what follows their first episodes has no part in
-        it."""
+        """[S, n] each. A group is the environments of a trajectory; steps after their first episodes are left out."""
         rewards = steps["rewards"]
         if self._advantage.takes.works_on == "steps":
             inputs = {name: steps[name] for name in self._advantage.takes.inputs}
@@ -331,14 +333,14 @@ class EmbodiedActor(WarmedUpWorker):
         return advantages, torch.zeros_like(advantages) if returns is None else returns, counts
 
     def _whiten(self, batches: Mapping[int, ShardBatch]) -> None:
-        """Mean 0 and deviation 1 over the whole batch, whatever its shards."""
+        """Normalizes advantages to mean 0 and standard deviation 1 over the whole batch, across shards."""
         parts = [batch.advantages[batch.counts].cpu() for batch in batches.values()]
         moments = Moments.of_parts(parts, self._backend.sum_over_shards, name="advantages")
         for batch in batches.values():
             batch.advantages = moments.whiten(batch.advantages, batch.counts)
 
     def _logprobs(self, batch: ShardBatch) -> Tensor:
-        """[N, K, D], by the policy before its first step."""
+        """[N, K, D], log-probabilities of the policy before its first step."""
         size = self._micro_batch_size or len(batch) // self._algorithm.num_minibatches
         pieces = torch.arange(len(batch), device=self.device).split(size)
         return torch.cat([self._backend.forward(batch[rows]).logprobs for rows in pieces])
@@ -352,7 +354,7 @@ class EmbodiedActor(WarmedUpWorker):
     def _choices(
         self, batches: Mapping[int, ShardBatch], pieces: Mapping[int, Sequence[Tensor]]
     ) -> dict[int, list[TokenChoice]]:
-        """What is chosen over a whole minibatch, after a pass over its micro-batches."""
+        """Returns the tokens that are chosen over a whole minibatch, after a pass over its micro-batches."""
         values, masks = [], []
         for shard, few_rows in pieces.items():
             values.append([])
@@ -390,14 +392,14 @@ class EmbodiedActor(WarmedUpWorker):
     def _policy_terms(
         self, batch: ShardBatch, choice: TokenChoice | None, answers: ModelOutputs
     ) -> tuple[PolicyTerms, Tensor, Tensor]:
-        """Of the policy loss, with the entropies summed over samples and the number of ratios."""
+        """Returns the terms of the policy loss, the entropies summed over samples, and the number of ratios."""
         of = self._ratios(batch, answers)
         terms = self._policy_loss(of.policy, of.proximal, of.rollout, of.advantages, of.mask, choice)
         return terms, _sum_of_means(of.entropies), of.mask.sum()
 
     def _ratios(self, batch: ShardBatch, answers: ModelOutputs) -> _Ratios:
-        """The chunk is one action of the policy, executed to its end or not; where its parts have ratios of their own,
-        those that were not executed are left out."""
+        """A chunk is one action of the policy, whether it was executed to the end or not. If its actions or tokens have
+        their own ratios, those that were not executed are masked."""
         level = self._algorithm.ratio_level
         executed = None if level == "chunk" else batch.executed
         inputs = at_level(level, answers.logprobs, batch.proximal_logprobs, batch.advantages, executed)
@@ -421,14 +423,14 @@ class EmbodiedActor(WarmedUpWorker):
             self.record(name, sums[name] / sums["ratios"])
 
     def _absorb(self, sums_of: Callable[[Policy], Sequence[Tensor]]) -> None:
-        """Takes the sums of observations of this replica's shards, and of all others, into the policy's statistics."""
+        """Merges the observation sums of all shards, on all replicas, into the policy's statistics."""
         sums = self._backend.on_model(sums_of)
         total = self._backend.sum_over_shards(torch.stack(list(sums))).to(self.device)
         self._backend.on_model(lambda policy: policy.absorb(total))
 
 
 def _sums_of_shown(policy: Policy, batches: Sequence[DemonstratedBatch], shards: Sequence[int]) -> list[Tensor]:
-    """Sums of observations of each shard."""
+    """Sums of observations, one per shard."""
     sums = [[policy.observation_sums(b.fields) for b in batches if b.shard == shard] for shard in shards]
     return [torch.stack(of_shard).sum(0) for of_shard in sums]
 

@@ -1,14 +1,13 @@
-"""Env: steps groups of environments with the actions that it is sent.
+"""Env: steps groups of environments with the actions it receives.
 
-The environments are cut into groups, and a group is what travels: while one group waits for its action, the process
-simulates another. Two groups in each process are enough to keep both the simulator and the policy busy (pipelining in
-halves).
+The environments are divided into groups, and messages carry one group each: while one group waits for its action, the
+process simulates another. Two groups per process are enough to keep both the simulator and the policy busy.
 
-Where groups have processes of their own (`EnvSpec.num_processes`) they simulate at the same time, and each is handed on
-as soon as its own rows are done: a slow reset holds up its group and no other. A process that dies or hangs is replaced
-by `rlinf_envs`; the run's manifest gets a line.
+If groups have processes of their own (`EnvSpec.num_processes`), they simulate at the same time, and each result is sent
+as soon as that group's rows are done: a slow reset delays only its own group. `rlinf_envs` replaces a process that dies
+or hangs, and the run's manifest gets a note.
 
-A training segment begins with resets, or continues the episodes of the segment before (docs/decisions/038).
+A training segment begins with resets or continues the episodes of the previous segment (docs/decisions/038).
 """
 
 from __future__ import annotations
@@ -55,20 +54,20 @@ record(Demonstration)
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSettings:
-    """Which environments, and how long a segment is."""
+    """The environments of a role, and the length of a segment."""
 
     spec: EnvSpec
-    """One group's environments; `num_envs` is their number."""
+    """The environments of one group; `num_envs` is their number."""
     num_groups: int
     num_steps: int
     """Steps of a training segment; a multiple of chunk_size."""
     continues: bool = False
-    """A training segment begins where the last one of its group ended; False: with a reset. The environments have to be
-    `rlinf_envs.Replayable`."""
+    """Whether a training segment begins where its group's last one ended (the environments must be
+    `rlinf_envs.Replayable`); False: it begins with a reset."""
     reads: tuple[str, ...]
-    """The fields that are handed on."""
+    """The observation fields that are sent to the policy."""
     chunk_size: int = 1
-    """Actions that come at once (K)."""
+    """Actions per chunk (K)."""
     num_eval_episodes: int
     same_start: bool = False
     """All environments of a group begin a training segment in the same state, so that the sums of rewards of their
@@ -76,16 +75,17 @@ class EnvironmentSettings:
     eval_seed: int
     """Evaluation resets with eval_seed, eval_seed + 1, ...; below 2**31."""
     eval_ignores_terminations: bool = False
-    """An episode of an evaluation goes on until it is cut off; False: it ends as the environment says."""
+    """Whether an evaluation episode runs until it is truncated; False: it also ends when the environment terminates
+    it."""
     num_recorded: int = 0
-    """Episodes of an evaluation, from the first on, that are kept whole until `save_recordings`."""
+    """Record the first this many episodes of an evaluation, until `save_recordings`."""
 
 
 _LOOK_AGAIN_S = 0.002
-"""How often a stage whose groups are simulating looks for the actions of others."""
+"""How often a stage with simulating groups polls for actions of other groups."""
 
 TRAIN_SEED_BIT = 1 << 31
-"""Set in every reset seed of training and in none of evaluation, so that the two never meet."""
+"""Set in every training seed and in no evaluation seed, so that the two never coincide."""
 
 
 def training_seeds(seed: int, step: int, group: int, num_envs: int, *, same_start: bool = False) -> list[int]:
@@ -97,24 +97,25 @@ def training_seeds(seed: int, step: int, group: int, num_envs: int, *, same_star
 
 @dataclass
 class _Group:
-    """One group on its way through its segments."""
+    """The state of one group within its segments."""
 
     index: int
     env: BatchedEnv
     segments: list[list[int]]
-    """Reset seeds of the segments to come."""
+    """Reset seeds of the remaining segments."""
     num_chunks: int
     """Chunks of a segment."""
     time: int = 0
-    """Chunks of the present segment that were executed."""
+    """Executed chunks of the current segment."""
     counted: int = 0
-    """Rows of the present segment that count (an evaluation's last segment may be wider than what is left to do)."""
+    """Rows of the current segment that count (an evaluation's last segment may have more rows than remaining
+    episodes)."""
     is_evaluated: bool = False
-    """Only the first episode of a row counts, which is the one that its seed stands for."""
+    """Count only the first episode of each row, the one that its seed defines."""
 
 
 class Environment(Worker):
-    """Simulates its share of the environment groups: group g lives on replica g % num_replicas."""
+    """Simulates its share of the environment groups: replica g % num_replicas holds group g."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._settings = settings
@@ -129,10 +130,11 @@ class Environment(Worker):
         self._running: dict[int, _Group] = {}
         """The groups whose segments have not ended."""
         self._last_observations: dict[int, dict[str, Tensor]] = {}
-        """Training group -> what it showed last, for its next segment to begin with; empty where that is a reset."""
+        """Training group -> its last observation, with which its next segment begins; empty if segments begin with
+        resets."""
 
     def _picture_pool(self) -> PicturePool | None:
-        """One for all groups, where pictures are handed on."""
+        """One pool for all groups; None if the policy reads no pictures."""
         shows = any(name.startswith(PICTURE) for name in self._settings.reads)
         return PicturePool(lambda text: self.note(f"{self.name}: {text}")) if shows else None
 
@@ -140,8 +142,8 @@ class Environment(Worker):
         return [g for g in range(num_groups) if g % self.identity.num_replicas == self.identity.replica]
 
     def interact(self, actions: Reader[Action], observations: Writer[GroupObservation]) -> None:
-        """Stage: actions in, observations out; the first observations come from resets. Ends when every group has
-        done its segments."""
+        """Stage: receives actions and sends observations; the first observations come from resets. Ends when every
+        group has finished its segments."""
         self._run_segments(actions, observations)
 
     def go_on(
@@ -150,16 +152,17 @@ class Environment(Worker):
         observations: Writer[GroupObservation],
         episodes: Writer[GroupEpisodes],
     ) -> None:
-        """Stage: as `interact`, where training segments continue; says afterwards where each group stands."""
+        """Stage: like `interact`, for training segments that continue; afterwards sends the state of each group's
+        episodes."""
         self._run_segments(actions, observations)
         episodes.put_many([(item.group, item) for item in self.running_episodes()])
 
     def running_episodes(self) -> list[GroupEpisodes]:
-        """Where the episodes of each group stand."""
+        """The current state of each group's episodes."""
         return [GroupEpisodes(group=group, rows=self._replayable(group).snapshot()) for group in self._groups]
 
     def continue_from(self, episodes: list[GroupEpisodes]) -> None:
-        """Brings the groups of this rank where they stood; a group that is not among them begins with a reset."""
+        """Restores the groups of this rank to these states; a group without a state begins with a reset."""
         self._last_observations.clear()
         for item in episodes:
             if item.group in self._train:
@@ -169,7 +172,7 @@ class Environment(Worker):
 
     def _replayable(self, group: int) -> Replayable:
         env = self._train[group]
-        assert isinstance(env, Replayable), "the job refuses others where segments continue"
+        assert isinstance(env, Replayable), "the job accepts only replayable environments if segments continue"
         return env
 
     def _run_segments(self, actions: Reader[Action], observations: Writer[GroupObservation]) -> None:
@@ -182,15 +185,15 @@ class Environment(Worker):
                 self._overlap(self._threads, chunk, actions, observations)
 
     def begin_segments(self) -> list[GroupObservation]:
-        """Begins the segments of a run of the flow: the first observation of each group."""
+        """Begins the segments of a run of the flow; returns the first observation of each group."""
         self._running = {group.index: group for group in self._prepare()}
         begin = map if self._threads is None else self._threads.map
         with self._simulating():
             return list(begin(self._begin_segment, self._running.values()))
 
     def advance(self, action: Action) -> list[GroupObservation]:
-        """Executes one chunk of actions in its group. Returns the observation after it and, where this ends a segment
-        and another follows, the first observation of that one."""
+        """Executes one chunk of actions in its group. Returns the observation after it and, if this ends a segment and
+        another follows, the first observation of the next segment."""
         group = self._running[action.group]
         observations = [self._step(group, action)]
         if group.time == group.num_chunks and group.segments:
@@ -206,7 +209,7 @@ class Environment(Worker):
         actions: Reader[Action],
         observations: Writer[GroupObservation],
     ) -> None:
-        """Has the groups of a chunk simulate at the same time, and those whose actions arrive meanwhile."""
+        """Lets the group of this chunk simulate in parallel with those whose actions arrive meanwhile."""
         moving: dict[Future[list[GroupObservation]], int] = {}
         try:
             while chunk or moving:
@@ -220,19 +223,19 @@ class Environment(Worker):
                         self._send(observations, results)
                     chunk = actions.ready_chunk() if moving and len(moving) < len(self._running) else []
         finally:
-            wait(moving)  # where the run is given up, the next one must not find them moving
+            wait(moving)  # if the run is abandoned, the next one must not find groups still simulating
 
     def _next_event(
         self, moving: Mapping[Future[list[GroupObservation]], int], actions: Reader[Action]
     ) -> tuple[set[Future[list[GroupObservation]]], list[Action]]:
-        """Groups that have simulated, or a chunk of actions of others, whichever comes first."""
+        """Waits for groups that have finished simulating or for the next chunk of actions, whichever comes first."""
         while not (done := wait(moving, _LOOK_AGAIN_S, return_when=FIRST_COMPLETED).done):
             if len(moving) < len(self._running) and (chunk := actions.ready_chunk()):
                 return set(), chunk
         return done, []
 
     def _simulating(self) -> AbstractContextManager[object]:
-        """Around what waits for the simulators' processes, where there are any."""
+        """Context for a wait for simulator processes, if there are any."""
         return self._host.waits.waiting("simulator", processes=awaited_processes)
 
     def _teller(self, group: int) -> Callable[[str], None]:
@@ -265,7 +268,7 @@ class Environment(Worker):
         return [self._prepare_evaluation(group) for group in self._groups]
 
     def _prepare_evaluation(self, group: int) -> _Group:
-        """Whole episodes; they are dealt to the groups in turn, padded to whole segments."""
+        """Whole episodes, dealt to the groups in turn and padded to whole segments."""
         settings = self._settings
         if group not in self._evaluate:
             self._evaluate[group] = self._make_evaluated(group)
@@ -275,12 +278,12 @@ class Environment(Worker):
         env = self._evaluate[group]
         if isinstance(env, EpisodeRecorder):
             env.want(seed for seed in seeds if seed < settings.eval_seed + settings.num_recorded)
-        # As many segments for every group, the last ones maybe without episodes that count: groups end together, so
-        # that a policy that takes several of them at a time never waits for one that has ended.
+        # Every group gets the same number of segments, the last ones possibly without episodes that count. So all
+        # groups end together, and a policy that batches several groups never waits for one that has ended.
         num_segments = -(-settings.num_eval_episodes // (settings.num_groups * width))
         segments = [seeds[i * width : (i + 1) * width] for i in range(num_segments)]
         if not settings.spec.max_episode_steps:
-            raise ValueError("max_episode_steps is needed for evaluation: an episode has to end")
+            raise ValueError("max_episode_steps is needed for evaluation, so that every episode ends")
         return _Group(
             index=group,
             env=env,
@@ -297,8 +300,8 @@ class Environment(Worker):
         return recorded_env(spec, cameras, on_replaced=self._teller(group), pictures=self._pictures)
 
     def save_recordings(self, folder: str) -> list[str]:
-        """Writes the episodes of the last evaluation that were kept (`RecordedEpisode.save`). Returns: why there are
-        no pictures of some."""
+        """Writes the recorded episodes of the last evaluation (`RecordedEpisode.save`). Returns the reasons why some
+        have no pictures."""
         recorders = [env for env in self._evaluate.values() if isinstance(env, EpisodeRecorder)]
         for recorder in recorders:
             for episode in recorder.take():
@@ -349,11 +352,11 @@ class Environment(Worker):
 
     @staticmethod
     def _copy(fields: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Of one's own: what was sent lies in memory that is used again."""
+        """Copies the fields, because the memory they were sent in is reused."""
         return {name: value.clone() for name, value in fields.items()}
 
     def _read(self, observation: Observation) -> dict[str, Tensor]:
-        """What the policy reads of an observation."""
+        """The fields that the policy reads."""
         values = {name: observation[name] for name in self._settings.reads}
         return {name: v if isinstance(v, Tensor) else text_tensor(v) for name, v in values.items()}
 
@@ -370,7 +373,7 @@ class Environment(Worker):
                 self.record(f"env/success_at_end/{episode.task}", float(episode.success_at_end))
 
     def demonstrate(self, seed: int) -> list[Demonstration]:
-        """An episode of the scripted expert, by the first rank alone. Raises: EnvError where there is none."""
+        """Runs an episode of the scripted expert; only the first rank does. Raises: EnvError if there is no expert."""
         return [] if self.rank else [record_expert(self._settings.spec, seed)]
 
     def close(self) -> None:
@@ -381,7 +384,7 @@ class Environment(Worker):
 
 
 def _native(actions: Tensor, spec: ActionSpec) -> Tensor:
-    """[n, K, A] as the policy counts -> [n, K, *spec.shape] as the environment does: discrete actions begin at
-    `low`."""
+    """[n, K, A] in the policy's numbering, where discrete actions begin at 0 -> [n, K, *spec.shape] in the
+    environment's, where they begin at `low`."""
     shaped = actions.reshape(*actions.shape[:2], *spec.shape)
     return shaped if spec.kind == "continuous" else shaped + spec.low

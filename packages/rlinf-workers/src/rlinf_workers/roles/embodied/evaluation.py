@@ -1,6 +1,6 @@
-"""A trained policy evaluated by itself: the env and policy roles without training around them.
+"""Evaluates a trained policy without training: the env and policy roles alone.
 
-They do what the evaluations of a run do, so that the same seeds in the same environments have the same numbers.
+They compute what the evaluations of a run compute, so the same seeds in the same environments give the same numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ record(EpisodeEnd)
 
 
 class EvaluationEnvironment(Environment):
-    """Evaluates alone, in environments that may change between evaluations."""
+    """An env worker that only evaluates, in environments that may change between evaluations."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._settings = settings
@@ -33,15 +33,15 @@ class EvaluationEnvironment(Environment):
         self._ends: list[EpisodeEnd] = []
 
     def evaluate_in(self, settings: EnvironmentSettings) -> None:
-        """Evaluates in these from now on. The number of groups stays, what is read of an observation, and whether
-        groups have processes of their own."""
+        """Evaluates in these environments from now on. The number of groups, the observation fields, and whether groups
+        have processes of their own must stay the same."""
         for env in self._evaluate.values():
             env.close()
         self._evaluate.clear()
         self._settings = settings
 
     def take_episodes(self) -> list[EpisodeEnd]:
-        """Those that ended since the last call."""
+        """Returns the episodes that ended since the last call."""
         ends, self._ends = self._ends, []
         return ends
 
@@ -51,15 +51,15 @@ class EvaluationEnvironment(Environment):
 
 
 class EvaluationPolicy(EmbodiedRollout):
-    """Acts with the weights of a checkpoint."""
+    """A policy worker that acts with the weights of a checkpoint."""
 
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
         self._kind = PolicyModel(settings)
 
     def load_policy(self, folder: str) -> None:
-        """Takes the weights in a checkpoint's folder of the model, or the changes of an adapter. Raises:
-        WeightFilesError naming tensors that are missing or of another shape."""
+        """Loads the weights of a model's checkpoint folder, or of an adapter. Raises: WeightFilesError naming tensors
+        that are missing or have another shape."""
         if is_adapter(folder):
             add_adapter(self._policy, folder)
         else:

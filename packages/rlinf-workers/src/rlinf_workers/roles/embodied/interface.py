@@ -1,5 +1,5 @@
-"""What a row of an environment shows and takes; seen by making one, in this process or in a worker of its role's own
-Python environment."""
+"""The observations and actions of an environment, found by creating one row of it, in this process or in a worker in
+the venv of its role."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ record(ActionSpec)
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvInterface:
-    """What one row of an environment shows and takes."""
+    """The observations and actions of one row of an environment."""
 
     fields: dict[str, FieldSpec]
     actions: ActionSpec
     notes: tuple[str, ...]
-    """Fall-backs of the environment, for the manifest."""
+    """Fall-backs that the environment reports, for the manifest."""
     knows_success: bool
-    """Whether its episodes say that they succeeded."""
+    """Whether its episodes report success."""
     is_replayable: bool = False
-    """Whether it can return to the middle of an episode."""
+    """Whether it can be restored to the middle of an episode."""
     registered_limit: int | None = None
-    """Actions after which the environment's registration or spec cuts an episode; None: nothing says so."""
+    """Actions after which the environment's registration or spec truncates an episode; None: neither sets a limit."""
 
 
 def interface_of(env: BatchedEnv, spec: EnvSpec) -> EnvInterface:
     """Takes one step of one row, which ends its episode.
 
     Args:
-        spec: what it was made of.
+        spec: the spec that `env` was created from.
 
-    Raises: EnvError for an observation that is not what the environment says, and an episode that goes on; whatever a
-        custom environment raises.
+    Raises: EnvError if an observation does not match the environment's spec or if the episode does not end; and any
+    exception of a custom environment.
     """
     actions, fields = env.action_spec, dict(env.observation_spec)
     observation = env.reset([0])
     if (problem := observation_problem(observation, fields, 1)) is not None:
-        raise EnvError(f"the observation of reset(){problem}; rlinf_envs.testing.check_env finds all that is wrong")
+        raise EnvError(f"the observation of reset(){problem}; rlinf_envs.testing.check_env lists every problem")
     for name, field in fields.items():
         if field.dtype == "text" and not field.texts:
             fields[name] = replace(field, texts=tuple(observation[name]))
     first = actions.low if actions.kind == "discrete" else torch.zeros(actions.shape)
     episodes = env.step(first[None]).episodes
     if len(episodes) != 1:
-        raise EnvError("an episode does not end after max_episode_steps=1; rlinf_envs.testing.check_env finds out why")
+        raise EnvError("an episode does not end after max_episode_steps=1; rlinf_envs.testing.check_env shows why")
     return EnvInterface(
         fields=fields,
         actions=actions,
@@ -76,10 +76,10 @@ def interface_of(env: BatchedEnv, spec: EnvSpec) -> EnvInterface:
 
 
 class EnvProbe(Worker):
-    """Looks at environments where their packages are."""
+    """Inspects environments in the venv that has their packages."""
 
     def look(self, spec: EnvSpec) -> EnvInterface:
-        """Makes one row of `spec`, for an episode of one step."""
+        """Creates one row of `spec` for an episode of one step."""
         env = make_env(one_step(spec))
         try:
             return interface_of(env, spec)
@@ -88,5 +88,5 @@ class EnvProbe(Worker):
 
 
 def one_step(spec: EnvSpec) -> EnvSpec:
-    """The least of an environment that shows what it is."""
+    """A one-row, one-step version of the spec, enough to inspect the environment."""
     return replace(spec, num_envs=1, max_episode_steps=1, num_processes=0)

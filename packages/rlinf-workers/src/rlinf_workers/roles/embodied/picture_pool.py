@@ -1,7 +1,7 @@
-"""Where an env worker's pictures lie: in a pool that the policy reads by reference, whichever process it is.
+"""The memory of an env worker's pictures: a pool from which the policy reads by reference, in any process.
 
-Without one the channel copies what it is given, and a simulator's process has its pictures copied into its parent's
-first. What a picture costs on its way with a pool and without stands in docs/environments.md.
+Without a pool the channel copies pictures, and those of a simulator process are first copied into its parent.
+docs/environments.md has the cost of a picture with and without the pool.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 from rlinf_comm import PoolFull, SharedPool
 
 _CAPACITY_BYTES = 2 << 30
-"""Addresses, not memory, which is used as far as pictures reach. A group has at most three batches and as many true
-last ones alive (what its policy looks at, what is on its way, what is being drawn), for 64 environments with two
-pictures of 224 x 224 together 116 MB."""
+"""Size of the address range; memory is used only as far as pictures reach. A group has at most three batches alive (one
+that its policy reads, one in transit, one that is being rendered) and as many batches of final observations: together
+116 MB for 64 environments with two pictures of 224 x 224."""
 
 
 class PicturePool:
-    """A `rlinf_envs.core.picture_memory.PictureMemory`, made by the process that shows pictures.
+    """A `rlinf_envs.core.picture_memory.PictureMemory`, created by the process that renders pictures.
 
     Args:
-        note: told, in a sentence and once, that there was no room, so that pictures are copied twice.
+        note: called once, with a sentence, when the pool is full and pictures are copied twice.
     """
 
     def __init__(self, note: Callable[[str], None], *, capacity_bytes: int = _CAPACITY_BYTES) -> None:
@@ -40,10 +40,10 @@ class PicturePool:
     def empty(self, shape: Sequence[int]) -> Tensor | None:
         try:
             return self._pool.empty(shape, torch.uint8, timeout_s=0.0)
-        except (PoolFull, ValueError) as error:  # too little is free, or more is asked for than there is
+        except (PoolFull, ValueError) as error:  # too little is free, or the request exceeds the whole pool
             if not self._was_full:
                 self._was_full = True
-                self._note(f"pictures are copied into their channel, as their pool has no room: {error}")
+                self._note(f"pictures are copied into their channel, because their pool is full: {error}")
             return None
 
     def offset(self, tensor: Tensor) -> int:
@@ -51,7 +51,7 @@ class PicturePool:
 
 
 def _offset_in_file(tensor: Tensor) -> int:
-    """Bytes from the beginning of the file, which is mapped where the tensor lies, to the tensor."""
+    """Offset of the tensor, in bytes, in the file that is mapped at its address."""
     with open("/proc/self/maps") as lines:
         for line in lines:
             bounds, _, file_offset, *_ = line.split()

@@ -1,5 +1,5 @@
-"""Rollout: its policy answers observations with actions, and it keeps what training needs. Action, value and
-log-probability come from one forward."""
+"""Rollout: its policy maps observations to actions, and it records what training needs. Action, value and
+log-probability come from one forward pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_workers.serving import ServedModule, ServingWorker
 
 @dataclass
 class _Segment:
-    """What one group has done since its reset; lists by time."""
+    """What one group has done since its reset; the lists are indexed by time."""
 
     fields: list[dict[str, Tensor]] = field(default_factory=list)
     answers: list[PolicyStep] = field(default_factory=list)
@@ -27,18 +27,18 @@ class _Segment:
 
 
 class EmbodiedRollout(ServingWorker):
-    """The rollout role of embodied flows. A group always meets the same rank, which holds its segment."""
+    """The rollout role of embodied flows. A group is always served by the same rank, which holds its segment."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self._policy = make_policy(settings, self.device)
         self._served = ServedModule(self._policy, self.device)
         self._segments: dict[int, _Segment] = {}
-        """Of the groups whose segments have not ended."""
+        """By group; only segments that have not ended."""
 
     def act(
         self, observations: Reader[GroupObservation], actions: Writer[Action], trajectories: Writer[Trajectory]
     ) -> None:
-        """Stage: observations in; actions out at once, and a trajectory when a segment is whole (training only)."""
+        """Stage: receives observations; sends actions at once, and a trajectory when a training segment is complete."""
         for chunk in observations:
             actions_of_chunk: list[tuple[int, Action]] = []
             for observation in chunk:
@@ -51,8 +51,8 @@ class EmbodiedRollout(ServingWorker):
 
     @torch.no_grad()
     def act_on(self, observation: GroupObservation) -> tuple[Action | None, Trajectory | None]:
-        """The actions to execute, None at the end of a segment; and the trajectory of a segment of training that has
-        ended, else None."""
+        """Returns the actions to execute (None at the end of a segment) and the trajectory (None unless a training
+        segment has just ended)."""
         training = self.step.phase == "train"
         answer, next_values = self._answer(observation, training)
         trajectory = self._extend(observation, answer, next_values) if training else None
@@ -64,8 +64,8 @@ class EmbodiedRollout(ServingWorker):
         self._segments.clear()
 
     def _answer(self, observation: GroupObservation, training: bool) -> tuple[PolicyStep, Tensor]:
-        """What to do next, and the values of the states that the last chunk led to, which training needs: first values
-        of an answer to these. Forwards have shapes that depend on the group alone, so that numbers do not depend on
+        """Returns the next step and the values of the states that the last chunk led to, which training needs: the
+        first values of a forward pass on them. Batch shapes depend only on the group, so that numbers do not depend on
         the plan."""
         if self._policy.values_cost_less or any(name.startswith("image.") for name in observation.fields):
             return self._answer_apart(observation, training)
@@ -77,9 +77,9 @@ class EmbodiedRollout(ServingWorker):
         return both.rows(slice(num_envs)), _first_values(both.values[num_envs:])
 
     def _answer_apart(self, observation: GroupObservation, training: bool) -> tuple[PolicyStep, Tensor]:
-        """For a policy whose forward is what a step costs. Pictures are read where the channel has them, without a
-        copy, and values of reached states are asked for where an episode has ended, or of a policy that knows them
-        without an answer."""
+        """For a policy whose forward pass dominates the cost of a step. Pictures are read in the channel's memory,
+        without a copy; values of reached states are computed only if an episode has ended, or if the policy can compute
+        values without a full step."""
         num_envs = len(observation.rewards)
         noise = self._noise(observation, 2 * num_envs) if training else None
         answer = self._policy.act(self._here(observation.fields), None if noise is None else noise[:num_envs])
@@ -100,8 +100,8 @@ class EmbodiedRollout(ServingWorker):
         return torch.from_numpy(values).float().to(self.device)
 
     def _extend(self, observation: GroupObservation, answer: PolicyStep, next_values: Tensor) -> Trajectory | None:
-        """Adds to the segment of the group. Copies: what lies in the channel takes room there, and a segment of
-        pictures may be larger than it."""
+        """Adds to the segment of the group. Copies, because channel memory is limited and a segment of pictures may
+        exceed it."""
         segment = self._segments.setdefault(observation.group, _Segment())
         if observation.time > 0:
             segment.results.append(_result_of(observation))
@@ -133,12 +133,12 @@ class EmbodiedRollout(ServingWorker):
 
 
 def _result_of(observation: GroupObservation) -> GroupObservation:
-    """A copy of what the last chunk did, without what it shows."""
+    """A copy of the results of the last chunk, without the observation itself."""
     names = ("rewards", "num_executed", "terminated", "truncated")
     copies = {name: getattr(observation, name).clone() for name in names}
     return replace(observation, fields={}, final_fields=None, **copies)
 
 
 def _first_values(values: Tensor) -> Tensor:
-    """[n] or [n, K] -> [n] on the CPU: the value of a state is that of the first action chosen in it."""
+    """[n] or [n, K] -> [n] on the CPU: the value of a state is the value of the first action chosen in it."""
     return values.reshape(len(values), -1)[:, 0].cpu()

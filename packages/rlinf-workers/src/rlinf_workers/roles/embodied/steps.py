@@ -1,7 +1,7 @@
-"""The steps of a segment, as an advantage function takes them: its chunks, or the actions in them.
+"""The steps of a segment as inputs of an advantage function: its chunks, or the actions in them.
 
-An action that was not executed, as its episode ended before it in the same chunk, is a step of no reward that ends by
-itself, so that nothing flows through it.
+An action that was not executed because its episode ended earlier in the chunk is a terminal step with reward 0, so that
+nothing propagates through it.
 
 Legend: T chunks, n environments, K actions of a chunk; S steps, T or T K.
 """
@@ -22,7 +22,7 @@ def was_executed(num_executed: Tensor, num_actions: int) -> Tensor:
 
 
 def chunk_steps(t: Trajectory) -> dict[str, Tensor]:
-    """[T, n] each, by the names of `rlinf_algos.parts.INPUTS`; the rewards of a chunk are added up."""
+    """[T, n] each, by the names of `rlinf_algos.parts.INPUTS`; the rewards within a chunk are summed."""
     return {
         "rewards": t.rewards.sum(-1),
         "values": t.values,
@@ -33,8 +33,8 @@ def chunk_steps(t: Trajectory) -> dict[str, Tensor]:
 
 
 def action_steps(t: Trajectory) -> dict[str, Tensor]:
-    """[T K, n] each, as `chunk_steps`; without values where the policy has none of actions. What follows an action is
-    the next one of its chunk, and what follows the last one of a chunk, or of an episode, the true successor."""
+    """[T K, n] each, like `chunk_steps`; without values if the policy has none per action. The successor of an action
+    is the next one of its chunk; the successor of the last action of a chunk or episode is the true next state."""
     executed = was_executed(t.num_executed, t.rewards.shape[-1])
     is_last = executed & (executed.sum(-1, keepdim=True) == executed.cumsum(-1))
     steps = {
@@ -50,7 +50,7 @@ def action_steps(t: Trajectory) -> dict[str, Tensor]:
 
 
 def state_ids(t: Trajectory) -> Tensor:
-    """[T, n] int64: equal where the policy acted on observations that are equal to the bit, all fields together."""
+    """[T, n] int64: equal if and only if the policy acted on bitwise equal observations (all fields together)."""
     num_steps, num_envs = t.rewards.shape[:2]
     fields = [t.fields[name].cpu().contiguous().flatten(0, 1) for name in sorted(t.fields)]
     by_digest: dict[bytes, int] = {}

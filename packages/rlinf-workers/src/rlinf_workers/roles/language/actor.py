@@ -1,9 +1,9 @@
-"""Actor: trains a language model on scored groups. Here a reward turns into a gradient.
+"""Actor: trains a language model on scored groups, turning rewards into gradients.
 
 scored groups -> advantages (advantages.py) -> micro-batches (micro_batches.py) -> policy loss (actor_loss.py) -> the
 backend's gradient -> one AdamW step
 
-`train` is all of it, and `rlinf.program.reasoning` makes the same calls in one process. The algorithm decides which
+`train` does all of it; `rlinf.program.reasoning` makes the same calls in one process. The algorithm decides which
 advantage, which loss and how many steps (rlinf_algos.algorithm); the backend holds the model (trainers/base.py).
 """
 
@@ -35,34 +35,34 @@ from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutp
 from rlinf_workers.trainers.sft_warm_up import WarmedUpWorker
 
 CHECK_OPTIMIZER = OptimizerSettings(learning_rate=3e-4)
-"""Of the step that a check takes: every weight moves by about so much, more than rounding in bfloat16 hides."""
+"""Used for the step of `rlinf check`: every weight moves by about this much, more than bfloat16 rounding hides."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorSettings:
-    """What and how the actor trains."""
+    """Settings of the actor."""
 
     model: ModelSettings
     algorithm: Algorithm
     optimizer: OptimizerSettings
     critic: OptimizerSettings | None = None
-    """The critic's; needed where the algorithm has one."""
+    """Optimizer of the critic; required if the algorithm has one."""
     sft_warm_up: OptimizerSettings | None = None
     backend: BackendSettings = field(default_factory=BackendSettings)
-    """Its shards are those of a batch."""
+    """Its shards are the shards of a batch."""
     lora: LoraSettings | None = None
-    """An adapter is trained in place of the model; the model has weights."""
+    """Train an adapter instead of the model; the model must have weights."""
     knows_reference: bool = False
-    """The reference is the model without its adapter, and groups come without its log-probabilities."""
+    """The reference is the model without its adapter; groups arrive without the reference's log-probabilities."""
     micro_batch_groups: int
-    """Groups in one forward and backward, padded to one length."""
+    """Groups in one forward and backward pass, padded to one length."""
     max_tokens_per_micro_batch: int | None = None
-    """Tokens in one forward and backward, packed without padding; None: as `micro_batch_groups` says."""
+    """Tokens in one forward and backward pass, packed without padding; None: `micro_batch_groups` decides."""
     balance_shards: bool = False
-    """Gathers the groups of a step and gives each shard equally many tokens; needs a budget of tokens."""
+    """Collects all groups of a step, then balances tokens over shards; needs `max_tokens_per_micro_batch`."""
     num_prompts: int
-    """Groups that a step trains on; with oversampling more arrive."""
+    """Groups that a step trains on; more arrive with oversampling."""
     max_completion_tokens: int
     """The rollout's limit."""
     temperature: float
@@ -83,14 +83,14 @@ class Actor(WarmedUpWorker):
         self._backends = {"": settings.backend.make(policy, self, self._optimizer)}
         self._critic = None
         if algorithm.has_critic:
-            assert settings.critic, "the algorithm has a critic, so have the settings"
+            assert settings.critic, "the algorithm has a critic, but the settings have no optimizer for it"
             self._backends["critic"] = settings.backend.make(ValueModel(settings.model), self, settings.critic)
             self._critic = Critic(algorithm, self._backends["critic"])
         self._loss = ActorLoss(algorithm)
         self._advantages = AdvantageMaker(algorithm, max_completion_tokens=settings.max_completion_tokens)
         needs_all = algorithm.gathers_whole_step or settings.balance_shards or settings.knows_reference
         self._gathers = bool(needs_all)
-        """Whether the groups of a step are gathered before its first micro-batch."""
+        """Whether all groups of a step are collected before its first micro-batch."""
         self._batches = MicroBatches(
             algorithm,
             self.device,
@@ -103,15 +103,16 @@ class Actor(WarmedUpWorker):
             is_gathered=self._gathers,
         )
         self._gaps: list[list[float]] = []
-        """Of each update of this step, the sums of the log-prob mismatch to the engine."""
+        """For each update of this step, the sums of the log-prob mismatch to the engine."""
         self._kl_sums = torch.zeros(0)
-        """[shards of this rank, 2] float64, of a KL in the reward: nats, completions."""
+        """[shards of this rank, 2] float64: the KL in the reward (nats) and the number of completions."""
 
     # -- stages ----------------------------------------------------------------------------------------------------
 
     def train(self, scored: Reader[ScoredGroup]) -> None:
-        """Stage: the groups of a step, `algorithm.num_updates` optimizer steps. An ordered stage has the same sums to
-        the bit however groups come; another begins with those that come first."""
+        """Stage: trains on the groups of a step with `algorithm.num_updates` optimizer steps. An ordered stage has
+        bitwise equal sums in whatever order groups arrive; an unordered one starts with the groups that arrive
+        first."""
         self.begin_step()
         chunks = [[group for chunk in scored for group in chunk]] if self._gathers else scored
         groups = (group for chunk in chunks for group in self.learning_groups(chunk))
@@ -126,7 +127,7 @@ class Actor(WarmedUpWorker):
     def imitate(self, examples: Iterable[Sequence[ExampleBatch]]) -> None:
         """Stage: supervised training on (prompt, answer) pairs; one optimizer step for each batch of `num_shards`
         shards."""
-        assert self._settings.sft_warm_up, "the flow has an SFT warm-up, so have the settings"
+        assert self._settings.sft_warm_up, "the flow has an SFT warm-up, but the settings have none"
         self._optimize_with(self._settings.sft_warm_up)
         self._backend.begin(2)
         for chunk in examples:
@@ -140,7 +141,7 @@ class Actor(WarmedUpWorker):
 
     def compare(self, samples: Reader[SampleGroup], compared: Writer[ComparedGroup]) -> None:
         """Stage of `rlinf check`: re-scores rollouts with the trainer, then takes one max-likelihood step, so that
-        there are new weights to sync; records how far it moved the policy."""
+        there are new weights to sync; records how far the step moved the policy."""
         groups = sorted((group for chunk in samples for group in chunk), key=lambda group: group.index)
         before = self._batches.by_token(groups, self._logprobs)
         for group in groups:
@@ -173,8 +174,8 @@ class Actor(WarmedUpWorker):
         self._batches.shared_out.clear()
 
     def learning_groups(self, scored: Sequence[ScoredGroup]) -> list[LearningGroup]:
-        """The groups that the step learns from, with their advantages. Called once with all groups of the step where
-        an update needs more than single groups, in which case their order does not matter; else for any of them."""
+        """The groups that the step trains on, with their advantages. If an update needs more than single groups, call
+        it once with all groups of the step (in any order); otherwise with any subset."""
         if not self._gathers:
             have_signal = self._signals(scored)
             if self._settings.algorithm.dynamic_sampling:
@@ -200,13 +201,13 @@ class Actor(WarmedUpWorker):
                 yield [group for group in groups if group.minibatch == number]
 
     def micro_batches(self, groups: Iterable[LearningGroup]) -> Iterable[MicroBatch]:
-        """The micro-batches of an optimizer step; they come while groups still arrive, except where the algorithm
+        """The micro-batches of an optimizer step. They are yielded while groups still arrive, unless the algorithm
         chooses tokens over all of them."""
         batches = self._batches.of(groups)
         return list(self._loss.chosen(list(batches), self._backend)) if self._loss.chooses_tokens else batches
 
     def begin_update(self) -> None:
-        """Begins an optimizer step: gradients are 0."""
+        """Begins an optimizer step: zeroes the gradients."""
         self._loss.compares_engine = len(self._gaps) < self._num_compared
         self._backend.begin(self._loss.num_totals)
         if self._critic is not None:
@@ -223,7 +224,7 @@ class Actor(WarmedUpWorker):
             self._critic.backward(batch.shard, batch.for_critic)
 
     def end_update(self) -> None:
-        """Sums the gradient over shards and ranks, clips it and takes the optimizer step; records what it was."""
+        """Sums the gradient over shards and ranks, clips it, takes the optimizer step and records its statistics."""
         self._gaps.append(self._policy_step())
         if self._critic is not None:
             recorded = self._critic.step()
@@ -236,10 +237,10 @@ class Actor(WarmedUpWorker):
             self._adapt_kl()
         self._report_gap(self._gaps[: self._num_compared])
 
-    # -- which groups, and what is computed of them before the first update ----------------------------------------
+    # -- which groups to train on, and what is computed before the first update ------------------------------------
 
     def _chosen(self, scored: Sequence[ScoredGroup]) -> tuple[list[ScoredGroup], dict[int, int]]:
-        """The groups to train on, of all that the step has; index -> minibatch, of those of all ranks."""
+        """Selects from all groups of the step, of all ranks, the ones to train on; also returns index -> minibatch."""
         algorithm, num_groups = self._settings.algorithm, self.step.num_items
         have_signal = self._signals(scored)
         positions = {index: index for index in range(num_groups)}
@@ -250,8 +251,8 @@ class Actor(WarmedUpWorker):
         return [group for group in scored if group.samples.index in positions], minibatch_of
 
     def _shared_out(self, scored: Sequence[ScoredGroup], minibatch_of: Mapping[int, int]) -> list[ScoredGroup]:
-        """The groups of this replica's shards, once the shards of every update have about equally many tokens; replicas
-        exchange groups. All of them know all lengths, so they compute the same shards."""
+        """Balances tokens: replicas exchange groups until the shards of every update have about equally many tokens.
+        All replicas know all lengths, so they compute the same shards. Returns the groups of this replica's shards."""
         algorithm, batches = self._settings.algorithm, self._batches
         sizes = torch.zeros(len(self._backend.shards), self.step.num_items, dtype=torch.int64)
         uses_all = batches.uses_all_groups or self._critic is not None
@@ -270,8 +271,8 @@ class Actor(WarmedUpWorker):
         return sorted(mine, key=lambda group: group.samples.index)
 
     def _before_updates(self, scored: Sequence[ScoredGroup]) -> list[LearningGroup]:
-        """What has to be computed before the first update: log-probabilities of the reference, values, advantages, and
-        the log-probabilities that anchor the ratio."""
+        """Computes what the updates need: log-probabilities of the reference, values, advantages, and the
+        log-probabilities that anchor the ratio."""
         algorithm, by_token = self._settings.algorithm, self._batches.by_token
         if self._settings.knows_reference:
             reference = by_token([group.samples for group in scored], self._ref_logprobs)
@@ -303,7 +304,7 @@ class Actor(WarmedUpWorker):
         values: Mapping[int, Tensor] | None = None,
         logit_norms: Mapping[int, Tensor] | None = None,
     ) -> list[LearningGroup]:
-        """The groups with their advantages; a KL in the reward is recorded."""
+        """The groups with their advantages; records the KL in the reward, if there is one."""
         groups = self._advantages.make(scored, values, logit_norms)
         for group, before in zip(groups, scored, strict=True):
             if group.token_kl is not None:
@@ -314,11 +315,11 @@ class Actor(WarmedUpWorker):
         return groups
 
     def _logprobs(self, batch: CompletionBatch) -> Tensor:
-        """[B, T], by the present policy."""
+        """[B, T], by the current policy."""
         return self._backend.forward(batch).logprobs
 
     def _logit_norms(self, batch: CompletionBatch) -> Tensor:
-        """[B, T], by the present policy."""
+        """[B, T], by the current policy."""
         return self._backend.forward(LogitNorms(batch)).logit_norms
 
     def _ref_logprobs(self, batch: CompletionBatch) -> Tensor:
@@ -349,7 +350,7 @@ class Actor(WarmedUpWorker):
         return gap
 
     def _report_gap(self, sums: Sequence[Sequence[float]]) -> None:
-        """How far the engine and this actor before its first update were apart about the tokens of the step."""
+        """Records the log-prob mismatch between the engine and this actor before its first update."""
         gap, tokens = LogprobMismatch.of(sums), [one for one in self.ranks.objects(self._loss.take_worst()) if one]
         if gap is None or self.rank:
             return
@@ -372,7 +373,7 @@ class Actor(WarmedUpWorker):
         )
 
     def _adapt_kl(self) -> None:
-        """The weight of the KL for the next step, the same on all ranks."""
+        """Adapts the weight of the KL for the next step; the same on all ranks."""
         if self.rank == 0:
             self.record("actor/kl_coef", self._advantages.kl_coef)
         kl, num_samples = self._backend.sum_over_shards(self._kl_sums).tolist()
@@ -381,8 +382,9 @@ class Actor(WarmedUpWorker):
 
     @property
     def _num_compared(self) -> int:
-        """Updates whose log-probabilities are compared with the engine's: every token once; without log-probabilities
-        from before the step, an update after the first has moved the policy already."""
+        """The number of updates whose log-probabilities are compared with the engine's, so that every token counts
+        once. Without log-probabilities from before the step only the first update counts: later ones use a moved
+        policy."""
         algorithm = self._settings.algorithm
         return 1 if algorithm.proximal_policy == "rollout" else algorithm.num_minibatches
 
@@ -413,5 +415,5 @@ class Actor(WarmedUpWorker):
 
 
 def _likelihood(mask: Tensor, answers: ModelOutputs) -> tuple[Tensor, list[float]]:
-    """A loss that makes tokens likelier, and their number."""
+    """A max-likelihood loss on the masked tokens, and their number."""
     return -(answers.logprobs * mask).sum(), [float(mask.sum())]

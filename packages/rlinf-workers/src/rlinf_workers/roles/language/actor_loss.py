@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, from what the model says of its tokens."""
+"""The loss of a micro-batch, computed from model outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_workers.token_choice import TokenChooser, TokenValues
 from rlinf_workers.trainers.base import ModelOutputs, TrainingBackend
 
 TOTALS = ("divisor", "loss", "tokens", "trained tokens")
-"""Sums over an update that every algorithm has."""
+"""Sums over an update that every algorithm reports."""
 
 
 class ActorLoss:
@@ -29,12 +29,12 @@ class ActorLoss:
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "loss" else None
         self.entropy_bonus = EntropyBonus(algorithm)
         self.chooses_tokens = algorithm.chooses_tokens
-        """Whether the micro-batches of an update go through `chosen` first."""
+        """Whether `chosen` must see the micro-batches of an update first."""
         self.knows_entropy = self.entropy_bonus.is_on or algorithm.top_entropy_fraction < 1.0
         """Whether it reads the entropies of the tokens."""
         self._anchors_at_rollout = algorithm.proximal_policy == "rollout"
         self.compares_engine = True
-        """Whether the next micro-batches tell how far the engine and the actor before its first update are apart."""
+        """Whether the next micro-batches are compared with the engine (log-prob mismatch)."""
         has = {
             "actor/rollout_kl": True,
             "actor/ref_kl": self._kl is not None,
@@ -42,20 +42,20 @@ class ActorLoss:
             "actor/router_loss": algorithm.router_aux_coef > 0,
         }
         self.statistics = (*self._policy_loss.statistics, *(name for name, is_there in has.items() if is_there))
-        """What is known beside the loss, means over the tokens that were trained on."""
+        """Names of the further statistics, means over the trained tokens."""
         self.num_totals = len(TOTALS) + len(self.statistics) + NUM_SUMS
         self._worst: WorstToken | None = None
 
     def take_worst(self) -> WorstToken | None:
-        """The token about which this rank saw engine and actor farthest apart since it was last asked."""
+        """Returns the token with the largest log-prob mismatch on this rank since the last call, and resets it."""
         worst, self._worst = self._worst, None
         return worst
 
     def of(self, micro_batch: MicroBatch, answers: ModelOutputs) -> tuple[Tensor, list[float]]:
-        """Summed loss of what the micro-batch has for the policy, and the totals of an update: of `TOTALS`, then of
-        `statistics`, then those of `mismatch_sums`."""
+        """Summed policy loss of the micro-batch, and the totals of the update: those of `TOTALS`, then `statistics`,
+        then `mismatch_sums`."""
         batch = micro_batch.for_policy
-        assert batch is not None, "without a gradient there is no loss; see `without_gradient`"
+        assert batch is not None, "a micro-batch without a gradient has no loss; see `without_gradient`"
         policy_logprobs, entropies, mask = answers.logprobs, answers.entropies, batch.sequences.loss_mask
         anchor = before = policy_logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
         if self._anchors_at_rollout:
@@ -77,14 +77,14 @@ class ActorLoss:
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
         sums["actor/rollout_kl"] = float(k3(drift).sum())
         total = aggregated_sum(self._algorithm.aggregation, terms, mask)
-        if self._algorithm.router_aux_coef:  # a mean over the micro-batch, weighed by its share of the update
+        if self._algorithm.router_aux_coef:  # a mean over the micro-batch, weighted by its share of the update
             total = total + self._algorithm.router_aux_coef * micro_batch.divisor * answers.router_loss
             sums["actor/router_loss"] = float(answers.router_loss.detach()) * num_tokens
         counted = [micro_batch.divisor, float(total.detach()), micro_batch.num_tokens, num_tokens]
         return total, [*counted, *sums.values(), *self._gap(batch, before)]
 
     def chosen(self, micro_batches: Sequence[MicroBatch], backend: TrainingBackend) -> Iterator[MicroBatch]:
-        """The micro-batches of an update with the tokens that are chosen over all of it, after a pass over them."""
+        """Chooses tokens over a whole update with one pass over its micro-batches; yields them with the choices."""
         by_shard: dict[int, list[Tokens]] = {shard: [] for shard in backend.shards}
         for micro_batch in micro_batches:
             if micro_batch.for_policy is not None:
@@ -129,5 +129,5 @@ class ActorLoss:
         return mismatch_sums((anchor - batch.rollout_logprobs).double(), mask)
 
     def without_gradient(self, micro_batch: MicroBatch) -> list[float]:
-        """The totals of a micro-batch that only counts."""
+        """The totals of a micro-batch that only counts towards the divisor."""
         return [micro_batch.divisor, 0.0, micro_batch.num_tokens, 0.0, *[0.0] * (self.num_totals - len(TOTALS))]

@@ -1,4 +1,4 @@
-"""From scored groups to learning groups: which groups count, and the advantage of each token.
+"""From scored groups to groups to train on: which groups count, and the advantage of each token.
 
 scored groups -> groups with a signal -> overlong penalty, KL penalty -> advantages -> overlong filter -> whitened over
 the step
@@ -32,35 +32,35 @@ from rlinf_workers.trainers.base import TrainingBackend
 
 @dataclass(kw_only=True, slots=True)
 class LearningGroup:
-    """A group on its way through the actor. G completions of at most T tokens."""
+    """A group that the actor trains on. G completions of at most T tokens."""
 
     samples: SampleGroup
-    """Its loss_mask is 0 on completions that are filtered out."""
+    """loss_mask is 0 on completions that are filtered out."""
     rewards: Tensor
     """[G] float32, as scored."""
     advantages: Tensor
     """[G], the same for all tokens of a completion, or [G, T]."""
     proximal_logprobs: Tensor | None = None
-    """[G, T]; None: the policy has not moved since, and its own are taken."""
+    """[G, T]; None: the policy has not moved since sampling, and its current log-probabilities are used."""
     values: Tensor | None = None
-    """[G, T], of the critic before the update."""
+    """[G, T], by the critic before the update."""
     returns: Tensor | None = None
-    """[G, T], what the critic should have said."""
+    """[G, T], targets of the critic."""
     logit_norms: Tensor | None = None
-    """[G, T], of the policy before the update; of advantages that read them."""
+    """[G, T], by the policy before the update; only for advantages that read them."""
     token_kl: Tensor | None = None
-    """[G, T], nats, to the reference; of algorithms that have it in the reward."""
+    """[G, T], nats, KL to the reference; only for algorithms that have it in the reward."""
     minibatch: int = 0
-    """The optimizer step of an epoch that learns from it."""
+    """Index of the optimizer step, within an epoch, that trains on it."""
     first_row: int = 0
-    """Place of its first completion in the whole group, of which it may be a subset."""
+    """Index of its first completion in the whole group, of which this may be a subset."""
 
     @property
     def index(self) -> int:
         return self.samples.index
 
     def subset(self, rows: slice) -> LearningGroup:
-        """Some of its completions."""
+        """A subset of its completions."""
         whole = {"samples", "minibatch", "first_row"}
         tensors: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in whole}
         tensors = {name: None if value is None else value[rows] for name, value in tensors.items()}
@@ -71,7 +71,7 @@ class LearningGroup:
 
 
 def kl_estimate(algorithm: Algorithm) -> Callable[..., Tensor] | None:
-    """The KL to the reference that the algorithm names, with its clamp; None: it has no weight."""
+    """The KL estimate that the algorithm names, with its clamp; None if the KL has no weight."""
     if not algorithm.kl_coef:
         return None
     function = KL_ESTIMATES.get(algorithm.kl)
@@ -79,8 +79,8 @@ def kl_estimate(algorithm: Algorithm) -> Callable[..., Tensor] | None:
 
 
 def signals(groups: Sequence[ScoredGroup], *, by_parts: bool = False) -> list[bool]:
-    """Whether any two rewards of a group differ, or any two values of a part of them: without that a group says nothing
-    about which completion is better."""
+    """Whether a group has a learning signal: any two of its rewards differ, or (`by_parts`) any two values of one
+    reward component."""
     if not groups:
         return []
     reads_parts = by_parts and groups[0].parts is not None
@@ -95,7 +95,7 @@ def choose_groups(
     signal, over all ranks.
 
     Args:
-        groups: this rank's, and which of them have a signal.
+        groups: the groups of this rank, and which of them have a signal.
         num_items: groups of the step, over all ranks.
     """
     flags = torch.zeros(len(backend.shards), num_items, dtype=torch.int64)
@@ -106,7 +106,7 @@ def choose_groups(
 
 
 class AdvantageMaker:
-    """Rewards of a group -> its advantages, by the algorithm."""
+    """Computes the advantages of a group from its rewards."""
 
     def __init__(self, algorithm: Algorithm, *, max_completion_tokens: int) -> None:
         self._algorithm = algorithm
@@ -114,17 +114,17 @@ class AdvantageMaker:
         self._advantage = AdvantagePart(algorithm)
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "reward" else None
         self.kl_coef = algorithm.kl_coef
-        """The weight of a KL in the reward; it changes where the algorithm has a `kl_target`."""
+        """The weight of a KL in the reward; it varies if the algorithm has a `kl_target`."""
 
     def adapt_kl_coef(self, kl_sum: float, num_samples: int) -> None:
-        """After a step, where the algorithm has a `kl_target`.
+        """Adapts the weight after a step, if the algorithm has a `kl_target`.
 
         Args:
-            kl_sum: nats, over all completions of the step, of all ranks.
-            num_samples: completions of the step.
+            kl_sum: nats, summed over all completions of the step on all ranks.
+            num_samples: number of completions of the step.
         """
         target, horizon = self._algorithm.kl_target, self._algorithm.kl_horizon
-        assert target is not None and horizon is not None, "asked only where there is a target"
+        assert target is not None and horizon is not None, "called only if there is a target"
         self.kl_coef = adapted_kl_coef(
             self.kl_coef, kl_sum / num_samples, target_kl=target, num_samples=num_samples, horizon=horizon
         )
@@ -135,10 +135,11 @@ class AdvantageMaker:
         values: Mapping[int, Tensor] | None = None,
         logit_norms: Mapping[int, Tensor] | None = None,
     ) -> list[LearningGroup]:
-        """The groups with advantages, and with returns where there are values; values and norms are index -> [G, T].
+        """The groups with advantages, and with returns if there are values; values and norms map index -> [G, T].
 
-        What compares completions is called once for all groups, [P, G]: no bit of a row depends on the others. A
-        function of one's own, which may not keep to that, and one that works on tokens are called for each group.
+        A built-in function that compares completions is called once for all groups, [P, G]: no bit of a row depends on
+        the other rows. A custom function, for which that may not hold, and one that works on tokens are called per
+        group.
         """
         learning = [self._without_advantages(group) for group in groups]
         for group in learning:
@@ -157,15 +158,15 @@ class AdvantageMaker:
         return learning
 
     def _without_advantages(self, group: ScoredGroup) -> LearningGroup:
-        """The KL in the reward is between the policy that sampled and the reference, by the log-probabilities of the
-        engine that sampled: they are constants, known as soon as the group is."""
+        """The KL in the reward is between the policy that sampled and the reference, from the engine's
+        log-probabilities: these are constants, known as soon as the group is."""
         samples, kl = group.samples, None
         if self._kl is not None:
             kl = self._kl(samples.rollout_logprobs, samples.ref_logprobs, samples.loss_mask)
         return LearningGroup(samples=samples, rewards=group.rewards, advantages=torch.zeros(0), token_kl=kl)
 
     def _penalised(self, group: LearningGroup) -> Tensor:
-        """[G], the rewards with their weight, less the penalty on length."""
+        """[G], the weighted rewards minus the length penalty."""
         penalised = group.rewards
         if self._algorithm.overlong_buffer_tokens:
             penalised = penalised + overlong_penalty(
@@ -200,26 +201,26 @@ class AdvantageMaker:
             return {}
         weights = groups[0].part_weights
         if weights is None:
-            raise ValueError(f"advantage {self._algorithm.advantage!r} reads the parts of a reward, and this has none")
+            raise ValueError(f"advantage {self._algorithm.advantage!r} reads reward components; this reward has none")
         return {"parts": torch.stack([_parts_of(group) for group in groups]), "part_weights": weights}
 
     @staticmethod
     def _filtered(samples: SampleGroup) -> SampleGroup:
-        """Without the completions that were cut at the limit. They were compared with the others all the same."""
+        """Masks completions that were truncated. They were compared with the others all the same."""
         if samples.truncated is None:
-            raise ValueError("overlong_filter: the engine does not say which completions were cut")
+            raise ValueError("overlong_filter: the engine does not report which completions were truncated")
         mask = overlong_filter(samples.loss_mask, samples.truncated)
         return replace(samples, loss_mask=mask.to(samples.loss_mask.dtype))
 
 
 def _parts_of(group: ScoredGroup) -> Tensor:
     """[G, K]"""
-    assert group.parts is not None, "all groups of a run have parts, or none has"
+    assert group.parts is not None, "either all groups of a run have reward components, or none has"
     return group.parts
 
 
 def whiten(groups: Sequence[LearningGroup], shard_of: Callable[[int], int], backend: TrainingBackend) -> None:
-    """Mean 0 and deviation 1 over all tokens of the step, whatever its shards and ranks.
+    """Normalizes advantages to mean 0 and standard deviation 1 over all tokens of the step, across shards and ranks.
 
     Args:
         shard_of: index of a group -> its shard.

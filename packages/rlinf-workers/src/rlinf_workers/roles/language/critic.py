@@ -1,7 +1,7 @@
-"""Critic: a model like the actor's whose head says one number a token, the reward still to come.
+"""Critic: a model like the actor's whose head predicts one number per token, the expected remaining reward.
 
-It lives in the actor's processes and trains on the actor's shards (docs/decisions/011): no stage, no second hand-over
-of the groups, and its numbers depend on the plan as little as the actor's do.
+It lives in the actor's processes and trains on the actor's shards (docs/decisions/011), so it needs no stage of its own
+and the groups are not sent twice; like the actor's numbers, its numbers do not depend on the plan.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ NUM_STATISTICS = 5
 
 
 class Critic:
-    """The loss of the values and what is recorded of it.
+    """The value loss and its statistics.
 
     Args:
-        backend: holds a model that answers with values.
+        backend: holds a model whose outputs have values.
     """
 
     def __init__(self, algorithm: Algorithm, backend: TrainingBackend) -> None:
@@ -29,12 +29,12 @@ class Critic:
         self.backend = backend
 
     def start_from(self, policy: TrainingBackend) -> None:
-        """Before its first step: takes over what the policy has learned so far (an SFT warm-up), all but the head."""
+        """Before its first step: copies what the policy has learned so far (an SFT warm-up), except the head."""
         if self.backend.num_steps == 0:
             self.backend.start_from(policy)
 
     def values(self, batch: CompletionBatch) -> Tensor:
-        """[B, T] float32, before each token is chosen."""
+        """[B, T] float32, the value before each token is sampled."""
         return self.backend.forward(batch).values
 
     def begin(self) -> None:
@@ -47,7 +47,7 @@ class Critic:
 
     def _loss(self, answers: ModelOutputs, batch: Tokens) -> tuple[Tensor, list[float]]:
         values, old, returns, mask = answers.values, batch.values, batch.returns, batch.sequences.loss_mask
-        assert old is not None and returns is not None, "where there is a critic, the groups have values and returns"
+        assert old is not None and returns is not None, "with a critic, groups have values and returns"
         loss = value_loss(self._algorithm, values, old, returns, mask)
         total, num_tokens = loss.loss_terms.sum(), float(mask.sum())
         squared_errors = float(((returns - old) * mask).double().square().sum())
@@ -56,12 +56,12 @@ class Critic:
         return total, [num_tokens, float(total.detach()), squared_errors, float(targets.sum()), squared_targets]
 
     def step(self) -> dict[str, float]:
-        """One optimizer step on the mean over tokens; what to record of it."""
+        """Takes one optimizer step on the mean over tokens; returns its metrics."""
         tokens, loss, squared_errors, returns, squared_returns = self.backend.reduce()
         count = max(tokens, 1.0)
         grad_norm = self.backend.step(count)
         spread = squared_returns - returns * returns / count
         recorded = {"critic/loss": loss / count, "critic/grad_norm": grad_norm, "critic/return": returns / count}
-        if spread > 1e-9 * squared_returns:  # returns that are all equal leave rounding
+        if spread > 1e-9 * squared_returns:  # equal returns leave only rounding errors
             recorded["critic/explained"] = 1.0 - squared_errors / spread
         return recorded

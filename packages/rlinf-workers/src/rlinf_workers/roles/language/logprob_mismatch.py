@@ -1,8 +1,8 @@
-"""How far the engine that sampled and the actor are apart about the same tokens, under the same weights.
+"""Log-prob mismatch: how far engine and actor differ on the same tokens with the same weights.
 
-The actor's side is what anchors the ratio: its own log-probabilities before the first update of a step, which it
-computes anyway. What is measured adds up over micro-batches, shards and ranks, so that it does not depend on the plan:
-numbers of tokens, sums, and a histogram with 16 bins an octave. A quantile is the middle of its bin, at most 2.2 % off.
+The actor's side is its log-probabilities before the first update of a step, which it computes anyway to anchor the
+ratio. All measures are additive over micro-batches, shards and ranks, so they do not depend on the plan: token counts,
+sums, and a histogram with 16 bins per octave. A quantile is the middle of its bin, at most 2.2 % off.
 
 Legend: B completions of at most T tokens.
 """
@@ -18,19 +18,19 @@ from torch import Tensor
 
 BINS_PER_OCTAVE = 16
 LEAST, MOST = -30, 6
-"""Gaps from 2^-30 to 2^6 nats have bins of their own; what is below counts as 0, what is above as 2^6."""
+"""Mismatches from 2^-30 to 2^6 nats have bins; smaller ones count as 0, larger ones as 2^6."""
 NUM_BINS = 2 + (MOST - LEAST) * BINS_PER_OCTAVE
 NUM_SUMS = 3 + NUM_BINS
 NUM_BEFORE, NUM_AFTER = 16, 4
-"""Tokens of the completion that are shown around one."""
+"""Tokens shown before and after the worst one."""
 
 
 def mismatch_sums(drift: Tensor, mask: Tensor) -> list[float]:
-    """What a micro-batch adds: number of tokens, sum of |drift|, sum of k3, then the number in each bin; `NUM_SUMS`.
+    """The sums of a micro-batch: number of tokens, sum of |drift|, sum of k3, then the number in each bin; `NUM_SUMS`.
 
     Args:
-        drift: [B, T] float64, nats, actor less engine.
-        mask: [B, T], 0 on what is no token.
+        drift: [B, T] float64, nats, actor minus engine.
+        mask: [B, T], 0 on padding.
     """
     inside = drift[mask != 0]
     gap = inside.abs().nan_to_num(nan=math.inf, posinf=math.inf)
@@ -40,32 +40,32 @@ def mismatch_sums(drift: Tensor, mask: Tensor) -> list[float]:
 
 
 def k3(drift: Tensor) -> Tensor:
-    """Nats a token, estimate k3 of KL(engine || actor); never negative."""
+    """Nats per token: estimate k3 of KL(engine || actor); never negative."""
     return torch.expm1(drift) - drift
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogprobMismatch:
-    """The gap over the tokens of a step."""
+    """The log-prob mismatch over the tokens of a step."""
 
     num_tokens: float
     mean: float
-    """Nats, of the distances."""
+    """Nats, mean of |drift|."""
     kl: float
-    """Nats a token, estimate k3 of KL(engine || actor)."""
+    """Nats per token: estimate k3 of KL(engine || actor)."""
     counts: tuple[float, ...]
     """Tokens in each bin, ascending."""
 
     @staticmethod
     def of(parts: Sequence[Sequence[float]]) -> LogprobMismatch | None:
-        """From all that `mismatch_sums` gave; None: there is no token."""
+        """Adds up the sums of `mismatch_sums`; None if there are no tokens."""
         num_tokens, total, kl, *counts = [math.fsum(column) for column in zip(*parts, strict=True)] or [0.0] * 3
         if not num_tokens:
             return None
         return LogprobMismatch(num_tokens=num_tokens, mean=total / num_tokens, kl=kl / num_tokens, counts=tuple(counts))
 
     def quantile(self, share: float) -> float:
-        """Nats: the smallest distance that at least this share of the tokens does not exceed, to 2.2 %."""
+        """Nats: the smallest |drift| that at least this share of the tokens does not exceed, to 2.2 %."""
         target, seen = math.ceil(share * self.num_tokens), 0.0
         for number, count in enumerate(self.counts):
             seen += count
@@ -82,31 +82,31 @@ def _middle(number: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorstToken:
-    """The token about which engine and actor are farthest apart."""
+    """The token with the largest log-prob mismatch."""
 
     gap: float
     """Nats."""
     prompt: int
     """Index of its prompt."""
     position: int
-    """In the completion, from 0."""
+    """Position in the completion, from 0."""
     actor_logprob: float
     rollout_logprob: float
     before: tuple[int, ...]
-    """Tokens of the completion before it, the last few."""
+    """The last few tokens of the completion before it."""
     token: int
     after: tuple[int, ...]
 
     @property
     def order(self) -> tuple[float, int, int]:
-        """The worst of several is the smallest, in whichever order they come."""
+        """Sort key: the worst token comes first, independent of the order of arrival."""
         return -self.gap, self.prompt, self.position
 
 
 def worst_token(
     actor_logprobs: Tensor, rollout_logprobs: Tensor, token_ids: Tensor, mask: Tensor, prompts: Sequence[int]
 ) -> WorstToken | None:
-    """The worst token of a micro-batch; None: there is none. Not a number is the worst.
+    """The worst token of a micro-batch; None if it has no tokens. NaN counts as worst.
 
     Args:
         actor_logprobs, rollout_logprobs, token_ids, mask: [B, T]

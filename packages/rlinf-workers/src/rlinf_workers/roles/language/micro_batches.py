@@ -1,8 +1,9 @@
-"""Which sequences are computed at once, by their number or by the tokens that are computed for them.
+"""Which sequences are computed together, limited by their number or by their tokens.
 
-groups -> a shard each -> micro-batches of a shard, one forward and backward each
+groups -> one shard each -> micro-batches of a shard, one forward and backward pass each
 
-Functions of indices and lengths alone, so that neither ranks nor modes change who computes what (docs/decisions/020).
+Depends only on indices and lengths, so neither the number of ranks nor the mode changes the batches
+(docs/decisions/020).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """Groups side by side, on the device. B completions of at most T tokens."""
+    """Groups concatenated along the batch dimension, on the device. B completions of at most T tokens."""
 
     sequences: CompletionBatch
     prompts: tuple[int, ...]
@@ -43,17 +44,17 @@ class Tokens:
     proximal_logprobs: Tensor | None
     values: Tensor | None
     returns: Tensor | None
-    """[B, T]; None: the groups have none."""
+    """[B, T]; None: there is no critic."""
     choice: TokenChoice | None = None
-    """Of an algorithm that chooses tokens over the batch of an optimizer step."""
+    """None unless the algorithm chooses tokens over the batch of an optimizer step."""
 
 
 Pack = Callable[[Sequence[SampleGroup]], CompletionBatch]
 
 
 def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack = pack_groups) -> Tokens | None:
-    """The groups side by side, as wide as the longest completion; None: there are none. An engine need not make all
-    groups equally wide."""
+    """Concatenates groups, padded to the longest completion; None if there are none. Engines may return groups of
+    different widths."""
     if not groups:
         return None
     samples = [group.samples for group in groups]
@@ -65,7 +66,7 @@ def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack 
         return torch.cat(rows).to(device) if len(rows) == len(groups) else None
 
     advantages, rollout_logprobs = joined(g.advantages for g in groups), joined(s.rollout_logprobs for s in samples)
-    assert advantages is not None and rollout_logprobs is not None, "every group has them"
+    assert advantages is not None and rollout_logprobs is not None, "every group has advantages and log-probabilities"
     return Tokens(
         sequences=sequences,
         prompts=tuple(sample.index for sample in samples for _ in sample.loss_mask),
@@ -81,27 +82,28 @@ def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """Groups of one forward and backward, all of one shard."""
+    """Groups of one forward and backward pass, all of one shard."""
 
     shard: int
     divisor: float
-    """What the groups add to the number that makes the summed loss of an update the mean that the algorithm names."""
+    """What the groups add to the divisor that turns the summed loss of an update into the mean that the algorithm
+    names."""
     num_tokens: float
     for_policy: Tokens | None
-    """Those with a gradient; the others only count. None: no group has one."""
+    """Groups with a gradient; the others only count towards the divisor. None: no group has one."""
     for_critic: Tokens | None
-    """Those with any token left; None: there is no critic, or no such group."""
+    """Groups with any token left; None: there is no critic or no such group."""
 
 
 class MicroBatches:
-    """Cuts groups into micro-batches.
+    """Splits groups into micro-batches.
 
     Args:
-        shards: those of this replica, of `num_shards` in all.
-        num_groups: groups of a micro-batch, which is padded.
-        max_tokens: tokens of a micro-batch, which is packed; None: `num_groups` decides.
-        has_critic: the critic learns also from groups that teach the policy nothing.
-        is_gathered: all groups of an optimizer step are there before its first micro-batch.
+        shards: the shards of this replica, of `num_shards` in all.
+        num_groups: groups per micro-batch, which is padded.
+        max_tokens: tokens per micro-batch, which is packed; None: `num_groups` decides.
+        has_critic: there is a critic, which also learns from groups without a gradient for the policy.
+        is_gathered: all groups of an optimizer step have arrived before its first micro-batch.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class MicroBatches:
         self._has_critic, self._is_gathered = has_critic, is_gathered
         self._pack: Pack = pack_groups if max_tokens is None else pack_without_padding
         self.shared_out: dict[int, int] = {}
-        """Index of a group -> its shard, for groups that were shared out by their tokens in this step."""
+        """Index of a group -> its shard, for groups that were balanced by tokens in this step."""
         has_bonus = algorithm.entropy_coef or algorithm.entropy_target is not None
         has_penalty = (algorithm.kl_coef and algorithm.kl_in == "loss") or has_bonus or algorithm.router_aux_coef
         is_custom = algorithm.policy_loss not in BUILTIN_POLICY_LOSSES  # may learn from more than advantages
@@ -134,7 +136,7 @@ class MicroBatches:
         return self.shared_out.get(index, index % self._num_shards)
 
     def of(self, groups: Iterable[LearningGroup]) -> Iterator[MicroBatch]:
-        """The micro-batches of an optimizer step; they come while groups still arrive."""
+        """The micro-batches of an optimizer step, yielded while groups still arrive."""
         if self._max_tokens is not None:
             yield from self._by_tokens(groups, self._max_tokens)
             return
@@ -152,8 +154,8 @@ class MicroBatches:
     def by_token(
         self, groups: Sequence[SampleGroup], forward: Callable[[CompletionBatch], Tensor]
     ) -> dict[int, Tensor]:
-        """Index of a group -> what a forward pass computes for its tokens, [G, T], 0 outside the mask. Runs in
-        micro-batches of a shard, so that numbers do not depend on the number of ranks.
+        """Index of a group -> values of `forward` for its tokens, [G, T], 0 outside the mask. Runs in micro-batches of
+        one shard, so that numbers do not depend on the number of ranks.
 
         Args:
             forward: batch -> [B, T]
@@ -170,19 +172,20 @@ class MicroBatches:
     def batches(
         self, groups: Sequence[SampleGroup], shard: int
     ) -> Iterator[tuple[Sequence[SampleGroup], CompletionBatch]]:
-        """A shard's groups, or subsets of them, that are computed at once, and the same as a batch on the device."""
+        """Splits a shard's groups into lists to compute together; yields each list with the batch on the device."""
         for samples in self._cut([group for group in groups if self.shard_of(group.index) == shard]):
             yield samples, self._pack(samples).to(self._device)
 
     def _cut(self, mine: Sequence[SampleGroup]) -> list[Sequence[SampleGroup]]:
-        """Groups, or subsets of them in their order, that are computed at once."""
+        """Splits groups, or subsets of them, in order, into lists to compute together."""
         if self._max_tokens is None:
             return [mine[start : start + self._num_groups] for start in range(0, len(mine), self._num_groups)]
         subsets = [group.subset(rows) for group in mine for rows in split(group, self._max_tokens)]
         return list(filled_up(subsets, num_tokens_of, self._max_tokens))
 
     def _by_tokens(self, groups: Iterable[LearningGroup], limit: int) -> Iterator[MicroBatch]:
-        """Packed micro-batches: of a gathered step about equal ones, else each as full as it gets while groups come."""
+        """Packed micro-batches: balanced if all groups of the step have arrived, otherwise filled in order of
+        arrival."""
         waiting: dict[int, list[LearningGroup]] = {shard: [] for shard in self._shards}
         for group in groups:
             shard, subsets = self.shard_of(group.index), [group.subset(rows) for rows in split(group.samples, limit)]
@@ -197,12 +200,12 @@ class MicroBatches:
                     yield self._micro_batch(shard, [rest[item] for item in items])
 
     def _num_computed(self, group: LearningGroup) -> int:
-        """Tokens that the models compute for a group; 0 for one that only counts."""
+        """Tokens that the models compute for a group; 0 for one that only counts towards the divisor."""
         is_computed = self._is_useful(group) or (self._has_critic and bool(group.samples.loss_mask.any()))
         return num_tokens_of(group.samples) if is_computed else 0
 
     def _is_useful(self, group: LearningGroup) -> bool:
-        """Groups without any advantage teach the policy nothing, but for a penalty in the loss."""
+        """Groups with zero advantages have no gradient for the policy, except from a penalty in the loss."""
         if not group.samples.loss_mask.any():
             return False
         return self.uses_all_groups or bool((group.advantages != 0).any())
@@ -226,17 +229,17 @@ class MicroBatches:
 
 
 def lengths_of(group: SampleGroup) -> Tensor:
-    """[G] int64, tokens of each completion."""
+    """[G] int64, number of tokens of each completion."""
     return group.loss_mask.sum(-1).long()
 
 
 def num_tokens_of(group: SampleGroup) -> int:
-    """What a packed row computes for the group."""
+    """Number of tokens of the group in a packed row."""
     return num_computed_tokens(len(group.prompt.token_ids), lengths_of(group))
 
 
 def split(group: SampleGroup, limit: int) -> list[slice]:
-    """Splits the group's completions, in their order, into subsets of at most `limit` tokens, each with the prompt; a
+    """Splits the group's completions, in order, into subsets of at most `limit` tokens, each including the prompt; a
     longer sequence is a subset of its own."""
     prompt_length, subsets, first, filled = len(group.prompt.token_ids), [], 0, 0
     for row, length in enumerate(lengths_of(group).sub(1).clamp(min=0).tolist()):
@@ -248,7 +251,7 @@ def split(group: SampleGroup, limit: int) -> list[slice]:
 
 
 def filled_up(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """The items in their order, in lists that end where the next item would exceed `limit`; nothing of nothing."""
+    """Splits the items, in order, into lists that end where the next item would exceed `limit`; no list is empty."""
     waiting: list[T] = []
     filled = 0
     for item in items:
@@ -263,7 +266,7 @@ def filled_up(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> It
 
 
 def bins_within(sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Items in as few balanced bins as keep within `limit`, the fullest first; an item that is larger is alone."""
+    """Distributes items over as few balanced bins as `limit` allows, the fullest first; a larger item is alone."""
     alone = [[item] for item, size in enumerate(sizes) if size > limit]
     others = [item for item, size in enumerate(sizes) if size <= limit]
     num_bins = max(1, -(-sum(sizes[item] for item in others) // limit))

@@ -1,10 +1,10 @@
-"""Whether this system computes an architecture as transformers does, tried on a tiny model of it.
+"""Tests on a tiny model whether this system computes an architecture as transformers does.
 
-A model computes a sequence in one forward without padding or cache. Engine and actor compute it in other ways: padded
-on the left, in pieces with a cache, with rows of a cache that are refilled, packed. transformers lets a model make of
-its mask, its cache and its positions what it likes, so names and attributes do not tell whether all of these mean the
-same to it. A copy with the same layers and small sizes (models/small_copy.py) does, in about a second: each way has to
-give the log-probabilities of the plain forward, with prompts and completions beyond every window.
+A model computes a sequence in one forward pass without padding or cache. Engine and actor compute it in other ways:
+left-padded, in pieces with a cache, with cache rows that are reused, packed. A transformers model may interpret mask,
+cache and positions as it likes, and names and attributes do not tell whether all these ways agree. A copy with the same
+layers and small sizes (models/small_copy.py) does, in about a second: each way must reproduce the log-probabilities of
+the plain forward pass, with prompts and completions longer than every attention window.
 """
 
 from __future__ import annotations
@@ -31,39 +31,40 @@ from rlinf_workers.roles.records.language import Prompt, SampleGroup
 
 CPU = torch.device("cpu")
 CACHE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
-"""Kinds of transformers' cache layers that hold keys and values, or none, where layers share them."""
+"""transformers' cache layers that hold keys and values, or nothing, where layers share them."""
 PROMPT_LENGTHS = (3, 21, 11)
 """Shorter and longer than small_copy.WINDOW."""
 WIDTH = 23
 GROUP_SIZE, NUM_TOKENS = 2, 20
 COMPLETION_LENGTHS = (20, 5)
 FIRST_TOKEN = 8
-"""Tokens before it may be special."""
+"""Lower token ids may be special."""
 BOUND = 1e-5
-"""Nats. Rounding of most copies is below 1e-6, with any of torch's kernels, and a key too many or too few shows as 1e-3
-or more (docs/models.md)."""
+"""Nats. Rounding of most copies is below 1e-6 with any of torch's kernels; one key too many or too few shows as 1e-3 or
+more (docs/models.md)."""
 ROUNDING_FACTOR, NUM_DRAWS = 4.0, 3
-"""Where rounding itself moves a copy by more (Gemma 3n, whose activations are cut at a quantile), the bound is so many
-times what the plain forward moves by when each weight is one unit in its last place off, the most of so many draws."""
+"""If rounding alone moves a copy by more (Gemma 3n, which clips activations at a quantile), the bound is this factor
+times the movement of the plain forward pass when each weight changes by one unit in the last place, the largest of this
+many draws."""
 
 
 class NotOffered(Exception):
-    """A way that the engine does not take with this model by itself; says why."""
+    """The engine does not use this way with this model; the message has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeResult:
-    """What came of one way of computing an architecture."""
+    """The result of one way of computing an architecture."""
 
     way: str
     largest: float | None = None
-    """Nats, the largest distance from the plain forward; None: it did not get so far."""
+    """Nats, the largest distance from the plain forward pass; None: it raised before."""
     bound: float = BOUND
-    """Nats that rounding explains."""
+    """Nats, the largest distance that rounding explains."""
     error: str | None = None
-    """What it raised, or why it is not offered."""
+    """The error it raised, or why the way is not offered."""
     is_offered: bool = True
-    """False: the engine takes another way with this model by itself."""
+    """False: the engine uses another way with this model by default."""
 
     @property
     def is_right(self) -> bool:
@@ -71,17 +72,17 @@ class ProbeResult:
 
     @property
     def reason(self) -> str | None:
-        """Why the way cannot be taken; None: it can."""
+        """Why the way cannot be used; None: it can."""
         if self.is_right:
             return None
         return self.error or f"log-probabilities are up to {self.largest:.2g} nats off those of the model itself"
 
 
 def probe_refusal(config: Any, ways: Sequence[str], *, num_tokens: int) -> str | None:
-    """Why a model cannot be computed in some of `WAYS`; None: it can, in all of them.
+    """Why a model cannot be computed in some of `WAYS`; None if it can, in all of them.
 
     Args:
-        config: of the model itself, as transformers reads it.
+        config: transformers' config of the full-size model.
         num_tokens: the longest prompt and completion together.
     """
     if (state := recurrent_state(config)) is not None:
@@ -98,12 +99,12 @@ def probe_refusal(config: Any, ways: Sequence[str], *, num_tokens: int) -> str |
 
 
 _REFUSALS: dict[tuple[object, ...], str | None] = {}
-"""What came of earlier probes in this process, by config and ways."""
+"""Results of earlier probes in this process, by config and ways."""
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """What transformers would say of the small copy is not about the user's model."""
+    """Suppresses transformers' warnings about the small copy, which do not concern the user's model."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -129,7 +130,7 @@ def _refusal_of_probe(config: Any, ways: Sequence[str]) -> str | None:
 
 
 def recurrent_state(config: Any) -> str | None:
-    """What an architecture keeps of earlier tokens other than keys and values of each; None: nothing."""
+    """The state that an architecture keeps besides the keys and values of each token; None: no such state."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -143,7 +144,7 @@ def recurrent_state(config: Any) -> str | None:
 
 
 def rope_limit(config: Any) -> int | None:
-    """Tokens of a sequence from which on a model's rope changes with its length; None: it never does."""
+    """The sequence length beyond which a model's rope depends on the length; None: it never does."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     limits = []
@@ -160,16 +161,16 @@ def rope_limit(config: Any) -> int | None:
 
 
 def probe_architecture(config: Any, ways: Sequence[str], *, seed: int = 4) -> dict[str, ProbeResult]:
-    """Tries some of `WAYS` with a small copy.
+    """Tests some of `WAYS` with a small copy.
 
     Args:
-        seed: of its weights.
+        seed: seed of its weights.
     Raises: NoSmallCopy.
     """
     model = small_model(small_config(config), seed=seed)
     try:
         _plain_logits(model, _tokens(3, seed=0))
-    except Exception as error:  # modeling code raises what it likes
+    except Exception as error:  # modeling code may raise anything
         raise NoSmallCopy(f"its small copy cannot compute: {one_line(error)}") from error
     bound = max(BOUND, ROUNDING_FACTOR * _rounding(model))
     return {way: _probe(model, way, bound) for way in ways}
@@ -187,7 +188,7 @@ def _probe(model: Any, way: str, bound: float) -> ProbeResult:
 
 @torch.no_grad()
 def _rounding(model: Any) -> float:
-    """Nats by which log-probabilities move when each weight moves by one unit in its last place."""
+    """Nats by which log-probabilities move when each weight moves by one unit in the last place."""
     token_ids, weights = _tokens(max(PROMPT_LENGTHS) + NUM_TOKENS, seed=0), list(model.parameters())
     plain = _plain_logits(model, token_ids).log_softmax(-1)
     before, largest = [weight.clone() for weight in weights], 0.0
@@ -225,7 +226,7 @@ def _prompts() -> list[Prompt]:
 
 
 def _engine(model: Any, **options: Any) -> float:
-    """Samples with the Hugging Face engine, the later prompts while the first run where it refills rows."""
+    """Samples with the Hugging Face engine; with refill, later prompts start while the first run."""
     loaded = LoadedModel(model=model, tokenizer=None, stop_ids=(-1,), pad_id=0)
     engine = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=WIDTH, **options)
     sampling = SamplingSettings(group_size=GROUP_SIZE, max_new_tokens=NUM_TOKENS)
@@ -243,7 +244,7 @@ def _engine(model: Any, **options: Any) -> float:
 
 
 def _graphs(model: Any) -> float:
-    """The steps that a GPU captures, computed one by one."""
+    """Computes, without capturing, the steps that a GPU would capture as graphs."""
     from rlinf_workers.engines.huggingface.graphs import FixedDecoder
     from rlinf_workers.engines.sampling import prompt_noise
 
@@ -262,7 +263,7 @@ def _graphs(model: Any) -> float:
 
 
 def _actor(model: Any, answers: Callable[[Any, Sequence[SampleGroup]], Sequence[Tensor]]) -> float:
-    """Log-probabilities of given completions of different lengths."""
+    """Computes log-probabilities of fixed completions of different lengths."""
     mask = (torch.arange(NUM_TOKENS) < torch.tensor(COMPLETION_LENGTHS)[:, None]).float()
     groups = [
         SampleGroup(
@@ -311,8 +312,8 @@ WAYS: Mapping[str, Callable[[Any], float]] = {
     "actor": partial(_actor, answers=_padded),
     "packed": partial(_actor, answers=_packed),
 }
-"""engine: the Hugging Face engine in batches; refill: its rows refilled (slots.py); graphs: its captured steps
-(graphs.py); actor: padded micro-batches; packed: micro-batches without padding."""
+"""engine: the Hugging Face engine in batches; refill: the same with continuous batching (slots.py); graphs: the steps
+it captures as CUDA graphs (graphs.py); actor: padded micro-batches; packed: micro-batches without padding."""
 REMEDIES = {
     "refill": "; leave engine_options.refill out",
     "graphs": "; set engine_options.cuda_graphs=false",
@@ -325,4 +326,4 @@ NAMES = {
     "actor": "the actor",
     "packed": "the actor with packed sequences",
 }
-"""As messages call them."""
+"""Names used in messages."""

@@ -1,4 +1,4 @@
-"""Reference: the frozen policy that the KL penalty holds on to. It may follow the policy in training, step by step."""
+"""Reference: the frozen policy of the KL penalty. It may follow the policy in training, step by step."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Reference(TrainingWorker):
     """Adds the reference's log-probabilities to each group.
 
     Args:
-        temperature: the rollout's.
-        max_tokens: tokens of a forward, which is packed; None: a group at a time, padded.
+        temperature: the sampling temperature of the rollout.
+        max_tokens: tokens of a packed forward pass; None: one padded group at a time.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class Reference(TrainingWorker):
         self._max_tokens = max_tokens
 
     def write_mixed(self, policy: str, folder: str, weight: float) -> None:
-        """Writes a model between this one and another: `mixed_reference` of every tensor. Every rank calls, and loads
-        it once all have written.
+        """Writes an interpolation of this model and another: `mixed_reference` of every tensor. Every rank calls this,
+        and loads the result once all ranks have written.
 
         Args:
-            policy: folder of the other one.
-            folder: where to write to.
+            policy: folder of the other model.
+            folder: output folder.
         """
         files, written = WeightFiles(policy), CheckpointFiles(self, folder)
         mixed = {
@@ -52,8 +52,8 @@ class Reference(TrainingWorker):
         written.start().wait()
 
     def logprobs(self, samples: Reader[SampleGroup], referenced: Writer[SampleGroup]) -> None:
-        """Stage: groups in, the same groups with `ref_logprobs` out. No forward has tokens of two groups, so that
-        numbers do not depend on the chunk."""
+        """Stage: adds `ref_logprobs` to groups. No forward pass mixes tokens of two groups, so numbers do not depend on
+        the granularity."""
         for chunk in samples:
             for group in chunk:
                 referenced.put(self.with_logprobs(group), key=group.index)

@@ -28,7 +28,7 @@ from rlinf_workers.roles.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.worker import Worker
 
 COIN_DOMAIN = 0x5EED_C015
-"""Keeps the coins apart from the noise that the rollout draws for the same seed, step and prompt."""
+"""Separates the coin flips from the noise that the rollout draws for the same seed, step and prompt."""
 
 
 record(RewardSpec)
@@ -41,16 +41,15 @@ class RewardSettings:
     """Which rule scores."""
 
     rule: str | RewardSpec
-    """What `rlinf_algos.rewards.make_reward` takes: a name, `package.module:function`, or a spec with options."""
+    """The argument of `rlinf_algos.rewards.make_reward`: a name, `package.module:function`, or a spec with options."""
     tokenizer_folder: str
     random_in_training: bool = False
-    """A control: training rewards are coin flips that know nothing, so that training must not help. Evaluation keeps
-    the rule."""
+    """A control experiment: training rewards are coin flips, so training must not help. Evaluation keeps the rule."""
     judges: bool = True
-    """Outcomes are verdicts on answers, and counted; False: the reward gives scores alone."""
+    """Whether outcomes are verdicts on answers, and are counted; False: the reward only gives scores."""
     seed: int = 0
     num_shown: int = 0
-    """Groups whose first completion is shown to people."""
+    """Number of groups whose first completion is printed."""
     max_judge_failures: float = 0.5
     """Largest share of a step's completions on which the reward itself may fail."""
 
@@ -63,7 +62,7 @@ class Failures:
         self._first: str | None = None
 
     def count(self, results: Sequence[RewardResult]) -> int:
-        """How many of these failed."""
+        """Counts these results; returns how many of them failed."""
         failed = [result for result in results if result.judge_failed]
         if failed and self._first is None:
             self._first = failed[0].detail
@@ -72,7 +71,7 @@ class Failures:
         return len(failed)
 
     def check(self, max_share: float) -> None:
-        """Raises: RewardError where they are more than that share of all."""
+        """Raises: RewardError if the reward itself failed on more than `max_share` of the completions."""
         if self._num_failed > max_share * self._num_scored:
             raise RewardError(
                 f"the reward itself failed on {self._num_failed} of the {self._num_scored} completions that this "
@@ -82,7 +81,7 @@ class Failures:
 
 
 class Reward(Worker):
-    """Scores each completion by a rule; all completions of a hand-over at once."""
+    """Scores each completion by a rule; all completions of a chunk in one call."""
 
     def __init__(self, settings: RewardSettings) -> None:
         self._settings = settings
@@ -92,9 +91,9 @@ class Reward(Worker):
         self._failures = Failures()
 
     def score(self, samples: Reader[SampleGroup], scored: Writer[ScoredGroup]) -> None:
-        """Stage: groups in, groups with rewards out.
+        """Stage: adds rewards to groups.
 
-        Raises: RewardError, also where the reward itself fails on too many completions.
+        Raises: RewardError, also if the reward itself fails on too many completions.
         """
         for chunk in samples:
             scored.put_many([(group.samples.index, group) for group in self.score_groups(chunk)])
@@ -114,7 +113,7 @@ class Reward(Worker):
         return scored
 
     def check_failures(self) -> None:
-        """Ends a step. Raises: RewardError where the reward itself failed on too many of its completions."""
+        """Ends a step. Raises: RewardError if the reward itself failed on too many of its completions."""
         failures, self._failures = self._failures, Failures()
         failures.check(self._settings.max_judge_failures)
 
@@ -122,7 +121,7 @@ class Reward(Worker):
         self._failures = Failures()
 
     def close(self) -> None:
-        """Ends what the reward holds, a pool of processes for example."""
+        """Closes the reward's resources, such as a pool of processes."""
         close = getattr(self._reward, "close", None)
         if close is not None:
             close()
@@ -144,22 +143,22 @@ class Reward(Worker):
         ]
 
     def _prompt(self, group: SampleGroup) -> str:
-        """What was asked; for rewards that judge by it."""
+        """The text of the prompt, for rewards that read it."""
         prompt = group.prompt
         if prompt.text is not None:
             return prompt.text
         return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=True)
 
     def _completions(self, group: SampleGroup) -> tuple[str, ...]:
-        """The texts with the special tokens that are tags, and no others."""
+        """The texts, with those special tokens that the reward reads as tags and no others."""
         lengths = group.loss_mask.sum(-1).long().tolist()
         rows = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
         ids = [[token for token in row if token not in self._silent_ids] for row in rows]
         return tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=False))
 
     def _results(self, groups: Sequence[SampleGroup], texts: list[tuple[str, ...]]) -> list[tuple[RewardResult, ...]]:
-        """Those of each group. All are scored in one call, but where rounding depends on the batch: what a plan hands
-        over at once must not change numbers."""
+        """The results of each group. All groups are scored in one call, unless rounding depends on the batch: the
+        granularity of the plan must not change numbers."""
         pairs = list(zip(groups, texts, strict=True))
         calls = [[pair] for pair in pairs] if getattr(self._reward, "depends_on_batch", False) else [pairs]
         results = [result for call in calls for result in self._call(call)]
@@ -178,8 +177,8 @@ class Reward(Worker):
             return score_all(self._reward, completions, references, prompts, rows)
 
     def _record(self, results: Sequence[RewardResult]) -> None:
-        """Each outcome's share of the completions where answers are judged, the share on which the reward itself
-        failed, and the mean of each term of a weighted sum."""
+        """Records the share of each outcome (if answers are judged), the share of failures of the reward itself, and
+        the mean of each component of a weighted reward."""
         counts = Counter(result.outcome for result in results)
         for outcome in OUTCOMES if self._settings.judges else ():
             self.record(f"reward/{outcome}", 1.0, weight=counts[outcome])
@@ -207,7 +206,7 @@ class Reward(Worker):
 
 
 def _parts(results: Sequence[RewardResult]) -> dict[str, torch.Tensor]:
-    """What a `ScoredGroup` says of the terms of a weighted reward."""
+    """The fields of a `ScoredGroup` about the components of a weighted reward."""
     if not results or not all(result.parts for result in results):
         return {}
     return {

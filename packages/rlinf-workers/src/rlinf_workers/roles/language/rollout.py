@@ -1,4 +1,4 @@
-"""Rollout: samples completions with the weights it was last sent."""
+"""Rollout: samples completions with the latest synced weights."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from rlinf_workers.spans import now_ns
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutSettings:
-    """How the rollout generates."""
+    """Settings of the rollout."""
 
     model: ModelSettings
     train: SamplingSettings
     evaluate: SamplingSettings
     max_prompt_tokens: int | None
-    """Longest prompt that comes; None: all prompts have one length."""
+    """Longest prompt to expect; None: all prompts have one length."""
     max_batch_sequences: int | None = None
-    """Completions sampled at once, at most; None: as many as the engine has memory for."""
+    """Maximum number of completions sampled concurrently; None: as many as fit in the engine's memory."""
     engine: str = "huggingface"
     """A name of `plugins.ENGINES`, or an import path."""
     engine_options: dict[str, bool | int | float | str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Rollout(ServingWorker):
         self._groups = OpenGroups(1)
 
     def generate(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
-        """Stage: prompts in, groups out, each as soon as all its completions have ended."""
+        """Stage: samples a group for each prompt and sends it when all its completions have ended."""
         for chunk in prompts:
             for groups in self.sample(chunk, partial(self._further_chunk, prompts)):
                 with prompts.hands_on(self._groups.close(groups)):
@@ -75,7 +75,7 @@ class Rollout(ServingWorker):
         """Samples a group of completions for each prompt, and yields groups as their last completions end.
 
         Args:
-            further_prompts: free capacity of the engine, in prompts -> prompts to start as well, called while others
+            further_prompts: maps the engine's free capacity, in prompts, to more prompts to start; called while others
                 are running. By default there are none.
         """
         sampling = self._settings.train if self.step.phase == "train" else self._settings.evaluate
@@ -98,7 +98,7 @@ class Rollout(ServingWorker):
         groups: OpenGroups,
         sampling: SamplingSettings,
     ) -> Sequence[Prompt]:
-        """Fills the engine. Returns the prompts for which there is no free capacity."""
+        """Submits prompts to the engine. Returns those that exceed its free capacity."""
         size = sampling.group_size
         while (capacity := self._engine.free_capacity(size)) > 0:
             if not waiting and further_prompts is not None:
@@ -110,28 +110,29 @@ class Rollout(ServingWorker):
             with self.asking():
                 self._engine.submit(submitted, sampling, seed=self.step.seed, step=self.step.step)
         if not groups:
-            raise WorkersError(f"{self._settings.engine} has nothing to do and no room for {size} completions")
+            raise WorkersError(f"{self._settings.engine} is idle but has no free capacity for {size} completions")
         return waiting
 
     def _further_chunk(self, prompts: Reader[Prompt], capacity: int) -> list[Prompt]:
-        """The next chunk, where it has arrived already and is this replica's to take."""
+        """The next chunk, if it has already arrived and this replica may take it."""
         return prompts.ready_chunk() if self._may_take(prompts.granularity, capacity, len(self._groups)) else []
 
     def _may_take(self, num_items: int, room: int, num_open: int) -> bool:
-        """Whether a further chunk is this replica's to take: what it has no room for, and what exceeds its share of
-        the prompts under way, is left to the others. Where there are no others, or each has a part of its own, it
-        is."""
+        """Whether this replica may take a further chunk. It leaves to other replicas what exceeds its free capacity or
+        its share of the prompts in flight. If there are no other replicas, or each has prompts of its own, it may
+        always."""
         num_replicas = self.identity.num_replicas
         if num_replicas == 1 or num_items == WHOLE_BATCH:
             return True
         return num_items <= room and num_open + num_items <= max(num_items, -(-self.step.num_items // num_replicas))
 
     def _record(self, group: SampleGroup) -> None:
-        """Raises: NonFiniteError for a model whose weights are broken; it would answer something all the same."""
+        """Raises: NonFiniteError if the log-probabilities are not finite, since a broken model still samples
+        something."""
         if not group.rollout_logprobs[group.loss_mask.bool()].isfinite().all():
             raise NonFiniteError(
                 f"the log-probabilities of the completions of prompt {group.index} are not finite: the weights of the "
-                "model are broken, or training has broken them"
+                "model are broken, in its files or by training"
             )
         size, tokens = len(group.loss_mask), float(group.loss_mask.sum())
         self.record("rollout/completion_tokens", tokens / size)
@@ -140,7 +141,7 @@ class Rollout(ServingWorker):
             self.record("rollout/truncated_fraction", float(group.truncated.sum()) / size)
 
     def layout(self) -> Layout:
-        """The engine speaks of its replica, of one rank where all hold the same, or of processes of its own."""
+        """Describes the weights of its replica, of one rank if all hold the same, or of the engine's own processes."""
         layout = self._engine.layout()
         num_engines = self.num_ranks if self.checks_first else self.num_ranks // layout.num_ranks
         return Layout(layout.specs, layout.ranks * num_engines)
@@ -154,7 +155,7 @@ class Rollout(ServingWorker):
         if not self._groups:
             return
         if not isinstance(self._engine, SupportsAbort):
-            raise WorkersError(f"{self._settings.engine} cannot forget the {len(self._groups)} groups under way")
+            raise WorkersError(f"{self._settings.engine} cannot cancel the {len(self._groups)} groups in flight")
         with self.asking():
             self._engine.abandon()
         self._groups = OpenGroups(1)
@@ -164,7 +165,7 @@ class Rollout(ServingWorker):
 
 
 class OpenGroups:
-    """Groups whose completions have not all come back; its length is their number."""
+    """Groups whose completions have not all come back; `len` counts them."""
 
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
@@ -175,20 +176,20 @@ class OpenGroups:
         return len(self._open)
 
     def open(self, prompts: Iterable[Prompt]) -> None:
-        """Their completions are on their way."""
+        """Registers prompts that were submitted."""
         for prompt in prompts:
             self._open[prompt.index] = prompt, []
             self._began_ns[prompt.index] = now_ns()
 
     def add(self, finished: Iterable[Completions]) -> list[SampleGroup]:
-        """The groups that are whole now.
+        """Returns the groups that are now complete.
 
-        Raises: WorkersError for completions that nobody waits for.
+        Raises: WorkersError for completions of a prompt that is not in flight.
         """
         whole = []
         for part in finished:
             if part.index not in self._open:
-                raise WorkersError(f"the engine finished completions of prompt {part.index}, which is not under way")
+                raise WorkersError(f"the engine finished completions of prompt {part.index}, which is not in flight")
             prompt, parts = self._open[part.index]
             parts.append(part)
             if sum(len(one.members) for one in parts) >= self._group_size:
@@ -197,7 +198,7 @@ class OpenGroups:
         return whole
 
     def close(self, groups: Iterable[SampleGroup]) -> list[int]:
-        """When (`spans.now_ns`) each of these groups, which are whole, was opened."""
+        """Returns when (`spans.now_ns`) each of these complete groups was opened, and forgets them."""
         return [self._began_ns.pop(group.index) for group in groups]
 
 

@@ -16,11 +16,11 @@ from rlinf_envs import RowSnapshot
 record(RowSnapshot)
 
 MAX_TEXT_BYTES = 512
-"""Width of a text field, so that the texts of all steps stack; an instruction has a sentence or two."""
+"""Width of a text field, so that the texts of all steps can be stacked; an instruction has a sentence or two."""
 
 
 def text_tensor(texts: Sequence[str]) -> Tensor:
-    """[n, MAX_TEXT_BYTES] uint8: each text in UTF-8, filled up with zeros.
+    """[n, MAX_TEXT_BYTES] uint8: each text in UTF-8, padded with zeros.
 
     Raises: ValueError for one that is too long.
     """
@@ -41,39 +41,39 @@ def texts_of(rows: Tensor) -> list[str]:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupObservation:
-    """What one environment group shows after a chunk of actions (or a reset). Sent by env to policy."""
+    """The observation of one environment group after a chunk of actions or a reset. Sent by env to policy."""
 
     group: int
-    """Key of all items of this group; its environments always sit in the same process."""
+    """Key of all items of this group; its environments stay in one process."""
     time: int
     """Chunks executed since the segment began; 0 right after the reset."""
     fields: dict[str, Tensor]
-    """[n, ...] each, what to act on next."""
+    """[n, ...] each, the observation to act on next."""
     final_fields: dict[str, Tensor] | None
-    """[n, ...] each; where an episode has just ended its true last observation, elsewhere equal to `fields`. None: no
-    episode has ended."""
+    """[n, ...] each: the true final observation of rows whose episode has just ended; other rows equal `fields`. None:
+    no episode has ended."""
     rewards: Tensor
-    """[n, K] float32, of the actions of the chunk before, 0 for those that were not executed; zeros at time 0."""
+    """[n, K] float32, rewards of the previous chunk, 0 for actions that were not executed; zeros at time 0."""
     num_executed: Tensor
-    """[n] int64, actions of the chunk before up to the end of an episode; zeros at time 0."""
+    """[n] int64, executed actions of the previous chunk, up to the end of an episode; zeros at time 0."""
     terminated: Tensor
     """[n] bool"""
     truncated: Tensor
     """[n] bool"""
     is_last: bool
-    """The segment ends here: nobody waits for actions."""
+    """The segment ends here: no actions are expected."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    """What the policy answers to a GroupObservation."""
+    """The policy's response to a GroupObservation."""
 
     group: int
     time: int
     actions: Tensor
-    """[n, K, A] float32, unclipped, the environment clips to its bounds; or int64, each discrete dimension from 0 on.
-    Executed one after the other; where an episode ends inside the chunk, its environment ignores the rest."""
+    """[n, K, A] float32, unclipped (the environment clips to its bounds); or int64, each discrete dimension counted
+    from 0. Executed one after the other; if an episode ends inside the chunk, its environment ignores the rest."""
 
 
 @record
@@ -83,21 +83,21 @@ class Trajectory:
 
     group: int
     fields: dict[str, Tensor]
-    """[T, n, ...] each, as the environment shows them"""
+    """[T, n, ...] each, as observed"""
     actions: Tensor
     """[T, n, K, A] float32, or int64 for discrete actions"""
     extras: dict[str, Tensor]
-    """[T, n, ...] each, what the policy keeps of its answers beside the actions"""
+    """[T, n, ...] each, other outputs of the policy that training needs"""
     rollout_logprobs: Tensor
     """[T, n, K, D] float32, nats"""
     values: Tensor
-    """[T, n] float32, or [T, n, K] for a policy with a value of each action"""
+    """[T, n] float32, or [T, n, K] for a policy with a value per action"""
     next_values: Tensor
-    """[T, n] float32, value of the true successor (the final observation where an episode ended)."""
+    """[T, n] float32, value of the true successor (the final observation if an episode ended)."""
     rewards: Tensor
     """[T, n, K] float32, 0 for actions that were not executed"""
     num_executed: Tensor
-    """[T, n] int64, actions of each chunk up to the end of an episode"""
+    """[T, n] int64, executed actions of each chunk, up to the end of an episode"""
     terminated: Tensor
     """[T, n] bool"""
     truncated: Tensor
@@ -108,11 +108,11 @@ class Trajectory:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupEpisodes:
-    """Where the environments of one group stand between two training steps. Sent by env to the driver."""
+    """The episode states of one group's environments between two training steps. Sent by env to the driver."""
 
     group: int
     rows: tuple[RowSnapshot, ...]
-    """Of each environment; replaying its actions leads there."""
+    """One per environment; replaying its actions restores the state."""
 
 
 @record
@@ -121,9 +121,9 @@ class DemonstratedBatch:
     """One shard of a batch of demonstrated chunks, for an SFT warm-up. Fed by the driver. B rows."""
 
     step: int
-    """Counts the optimizer steps of the SFT warm-up."""
+    """Index of the optimizer step within the SFT warm-up."""
     shard: int
     fields: dict[str, Tensor]
-    """[B, ...] each, what was shown before the chunk"""
+    """[B, ...] each, the observation before the chunk"""
     actions: Tensor
     """[B, K, A] float32, or int64 for discrete actions"""

@@ -12,22 +12,22 @@ from rlinf_comm import record
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One problem on its way to the rollout. Fed by the driver."""
+    """One problem for the rollout. Fed by the driver."""
 
     index: int
-    """Number of the prompt in this run, from 0; its key on every channel."""
+    """Index of the prompt in this run, from 0; its key on every channel."""
     token_ids: Tensor
     """[L] int64, no padding."""
     reference_answer: str
-    """What a right completion says; read by the reward alone."""
+    """The correct answer; read by the reward alone."""
     text: str | None = None
-    """The problem as the user wrote it, without a chat's special tokens; read by rewards that judge by it. None: what
-    the tokens say."""
+    """The problem as the user wrote it, without the chat's special tokens; for rewards that read the prompt. None:
+    decode the tokens."""
     opening: str = ""
-    """What the chat template has begun of the completion, `<think>\\n` for example; rewards read it before the
+    """The beginning of the completion that the chat template adds, such as `<think>\\n`; rewards read it before the
     completion."""
     row_json: str | None = None
-    """All columns of the data row, a JSON object, for rewards that read them; None where none does."""
+    """All columns of the data row as a JSON object, for rewards that read them; None if none does."""
 
 
 @record
@@ -41,25 +41,25 @@ class SampleGroup:
 
     prompt: Prompt
     completion_ids: Tensor
-    """[G, T] int64; what stands where loss_mask is 0 says nothing."""
+    """[G, T] int64; arbitrary where loss_mask is 0."""
     loss_mask: Tensor
     """[G, T] float32; 1 on sampled tokens, the end token included."""
     rollout_logprobs: Tensor
     """[G, T] float32, nats, by the engine that sampled, at its temperature; 0 where loss_mask is 0."""
     ref_logprobs: Tensor | None = None
-    """[G, T] float32, by the frozen reference; set by the reference stage where the flow has one."""
+    """[G, T] float32, by the frozen reference; set by the reference stage if the flow has one."""
     policy_version: int
     """Version of the weights that sampled the first tokens, the oldest among the completions; counts optimizer steps
     from 0."""
     truncated: Tensor | None = None
-    """[G] bool; the completion has all the tokens it may have and did not end. None: not known."""
+    """[G] bool; the completion reached its token limit without ending. None: not known."""
 
     @property
     def index(self) -> int:
         return self.prompt.index
 
     def subset(self, rows: slice) -> SampleGroup:
-        """Some of the completions, behind the same prompt."""
+        """A subset of the completions, with the same prompt."""
         names = ("completion_ids", "loss_mask", "rollout_logprobs", "ref_logprobs", "truncated")
         taken = {name: getattr(self, name) for name in names}
         return replace(self, **{name: None if value is None else value[rows] for name, value in taken.items()})
@@ -74,13 +74,13 @@ class ScoredGroup:
     rewards: Tensor
     """[G] float32"""
     completions: tuple[str, ...]
-    """The completions as text, end token removed; for people."""
+    """The completions as text, end token removed; for display."""
     outcomes: tuple[str, ...] = ()
-    """How each check ended, see rlinf_algos.rewards.Outcome; empty where nothing was checked."""
+    """The outcome of each check, see rlinf_algos.rewards.Outcome; empty if nothing was checked."""
     answers: tuple[str | None, ...] = ()
-    """The answer found in each completion; None where there was none."""
+    """The answer extracted from each completion; None if there was none."""
     parts: Tensor | None = None
-    """[G, K] float32, the terms of a weighted reward without their weights; None: the reward has no terms."""
+    """[G, K] float32, the components of a weighted reward without their weights; None: the reward has no components."""
     part_weights: Tensor | None = None
     """[K] float32"""
 
@@ -88,13 +88,13 @@ class ScoredGroup:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedGroup:
-    """A group with what the actor says of its tokens. Made by the actor for `rlinf check`."""
+    """A group with the actor's log-probabilities of its tokens. Sent by the actor for `rlinf check`."""
 
     samples: SampleGroup
     actor_logprobs: Tensor
     """[G, T] float32, nats, at the rollout's temperature; 0 where loss_mask is 0."""
     policy_version: int
-    """The actor's when it said so."""
+    """The actor's policy version when it computed them."""
 
 
 @record
