@@ -100,5 +100,5 @@ def test_auto_takes_the_next_link_and_notes_why(tmp_path, monkeypatch):
         run = executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=600)
     assert [run.metrics["learn/weight"]] == reference_run([number.value for number in NUMBERS], 1)
     (note,) = executor.notes
-    assert note.startswith(f"weights learn -> scale go by shared and not by {refused}: ")
+    assert note.startswith(f"weights learn -> scale are sent by shared and not by {refused}: ")
     assert re.search("receiver 0: .*cannot read", note)

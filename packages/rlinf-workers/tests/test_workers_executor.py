@@ -154,7 +154,7 @@ def test_a_layout_speaks_of_all_ranks(tmp_path):
     flow, cluster = flow_of(WrongLayout, Scale), Cluster.cpu_slots(1)
     with Executor(cluster=cluster, log_folder=tmp_path) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), cluster, "collocated"))
-        with pytest.raises(FlowDefinitionError, match=r"'learn': layout\(\) speaks of 2 ranks, and there are 1"):
+        with pytest.raises(FlowDefinitionError, match=r"'learn': layout\(\) describes 2 ranks, but there are 1"):
             executor.sync_weights()
 
 

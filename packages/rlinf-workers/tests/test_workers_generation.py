@@ -309,7 +309,7 @@ def test_an_engine_that_errs_about_its_completions_is_named(model):
     prompt = Prompt(index=0, token_ids=torch.tensor([2]), reference_answer="")
     part: Completions = sample(engine(model), prompts_of([3]))[0]
     groups = OpenGroups(SAMPLING.group_size)
-    with pytest.raises(WorkersError, match="prompt 0, which is not under way"):
+    with pytest.raises(WorkersError, match="prompt 0, which is not in flight"):
         groups.add([part])
     groups.open([prompt])
     with pytest.raises(WorkersError, match=r"of 4 completions the engine finished \[0, 0, 1, 2\]"):

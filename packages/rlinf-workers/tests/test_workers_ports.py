@@ -96,7 +96,7 @@ def test_a_gap_in_the_keys_is_an_error_that_names_it():
     writer = Writer(port(channel, granularity=0), channel, Pauses())
     writer.put_many([(0, "a"), (2, "c")])
     channel.close()
-    with pytest.raises(WorkersError, match=r"item 1 never came; later ones did: \[2\]"):
+    with pytest.raises(WorkersError, match=r"item 1 never arrived; later ones did: \[2\]"):
         list(Reader(port(channel, ordered=True, granularity=0), channel, Pauses()))
 
 

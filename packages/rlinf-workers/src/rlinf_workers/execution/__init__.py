@@ -1,1 +1,1 @@
-"""From a plan to a running flow: leases, ports that re-chunk, weight syncs, the executor."""
+"""Runs a planned flow: leases, ports that re-chunk, weight syncs, the executor."""

@@ -1,8 +1,8 @@
-"""Who has state on which devices, and who has to take it away before somebody else brings theirs.
+"""Tracks which workers have state on which devices, and offloads it before another worker's state arrives.
 
-State stays where it was used after its turn, and leaves when a worker of another turn gets the lease of one of its
-devices: in the same run, or in a later one of any flow. By then nobody computes there, so nobody waits for those that
-leave but the one that comes, and they wait for nobody.
+State stays on its devices after its turn. It is offloaded when a worker of another turn gets the lease of one of these
+devices, in the same run or in a later run of any flow. By then the devices are idle, so only the arriving worker waits
+for the offload, and the offload waits for nobody.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from concurrent.futures import Future
 from rlinf_workers.spans import Span
 
 Ready = Callable[[str], None]
-"""Told when the room is there: "", or why it will not be."""
+"""Called when the devices are free, with "" or the reason why they will not be."""
 
 
 class DeviceState:
-    """The workers whose state is on devices and may have to leave; one table for an executor and all its runs.
+    """The workers whose state is on devices and may have to be offloaded; one table for an executor and all its runs.
 
     Args:
-        send_away: tells a worker to take its state to host memory; the future has the span of that.
+        send_away: tells a worker to move its state to host memory; the future returns the span of the offload.
     """
 
     def __init__(self, send_away: Callable[[str], Future[Span]]) -> None:
@@ -29,16 +29,16 @@ class DeviceState:
         self._devices: dict[str, frozenset[int]] = {}
         self._leaving: dict[str, Future[Span]] = {}
         self._spans: list[Span] = []
-        self._lock = threading.RLock()  # a call to a lost worker fails at once, in the thread that makes it
+        self._lock = threading.RLock()  # reentrant: a call to a lost worker fails at once, in the calling thread
 
     def make_room(
         self, worker: str, devices: Collection[int], *, beside: Collection[str], stays: bool, ready: Ready
     ) -> None:
-        """Sends away those on any of the devices that a worker comes to.
+        """Offloads other workers from the devices that a worker needs.
 
         Args:
-            beside: worker groups that may have state there at the same time.
-            stays: the worker's own state never leaves.
+            beside: worker groups that may keep their state there at the same time.
+            stays: the worker's own state is never offloaded.
         """
         with self._lock:
             in_the_way = [
@@ -53,12 +53,12 @@ class DeviceState:
         _when_gone(leaving, lambda why: ready(f"there is no room for {worker}: {why}" if why else ""))
 
     def forget(self, worker: str) -> None:
-        """Its process is gone, with all that it had anywhere."""
+        """Drops a worker whose process is gone, and with it all its state."""
         with self._lock:
             self._devices.pop(worker, None)
 
     def leaving(self) -> list[str]:
-        """Who was sent away and is not gone yet."""
+        """Workers whose offload has begun and not ended."""
         with self._lock:
             return sorted(self._leaving)
 
@@ -69,7 +69,7 @@ class DeviceState:
         return spans
 
     def _leave(self, worker: str) -> Future[Span]:
-        """Once, however many wait for it."""
+        """Starts the offload, once for any number of workers that wait for it."""
         if worker not in self._leaving:
             self._leaving[worker] = left = self._send_away(worker)
             left.add_done_callback(lambda left: self._has_left(worker, left))
@@ -90,7 +90,7 @@ def group_of(worker: str) -> str:
 
 
 def _when_gone(leaving: Sequence[tuple[str, Future[Span]]], ready: Ready, why: str = "") -> None:
-    """Calls `ready` when all have left or failed, from whatever thread learns of the last."""
+    """Calls `ready` when all offloads have ended or one failed, in the thread that learns of the last one."""
     if not leaving:
         ready(why)
         return

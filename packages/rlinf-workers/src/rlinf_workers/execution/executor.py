@@ -1,5 +1,5 @@
-"""The executor: starts the workers of a flow where its plan says and runs the flow, step by step; docs/architecture.md
-goes through a run."""
+"""The executor: starts the workers of a flow on the devices of its plan and runs the flow, step by step;
+docs/architecture.md walks through a run."""
 
 from __future__ import annotations
 
@@ -64,26 +64,26 @@ CHANNEL_ITEMS = 4096
 CHANNEL_BYTES = 128 << 20
 OnItems = Callable[[str, Sequence[Any]], None]
 SETTLE_S = 30.0
-"""For stages of a run that was given up to end; a chunk that takes longer is not worth waiting for."""
+"""Time for the stages of an abandoned run to end; a chunk that takes longer is not worth waiting for."""
 LOOK_LANE = -2
-"""Of a worker that looks at the processes of its host, whatever else it does."""
+"""The lane for inspecting the processes of a worker's host, independent of its other calls."""
 LOOK_S = 20.0
 NUM_ASKED = 3
-"""Workers of a host that are asked at once: one that is stopped does not answer."""
+"""Workers of a host that are asked at once, because a stopped one does not answer."""
 FEED_PIECE = 64
-"""Items that the driver hands over at once, when the reader takes whole batches."""
+"""Items that the driver writes at once if the reader takes whole batches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowRun:
-    """What one run of a flow gave."""
+    """The results of one run of a flow."""
 
     metrics: dict[str, float]
     """Weighted means over all ranks."""
     collected: dict[str, list[Any]]
-    """Channel -> items, sorted by key; for the channels that no stage reads."""
+    """Channel -> items, sorted by key, for the channels that no stage reads."""
     shown_rows: list[dict[str, str | float]]
-    """Rows that workers chose to show people."""
+    """Rows that workers chose to display, see Worker.show."""
     spans: list[Span]
     start_s: float
     """Unix time."""
@@ -96,12 +96,12 @@ class _OpenFlow:
 
     planned: PlannedFlow
     channels: dict[str, Channel] = field(default_factory=dict)
-    """As the driver reaches them."""
+    """The driver's ends of the channels."""
     homes: dict[str, HomeChannel] = field(default_factory=dict)
-    """Those that live in the driver."""
+    """The channels that live in the driver."""
     places: dict[str, ChannelPlace] = field(default_factory=dict)
     keepers: dict[str, str] = field(default_factory=dict)
-    """Channel -> the process that it lives in."""
+    """Channel -> the process that holds it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ class _UnderWay:
     began_s: float
     leases: Leases
     calls: list[tuple[str, int, Future[Any]]]
-    """Stage, rank, its outcome."""
+    """Stage, rank and result of each stage call."""
     feeding: dict[str, Future[Any]]
     collecting: dict[str, Future[Any]]
 
@@ -123,13 +123,13 @@ class Executor:
 
     Args:
         cluster: the devices that plans refer to.
-        launcher: where processes come from; local processes by default.
+        launcher: starts the worker processes; local processes by default.
         log_folder: `<log_folder>/<role>/<rank>.log` for each worker; a temporary folder by default.
-        environment: variables for every worker, for example the number of threads.
-        pythons: worker group -> path of the interpreter that its workers run under; the others have the driver's.
-        weight_sync: what carries weights (plugins.WEIGHT_SYNCS, or an import path); auto: by where the ends are.
+        environment: env vars for every worker, for example the number of threads.
+        pythons: worker group -> path of its Python interpreter; other groups use the driver's.
+        weight_sync: a name in plugins.WEIGHT_SYNCS, or an import path; auto: chosen by where the two ends are.
         weight_sync_options: further arguments of its constructor.
-        attest_weights: whether servers prove that they hold what was published.
+        attest_weights: whether servers compare digests of what they hold with what was published.
     """
 
     def __init__(
@@ -164,16 +164,16 @@ class Executor:
         )
         self._open: dict[str, _OpenFlow] = {}
         self.notes: list[str] = []
-        """What did not work as it should have, and what was done instead: one line each, for a run's manifest."""
+        """Fall-backs and failures, one sentence each, for a run's manifest."""
         self.explanation: RunExplanation | None = None
-        """Of the run that passed its deadline or lost a worker: taken before anything was ended."""
+        """Diagnosis of the run that passed its deadline or lost a worker, taken before anything was ended."""
         self.driver_log = ""
-        """Where faulthandler writes the driver's stacks; whoever registers it sets this."""
+        """File to which faulthandler writes the driver's stacks; set by the code that registers faulthandler."""
         self._under_way: _UnderWay | None = None
         self._failed: _UnderWay | None = None
-        """The run that was given up last, until `repair`."""
+        """The latest run that was abandoned, until `repair`."""
         self._broken: set[str] = set()
-        """Workers that said that they lost a process of their own."""
+        """Workers that reported the loss of a process of their own."""
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
 
     def __enter__(self) -> Executor:
@@ -185,8 +185,8 @@ class Executor:
     # -- starting --------------------------------------------------------------------------------------------------
 
     def start(self, flow: Flow, plan: Plan) -> None:
-        """Opens a flow: starts the workers that do not run yet. A later flow may use the groups of an earlier one, on
-        their devices."""
+        """Opens a flow: starts the workers that are not running yet. A later flow may use the groups of an earlier one,
+        on their devices."""
         if flow.name in self._open:
             raise FlowDefinitionError(f"flow {flow.name!r} is open already; give flows of one executor different names")
         flow.check()
@@ -199,10 +199,10 @@ class Executor:
             self._open_channel(opened, channel)
 
     def replan(self, flow: Flow, plan: Plan) -> None:
-        """Another plan for an open flow, from its next run on; every worker group stays where it is.
+        """Uses another plan for an open flow from its next run on; every worker group stays on its devices.
 
         Raises:
-            FlowDefinitionError: the plan moves a group, which takes a new executor.
+            FlowDefinitionError: the plan moves a group, which needs a new executor.
         """
         self._open[flow.name].planned = self._planned(flow, plan)
 
@@ -211,11 +211,11 @@ class Executor:
         return self._groups[name]
 
     def weights_bytes(self, edge: WeightEdge) -> int:
-        """What a sync over the edge moves; 0 before the first."""
+        """Bytes that a sync over the edge moves; 0 before the first sync."""
         return self._weights.num_bytes.get(edge, 0)
 
     def _planned(self, flow: Flow, plan: Plan) -> PlannedFlow:
-        """The flow under a plan that fits it, the cluster, and the groups that run already."""
+        """The flow with its plan, after checking the plan against the flow, the cluster and the running groups."""
         graph = flow.graph()
         plan.validate(graph, self._cluster)
         ahead = plan.prediction.max_staleness if plan.prediction else 0
@@ -270,7 +270,8 @@ class Executor:
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def sync_weights(self) -> None:
-        """Publishes the trainers' present weights on every edge; the serving workers take them before their next chunk.
+        """Publishes the trainers' current weights on every edge; the serving workers receive them before their next
+        chunk.
 
         Needed once before the first run and after anything that changes weights outside a run (an SFT warm-up, a loaded
         checkpoint).
@@ -295,12 +296,12 @@ class Executor:
         Args:
             context: given to every stage as `self.step`.
             feeds: items for each channel that no stage writes; item i gets key i.
-            timeout_s: past it the run is given up with a StepTimeout that says who waits for whom.
-            on_items: called with a channel that no stage reads and items of it, as they come and from a thread of the
-                driver; they are not collected then. What it raises ends the run.
+            timeout_s: deadline of the run; past it, it is abandoned with a StepTimeout that shows who waits for whom.
+            on_items: called with the name and items of a channel that no stage reads, as they arrive, in a thread of
+                the driver; these items are not collected. An exception in it ends the run.
 
-        Raises: RemoteError (a stage raised), WorkerLost, StepTimeout. No flow can be run again after any of them, but
-            by `repair` after the last two.
+        Raises: RemoteError (a stage raised), WorkerLost, StepTimeout. After any of them no flow can be run again,
+        except after the last two by calling `repair`.
         """
         opened = self._open[flow.name]
         planned, channels, feeds = opened.planned, opened.channels, feeds or {}
@@ -370,7 +371,7 @@ class Executor:
         )
 
     def _leases(self, planned: PlannedFlow) -> Leases:
-        """For one run; whose state is where goes on from the runs before."""
+        """The leases of one run; the table of device state outlives it."""
 
         def make_room(worker: str, request: LeaseRequest, reply: Reply) -> None:
             beside = planned.groups_of(request.turn)
@@ -413,7 +414,7 @@ class Executor:
     # -- explaining ------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """What is known of the run at this moment; from any thread."""
+        """The state of the run at this moment; can be called from any thread."""
         run = self._under_way
         waits, workers, taken_s = tuple(self._launcher.waits()), tuple(self._processes()), time.time()
         processes = (*workers, *own_processes(waits, {worker.name: worker for worker in workers}))
@@ -439,11 +440,11 @@ class Executor:
         )
 
     def explain(self, snapshot: Snapshot) -> RunExplanation:
-        """As `explaining.explanation.explain`, with the processes of other hosts."""
+        """Like `explaining.explanation.explain`, including the processes of other hosts."""
         return explain(snapshot, elsewhere=self.look_elsewhere(snapshot))
 
     def look_elsewhere(self, snapshot: Snapshot) -> list[ProcessSight]:
-        """The processes of other hosts, seen by a worker there that answers within LOOK_S; from any thread."""
+        """The processes of other hosts, as reported by a worker there that answers within LOOK_S; for any thread."""
         hosts: dict[str, list[ProcessRecord]] = defaultdict(list)
         for record in snapshot.processes:
             if record.host != platform.node():
@@ -464,7 +465,7 @@ class Executor:
         return processes
 
     def _processes(self) -> Iterator[ProcessRecord]:
-        """The driver, and the workers that are up."""
+        """The driver and the workers that have started."""
         pid = os.getpid()
         yield ProcessRecord(
             name=DRIVER, host=platform.node(), pid=pid, started_ticks=started_ticks(pid), log_path=self.driver_log
@@ -474,21 +475,21 @@ class Executor:
     # -- repairing -------------------------------------------------------------------------------------------------
 
     def repair(self, *, settle_s: float = SETTLE_S) -> set[str]:
-        """Makes flows run again after one failed with WorkerLost, StepTimeout, or what a worker raised that lost a
-        process of its own (ProcessLost) or a connection (PeerLost, TornStream of rlinf_comm).
+        """Makes flows runnable again after WorkerLost, StepTimeout, or an exception of a worker that lost a process of
+        its own (ProcessLost) or a connection (PeerLost, TornStream of rlinf_comm).
 
-        Stages that are under way end, since their channels do. Workers that were lost, or have not ended their stages
-        in time, are replaced, and with them the other ranks of a group that makes collectives. Channels and
-        weight syncs are new, so that nothing of the failed run reaches a later one; call `sync_weights` before it.
+        Stages in progress end because their channels are closed. Replaces workers that were lost or whose stages did
+        not end in time, and with them the other ranks of a group that runs collectives. Channels and weight syncs are
+        new, so that nothing of the failed run reaches a later one; call `sync_weights` before the next run.
 
         Args:
-            settle_s: seconds to wait for the stages under way.
+            settle_s: seconds to wait for the stages in progress.
 
         Returns:
-            Worker groups with other state than before the failed run: replaced ones, and those that train and had
+            Worker groups whose state differs from before the failed run: replaced groups, and groups that train and had
             taken items.
 
-        Raises: WorkerLost where another worker was lost meanwhile.
+        Raises: WorkerLost if another worker is lost meanwhile.
         """
         failed, self._failed = self._failed, None
         self._launcher.forget_lost()
@@ -518,7 +519,7 @@ class Executor:
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def _give_up(self, run: _UnderWay, reason: str) -> None:
-        """Its stages end as soon as they ask for anything."""
+        """Abandons a run: its stages end at their next request to a channel or lease."""
         self._failed = run
         self._abort(run.opened, reason)
         run.leases.refuse(reason)
@@ -528,10 +529,10 @@ class Executor:
             try:
                 channel.abort(reason)
             except PeerLost:
-                pass  # it has ended with the process that it lived in
+                pass  # the channel ended with its process
 
     def shutdown(self) -> None:
-        """Ends every process; nothing is left behind."""
+        """Ends every process; leaves nothing behind."""
         for opened in self._open.values():
             self._abort(opened, "the executor was shut down")
         self._launcher.shutdown()
@@ -555,7 +556,7 @@ def _stage_states(run: _UnderWay) -> Iterator[StageState]:
 
 
 def _has_returned(future: Future[Any]) -> bool:
-    """The call of a lost worker never does."""
+    """False for the call of a lost worker."""
     return future.done() and future.exception() is None
 
 

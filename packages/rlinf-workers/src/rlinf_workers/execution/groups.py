@@ -1,4 +1,4 @@
-"""The worker groups of an executor: where their ranks run, how they start, and how those that are lost are replaced."""
+"""The worker groups of an executor: placing, starting and replacing their ranks."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rlinf_workers.worker import StepContext
 
 T = TypeVar("T")
 LEAVE_LANE = -1
-"""Of a worker that is sent away from its devices: its stages may be waiting on the others."""
+"""The lane for offloading a worker, whose stages may be waiting for other workers."""
 
 
 class RunningGroups:
-    """The groups that run, by name.
+    """The running groups, by name.
 
     Args:
         log_folder: `<log_folder>/<role>/<rank>.log` for each worker.
-        environment: variables for every worker.
-        pythons: worker group -> path of its interpreter; the others have the driver's.
-        scratch: a folder in which the ranks of one node may meet.
+        environment: env vars for every worker.
+        pythons: worker group -> path of its Python interpreter; other groups use the driver's.
+        scratch: a folder for the rendezvous of ranks on one node.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RunningGroups:
         self._definitions: dict[str, WorkerDefinition] = {}
         self._placements: dict[str, StagePlan] = {}
         self._born: dict[str, Future[tuple[str, int, int]]] = {}
-        """Worker -> the host, number and beginning of its process."""
+        """Worker -> the host, id and start time of its process."""
         self.device_state = DeviceState(lambda worker: self.handle(worker).call("unload", lane=LEAVE_LANE))
         self._meetings = Meetings()
         launcher.serve("meeting", self._meetings)
@@ -63,12 +63,12 @@ class RunningGroups:
         return self._running[name]
 
     def handle(self, worker: str) -> WorkerHandle:
-        """`actor/1` -> the driver's end of it."""
+        """The driver's handle of a worker such as `actor/1`."""
         role, rank = role_and_rank(worker)
         return self._running[role].handles[rank]
 
     def handles(self) -> dict[str, WorkerHandle]:
-        """Worker -> the driver's end of it, for all."""
+        """Worker -> the driver's handle, for all workers."""
         return {
             f"{name}/{rank}": handle
             for name, group in self._running.items()
@@ -76,12 +76,12 @@ class RunningGroups:
         }
 
     def gather(self, futures: Sequence[Future[T]], timeout_s: float | None = None) -> list[T]:
-        """The results of calls to any workers, and of what the driver does beside them; WorkerLost as soon as a worker
+        """The results of calls to any workers and of other work in the driver. Raises: WorkerLost as soon as a worker
         is lost."""
         return gather(futures, self._launcher.lost, timeout_s)
 
     def processes(self) -> Iterator[ProcessRecord]:
-        """The workers that are up."""
+        """The workers that have started."""
         for name, born in list(self._born.items()):
             if born.done() and born.exception() is None:
                 host, pid, ticks = born.result()
@@ -91,13 +91,13 @@ class RunningGroups:
     # -- places ----------------------------------------------------------------------------------------------------
 
     def check_place(self, flow: str, name: str, placed: StagePlan) -> None:
-        """Raises: FlowDefinitionError, where the group runs elsewhere."""
+        """Raises: FlowDefinitionError if the group already runs on other devices."""
         planned, runs = (_describe_place(stage) for stage in (placed, self._placements.get(name, placed)))
         if runs != planned:
             raise FlowDefinitionError(f"flow {flow!r}: worker {name!r} runs on {runs}; the plan wants {planned}")
 
     def node(self, name: str, rank: int) -> int:
-        """The machine of a rank; the driver's for one without devices."""
+        """The node of a rank; the driver's node for a rank without devices."""
         devices = self._placements[name].devices_of(rank)
         node, *others = sorted({self._cluster.devices[index].node for index in devices}) or [DRIVERS_NODE]
         if others:
@@ -108,16 +108,16 @@ class RunningGroups:
         return node
 
     def nodes(self, name: str) -> set[int]:
-        """The machines of a group; one without devices is with the driver."""
+        """The nodes of a group; the driver's node for a group without devices."""
         return {self._cluster.devices[index].node for index in self._placements[name].devices} or {DRIVERS_NODE}
 
     def is_on_gpus(self, name: str) -> bool:
-        """Whether all its devices are GPUs, and there are some."""
+        """Whether the group has devices and all of them are GPUs."""
         devices = self._placements[name].devices
         return bool(devices) and all(map(self._is_gpu, devices))
 
     def make_room(self, worker: str, *, beside: Collection[str], stays: bool, ready: Ready) -> None:
-        """On the worker's devices; see `DeviceState.make_room`."""
+        """Frees the worker's devices; see `DeviceState.make_room`."""
         role, rank = role_and_rank(worker)
         devices = self._placements[role].devices_of(rank)
         self.device_state.make_room(worker, devices, beside=beside, stays=stays, ready=ready)
@@ -128,7 +128,7 @@ class RunningGroups:
     # -- starting --------------------------------------------------------------------------------------------------
 
     def start(self, name: str, definition: WorkerDefinition, placed: StagePlan) -> None:
-        """Starts the ranks of a group, without waiting for them."""
+        """Starts the ranks of a group without waiting for them."""
         self._definitions[name], self._placements[name] = definition, placed
         self._meetings.begin(name)
         handles = [self._start_rank(name, rank) for rank in range(placed.num_ranks)]
@@ -159,11 +159,11 @@ class RunningGroups:
         handle = self._launcher.start(spec)
         self._born[identity.name] = handle.call("process", lane=LEAVE_LANE)
         if placed.offload:
-            handle.call("unload")  # comes before any other call; nothing has to wait for it
+            handle.call("unload")  # runs before any other call, so there is no need to wait for it
         return handle
 
     def _rendezvous_of(self, name: str) -> str:
-        """What Identity.rendezvous is for the ranks of a group."""
+        """The value of Identity.rendezvous for the ranks of a group."""
         nodes = self.nodes(name)
         if nodes == {DRIVERS_NODE}:
             return f"{self._scratch}/{name}.{self._meetings.count(name)}.rendezvous"
@@ -172,14 +172,14 @@ class RunningGroups:
     # -- repairing -------------------------------------------------------------------------------------------------
 
     def replace_unusable(self, broken: Collection[str], context: StepContext | None) -> tuple[set[str], set[str]]:
-        """Starts new ranks in place of those that cannot be used, and of the others of their group where these have
-        met; returns the groups with new ranks, and those of which a rank has begun the run.
+        """Replaces ranks that cannot be used, and the other ranks of their group if they have run collectives; returns
+        the groups with new ranks, and the groups of which a rank had begun the run.
 
         Args:
-            broken: workers that are not even asked.
-            context: of the run that failed; None: there was none.
+            broken: workers known to be unusable, which are not queried.
+            context: context of the failed run; None: there was none.
 
-        Raises: WorkerLost where another worker was lost meanwhile.
+        Raises: WorkerLost if another worker is lost meanwhile.
         """
         conditions = self._conditions(broken, context)
         replaced = set()
@@ -190,7 +190,7 @@ class RunningGroups:
         return replaced, {role_and_rank(worker)[0] for worker, condition in conditions.items() if condition.has_begun}
 
     def _conditions(self, broken: Collection[str], context: StepContext | None) -> dict[str, Condition]:
-        """Worker -> how it is, for those that can be used."""
+        """Worker -> its condition, for those that can be used."""
         futures = {
             worker: handle.call("condition_after_run", context, lane=LEAVE_LANE)
             for worker, handle in self.handles().items()
@@ -201,7 +201,7 @@ class RunningGroups:
 
     def _replace(self, name: str, ranks: Sequence[int]) -> None:
         handles = self._running[name].handles
-        if len(ranks) == len(handles):  # else those that stay have not met yet, and look where they were told to
+        if len(ranks) == len(handles):  # otherwise the surviving ranks still rendezvous at the old address
             self._meetings.begin(name)
         for rank in ranks:
             if not handles[rank].is_lost:
@@ -214,7 +214,7 @@ def _gone(name: str, num_ranks: int, conditions: Mapping[str, Condition]) -> lis
     """The ranks of a group that have to be replaced.
 
     Args:
-        conditions: of the workers that can be used.
+        conditions: worker -> condition, of the workers that can be used.
     """
     ranks = [conditions.get(f"{name}/{rank}") for rank in range(num_ranks)]
     gone = [rank for rank, condition in enumerate(ranks) if condition is None]
@@ -227,9 +227,9 @@ def _describe_place(placed: StagePlan) -> str:
 
 
 def visible_devices(cluster: Cluster, devices: Sequence[int]) -> str:
-    """What CUDA_VISIBLE_DEVICES is for a rank on these devices: its GPUs as their own node counts them."""
+    """CUDA_VISIBLE_DEVICES for a rank on these devices: its GPUs by their numbers on their own node."""
     chosen = [cluster.devices[index] for index in devices]
     gpus = [(device.node, cluster.index_on_node(device.index)) for device in chosen if device.kind == "cuda"]
-    # On its own node, the first, the driver may see some of the GPUs alone, and the cluster counts those.
+    # On the first node the driver may see only some of the GPUs, and the cluster counts those.
     drivers = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return ",".join(drivers[index] if drivers and node == 0 else str(index) for node, index in gpus)

@@ -1,7 +1,7 @@
 """The workers of a flow in this process, one for each worker group: no executor, channels, leases or plan.
 
-What calls their methods is an ordinary loop, as in `rlinf.program` and the benchmarks. Records pass by reference, and
-weights are copied tensor by tensor.
+An ordinary loop calls their methods, as in `rlinf.program` and the benchmarks. Records pass by reference, and weights
+are copied tensor by tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlinf_workers.worker import StepContext
 
 
 class InProcessWorkers:
-    """Makes the workers that a flow declares, each as the only rank of its group, with its state on the device.
+    """Creates the workers that a flow declares, each as the only rank of its group, with its state on the device.
 
     Args:
         device: `cpu:0` or `cuda:0`; the device of the groups with a stage that needs one.
@@ -43,26 +43,26 @@ class InProcessWorkers:
         return self._workers[group]
 
     def begin(self, context: StepContext) -> None:
-        """Sets the step that the workers' next calls belong to."""
+        """Sets the step of the workers' next calls."""
         for host in self._hosts:
             host.step = context
 
     def metrics(self) -> dict[str, float]:
-        """What the workers have recorded since the last call, as `FlowRun.metrics`."""
+        """The metrics that workers have recorded since the last call, like `FlowRun.metrics`."""
         for host in self._hosts:
             host.shown_rows.clear()
         return merge(host.metrics.drain() for host in self._hosts)
 
     @torch.no_grad()
     def sync(self, source: str, target: str) -> None:
-        """Copies the weights that group `source` trains into those that group `target` serves."""
+        """Copies the weights of the training group `source` to the serving group `target`."""
         trained, served = self[source].weights(), self[target].weights()
         for name, tensor in served.items():
             tensor.copy_(trained[name])
         self[target].weights_received(self[source].policy_version)
 
     def close(self) -> None:
-        """Ends what the workers hold, simulators and pools of processes for example."""
+        """Closes the workers' resources, such as simulators and pools of processes."""
         for worker in self._workers.values():
             worker.close()
 

@@ -1,7 +1,7 @@
-"""Where the channels of a flow live, and how each rank reaches them.
+"""Where the channels of a flow live, and how each rank accesses them.
 
-A channel lives on the node of its readers, so that an item crosses the network once, on its way there: in the driver
-for its own node, else in the process of a reading rank. Ranks of that node share its memory; those of another go
+A channel lives on the node of its readers, so that an item crosses the network only once: in the driver if that is the
+driver's node, otherwise in the process of a reading rank. Ranks of that node share its memory; ranks of other nodes go
 through its channel server (rlinf_comm.remote).
 """
 
@@ -22,7 +22,7 @@ from rlinf_workers.execution.stage_calls import ItemAddress, StageCall
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelSpec:
-    """What is made where a channel lives."""
+    """How to create a channel."""
 
     name: str
     capacity_items: int
@@ -33,13 +33,13 @@ class ChannelSpec:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelPlace:
-    """Where a channel lives."""
+    """The addresses of a channel."""
 
     node: int
     near: ItemAddress
-    """For ranks of the node."""
+    """For ranks on the channel's node."""
     server: ServerAddress | None
-    """For those of others; None where there are none."""
+    """For ranks on other nodes; None if there are none."""
 
     def seen_from(self, node: int) -> ItemAddress:
         if node == self.node:
@@ -52,13 +52,13 @@ class HomeChannel:
     """A channel that lives in this process."""
 
     def __init__(self, spec: ChannelSpec, node: int, *, has_server: bool) -> None:
-        """With a server, others can call it at the address of this machine, and the job needs a secret that was set."""
+        """A server makes the channel reachable at this machine's address; the job's secret must be set."""
         self.channel = Channel.create(
             spec.name,
             capacity_items=spec.capacity_items,
             capacity_bytes=spec.capacity_bytes,
             num_keys=spec.num_keys,
-            lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
+            lost_peers="tolerate",  # the launcher reports deaths and restarts workers
         )
         self.server = ChannelServer(self.channel, host=own_address()) if has_server else None
         self.place = ChannelPlace(
@@ -67,11 +67,11 @@ class HomeChannel:
 
 
 class FarChannel:
-    """A channel of another node as a stage uses it. What does not wait for items or room waits for an answer of the
-    process that the channel lives in.
+    """A channel of another node as a stage uses it. Operations that wait for neither items nor capacity still wait for
+    a reply of the process that holds the channel.
 
     Args:
-        asking: makes the block inside which the stage waits for that.
+        asking: returns the context in which the stage waits for that reply.
     """
 
     def __init__(self, channel: Channel, asking: Callable[[], AbstractContextManager[object]]) -> None:
@@ -92,18 +92,18 @@ class FarChannel:
 
 @functools.lru_cache(maxsize=256)
 def open_channel(address: ItemAddress) -> Channel:
-    """One for each channel and process, kept for the process's life."""
+    """Opens a channel once per process and keeps it open for the life of the process."""
     return Channel.open(address)
 
 
 def home_of(readers: Iterable[int]) -> int:
-    """The node of most readers, and the driver's for what only the driver reads."""
+    """The node of most readers; the driver's node for a channel that only the driver reads."""
     counted = Counter(readers)
     return min(counted, key=lambda node: (-counted[node], node)) if counted else DRIVERS_NODE
 
 
 def placed(call: StageCall, node: int, places: dict[str, ChannelPlace], replica_channel: str | None) -> StageCall:
-    """The call for a rank of that node: its ports lead to where the channels are, seen from there."""
+    """The call for a rank on that node: its ports get the addresses that are reachable from there."""
     return replace(
         call,
         reads=tuple(replace(port, address=places[port.channel].seen_from(node)) for port in call.reads),

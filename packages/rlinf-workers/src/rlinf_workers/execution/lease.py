@@ -1,11 +1,11 @@
 """Device leases: stages that share devices take turns.
 
 A lease belongs to a *turn* (one stage, or the stages of one cycle) and covers all devices of the turn at once, so no
-two groups can hold half of them each. Ranks of the turn that holds the devices join it freely; while another turn
-waits, once each, or again while a rank of their group is inside. The turn ends when none of them is inside. Among
-waiting turns the one earlier in the flow goes first.
+two groups can hold half of them each. Ranks of the turn that holds the devices join it freely. While another turn is
+waiting, a rank joins only once, or again while a rank of its own group is inside. The turn ends when no rank is inside.
+Of the waiting turns, the one earlier in the flow goes first.
 
-A lease is granted when the state of other turns has left the rank's devices, see residents.py.
+A lease is granted when the state of other turns has left the rank's devices, see device_state.py.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from rlinf_workers.execution.device_state import group_of
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseRequest:
-    """What a stage asks the driver's lease service."""
+    """A stage's request to the driver's lease service."""
 
     action: Literal["acquire", "release"]
     turn: int
     stage: str
     stays: bool
-    """To acquire: the state that the worker brings never leaves."""
+    """For acquire: the worker's state is never offloaded."""
 
 
 Reply = Callable[[str], None]
-"""To a request to acquire: "", or why the devices cannot be had."""
+"""The reply to an acquire request: "", or the reason why the devices cannot be had."""
 MakeRoom = Callable[[str, LeaseRequest, Reply], None]
-"""Lets the state of others leave the devices of a worker that has been let in, and replies to it then."""
+"""Offloads others from the devices of an admitted worker, then replies to it."""
 
 
 @dataclass
@@ -45,16 +45,16 @@ class _Turn:
 
 
 _Waiting = tuple[int, str, Callable[[], None], Reply]
-"""A turn, who wants to join it, what lets it in, and the reply to it."""
+"""A turn, the worker that waits to join it, the function that admits it, and its reply."""
 
 
 class Leases:
-    """Who holds which devices; answers the workers' requests, as a handler for `Launcher.serve`.
+    """The leases of one run; handles the workers' requests for `Launcher.serve`.
 
     Args:
         devices_of_turn: the devices that each turn shares with another turn. Turns are numbered in the order of the
             flow.
-        make_room: what comes between the turn's beginning and the reply; by default nothing.
+        make_room: called between admission and reply; by default does nothing.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Leases:
         self._lock = threading.Lock()
 
     def __call__(self, worker: str, request: LeaseRequest, reply: Reply) -> None:
-        """Replies to who acquires when the lease is granted."""
+        """Handles a request; replies to an acquire when the lease is granted."""
         turn, holder = request.turn, f"{worker} {request.stage}"
 
         def let_in() -> None:
@@ -91,7 +91,7 @@ class Leases:
             grant()
 
     def refuse(self, why: str) -> None:
-        """Nobody gets a lease any more, and whoever waits for one is told why; for a run that is given up."""
+        """Fails all pending and future requests with this reason; for a run that is abandoned."""
         with self._lock:
             self._refusal = why
             waiting, self._waiting = self._waiting, []
@@ -99,7 +99,7 @@ class Leases:
             reply(why)
 
     def holders(self, turn: int) -> list[str]:
-        """Who is inside the turns that keep `turn` from starting, or inside `turn` itself."""
+        """Workers inside the turns that keep `turn` from starting, or inside `turn` itself."""
         with self._lock:
             active = {
                 other: state for other, state in self._active.items() if self._devices[other] & self._devices[turn]
@@ -107,7 +107,7 @@ class Leases:
             return [name for state in active.values() for name in sorted(state.inside)]
 
     def _release(self, turn: int, holder: str) -> list[Callable[[], None]]:
-        """Gives the lease back; returns what lets in those that may enter now, in order."""
+        """Releases the lease; returns the functions that admit the workers which may enter now, in order."""
         state = self._active.get(turn)
         if state is None or holder not in state.inside:
             raise ValueError(f"{holder} gives back the lease of turn {turn}, which it does not hold")
@@ -115,7 +115,7 @@ class Leases:
         if not state.inside:
             del self._active[turn]
         granted = []
-        for waiting in sorted(self._waiting, key=lambda entry: entry[0]):  # stable: first come, first served in a turn
+        for waiting in sorted(self._waiting, key=lambda entry: entry[0]):  # stable: first come, first served
             turn, holder, grant, _ = waiting
             if self._may_enter(turn, holder):
                 self._waiting.remove(waiting)
@@ -125,15 +125,15 @@ class Leases:
 
     def _may_enter(self, turn: int, holder: str) -> bool:
         if turn in self._active:
-            # A rank that has had its go waits if others do, else the turn might never end; but not while a rank of
-            # its own group is inside, which may be waiting for it in a collective.
+            # A rank that was inside before waits if another turn does, otherwise the turn might never end; but not
+            # while a rank of its own group is inside, which may be waiting for it in a collective.
             state, group = self._active[turn], group_of(holder)
             awaited = holder not in state.joined or any(group_of(name) == group for name in state.inside)
             return awaited or not self._conflicting_waiters(turn)
         return not any(self._devices[turn] & self._devices[other] for other in self._active)
 
     def _someone_before(self, turn: int) -> bool:
-        """Whether an earlier turn is waiting for the same devices and `turn` is not under way already."""
+        """Whether an earlier turn is waiting for the same devices and `turn` has not started yet."""
         return turn not in self._active and any(waiting < turn for waiting in self._conflicting_waiters(turn))
 
     def _conflicting_waiters(self, turn: int) -> list[int]:

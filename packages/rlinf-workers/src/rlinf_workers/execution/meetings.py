@@ -1,5 +1,5 @@
-"""How the ranks of a group find each other where they are on several nodes: the first listens, and the driver tells the
-others where."""
+"""Rendezvous of the ranks of a group on several nodes: the first rank listens, and the driver passes its address on to
+the others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Endpoint = tuple[str, int]
 
 
 class Meetings:
-    """Answers the ranks, as a handler for `Launcher.serve`. The first rank of a group says where it listens; the others
-    say nothing, and get that as soon as it is known."""
+    """Handles the ranks' requests for `Launcher.serve`. The first rank of a group sends its address; the others send
+    None and get that address as soon as it is known."""
 
     def __init__(self) -> None:
         self._endpoints: dict[str, Future[Endpoint]] = {}
@@ -24,13 +24,13 @@ class Meetings:
         self._lock = threading.Lock()
 
     def begin(self, role: str) -> None:
-        """The ranks of that group are about to start: what an earlier first rank said does not count."""
+        """Called before the ranks of a group start; forgets the address of an earlier first rank."""
         with self._lock:
             self._endpoints[role] = Future()
             self._counts[role] += 1
 
     def count(self, role: str) -> int:
-        """How often the ranks of that group were about to start."""
+        """How often the ranks of that group have been started."""
         return self._counts[role]
 
     def __call__(self, worker: str, endpoint: Endpoint | None, reply: Callable[[Endpoint], None]) -> None:

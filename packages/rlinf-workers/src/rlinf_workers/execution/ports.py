@@ -1,8 +1,8 @@
-"""Ports: what a worker's method sees of a channel.
+"""Ports: a channel as a worker's method sees it.
 
-Logic and granularity part ways here. A stage puts items one by one or in lists; its readers get chunks of the size
-that the plan says, in whatever pieces the items came. While a port has to wait it pauses its stage, which may give
-its devices to another turn.
+Ports separate logic from granularity. A stage puts items one by one or in lists; its readers get chunks of the size in
+the plan, however the items arrived. While a port waits, it pauses its stage, which may yield its devices to another
+turn.
 
     producer: put([a, b, c]) put([d])      granularity 2      consumer: for chunk in port: [a, b] then [c, d]
 """
@@ -23,35 +23,36 @@ T = TypeVar("T")
 
 
 class Pauses:
-    """What a port tells its stage. The driver's ports tell it to this class: it shares no devices and just waits."""
+    """The callbacks of a port to its stage. The driver's ports use this class, which does nothing: the driver shares no
+    devices."""
 
     def waiting(
         self, kind: Literal["items", "room"], channel: str, *, keeps_lease: bool
     ) -> AbstractContextManager[None]:
-        """The port waits inside this block, for items of the channel or room in it; the stage does not compute."""
+        """Context in which the port waits for items or for free capacity in the channel; the stage does not compute."""
         return nullcontext()
 
     def begin_chunk(self, num_items: int) -> None:
-        """The stage computes from here on: takes the lease and brings its state onto the devices."""
+        """The stage starts computing: takes the lease and brings its state onto the devices."""
 
     def add_to_chunk(self, num_items: int) -> None:
-        """The stage has taken further items while it computes; else as `begin_chunk`."""
+        """The stage took further items while computing; if it was not computing, like `begin_chunk`."""
 
     def hands_on(self, began_ns: Sequence[int]) -> AbstractContextManager[None]:
-        """Inside this block the stage hands on what it made of as many items of its chunk, begun at these times; it
-        computes on the others before and afterwards."""
+        """Context in which the stage puts results of some items of its chunk, which it began at these times; before and
+        after it computes on the others."""
         return nullcontext()
 
     def end_chunk(self) -> None:
-        """The stage has asked for more, so it has stopped computing on the chunk before."""
+        """The stage asked for more items, so it has finished computing on the previous chunk."""
 
     def before_put(self) -> None:
-        """The stage is about to hand items on: returns when the weights that it made them with are known to be those
-        that were published, and raises WeightMismatchError when they are not."""
+        """Called before the stage puts items: returns once the weights that it used are verified to be the published
+        ones. Raises: WeightMismatchError if they are not."""
 
 
 ItemEnd = Channel | FarChannel | FirstRank | OtherRank
-"""A channel of this node or of another, or how the ranks of a replica see it."""
+"""A local or remote channel, or the view of a channel on a rank of a replica."""
 
 
 class Reader(Generic[T]):
@@ -69,7 +70,7 @@ class Reader(Generic[T]):
 
     @property
     def granularity(self) -> int:
-        """Items of a chunk; WHOLE_BATCH for all of the run."""
+        """Items per chunk; WHOLE_BATCH: all items of the run."""
         return self._port.granularity
 
     def __iter__(self) -> Iterator[list[T]]:
@@ -77,18 +78,19 @@ class Reader(Generic[T]):
             yield chunk
 
     def next_chunk(self, *, at_most: int = WHOLE_BATCH) -> list[T]:
-        """The next chunk, empty at the end. A stage that knows how many items are still to come before the channel
-        closes says how many to wait for `at_most`."""
+        """The next chunk; empty at the end. A stage that knows how many items remain before the channel closes passes
+        that number as `at_most`."""
         self._stage.end_chunk()
         num_items = min(self._port.granularity, at_most) or self._port.granularity or at_most
-        # In a cycle the item is never there yet: a look that fails would cost more than the pause.
+        # In a cycle the item has never arrived yet, and a failed attempt would cost more than the pause.
         if self._port.of_own_turn or not self._gather(num_items, timeout_s=0.0):
             with self._stage.waiting("items", self._port.channel, keeps_lease=self._port.of_own_turn):
                 self._gather(num_items, timeout_s=None)
         return self._begin(num_items)
 
     def ready_chunk(self) -> list[T]:
-        """The next chunk where it is there already, for a stage that can take more while it computes; else empty."""
+        """The next chunk if it has already arrived, for a stage that can take more while it computes; otherwise
+        empty."""
         if not self._gather(self._port.granularity, timeout_s=0.0) or not self._ready:
             return []
         chunk = self._taken(self._port.granularity)
@@ -96,13 +98,13 @@ class Reader(Generic[T]):
         return chunk
 
     def hands_on(self, began_ns: Sequence[int]) -> AbstractContextManager[None]:
-        """For a stage that hands some items on while it computes on others: the block in which it puts them, and when
-        (`spans.now_ns`) it began each of the items that it took for them."""
+        """For a stage that puts some results while it computes on other items: the context for these puts, with the
+        time (`spans.now_ns`) at which it began each of the items they come from."""
         return self._stage.hands_on(began_ns)
 
     def _begin(self, num_items: int) -> list[T]:
         chunk = self._taken(num_items)
-        self._stage.begin_chunk(len(chunk))  # also at the end: what stands behind a loop computes too
+        self._stage.begin_chunk(len(chunk))  # also at the end, because code after the loop computes too
         return chunk
 
     def _taken(self, num_items: int) -> list[T]:
@@ -111,7 +113,7 @@ class Reader(Generic[T]):
         return chunk
 
     def _gather(self, num_items: int, timeout_s: float | None) -> bool:
-        """Takes entries until a chunk is there or the channel is closed; False when that did not come in time."""
+        """Takes entries until a chunk is complete or the channel is closed; False if neither happens in time."""
         while not self._closed and (num_items == WHOLE_BATCH or len(self._ready) < num_items):
             try:
                 entries = self._channel.take(keys=self._keys, timeout_s=timeout_s)
@@ -137,7 +139,7 @@ class Reader(Generic[T]):
         self._closed = True
         if self._early:
             raise WorkersError(
-                f"channel {self._port.channel} was closed, but item {self._next_key} never came; "
+                f"channel {self._port.channel} was closed, but item {self._next_key} never arrived; "
                 f"later ones did: {sorted(self._early)[:8]}; an ordered stage needs keys 0, 1, 2, ... once each"
             )
 
@@ -151,16 +153,16 @@ class Writer(Generic[T]):
         self._stage = stage
 
     def put(self, item: T, *, key: int = 0) -> None:
-        """Hands one item on. Blocks while the channel is full.
+        """Puts one item. Blocks while the channel is full.
 
         Args:
-            key: number of the item in this run where a reader wants them in order, or the lane that it belongs to (an
-                environment group) where readers are bound to lanes.
+            key: index of the item in this run if a reader wants them in order, or its partition (an environment group)
+                if readers are bound to partitions.
         """
         self.put_many([(key, item)])
 
     def put_many(self, items: Sequence[tuple[int, T]]) -> None:
-        """Hands (key, item) pairs on, several in one piece where the readers' granularity allows it."""
+        """Puts (key, item) pairs, several at once if the readers' granularity allows it."""
         self._stage.before_put()
         for partition in range(self._port.num_partitions):
             mine = [pair for pair in items if pair[0] % self._port.num_partitions == partition]

@@ -1,8 +1,8 @@
-"""How the ranks of a replica see the same items: the first takes them and tells the others.
+"""Replica channels: the first rank of a replica takes items and broadcasts them to the other ranks.
 
-The same body runs on every rank of a replica, so its reads and puts come in the same order on each. The first rank
-repeats what each gave it (an entry, the end, that it is done or has to wait) in a channel of the stage with a key for
-each other rank; the others' reads give the same, and their puts put nothing. docs/decisions/015 says why.
+The same method runs on every rank of a replica, so its reads and puts happen in the same order on each. The first rank
+sends the result of each (an entry, the end, done, waiting) through a replica channel, with a key per other rank. Reads
+on the other ranks return the same; their puts do nothing. docs/decisions/015 has the reasons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FirstRank:
     """A channel as the first rank of a replica uses it.
 
     Args:
-        waiting: makes the block inside which the rank waits for the others to hear what it tells.
+        waiting: returns the context in which the rank waits for the others to read the replica channel.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class OtherRank:
     """A channel as the other ranks of a replica use it.
 
     Args:
-        waiting: makes the block inside which the rank waits for the first.
+        waiting: returns the context in which the rank waits for the first one.
     """
 
     def __init__(

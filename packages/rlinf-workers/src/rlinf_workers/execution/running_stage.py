@@ -1,4 +1,4 @@
-"""RunningStage: the state of one stage on one rank during a run, and how it changes."""
+"""RunningStage: the state of one stage on one rank during a run, and its transitions."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from rlinf_workers.execution.worker_host import WorkerHost
 
 SHORTEST_WAIT_SPAN_NS = 500_000
-"""Shorter waits are left out of the trace; they would be most of its lines and none of its time."""
+"""Shorter waits are left out of the trace; they would be most of its lines and almost none of its time."""
 
 
 @dataclass
 class _Chunk:
-    """The items that a stage computes on; the clock runs."""
+    """The items that a stage computes on, and the start of their clock."""
 
     start_ns: int
     num_items: int
     collective_ns: int
-    """What the thread had spent in collectives when the clock started."""
+    """Time that the thread had spent in collectives when the clock started."""
     began_ns: tuple[int, ...] = ()
 
 
@@ -36,7 +36,7 @@ class _Chunk:
 class RunningStage(Pauses):
     """A stage call in progress; its ports report to it.
 
-    outside    no lease, the worker's state may leave its devices   at the start; after `leave`
+    outside    no lease, the worker's state may be offloaded        at the start; after `leave`
     inside     lease held, state on the devices                     after `enter`
     computing  inside, and the clock of a chunk runs                between `begin_chunk` and `end_chunk`
     """
@@ -48,7 +48,7 @@ class RunningStage(Pauses):
     holds_lock: bool = False
     """Whether it holds `WorkerHost.body_lock`."""
     chunk: _Chunk | None = None
-    """None: it does not compute."""
+    """None: it is not computing."""
 
     # -- Pauses ----------------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class RunningStage(Pauses):
     # -- entering and leaving the devices --------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Returns with the lease held, the worker's state on its devices and the weights of this run."""
+        """Acquires the lease, then loads the worker's state and the weights of this run."""
         if self.is_inside:
             return self._lock()
         if self.call.lease_turn is not None:
@@ -116,20 +116,20 @@ class RunningStage(Pauses):
         self.host.prepare(self)
 
     def leave(self, *, is_last: bool = False) -> None:
-        """Gives the lease back; from here on the worker's state may be sent away."""
+        """Releases the lease; from here on the worker's state may be offloaded."""
         if not self.is_inside:
             return
         self._lock()
         self.is_inside = False
         if self.call.offloads and not self.host.is_in_use:
-            self.before_put()  # a check reads the weights where they are
+            self.before_put()  # the check reads the weights on the device
             self.host.may_discard = is_last and self.call.discards
         self._unlock()
         if self.call.lease_turn is not None:
             self._request_lease("release")
 
     def abort(self) -> None:
-        """Ends it with its run. The driver has revoked the leases of the run."""
+        """Ends the stage of an aborted run, whose leases the driver has revoked."""
         self.chunk = None
         if self.is_inside:
             self._lock()
@@ -173,7 +173,7 @@ class RunningStage(Pauses):
         num_items, began_ns, collective_ns = 0, (), 0
         if chunk is not None:
             collective_ns = self.host.waits.collective_ns - chunk.collective_ns
-            if who.rank_in_replica == 0:  # items count once
+            if who.rank_in_replica == 0:  # count items once per replica
                 num_items, began_ns = chunk.num_items, chunk.began_ns
         self.spans.append(
             Span(name, category, start_ns, duration_ns, num_items, who.name, who.devices, began_ns, collective_ns)

@@ -1,7 +1,7 @@
-"""From a flow and its plan to what each rank is told to do in a run: pure functions, no process.
+"""Turns a flow and its plan into the calls of a run: pure functions, no process.
 
-StageCall is the message to a rank, StageOutcome its answer. PlannedFlow makes the calls: ports cut to the plan, turns
-on shared devices, versions of the weights to serve.
+StageCall is the message to a rank, StageOutcome its reply. PlannedFlow makes the calls: ports with the granularity of
+the plan, turns on shared devices, versions of the weights to serve.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rlinf_workers.spans import Span
 from rlinf_workers.worker import StepContext
 
 WHOLE_BATCH = 0
-"""Granularity of a stage that takes everything of a run in one chunk."""
+"""Granularity of a stage that takes all items of a run in one chunk."""
 
 
 ItemAddress = ChannelAddress | ServerAddress
-"""Of a channel on the rank's own node, and of its server for all others."""
+"""A channel's address on its own node, or that of its server for other nodes."""
 
 
 @record
@@ -39,14 +39,14 @@ class Port:
     channel: str
     address: ItemAddress
     granularity: int
-    """Items in a chunk of the reading stage; WHOLE_BATCH for all of the run. No more are put in one piece, so that
-    several readers share the work."""
+    """Items per chunk of the reading stage; WHOLE_BATCH: all items of the run. A put has no more items than this, so
+    that several readers share the work."""
     num_partitions: int
     partition: int
-    """0 where there is one, and for a writer."""
+    """0 if there is only one, and for a writer."""
     ordered: bool
     of_own_turn: bool
-    """At the other end are stages of this one's own cycle: the lease is kept while waiting."""
+    """The other end belongs to this stage's own cycle, so the lease is kept while waiting."""
 
 
 @record
@@ -60,17 +60,17 @@ class StageCall:
     reads: tuple[Port, ...]
     writes: tuple[Port, ...]
     lease_turn: int | None
-    """The turn to take; None for a stage that shares no device and whose state stays."""
+    """The turn of its lease; None for a stage that shares no device and is never offloaded."""
     offloads: bool
-    """Whether the worker's state leaves the devices when another turn comes to them."""
+    """Whether the worker's state is offloaded when another turn needs the devices."""
     discards: bool
-    """Whether the weights that it receives may be lost at its end, since this run publishes others."""
+    """Whether the weights that it receives may be dropped at the end, because this run publishes new ones."""
     receives: dict[str, int]
     """Weight edge -> policy version to serve before the first chunk."""
     publishes: tuple[str, ...]
-    """Weight edges on which to publish when the stage is done."""
+    """Weight edges on which to publish when the stage ends."""
     replica_channel: ItemAddress | None
-    """Where the first rank of a replica tells the others what it took; None where a replica is one rank."""
+    """The replica channel, on which the first rank broadcasts what it took; None if a replica is one rank."""
 
 
 @record
@@ -81,15 +81,15 @@ class StageOutcome:
     metrics: dict[str, WeightedMetric]
     spans: list[Span]
     shown_rows: list[dict[str, str | float]]
-    """Rows for people, see Worker.show."""
+    """Rows for display, see Worker.show."""
     notes: list[str]
-    """Lines for the manifest, see Worker.note."""
+    """Notes for the manifest, see Worker.note."""
     policy_version: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFlow:
-    """A flow under one plan, which fits it."""
+    """A flow with one plan that fits it."""
 
     flow: Flow
     graph: FlowGraph
@@ -98,12 +98,12 @@ class PlannedFlow:
     def stage_calls(
         self, addresses: Mapping[str, ItemAddress], versions: Mapping[WeightEdge, int], context: StepContext
     ) -> Iterator[tuple[int, int, StageCall]]:
-        """(rank, lane, call) for each rank of each stage: the stages of one worker group run on lanes of their own.
+        """(rank, lane, call) for each rank of each stage; every stage of a worker group has its own lane.
 
         Args:
-            addresses: channel -> its address, for every channel, those of `replica_channels` too.
-            versions: optimizer steps behind the weights that were last published on each edge that was synced, also of
-                other flows.
+            addresses: channel -> its address, for every channel including `replica_channels`.
+            versions: weight edge -> optimizer steps behind the weights last published on it; for every synced edge,
+                also of other flows.
         """
         for stages in self.graph.workers.values():
             for lane, stage in enumerate(stages):
@@ -111,7 +111,7 @@ class PlannedFlow:
                     yield rank, lane, self._stage_call(stage, rank, addresses, versions, context)
 
     def num_writers(self, channel: str) -> int:
-        """Who has to close the channel: each replica that writes it, or the driver."""
+        """How many writers must close the channel: each replica that writes it, or the driver."""
         if channel in self.replica_channels:
             return self.plan.stage(self.replica_channels[channel]).num_replicas
         num_replicas = sum(self.plan.stage(stage).num_replicas for stage in self.graph.writers(channel))
@@ -119,8 +119,7 @@ class PlannedFlow:
 
     @cached_property
     def replica_channels(self) -> dict[str, str]:
-        """Channels beside the flow's own, and their stages: where first ranks tell the others of their replicas what
-        they took."""
+        """Additional channels -> their stages: on each, the first ranks of replicas broadcast what they took."""
         split = [placed.stage for placed in self.plan.stages if placed.num_ranks_per_replica > 1]
         return {f"{stage}, within its replicas": stage for stage in split}
 
@@ -133,17 +132,17 @@ class PlannedFlow:
         turn: Sequence[str] = (),
         replica: int = 0,
     ) -> Port:
-        """An end of a channel that has the stages `other_end` at its other one.
+        """One end of a channel whose other end is the stages `other_end`.
 
         Args:
-            turn: the stages of the turn that the end belongs to; the driver's belongs to none.
-            replica: of a reader.
+            turn: the stages in the turn of this end; empty for the driver.
+            replica: the replica of a reader.
         """
         granularity, num_partitions, ordered = WHOLE_BATCH, 1, False
         for reader in self.graph.readers(channel):
             placed, ordered = self.plan.stage(reader), self.flow.stages[reader].ordered
             granularity = placed.granularity
-            # Whole batches cannot be handed out to whoever comes first.
+            # Whole batches cannot go to whichever reader comes first.
             if ordered or granularity == WHOLE_BATCH or self.graph.stage(reader).dispatch == "key":
                 num_partitions = placed.num_replicas
         return Port(
@@ -158,8 +157,8 @@ class PlannedFlow:
 
     @cached_property
     def leased_devices(self) -> dict[int, frozenset[int]]:
-        """Turn -> those of its devices that another turn has too, or a stage whose state leaves them: worker groups of
-        other flows may have state there. Turns that have none are left out and need no lease."""
+        """Turn -> its devices that it shares with another turn, or with a stage whose state is offloaded (worker groups
+        of other flows may have state there). Turns without such devices are left out and need no lease."""
         pairs = {(placed.turn, device) for placed in self.plan.stages for device in placed.devices}
         num_turns = Counter(device for _, device in pairs)
         leaves = {(placed.turn, device) for placed in self.plan.stages if placed.offload for device in placed.devices}
@@ -178,8 +177,8 @@ class PlannedFlow:
         return {name: turn for turn in self.graph.turns() for name in turn}
 
     def _are_renewed(self, worker: str, versions: Mapping[WeightEdge, int]) -> bool:
-        """Whether all weights that a group receives are published anew in every run, and no other stage of the group
-        asks for those that it has: a weight sync may keep them no longer than until they are received."""
+        """Whether every run publishes all weights that a group receives, and no other stage of the group serves the old
+        ones. A weight sync may drop weights once they are received."""
         sources = {edge.source for edge in versions if edge.target == worker}
         is_alone = sum(stage.worker == worker for stage in self.graph.stages) == 1
         return is_alone and bool(sources) and sources <= {stage.worker for stage in self.graph.stages if stage.trains}

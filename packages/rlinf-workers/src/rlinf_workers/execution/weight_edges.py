@@ -1,4 +1,4 @@
-"""The weight edges of the open flows: the weight sync of each, and which version was published on it last."""
+"""The weight sync edges of the open flows: the transport of each, and the version last published on it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlinf_workers.weight_sync.spec import EdgeEnds
 
 
 class WeightEdges:
-    """Opens a weight sync for each edge as it is first synced.
+    """Opens a weight sync for each edge when it is first synced.
 
     Args:
-        weight_sync: what carries weights (plugins.WEIGHT_SYNCS, or an import path); auto: by where the ends are.
+        weight_sync: a name in plugins.WEIGHT_SYNCS, or an import path; auto: chosen by where the two ends are.
         options: further arguments of its constructor.
-        attests: whether servers prove that they hold what was published.
-        note: told what did not work as it should have, and what was done instead.
+        attests: whether servers compare digests of what they hold with what was published.
+        note: called with a sentence about each fall-back.
     """
 
     def __init__(
@@ -38,23 +38,23 @@ class WeightEdges:
         self._weight_sync, self._options, self._attests = weight_sync, dict(options), attests
         self.weight_syncs: dict[WeightEdge, WeightSync] = {}
         self.versions: dict[WeightEdge, int] = {}
-        """The version that was published last."""
+        """The last published version."""
         self.num_bytes: dict[WeightEdge, int] = {}
-        """What a sync moves."""
+        """Bytes that a sync moves."""
 
     def sync(self, edges: Iterable[WeightEdge]) -> None:
-        """Publishes the trainers' present weights."""
+        """Publishes the trainers' current weights."""
         for edge in edges:
             if edge not in self.weight_syncs:
                 self._connect(edge)
             self.versions[edge] = self._groups[edge.source].call("publish_weights", edge.name)[0]
 
     def were_published(self, names: Collection[str], version: int) -> None:
-        """A stage has published that version on the edges of these names."""
+        """Records that a stage has published this version on the edges with these names."""
         self.versions |= {edge: version for edge in self.versions if edge.name in names}
 
     def forget(self) -> None:
-        """Weight syncs are made anew, and nothing counts as published."""
+        """Drops all weight syncs; nothing counts as published any more."""
         self.weight_syncs.clear()
         self.versions.clear()
 
@@ -70,7 +70,7 @@ class WeightEdges:
         ends = EdgeEnds(sources=tuple(self._groups.nodes(edge.source)), targets=targets, on_gpus=on_gpus)
         choices = choose(self._weight_sync, self._options, ends)
         if not self._attests:
-            self._note(f"weights {edge.name} are not attested: nobody checks that what is served was published")
+            self._note(f"weights {edge.name} are not attested: served weights are not compared with published ones")
         for number, (kind, options) in enumerate(choices):
             try:
                 self._open(edge, reshard, kind, options)
@@ -78,7 +78,7 @@ class WeightEdges:
             except RemoteError as error:
                 if error.error_type != WeightSyncRefused.__name__ or number + 1 == len(choices):
                     raise
-                self._note(f"weights {edge.name} go by {choices[number + 1][0]} and not by {kind}: {error}")
+                self._note(f"weights {edge.name} are sent by {choices[number + 1][0]} and not by {kind}: {error}")
 
     def _open(self, edge: WeightEdge, reshard: ReshardPlan, kind: str, options: Mapping[str, Any]) -> None:
         opened = self.weight_syncs[edge] = WEIGHT_SYNCS.get(kind)(edge.name, reshard, **options)
@@ -115,5 +115,5 @@ class WeightEdges:
     def _wrong_layout(self, name: str, layout: Layout) -> FlowDefinitionError:
         num_ranks = self._groups[name].num_ranks
         return FlowDefinitionError(
-            f"worker {name!r}: layout() speaks of {layout.num_ranks} ranks, and there are {num_ranks}"
+            f"worker {name!r}: layout() describes {layout.num_ranks} ranks, but there are {num_ranks}"
         )

@@ -50,29 +50,29 @@ CALLS = frozenset(
         "look_at_processes",
     }
 )
-"""What the executor calls of the host; any other method is the worker's own."""
+"""Methods of the host that the executor calls; any other method is the worker's own."""
 READS = frozenset({"layout", "save_model", "begin_checkpoint", "end_checkpoint", "save_checkpoint"})
-"""Methods of workers that are called between runs and change no weights."""
+"""Methods of workers that are called between runs and do not change weights."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """How a worker is after an aborted run."""
+    """The condition of a worker after an aborted run."""
 
     is_spent: bool
     """The worker could not roll back and must be restarted."""
     has_met_ranks: bool
-    """It has made collectives with other ranks, and cannot go on without them."""
+    """It has run collectives with other ranks and cannot continue without them."""
     has_begun: bool
-    """A stage of it took items in that run."""
+    """One of its stages took items in that run."""
 
 
 class WorkerHost:
-    """Makes the worker and runs its stages.
+    """Creates the worker and runs its stages.
 
     Args:
-        request: how the worker asks services of the driver.
+        request: sends the worker's requests to services of the driver.
     """
 
     worker: Worker
@@ -83,46 +83,46 @@ class WorkerHost:
         self.metrics = MetricTable()
         self.waits = WaitTable(identity.name)
         self.shown_rows: list[dict[str, str | float]] = []
-        """Rows for people, see Worker.show."""
+        """Rows for display, see Worker.show."""
         self.notes: list[str] = []
-        """Lines for the manifest, see Worker.note."""
+        """Notes for the manifest, see Worker.note."""
         self.body_lock = threading.RLock()
-        """Held by the stage that computes: two stages of one worker never do at once."""
+        """Held by the stage that computes: two stages of one worker never compute at once."""
         self._running: list[RunningStage] = []
         self.begun: StepContext | None = None
-        """The newest run in which a stage has taken items."""
+        """The latest run in which a stage has taken items."""
         self.is_loaded = True
         """Whether the worker's state is on its devices."""
         self.may_discard = False
-        """Whether the weights that it serves may be lost when its state leaves; they are received anew then."""
+        """Whether the weights that it serves may be dropped on offload, because they will be received anew."""
         self._is_spent = False
         self._onloaded_bytes = 0
-        """Device memory that it held when it was last offloaded."""
+        """Device memory it held when it was last offloaded."""
         self.served_versions: dict[str, int] = {}
-        """Edge -> version that the worker's weights hold, whole; see `confirm_weights`."""
+        """Edge -> version of the worker's weights, once all are received; see `confirm_weights`."""
         self._home_channels: list[HomeChannel] = []
         """Channels that live in this process."""
         self._senders: dict[str, WeightSender] = {}
         self._unfinished_reads: dict[str, FinishReads] = {}
-        """Edge -> what to call before the weights change that were last published on it."""
+        """Edge -> function to call before the weights last published on it may change."""
         self._receivers: dict[str, WeightReceiver] = {}
         self._checks: dict[str, Future[object]] = {}
-        """Edge -> the check of the weights that were received last, where it was left to do."""
+        """Edge -> the pending check of the weights received last, if it runs in the background."""
         self._checker = ThreadPoolExecutor(1, thread_name_prefix="rlinf-weight-check")
         self._of_thread = threading.local()
 
     def make(self, worker_class: type[W], *arguments: Any) -> W:
-        """The worker knows who and where it is from the first line of its constructor."""
+        """Creates the worker; its constructor can already use the worker's identity."""
         worker = worker_class.__new__(worker_class)
         self.worker, worker._host, worker.identity = worker, self, self.identity
         worker.__init__(*arguments)
-        self.is_loaded = worker.device.type != "cuda"  # models wait on the host, and first come with a lease
+        self.is_loaded = worker.device.type != "cuda"  # models wait on the host until the first lease
         if not self.is_loaded:
-            torch.cuda.empty_cache()  # a library may have made its model on the device
+            torch.cuda.empty_cache()  # a library may have created its model on the device
         return worker
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a launcher calls for the driver."""
+        """Handles a call of the driver."""
         if method in CALLS:
             return getattr(self, method)(*arguments)
         if method not in READS:
@@ -131,7 +131,7 @@ class WorkerHost:
 
     @property
     def step(self) -> StepContext | None:
-        """The run that the stage of the calling thread takes part in."""
+        """The run that the calling thread's stage takes part in."""
         return getattr(self._of_thread, "step", None)
 
     @step.setter
@@ -144,14 +144,14 @@ class WorkerHost:
 
     @property
     def replica_ranks(self) -> RankGroup:
-        """One that is alone waits for nobody: a stage may ask within a chunk, which other ranks may never get."""
+        """A single rank waits for nobody; a stage may use this within a chunk, which other ranks may never get."""
         if self.identity.num_ranks_per_replica == 1:
             return RankGroup(0, 1)
         return self.rank_groups.replica
 
     @property
     def serving_processes(self) -> Processes | None:
-        """Lists the worker's own processes that are filled and checked; None where the worker itself is."""
+        """Lists the worker's own processes that receive and check weights; None if the worker itself does."""
         return self.worker.serving_processes if self.worker.serving_processes() else None
 
     # -- stages ----------------------------------------------------------------------------------------------------
@@ -173,15 +173,15 @@ class WorkerHost:
     def _run_stage(self, stage: RunningStage, call: StageCall) -> StageOutcome:
         self.step = call.context
         if call.replica_channel is not None:
-            _ = self.rank_groups  # all ranks meet here: in the body, one without items would be missing
+            _ = self.rank_groups  # all ranks rendezvous here: inside the stage, one without items would be missing
         readers = [Reader(port, self._open_end(port, call), stage) for port in call.reads]
         outputs = [self._open_end(port, call) for port in call.writes]
         writers = [Writer(port, end, stage) for port, end in zip(call.writes, outputs, strict=True)]
-        if all(port.of_own_turn for port in call.reads):  # it computes before it has read anything
+        if all(port.of_own_turn for port in call.reads):  # it computes before its first read
             stage.begin_chunk(0)
         getattr(self.worker, call.method)(*readers, *writers)
         stage.end_chunk()
-        stage.before_put()  # metrics and weights leave too
+        stage.before_put()  # metrics and weights are outputs too
         for edge in call.publishes:
             stage.enter()
             with stage.span("publish weights", SYNC_SPAN), self.waits.waiting("room for weights", edge):
@@ -203,22 +203,22 @@ class WorkerHost:
         )
 
     def _drop_records(self) -> None:
-        """Nothing of an aborted run shows in a later one."""
+        """Drops the records of an aborted run, so that a later one does not report them."""
         self.metrics.drain()
         self.shown_rows, self.notes = [], []
         try:
             self.worker.abandon()
-        except Exception:  # noqa: BLE001 - whatever a user's own worker raises
+        except Exception:  # noqa: BLE001 - a custom worker may raise anything
             traceback.print_exc()
             self._is_spent = True
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a stage holds its lease."""
+        """Whether one of its stages holds a lease."""
         return any(stage.is_inside for stage in list(self._running))
 
     def condition_after_run(self, context: StepContext | None) -> Condition:
-        """After an aborted run, which had that context."""
+        """The worker's condition after an aborted run with that context."""
         return Condition(
             is_spent=self._is_spent,
             has_met_ranks="rank_groups" in self.__dict__ and self.identity.num_ranks > 1,
@@ -228,12 +228,12 @@ class WorkerHost:
     # -- channels --------------------------------------------------------------------------------------------------
 
     def open_channel(self, spec: ChannelSpec, node: int) -> ChannelPlace:
-        """Makes a channel that lives in this process, which is on that node, and its server for the other nodes."""
+        """Creates a channel in this process, which runs on that node, and its server for other nodes."""
         self._home_channels.append(HomeChannel(spec, node, has_server=True))
         return self._home_channels[-1].place
 
     def forget_channels(self) -> None:
-        """Lets go of all channels; those of the next run are others."""
+        """Closes all channels; the next run uses new ones."""
         self._home_channels.clear()
         open_channel.cache_clear()
 
@@ -256,12 +256,12 @@ class WorkerHost:
             return replica_channel.close()
         with self.waits.waiting("first rank"):
             while replica_channel.take(keys=[self.identity.rank]):
-                pass  # a body need not read to the end
+                pass  # a stage need not read to the end
 
     # -- the state on the devices ----------------------------------------------------------------------------------
 
     def prepare(self, stage: RunningStage) -> None:
-        """Brings the worker's state onto its devices, with the weights that the stage serves; its lease is held."""
+        """Loads the worker's state, with the weights that the stage serves; the stage holds the lease."""
         with stage.span("keep published weights", SYNC_SPAN, at_least_ns=SHORTEST_WAIT_SPAN_NS):
             self.before_change()
         if not self.is_loaded:
@@ -272,22 +272,23 @@ class WorkerHost:
                 waiting = self.waits.waiting("weights", edge, number=version, processes=self.serving_processes)
                 with stage.span("receive weights", SYNC_SPAN), waiting:
                     self.receive_weights(edge, version)
-                # What another rank of the replica makes with these weights leaves elsewhere.
+                # Results that other ranks of the replica compute with these weights are sent by those ranks.
                 if stage.call.replica_channel is not None or self.worker.checks_first:
                     stage.before_put()
                 self.worker.weights_received(version)
 
     def load(self) -> None:
-        """Brings the worker's state onto its devices."""
+        """Moves the worker's state onto its devices."""
         self.worker.onload()
         if self.worker.device.type == "cuda":
-            torch.cuda.synchronize()  # what comes next may read and write it on other streams
+            torch.cuda.synchronize()  # later work may use the state on other streams
         self.is_loaded = True
 
     def unload(self) -> Span:
-        """Takes the state off the devices until the worker's next lease; called while it has none. Returns: when."""
+        """Offloads the state until the worker's next lease; called while it has none. Returns the span of the
+        offload."""
         with self.body_lock:
-            assert not self.is_in_use, f"{self.identity.name} is sent away while it holds a lease"
+            assert not self.is_in_use, f"{self.identity.name} is offloaded while it holds a lease"
             start_ns = now_ns()
             if self.is_loaded:
                 self._onloaded_bytes = self._device_bytes()
@@ -298,12 +299,12 @@ class WorkerHost:
                 self.worker.offload()
             self.is_loaded = False
             if self.worker.device.type == "cuda":
-                torch.cuda.empty_cache()  # or the caching allocator keeps what others on this device need
+                torch.cuda.empty_cache()  # otherwise the caching allocator keeps memory that others on this device need
             return Span("offload", LEASE, start_ns, now_ns() - start_ns, 0, self.identity.name, self.identity.devices)
 
     def memory_bytes(self) -> tuple[int, int]:
-        """Bytes of device memory between stages while the state is loaded (the last such value while it is not), and
-        their peak since the process began; of host memory on a CPU slot."""
+        """Bytes of device memory between stages while the state is loaded (otherwise the last such value), and their
+        peak since the process started; host memory on a CPU slot."""
         on_gpu = self.worker.device.type == "cuda"
         peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         return self._device_bytes() if self.is_loaded else self._onloaded_bytes, peak
@@ -317,8 +318,8 @@ class WorkerHost:
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def open_weights(self, ports: Sequence[WeightPort]) -> None:
-        """Opens this rank's end of a weight edge; its ends, where it serves from several processes. An end that was
-        opened before is dropped, with the weights that it received."""
+        """Opens this rank's end of a weight sync edge, or several ends if the worker serves from several processes.
+        Drops an end opened before, with the weights it received."""
         port = ports[0]
         if port.side == "send":
             self.before_change()
@@ -340,14 +341,14 @@ class WorkerHost:
         return self.worker.policy_version
 
     def before_change(self) -> None:
-        """Called before anything may change the weights: until then they may be read where they lie."""
+        """Called before the weights may change; until then receivers may read them by reference."""
         for finish_reads in list(self._unfinished_reads.values()):
             finish_reads()
 
     def receive_weights(self, edge: str, policy_version: int) -> None:
-        """Fills the worker's weights with what was published on one edge. Their check may go on; `confirm_weights` ends
-        it."""
-        wait(self._checks.values())  # it reads what is about to change
+        """Fills the worker's weights with those published on one edge. Their check may continue in the background;
+        `confirm_weights` waits for it."""
+        wait(self._checks.values())  # a running check reads the weights that are about to change
         self.before_change()
         self.served_versions.pop(edge, None)
         check = self._receivers[edge].receive(self.worker.weights(), policy_version)
@@ -357,9 +358,9 @@ class WorkerHost:
         self.served_versions[edge] = policy_version
 
     def confirm_weights(self, stage: RunningStage) -> None:
-        """Returns when the weights are known to be what was published.
+        """Returns once the weights are verified to be the published ones.
 
-        Raises: WeightMismatchError, and again until other weights have come.
+        Raises: WeightMismatchError, on every call until other weights are received.
         """
         checks = list(self._checks.items())
         if not all(check.done() for _, check in checks):
@@ -374,7 +375,7 @@ class WorkerHost:
     # -- for `rlinf explain` ---------------------------------------------------------------------------------------
 
     def process(self) -> tuple[str, int, int]:
-        """Host, number and beginning of this process; see ProcessRecord in explaining/snapshot.py."""
+        """Host, id and start time of this process; see ProcessRecord in explaining/snapshot.py."""
         return platform.node(), os.getpid(), started_ticks(os.getpid())
 
     def look_at_processes(self, records: bytes) -> bytes:
