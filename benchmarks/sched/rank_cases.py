@@ -204,7 +204,7 @@ def update(case: Case, backend: TrainingBackend, device: torch.device) -> None:
     backend.begin(1)
     for shard in backend.shards:
         backend.backward(shard, micro_batch, _loss)
-    backend.reduce()
+    backend.finish_backward()
     backend.step(8.0)
 
 

@@ -66,7 +66,7 @@ def trained() -> ReplicatedBackend:
     backend = ReplicatedBackend(Layers(), trial_worker(), optimizer=settings, num_shards=1)
     backend.begin(0)
     backend.backward(0, torch.ones(1, WIDTH), lambda answers: (answers.values.sum(), []))
-    backend.reduce()
+    backend.finish_backward()
     backend.step(1.0)
     return backend
 

@@ -73,7 +73,7 @@ class Trainer(TrainingWorker):
         )
         self._backend.begin(1)
         self._backend.backward(0, batch.to(self.device), _loss)
-        self._backend.reduce()
+        self._backend.finish_backward()
         return self._step(32.0)
 
 

@@ -84,7 +84,7 @@ def train(make, worker, model, widths, **options):
             backend.begin(1)
             for width in widths:
                 backend.backward(worker.rank, batch_of(width), loss_of)
-            assert backend.reduce() == [4.0]
+            assert backend.finish_backward() == [4.0]
             norms.append(backend.step(4.0))
     return policy, critic, norms
 
@@ -104,7 +104,7 @@ class Uneven(Worker):
         backend.begin(1)
         for part in BATCH.split(5) if self.rank == 0 else ():
             backend.backward(0, part, loss_of)
-        assert backend.reduce() == [5.0]
+        assert backend.finish_backward() == [5.0]
         return backend.step(1.0)
 
 

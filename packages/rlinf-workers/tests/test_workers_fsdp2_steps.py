@@ -66,7 +66,7 @@ def learn(make, worker, model: ModelSettings, num_ranks: int, shard: int | None)
                 own = number % num_ranks if shard is None else shard
                 if own in backend.shards:
                     backend.backward(own, batch_of(step, number), loss_of)
-            losses_and_norms += [*backend.reduce(), backend.step(NUM_BATCHES)]
+            losses_and_norms += [*backend.finish_backward(), backend.step(NUM_BATCHES)]
     return losses_and_norms, backends
 
 

@@ -58,7 +58,7 @@ def train(backend, num_updates=2) -> list[float]:
         backend.begin(1)
         for shard in backend.shards:
             backend.backward(shard, BATCH, lambda answers, scale=shard + 1: (-scale * answers.logprobs.sum(), [1.0]))
-        backend.reduce()
+        backend.finish_backward()
         norms.append(backend.step(6.0))
     return norms
 

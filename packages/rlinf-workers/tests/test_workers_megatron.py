@@ -260,7 +260,7 @@ def test_storages_go_and_come_back():
         ({"tensor_parallel": 0}, {}, "tensor_parallel=0: expected `int` >= 1"),
         ({"recompute": "yes"}, {}, "recompute='yes': expected `bool`, got `str`"),
         ({"compute_dtype": "float16"}, {}, "compute_dtype='float16': allowed: 'float32', 'bfloat16'"),
-        ({}, {"model_type": "gemma2"}, "model_type='gemma2' has no mapping to megatron-core; those that have: qwen2"),
+        ({}, {"model_type": "gemma2"}, "model_type='gemma2' has no mapping to megatron-core; supported: qwen2"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(options, config, says, models):

@@ -92,7 +92,7 @@ def compare(kind, worker, subject):
     adamw.step()
     backend.begin(2)
     backend.backward(0, subject.batch, subject.loss_of(subject.batch), entropies=True)
-    backend.reduce()
+    backend.finish_backward()
     norms = abs(backend.step(NUM_ROWS) / norm - 1)
     trained = backend.forward(subject.batch)
     after = kind.answers(reference, subject.batch, entropies=False)

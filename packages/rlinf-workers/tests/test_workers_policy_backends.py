@@ -108,7 +108,7 @@ def train(backend, batch: Batch, num_updates=2) -> list[float]:
         backend.begin(1)
         for shard in backend.shards:
             backend.backward(shard, batch, lambda answers, scale=shard + 1: loss(answers, scale), entropies=True)
-        sums_and_norms += [*backend.reduce(), backend.step(12.0)]
+        sums_and_norms += [*backend.finish_backward(), backend.step(12.0)]
     return sums_and_norms
 
 
@@ -154,7 +154,7 @@ def test_fsdp2_imitates_as_replicated_does(name, lora):
         for _ in range(2):
             backend.begin(1)
             backend.backward(0, demonstrations, lambda answers: (-answers.logprobs.sum(), [1.0]))
-            backend.reduce()
+            backend.finish_backward()
             norms.append(backend.step(4.0))
         norms_of_kinds.append(norms)
     assert norms_of_kinds[1] == pytest.approx(norms_of_kinds[0], rel=1e-6)

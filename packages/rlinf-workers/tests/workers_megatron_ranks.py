@@ -130,7 +130,7 @@ def update(backend, number: int) -> tuple[list[float], float]:
             batch = batch_of(100 * number + 10 * shard + part, 1 + part, 3 - part, (4 + part, 6 - part + shard))
             backend.backward(shard, batch, loss_on(batch), entropies=True)
         backend.count(shard, [0.0, 1.0])
-    statistics = backend.reduce()
+    statistics = backend.finish_backward()
     return statistics, backend.step(statistics[0])
 
 

@@ -139,7 +139,7 @@ MISTAKES = [
     ),
     Mistake(
         line="train sort-grpo --mode collocated --actor.backend fsdp2 --plan.num_ranks_per_replica.actor 2",
-        says="plan.num_ranks_per_replica.actor=2: fsdp2 cuts the model over all ranks of the actor",
+        says="plan.num_ranks_per_replica.actor=2: fsdp2 shards the model over all ranks of the actor",
     ),
     Mistake(line=f"{GSM8K} --actor.lora.rank 0", says="--actor.lora.rank=0; allowed: 1 or more"),
     Mistake(

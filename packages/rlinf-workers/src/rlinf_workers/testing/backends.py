@@ -326,7 +326,7 @@ def accumulate(
             backend.backward(shard, part, subject.loss_of(part, scale), entropies=True)
             pause()
         backend.count(shard, [0.0, 1.0])
-    return backend.reduce()
+    return backend.finish_backward()
 
 
 def _check_weights(backend: TrainingBackend, worker: Worker, model: nn.Module, bound: float, what: str) -> None:

@@ -1,7 +1,7 @@
-"""What the ranks of a group write of a checkpoint: copied to host memory, then written by a thread.
+"""The share of a checkpoint that each rank writes: copied to host memory, then written by a thread.
 
-Each rank writes whole tensors, those that its backend gives, into a file of its own; the first one adds the index and
-the small files. So no rank ever has the whole model, and training goes on while the files are written.
+Each rank writes the whole tensors that its backend assigns to it into its own file; the first rank adds the index and
+the small files. So no rank ever holds the whole model, and training continues while the files are written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlinf_workers.trainers.base import ModelAdapter, TrainingBackend
 
 MODEL, OPTIMIZER = "model", "optimizer"
-"""With these the names of the files begin."""
+"""Prefixes of the file names."""
 STEPS_FILE = "optimizer.json"
 
 
@@ -35,7 +35,7 @@ class CheckpointFiles:
     """The files that one rank writes. Every rank of the group makes the same calls in the same order.
 
     Args:
-        folder: seen by all ranks.
+        folder: a folder that all ranks can access.
     """
 
     def __init__(self, worker: Worker, folder: str) -> None:
@@ -45,33 +45,33 @@ class CheckpointFiles:
         self._end: Future[None] = Future()
 
     def add_model(self, backend: TrainingBackend, under: str = "") -> None:
-        """Copies what this rank writes of a model."""
+        """Copies this rank's share of a model."""
         self.add_model_tensors(backend, backend.model_tensors(), under)
 
     def add_model_tensors(self, backend: TrainingBackend, tensors: Mapping[str, Tensor], under: str = "") -> None:
-        """Other values of the tensors that this rank writes of a model."""
+        """Writes these values in place of the model's for the tensors that this rank writes."""
         self._add_tensors(Path(under), backend.kind.stem, tensors)
         if self._worker.rank == 0:
             self._writes.append(partial(backend.kind.describe, str(self._folder / under)))
 
     def add_optimizer(self, backend: TrainingBackend, under: str = "") -> None:
-        """Copies what this rank writes of the state of a model's optimizer."""
+        """Copies this rank's share of the optimizer state."""
         self._add_tensors(Path(under), OPTIMIZER, backend.optimizer_tensors())
         self.add_text(Path(under, STEPS_FILE), json.dumps({"num_steps": backend.num_steps}))
 
     def add_text(self, name: Path, text: str) -> None:
-        """A small file, which the first rank writes."""
+        """Adds a small file, which the first rank writes."""
         if self._worker.rank == 0:
             self._writes.append(partial((self._folder / name).write_text, text, encoding="utf-8"))
 
     def start(self) -> CheckpointFiles:
-        """Begins to write, in a thread."""
+        """Starts writing in a thread."""
         Thread(target=self._write, name="checkpoint", daemon=True).start()
         return self
 
     def wait(self) -> dict[str, str]:
-        """Returns when all files of this rank are there: file with tensors -> its SHA-256. Raises: what writing
-        raised."""
+        """Waits until all files of this rank are written; returns file with tensors -> its SHA-256. Raises: the
+        exception of the writing thread."""
         self._end.result()
         return self._digests
 
@@ -79,11 +79,11 @@ class CheckpointFiles:
         try:
             for write in self._writes:
                 write()
-        except BaseException as error:  # noqa: BLE001 - it belongs to who waits
+        except BaseException as error:  # noqa: BLE001 - re-raised by `wait`
             self._end.set_exception(error)
         else:
             self._end.set_result(None)
-        self._writes.clear()  # and with them the copies
+        self._writes.clear()  # frees the copies
 
     def _add_tensors(self, under: Path, stem: str, tensors: Mapping[str, Tensor]) -> None:
         (self._folder / under).mkdir(parents=True, exist_ok=True)
@@ -102,22 +102,22 @@ class CheckpointFiles:
         try:
             self._digests[str(name)] = write_tensors(path, tensors)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say which file
+            raise OSError(error.errno, error.strerror, str(path)) from error  # the error of a full disk names no file
 
 
 def writers(kind: ModelAdapter, model: nn.Module, num_ranks: int) -> dict[str, int]:
-    """Tensor that is saved -> the rank that writes it. What is one tensor in a file is written by one rank. Ranks that
-    have the same model have the same answer."""
+    """Saved tensor -> the rank that writes it; tensors of one file tensor go to one rank. Equal on all ranks with the
+    same model."""
     sizes = {name: tensor.nbytes for name, tensor in kind.saved(tensors_of(model)).items()}
     units = ((sum(sizes[name] for name in unit), unit) for unit in kind.written_together(model, sizes))
     return shared_out(units, num_ranks)
 
 
 def shared_out(units: Iterable[tuple[int, Sequence[str]]], num_ranks: int) -> dict[str, int]:
-    """Name -> the rank that writes it; the bytes are shared out evenly, the largest first.
+    """Name -> the rank that writes it; balances bytes, the largest first.
 
     Args:
-        units: bytes, and the names of what is written by one rank.
+        units: pairs of bytes and the names that one rank must write together.
     """
     ordered = sorted(units, key=lambda unit: unit[1][0])
     ranks = balanced([size for size, _ in ordered], num_ranks)
@@ -125,7 +125,7 @@ def shared_out(units: Iterable[tuple[int, Sequence[str]]], num_ranks: int) -> di
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """A copy that later steps leave alone."""
+    """A copy that later steps do not change."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
@@ -140,7 +140,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, folder: str) -> int:
-    """Takes the state of every parameter; they must have the same names.
+    """Loads the state of every parameter; the names must match.
 
     Returns: the optimizer's number of steps.
     """
@@ -155,8 +155,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, folder: s
 
 
 def parameter_of(key: str, parameters: Collection[str], folder: str) -> tuple[str, str]:
-    """Parameter and state that a tensor of the optimizer's files is about. Raises: ValueError where the model does not
-    have the parameter."""
+    """Splits a key of the optimizer's files into parameter and state. Raises: ValueError if the model does not have the
+    parameter."""
     name, _, field = key.rpartition(":")
     if name not in parameters:
         raise ValueError(f"{folder}: its {OPTIMIZER} has state for {name!r}, which the model does not have")

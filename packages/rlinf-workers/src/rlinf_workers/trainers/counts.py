@@ -1,4 +1,4 @@
-"""How training backends are counted: the memory of whole copies, the times of replicas."""
+"""Memory and times of training backends: estimates from model shapes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def whole_copy_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
-    """One of `num_ranks` ranks that hold whole models: a gradient buffer for each of its shards, and both moments."""
+    """Memory of one of `num_ranks` ranks that hold whole models: a gradient buffer per shard, and both moments."""
     copy = job.num_models * job.dtype_bytes * model.num_parameters
     return RankMemory(
         weights=copy,
@@ -49,7 +49,7 @@ def train_profile(spec: TrainerSpec, model: ModelShape, gpu: Gpu, job: JobShape)
         memory = spec.rank_memory(model, job, num_ranks * span)
         sent = job.num_models * spec.copies_sent(job, num_ranks) * copy if num_ranks > 1 else 0
         link = ring_bytes_per_s(gpu, span, num_ranks)
-        moved = (3 + 2 * NUM_MOMENTS) * memory.optimizer / NUM_MOMENTS  # all but the gradient is read and written
+        moved = (3 + 2 * NUM_MOMENTS) * memory.optimizer / NUM_MOMENTS  # all except the gradient are read and written
         instances.append(
             InstanceProfile(
                 num_devices=span,

@@ -1,4 +1,4 @@
-"""What a model is served as: plain weights under their canonical names, whatever they are trained through."""
+"""The weights that a model serves: plain weights under canonical names, also if an adapter is trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LowRank:
-    """A change of a weight, scale * B A."""
+    """A low-rank update of a weight, scale * B A."""
 
     a: Tensor
     """[r, in]"""
@@ -21,22 +21,22 @@ class LowRank:
 
     @torch.no_grad()
     def added_to(self, weight: Tensor) -> Tensor:
-        """A new tensor [out, in] of the weight's dtype, the sum rounded once."""
+        """A new tensor [out, in] in the weight's dtype; the sum is rounded once."""
         return (weight + (self.b @ self.a) * self.scale).to(weight.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """The weights of a model, and what its adapter adds to some of them."""
+    """The weights of a model, and its adapter's updates of some of them."""
 
     weights: Mapping[str, Tensor]
-    """Canonical name -> what the model holds, without its adapter."""
+    """Canonical name -> the model's weight, without its adapter."""
     changes: Mapping[str, LowRank] = field(default_factory=dict)
-    """Canonical name -> what serving adds; on the device of the weight."""
+    """Canonical name -> the adapter's update, on the device of the weight."""
 
     def merged(self) -> Mapping[str, Tensor]:
-        """What serves. A changed weight is made whenever it is read and kept by nobody here, so that a reader who takes
-        one after another has one more tensor in memory, not one more model."""
+        """The weights to serve. A changed weight is merged each time it is read and not kept, so reading one after
+        another takes the memory of one extra tensor, not of a second model."""
         return _Merged(self) if self.changes else self.weights
 
 

@@ -1,4 +1,4 @@
-"""Trainers that may begin with an SFT warm-up: supervised training with an optimizer of its own."""
+"""Trainers that may begin with an SFT warm-up: supervised training with its own optimizer."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from rlinf_workers.trainers.worker import TrainingWorker
 
 
 class WarmedUpWorker(TrainingWorker):
-    """Changes optimizers between the SFT warm-up and the training, each of which begins when the other ends. A subclass
-    sets `_optimizer` in its constructor and makes its backend with it."""
+    """Switches between the optimizers of the SFT warm-up and of the training; each starts new when the other ends. A
+    subclass sets `_optimizer` in its constructor and creates its backend with it."""
 
     _optimizer: OptimizerSettings
-    """That of training."""
+    """Optimizer of the training."""
     _in_sft_warm_up: OptimizerSettings | None = None
-    """That of the SFT warm-up, while the backend has it."""
+    """Optimizer of the SFT warm-up, while it is in use."""
 
     def _optimize_with(self, sft_warm_up: OptimizerSettings | None) -> None:
-        """From here on the backend's optimizer is that of the SFT warm-up, or with None that of training."""
+        """Switches the backend to the optimizer of the SFT warm-up, or with None to that of the training."""
         if sft_warm_up is not self._in_sft_warm_up:
             self._backend.restart(self._optimizer if sft_warm_up is None else sft_warm_up)
             self._in_sft_warm_up = sft_warm_up

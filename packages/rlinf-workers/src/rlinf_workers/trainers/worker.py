@@ -1,4 +1,4 @@
-"""What the workers that hold a model have in common: backends, a count of optimizer steps, checkpoints."""
+"""The common base of workers that hold a model: backends, a count of optimizer steps, checkpoints."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rlinf_workers.trainers.checkpoint import CheckpointFiles
 from rlinf_workers.worker import Worker
 
 MODEL_FOLDER = "model"
-"""Folder of a checkpoint; a Hugging Face folder where the model is a language model."""
+"""Folder in a checkpoint; a Hugging Face folder if the model is a language model."""
 STATE_FILE = "actor.json"
 
 
 class TrainingWorker(Worker):
-    """Sends, moves and saves what its backends hold. A subclass sets `_backends` in its constructor."""
+    """Serves, offloads and saves the models of its backends. A subclass sets `_backends` in its constructor."""
 
     _backends: Mapping[str, TrainingBackend]
-    """Folder in a checkpoint -> what is saved there; "" is the policy, which is sent."""
+    """Folder in a checkpoint -> the backend saved there; "" is the policy, which is synced."""
     _version = 0
     _checkpoint: CheckpointFiles
-    """The newest that was begun."""
+    """The latest checkpoint that was begun."""
 
     @property
     def _backend(self) -> TrainingBackend:
@@ -35,7 +35,7 @@ class TrainingWorker(Worker):
 
     @property
     def policy_version(self) -> int:
-        """Optimizer steps taken, those of an SFT warm-up included."""
+        """Optimizer steps taken, including those of an SFT warm-up."""
         return self._version
 
     def _step(self, divisor: float) -> float:
@@ -59,18 +59,18 @@ class TrainingWorker(Worker):
             backend.offload()
 
     def save_model(self, folder: str) -> None:
-        """Writes the policy alone; a language model as a folder that any Hugging Face tool loads."""
+        """Writes only the policy; a language model as a folder that any Hugging Face tool loads."""
         files = CheckpointFiles(self, folder)
         files.add_model(self._backend)
         files.start().wait()
 
     def load_model(self, folder: str) -> None:
-        """The inverse; takes any Hugging Face folder of the same architecture."""
+        """The inverse; accepts any Hugging Face folder of the same architecture."""
         self._backend.load_model(folder)
 
     def begin_checkpoint(self, folder: str) -> None:
-        """Copies everything that training needs to go on as if it had not stopped, and begins to write it. Every rank
-        calls, and may go on training."""
+        """Copies everything that training needs to resume exactly, and starts writing it. Every rank calls, and may
+        continue training."""
         files = CheckpointFiles(self, folder)
         for name, backend in self._backends.items():
             files.add_model(backend, str(Path(name, MODEL_FOLDER)))
@@ -79,11 +79,11 @@ class TrainingWorker(Worker):
         self._checkpoint = files.start()
 
     def end_checkpoint(self) -> dict[str, str]:
-        """Waits until this rank has written the checkpoint that it began. Returns: file with tensors -> its SHA-256."""
+        """Waits until this rank has written the checkpoint it began. Returns: file with tensors -> its SHA-256."""
         return self._checkpoint.wait()
 
     def save_checkpoint(self, folder: str) -> dict[str, str]:
-        """Begins a checkpoint and ends it; every rank calls."""
+        """Writes a checkpoint; every rank calls."""
         self.begin_checkpoint(folder)
         return self.end_checkpoint()
 
@@ -97,7 +97,7 @@ class TrainingWorker(Worker):
         self._restore(state)
 
     def _state(self) -> dict[str, Any]:
-        """What a subclass has to remember besides."""
+        """Further state that a subclass must save."""
         return {}
 
     def _restore(self, state: Mapping[str, Any]) -> None:

@@ -199,7 +199,7 @@ class EmbodiedActor(WarmedUpWorker):
             for few in torch.arange(len(examples.actions)).split(self._micro_batch_size or len(examples.actions)):
                 self._backend.backward(batch.shard, examples[few], _imitation_loss)
             if batch.shard == self._backend.shards[-1]:
-                count, loss = self._backend.reduce()
+                count, loss = self._backend.finish_backward()
                 self._step(count)
                 if self.rank == 0:
                     self.record("sft_warm_up/loss", loss / count)
@@ -267,7 +267,7 @@ class EmbodiedActor(WarmedUpWorker):
     def end_update(self) -> bool:
         """Sums the gradient over shards and ranks, clips it and takes the optimizer step, unless the policy has moved
         farther than `target_kl`. Returns whether the step was taken."""
-        sums = dict(zip(self._totals, self._backend.reduce(), strict=True))
+        sums = dict(zip(self._totals, self._backend.finish_backward(), strict=True))
         self._last_kl, target = sums["kl"] / sums["ratios"], self._algorithm.target_kl
         if target is not None and self._last_kl > target:
             return False

@@ -134,7 +134,7 @@ class Actor(WarmedUpWorker):
             for batch in chunk:
                 self._add_examples(batch)
                 if batch.shard == self._backend.shards[-1]:
-                    tokens, loss = self._backend.reduce()
+                    tokens, loss = self._backend.finish_backward()
                     self._step(tokens)
                     self.record("sft_warm_up/loss", loss / tokens)
                     self._backend.begin(2)
@@ -152,7 +152,7 @@ class Actor(WarmedUpWorker):
         for shard in self._backend.shards:
             for _, batch in self._batches.batches(groups, shard):
                 self._backend.backward(shard, batch, partial(_likelihood, batch.loss_mask))
-        self._step(self._backend.reduce()[0])
+        self._step(self._backend.finish_backward()[0])
         after = self._batches.by_token(groups, self._logprobs)
         sums = torch.zeros(len(self._backend.shards), 2, dtype=torch.float64)
         for group in groups:
@@ -329,7 +329,7 @@ class Actor(WarmedUpWorker):
     # -- the optimizer step, and what is recorded of it ------------------------------------------------------------
 
     def _policy_step(self) -> list[float]:
-        divisor, loss, tokens, trained, *sums = self._backend.reduce()
+        divisor, loss, tokens, trained, *sums = self._backend.finish_backward()
         learning_rate = self._optimizer.learning_rate_at(self._backend.num_steps)
         grad_norm = self._step(divisor or 1.0)
         num_statistics = len(self._loss.statistics)

@@ -57,7 +57,7 @@ class Critic:
 
     def step(self) -> dict[str, float]:
         """Takes one optimizer step on the mean over tokens; returns its metrics."""
-        tokens, loss, squared_errors, returns, squared_returns = self.backend.reduce()
+        tokens, loss, squared_errors, returns, squared_returns = self.backend.finish_backward()
         count = max(tokens, 1.0)
         grad_norm = self.backend.step(count)
         spread = squared_returns - returns * returns / count

@@ -1,1 +1,1 @@
-"""The backend whose ranks hold a model together: torch's `fully_shard`, one shard of every tensor a rank."""
+"""The backend that shards one model over all ranks with torch's `fully_shard`."""

@@ -1,10 +1,10 @@
-"""FSDP2Backend: the ranks of a group hold one model together and each works on its shards of a batch.
+"""FSDP2Backend: the ranks of a group shard one model, and each computes its own shards of a batch.
 
-Weights, gradients and the optimizer's moments are cut over the ranks; a layer is gathered when a pass comes to it and
-given up behind it. A layer's gradient goes into the shards when autograd has all of it; a padded micro-batch uses each
-layer twice, so it waits for the second use (rlinf_sched.derive.memory). `backward` keeps the micro-batch, and `reduce`
-makes the passes: then every rank has read all of its items, and none waits in a collective for one that waits for a
-device.
+Weights, gradients and the optimizer's moments are sharded over the ranks; each layer is all-gathered before use and
+freed after it. A layer's gradient is reduce-scattered once autograd has all of it; a padded micro-batch uses each layer
+twice, so this waits for the second use (rlinf_sched.derive.memory). `backward` only stores the micro-batch and
+`finish_backward` runs the passes: by then every rank has read all of its items, so no rank in a collective can wait for
+one that waits for a device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rlinf_workers.trainers.base import (
     shards_of,
 )
 from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, optimizer_tensors, parameter_of, writers
-from rlinf_workers.trainers.fsdp2.rounds import Pass, Rounds
+from rlinf_workers.trainers.fsdp2.aligned_passes import AlignedPasses, Pass
 from rlinf_workers.trainers.fsdp2.sharding import (
     fill,
     gathered,
@@ -68,11 +68,11 @@ def fsdp2(
     compute_dtype: Literal["float32", "bfloat16"] = "float32",
     recompute: bool = False,
 ) -> TrainingBackend:
-    """A sharded model; whole on every rank where it is frozen, because ranks are then asked at different times.
+    """A sharded model; a frozen one is whole on every rank, because its ranks are called at different times.
 
     Args:
-        compute_dtype: "bfloat16" computes in it; weights, reductions and moments stay as the model's dtype is.
-        recompute: the backward pass computes the feed-forward half of each layer again.
+        compute_dtype: "bfloat16" computes in bfloat16; weights, reductions and moments keep the model's dtype.
+        recompute: the backward pass recomputes the feed-forward half of each layer.
 
     Raises: ValueError naming the key of the recipe.
     """
@@ -83,7 +83,7 @@ def fsdp2(
 
 
 class _InDtype(ModelAdapter):
-    """A frozen model whose parameters are held in the dtype that trained ones are computed in."""
+    """A frozen model whose parameters are stored in the dtype in which trained ones are computed."""
 
     def __init__(self, kind: ModelAdapter, dtype: torch.dtype) -> None:
         self._kind, self._dtype = kind, dtype
@@ -101,7 +101,7 @@ class _InDtype(ModelAdapter):
 
 
 class FSDP2Backend:
-    """A model that is trained, see trainers/base.py for what the methods promise."""
+    """A trained, sharded model; see trainers/base.py for the contract of the methods."""
 
     _optimizer: torch.optim.AdamW
     num_steps = 0
@@ -118,14 +118,14 @@ class FSDP2Backend:
     ) -> None:
         if worker.identity.num_ranks_per_replica > 1:
             raise ValueError(
-                "plan.num_ranks_per_replica.actor: fsdp2 cuts the model over all ranks of the actor and gives each "
+                "plan.num_ranks_per_replica.actor: fsdp2 shards the model over all ranks of the actor and gives each "
                 "its own micro-batches; leave the key out"
             )
         self.shards: Sequence[int] = shards_of(num_shards, worker.rank, worker.num_ranks)
         self._kind, self._worker = model, worker
-        self._rounds = Rounds.of(worker)
+        self._aligned = AlignedPasses.of(worker)
         self._places = HostPlaces()
-        self._number = self._rounds.enter(self)
+        self._number = self._aligned.register(self)
         with ShardedInit(worker.rank, worker.num_ranks) as shards:
             outline = model.outline()
         self._is_outline = outline is not None
@@ -133,18 +133,18 @@ class FSDP2Backend:
         self._bare = skeleton(self._model)
         if recompute:
             recompute_feed_forward(self._model)
-        if not dist.is_initialized():  # one rank alone; a mesh needs a group all the same
+        if not dist.is_initialized():  # a single rank, but the mesh needs a process group
             connect_alone(worker.identity)
         mesh = init_device_mesh(worker.device.type, (worker.num_ranks,))
         first = {name: shards.take(p) for name, p in self._model.named_parameters() if p.is_meta}
         self._root = shard(self._model, mesh, lower)
         give_memory(self._model, first, worker.device)
-        self._root.to(worker.device)  # buffers; and fully_shard sees the new parameters
+        self._root.to(worker.device)  # moves buffers, and lets fully_shard see the new parameters
         if self._is_outline and (stored := self._kind.first_weights(self._model)) is not None:
             self._read(stored)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._waiting: list[tuple[Pass, int, Any, LossOf, bool]] = []
-        """Micro-batches whose backward pass comes with `reduce`: pass, shard, batch, loss, whether with entropies."""
+        """Micro-batches whose passes `finish_backward` runs: pass, shard, batch, loss, whether with entropies."""
         self._statistics: dict[int, Tensor] = {}
         self.restart(optimizer)
 
@@ -161,7 +161,7 @@ class FSDP2Backend:
     # -- an update -------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> ModelOutputs:
-        return self._rounds.take(self._pass(batch, False), batch, lambda: self._answers(batch, entropies, adapter))
+        return self._aligned.run(self._pass(batch, False), batch, lambda: self._answers(batch, entropies, adapter))
 
     @torch.no_grad()
     def _answers(self, batch: Any, entropies: bool = False, adapter: bool = True) -> ModelOutputs:
@@ -175,7 +175,7 @@ class FSDP2Backend:
         return outputs
 
     def begin(self, num_statistics: int) -> None:
-        self._rounds.finish()
+        self._aligned.finish()
         self._waiting.clear()
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -187,11 +187,11 @@ class FSDP2Backend:
     def count(self, shard: int, statistics: Sequence[float]) -> None:
         self._statistics[shard] += torch.tensor(statistics, dtype=torch.float64)
 
-    def reduce(self) -> list[float]:
-        # Sorted, passes of one kind meet on all ranks.
+    def finish_backward(self) -> list[float]:
+        # Sorted, so that passes of one kind run at the same time on all ranks.
         for own_pass, number, batch, loss_of, entropies in sorted(self._waiting, key=itemgetter(0)):
-            self._rounds.take(own_pass, batch, partial(self._backward, number, batch, loss_of, entropies))
-        self._rounds.finish()
+            self._aligned.run(own_pass, batch, partial(self._backward, number, batch, loss_of, entropies))
+        self._aligned.finish()
         self._waiting.clear()
         for parameter in self._parameters.values():
             if parameter.grad is None:
@@ -206,7 +206,7 @@ class FSDP2Backend:
 
         self._root(loss).backward()
 
-    def idle(self, batch: Any, backward: bool) -> None:
+    def dummy_pass(self, batch: Any, backward: bool) -> None:
         if not backward:
             self._answers(batch)
             return
@@ -233,12 +233,12 @@ class FSDP2Backend:
             gradient *= self._settings.clip_factor(grad_norm)
         self._optimizer.step()
         for parameter in self._parameters.values():
-            parameter.grad = None  # nothing of it stays, or goes anywhere, before the next update
+            parameter.grad = None  # the gradient is not needed any more, so it must not be offloaded
         self.num_steps += 1
         return grad_norm
 
     def sum_over_shards(self, rows: Tensor) -> Tensor:
-        self._rounds.finish()
+        self._aligned.finish()
         return self._worker.ranks.sum_(rows.sum(0))
 
     def restart(self, optimizer: OptimizerSettings) -> None:
@@ -249,7 +249,7 @@ class FSDP2Backend:
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def weights(self) -> Mapping[str, Tensor]:
-        """An adapter is gathered, and changes the rows of a weight that are here."""
+        """Gathers adapters and merges each into this rank's rows of its weight."""
         served, rank, num_ranks = self._served(), self._worker.rank, self._worker.num_ranks
         held = {name: local(tensor) for name, tensor in served.weights.items()}
         changes: dict[str, LowRank] = {}
@@ -282,7 +282,7 @@ class FSDP2Backend:
 
     @property
     def _device(self) -> torch.device:
-        """Where the state is."""
+        """The device that holds the state."""
         return next(iter(self._parameters.values())).device
 
     def _move(self, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
@@ -307,8 +307,8 @@ class FSDP2Backend:
         return self._gathered(optimizer_tensors(self._optimizer, self._model))
 
     def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those that this rank writes, whole; a state is written by who writes its parameter."""
-        self._rounds.finish()
+        """The whole tensors that this rank writes; the state of a parameter is written by the rank that writes it."""
+        self._aligned.finish()
         wholes = {name: gathered(tensor, self._writers[name.partition(":")[0]]) for name, tensor in tensors.items()}
         return {name: whole for name, whole in wholes.items() if whole is not None}
 
@@ -317,7 +317,7 @@ class FSDP2Backend:
         return writers(self._kind, self._bare, self._worker.num_ranks)
 
     def load_optimizer(self, folder: str) -> None:
-        """Reads of the moments what this rank keeps."""
+        """Reads this rank's shards of the moments."""
         self._optimizer.state.clear()
         files = WeightFiles(folder, OPTIMIZER)
         for key in files.specs:

@@ -1,4 +1,4 @@
-"""What a rank holds whose model is sharded."""
+"""Memory of a rank with a sharded model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from rlinf_sched.derive import NUM_MOMENTS, JobShape, ModelShape, RankMemory, sf
 from rlinf_workers.trainers.counts import largest_tensor_bytes
 
 NORM_BYTES = 8
-"""Bytes of each squared gradient of the norm, which is float64."""
+"""Bytes of each squared gradient in the norm, which is float64."""
 
 
 def fsdp2_memory(model: ModelShape, job: JobShape, computed: JobShape, num_ranks: int) -> RankMemory:
-    """A shard of weights, one gradient and moments, and what a pass has gathered.
+    """Shards of weights, one gradient and moments, plus the gathered parameters of a pass.
 
-    What is in no layer is gathered for the whole pass. Of the layers, one is in use, the next is on its way, and a
-    gradient is sent in the dtype of the weights. The norm squares a gradient in float64.
+    Parameters outside of layers are gathered for the whole pass. One layer is in use while the next one is gathered,
+    and a gradient is sent in the dtype of the weights. The norm squares a gradient in float64.
     """
     copy = job.dtype_bytes * model.num_parameters
     shard = job.num_models * -(-copy // num_ranks)
@@ -31,6 +31,6 @@ def fsdp2_memory(model: ModelShape, job: JobShape, computed: JobShape, num_ranks
         activations=max(update, sft_warm_up_bytes(model, computed, recomputes=recomputes)),
         gathered=computed.dtype_bytes * (rest + 2 * layer) + sent,
         step=-(-2 * NORM_BYTES * largest // (job.dtype_bytes * num_ranks)),
-        host_start=copy if job.adapter else 2 * largest,  # what is read, or made, whole
+        host_start=copy if job.adapter else 2 * largest,  # whole tensors that are read or initialized
         host_copy=(1 + NUM_MOMENTS) * shard + (0 if num_ranks == 1 else 2 * largest),  # gathered
     )

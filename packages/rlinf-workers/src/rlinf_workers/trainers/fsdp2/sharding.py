@@ -1,4 +1,4 @@
-"""A module cut over ranks by `fully_shard`, and its tensors made whole or cut again for files."""
+"""Shards a module with `fully_shard`, and gathers or shards its tensors for files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 class Root(nn.Module):
-    """Around a model: what runs inside `forward` finds every parameter that is in no layer whole.
+    """Wraps a model: inside `forward`, every parameter outside of layers is gathered.
 
-    A micro-batch goes through it once, however often it calls the model, so it gathers those parameters once.
+    A micro-batch passes through it once, however often it calls the model, so these parameters are gathered once.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,24 +36,24 @@ class Root(nn.Module):
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of all transformers in a model, each in a list of such, as the transformers name their classes; empty
-    for a model of another kind."""
+    """The layers of all transformers in a model: the modules of each list of decoder or encoder layers; empty for other
+    models."""
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return [layer for layers in lists for layer in layers if type(layer).__name__ in names]
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> Root:
-    """Cuts each layer and the rest of the model over the mesh; each rank keeps its shards on the mesh's device.
+    """Shards each layer and the rest of the model over the mesh; each rank keeps its shards on the mesh's device.
 
-    Gradients are sums over ranks, made in the dtype of the parameters, whatever is computed in.
+    Gradients are summed over ranks in the dtype of the parameters, whatever the compute dtype.
     """
     trained = next(p for p in model.parameters() if p.requires_grad)
     reduce_dtype = None if compute_dtype is None else trained.dtype
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=True)
     for layer in layers_of(model):
         if getattr(layer, "may_be_unread", False):
-            continue  # a layer is gathered when the gradient of its output comes, and of this one others may be read
+            continue  # gathering is triggered by the gradient of the output, which may be unused here
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     root = Root(model)
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -66,15 +66,15 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
 
 
 def _reduce_unused(module: FSDPModule) -> None:
-    """Parameters that a loss leaves out on one rank alone take part in the sum over ranks.
+    """Includes parameters in the sum over ranks even if the loss does not use them on some rank.
 
-    Releases of torch before 2.13 have no setting for it; there the gradients are put in before they are collected.
+    torch before 2.13 has no setting for this; there, missing gradients are inserted before they are collected.
     """
     if hasattr(module, "set_reduce_scatter_unused_params"):
         module.set_reduce_scatter_unused_params(True)
         return
     group: Any = module._get_fsdp_state()._fsdp_param_group  # pyright: ignore
-    if group is None:  # all parameters belong to modules below
+    if group is None:  # all parameters belong to submodules
         return
     collect = group.post_backward
 
@@ -89,10 +89,11 @@ def _reduce_unused(module: FSDPModule) -> None:
 
 
 def give_memory(model: nn.Module, shards: dict[str, Tensor | None], device: torch.device) -> None:
-    """Lets the parameters of a sharded outline have memory.
+    """Allocates memory for the parameters of a sharded outline.
 
     Args:
-        shards: name -> this rank's shard, which becomes the parameter's own; None: of any content. It is used up.
+        shards: name -> this rank's shard, whose memory the parameter takes over; None: uninitialized memory. The dict
+            is consumed.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     replacements: dict[Tensor, nn.Parameter] = {}
@@ -112,10 +113,10 @@ def give_memory(model: nn.Module, shards: dict[str, Tensor | None], device: torc
 
 
 def move(root: Root, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
-    """Puts this rank's shards of parameters and gradients, and the buffers, elsewhere; the parameters stay themselves.
+    """Moves this rank's shards of parameters and gradients, and the buffers; parameter objects stay the same.
 
     Args:
-        elsewhere: a name and a tensor -> the same in other memory.
+        elsewhere: maps a name and a tensor to its copy in other memory.
     """
     cast(FSDPModule, root).reshard()
     tensors = {**dict(root.named_parameters()), **dict(root.named_buffers())}
@@ -125,9 +126,9 @@ def move(root: Root, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
 
 
 def recompute_feed_forward(model: nn.Module) -> None:
-    """Lets the backward pass compute the feed-forward half of each layer again instead of keeping its activations.
+    """Recomputes the feed-forward half of each layer in the backward pass instead of keeping its activations.
 
-    Attention is left out: it writes keys and values into a cache, which must happen once.
+    Attention is not recomputed, because it writes keys and values into a cache, which must happen once.
     Raises: ValueError for a model whose layers have no `mlp`.
     """
     halves = [layer.mlp for layer in layers_of(model) if hasattr(layer, "mlp")]
@@ -145,7 +146,7 @@ def skeleton(model: nn.Module) -> nn.Module:
 
 
 def whole_model(bare: nn.Module) -> nn.Module:
-    """A copy of a skeleton whose parameters lie, not yet written, in host memory; none is trained."""
+    """A copy of a skeleton with uninitialized, untrained parameters in host memory."""
     return _copy(bare, lambda p: torch.empty_like(p, device="cpu")).requires_grad_(False)
 
 
@@ -155,21 +156,21 @@ def _copy(model: nn.Module, like: Callable[[Tensor], Tensor]) -> nn.Module:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor, without gradient, where it lies; every rank of its mesh calls."""
+    """The whole tensor, without gradient, on its device; every rank of its mesh calls."""
     detached = tensor.detach()
     return detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
 def gathered(tensor: Tensor, writer: int) -> Tensor | None:
-    """The whole tensor in host memory on the rank that writes it, else None; every rank of its mesh calls.
+    """The whole tensor in host memory on the rank `writer`, None on others; every rank of its mesh calls.
 
-    No other rank ever has more than its own shard of it.
+    Other ranks never hold more than their own shard.
     """
     mine = local(tensor)
     if not isinstance(tensor, DTensor):
         return host_copy(mine) if dist.get_rank() == writer else None
     mesh, (num_rows, *widths) = tensor.device_mesh, tensor.shape
-    shard = mine.new_zeros(-(-num_rows // mesh.size()), *widths)  # as long as the longest
+    shard = mine.new_zeros(-(-num_rows // mesh.size()), *widths)  # padded to the longest shard
     shard[: len(mine)] = mine
     shards = [torch.empty_like(shard) for _ in range(mesh.size())] if mesh.get_local_rank() == writer else None
     dist.gather(shard, shards, group=mesh.get_group(), group_dst=writer)
@@ -183,7 +184,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def on_shard(do: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """What `do` makes of this rank's shard, as a shard of the same whole."""
+    """Applies `do` to this rank's shard; returns the result as a shard of a tensor with the same sharding."""
     shard = do(local(tensor))
     if not isinstance(tensor, DTensor):
         return shard
@@ -192,13 +193,13 @@ def on_shard(do: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
 
 
 def shard_place(name: str, tensor: Tensor, rank: int, num_ranks: int) -> tuple[slice, ...]:
-    """Where a rank's shard lies in the whole tensor."""
+    """The slices of a rank's shard in the whole tensor."""
     box = shard_boxes(name, tensor, list(range(num_ranks)))[rank]
     return tuple(slice(first, first + size) for first, size in zip(box.start, box.shape, strict=True))
 
 
 @torch.no_grad()
 def fill(tensors: Mapping[str, Tensor], sources: Mapping[str, Tensor], rank: int, num_ranks: int) -> None:
-    """Copies into each tensor its shard of the whole one of the same name."""
+    """Copies into each tensor its shard of the whole tensor of the same name."""
     for name, tensor in tensors.items():
         local(tensor).copy_(sources[name][shard_place(name, tensor, rank, num_ranks)])

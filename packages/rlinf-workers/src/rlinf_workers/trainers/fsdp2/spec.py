@@ -1,4 +1,4 @@
-"""The training backend `fsdp2`: torch's `fully_shard`, a shard of every tensor on every rank."""
+"""The training backend `fsdp2`: torch's `fully_shard`, with a shard of every tensor on every rank."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FSDP2Options:
-    """The keys of `actor.backend_options`."""
+    """The options in `actor.backend_options`."""
 
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 computes in it; weights, reductions and moments stay as the model's dtype is."""
+    """Computes in this dtype; weights, reductions and moments keep the model's dtype."""
     recompute: bool = False
-    """The backward pass computes the feed-forward half of each layer again instead of keeping its activations."""
+    """Recompute the feed-forward half of each layer in the backward pass instead of keeping its activations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FSDP2Spec(TrainerSpec):
-    """Sharded over all ranks of the actor, each with micro-batches of its own."""
+    """Sharded over all ranks of the actor, each with its own micro-batches."""
 
     def compute_dtype(self, options: Mapping[str, Any], model_dtype: str) -> str:
         return "bfloat16" if options.get("compute_dtype") == "bfloat16" else model_dtype

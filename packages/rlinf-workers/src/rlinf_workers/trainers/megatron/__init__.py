@@ -1,1 +1,1 @@
-"""The backend whose replicas cut a model by tensor, pipeline and expert parallelism: megatron-core."""
+"""The backend with tensor, pipeline and expert parallelism: megatron-core."""

@@ -1,9 +1,9 @@
-"""What a model says of a batch: whole sequences in, numbers for some of their tokens out.
+"""Model outputs of megatron-core: log-probabilities, entropies or values of some tokens of whole sequences.
 
-megatron-core's layers know no cache that gradients flow through. So a prompt stands before each of its completions, and
-padding behind them, which causal attention never sees.
+megatron-core's layers have no cache with gradients, so each completion is preceded by its own copy of the prompt and
+followed by padding, which causal attention never sees.
 
-Legend: R rows, S positions of a sequence, T tokens that are asked for, V vocabulary, of which a rank has V / tp.
+Legend: R rows, S positions of a sequence, T query tokens, V vocabulary size; a rank has V / tp of it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from rlinf_workers.roles.records.language import ExampleBatch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenQuery:
-    """Sequences, and of which of their tokens the model is asked."""
+    """Sequences, and the tokens for which outputs are needed."""
 
     token_ids: Tensor
-    """[R, S] int64, padded on the right."""
+    """[R, S] int64, right-padded."""
     before: Tensor
-    """[R, T] int64, the position before each token that is asked for."""
+    """[R, T] int64, the position before each query token."""
     targets: Tensor
-    """[R, T] int64, those tokens."""
+    """[R, T] int64, the query tokens."""
     temperature: float
     num_rows: int
-    """Rows of the whole micro-batch, of which these may be a slice."""
+    """Rows of the whole micro-batch, of which this may be a slice."""
 
     @classmethod
     def of(cls, batch: SequenceBatch | ExampleBatch, temperature: float) -> TokenQuery:
-        """All tokens of the completions; of examples, all tokens but the first, at temperature 1."""
+        """Queries all completion tokens; for examples all tokens except the first, at temperature 1."""
         if isinstance(batch, ExampleBatch):
             ids, temperature = batch.token_ids, 1.0
             before = torch.arange(ids.shape[1] - 1, device=ids.device).expand(len(ids), -1)
@@ -57,8 +57,8 @@ class TokenQuery:
         return cls(token_ids=moved, before=before, targets=targets, temperature=temperature, num_rows=len(both))
 
     def row_slice(self, number: int, num_slices: int) -> TokenQuery:
-        """Every `num_slices`-th row from `number` on; slices have equally many, the last row stands in for missing
-        ones."""
+        """Every `num_slices`-th row, starting with row `number`; slices have equal sizes, with the last row repeated as
+        filler."""
         if num_slices == 1:
             return self
         rows = rows_of(number, num_slices, self.num_rows).clamp(max=self.num_rows - 1).to(self.targets.device)
@@ -71,7 +71,7 @@ class TokenQuery:
         )
 
     def padded(self, multiple: int) -> TokenQuery:
-        """With so many positions that `multiple` divides their number."""
+        """Pads the sequences to a multiple of `multiple` positions."""
         missing = -self.token_ids.shape[1] % multiple
         if not missing:
             return self
@@ -84,13 +84,13 @@ class TokenQuery:
         )
 
     def arguments(self) -> dict[str, Any]:
-        """What a GPTModel is called with."""
+        """Arguments of a GPTModel call."""
         places = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
         return {"input_ids": self.token_ids, "position_ids": places.expand_as(self.token_ids), "attention_mask": None}
 
 
 def rows_of(number: int, num_slices: int, num_rows: int) -> Tensor:
-    """The rows of a slice; those from `num_rows` on are no rows."""
+    """The rows of a slice; indices from `num_rows` on are filler."""
     return torch.arange(number, -(-num_rows // num_slices) * num_slices, num_slices)
 
 
@@ -101,10 +101,10 @@ def answers_of_states(
 
     Args:
         states: [R, S, H], whole on each rank of the group.
-        weight: [rows of this rank, H], the head; perhaps with rows for no word.
-        first: the word of its first row.
+        weight: [rows of this rank, H], the head; may have padding rows beyond the vocabulary.
+        first: token id of its first row.
         num_words: V
-        group: ranks that share the vocabulary out.
+        group: ranks that share the vocabulary.
     """
     flat_states, targets = _before(states, request).flatten(0, 1), request.targets.flatten()
 
@@ -115,32 +115,33 @@ def answers_of_states(
     at_once = max(1, MAX_LOGITS_BYTES // (4 * len(weight)))
     if len(targets) <= at_once:
         answers = answer(flat_states, targets)
-    else:  # logits of so many tokens at a time, computed again in the backward pass
+    else:  # a limited number of tokens' logits at a time, recomputed in the backward pass
         parts = zip(flat_states.split(at_once), targets.split(at_once), strict=True)
         answers = torch.cat([checkpoint(answer, *part, use_reentrant=False) for part in parts], 1)  # pyright: ignore
     return answers.view(2, *request.targets.shape)
 
 
 def values_of_states(states: Tensor, head: nn.Linear, request: TokenQuery) -> Tensor:
-    """What is still to come before each token, [1, R, T] float32.
+    """Value before each token, the expected remaining reward, [1, R, T] float32.
 
     Args:
         states: [R, S, H], whole on each rank of the group.
-        head: one row, whole.
+        head: one row, not sharded.
     """
     return linear(_before(states, request).float(), head.weight.float(), head.bias.float()).permute(2, 0, 1)
 
 
 def _before(states: Tensor, request: TokenQuery) -> Tensor:
-    """The states [R, T, H] from which the tokens follow that are asked for."""
+    """The states [R, T, H] from which the query tokens are predicted."""
     return states.gather(1, request.before[..., None].expand(-1, -1, states.shape[-1]))
 
 
 class _Answers(torch.autograd.Function):
-    """Log-probabilities and entropies of a softmax whose logits are shared out over the ranks of a group.
+    """Log-probabilities and entropies of a softmax whose logits are sharded over the ranks of a group.
 
-    With p = softmax(z), L = log p and H = -sum p L: dL_t/dz = [z is z_t] - p, dH/dz = -p (L + H). As in
-    `rlinf_algos.logprobs` the logits are kept once, in their own dtype, and both passes go over them in chunks of rows.
+    With p = softmax(z), L = log p and H = -sum p L: dL_t/dz = [z is z_t] - p, dH/dz = -p (L + H). Like
+    `rlinf_algos.logprobs`, it keeps one copy of the logits, in their own dtype, and both passes process them in chunks
+    of rows.
     """
 
     @staticmethod
@@ -148,7 +149,7 @@ class _Answers(torch.autograd.Function):
         ctx: Any, logits: Tensor, targets: Tensor, temperature: float, first: int, num_words: int, group: Any
     ) -> Tensor:
         """logits [N, rows of this rank], targets [N] -> [2, N]"""
-        num_here = max(0, num_words - first)  # rows behind them stand for no word
+        num_here = max(0, num_words - first)  # later rows are padding
         ctx.scaled = partial(_scaled, temperature=temperature, num_words=num_here)
         largest, total, weighted = logits.new_empty(3, len(logits), dtype=torch.float32)
         for rows in _chunks(logits):
@@ -197,6 +198,6 @@ def _scaled(logits: Tensor, *, temperature: float, num_words: int) -> Tensor:
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
-    """Rows that are worked out at once."""
+    """The chunks of rows to process at once."""
     size = max(1, (GPU_CHUNK_BYTES if logits.is_cuda else CPU_CHUNK_BYTES) // (4 * logits.shape[1]))
     return (slice(start, start + size) for start in range(0, len(logits), size))

@@ -1,4 +1,4 @@
-"""Causal attention by torch's fused kernels: megatron-core's own keeps [S, S] scores for every head."""
+"""Causal attention by torch's fused kernels; megatron-core's own keeps [S, S] scores for every head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class CausalAttention(MegatronModule):
-    """Takes the place of DotProductAttention in a layer spec. Padding has to be behind the tokens."""
+    """Replaces DotProductAttention in a layer spec. Padding must come after the tokens."""
 
     def __init__(self, config: TransformerConfig, *_: Any, **__: Any) -> None:
         super().__init__(config=config)
@@ -20,7 +20,7 @@ class CausalAttention(MegatronModule):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """query [S, R, heads, D], key and value [S, R, groups, D] -> [S, R, heads * D]"""
         q, k, v = (part.permute(1, 2, 0, 3) for part in (query, key, value))
-        if q.is_cuda and q.dtype == torch.float32:  # there the kernels that take shared keys keep all scores
+        if q.is_cuda and q.dtype == torch.float32:  # here the kernels that support shared keys would keep all scores
             k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
         output = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return output.permute(2, 0, 1, 3).flatten(2)

@@ -1,9 +1,9 @@
 """MegatronBackend: replicas of several ranks hold a language model by tensor, pipeline and expert parallelism.
 
-Every rank of a replica gets the same micro-batches. Its last stage has the answers, which are made whole there, so that
-the loss is computed on each of its ranks alike; its gradient flows back through the slices. Replicas are data parallel:
-gradients are summed over them in `reduce`, by megatron-core's own DistributedDataParallel, and its optimizer steps.
-With a pipeline `backward` keeps the micro-batch, and `reduce` runs them all as one 1F1B schedule.
+Every rank of a replica gets the same micro-batches. The last pipeline stage gathers the outputs of all row slices, so
+that each of its ranks computes the same loss; the gradient flows back through the slices. Replicas are data parallel:
+`finish_backward` sums gradients over them with megatron-core's DistributedDataParallel, and its optimizer steps. With a
+pipeline, `backward` only stores the micro-batch, and `finish_backward` runs all of them as one 1F1B schedule.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
 Finish = Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Any]]]
-"""Answers of this rank's rows -> a scalar whose gradient they get, and what megatron-core wants beside it."""
+"""Outputs of this rank's rows -> a scalar that provides their gradient, and the extra values megatron-core expects."""
 
 
 class MegatronBackend:
-    """See trainers/base.py for what the methods promise."""
+    """See trainers/base.py for the contract of the methods."""
 
     num_steps = 0
     _is_updating = False
-    """Between `begin` and `step`, when gradients count."""
+    """Between `begin` and `step`, when gradients must be kept."""
     _begins = False
-    """An update has begun while its gradients were away; they are 0 when they come."""
+    """An update began while the gradients were offloaded; `onload` zeroes them."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class MegatronBackend:
         self._masters_layout = layout_of(*sizes, "float32")
         self._model = make_model(self._config, self._shape, options, self._head).to(worker.device)
         self._called: Any = self._model
-        """The model, in what megatron-core wraps it."""
+        """The model inside megatron-core's wrapper."""
         self._storages = Storages(self._tensors)
         self._optimizer: Any = None
         self._masters: Any = None
         self.shards: Sequence[int] = []
         self._waiting: list[tuple[TokenQuery, Finish]] = []
-        """Micro-batches of a pipeline, whose passes come with `reduce`."""
+        """Micro-batches of a pipeline, whose passes `finish_backward` runs."""
         self._statistics: dict[int, Tensor] = {}
         self._wrap(trains=optimizer is not None)
         if optimizer is not None:
@@ -91,7 +91,7 @@ class MegatronBackend:
             self.shards = shards_of(num_shards, place.replica, place.num_replicas, ranks="replicas")
             self.restart(optimizer)
         self._take(self._first_weights())
-        self.offload()  # what megatron-core has made on the device
+        self.offload()  # megatron-core has allocated on the device
 
     def _wrap(self, trains: bool) -> None:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -138,7 +138,7 @@ class MegatronBackend:
 
     def _zero_gradients(self) -> None:
         self._begins = False
-        self._called.restore_grad_buffers(synchronize=False)  # where `offload` freed them
+        self._called.restore_grad_buffers(synchronize=False)  # reallocates them after `offload`
         self._called.zero_grad_buffer()
         self._optimizer.zero_grad()
 
@@ -162,13 +162,13 @@ class MegatronBackend:
     def count(self, shard: int, statistics: Sequence[float]) -> None:
         self._statistics[shard] += torch.tensor(statistics, dtype=torch.float64)
 
-    def reduce(self) -> list[float]:
+    def finish_backward(self) -> list[float]:
         from megatron.core.distributed import finalize_model_grads
 
         self._run_waiting()
         finalize_model_grads([self._called])
         sums = torch.stack(list(self._statistics.values())).sum(0)
-        self._worker.replica_ranks.broadcast_(sums, self._options.ranks_per_replica - 1)  # of the last stage
+        self._worker.replica_ranks.broadcast_(sums, self._options.ranks_per_replica - 1)  # from the last stage
         return self._worker.replicas.sum_(sums).tolist()
 
     @torch.no_grad()
@@ -216,19 +216,19 @@ class MegatronBackend:
             data_iterator=iter(passes),
             model=[self._called],
             num_microbatches=len(passes),
-            seq_length=1,  # stages tell each other the real ones
+            seq_length=1,  # stages exchange the real lengths
             micro_batch_size=1,
             forward_only=forward_only,
         )
 
     def _insert(self, whole: Tensor, answers: Tensor) -> None:
-        """Writes this rank's rows [answers, R, T] of [answers, B, T], where no other rank of its stage does."""
+        """Writes this rank's rows [answers, R, T] into [answers, B, T], unless another rank of its stage does."""
         if self._place.tensor == 0:
             rows = self._rows(whole.shape[1])
             whole[:, rows] = answers[:, : len(rows)]
 
     def _own_rows(self, whole: Tensor, answers: Tensor) -> Tensor:
-        """The inverse; 0 for rows that only fill up."""
+        """The inverse of `_insert`; 0 for filler rows."""
         rows = self._rows(whole.shape[1])
         own = torch.zeros_like(answers)
         own[:, : len(rows)] = whole[:, rows]
@@ -242,14 +242,14 @@ class MegatronBackend:
 
     @cached_property
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
-        """By the names of the layout."""
+        """By the names in the layout."""
         return dict(self._model.named_parameters())
 
     def weights(self) -> dict[str, Tensor]:
         return {name: self._storages.here(parameter) for name, parameter in self._parameters.items()}
 
     def layout(self) -> Layout:
-        """By the names in transformers' model, as engines and other backends say them."""
+        """By the names in transformers' model, like engines and other backends."""
         return self._served
 
     @torch.no_grad()
@@ -273,13 +273,13 @@ class MegatronBackend:
             self._put_aside()
 
     def _put_aside(self) -> None:
-        """Of gradients there is nothing to keep between two updates."""
+        """Between two updates, gradients are freed instead of copied."""
         if self._optimizer is not None and not self._is_updating:
             self._called.offload_grad_buffers(synchronize=False, empty_cache=False)
         self._storages.offload()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Everything that is on the device between two calls. What AdamW is given as gradients are parts of buffers."""
+        """All tensors on the device between two calls. The gradients passed to AdamW are views of buffers."""
         yield from self._model.named_parameters()
         yield from self._model.named_buffers()
         if self._optimizer is None:
@@ -294,7 +294,7 @@ class MegatronBackend:
                         yield f"{key} {number} {place}", value
 
     def _masters_here(self) -> dict[str, Tensor]:
-        """float32, in host memory, by the names of the layout; every rank calls."""
+        """float32, in host memory, by the names in the layout; every rank calls."""
         if self._masters is None:
             return {name: weight.float().cpu() for name, weight in self.weights().items()}
         return {name: self._masters.weight(parameter) for name, parameter in self._parameters.items()}
@@ -316,13 +316,13 @@ class MegatronBackend:
         return weights
 
     def _read(self, folder: str, without: Collection[str] = ()) -> dict[str, Tensor]:
-        """This rank's shard of a Hugging Face folder; 0 for the tensors named."""
+        """This rank's shard of a Hugging Face folder; zeros for the tensors in `without`."""
         weights = self._unwritten()
         WeightFiles(folder).fill(leaving_out(self._masters_layout, without), self._worker.rank, weights)
         return weights
 
     def _read_renamed(self, files: WeightFiles, behind: str = "") -> dict[str, Tensor]:
-        """This rank's shard of files with the names of transformers' model in memory, and something behind them."""
+        """This rank's shard of files with the names of transformers' model in memory and an optional suffix."""
         tensors, (whole,) = self._unwritten(), self._in_memory.ranks
         files.check({f"{name}{behind}": tuple(buffer.shape) for name, buffer in whole.buffers.items()})
         blocks = {block.name: block for block in whole.blocks}
@@ -333,7 +333,7 @@ class MegatronBackend:
         return tensors
 
     def _unwritten(self) -> dict[str, Tensor]:
-        """0, where the vocabulary is padded too."""
+        """Zero tensors to be filled; the padding of the vocabulary stays zero."""
         return {name: torch.zeros(parameter.shape) for name, parameter in self._parameters.items()}
 
     @cached_property
@@ -342,7 +342,7 @@ class MegatronBackend:
 
     @cached_property
     def _in_memory(self) -> Layout:
-        """Where the canonical tensors lie in transformers' model, in float32."""
+        """The canonical tensors' places in transformers' model, in float32."""
         return huggingface_layout(self._shape, fused_experts=CONVERTS, dtype="float32")
 
     # -- files -----------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class MegatronBackend:
         self._take(self._read(folder) if self._head.is_renamed else self._read_renamed(WeightFiles(folder)))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """By the names in transformers' model, as other backends have them."""
+        """By the names in transformers' model, like other backends."""
         from rlinf_workers.trainers.megatron.optimizer import MOMENTS
 
         state: dict[str, Tensor] = {}
@@ -368,7 +368,7 @@ class MegatronBackend:
         return state
 
     def load_optimizer(self, folder: str) -> None:
-        """Reads of the moments what this rank keeps."""
+        """Reads this rank's shards of the moments."""
         from rlinf_workers.trainers.megatron.optimizer import MOMENTS
 
         self.restart(self._schedule)
@@ -386,19 +386,19 @@ class MegatronBackend:
             self._masters.set_steps(self.num_steps)
 
     def _renamed(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What this rank writes of tensors like the model's, by the names in transformers' model."""
+        """This rank's share of tensors shaped like the model's, by the names in transformers' model."""
         sizes = {name: buffer.num_elements for name, buffer in self._in_memory.ranks[0].buffers.items()}
         gather = partial(self._gathered, local)
         return self._shared_out(sizes, partial(stacked, layout=self._in_memory, gather=gather))
 
     def _shared_out(self, sizes: Mapping[str, int], gather: Callable[[str], Tensor]) -> dict[str, Tensor]:
-        """What this rank writes of tensors with these sizes; every rank makes each of them."""
+        """The tensors of these sizes that this rank writes; every rank takes part in gathering each of them."""
         of = shared_out(((size, [name]) for name, size in sizes.items()), self._worker.num_ranks)
         tensors = ((name, gather(name)) for name in sizes)
         return {name: whole for name, whole in tensors if of[name] == self._worker.rank}
 
     def _gathered(self, local: Mapping[str, Tensor], name: str) -> Tensor:
-        """A canonical tensor, whole, of which each rank of a replica has shards; every rank calls."""
+        """Gathers a whole canonical tensor, of which each rank of a replica has shards; every rank calls."""
         mine = [(block.box, region(local[block.buffer], block)) for block in self._owned.get(name, ())]
         return gathered(self._layout.specs[name].shape, mine, self._worker.replica_ranks, torch.float32)
 

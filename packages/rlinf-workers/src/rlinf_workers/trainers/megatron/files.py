@@ -1,5 +1,5 @@
-"""Tensors of a model that ranks share out, as files have them: canonical weights, and AdamW's state by the names that
-transformers' model has in memory."""
+"""Gathers sharded tensors for files: canonical weights, and AdamW's state by the names of transformers' model in
+memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlinf_workers.models.weight_files import region
 
 
 def inside(whole: Tensor, box: Box) -> Tensor:
-    """A box of a tensor, no copy."""
+    """A view of a box of a tensor."""
     return whole[tuple(slice(first, first + size) for first, size in zip(box.start, box.shape, strict=True))]
 
 
 def owned(layout: Layout, rank: int, num_ranks: int) -> dict[str, list[Block]]:
-    """Canonical name -> the blocks that a rank of the first replica hands out: of a box that several ranks have, the
-    first does."""
+    """Canonical name -> the blocks that a rank of the first replica contributes; of a box that several ranks have, the
+    first contributes it."""
     seen: set[tuple[str, Box]] = set()
     blocks: dict[str, list[Block]] = {}
     for number in range(num_ranks):
@@ -34,20 +34,20 @@ def owned(layout: Layout, rank: int, num_ranks: int) -> dict[str, list[Block]]:
 
 
 def gathered(shape: tuple[int, ...], mine: list[tuple[Box, Tensor]], ranks: RankGroup, dtype: torch.dtype) -> Tensor:
-    """A whole tensor in host memory, on each of the ranks.
+    """Gathers a whole tensor in host memory, on each of the ranks.
 
     Args:
-        mine: the boxes that this rank hands out; no two ranks have the same element.
+        mine: the boxes that this rank contributes; the ranks' boxes are disjoint.
     """
     whole = torch.zeros(shape, dtype=dtype)
     for box, shard in mine:
         inside(whole, box).copy_(shard)
-    ranks.sum_(whole.view(torch.uint8))  # as bytes, so that -0.0 stays what it is
+    ranks.sum_(whole.view(torch.uint8))  # as bytes, to preserve -0.0
     return whole
 
 
 def leaving_out(layout: Layout, names: Collection[str]) -> Layout:
-    """A layout without some of its canonical tensors; the buffers that have them stay."""
+    """A layout without some of its canonical tensors; the buffers that contain them stay."""
     if not names:
         return layout
     specs = {name: spec for name, spec in layout.specs.items() if name not in names}
@@ -58,7 +58,7 @@ def leaving_out(layout: Layout, names: Collection[str]) -> Layout:
 
 
 def stacked(buffer: str, layout: Layout, gather: Callable[[str], Tensor]) -> Tensor:
-    """A buffer of a model that one rank has whole, put together from the canonical tensors in it."""
+    """Assembles a buffer of an unsharded model from the canonical tensors in it."""
     (rank,) = layout.ranks
     tensor = torch.zeros(rank.buffers[buffer].shape)
     for block in rank.blocks:

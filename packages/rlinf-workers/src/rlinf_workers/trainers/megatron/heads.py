@@ -1,8 +1,7 @@
-"""What stands at the end of the last stage: a head that says how likely tokens are, or one that says what they are
-worth.
+"""The heads on the last stage: one for token probabilities, one for values.
 
-The first is cut over the ranks of a stage. The second is one row, which each of them has: each computes the same values
-of the same states, so that nothing of its gradient is summed over them.
+The first is sharded over the ranks of a stage. The second is one row, replicated on them: each computes the same values
+from the same states, so its gradient is not summed over them.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ from rlinf_workers.trainers.megatron.answers import TokenQuery, answers_of_state
 
 
 class Head(Protocol):
-    """One kind of language model, as far as it differs from others."""
+    """The differences between the kinds of language models."""
 
     num_answers: int
-    """Numbers for each token that is asked for."""
+    """Output numbers per query token."""
     temperature: float
     begins_anew: tuple[str, ...]
-    """Canonical tensors that a pretrained model has not got, which begin at 0."""
+    """Canonical tensors that a pretrained model does not have; they begin at 0."""
     is_renamed: bool
-    """Its files have canonical names; otherwise they have the names of transformers' model in memory."""
+    """Whether its files have canonical names; otherwise they have the names of transformers' model in memory."""
 
     def shape(self, shape: TransformerShape) -> TransformerShape:
-        """That of the whole model, with this head."""
+        """The shape of the whole model with this head."""
         ...
 
     def fit(self, model: GPTModel) -> None:
-        """Puts it into a model that is on its last stage."""
+        """Installs the head in a model that has the last stage."""
 
     def answers(self, model: Any, states: Tensor, request: TokenQuery) -> Tensor:
-        """The model's last states, as its layers give them -> [num_answers, R, T] float32, the same on all ranks of the
-        stage that work on these rows."""
+        """The model's last hidden states -> [num_answers, R, T] float32, the same on all ranks of the stage that
+        compute these rows."""
         ...
 
     def evaluation(self, answers: Tensor, *, entropies: bool) -> ModelOutputs:
-        """Such answers of a whole micro-batch, by their names."""
+        """Converts such outputs of a whole micro-batch to `ModelOutputs`."""
         ...
 
 
@@ -62,12 +61,12 @@ class TokenHead:
         return shape
 
     def fit(self, model: GPTModel) -> None:
-        """It is megatron-core's own."""
+        """Keeps megatron-core's own head."""
 
     def answers(self, model: Any, states: Tensor, request: TokenQuery) -> Tensor:
         if model.config.sequence_parallel:
             states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True).transpose(0, 1)
-        else:  # transposed before, because 0.16.1 loses the sum over ranks of a gradient that is not contiguous
+        else:  # transposed first, because 0.16.1 loses the sum over ranks of a non-contiguous gradient
             states = copy_to_tensor_model_parallel_region(states.transpose(0, 1))
         shared = model.share_embeddings_and_output_weights
         weight = model.shared_embedding_or_output_weight() if shared else model.output_layer.weight
@@ -80,7 +79,7 @@ class TokenHead:
 
 
 class ValueHead:
-    """Rewards still to come."""
+    """A head for the expected remaining reward."""
 
     num_answers, temperature, is_renamed = 1, 1.0, False
     begins_anew: tuple[str, ...] = ("lm_head.weight", "lm_head.bias")

@@ -1,4 +1,4 @@
-"""Makes the backend. Neither megatron-core nor its shim is imported before a worker asks for it."""
+"""Creates the backend. megatron-core and its shim are imported only when a worker creates it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def megatron(
     recompute: bool = False,
     compute_dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> TrainingBackend:
-    """A language model in replicas of tensor, pipeline and expert parallelism; see MegatronOptions for the options.
+    """A language model with tensor, pipeline and expert parallelism; see MegatronOptions for the options.
 
-    A frozen model is whole on every rank, unless the plan gives its ranks replicas of that size.
+    A frozen model is whole on every rank, unless the plan gives its role replicas of that size.
 
     Raises: ValueError naming the option.
     """
@@ -45,8 +45,8 @@ def megatron(
         return fsdp2(model, worker, optimizer=None, num_shards=num_shards, compute_dtype=compute_dtype)
     if not isinstance(model, TokenModel | ValueModel):
         raise ValueError(
-            f"megatron holds no {type(model).__name__}, only whole language models that say how likely tokens are or "
-            "what they are worth"
+            f"megatron cannot train a {type(model).__name__}, only whole language models with a head for tokens or "
+            "values"
         )
     if not is_installed():
         raise ValueError("megatron-core is not installed; pip install 'rlinf-workers[megatron]'")

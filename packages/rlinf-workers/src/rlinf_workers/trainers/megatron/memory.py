@@ -1,4 +1,4 @@
-"""What a rank holds under megatron-core, counted without torch."""
+"""Memory of a rank under megatron-core, computed without torch."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ from rlinf_sched.derive import (
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 
 NUM_CHUNKS = 3
-"""Chunks of logits in float32 that the head works with at once: scaled, shifted, their exponentials."""
+"""Float32 chunks of logits that the head holds at once: scaled, shifted, exponentials."""
 
 
 def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_ranks: int) -> RankMemory:
-    """The shard of a rank in the first or the last stage of the pipeline, whichever is fuller.
+    """Memory of a rank in the first or the last pipeline stage, whichever needs more.
 
-    A critic is cut as the policy is. Gradients, masters and moments are float32. Masters are there beside bfloat16
-    weights; they and the moments are shared out over replicas by the distributed optimizer.
+    A critic is sharded like the policy. Gradients, masters and moments are float32. bfloat16 weights have masters; the
+    distributed optimizer shards masters and moments over replicas.
     """
     num_replicas = max(1, num_ranks // cut.ranks_per_replica)
     dense, experts = parameters_of_rank(model, cut)
@@ -31,7 +31,7 @@ def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_
         share = -(-dense // (num_replicas * cut.num_row_slices)) + -(-experts // num_replicas)
     computed, models = cut.compute_bytes, job.num_models
     is_here = cut.distributed_optimizer is False and computed == FLOAT_BYTES and not job.on_gpu
-    copied = 0 if is_here else FLOAT_BYTES * (dense + experts)  # masters or one moment, before they are put together
+    copied = 0 if is_here else FLOAT_BYTES * (dense + experts)  # masters or one moment, before they are gathered
     passes = [
         MegatronPass(model=model, job=job, cut=cut, num_rows=rows) for rows in (_rows(job), job.sft_warm_up_sequences)
     ]
@@ -48,7 +48,7 @@ def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_
 
 
 def parameters_of_rank(model: ModelShape, cut: MegatronOptions) -> tuple[int, int]:
-    """Parameters of a rank in the fullest stage: dense ones, and those of experts."""
+    """Parameters of a rank in the largest stage: dense ones, and those of experts."""
     tables = 1 if model.tied_embeddings or cut.pipeline_parallel > 1 else 2
     embeddings = tables * model.vocab_size * model.hidden_size
     all_tables = (1 if model.tied_embeddings else 2) * model.vocab_size * model.hidden_size
@@ -64,13 +64,13 @@ def _rows(job: JobShape) -> int:
 
 
 def _num_micro_batches(job: JobShape, num_replicas: int) -> int:
-    """Of an update, on a replica."""
+    """Micro-batches of an update on a replica."""
     return max(1, job.num_groups // (num_replicas * job.num_updates * job.micro_batch_groups))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronPass:
-    """Forward and backward of so many whole sequences through megatron-core's local layers."""
+    """Forward and backward pass of whole sequences through megatron-core's local layers."""
 
     model: ModelShape
     job: JobShape
@@ -78,10 +78,10 @@ class MegatronPass:
     num_rows: int
 
     def peak_bytes(self, num_micro_batches: int) -> int:
-        """What autograd keeps, and what the backward pass adds where it begins.
+        """What autograd keeps, plus the temporary memory of the backward pass.
 
-        The first stage of a pipeline keeps as many micro-batches as there are stages; the last one keeps one, and has
-        the head.
+        The first pipeline stage keeps as many micro-batches as there are stages; the last stage keeps one and has the
+        head.
         """
         stages, kept_bytes, inside = self.cut.pipeline_parallel, self.kept_bytes, self._inside_of_layer()
         if stages == 1:
@@ -91,7 +91,7 @@ class MegatronPass:
 
     @property
     def kept_bytes(self) -> int:
-        """What autograd keeps of the layers of a stage."""
+        """Bytes that autograd keeps for the layers of a stage."""
         num_layers = self.model.num_layers // self.cut.pipeline_parallel
         if not self.cut.recompute:
             return num_layers * self._layer_bytes()
@@ -103,17 +103,17 @@ class MegatronPass:
 
     @property
     def _num_tokens(self) -> int:
-        """Of the rows of this rank."""
+        """Tokens in the rows of this rank."""
         lengths = self.job.lengths
         return -(-self.num_rows // self.cut.num_row_slices) * (lengths.prompt_tokens + lengths.limit_tokens)
 
     @property
     def _num_shared(self) -> int:
-        """Ranks that share the positions of a sequence out between matrices."""
+        """Ranks that share the positions of a sequence between matrix products (sequence parallelism)."""
         return self.cut.tensor_parallel if self.cut.sequence_parallel else 1
 
     def _layer_bytes(self) -> int:
-        """Bytes that autograd keeps of a layer, counted tensor by tensor. d is the bytes of a number, F those of a
+        """Bytes that autograd keeps for a layer, counted tensor by tensor. d is the bytes of a number, F those of a
         float32; for each token:
 
             two norms         2 h (2 F + d)     input and normalised value in float32, input of what follows; a GPU's
@@ -146,12 +146,12 @@ class MegatronPass:
 
     @property
     def _num_expert_tokens(self) -> float:
-        """Tokens that the experts of this rank get, where all experts get equally many."""
+        """Tokens of this rank's experts, if all experts get equally many."""
         return self._num_tokens * self.cut.num_row_slices * self.model.num_active_experts / self.cut.expert_parallel
 
     def _inside_of_layer(self) -> int:
-        """Bytes that the backward pass of a layer adds: gradients of the feed-forward half's inside and of its widest
-        matrix, and where it is computed again, what that keeps."""
+        """Bytes that the backward pass of a layer adds: gradients of the feed-forward half's activations and of its
+        widest matrix; with recomputation also the recomputed activations."""
         model, d = self.model, self._d
         if model.num_experts:
             width = model.expert_intermediate_size // self.cut.expert_tensor_parallel
@@ -163,8 +163,8 @@ class MegatronPass:
         return again + gradients + 2 * width * model.hidden_size * d
 
     def _head_bytes(self) -> int:
-        """The last norm, the states that are asked for, logits in the dtype of the model, their gradient and chunks in
-        float32; or that gradient, and the one of the head, which megatron-core adds to the sum when it has it."""
+        """The last norm, the query states, logits in the model's dtype, their gradient and float32 chunks; or, if
+        larger, that gradient and the head's, which megatron-core adds to the sum when it is complete."""
         model, d, tokens = self.model, self._d, self._num_tokens
         norm = tokens * model.hidden_size * (2 * d if self.job.on_gpu else 2 * FLOAT_BYTES + d)
         lengths = self.job.lengths

@@ -1,6 +1,6 @@
-"""The GPTModel of megatron-core that holds this rank's shard of a Hugging Face model.
+"""The GPTModel of megatron-core with this rank's shard of a Hugging Face model.
 
-Layers are those of megatron-core's local spec, without Transformer Engine; attention is torch's.
+Layers follow megatron-core's local spec, without Transformer Engine; attention is torch's.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rlinf_workers.trainers.megatron.heads import Head
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 
 VOCAB_MULTIPLE = 8
-"""Rows of the embedding on each rank are a multiple of it, which tensor cores want of bfloat16."""
+"""The embedding rows on each rank are a multiple of it, for tensor cores in bfloat16."""
 
 
 def layout_of(shape: TransformerShape, options: MegatronOptions, num_ranks: int, dtype: str) -> Layout:
-    """What each rank keeps of the canonical tensors: those of one replica, as often as there are replicas."""
+    """The canonical tensors on each rank: one replica's layout, repeated for every replica."""
     of_replica = megatron_layout(
         shape,
         tp=options.tensor_parallel,
@@ -45,29 +45,29 @@ def layout_of(shape: TransformerShape, options: MegatronOptions, num_ranks: int,
 
 
 def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, head: Head) -> AnsweringModel:
-    """This rank's shard, with weights that nobody has written yet.
+    """This rank's shard, with uninitialized weights.
 
     Args:
-        config: of transformers.
-        shape: of the model with its head.
+        config: transformers' config.
+        shape: shape of the model with its head.
 
-    Raises: ValueError for a variant of the architecture that megatron-core would compute otherwise.
+    Raises: ValueError for a variant of the architecture that megatron-core would compute differently.
     """
-    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 forgets the name without Transformer Engine, but asks for it
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 uses the name also without Transformer Engine
         setattr(moe_utils, "te_general_gemm", None)  # noqa: B010
     core_config = _transformer_config(config, shape, options)
     spec = get_gpt_decoder_block_spec(core_config, use_transformer_engine=False, normalization="RMSNorm")
     _own_parts(spec)
     model = AnsweringModel(
         config=core_config,
-        transformer_layer_spec=spec,  # pyright: ignore[reportArgumentType], a block's spec is taken as well
+        transformer_layer_spec=spec,  # pyright: ignore[reportArgumentType], a block's spec is accepted too
         vocab_size=rounded_up(shape.vocab, VOCAB_MULTIPLE * options.tensor_parallel),
         max_sequence_length=config.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=shape.tied_embeddings,
         position_embedding_type="rope",
-        rotary_base=_rope_base(config),  # pyright: ignore[reportArgumentType], it is only divided by
+        rotary_base=_rope_base(config),  # pyright: ignore[reportArgumentType], it is only a divisor
     )
     model.head, model.num_words = head, shape.vocab
     if model.post_process:
@@ -78,23 +78,23 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, h
 
 
 class AnsweringModel(GPTModel):
-    """Gives what `asked` asks for in place of logits."""
+    """Returns the outputs for `query` instead of logits."""
 
     head: Head
     query: TokenQuery
-    """What the next call is asked, on the last stage."""
+    """The query of the next call, on the last stage."""
     num_words: int
-    """Size of the vocabulary, without padding."""
+    """Vocabulary size, without padding."""
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        """The head's answers on the last stage; elsewhere the hidden states go on to the next."""
+        """The head's outputs on the last stage; on other stages, the hidden states for the next stage."""
         return self.head.answers(self, hidden_states, self.query) if self.post_process else hidden_states
 
 
 def _keep_padding(
     config: TransformerConfig, padding: int, _: nn.Module, arguments: tuple[Tensor], embeddings: Tensor
 ) -> None:
-    """Takes no gradient for the embedding of padding, as in transformers; a policy may sample it like any token.
+    """Drops the gradient of the padding token's embedding, as transformers does; a policy may sample it like any token.
 
     Args:
         arguments: the token ids [R, S].
@@ -110,17 +110,17 @@ def _keep_padding(
 
 
 class RMSNorm:
-    """torch's, which megatron-core refuses to share over positions, marked so that its gradient is summed then."""
+    """torch's RMSNorm, which megatron-core rejects under sequence parallelism; marked so that gradients are summed."""
 
     def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.RMSNorm:  # pyright: ignore
         norm = nn.RMSNorm(hidden_size, eps=eps)
         for parameter in norm.parameters():
-            setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010, an attribute of theirs
+            setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010, megatron-core's attribute
         return norm
 
 
 def _own_parts(spec: Any) -> None:
-    """Norms and attention of ours in a block's spec."""
+    """Installs our norms and attention in a block's spec."""
     spec.layer_norm = RMSNorm
     for layer in spec.layer_specs:
         parts = layer.submodules
@@ -160,7 +160,7 @@ def _transformer_config(config: Any, shape: TransformerShape, options: MegatronO
         pipeline_model_parallel_size=options.pipeline_parallel,
         expert_model_parallel_size=options.expert_parallel,
         expert_tensor_parallel_size=options.expert_tensor_parallel,
-        moe_token_dispatcher_type="alltoall",  # for dense models, too, without it there are no variable lengths
+        moe_token_dispatcher_type="alltoall",  # also needed by dense models for variable lengths
         variable_seq_lengths=options.pipeline_parallel > 1,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -174,8 +174,8 @@ def _transformer_config(config: Any, shape: TransformerShape, options: MegatronO
         qk_layernorm=shape.qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        calculate_per_token_loss=True,  # sums: nothing is divided by numbers of tokens, micro-batches or ranks
-        # Weights get their marks, which norms are computed by, only where they are initialised, too.
+        calculate_per_token_loss=True,  # sums: nothing is divided by the number of tokens, micro-batches or ranks
+        # Weights get the attributes that the norm computation reads only if they are initialised, too.
         init_method=_left_alone,
         output_layer_init_method=_left_alone,
         embedding_init_method=_left_alone,
@@ -191,7 +191,7 @@ def _transformer_config(config: Any, shape: TransformerShape, options: MegatronO
 
 
 def _left_alone(weight: Tensor) -> None:
-    """Weights are written when the model is there."""
+    """Skips initialization, because weights are loaded after the model exists."""
 
 
 def _rope_base(config: Any) -> float:
@@ -211,6 +211,6 @@ def _check_variant(config: Any) -> None:
     }
     if faults := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise ValueError(
-            f"{', '.join(faults)} in the model's config.json is not mapped to megatron-core, which no option changes; "
-            "train under another backend"
+            f"{', '.join(faults)} in the model's config.json has no equivalent in megatron-core; train with another "
+            "backend"
         )

@@ -1,4 +1,4 @@
-"""Megatron-core's optimizer, and where it has the masters and moments of each parameter."""
+"""megatron-core's optimizer, and access to the masters and moments of each parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(model: DistributedDataParallel, options: MegatronOptions) -> Any:
-    """An optimizer that decays every parameter, as torch's AdamW does; `apply_settings` says how."""
+    """An optimizer that decays every parameter, as torch's AdamW does; `apply_settings` sets its values."""
     settings = OptimizerConfig(
         optimizer="adam",
         lr=1.0,  # set before each step
@@ -32,11 +32,11 @@ def make_optimizer(model: DistributedDataParallel, options: MegatronOptions) -> 
 
 
 def apply_settings(optimizer: Any, settings: OptimizerSettings) -> None:
-    """Without state, and with these settings but for the learning rate."""
+    """Clears the state and applies these settings, except the learning rate."""
     for one in optimizer.chained_optimizers:
         one.optimizer.state.clear()
         for group in one.param_groups:
-            group.pop("step", None)  # of the fused AdamW
+            group.pop("step", None)  # kept by the fused AdamW
             group |= {
                 "betas": settings.betas,
                 "eps": settings.epsilon,
@@ -47,28 +47,29 @@ def apply_settings(optimizer: Any, settings: OptimizerSettings) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Held:
-    """What this rank steps of a parameter."""
+    """The share of a parameter that this rank steps."""
 
     master: Tensor
-    """What the inner optimizer steps, and its state goes by; the parameter itself, or a shard of it, in float32."""
+    """The tensor that the inner optimizer steps and keys its state by: the parameter itself, or a float32 shard of
+    it."""
     optimizer: Any
-    """The inner one."""
+    """The inner optimizer."""
     first: int
-    """Place of the master's first element in the flat parameter."""
+    """Offset of the master's first element in the flat parameter."""
 
 
 class Masters:
-    """The float32 weights and the moments that an optimizer has, parameter by parameter, whole, in host memory.
+    """The float32 weights and moments of an optimizer, whole and by parameter, in host memory.
 
     Args:
-        storages: what of them is put aside is read and written there.
+        storages: where offloaded ones are read and written.
     """
 
     def __init__(self, optimizer: Any, storages: Storages) -> None:
         self._here = storages.here
         self._held: dict[nn.Parameter, _Held] = {}
         self._groups: list[Any] = []
-        """Ranks among which dense parameters are shared out, and those for experts; empty where nothing is."""
+        """Ranks that shard the masters of dense parameters, and those for experts; empty if masters are not sharded."""
         for one in optimizer.chained_optimizers:
             is_shared = hasattr(one, "shard_fp32_groups")
             if is_shared:
@@ -78,7 +79,7 @@ class Masters:
                 self._held[parameter] = _Held(master=master, optimizer=one.optimizer, first=first)
 
     def weight(self, parameter: nn.Parameter) -> Tensor:
-        """Where masters are shared out all ranks that do so call."""
+        """If masters are sharded, all ranks that share them must call."""
         if parameter.dtype == torch.float32:
             return self._here(parameter).cpu()
         held = self._held.get(parameter)
@@ -98,13 +99,13 @@ class Masters:
 
     @torch.no_grad()
     def set_moment(self, parameter: nn.Parameter, name: str, value: Tensor) -> None:
-        """On the device of the masters."""
+        """The value must be on the device of the masters."""
         if (held := self._held.get(parameter)) is not None:
             shard = self._shard(held, value).to(held.master)
             held.optimizer.state[held.master][name] = shard.clone(memory_format=torch.contiguous_format)
 
     def set_steps(self, count: int) -> None:
-        """Steps behind the moments."""
+        """Sets the step count that belongs to the moments."""
         for held in self._held.values():
             held.optimizer.state[held.master]["step"] = torch.tensor(float(count))
 
@@ -113,19 +114,19 @@ class Masters:
 
     def _whole(self, parameter: nn.Parameter, shard: Tensor | None) -> Tensor:
         if not self._groups:
-            assert shard is not None, "who shares nothing out has all"
+            assert shard is not None, "without sharding a rank has every master"
             return self._here(shard).cpu()
         flat = torch.zeros(parameter.numel(), dtype=torch.float32)
         if shard is not None:
             first = self._held[parameter].first
             flat[first : first + shard.numel()] = self._here(shard).flatten()
         is_expert = not getattr(parameter, "allreduce", True)
-        dist.all_reduce(flat.view(torch.uint8), group=self._groups[is_expert])  # as bytes: -0.0 stays what it is
+        dist.all_reduce(flat.view(torch.uint8), group=self._groups[is_expert])  # as bytes, to preserve -0.0
         return flat.view(parameter.shape)
 
 
 def _pairs(one: Any, is_shared: bool) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Parameters of one of megatron-core's three kinds of optimizer, with what it steps of them."""
+    """The parameters of one of megatron-core's three kinds of optimizer, with the tensors it steps."""
     if is_shared:
         names = [("model_float16_groups", "shard_fp32_from_float16_groups"), ("model_fp32_groups", "shard_fp32_groups")]
     elif hasattr(one, "fp32_from_float16_groups"):

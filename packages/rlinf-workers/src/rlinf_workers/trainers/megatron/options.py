@@ -1,9 +1,9 @@
-"""The options of the training backend `megatron`: how a model is cut over ranks, checked without torch.
+"""The options of the training backend `megatron`: how a model is sharded over ranks; checked without torch.
 
-A replica is the ranks that hold one copy of the model together. Its experts are dealt out over the same ranks as the
-rest of the model, whole (not cut by tensor parallelism) where there is expert parallelism. So a stage of the pipeline
-has `tensor_parallel` ranks, or `expert_parallel` where that is more, and then each `tensor_parallel` of them work on
-other rows of a micro-batch.
+A replica is the ranks that hold one copy of the model together. Its experts are distributed over the same ranks as the
+rest of the model; with expert parallelism each expert is whole (no tensor parallelism inside experts). A pipeline stage
+has max(`tensor_parallel`, `expert_parallel`) ranks; if `expert_parallel` is larger, each group of `tensor_parallel`
+ranks computes other rows of a micro-batch.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ NumRanks = Annotated[int, Meta(ge=1)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronOptions:
-    """The backend's options. Raises: OptionError for sizes that do not go together."""
+    """The backend's options. Raises: OptionError for incompatible sizes."""
 
     tensor_parallel: NumRanks = 1
-    """Ranks that share each matrix out."""
+    """Ranks that shard each matrix."""
     sequence_parallel: bool = False
-    """Those ranks also share the positions of a sequence out between the matrices."""
+    """The same ranks also shard the positions of a sequence between matrix products."""
     pipeline_parallel: NumRanks = 1
-    """Stages of consecutive layers; micro-batches go through them one forward, one backward (1F1B)."""
+    """Stages of consecutive layers with the 1F1B schedule."""
     expert_parallel: NumRanks = 1
-    """Ranks that share the experts of a layer out."""
+    """Ranks that share the experts of a layer."""
     distributed_optimizer: bool = False
-    """Replicas share moments (and float32 masters) out among themselves."""
+    """Shard moments (and float32 masters) over replicas."""
     recompute: bool = False
-    """The backward pass computes each layer again instead of keeping its activations."""
+    """Recompute each layer in the backward pass instead of keeping its activations."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """"bfloat16" holds and computes weights in it; masters, sums of gradients and moments are float32."""
+    """"bfloat16" stores and computes weights in bfloat16; masters, gradient sums and moments are float32."""
 
     def __post_init__(self) -> None:
         if self.sequence_parallel and self.tensor_parallel == 1:
@@ -47,13 +47,13 @@ class MegatronOptions:
         if large % small:
             raise OptionError(
                 "tensor_parallel",
-                f"={self.tensor_parallel} and expert_parallel={self.expert_parallel}: the ranks of a stage are dealt "
-                "out by both, so one must be a multiple of the other",
+                f"={self.tensor_parallel} and expert_parallel={self.expert_parallel}: both divide the ranks of a "
+                "stage, so one must be a multiple of the other",
             )
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of each number that is computed with."""
+        """Bytes of each number in the compute dtype."""
         return 2 if self.compute_dtype == "bfloat16" else 4
 
     @property
@@ -62,12 +62,12 @@ class MegatronOptions:
 
     @property
     def ranks_per_replica(self) -> int:
-        """What `plan.num_ranks_per_replica` must be."""
+        """The required value of `plan.num_ranks_per_replica`."""
         return self.pipeline_parallel * self.ranks_per_stage
 
     @property
     def num_row_slices(self) -> int:
-        """Slices of a micro-batch's rows that different ranks of a stage work on."""
+        """Number of row slices of a micro-batch that the ranks of a stage divide among themselves."""
         return self.ranks_per_stage // self.tensor_parallel
 
     @property
@@ -75,7 +75,7 @@ class MegatronOptions:
         return 1 if self.expert_parallel > 1 else self.tensor_parallel
 
     def check_model(self, model: ModelShape) -> None:
-        """Whether the model can be cut so. Raises: OptionError with what was allowed."""
+        """Raises: OptionError with the allowed values if the model cannot be sharded this way."""
         self._divides("tensor_parallel", "attention heads", model.num_heads)
         self._divides("tensor_parallel", "KV groups", model.num_kv_heads)
         self._divides("pipeline_parallel", "layers", model.num_layers)
@@ -92,11 +92,11 @@ class MegatronOptions:
             raise OptionError(
                 "tensor_parallel",
                 f"={self.tensor_parallel} for a mixture of experts needs sequence_parallel: true; megatron-core routes "
-                "tokens that are shared out over the ranks",
+                "tokens that are sharded over the ranks",
             )
 
     def check_ranks(self, num_ranks: int, num_ranks_per_replica: int) -> None:
-        """Whether ranks of a plan can be cut so. Raises: ValueError."""
+        """Raises: ValueError if the ranks of a plan do not match these options."""
         size = self.ranks_per_replica
         if num_ranks_per_replica != size:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""The process groups of megatron-core, which are global to a process, and where this rank stands in them.
+"""megatron-core's process groups, which are global to a process, and this rank's place in them.
 
-Ranks of a replica are consecutive. Within one, tensor parallelism is fastest, then the slices of a micro-batch's rows,
-then the stages of the pipeline.
+Ranks of a replica are consecutive. Within one, tensor parallelism varies fastest, then the row slices of a micro-batch,
+then the pipeline stages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.worker import Worker
 
 SEED = 1
-"""Any: the weights are loaded, and nothing is dropped."""
+"""Arbitrary: weights are loaded, and there is no dropout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +28,21 @@ class ParallelRank:
     """This rank in its replica."""
 
     tensor: int
-    """Rank among those that share its matrices out."""
+    """Rank within its tensor parallel group."""
     row_slice: int
-    """Which of `options.num_row_slices` slices of a micro-batch's rows are its own."""
+    """Index of its slice among the `options.num_row_slices` slices of a micro-batch's rows."""
     stage: RankGroup
     """The ranks of its stage."""
 
 
 _made: dict[MegatronOptions, ParallelRank] = {}
-"""At most one; the groups of a process are made once."""
+"""At most one entry; the groups of a process are created once."""
 
 
 def connect(worker: Worker, options: MegatronOptions) -> ParallelRank:
-    """Makes the groups, on all ranks of the worker group together, or returns the place in those that are there.
+    """Creates the groups, on all ranks of the worker group together, or returns the place in existing ones.
 
-    Raises: ValueError where the ranks cannot be cut so, or this process has groups of other sizes.
+    Raises: ValueError if the ranks do not match the options, or this process has groups of other sizes.
     """
     if options in _made:
         return _made[options]
@@ -50,7 +50,7 @@ def connect(worker: Worker, options: MegatronOptions) -> ParallelRank:
         raise ValueError(f"this process has a model with {next(iter(_made))}; it cannot have one with {options} too")
     options.check_ranks(worker.num_ranks, worker.identity.num_ranks_per_replica)
     worker.ranks.barrier()  # connects
-    if not dist.is_initialized():  # one rank alone
+    if not dist.is_initialized():  # a single rank
         connect_alone(worker.identity)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=options.tensor_parallel,
@@ -58,7 +58,7 @@ def connect(worker: Worker, options: MegatronOptions) -> ParallelRank:
         expert_model_parallel_size=options.expert_parallel,
         expert_tensor_parallel_size=options.expert_tensor_parallel,
         distributed_timeout_minutes=TIMEOUT // timedelta(minutes=1),
-        # Stages outermost, as layouts have it, unless replicas are outside of them.
+        # Stages are outermost, as in layouts, with replicas outside of them.
         order="tp-cp-ep-pp-dp" if worker.num_ranks > options.ranks_per_replica else "tp-cp-ep-dp-pp",
     )
     on_gpu = worker.device.type == "cuda"
@@ -69,7 +69,7 @@ def connect(worker: Worker, options: MegatronOptions) -> ParallelRank:
 
 
 def disconnect() -> None:
-    """Ends the groups; models of them must not be used any more."""
+    """Destroys the groups; models that use them must not be used any more."""
     parallel_state.destroy_model_parallel()
     _made.clear()
 
@@ -78,7 +78,7 @@ def _place(worker: Worker, options: MegatronOptions) -> ParallelRank:
     size, within = options.ranks_per_stage, worker.identity.rank_in_replica
     stage = worker.replica_ranks
     if options.pipeline_parallel > 1:
-        # Every rank takes part in making every group, in the same order.
+        # Every rank takes part in creating every group, in the same order.
         firsts = range(0, worker.num_ranks, size)
         groups: list[Any] = [dist.new_group(range(first, first + size), timeout=TIMEOUT) for first in firsts]
         stage = RankGroup(worker.rank % size, size, groups[worker.rank // size])

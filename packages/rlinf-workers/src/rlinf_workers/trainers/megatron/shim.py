@@ -1,8 +1,8 @@
-"""Lets megatron-core 0.16 run on CPUs over gloo: it asks for CUDA devices, streams and generators by name.
+"""Lets megatron-core 0.16 run on CPUs over gloo, although it uses CUDA devices, streams and generators by name.
 
-Used only in a process whose worker has a CPU slot, and then for good: the names below change for the whole process,
-in torch as well. What they mean on a machine without a GPU is nothing, so nobody else asks for them. Found by running
-each feature without its line; the lines say which feature that is. Not imported on a GPU.
+Used only in a process whose worker has a CPU slot, and permanently: it replaces the names below for the whole process,
+in torch as well. Without a GPU these names are useless, so no other code uses them. Each line was found necessary by
+running the named feature without it. Not imported on a GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _applied = False
 
 
 def apply() -> None:
-    """Once in a process, before a model is made."""
+    """Applied once per process, before a model is created."""
     global _applied
     if _applied:
         return
@@ -44,13 +44,13 @@ def _devices() -> None:
     cuda.current_stream = lambda *_: _Stream()
     cuda.stream = lambda _: contextlib.nullcontext()
     setattr(Tensor, "cuda", lambda self, *_, **__: self)  # noqa: B010, pipelines of a model with tied embeddings
-    _device_constructors()  # a device as a context remembers these functions as they are now; transformers uses that
+    _device_constructors()  # a device used as a context caches the current functions, and transformers uses that
     for name in FACTORIES:  # pipelines, the optimizer
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     real_type = Tensor.type
 
     def type_name(self: Tensor, dtype: Any = None, *others: Any, **named: Any) -> Any:
-        """The optimizer takes tensors of torch.cuda.FloatTensor alone."""
+        """The optimizer only accepts tensors of torch.cuda.FloatTensor."""
         output = real_type(self, dtype, *others, **named) if dtype is not None else real_type(self)
         return output.replace("torch.", "torch.cuda.", 1) if isinstance(output, str) else output
 
@@ -58,7 +58,7 @@ def _devices() -> None:
 
 
 class _Stream:
-    """A stream or an event, which has nothing to wait for."""
+    """A stream or an event that never needs waiting."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -82,7 +82,7 @@ def _on_cpu(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _generators() -> None:
-    """Every forward pass: dropout and recomputation keep states of CUDA's generator."""
+    """Every forward pass: dropout and recomputation save the state of CUDA's generator."""
     from megatron.core.tensor_parallel import random
 
     cuda, here = torch.cuda, random
@@ -97,7 +97,7 @@ def _experts() -> None:
     from megatron.core.transformer.moe import token_dispatcher
 
     def moved(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
-        """Counts of tokens: all_to_all refuses tensors as split sizes, which CPU tensors stay there."""
+        """Token counts: all_to_all rejects tensors as split sizes, and CPU tensors would stay tensors."""
         return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
 
     setattr(token_dispatcher, "maybe_move_tensor_to_cpu", moved)  # noqa: B010

@@ -1,4 +1,4 @@
-"""The training backend `megatron`: replicas of tensor, pipeline and expert parallelism on megatron-core."""
+"""The training backend `megatron`: tensor, pipeline and expert parallelism on megatron-core."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from rlinf_sched.derive import JobShape, ModelShape, RankMemory
 
 MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
-"""Architectures (`model_type`) with a mapping that was compared with transformers."""
+"""Architectures (`model_type`) whose mapping was compared with transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronSpec(TrainerSpec):
-    """Language models alone, in padded micro-batches."""
+    """Only language models, in padded micro-batches."""
 
     def ranks_per_replica(self, options: Mapping[str, Any]) -> int | None:
         return self.read(options).ranks_per_replica
@@ -33,7 +33,7 @@ class MegatronSpec(TrainerSpec):
     def dtype_problem(self, options: Mapping[str, Any], model_dtype: str) -> str | None:
         if model_dtype != "bfloat16" or options.get("compute_dtype") == "bfloat16":
             return None
-        return "computes in compute_dtype, and bfloat16 is served; give compute_dtype: bfloat16, too"
+        return "computes in compute_dtype, and bfloat16 is served; set compute_dtype: bfloat16, too"
 
     def model_problem(self, options: Mapping[str, Any], model: ModelShape) -> tuple[str, str] | None:
         try:
@@ -48,7 +48,7 @@ class MegatronSpec(TrainerSpec):
         kind = config.get("model_type")
         if kind not in MODEL_TYPES:
             return (
-                f"model_type={kind!r} has no mapping to megatron-core; those that have: {', '.join(MODEL_TYPES)}; "
+                f"model_type={kind!r} has no mapping to megatron-core; supported: {', '.join(MODEL_TYPES)}; "
                 "other backends train other models"
             )
         from rlinf_sched.derive import ModelShape
@@ -60,7 +60,7 @@ class MegatronSpec(TrainerSpec):
         if on_gpu:
             return ()
         return (
-            "megatron-core runs on CPUs: what it asks of CUDA is replaced in the actor's processes "
+            "megatron-core runs on CPUs: its CUDA functions are replaced in the actor's processes "
             "(rlinf_workers.trainers.megatron.shim)",
         )
 
@@ -68,7 +68,7 @@ class MegatronSpec(TrainerSpec):
         self, options: Mapping[str, Any], model_dtype: str, num_devices: int
     ) -> Iterator[tuple[str, Sequence[Any]]]:
         yield from super().smaller(options, model_dtype, num_devices)
-        for name in ("tensor_parallel", "expert_parallel"):  # what ranks send each other
+        for name in ("tensor_parallel", "expert_parallel"):  # they cost communication
             size = int(options.get(name, 1))
             yield name, [size << doublings for doublings in range(1, (num_devices // size).bit_length())]
 
@@ -83,7 +83,7 @@ class MegatronSpec(TrainerSpec):
 
 
 def is_installed() -> bool:
-    """Whether megatron-core is there."""
+    """Whether megatron-core is installed."""
     try:
         return find_spec("megatron.core") is not None
     except ModuleNotFoundError:

@@ -1,7 +1,7 @@
-"""Memory of a device that is put aside in host memory, for tensors that alias each other in many ways.
+"""Offloads device memory of tensors that alias each other to host memory.
 
-A model under megatron-core has parameters, gradients and masters that are views of common buffers. So it is the
-storages that go: each keeps its identity, is emptied, and is filled again. In host memory each has a place of its own.
+Under megatron-core, parameters, gradients and masters are views of shared buffers. So the storages are offloaded: each
+keeps its identity, is emptied, and is filled again. Each has its own place in host memory.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class Storages:
     """The storages under some tensors.
 
     Args:
-        tensors: names and tensors whose memory goes, asked for at each time; several may share a storage, whose place
-            on the host has the name of the first.
+        tensors: returns names and tensors to offload, called every time; several may share a storage, whose place on
+            the host gets the name of the first.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         self._tensors = tensors
         self._places = HostPlaces()
         self._aside: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
-        """Identity of a storage -> it, empty, and its bytes in host memory."""
+        """id of a storage -> the empty storage and its bytes in host memory."""
 
     @property
     def are_away(self) -> bool:
@@ -34,7 +34,7 @@ class Storages:
 
     @torch.no_grad()
     def offload(self) -> None:
-        """Leaves all of the tensors without memory until `onload`, those too that were made since the last call."""
+        """Frees the memory of all tensors until `onload`, including tensors created since the last call."""
         for name, tensor in self._tensors():
             storage = tensor.detach().untyped_storage()
             if storage._cdata not in self._aside and storage.nbytes():
@@ -43,7 +43,7 @@ class Storages:
 
     @torch.no_grad()
     def onload(self) -> None:
-        """The inverse; nothing happens where nothing is put aside. Tensors that are no more do not come back."""
+        """The inverse; does nothing if nothing is offloaded. Tensors that no longer exist are not restored."""
         for _, tensor in self._tensors() if self._aside else ():
             if (entry := self._aside.pop(tensor.untyped_storage()._cdata, None)) is not None:
                 storage, place = entry
@@ -52,8 +52,8 @@ class Storages:
         self._aside.clear()
 
     def here(self, tensor: Tensor) -> Tensor:
-        """One of the tensors, detached, where its numbers are now: itself, or the same in host memory while it is put
-        aside. What is written there comes back with it."""
+        """One of the tensors, detached: itself, or its copy in host memory while it is offloaded. Writes to that copy
+        are kept by `onload`."""
         tensor = tensor.detach()
         entry = self._aside.get(tensor.untyped_storage()._cdata)
         if entry is None:
@@ -63,5 +63,5 @@ class Storages:
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    """All of a storage, as a tensor."""
+    """All bytes of a storage, as a tensor."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # pyright: ignore[reportArgumentType, reportCallIssue]

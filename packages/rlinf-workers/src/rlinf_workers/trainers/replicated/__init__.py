@@ -1,1 +1,1 @@
-"""The backend whose ranks all hold the whole model and share the shards of a batch."""
+"""The backend whose ranks each hold the whole model and divide the shards of a batch."""

@@ -1,10 +1,10 @@
-"""ReplicatedBackend: every rank holds the whole model and works on its shards of a batch.
+"""ReplicatedBackend: every rank holds the whole model and computes its shards of a batch.
 
-It promises more than the protocol asks: on CPUs two ranks have the numbers of one. A recipe fixes the shards, a plan
-the ranks, and shard s belongs to rank s % num_ranks. Each shard adds up its micro-batches in a buffer of its own, and
-the buffers are summed in the order of the shards: locally where a rank has several, then over ranks. With one rank the
+It guarantees more than the protocol: on CPUs, two ranks give the numbers of one. A recipe fixes the shards, a plan the
+ranks, and shard s belongs to rank s % num_ranks. Each shard accumulates its micro-batches in its own buffer, and the
+buffers are summed in the order of the shards: first locally if a rank has several, then over ranks. With one rank the
 sum is (s0 + s1), with two it is the all-reduce of s0 and s1: the same float additions, so the same bits. Of four shards
-two ranks make (s0 + s2) + (s1 + s3), which agrees with one rank's sum up to rounding.
+two ranks compute (s0 + s2) + (s1 + s3), which equals one rank's sum up to rounding.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 class ReplicatedBackend:
-    """The model, a gradient buffer for each shard and the optimizer; see trainers/base.py for what the methods
-    promise."""
+    """The model, a gradient buffer per shard and the optimizer; see trainers/base.py for the contract of the
+    methods."""
 
     _optimizer: torch.optim.AdamW
     num_steps = 0
@@ -41,13 +41,13 @@ class ReplicatedBackend:
         self._places = HostPlaces()
         self._moved = MovedModel(self._model, self._places)
         self.shards: Sequence[int] = []
-        """Empty where the model is frozen."""
+        """Empty if the model is frozen."""
         self._buffers: dict[int, Tensor] = {}
         self._statistics: dict[int, Tensor] = {}
         self._attached: int | None = None
-        """The shard whose buffer the parameters' gradients are in."""
+        """The shard whose buffer the parameters' gradients are views of."""
         self._is_updating = False
-        """Between `begin` and `step`, when gradients count."""
+        """Between `begin` and `step`, when gradients must be kept."""
         if optimizer is None:
             self._model.requires_grad_(False)
             return
@@ -91,7 +91,7 @@ class ReplicatedBackend:
     def count(self, shard: int, statistics: Sequence[float]) -> None:
         self._statistics[shard] += torch.tensor(statistics, dtype=torch.float64)
 
-    def reduce(self) -> list[float]:
+    def finish_backward(self) -> list[float]:
         first, *others = self.shards
         for shard in others:
             self._buffers[first] += self._buffers[shard]
@@ -110,7 +110,7 @@ class ReplicatedBackend:
         return grad_norm
 
     def _take_step(self) -> None:
-        """Every parameter's `.grad` is the clipped mean."""
+        """Steps with the clipped mean in every parameter's `.grad`."""
         self._optimizer.step()
 
     def sum_over_shards(self, rows: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class ReplicatedBackend:
         self.num_steps = 0
 
     def _attach(self, shard: int) -> None:
-        """Lets the parameters' gradients be those of a shard."""
+        """Makes the parameters' gradients views of a shard's buffer."""
         self._attached = shard
         pieces = self._buffers[shard].split([parameter.numel() for parameter in self._parameters])
         for parameter, piece in zip(self._parameters, pieces, strict=True):
@@ -159,7 +159,7 @@ class ReplicatedBackend:
             self._leave()
 
     def _leave(self) -> None:
-        """Into host memory. The gradients are off the parameters meanwhile; between two updates they are given up."""
+        """Offloads to host memory. Gradients are detached from the parameters; between two updates they are freed."""
         self._detach()
         self._moved.leave()
         if self._is_updating:
