@@ -71,7 +71,7 @@ def run(folder: Path, device: str, case: Case) -> dict[str, Any]:
         identity=identity,
         worker_class=Measured,
         log_path=own / "log",
-        environment={"OMP_NUM_THREADS": str(NUM_THREADS)},
+        env_vars={"OMP_NUM_THREADS": str(NUM_THREADS)},
     )
     try:
         with launched(LocalLauncher) as launcher:

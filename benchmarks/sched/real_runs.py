@@ -120,7 +120,7 @@ def started(job: Job, flows: Flows, plan: Plan, folder: Path, cluster: Any) -> I
     """The processes of one placement."""
     environment = worker_env_vars(job.config.cluster)
     launcher = LocalLauncher(pins_slots=True)
-    with Executor(cluster=cluster, launcher=launcher, environment=environment, log_folder=folder / "logs") as executor:
+    with Executor(cluster=cluster, launcher=launcher, env_vars=environment, log_folder=folder / "logs") as executor:
         executor.start(flows.train, plan)
         executor.sync_weights()
         yield Placed(job, flows, executor, plan, Profiler(flows.train.graph(), cluster, job.num_items))

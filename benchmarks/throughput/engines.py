@@ -60,7 +60,7 @@ def main() -> None:
         model = tiny_architecture("qwen2", folder / "model", **SHAPE)
         prompts = make_prompts(options.prompts)
         bare = BareEngine(model)
-        with Executor(cluster=Cluster.cpu_slots(1), log_folder=folder, environment=dict(os.environ)) as executor:
+        with Executor(cluster=Cluster.cpu_slots(1), log_folder=folder, env_vars=dict(os.environ)) as executor:
             flow = rollout_flow(model, sampling)
             executor.start(flow, plan_for_mode(flow.graph(), Cluster.cpu_slots(1), "collocated"))
             tokens: dict[str, list[int]] = {"flow": [], "bare": []}

@@ -197,7 +197,7 @@ def _start(stack: ExitStack, job: Job, folder: Path) -> tuple[FlowSide, PlainLoo
     (folder / "start").mkdir()
     plain.local[job.trainer].save_checkpoint(str(folder / "start"))
     executor = stack.enter_context(
-        Executor(cluster=planned.cluster, log_folder=folder / "logs", environment=worker_env_vars(job.config.cluster))
+        Executor(cluster=planned.cluster, log_folder=folder / "logs", env_vars=worker_env_vars(job.config.cluster))
     )
     executor.start(flows.train, planned.plans[flows.train.name])
     executor.group(job.trainer).call("load_checkpoint", str(folder / "start"))

@@ -117,7 +117,7 @@ def measure_placement(
     assert isinstance(config, EmbodiedConfig), "the recipe is an embodied one"
     job = EmbodiedJob(config, this_machine())
     train, cluster = job.build(Path()).train, Cluster.cpu_slots(2)
-    with Executor(cluster=cluster, environment=worker_env_vars(job.config.cluster)) as executor:
+    with Executor(cluster=cluster, env_vars=worker_env_vars(job.config.cluster)) as executor:
         sides: dict[str, Side] = {}
         for name in (IN_TURN, PIPELINED):
             flow = env_and_policy(train, name)

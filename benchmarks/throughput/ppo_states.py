@@ -48,7 +48,7 @@ def main() -> None:
         flows = job.build(Path(folder))
         planned = make_plans(job, flows, Path())
         environment = worker_env_vars(job.config.cluster)
-        with Executor(cluster=planned.cluster, log_folder=Path(folder) / "logs", environment=environment) as executor:
+        with Executor(cluster=planned.cluster, log_folder=Path(folder) / "logs", env_vars=environment) as executor:
             executor.start(flows.train, planned.plans[flows.train.name])
             executor.sync_weights()
             flow = FlowSide(executor, flows.train)

@@ -64,7 +64,7 @@ def compare_with_flow(
     """
     job = _job(args, env)
     train, cluster = job.build(Path()).train, Cluster.cpu_slots(2)
-    with Executor(cluster=cluster, environment=worker_env_vars(job.config.cluster)) as executor:
+    with Executor(cluster=cluster, env_vars=worker_env_vars(job.config.cluster)) as executor:
         flow = env_and_policy(train, PIPELINED)
         executor.start(flow, make_plan(flow, cluster, PLACEMENT, NUM_GROUPS))
         sides: dict[str, Step] = {FLOW: Side(executor, flow, job.config.seed, num_warmup=1).step}

@@ -226,7 +226,7 @@ def _start_flow(stack: ExitStack, folder: Path, options: argparse.Namespace) -> 
     if ON_GPU:  # all of it has room there at once, which is when `rlinf train` plans so
         plan = replace(plan, stages=tuple(replace(stage, offload=False) for stage in plan.stages))
     environment = worker_env_vars(ClusterConfig(threads_per_device=1))
-    executor = stack.enter_context(Executor(cluster=cluster, environment=environment))
+    executor = stack.enter_context(Executor(cluster=cluster, env_vars=environment))
     executor.start(flow, plan)
     executor.sync_weights()
     return FlowSide(executor, flow, options.warmup)

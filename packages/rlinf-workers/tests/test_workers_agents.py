@@ -76,7 +76,7 @@ def test_they_conform(check, tmp_path):
 def test_each_is_on_its_node_and_sees_the_gpus_that_the_cluster_gave(tmp_path):
     with launched(ProcessAgents) as launcher:
         handles = [
-            launcher.start(spec_of(tmp_path, rank, node=rank, gpus=(1,), environment={"CUDA_VISIBLE_DEVICES": "1"}))
+            launcher.start(spec_of(tmp_path, rank, node=rank, gpus=(1,), env_vars={"CUDA_VISIBLE_DEVICES": "1"}))
             for rank in range(2)
         ]
         assert [handle.call("parent").result(START_S) for handle in handles] == [

@@ -76,7 +76,7 @@ def test_a_worker_has_none_but_those_that_are_passed(make, python, tmp_path, mon
         identity=identity,
         worker_class=Variables,
         log_path=tmp_path / "variables" / "0.log",
-        environment={"OPENAI_API_KEY": "sk-1"},
+        env_vars={"OPENAI_API_KEY": "sk-1"},
         python=python,
     )
     with launched(make) as launcher:

@@ -93,7 +93,7 @@ def test_auto_takes_the_next_link_and_notes_why(tmp_path, monkeypatch):
     monkeypatch.setattr("rlinf_workers.execution.weight_edges.choose", lambda *_, **__: syncs)
     flow, cluster = toy_flow(), Cluster.cpu_slots(2)
     environment = {"OMP_NUM_THREADS": "1"}
-    with Executor(cluster=cluster, log_folder=tmp_path, environment=environment) as executor:
+    with Executor(cluster=cluster, log_folder=tmp_path, env_vars=environment) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), cluster, "disaggregated"))
         executor.sync_weights()
         context = StepContext(step=0, phase="train", seed=0, num_items=len(NUMBERS))

@@ -53,7 +53,7 @@ def execute(tmp_path, mode, weight_sync="auto", **choices):
         cluster=CLUSTER,
         launcher=LocalLauncher(),
         log_folder=tmp_path,
-        environment={"OMP_NUM_THREADS": "1"},
+        env_vars={"OMP_NUM_THREADS": "1"},
         weight_sync=weight_sync,
     ) as executor:
         executor.start(flow, plan)
@@ -139,7 +139,7 @@ def test_trainers_that_hold_half_of_the_weights_each_send_all_of_them(tmp_path):
     flow, halves = flow_of(HalfLearn, WholeScale), [1.0, 2.0]
     ranks = {"learn": 4, "scale": 1, "shift": 1}
     plan = plan_for_mode(flow.graph(), CLUSTER, "collocated", num_ranks=ranks, num_ranks_per_replica={"learn": 2})
-    with Executor(cluster=CLUSTER, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+    with Executor(cluster=CLUSTER, log_folder=tmp_path, env_vars={"OMP_NUM_THREADS": "1"}) as executor:
         executor.start(flow, plan)
         executor.sync_weights()
         for step in range(NUM_STEPS):
@@ -192,7 +192,7 @@ def replicas(tmp_path):
             num_ranks_per_replica={"share": 2},
         )
 
-    with Executor(cluster=CLUSTER, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+    with Executor(cluster=CLUSTER, log_folder=tmp_path, env_vars={"OMP_NUM_THREADS": "1"}) as executor:
         executor.start(flow, plan(1))
         yield executor, flow, plan
 

@@ -45,7 +45,7 @@ def test_two_nodes_give_the_reference_numbers(tmp_path, mode, choices):
     flow = toy_flow()
     plan = plan_for_mode(flow.graph(), TWO_NODES, mode, **choices)
     expected = reference_run([number.value for number in NUMBERS], NUM_STEPS)
-    with Executor(cluster=TWO_NODES, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+    with Executor(cluster=TWO_NODES, log_folder=tmp_path, env_vars={"OMP_NUM_THREADS": "1"}) as executor:
         executor.start(flow, plan)
         executor.sync_weights()
         for step in range(NUM_STEPS):
@@ -61,7 +61,7 @@ def test_a_channel_lives_with_its_readers_and_each_item_crosses_once(tmp_path):
     plan = plan_for_mode(flow.graph(), TWO_NODES, "disaggregated", granularity={"scale": 1, "shift": 1, "learn": 1})
     (of_scale,), (of_learn,) = (plan.stage(name).devices for name in ("scale", "learn"))
     assert of_scale != of_learn
-    with Executor(cluster=TWO_NODES, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+    with Executor(cluster=TWO_NODES, log_folder=tmp_path, env_vars={"OMP_NUM_THREADS": "1"}) as executor:
         executor.start(flow, plan)
         executor.sync_weights()
         executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=600)
@@ -78,7 +78,7 @@ def test_a_channel_lives_with_its_readers_and_each_item_crosses_once(tmp_path):
 
 def test_on_one_node_there_is_no_door(tmp_path):
     flow = toy_flow()
-    with Executor(cluster=ONE_NODE, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+    with Executor(cluster=ONE_NODE, log_folder=tmp_path, env_vars={"OMP_NUM_THREADS": "1"}) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), ONE_NODE, "disaggregated"))
         assert all(place.server is None for place in executor._open[flow.name].places.values())
 

@@ -36,7 +36,7 @@ def start(launcher, folder, rendezvous, environment):
     def spec(rank):
         identity = Identity(role="listening", rank=rank, num_ranks=2, rendezvous=rendezvous)
         log_path = folder / f"{identity.name}.log"
-        return WorkerSpec(identity=identity, worker_class=Listening, log_path=log_path, environment=environment)
+        return WorkerSpec(identity=identity, worker_class=Listening, log_path=log_path, env_vars=environment)
 
     return WorkerGroup([launcher.start(spec(rank)) for rank in range(2)], launcher)
 

@@ -142,7 +142,7 @@ def test_a_run_takes_it_for_several_ranks_of_another_node(tmp_path, monkeypatch)
     placed = plan_for_mode(flow.graph(), cluster, "disaggregated", num_ranks={"scale": 2}, granularity={"scale": 1})
     assert (placed.stage("scale").devices, placed.stage("learn").devices) == ((0, 1), (2,))
     expected = reference_run([number.value for number in numbers], 2)
-    with Executor(cluster=cluster, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+    with Executor(cluster=cluster, log_folder=tmp_path, env_vars={"OMP_NUM_THREADS": "1"}) as executor:
         executor.start(flow, placed)
         executor.sync_weights()
         for step in range(2):

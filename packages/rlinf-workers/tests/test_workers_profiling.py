@@ -329,7 +329,7 @@ def test_probing_a_running_flow_changes_no_number_and_gives_a_problem(tmp_path):
         cluster=CLUSTER,
         launcher=LocalLauncher(pins_slots=True),
         log_folder=tmp_path,
-        environment={"OMP_NUM_THREADS": "1"},
+        env_vars={"OMP_NUM_THREADS": "1"},
     ) as executor:
         executor.start(flow, plan)
         executor.sync_weights()

@@ -75,7 +75,7 @@ def run(tmp_path, mode, environment, notes=None, **options):
     with Executor(
         cluster=cluster,
         log_folder=tmp_path / "logs",
-        environment={"OMP_NUM_THREADS": "1", FOLDER: str(tmp_path), **environment},
+        env_vars={"OMP_NUM_THREADS": "1", FOLDER: str(tmp_path), **environment},
         weight_sync=f"{__name__}:LateSync",
         **options,
     ) as executor:

@@ -125,7 +125,7 @@ class Executor:
         cluster: the devices that plans refer to.
         launcher: starts the worker processes; local processes by default.
         log_folder: `<log_folder>/<role>/<rank>.log` for each worker; a temporary folder by default.
-        environment: env vars for every worker, for example the number of threads.
+        env_vars: env vars for every worker, for example the number of threads.
         pythons: worker group -> path of its Python interpreter; other groups use the driver's.
         weight_sync: a name in plugins.WEIGHT_SYNCS, or an import path; auto: chosen by where the two ends are.
         weight_sync_options: further arguments of its constructor.
@@ -138,7 +138,7 @@ class Executor:
         cluster: Cluster,
         launcher: Launcher | None = None,
         log_folder: Path | None = None,
-        environment: Mapping[str, str] | None = None,
+        env_vars: Mapping[str, str] | None = None,
         pythons: Mapping[str, str] | None = None,
         weight_sync: str = "auto",
         weight_sync_options: Mapping[str, Any] | None = None,
@@ -151,7 +151,7 @@ class Executor:
             cluster=cluster,
             launcher=self._launcher,
             log_folder=log_folder or self._scratch.path / "logs",
-            environment=environment or {},
+            env_vars=env_vars or {},
             pythons=pythons or {},
             scratch=self._scratch.path,
         )

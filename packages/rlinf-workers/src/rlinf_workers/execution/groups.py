@@ -30,7 +30,7 @@ class RunningGroups:
 
     Args:
         log_folder: `<log_folder>/<role>/<rank>.log` for each worker.
-        environment: env vars for every worker.
+        env_vars: env vars for every worker.
         pythons: worker group -> path of its Python interpreter; other groups use the driver's.
         scratch: a folder for the rendezvous of ranks on one node.
     """
@@ -41,12 +41,12 @@ class RunningGroups:
         cluster: Cluster,
         launcher: Launcher,
         log_folder: Path,
-        environment: Mapping[str, str],
+        env_vars: Mapping[str, str],
         pythons: Mapping[str, str],
         scratch: Path,
     ) -> None:
         self._cluster, self._launcher, self._log_folder, self._scratch = cluster, launcher, log_folder, scratch
-        self._environment, self._pythons = dict(environment), dict(pythons)
+        self._env_vars, self._pythons = dict(env_vars), dict(pythons)
         self._running: dict[str, WorkerGroup] = {}
         self._definitions: dict[str, WorkerDefinition] = {}
         self._placements: dict[str, StagePlan] = {}
@@ -151,7 +151,7 @@ class RunningGroups:
             worker_class=definition.worker_class,
             arguments=definition.arguments,
             log_path=self._log_folder / name / f"{rank}.log",
-            environment=self._environment | gpus,
+            env_vars=self._env_vars | gpus,
             python=self._pythons.get(name),
             node=self.node(name, rank),
             gpus=tuple(self._cluster.index_on_node(index) for index in devices if self._is_gpu(index)),

@@ -49,7 +49,7 @@ class AgentSettings:
     """The driver's `sys.path`."""
     folder: str
     """The driver's current folder."""
-    environment: dict[str, str] = field(default_factory=dict)
+    env_vars: dict[str, str] = field(default_factory=dict)
     """Variables of the driver that workers on every node have."""
 
 
@@ -131,8 +131,8 @@ class Agent:
         connection = self._call_driver(messages.WorkerArrival(order.number)).without_tags()
         own[ADDRESS_VARIABLE] = connection.socket.getsockname()[0]  # from which it was made
         with connection:
-            environment = self._settings.environment | own | order.environment
-            process = InterpreterProcess(order.python or sys.executable, connection, log, environment)
+            env_vars = self._settings.env_vars | own | order.env_vars
+            process = InterpreterProcess(order.python or sys.executable, connection, log, env_vars)
         self._workers[order.number] = _Worker(order.number, process, log, None if is_shared else 0)
         self._control.send_bytes(messages.encode(messages.Started(order.number, os.getpid(), str(log))))
 

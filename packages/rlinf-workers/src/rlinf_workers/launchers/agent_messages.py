@@ -41,7 +41,7 @@ class StartWorker(msgspec.Struct, tag=True):
     """`role/rank`, for people."""
     python: str | None
     """Interpreter of an environment of its own; None: the agent's."""
-    environment: dict[str, str]
+    env_vars: dict[str, str]
     """On top of the agent's."""
     log_path: str
     """Where the driver's machine has the log."""

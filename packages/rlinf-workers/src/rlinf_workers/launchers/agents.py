@@ -232,7 +232,7 @@ class AgentLauncher(ServingLauncher):
                     number=process.number,
                     name=spec.identity.name,
                     python=spec.python,
-                    environment=spec.environment | (gpus if spec.gpus else {}),
+                    env_vars=spec.env_vars | (gpus if spec.gpus else {}),
                     log_path=str(spec.log_path),
                     token=token,
                 )
@@ -271,7 +271,7 @@ class AgentLauncher(ServingLauncher):
             key=self._key,
             path=[os.path.abspath(entry) for entry in sys.path],
             folder=os.getcwd(),
-            environment=forwarded | {SECRET_VARIABLE: job_secret().decode()},
+            env_vars=forwarded | {SECRET_VARIABLE: job_secret().decode()},
         )
 
     def _arrival_of(self, node: int) -> Future[AgentHandle]:

@@ -72,7 +72,7 @@ class WorkerSpec:
     """Arguments of its constructor; anything that can cross a channel."""
     log_path: Path
     """stdout and stderr of the process go here."""
-    environment: dict[str, str] = field(default_factory=dict)
+    env_vars: dict[str, str] = field(default_factory=dict)
     """Env vars on top of the driver's, of which those with credentials are left out (launchers/credentials.py)."""
     python: str | None = None
     """Path of the interpreter of the environment that the process runs in; None: the driver's own. `worker_class` and

@@ -31,13 +31,13 @@ class InterpreterProcess:
         python: path of the interpreter.
         connection: the worker's end; may be closed here afterwards.
         log_path: where stdout and stderr go.
-        environment: variables on top of this process's, of which those with credentials are left out.
+        env_vars: env vars on top of this process's, of which those with credentials are left out.
 
     Raises:
         InterpreterRefused: it cannot be run.
     """
 
-    def __init__(self, python: str, connection: Connection, log_path: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, python: str, connection: Connection, log_path: Path, env_vars: Mapping[str, str]) -> None:
         descriptor = connection.fileno()
         self.sentinel, alive = os.pipe()
         """Readable once the process has ended."""
@@ -46,7 +46,7 @@ class InterpreterProcess:
             try:
                 self._process = subprocess.Popen(
                     interpreter.command(python, _BECOME_WORKER, str(descriptor)),
-                    env=without_credentials(interpreter.clean_env_vars()) | dict(environment),
+                    env=without_credentials(interpreter.clean_env_vars()) | dict(env_vars),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -72,7 +72,7 @@ def start(
             worker_class=worker_class,
             arguments=arguments,
             log_path=folder / f"{identity.name}.log",
-            environment={"OMP_NUM_THREADS": "1"},
+            env_vars={"OMP_NUM_THREADS": "1"},
             python=python,
         )
         handles.append(launcher.start(spec))

@@ -77,7 +77,7 @@ def make_executor(
         cluster=cluster,
         launcher=launcher,
         log_folder=log_folder,
-        environment=worker_env_vars(config),
+        env_vars=worker_env_vars(config),
         pythons=pythons,
         weight_sync=config.weight_sync,
         weight_sync_options=config.weight_sync_options,

@@ -92,10 +92,10 @@ class LocalLauncher(ServingLauncher):
         ours, theirs = Connection.pair()
         process: Any
         if spec.python is not None:
-            process = InterpreterProcess(spec.python, theirs, spec.log_path, spec.environment)
+            process = InterpreterProcess(spec.python, theirs, spec.log_path, spec.env_vars)
         else:
             process = self._context.Process(target=child.main, args=(theirs,), daemon=False)
-            with worker_variables(spec.environment):
+            with worker_variables(spec.env_vars):
                 process.start()
         theirs.close()
         return self._adopt(spec, LocalProcess(process), ours, birth)
