@@ -117,7 +117,7 @@ def test_a_completion_may_use_the_models_context_to_its_last_position(engine):
 
 
 def test_a_sequence_that_the_cache_cannot_hold_is_refused_with_what_to_do(engine):
-    with pytest.raises(WorkersError, match=r"8 \+ 80 = 88 tokens, and SGLang takes .*engine_options.mem_fraction"):
+    with pytest.raises(WorkersError, match=r"8 \+ 80 = 88 tokens, and SGLang accepts .*engine_options.mem_fraction"):
         engine.submit(engines.prompts_of([8]), replace(engines.SAMPLING, max_new_tokens=80), seed=1, step=0)
     with pytest.raises(ValueError, match=r"prompt 0 has 9 tokens; max_prompt_tokens allows 8"):
         engine.submit(engines.prompts_of([9]), engines.SAMPLING, seed=1, step=0)

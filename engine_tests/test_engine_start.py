@@ -29,7 +29,7 @@ def model(tmp_path_factory):
 
 def test_a_model_that_sglang_does_not_serve_is_refused_before_anything_starts(model, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NobodyForCausalLM"]}))
-    with pytest.raises(WorkersError, match="SGLang does not serve NobodyForCausalLM"):
+    with pytest.raises(WorkersError, match="SGLang does not implement NobodyForCausalLM"):
         engine_module.check_architecture(tmp_path)
     engine_module.check_architecture(engine_module.Path(model.folder))
 

@@ -51,7 +51,7 @@ def test_experts_are_served_after_every_sync(experts):
         ("old", r"model\.embed_tokens\.weight.*differ"),
         (
             "replace model.layers.1.self_attn.qkv_proj.weight",
-            r"model\.layers\.1\.self_attn\.qkv_proj\.weight lie elsewhere",
+            r"model\.layers\.1\.self_attn\.qkv_proj\.weight have other addresses",
         ),
         ("nothing", r"was not filled"),
     ],

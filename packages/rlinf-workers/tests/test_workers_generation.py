@@ -169,7 +169,7 @@ def test_a_prompt_of_a_wrong_length_is_named(model, width, lengths, message):
 
 def test_more_prompts_than_there_is_room_for_are_refused(model):
     hf_engine = engine(model, max_batch_sequences=8)
-    with pytest.raises(ValueError, match="3 prompts are more than there is room for"):
+    with pytest.raises(ValueError, match=r"3 prompts exceed the engine.s free_capacity\(\)"):
         hf_engine.submit(prompts_of([3] * 3), SAMPLING, seed=1, step=0)
 
 

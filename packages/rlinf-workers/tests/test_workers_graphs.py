@@ -214,7 +214,7 @@ def test_a_model_that_waits_for_the_host_is_said_and_not_captured(model, capture
         sample(engine, prompts_of(MIXED), LONG), sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED), LONG)
     )
     assert captured == []
-    assert caplog.text.count("decoding without CUDA graphs, because a step of the model waits") == 1
+    assert caplog.text.count("decoding without CUDA graphs, because a step of the model synchronizes") == 1
 
 
 def test_a_step_that_torch_does_not_capture_is_said_and_taken_once(model, monkeypatch, caplog):

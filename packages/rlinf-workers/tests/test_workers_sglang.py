@@ -233,5 +233,5 @@ def test_an_environment_without_sglang_is_named_before_anything_starts(tmp_path)
     from rlinf_workers.engines.sglang.engine import SGLangEngine
 
     model = ModelSettings(folder=str(tmp_path), has_weights=True)
-    with pytest.raises(WorkersError, match="not installed in the Python environment of the rollout"):
+    with pytest.raises(WorkersError, match="not installed in the venv of the rollout"):
         SGLangEngine(model, torch.device("cpu"), max_prompt_tokens=8)

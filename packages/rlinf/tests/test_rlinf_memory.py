@@ -346,7 +346,7 @@ def test_a_cache_of_free_memory_takes_no_more_than_its_share() -> None:
 @pytest.mark.parametrize(
     ("share", "reason"),
     [
-        ("0", "is no share; use a number above 0"),
+        ("0", "is not a fraction; use one above 0"),
         ("1.5", "is no share"),
         ("true", "expected `float"),
         ("half", "got `str"),

@@ -1,14 +1,14 @@
-"""Weights straight into an engine that computes in processes of its own: the end that lives in each of these.
+"""Weight sync straight into the processes of an engine: the code that runs in each of these processes.
 
-    worker          EngineProcesses (processes.py)     asks: describe, open, fill, check
-    engine process  Inside                             answers, over a Unix socket of the worker
+    worker          EngineProcesses (processes.py)     sends commands: describe, open, fill, check
+    engine process  Inside                             replies, over a Unix socket of the worker
 
-The engine only has to call `enter(ticket, model, ...)` in each of its processes, between two batches. Filling is done
-there, while the engine stands still; whatever only reads is done in a thread as soon as it is asked. Each answer has
-the number of the call that it belongs to.
+The engine only has to call `enter(ticket, model, ...)` in each of its processes, between two batches. Weights are
+filled there, while the engine is idle; read-only commands run in a thread at once. Each reply has the number of its
+command.
 
-The weights come by the run's weight sync, whichever that is: the process opens the receiving end itself and fills the
-engine's own parameters, so no tensor is gathered, copied whole or pickled.
+The weights come through the run's weight sync, whatever its kind: the process opens the receiving end itself and fills
+the engine's own parameters, so no tensor is gathered, copied whole or pickled.
 """
 
 from __future__ import annotations
@@ -30,91 +30,91 @@ from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import Check, WeightPort, WeightReceiver
 
 SERVICE = "engine"
-"""What the worker is called in a Hello."""
+"""The worker's name in its handshake."""
 COMMAND_S = 60.0
-"""A command is sent before the engine is told to enter, so it is there at once."""
+"""A command is sent before the engine calls `enter`, so it arrives at once."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registration:
-    """What the hello of a process has besides."""
+    """What a process sends with its handshake."""
 
     rank: int
-    """Among the engine's processes, as its tensor parallelism counts them."""
+    """Tensor-parallel rank of the engine's process."""
     pid: int
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """What the worker asks of one process."""
+    """A command of the worker to one process."""
 
     number: int
-    """Counts the calls of a worker from 1; its answer has the same."""
+    """Counts a worker's commands from 1; the reply has the same number."""
     method: str
     """A method of `Inside`: describe, open, fill, check."""
     arguments: tuple[Any, ...]
     waits: bool
-    """Whether it waits until the engine enters."""
+    """Whether it runs only while the engine is in `enter`."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandReply:
-    """What came of a command."""
+    """The reply to a command."""
 
     number: int
     value: Any = None
     error_type: str = ""
-    """Name of the exception's class; empty when all went well."""
+    """Name of the exception's class; empty on success."""
     text: str = ""
     tensors: tuple[str, ...] = ()
-    """Canonical names, where an error names some."""
+    """Canonical names of the tensors that an error names."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldWeights:
-    """What a process has of the model."""
+    """The parameters of the model in one process."""
 
     buffers: dict[str, BufferSpec]
-    """Its parameters by name."""
+    """Parameters by name."""
     sizes: dict[str, int]
-    """How the engine is cut: `tp` and, where there are experts, `ep` and `expert_tp` of
+    """How the engine shards the model: `tp` and, with experts, `ep` and `expert_tp` of
     rlinf_comm.weights.layouts.merged."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attested:
-    """What a process is known to serve."""
+    """The verified weights of a process."""
 
     policy_version: int
     num_tensors: int
-    """Parameters that were looked at."""
+    """Number of compared parameters."""
 
 
 class Model(Protocol):
-    """A torch module, as far as this file needs one."""
+    """The methods of a torch module that this file uses."""
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
 @dataclass
 class _Filled:
-    """Weights that were written, and not checked yet."""
+    """Weights that were filled and not checked yet."""
 
     policy_version: int
     addresses: dict[str, int]
-    """Parameter -> where it lay."""
+    """Parameter -> its address."""
     check: Check | None
-    """None: the weight sync has checked them itself."""
+    """None: the weight sync has already checked them."""
 
 
 @dataclass
 class Inside:
-    """One process of an engine, as its worker sees it."""
+    """The worker's counterpart in one process of an engine."""
 
     connection: Connection
     model: Model
@@ -122,13 +122,13 @@ class Inside:
     _waiting: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
     _sending: threading.Lock = field(default_factory=threading.Lock)
     _entered: int = 0
-    """The number of the last command that was done while the engine stood still."""
+    """The number of the last command that ran in `enter`."""
     _receivers: dict[str, WeightReceiver] = field(default_factory=dict)
     _filled: dict[str, _Filled] = field(default_factory=dict)
 
     @classmethod
     def connect(cls, address: str, model: Model, *, rank: int, sizes: Mapping[str, int]) -> Inside:
-        """Registers with the worker, and listens to it from now on."""
+        """Registers with the worker, then listens to it."""
         deadline = Deadline(COMMAND_S)
         connection = Connection.open_local(address, "the engine's worker", deadline)
         registration = pack(Registration(rank=rank, pid=os.getpid()))
@@ -138,19 +138,19 @@ class Inside:
         return inside
 
     def enter(self, number: int) -> None:
-        """Does the command with that number, which waits for this. Nobody computes with the model meanwhile."""
-        if number <= self._entered:  # a draft model, say, which the engine offers after the model itself
+        """Runs the waiting command with that number. The model is not in use meanwhile."""
+        if number <= self._entered:  # such as a draft model, which the engine passes after the model itself
             return
         self._entered = number
         while True:
             command = self._waiting.get(timeout=COMMAND_S)
             if command.number == number:
-                break  # an earlier one was given up by the worker
+                break  # the worker abandoned an earlier command
         self._do(command)
 
     def _listen(self) -> None:
         try:
-            receive_hello(self.connection, FOREVER)  # the worker's, when all processes have called
+            receive_hello(self.connection, FOREVER)  # the worker sends it once all processes have connected
             while True:
                 command = unpack(self.connection.receive_bytes())
                 if command.waits:
@@ -163,7 +163,7 @@ class Inside:
     def _do(self, command: Command) -> None:
         try:
             answer = CommandReply(number=command.number, value=getattr(self, command.method)(*command.arguments))
-        except Exception as error:  # noqa: BLE001 - the worker raises it
+        except Exception as error:  # noqa: BLE001 - re-raised by the worker
             traceback.print_exc()
             tensors = error.tensors if isinstance(error, WeightMismatchError) else ()
             answer = CommandReply(
@@ -175,10 +175,10 @@ class Inside:
         with self._sending:
             self.connection.send_bytes(pack(message))
 
-    # -- what the worker may ask -----------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------------
 
     def describe(self) -> HeldWeights:
-        """The parameters, as the engine has made them."""
+        """The parameters as the engine created them."""
         specs = specs_of(self._parameters())
         return HeldWeights(
             buffers={name: BufferSpec(spec.shape, spec.dtype) for name, spec in specs.items()}, sizes=self.sizes
@@ -190,14 +190,14 @@ class Inside:
         self._receivers[port.edge] = WEIGHT_SYNCS.get(port.weight_sync).open_receiver(port)
 
     def fill(self, edge: str, policy_version: int, timeout_s: float) -> None:
-        """Writes a version into the engine's own parameters."""
+        """Receives a version into the engine's own parameters."""
         self._filled.pop(edge, None)
         tensors = self._parameters()
         check = self._receivers[edge].receive(tensors, policy_version, timeout_s)
         self._filled[edge] = _Filled(policy_version, _addresses(tensors), check)
 
     def check(self, edge: str, policy_version: int) -> Attested:
-        """Whether the model's parameters hold that version as it was published.
+        """Checks that the model's parameters hold that version as it was published.
 
         Raises: WeightMismatchError naming the tensors.
         """
@@ -215,8 +215,8 @@ class Inside:
         if where != filled.addresses:
             names = tuple(sorted({name for name, _ in where.items() ^ filled.addresses.items()}))
             raise WeightMismatchError(
-                f"{edge}: the model does not serve what was filled with version {policy_version}: {', '.join(names)} "
-                "lie elsewhere. The engine rearranges weights for its kernels, or something has replaced them",
+                f"{edge}: the model does not serve the weights of version {policy_version}: {', '.join(names)} "
+                "have other addresses. The engine rearranges weights for its kernels, or something has replaced them",
                 tensors=names,
                 expected_version=policy_version,
             )
@@ -229,16 +229,16 @@ class Inside:
 
 
 _INSIDE: dict[str, Inside] = {}
-"""Address of a worker -> what answers it in this process."""
+"""Address of a worker -> its counterpart in this process."""
 
 
 def enter(ticket: str, model: Model, *, rank: int, sizes: Mapping[str, int], kind: type[Inside] = Inside) -> None:
-    """What an engine calls in each of its processes whenever `EngineProcesses` makes it, and nobody computes.
+    """Called by an engine in each of its processes, on behalf of `EngineProcesses`, while the model is not in use.
 
     Args:
-        ticket: as `EngineProcesses` has made it.
-        rank: of this process in the engine's tensor parallelism.
-        sizes: how the engine is cut, see `HeldWeights`.
+        ticket: created by `EngineProcesses`.
+        rank: tensor-parallel rank of this process.
+        sizes: how the engine shards the model, see `HeldWeights`.
     """
     number, _, address = ticket.partition(" ")
     if address not in _INSIDE:
@@ -248,19 +248,19 @@ def enter(ticket: str, model: Model, *, rank: int, sizes: Mapping[str, int], kin
 
 
 def check_held(held: HeldWeights, expected: Mapping[str, BufferSpec]) -> None:
-    """Whether a process has exactly these parameters. Raises: LayoutError naming those that differ."""
+    """Checks that a process has exactly these parameters. Raises: LayoutError naming those that differ."""
     faults = []
     for name in sorted({*held.buffers, *expected}):
         has, needs = held.buffers.get(name), expected.get(name)
         if has is None and needs is not None:
             faults.append(f"{name} {list(needs.shape)} is missing")
         elif needs is None and has is not None:
-            faults.append(f"{name} {list(has.shape)} is not known")
+            faults.append(f"{name} {list(has.shape)} is unexpected")
         elif has != needs and has is not None and needs is not None:
             faults.append(f"{name} is {has.dtype} {list(has.shape)} and not {needs.dtype} {list(needs.shape)}")
     if faults:
         more = f"; and {len(faults) - 4} more" if len(faults) > 4 else ""
-        raise LayoutError(f"the engine's parameters are not those of the model: {'; '.join(faults[:4])}{more}")
+        raise LayoutError(f"the engine's parameters do not match the model: {'; '.join(faults[:4])}{more}")
 
 
 def _addresses(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Weights straight into an engine that computes in processes of its own: the worker's end (the other is inside.py)."""
+"""Weight sync straight into the processes of an engine: the worker's side (the other is inside.py)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.weight_sync.base import Check, WeightPort
 
 ANSWER_S = 60.0
-"""An engine has entered all its processes when `enter` returns, so answers are on their way; a check reads all that is
-served."""
+"""When `enter` returns, all processes have run the command, so replies are on their way; a check reads all served
+weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class EngineProcesses:
     """The processes of one engine.
 
     Args:
-        num_processes: of the engine: its tensor parallelism.
-        enter: makes each process of the engine call `inside.enter(ticket, ...)` while no request is under way, drops
-            what was computed with the weights so far (KV and prefix caches), and returns when all have. Raises when one
-            could not.
+        num_processes: tensor-parallel size of the engine.
+        enter: makes each process of the engine call `inside.enter(ticket, ...)` while no request is in flight, drops
+            what was computed with the old weights (KV and prefix caches), and returns when all have done so. Raises if
+            one cannot.
     """
 
     def __init__(self, num_processes: int, enter: Callable[[str], object]) -> None:
@@ -57,31 +57,31 @@ class EngineProcesses:
         self._processes = self._connect()
 
     def layout(self, model: ModelSettings) -> Layout:
-        """Where the canonical tensors lie in the engine's own parameters; a rank for each process.
+        """The placement of the canonical tensors in the engine's own parameters; one rank per process.
 
         Raises: LayoutError naming parameters that do not fit the model.
         """
         return serving_layout(model, self.call("describe"))
 
     def open_receiver(self, ports: Sequence[WeightPort]) -> EngineReceiver:
-        """Opens the receiving ends of an edge, each in its process."""
+        """Opens the receiving ends of an edge, one per process."""
         if len(ports) != self._num_processes:
             raise WorkersError(f"{len(ports)} ends of {ports[0].edge} for an engine of {self._num_processes} processes")
         self.call("open", each=ports)
         return EngineReceiver(self, ports[0].edge)
 
     def process_ids(self) -> list[int]:
-        """Their numbers, by rank; from any thread."""
+        """Process ids, by rank; can be called from any thread."""
         return [process.pid for process in self._processes]
 
     def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, waits: bool = False) -> list[Any]:
-        """What each process answers, by rank.
+        """The replies of all processes, by rank.
 
         Args:
-            each: the last argument, for each process its own.
-            waits: the engine has to stand still for it.
+            each: the last argument, a different one for each process.
+            waits: the command runs only while the engine is idle.
 
-        Raises: what a process raised, if it is about weights; WorkersError otherwise, and for one that died.
+        Raises: an exception about weights, if a process raised one; WorkersError for others and for a dead process.
         """
         with self._calling:
             number = next(self._numbers)
@@ -111,8 +111,8 @@ class EngineProcesses:
                 registration: Registration = unpack(accept_handshake(connection, own, deadline).details)
             except PeerTimeout as error:
                 raise WorkersError(
-                    f"{len(processes)} of the engine's {self._num_processes} processes have called the weight loader; "
-                    "the engine said that all had"
+                    f"only {len(processes)} of the engine's {self._num_processes} processes have called the weight "
+                    "loader, although the engine reported success"
                 ) from error
             send_hello(connection, own, deadline)
             who = f"engine process {registration.rank} (pid {registration.pid})"
@@ -133,19 +133,19 @@ class EngineProcesses:
                 answer: CommandReply = unpack(process.connection.receive_bytes())
             except PeerLost as error:
                 raise WorkersError(f"{process.name} has died") from error
-            if answer.number == number:  # an earlier one belongs to a call that was given up
+            if answer.number == number:  # earlier replies belong to abandoned commands
                 return answer
 
 
 class EngineReceiver:
-    """The serving end of an edge whose weights lie in the processes of an engine: a WeightReceiver."""
+    """A WeightReceiver for weights in the processes of an engine."""
 
     def __init__(self, processes: EngineProcesses, edge: str) -> None:
         self._processes, self._edge = processes, edge
 
     def receive(self, tensors: Mapping[str, Tensor], policy_version: int, timeout_s: float = 60.0) -> Check:
-        """Fills the engine's parameters. `tensors` are the worker's, which has none of them."""
-        assert not tensors, f"{self._edge}: an engine with processes of its own has no weights in the worker"
+        """Fills the engine's parameters. `tensors` are the worker's and must be empty."""
+        assert not tensors, f"{self._edge}: an engine with its own processes has no weights in the worker"
         self._processes.call("fill", self._edge, policy_version, timeout_s, waits=True)
 
         def check() -> None:
@@ -161,7 +161,7 @@ class EngineReceiver:
 
 
 def _raise_first(processes: Sequence[_Process], answers: Sequence[CommandReply]) -> None:
-    """Raises what the processes raised, all in one text."""
+    """Raises the errors of all processes in one message."""
     failed = [(process, answer) for process, answer in zip(processes, answers, strict=True) if answer.error_type]
     if not failed:
         return

@@ -1,8 +1,8 @@
-"""Sampling one token a row, from noise that belongs to the prompt and not to the batch.
+"""Samples one token per row, from noise that belongs to the prompt and not to the batch.
 
-Each prompt has a generator of its own, seeded by (run seed, step, prompt index); a token is drawn by inverting the
-cumulative distribution at one uniform number. So a completion does not depend on which prompts share its batch, on
-the rank or on the plan.
+Each prompt has its own generator, seeded by (run seed, step, prompt index); a token is sampled by inverting the
+cumulative distribution at one uniform number. So a completion does not depend on which prompts share its batch, on the
+rank or on the plan.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ class SamplingSettings:
     """How to sample."""
 
     group_size: int
-    """Completions of each prompt (G)."""
+    """Completions per prompt (G)."""
     max_new_tokens: int
     temperature: float = 1.0
     """0: greedy."""
     top_p: float = 1.0
-    """Tokens outside the smallest set with this probability are never drawn. The log-probability reported is that of
-    the full distribution."""
-    top_k: int = 0
-    """Only so many of the likeliest tokens are drawn, of those that top_p leaves; 0: all. The log-probability reported
-    is that of the full distribution."""
-    min_p: float = 0.0
-    """Tokens with less than this share of the likeliest one's probability are never drawn; 0: all. With top_p and top_k
-    a token has to pass all of them, each counted in the full distribution. The log-probability reported is that of the
+    """Samples from the smallest set of tokens with this total probability. Reported log-probabilities are those of the
     full distribution."""
+    top_k: int = 0
+    """Sample from the k most likely tokens that top_p leaves; 0: all. Reported log-probabilities are those of the full
+    distribution."""
+    min_p: float = 0.0
+    """Excludes tokens with less than this fraction of the most likely token's probability; 0: none. Combined with top_p
+    and top_k, a token must pass all limits, each computed from the full distribution. Reported log-probabilities are
+    those of the full distribution."""
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these in its text, as with an end token (stopping.py)."""
 
     @property
     def draws_from_all(self) -> bool:
-        """Whether every token may be drawn."""
+        """Whether every token may be sampled."""
         return self.top_p >= 1 and self.top_k <= 0 and self.min_p <= 0
 
 
@@ -59,14 +59,13 @@ def prompt_noise(seed: int, step: int, prompt_indices: Sequence[int], settings: 
 
 
 def sample_tokens(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
-    """Draws a token a row.
+    """Samples one token per row.
 
     Args:
         logits: [B, V]
         uniform: [B] in [0, 1)
     Returns:
-        token ids [B] int64 and their log-probabilities [B] float32 in nats, at the sampling temperature (at 1 for
-        greedy).
+        token ids [B] int64 and their log-probabilities [B] float32 in nats, at the sampling temperature (1 for greedy).
     """
     if settings.temperature == 0:
         logprobs = logits.float().log_softmax(-1)
@@ -83,18 +82,18 @@ def sample_tokens(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -
 
 
 BLOCK = 128
-"""Tokens whose probabilities are summed before a draw looks at single ones."""
+"""Tokens whose probabilities are summed first, before single tokens are searched."""
 BELOW_ONE = 1 - 2**-23
 
 
 def sample_by_blocks(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
-    """`sample_tokens` for a GPU, where it is bound by how often [B, V] is read and written: the cumulative distribution
-    is inverted first over blocks of tokens, then within one. The same draw but for rounding."""
+    """`sample_tokens` for a GPU, where the cost is reading and writing [B, V]: inverts the cumulative distribution over
+    blocks of tokens, then within one block. Same result up to rounding."""
     if settings.temperature == 0 or not settings.draws_from_all:
         return sample_tokens(logits, uniform, settings)
     scores = logits if settings.temperature == 1 else logits.float() / settings.temperature
     probabilities = scores.softmax(-1, torch.float32)
-    if missing := -logits.shape[-1] % BLOCK:  # or `pad` copies all
+    if missing := -logits.shape[-1] % BLOCK:  # otherwise `pad` copies everything
         probabilities = pad(probabilities, (0, missing))
     blocks = probabilities.unflatten(-1, (-1, BLOCK))
     ends = blocks.sum(-1).cumsum(-1)
@@ -110,7 +109,7 @@ def sample_by_blocks(logits: Tensor, uniform: Tensor, settings: SamplingSettings
 
 
 def _keep_likeliest(probabilities: Tensor, settings: SamplingSettings) -> Tensor:
-    """0 but for the likeliest tokens, all limits being counted in the full distribution."""
+    """Zeroes all but the most likely tokens; all limits are computed from the full distribution."""
     ordered, order = probabilities.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
     is_unlikely = (before >= settings.top_p) | (ordered < settings.min_p * ordered[..., :1])

@@ -1,4 +1,4 @@
-"""Where the canonical tensors lie in the parameters of an engine that merges them, checked against what it has."""
+"""The layout of an engine that merges parameters, checked against the parameters it reports."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
     """The layout of an engine's processes, by the names of the model in transformers.
 
     Args:
-        model: its config says which tensors there are.
-        held: what each process has. The dtypes are the engine's own.
+        model: its config determines the tensors.
+        held: the parameters of each process, in the engine's dtypes.
 
     Raises: LayoutError naming the process and the parameters that do not fit the model's architecture.
     """

@@ -1,7 +1,7 @@
-"""What the rest of the system asks about a generation engine before one is made; imports no torch.
+"""What the rest of the system asks about a generation engine before it is created; imports no torch.
 
-An engine that ships overrides in its `spec.py` what it answers differently. A custom engine class without a spec is
-counted as one that generates whole batches on a single device.
+A shipped engine overrides the defaults in its `spec.py`. A custom engine class without a spec is assumed to generate
+whole batches on a single device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_envs import VenvSpec
 from rlinf_workers.plugins import Spec
 
-if TYPE_CHECKING:  # a spec is read while a recipe is looked at, which imports no numpy
+if TYPE_CHECKING:  # specs are read when a recipe is checked, which must not import numpy
     from rlinf_sched import StageProfile
     from rlinf_sched.derive import Gpu, JobShape, ModelShape, RankMemory
 
@@ -22,31 +22,31 @@ MAX_SHOWN_SIZES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec(Spec):
-    """A generation engine. `job.engine_options` are the options that the recipe gives it."""
+    """A generation engine. `job.engine_options` are its options in the recipe."""
 
     venv: VenvSpec | None = None
-    """The virtual environment that its packages need."""
+    """The venv that its packages need."""
     package: str | None = None
-    """Distribution that must be installed where the rollout runs."""
+    """Distribution that must be installed in the rollout's venv."""
     known_versions: tuple[str, ...] = ()
-    """Versions of it that work; the option `any_version` takes others."""
+    """Tested versions of it; the option `any_version` accepts others."""
     cuts_models: bool = True
-    """Can compute on the several devices of a rank (`tensor_parallel_size`)."""
+    """Can shard a model over the devices of a rank (`tensor_parallel_size`)."""
     serves_adapters: bool = False
     """Can load a folder with an adapter beside its base model."""
     process_bytes: int = 0
-    """Host bytes that each of its own processes takes on a CPU slot beside the model, one process for each device."""
+    """Host bytes of each of its own processes on a CPU slot besides the model; one process per device."""
 
     def length_problems(self, options: Mapping[str, Any], num_tokens: int) -> Iterator[tuple[str, str]]:
         """Options that are too small for a sequence of `num_tokens`: (option, `=VALUE`)."""
         return iter(())
 
     def devices_per_rank(self, tensor_parallel_size: int) -> int:
-        """As in rlinf_sched.flow_graph.Stage; 0: a rank computes on the first device that it has."""
+        """As in rlinf_sched.flow_graph.Stage; 0: a rank uses only its first device."""
         return tensor_parallel_size if tensor_parallel_size > 1 else 0
 
     def cut_problem(self, model: ModelShape, tensor_parallel_size: int) -> str | None:
-        """Why an engine cannot cut the model over so many devices, with sizes that it can; None: it can."""
+        """Why an engine cannot shard the model over this many devices, with possible sizes; None: it can."""
         parts = {"attention heads": model.num_heads, "KV heads": model.num_kv_heads}
         if model.num_experts:
             parts["columns of an expert"] = model.expert_intermediate_size
@@ -62,34 +62,34 @@ class EngineSpec(Spec):
         return None
 
     def memory(self, model: ModelShape, job: JobShape) -> RankMemory:
-        """What one device of a rank holds; an item is a group."""
+        """Memory of one device of a rank; an item is a group."""
         from rlinf_sched.derive import batch_memory
 
         return batch_memory(model, job)
 
     def profile(self, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
-        """Times and memory of the rollout stage. Raises: ProfileError where nothing fits."""
+        """Times and memory of the rollout stage. Raises: ProfileError if nothing fits."""
         from rlinf_sched.derive import batch_profile
 
         return batch_profile(model, gpu, job, self.memory(model, job))
 
     def fills_its_memory(self, options: Mapping[str, Any]) -> bool:
-        """Whether it runs as many completions as its memory holds, and not a number of them that the run sets."""
+        """Whether it runs as many completions as its memory holds, not a number that the run sets."""
         return False
 
     def shortage(self, model: ModelShape, job: JobShape) -> str | None:
-        """Why its cache is too small for the longest sequence, in words; None: it is not, or it grows as needed."""
+        """Why its cache is too small for the longest sequence; None: it is large enough, or grows as needed."""
         return None
 
     def smaller(self, options: Mapping[str, Any], job: JobShape) -> Iterator[tuple[str, Sequence[Any]]]:
-        """Other values of its options to try where a recipe does not fit, mild ones first: (option, values)."""
+        """Suggested settings if a recipe does not fit, mild ones first: (option, values)."""
         return iter(())
 
     def filled_options(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
-        """The arguments of its constructor: the options, with those that follow from the model's size."""
+        """Arguments of its constructor: the options, and values that follow from the model's size."""
         return dict(job.engine_options)
 
     def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
-        """How it computes a transformers model, in the words of the architecture probe (`probe.WAYS`); empty for an
-        engine with models of its own."""
+        """How it computes a transformers model, as names of the architecture probe (`probe.WAYS`); empty for an engine
+        with its own model code."""
         return ()

@@ -1,8 +1,8 @@
-"""Stop strings: where a completion ends because of what its text says.
+"""Stop strings: end a completion when its text contains one.
 
-A completion ends with the first token after which its text, as the tokenizer decodes it with special tokens, contains
-a stop string. The stop string belongs to the completion, and so does the rest of the token that completes it, because
-a token cannot be cut. What the prompt says does not count.
+A completion ends with the first token after which its text, decoded with special tokens, contains a stop string. The
+stop string and the rest of the token that completes it belong to the completion, because a token cannot be split. The
+prompt's text does not count.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 MARGIN = 4
-"""Tokens before those that can hold a stop string: decoders drop a space at the beginning, or half a character."""
+"""Extra tokens before those that can hold a stop string: decoders drop a leading space or half a character."""
 
 
 class StopStrings:
     """Finds stop strings in the tokens of completions.
 
     Args:
-        tokenizer: one of transformers, each of whose tokens stands for at least one byte of text.
-        stops: not empty, and none of them is.
+        tokenizer: a transformers tokenizer, each of whose tokens stands for at least one byte of text.
+        stops: not empty, and without empty strings.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
@@ -27,10 +27,10 @@ class StopStrings:
         self._window = max(len(stop.encode()) for stop in stops) + MARGIN
 
     def end(self, token_ids: Sequence[int], *, begun: int = 0) -> int | None:
-        """How many tokens of a completion there are up to the end of its first stop string; None: it has none.
+        """Number of tokens up to the end of a completion's first stop string; None: it has none.
 
         Args:
-            begun: so many tokens are known to hold none.
+            begun: this many tokens are known to contain none.
         """
         if not self._is_in(token_ids[max(0, begun - self._window) :]):
             return None

@@ -1,1 +1,1 @@
-"""The engine on a transformers model: engine.py, with captured steps (graphs.py) or refilled rows (slots.py)."""
+"""The engine on a transformers model: engine.py, with CUDA graphs (graphs.py) or continuous batching (slots.py)."""

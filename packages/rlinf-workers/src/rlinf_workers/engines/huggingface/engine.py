@@ -1,11 +1,11 @@
-"""Generation with a Hugging Face model and its KV cache: simple, exact, on any device torch has.
+"""Generation with a Hugging Face model and its KV cache: simple, exact, on any device that torch supports.
 
-Departs from `model.generate` in three ways, each for a reason: the prompt is prefilled once for all its completions;
-noise belongs to the prompt (sampling.py); and a batch never has fewer than `MIN_ROWS` rows, because below four rows a
-CPU matrix product takes another path with another rounding (measured: rows are bit-equal from 4 to 512, not for 1 to
-3), and numbers must not depend on how a plan cuts the batch. A GPU decodes with a cache of fixed size and captured
-steps (graphs.py); there, rows of another batch may round differently. With `refill` there are no batches: a completion
-that has ended leaves its row of the cache to the next one (slots.py).
+Departs from `model.generate` in three ways: the prompt is prefilled once for all its completions; noise belongs to the
+prompt (sampling.py); and a batch never has fewer than `MIN_ROWS` rows, because below four rows a CPU matrix product
+takes another path with other rounding (measured: rows are bit-equal from 4 to 512, not for 1 to 3), and numbers must
+not depend on how a plan splits the batch. On a GPU it decodes with a static cache and CUDA graphs (graphs.py); there,
+rows of another batch may round differently. With `refill` it uses continuous batching: a completion that has ended
+frees its cache row for the next one (slots.py).
 """
 
 from __future__ import annotations
@@ -36,27 +36,26 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 MIN_ROWS = 8
 MAX_BATCH_SEQUENCES = 512
-"""Completions of a batch, where nobody says."""
+"""Completions per batch by default."""
 
 
 class HuggingFaceEngine(ServedModule):
-    """A GenerationEngine on a `transformers` model, one batch at a time, or with rows that are refilled.
+    """A GenerationEngine on a `transformers` model, in whole batches or with continuous batching.
 
-    The same prompt, seed and step give the same tokens and log-probabilities in any batch on a CPU. On a GPU the same
-    batch gives the same; in another one kernels may be chosen that round differently.
+    On a CPU the same prompt, seed and step give the same tokens and log-probabilities in any batch. On a GPU the same
+    batch gives the same; in another batch, kernels that round differently may be chosen.
 
     Args:
-        model: settings, or a model that is in memory already.
-        max_prompt_tokens: prompts are padded to that length on the left, all to the same, so that the shape of a
-            batch does not depend on who is in it. None: all prompts have one length; no mask is needed then, and
-            attention takes its fast path.
-        max_batch_sequences: completions to sample at once, at most; None: `MAX_BATCH_SEQUENCES`, and with `refill` as
-            many as the cache has room for.
-        cuda_graphs: on a GPU, decode with captured steps where the model allows it; a CPU has none.
-        refill: give the row of a completion that has ended to the next one while others run, without captured steps.
-        cache_share: with `refill`, share of the memory free on the device when prompts come that the cache may take;
-            None: 0.8 of a GPU's, 0.25 of a host's.
-    Raises: ValueError where the model cannot be decoded with `refill`.
+        model: settings, or a model already in memory.
+        max_prompt_tokens: prompts are left-padded to this length, so that the shape of a batch does not depend on its
+            prompts. None: all prompts have one length; no mask is needed, and attention takes its fast path.
+        max_batch_sequences: maximum number of concurrent completions; None: `MAX_BATCH_SEQUENCES`, and with `refill` as
+            many as fit in the cache.
+        cuda_graphs: on a GPU, decode with CUDA graphs if the model allows it.
+        refill: continuous batching: reuse the cache row of an ended completion while others run; without CUDA graphs.
+        cache_share: with `refill`, fraction of the memory free on the device at the first prompts that the cache may
+            take; None: 0.8 of a GPU's, 0.25 of a host's.
+    Raises: ValueError if the model does not support `refill`.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class HuggingFaceEngine(ServedModule):
 
     def submit(self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, step: int) -> None:
         if len(prompts) > self.free_capacity(sampling.group_size):
-            raise ValueError(f"{len(prompts)} prompts are more than there is room for: ask room() before submit()")
+            raise ValueError(f"{len(prompts)} prompts exceed the engine's free_capacity()")
         for prompt in prompts:
             self._check_length(prompt)
         if self._slots is not None:
@@ -196,7 +195,7 @@ class HuggingFaceEngine(ServedModule):
     def _generate_batch(
         self, prompts: Sequence[Prompt], settings: SamplingSettings, noise: Tensor, stops: StopStrings | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Token ids, log-probabilities and mask, each [P * G, T], and which completions did not end, [P * G]."""
+        """Token ids, log-probabilities and mask, each [P * G, T], and which completions were truncated, [P * G]."""
         from transformers import DynamicCache
 
         num_prompts, group_size, num_tokens = len(prompts), settings.group_size, settings.max_new_tokens
@@ -241,7 +240,7 @@ class HuggingFaceEngine(ServedModule):
         return output.logits[:, -1]
 
     def _pad(self, prompts: Sequence[Prompt], num_rows: int) -> tuple[Tensor, Tensor]:
-        """Prompt ids [num_rows, L] padded on the left, and their mask; rows past the prompts repeat the last one."""
+        """Prompt ids [num_rows, L], left-padded, and their mask; rows past the prompts repeat the last one."""
         assert self._width is not None, "set by the first prompts"
         rows = [prompt.token_ids for prompt in prompts]
         rows += rows[-1:] * (num_rows - len(rows))

@@ -1,14 +1,14 @@
-"""Decoding with a cache of fixed size: one step of the model, captured in a CUDA graph and replayed for each token.
+"""Decoding with a static cache: one step of the model, captured in a CUDA graph and replayed for each token.
 
-In eager mode a GPU waits for the host, which starts a thousand small kernels for each token. A replayed graph starts
-them at once. For that nothing in a step may depend on the host: keys and values lie in tensors of one size, the place
-of the next token in them is a number on the device, and whether all rows have ended is asked every `CHECK_EVERY`
-tokens only.
+In eager mode a GPU waits for the host, which launches a thousand small kernels per token; a replayed graph launches
+them at once. For that, nothing in a step may depend on the host: keys and values lie in tensors of a fixed size, the
+position of the next token is a number on the device, and the host checks only every `CHECK_EVERY` tokens whether all
+rows have ended.
 
-A graph belongs to a number of rows and a number of keys. Both are rounded up (`bucket`), so that a short context is not
-attended to at the length of the longest, and few graphs are captured. When half of the rows have ended, those that run
-are moved together and go on alone. Graphs read the weights where they lie; weights
-that are filled in place leave them valid; for weights that have moved they are captured again.
+A graph is captured for a number of rows and a number of keys. Both are rounded up (`bucket`), so that short contexts do
+not attend at the length of the longest, and few graphs are captured. When half of the rows have ended, the running ones
+are compacted and continue alone. Graphs read the weights in place: weights that are filled in place leave them valid;
+if weights have moved, graphs are captured again.
 
 Legend: P prompts, G completions of each, R rows (P * G, rounded up), L prompt width, T new tokens, K keys.
 """
@@ -36,31 +36,31 @@ from rlinf_workers.models.cache_argument import as_cache
 
 _LOG = logging.getLogger(__name__)
 CHECK_EVERY = 16
-"""Tokens between two looks at whether all rows have ended: each waits for the device, and at most so many tokens are
-computed in vain."""
+"""Tokens between two checks whether all rows have ended: each check synchronizes with the device, and at most this many
+tokens are computed in vain."""
 PREFILL_TOKENS = 16384
-"""Prompt tokens that one forward takes, at least one prompt: bounds what the prefill of a large batch needs."""
+"""Prompt tokens per forward pass (at least one prompt), to bound the memory of the prefill."""
 FIRST_DRAWS = 128
-"""Rows whose first tokens are drawn at once, at least one prompt's."""
+"""Rows whose first tokens are sampled at once (at least one prompt's rows)."""
 FEWEST_ROWS = 8
 FEWEST_KEYS = 64
-"""Keys come in multiples of 16, or SDPA's memory-efficient kernel copies the mask for each layer."""
+"""Keys come in multiples of 16, otherwise SDPA's memory-efficient kernel copies the mask for each layer."""
 ATTENTION = "rlinf_one_query"
 CACHE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
-"""Kinds of transformers' cache layers that hold keys and values alone, one of each for a token."""
+"""transformers' cache layers with one key and one value per token and nothing else."""
 
 Prefill = Callable[[Tensor, Tensor, Any], Tensor]
-"""Token ids [N, L] and their mask [N, L] into a cache; the logits of the last position, [N, V]."""
+"""Writes token ids [N, L] with their mask [N, L] into a cache; returns the logits of the last position, [N, V]."""
 Generated = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Token ids, log-probabilities and mask, each [P * G, T], and which completions did not end, [P * G]."""
+"""Token ids, log-probabilities and mask, each [P * G, T], and which completions were truncated, [P * G]."""
 
 
 class NotCapturableError(Exception):
-    """A step asks the host for something, so it cannot be captured."""
+    """A step synchronizes with the host, so it cannot be captured."""
 
 
 def bucket(size: int, least: int) -> int:
-    """The next of least * (1, 1.5, 2, 3, 4, 6, 8, ...), of which at most a third is idle.
+    """Rounds up to one of least * (1, 1.5, 2, 3, 4, 6, 8, ...), so at most a third is idle.
 
     Example: bucket(129, 64) = 192, bucket(5, 8) = 8.
     """
@@ -72,7 +72,7 @@ def bucket(size: int, least: int) -> int:
 
 
 def why_not(model: Any) -> str | None:
-    """Why a model cannot be decoded here; None: it can."""
+    """Why a model cannot be decoded with a static cache; None: it can."""
     if (attention := model.config._attn_implementation) != "sdpa":
         return f"its attention is {attention!r}, not 'sdpa'"
     kinds = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - CACHE_LAYERS
@@ -81,29 +81,29 @@ def why_not(model: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """What a graph is captured for."""
+    """The key of a captured graph."""
 
     num_rows: int
     num_keys: int
     sampling: SamplingSettings
-    """With neither a group, a length nor stop strings, which a step does not depend on."""
+    """Without group size, length and stop strings, which do not affect a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Buffers:
-    """What a step reads and writes; all of it stays where it is."""
+    """Inputs and outputs of a step, at fixed addresses."""
 
     keys: tuple[Tensor, ...]
-    """[R, heads, K, size] each layer; the prompts, padded on the left, and then one place a new token."""
+    """[R, heads, K, size] per layer; left-padded prompts, followed by one position per new token."""
     values: tuple[Tensor, ...]
     bias: Tensor
-    """[R, 1, 1, K] in the model's dtype; what is added to attention scores: 0, or -inf where there is nothing yet."""
+    """[R, 1, 1, K] in the model's dtype; added to attention scores: 0, or -inf where there is no token yet."""
     slot: Tensor
-    """[1] int64, the place of `tokens` among the keys."""
+    """[1] int64, the position of `tokens` among the keys."""
     time: Tensor
-    """[1] int64, the column of `token_ids` that is drawn next."""
+    """[1] int64, the column of `token_ids` to sample next."""
     tokens: Tensor
-    """[R] int64, drawn last."""
+    """[R] int64, sampled last."""
     positions: Tensor
     """[R] int64, of `tokens`"""
     running: Tensor
@@ -117,10 +117,10 @@ class _Buffers:
     loss_mask: Tensor
     """[R, T] float32"""
     row: Tensor
-    """[R] int64, which row of the batch this is."""
+    """[R] int64, index of the row in the batch."""
 
     def move_up(self, num_rows: int, fewer: int) -> None:
-        """Puts the first `num_rows` in another order: those that run are among the first `fewer`. The others lose
+        """Reorders the first `num_rows` rows so that the running ones are among the first `fewer`. The others lose
         their keys and values."""
         order = (~self.running[:num_rows]).byte().argsort(stable=True)
         for tensor in (*self.keys, *self.values, self.bias):
@@ -131,13 +131,13 @@ class _Buffers:
 
 
 class FixedDecoder:
-    """Generates for batches of prompts, one after the other, of one width.
+    """Generates batches of prompts of one width, one batch after the other.
 
     Args:
-        model: one that `why_not` has nothing against.
-        prefill: puts prompts into a DynamicCache.
+        model: a model for which `why_not` returns None.
+        prefill: writes prompts into a DynamicCache.
         stop_ids: [S] int64, tokens that end a row.
-        captures: False computes the same step by step, on any device.
+        captures: False: compute each step without CUDA graphs, on any device.
     """
 
     def __init__(
@@ -155,11 +155,11 @@ class FixedDecoder:
 
     @property
     def num_graphs(self) -> int:
-        """Graphs that are ready to be replayed."""
+        """Number of captured graphs."""
         return len(self._graphs)
 
     def release(self) -> None:
-        """Gives up graphs, caches and their memory."""
+        """Frees graphs, caches and their memory."""
         if self._buffers is None:
             return
         for graph in self._graphs.values():
@@ -181,7 +181,8 @@ class FixedDecoder:
         Args:
             prompt_ids, prompt_mask: [P, L], padded on the left.
             noise: [P * G, T]
-            stops: those of the settings, looked for every `CHECK_EVERY` tokens; what was drawn behind one is dropped.
+            stops: stop strings of the settings, checked every `CHECK_EVERY` tokens; tokens sampled after one are
+                dropped.
         """
         (num_rows, num_tokens), width = noise.shape, prompt_ids.shape[1]
         rows = bucket(num_rows, FEWEST_ROWS)
@@ -206,7 +207,7 @@ class FixedDecoder:
         return token_ids, logprobs, loss_mask, buffers.running[order]
 
     def _cut_at_stops(self, buffers: _Buffers, rows: int, stops: StopStrings | None, *, begun: int) -> None:
-        """Ends rows at the first stop string that they completed behind their first `begun` tokens."""
+        """Truncates rows after the first stop string that they completed after their first `begun` tokens."""
         if stops is None:
             return
         lengths = buffers.loss_mask[:rows].sum(1).long().tolist()
@@ -218,14 +219,14 @@ class FixedDecoder:
                 buffers.running[row] = False
 
     def _release_if_weights_moved(self) -> None:
-        """A graph would read where they were."""
+        """A graph would read the old addresses."""
         addresses = tuple(tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers()))
         if addresses != self._addresses:
             self.release()
         self._addresses = addresses
 
     def _begin(self, prompt_ids: Tensor, prompt_mask: Tensor, noise: Tensor, settings: SamplingSettings) -> _Buffers:
-        """Fills the buffers with a batch: prompts in the caches, and the first tokens drawn."""
+        """Fills the buffers with a batch: prompts in the caches, and the first sampled tokens."""
         (num_rows, num_tokens), (num_prompts, width) = noise.shape, prompt_ids.shape
         size, rows = settings.group_size, bucket(num_rows, FEWEST_ROWS)
         buffers, at_once = None, max(1, PREFILL_TOKENS // width)
@@ -241,19 +242,19 @@ class FixedDecoder:
             for some in logits.split(max(1, FIRST_DRAWS // size)):
                 self._draw(buffers, slice(at, at + len(some) * size), some.repeat_interleave(size, 0), settings)
                 at += len(some) * size
-        assert buffers is not None, "there is no batch without prompts"
+        assert buffers is not None, "a batch has at least one prompt"
         buffers.time.add_(1)
         return buffers
 
     def _place(self, buffers: _Buffers, first_row: int, cache: Any, size: int) -> None:
-        """Keys and values of prompts into the rows of their completions."""
+        """Copies keys and values of prompts into the rows of their completions."""
         for places, name in ((buffers.keys, "keys"), (buffers.values, "values")):
             for place, layer in zip(places, cache.layers, strict=True):
                 rows = getattr(layer, name).repeat_interleave(size, 0)
                 place[first_row : first_row + len(rows), :, : rows.shape[2]] = rows
 
     def _reserve(self, rows: int, num_keys: int, num_tokens: int, cache: Any, dtype: torch.dtype) -> _Buffers:
-        """Buffers with room for a batch: those that are there, or new ones, which no graph knows."""
+        """Buffers that hold a batch: the existing ones, or new ones, for which no graph has been captured."""
         num_keys = -(-num_keys // FEWEST_KEYS) * FEWEST_KEYS
         if (there := self._buffers) is not None:
             if rows <= len(there.tokens) and num_keys <= there.bias.shape[-1] and num_tokens <= there.noise.shape[1]:
@@ -287,7 +288,8 @@ class FixedDecoder:
         return self._buffers
 
     def _reset(self, buffers: _Buffers, prompt_mask: Tensor, noise: Tensor, size: int) -> None:
-        """As before the first token of a batch; rows past the batch have ended, and see nothing but themselves."""
+        """Resets buffers to the state before the first token; rows past the batch have ended, and attend only to
+        themselves."""
         mask = prompt_mask.repeat_interleave(size, 0)
         (num_rows, num_tokens), width = noise.shape, mask.shape[1]
         buffers.bias.fill_(-torch.inf)[:num_rows, 0, 0, :width].masked_fill_(mask.bool(), 0.0)
@@ -302,7 +304,7 @@ class FixedDecoder:
         torch.arange(len(buffers.row), out=buffers.row)
 
     def _advance(self, step: _Step) -> None:
-        """One token more. A step runs once before it is captured, for what libraries set up at their first call."""
+        """Computes one more token. A step runs once before capture, because libraries initialize on the first call."""
         if (graph := self._graphs.get(step)) is not None:
             graph.replay()
         elif not self._captures:
@@ -324,13 +326,13 @@ class FixedDecoder:
         self._captures = False
 
     def _capture(self, step: _Step) -> torch.cuda.CUDAGraph:
-        """A graph of the step, which is not run.
+        """Captures a graph of the step without running it.
 
-        Raises: NotCapturableError where torch refuses an operation; WorkersError where CUDA does, because torch's
-            allocator does not come back from that (pytorch#180395). `_WithoutTheHost` finds most of it before.
+        Raises: NotCapturableError if torch refuses an operation; WorkersError if CUDA does, because torch's allocator
+        does not recover from that (pytorch#180395). `_WithoutTheHost` detects most cases before.
         """
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
-        torch.cuda.empty_cache()  # or what the step's first run took stays beside what its graph takes
+        torch.cuda.empty_cache()  # otherwise memory of the step's first run stays allocated beside the graph's
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         stream.wait_stream(torch.cuda.current_stream(self._device))
         refused = None
@@ -356,7 +358,7 @@ class FixedDecoder:
         return graph
 
     def _run(self, step: _Step) -> None:
-        """The forward of `tokens`, and the next ones. Until the draw it may be begun again."""
+        """Runs the model on `tokens` and samples the next ones. It can be restarted until sampling begins."""
         assert self._buffers is not None, "reserved by _begin"
         buffers, rows = self._buffers, slice(0, step.num_rows)
         buffers.bias.index_fill_(3, buffers.slot, 0.0)
@@ -385,7 +387,7 @@ class FixedDecoder:
         buffers.time.add_(1)
 
     def _draw(self, buffers: _Buffers, rows: slice, logits: Tensor, settings: SamplingSettings) -> None:
-        """Writes the tokens drawn for some rows into their column."""
+        """Samples tokens for some rows and writes them into their column."""
         running, time = buffers.running[rows], buffers.time
         tokens, logprobs = sample_by_blocks(logits, buffers.noise[rows].index_select(1, time)[:, 0], settings)
         ended = ~running  # not `torch.where`, which copies its scalar from the host
@@ -398,7 +400,7 @@ class FixedDecoder:
 
 
 class _FixedCache(Cache):
-    """What a transformers model takes for its cache: the buffers, as far as a step looks at them."""
+    """Presents the buffers as a transformers cache, limited to the keys of a step."""
 
     def __init__(self, buffers: _Buffers, step: _Step) -> None:
         super().__init__(layers=[])
@@ -414,16 +416,16 @@ class _FixedCache(Cache):
         return keys[:, :, : step.num_keys], values[:, :, : step.num_keys]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Asked for positions, which are given; the length is not known to the host."""
+        """transformers uses this for positions, which are passed explicitly; the host does not know the length."""
         return 0
 
 
 def one_query(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attention of one query a row, [R, heads, 1, size], in the form that transformers asks for.
+    """Attention of one query per row, [R, heads, 1, size], in the signature that transformers expects.
 
-    The heads that share keys and values stand as queries of one head, so that nothing is repeated for them.
+    Heads that share keys and values are computed as queries of one head, so keys and values are not repeated.
     """
     shared = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
     output = scaled_dot_product_attention(shared, key, value, attention_mask, scale=options.get("scaling"))
@@ -431,13 +433,13 @@ def one_query(
 
 
 def _norm(norm: Any, hidden: Tensor) -> Tensor:
-    """The norm in one kernel, rounded once; transformers starts eight, and they are a third of a small step."""
+    """The norm in one kernel, rounded once; transformers launches eight, a third of the time of a small step."""
     return rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 @torch.no_grad()
 def _is_plain_norm(module: Any) -> bool:
-    """Whether a module computes what `_norm` does; by its parts it may, and on an example it has to."""
+    """Whether a module computes what `_norm` does, judged by its attributes and verified on an example."""
     weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(epsilon, float):
         return False
@@ -448,12 +450,12 @@ def _is_plain_norm(module: Any) -> bool:
 
 
 class _WithoutTheHost(TorchDispatchMode):
-    """Raises NotCapturableError before an operation whose result, or its size, the host has to wait for."""
+    """Raises NotCapturableError before an operation whose result or output size requires host synchronization."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         options, aten = kwargs or {}, torch.ops.aten
         waits = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
-        if func in (aten.index.Tensor, aten.index_put_.default):  # by a mask: as many elements as it has ones
+        if func in (aten.index.Tensor, aten.index_put_.default):  # with a mask, the output size depends on its values
             waits = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
         if func is aten._to_copy.default:
             waits = (options.get("device") or args[0].device).type != args[0].device.type
@@ -462,5 +464,5 @@ class _WithoutTheHost(TorchDispatchMode):
         if func is aten.where.self:
             waits = len({argument.device.type for argument in args}) > 1
         if waits:
-            raise NotCapturableError(f"a step of the model waits for the host ({func})")
+            raise NotCapturableError(f"a step of the model synchronizes with the host ({func})")
         return func(*args, **options)

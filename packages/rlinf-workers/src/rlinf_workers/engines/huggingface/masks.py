@@ -1,11 +1,10 @@
-"""Attention masks of a decoding step, one for each kind of layer that a model has.
+"""Attention masks of a decoding step, for each kind of layer in a model.
 
-A model of transformers makes its own masks, because it alone knows its kinds of layers: full attention, sliding windows
-of any width, chunks. It calls the function that belongs to its attention (`AttentionMaskInterface`) with a rule on
-indices of queries and keys. Here that function is replaced in two ways. Masks are always whole: transformers makes none
-for a batch that happens to hold no padding, and attention without a mask rounds differently. And a decoder whose rows
-stand at positions of their own (slots.py), or whose place is a number on the device (graphs.py), says where its queries
-are.
+A transformers model makes its own masks, because only it knows its kinds of layers: full attention, sliding windows,
+chunks. It calls the function registered for its attention (`AttentionMaskInterface`) with a rule on indices of queries
+and keys. Here that function is replaced for two reasons. Masks are always explicit: transformers makes none for a batch
+without padding, and attention without a mask rounds differently. And a decoder whose rows have different positions
+(slots.py), or whose position is a number on the device (graphs.py), passes the positions of its queries.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ from transformers import AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function
 
 Rule = Callable[..., Any]
-"""A mask function of transformers: of indices of rows, heads, queries and keys, each a tensor here."""
+"""A mask function of transformers: takes indices of rows, heads, queries and keys; here all are tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlaces:
-    """Where the one query of each row stands, and which keys it may look at by its padding."""
+    """The position of each row's single query, and the keys that padding allows it to attend to."""
 
     queries: Tensor
-    """[R or 1] int64, column of the query among the keys."""
+    """[R or 1] int64, position of the query among the keys."""
     num_keys: int
     bias: Tensor | None = None
-    """[R, 1, 1, K] of floats: the mask of full attention, and what those of other layers are made of."""
+    """[R, 1, 1, K] float: the mask of full attention, from which masks of other layers are derived."""
 
 
 @contextmanager
 def whole_masks() -> Iterator[None]:
-    """While it is open, models whose attention is `sdpa` or `eager` get a mask for every batch."""
+    """Context in which models with `sdpa` or `eager` attention get an explicit mask for every batch."""
     with _replaced("sdpa", _whole_mask), _replaced("eager", _whole_bias):
         yield
 
 
 @contextmanager
 def step_masks(attention: str, places: StepPlaces) -> Iterator[None]:
-    """While it is open, a model whose attention has that name gets masks for one query a row."""
+    """Context in which a model with the named attention gets masks for one query per row."""
     with _replaced(attention, partial(_step_mask, places)):
         yield
 
@@ -74,11 +73,11 @@ def _whole_mask(
     device: Any = None,
     **_: Any,
 ) -> Tensor:
-    """[B, 1, Q, K] bool, as transformers' `sdpa_mask` without its shortcuts; a padded query looks at itself, since
-    attention to nothing is NaN.
+    """[B, 1, Q, K] bool, like transformers' `sdpa_mask` without its shortcuts; a padded query attends to itself,
+    because attention to nothing is NaN.
 
     Args:
-        cache_position: [Q], in place of `q_length` and `q_offset` before transformers 5.
+        cache_position: [Q], replaces `q_length` and `q_offset` before transformers 5.
     """
     if cache_position is not None:
         queries = cache_position
@@ -95,7 +94,7 @@ def _whole_mask(
 
 
 def _step_mask(places: StepPlaces, *, batch_size: int, mask_function: Rule = causal_mask_function, **_: Any) -> Tensor:
-    """[R, 1, 1, K], of bools, or of floats where `places` has a bias."""
+    """[R, 1, 1, K], bool, or float if `places` has a bias."""
     if places.bias is not None and mask_function is causal_mask_function:
         return places.bias
     keys = torch.arange(places.num_keys, device=places.queries.device)
@@ -104,13 +103,13 @@ def _step_mask(places: StepPlaces, *, batch_size: int, mask_function: Rule = cau
 
 
 def _by_rule(mask_function: Rule, batch_size: int, queries: Tensor, keys: Tensor) -> Tensor:
-    """[B, 1, Q, K]: what a rule of transformers says of queries [B or 1, 1, Q, 1] and keys [K]."""
+    """[B, 1, Q, K]: evaluates a transformers rule for queries [B or 1, 1, Q, 1] and keys [K]."""
     rows = torch.arange(batch_size, device=keys.device)[:, None, None, None]
     allowed = mask_function(rows, torch.zeros_like(rows[:1]), queries, keys)
     return allowed.expand(batch_size, 1, queries.shape[2], len(keys))
 
 
 def _whole_bias(*, dtype: torch.dtype, **arguments: Any) -> Tensor:
-    """The same as plain attention adds it to its scores: 0, or the least number of the type."""
+    """The mask in additive form for plain attention: 0, or the least number of the dtype."""
     allowed = _whole_mask(**arguments)
     return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)

@@ -1,8 +1,8 @@
-"""Sizes of a cache whose rows go from one completion to the next (option `refill`), and the memory that it takes.
+"""Sizes and memory of the cache for continuous batching (option `refill`), whose rows are reused.
 
-A row holds the longest sequence. The cache has a row for each sequence under way, as far as a share of the free memory
-goes, and stays between turns until the engine is offloaded. What is free is known when prompts come; it is counted
-here as if nothing but the engine's own weights lay on the device. slots.py takes its sizes from here.
+A row holds the longest sequence. The cache has one row per running sequence, up to a share of the free memory, and
+stays allocated between turns until the engine is offloaded. The free memory is known when prompts arrive; the estimate
+here assumes that only the engine's own weights are on the device. slots.py takes its sizes from here.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from itertools import count
 from rlinf_sched.derive import FLOAT_BYTES, JobShape, ModelShape, RankMemory, feed_forward_bytes, kv_bytes
 
 KEY_STEP = 16
-"""Tokens of a row, and of a prompt where it is prefilled, come in multiples of it."""
+"""Tokens of a row, and of a prefilled prompt, are rounded up to a multiple of it."""
 FEWEST_ROWS = 8
 PREFILL_TOKENS = 16384
-"""Prompt tokens of a forward at most, unless one prompt has more."""
+"""Maximum prompt tokens per forward pass, unless a single prompt has more."""
 CACHE_SHARE = {"cuda": 0.8, "cpu": 0.25}
-"""Share of the free memory that the cache may take: a GPU is the rank's alone, a host is shared with other ranks."""
+"""Share of the free memory that the cache may take: a GPU belongs to one rank, a host is shared with other ranks."""
 
 
 def refill_memory(model: ModelShape, job: JobShape) -> RankMemory:
-    """The memory of a rank with all sequences that may be under way.
+    """The memory of a rank at its maximum number of sequences.
 
-    Prompts that begin together are prefilled first, a few in each forward, and their keys and values are kept until
-    they are copied to rows. A cache that grows is copied a layer at a time.
+    Prompts that begin together are prefilled a few at a time, and their keys and values are kept until they are copied
+    to rows. When the cache grows, it is copied one layer at a time.
     """
     job, lengths = job.served, job.lengths
     weights, token_bytes = job.dtype_bytes * model.num_parameters, kv_bytes(model, job)
@@ -42,12 +42,12 @@ def refill_memory(model: ModelShape, job: JobShape) -> RankMemory:
 
 
 def row_tokens(num_tokens: int) -> int:
-    """Tokens of a row that has room for so many."""
+    """Tokens of a row that can hold `num_tokens`."""
     return -(-num_tokens // KEY_STEP) * KEY_STEP
 
 
 def cache_rows(num_sequences: int, *, most: int | None) -> int:
-    """Rows of a cache in which so many sequences run, of which `most` fit: 8, 12, 16, 24, 32, ..., so that it seldom
+    """Cache rows for this many running sequences, of which `most` fit: 8, 12, 16, 24, 32, ..., so that the cache seldom
     grows and at most a third is idle."""
     sizes = (size for doublings in count() for size in (FEWEST_ROWS << doublings, 3 * FEWEST_ROWS // 2 << doublings))
     rows = next(size for size in sizes if size >= num_sequences)
@@ -55,7 +55,7 @@ def cache_rows(num_sequences: int, *, most: int | None) -> int:
 
 
 def _most_rows(job: JobShape, weights: int, row_bytes: int) -> int | None:
-    """Rows that the memory holds; None: nobody says how large it is."""
+    """Rows that fit in memory; None: the memory size is not known."""
     has = job.device_bytes if job.on_gpu else job.host_bytes
     share = job.engine_options.get("cache_share") or CACHE_SHARE["cuda" if job.on_gpu else "cpu"]
     return int(share * (has - weights) / row_bytes) if has else None

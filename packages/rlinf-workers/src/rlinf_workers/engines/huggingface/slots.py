@@ -1,16 +1,16 @@
-"""Continuous batching: each completion has a row of the cache, and a row that has ended goes to the next completion.
+"""Continuous batching: each completion has a cache row, and a finished one leaves its row to the next completion.
 
-All rows that run take a step together, each at a place of its own in its sequence. A row holds its prompt in the first
-columns and then one column a token, so a row at position p looks at the columns up to p, and what an earlier completion
-left behind them is masked. Rows that run are the first ones: where one ends, the last one moves into its place.
+All running rows take a step together, each at its own position. A row holds its prompt in the first columns, then one
+column per token, so a row at position p attends to the columns up to p, and leftovers of an earlier completion after
+them are masked. Running rows are the first ones: when one ends, the last one moves into its place.
 
-Numbers of a row do not depend on who runs beside it on a CPU: noise belongs to the prompt (sampling.py); at least
-`MIN_ROWS` rows are computed; prompts are prefilled at a width that follows from their own length; and the keys that a
-step looks at are a multiple of 16 (`row_tokens`), with which torch's attention adds up those of a row in one order,
-however many masked ones follow (measured with torch 2.13, where any other number of keys rounds differently). That is
-also why they differ in the last bits from those of a cache that grows by one key a token.
+On a CPU, a row's numbers do not depend on the rows beside it: noise belongs to the prompt (sampling.py); at least
+`MIN_ROWS` rows are computed; prompts are prefilled at a width that depends on their own length; and the number of keys
+of a step is a multiple of 16 (`row_tokens`), for which torch's attention sums the keys of a row in the same order
+however many masked ones follow (measured with torch 2.13; other numbers of keys round differently). This is also why
+the last bits differ from those of a cache that grows by one key per token.
 
-Legend: R rows, n rows that run, K columns, T new tokens, V vocabulary.
+Legend: R rows, n running rows, K columns, T new tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ATTENTION = "rlinf_slots"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """Whose completion a row holds."""
+    """The completion that a row holds."""
 
     index: int
     member: int
@@ -53,29 +53,29 @@ class _Row:
 
 @dataclass(kw_only=True, slots=True)
 class _Waiting:
-    """A prompt some of whose completions have no row yet."""
+    """A prompt with completions that have no row yet."""
 
     prompt: Prompt
     noise: Tensor
     """[G, T]"""
     members: deque[int]
     prefilled: tuple[list[Tensor], list[Tensor], Tensor] | None = None
-    """Keys and values of each layer, [heads, L, size], and the logits of the first token, [V]."""
+    """Keys and values per layer, [heads, L, size], and the logits of the first token, [V]."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Cache:
-    """What a step reads and writes."""
+    """Inputs and outputs of a step."""
 
     keys: list[Tensor]
     """[R, heads, K, size] each layer"""
     values: list[Tensor]
     tokens: Tensor
-    """[R] int64, drawn last; not in the cache yet"""
+    """[R] int64, sampled last; not in the cache yet"""
     positions: Tensor
     """[R] int64, the column of `tokens`"""
     counts: Tensor
-    """[R] int64, tokens drawn"""
+    """[R] int64, number of sampled tokens"""
     noise: Tensor
     """[R, T] float32"""
     token_ids: Tensor
@@ -83,13 +83,14 @@ class _Cache:
     logprobs: Tensor
     """[R, T] float32"""
     rows: list[_Row] = field(default_factory=list)
-    """Those that run, n of them; they are the first."""
+    """The n running rows, which come first."""
 
     def of_rows(self) -> tuple[str, ...]:
         return ("tokens", "positions", "counts", "noise", "token_ids", "logprobs")
 
     def grow(self, num_rows: int) -> None:
-        """Makes room for so many rows. Layers follow one another, so that both sizes of one alone are there at once."""
+        """Enlarges the cache to this many rows, one layer after the other, so that only one layer exists in both
+        sizes."""
         for layers in (self.keys, self.values):
             for layer, places in enumerate(layers):
                 layers[layer] = self._grown(places, num_rows)
@@ -102,7 +103,7 @@ class _Cache:
         return grown
 
     def move(self, sources: list[int], targets: list[int], num_keys: int) -> None:
-        """Rows into the places of others."""
+        """Copies rows `sources` to rows `targets`."""
         for tensor in (*self.keys, *self.values):
             tensor[targets, :, :num_keys] = tensor[sources, :, :num_keys]
         for name in self.of_rows():
@@ -119,12 +120,12 @@ class _Cache:
 
 
 class Slots:
-    """Samples completions of prompts that come while earlier ones are under way.
+    """Samples completions of prompts that arrive while earlier ones are in flight.
 
     Args:
-        model: one that graphs.why_not has nothing against.
+        model: a model for which graphs.why_not returns None.
         stop_ids: [S] int64, tokens that end a completion.
-        max_rows: completions that run at once, at most; None: as many as the cache has room for.
+        max_rows: maximum number of running completions; None: as many as fit in the cache.
         cache_share: share of the free memory that the cache may take; None: `CACHE_SHARE`.
     """
 
@@ -150,7 +151,7 @@ class Slots:
         self._cache: _Cache | None = None
         self._num_columns = 0
         self._limit: int | None = None
-        """Rows that fit; None: not known before the first prompts."""
+        """Number of rows that fit; None: not known before the first prompts."""
         self._version = -1
         AttentionInterface.register(ATTENTION, _attention)
 
@@ -160,28 +161,28 @@ class Slots:
 
     @property
     def num_under_way(self) -> int:
-        """Completions that run or wait for a row."""
+        """Running and waiting completions."""
         return self.num_running + sum(len(one.members) for one in self._waiting)
 
     def free_capacity(self, group_size: int) -> int:
-        """How many prompts it takes now. The last of them may get rows for a part of its group only, so that rows do
-        not stay empty until as many are free as a group has completions."""
+        """How many prompts it accepts now. The last of them may get rows for only part of its group at first, so that
+        rows are not idle until a whole group fits."""
         limit = self._limit or self._max_rows or group_size
         return -(-max(0, limit - self.num_under_way) // group_size)
 
     def submit(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, width: int, seed: int, step: int
     ) -> None:
-        """Takes prompts; nothing is computed before `finished`.
+        """Accepts prompts; nothing is computed before `finished`.
 
         Args:
-            width: tokens of the longest prompt that may come.
+            width: length of the longest possible prompt.
         Raises:
-            ValueError: completions under way are sampled otherwise.
-            WorkersError: the memory does not hold the cache of one completion.
+            ValueError: completions in flight have other sampling settings.
+            WorkersError: the cache of a single completion does not fit in memory.
         """
         if self.num_under_way and sampling != self._sampling:
-            raise ValueError(f"completions under way are sampled with {self._sampling}, not with {sampling}")
+            raise ValueError(f"completions in flight are sampled with {self._sampling}, not with {sampling}")
         if sampling != self._sampling:
             self._sampling = sampling
             self._stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
@@ -193,7 +194,7 @@ class Slots:
 
     @torch.no_grad()
     def finished(self) -> list[Completions]:
-        """Computes until a completion ends; empty where none is under way."""
+        """Computes until a completion ends; empty if none is in flight."""
         while self.num_under_way:
             done = self._begin() or self._step()
             if done:
@@ -206,7 +207,7 @@ class Slots:
             one.prefilled = None
 
     def offload(self) -> None:
-        """Gives the cache up; rows that run wait on the host."""
+        """Frees the cache; running rows wait on the host."""
         if self._cache is not None and not self._cache.rows:
             self._cache = None
         elif self._cache is not None and self._device.type != "cpu":
@@ -221,7 +222,7 @@ class Slots:
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def _size(self, num_columns: int, num_tokens: int) -> None:
-        """Decides how many rows there may be."""
+        """Computes the maximum number of rows."""
         self._num_columns = row_tokens(num_columns)
         sizes = self._num_columns, num_tokens
         if self._cache is not None and (self._cache.keys[0].shape[2], self._cache.noise.shape[1]) != sizes:
@@ -237,14 +238,14 @@ class Slots:
             self._limit = min(self._limit, self._max_rows)
         if self._limit < 1:
             raise WorkersError(
-                f"the cache of one completion of {num_columns} tokens, its prompt included, needs "
-                f"{row_bytes / 1e9:.2f} GB, and {self._share:g} of the {free / 1e9:.2f} GB that are free on "
-                f"{self._device} hold none; allow shorter completions (max_new_tokens), or more of the memory "
+                f"the cache of one completion of {num_columns} tokens, including its prompt, needs "
+                f"{row_bytes / 1e9:.2f} GB, which does not fit in {self._share:g} of the {free / 1e9:.2f} GB free on "
+                f"{self._device}; allow shorter completions (max_new_tokens), or more of the memory "
                 "(engine_options.cache_share)"
             )
 
     def _reserve(self, num_rows: int, keys: list[Tensor], values: list[Tensor]) -> _Cache:
-        """The cache with room for so many rows; it grows as they are needed. Keys and values are a prompt's."""
+        """A cache with at least this many rows; it grows as needed. Keys and values are those of a prompt."""
         assert self._limit is not None, "set by submit"
         if self._cache is None:
             self._cache = self._empty(keys, values)
@@ -253,7 +254,7 @@ class Slots:
         return self._cache
 
     def _empty(self, keys: list[Tensor], values: list[Tensor]) -> _Cache:
-        """A cache without rows, of tensors like a prompt's."""
+        """A cache without rows, with the shapes and dtypes of a prompt's tensors."""
         assert self._sampling is not None, "set by submit"
         num_tokens = self._sampling.max_new_tokens
 
@@ -274,10 +275,10 @@ class Slots:
             logprobs=none(num_tokens, dtype=torch.float32),
         )
 
-    # -- what runs -------------------------------------------------------------------------------------------------
+    # -- running ---------------------------------------------------------------------------------------------------
 
     def _begin(self) -> list[Completions]:
-        """Gives free rows to completions that wait, and draws their first tokens. Returns those that end with it."""
+        """Assigns free rows to waiting completions and samples their first tokens. Returns those that end at once."""
         assert self._limit is not None, "set by submit"
         free, entering = self._limit - self.num_running, []
         while free > 0 and self._waiting:
@@ -302,7 +303,7 @@ class Slots:
     def _enter(self, one: _Waiting, members: Sequence[int]) -> None:
         keys, values, _ = _prefilled(one)
         cache, n, num_prompt = self._cache, self.num_running, len(one.prompt.token_ids)
-        assert cache is not None, "made for those who enter"
+        assert cache is not None, "created for the entering rows"
         rows = slice(n, n + len(members))
         for places, layers in ((cache.keys, keys), (cache.values, values)):
             for place, layer in zip(places, layers, strict=True):
@@ -315,7 +316,7 @@ class Slots:
         cache.rows += [_Row(index=one.prompt.index, member=member, policy_version=self._version) for member in members]
 
     def _prefill(self, waiting: Sequence[_Waiting]) -> None:
-        """Prompts of one width in one forward: their lengths as `row_tokens` rounds them, padded on the left."""
+        """Prefills prompts of one width in one forward pass: left-padded to the length given by `row_tokens`."""
         by_width: dict[int, list[_Waiting]] = {}
         for one in waiting:
             by_width.setdefault(row_tokens(len(one.prompt.token_ids)), []).append(one)
@@ -334,7 +335,7 @@ class Slots:
                 attention_mask=mask.to(self._device),
                 **as_cache(cache),
                 use_cache=True,
-                logits_to_keep=MIN_ROWS,  # of one prompt, too, the head is asked for as many rows
+                logits_to_keep=MIN_ROWS,  # also for one prompt, the head computes this many rows
             )
         for i, one in enumerate(waiting):
             keys, values = (
@@ -344,9 +345,9 @@ class Slots:
             one.prefilled = keys, values, output.logits[i, -1].clone()
 
     def _step(self) -> list[Completions]:
-        """One token more for each row. Returns the completions that end with it."""
+        """Computes one more token for each row. Returns the completions that end with it."""
         cache = self._cache
-        assert cache is not None and cache.rows, "somebody runs, or _begin has given a row to somebody"
+        assert cache is not None and cache.rows, "a row is running, or _begin has assigned one"
         rows = slice(0, max(MIN_ROWS, len(cache.rows)))
         cache.positions[len(cache.rows) : rows.stop] = 0
         num_keys = self._num_keys(cache)
@@ -373,7 +374,8 @@ class Slots:
         return row_tokens(longest)
 
     def _draw(self, first: int, logits: Tensor) -> list[Completions]:
-        """The next tokens of the rows from `first` on. Returns those that end, whose rows are free then."""
+        """Samples the next tokens of the rows from `first` on. Returns the completions that end; their rows are
+        free."""
         cache, sampling = self._cache, self._sampling
         assert cache is not None and sampling is not None, "set by submit and _enter"
         rows = slice(first, first + len(logits))
@@ -383,7 +385,7 @@ class Slots:
         cache.tokens[rows] = tokens
         cache.token_ids[rows].scatter_(1, counts[:, None], tokens[:, None])
         cache.logprobs[rows].scatter_(1, counts[:, None], logprobs[:, None])
-        cache.counts[rows] += 1  # of which `counts` is a part
+        cache.counts[rows] += 1  # `counts` is a view of it
         cache.positions[rows] += 1
         ended = torch.isin(tokens, self._stop_ids)
         if self._stops is not None:
@@ -394,7 +396,7 @@ class Slots:
         return self._leave(cache, (first + done.nonzero()[:, 0]).tolist(), ended[done].tolist())
 
     def _leave(self, cache: _Cache, leaving: list[int], ended: list[bool]) -> list[Completions]:
-        """The completions of rows, whose places others take that run."""
+        """Returns the completions of rows, and moves running rows into their places."""
         if not leaving:
             return []
         counts = cache.counts[leaving].tolist()
@@ -422,7 +424,7 @@ class Slots:
 
 
 class _RowsCache(Cache):
-    """What a transformers model takes for its cache: the rows of a step, each written at its own position."""
+    """Presents the rows of a step as a transformers cache; each row is written at its own position."""
 
     def __init__(self, cache: _Cache, positions: Tensor, num_keys: int) -> None:
         super().__init__(layers=[])
@@ -437,20 +439,20 @@ class _RowsCache(Cache):
         return keys[: len(key_states), :, : self._num_keys], values[: len(key_states), :, : self._num_keys]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Asked for positions, which are given."""
+        """transformers uses this for positions, which are passed explicitly."""
         return 0
 
 
 def _prefilled(one: _Waiting) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    assert one.prefilled is not None, "prefilled before it gets a row"
+    assert one.prefilled is not None, "a prompt is prefilled before it gets a row"
     return one.prefilled
 
 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attention of one query a row, [R, heads, 1, size], in the form that transformers asks for. On a CPU each head is
-    multiplied alone: several at once round differently with more masked keys."""
+    """Attention of one query per row, [R, heads, 1, size], in the signature that transformers expects. On a CPU each
+    head is multiplied separately: several at once round differently with more masked keys."""
     if query.device.type != "cpu":
         return one_query(module, query, key, value, attention_mask, **options)
     shares = key.shape[1] != query.shape[1]

@@ -1,4 +1,4 @@
-"""The engine `huggingface`: a transformers model with its KV cache, in whole batches or with rows that are refilled."""
+"""The engine `huggingface`: a transformers model with its KV cache, in whole batches or with continuous batching."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlinf_sched.derive import JobShape, ModelShape, RankMemory
 
 CACHE_SHARES = (0.6, 0.4, 0.25, 0.2, 0.1, 0.05)
-"""Shares of the free memory for a cache whose rows are refilled, to try."""
+"""Suggested values of `cache_share`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,21 +21,21 @@ class HuggingFaceOptions:
     """The engine's options."""
 
     cuda_graphs: bool = True
-    """On a GPU, decode with captured steps where the model allows it."""
+    """On a GPU, decode with CUDA graphs if the model allows it."""
     refill: bool = False
-    """Give the row of a completion that has ended to the next one while others run, without captured steps."""
+    """Continuous batching: reuse the cache row of an ended completion while others run; without CUDA graphs."""
     cache_share: float | None = None
-    """With refill, share of the memory free on the device that the cache may take; null: 0.8 of a GPU's, 0.25 of a
+    """With refill, fraction of the memory free on the device that the cache may take; null: 0.8 of a GPU's, 0.25 of a
     host's."""
 
     def __post_init__(self) -> None:
         if self.cache_share is not None and not 0 < self.cache_share <= 1:
-            raise OptionError("cache_share", f"={self.cache_share!r} is no share; use a number above 0 and up to 1")
+            raise OptionError("cache_share", f"={self.cache_share!r} is not a fraction; use one above 0 and up to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceSpec(EngineSpec):
-    """One device a rank."""
+    """One device per rank."""
 
     def memory(self, model: ModelShape, job: JobShape) -> RankMemory:
         if not self.fills_its_memory(job.engine_options):

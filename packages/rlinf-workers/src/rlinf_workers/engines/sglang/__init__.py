@@ -1,11 +1,11 @@
-"""SGLang as a generation engine: prompts batched continuously, in processes of its own.
+"""SGLang as a generation engine: continuous batching in its own processes.
 
-    engine.py     SGLangEngine, what the rollout stage speaks to
-    arguments.py  server arguments: those of the recipe, ours, and those that nobody may set
-    requests.py   prompts and sampling settings to requests, and what comes back to completions
-    server.py     sglang.Engine in a thread of its own, and its processes, which are watched
-    child.py      what runs in SGLang's scheduler processes
+    engine.py     SGLangEngine, which the rollout stage uses
+    arguments.py  server arguments: those of the recipe, those set here, and those that nobody may set
+    requests.py   converts prompts and sampling settings to requests, and outputs to completions
+    server.py     sglang.Engine in its own thread, and supervision of its processes
+    child.py      the code in SGLang's scheduler processes
 
-Nothing outside this folder imports it, so that a process without SGLang never needs it. Facts about SGLang were read
-from version 0.5.23.
+Nothing outside this folder imports it, so a process without SGLang never needs it. Facts about SGLang were read from
+version 0.5.23.
 """

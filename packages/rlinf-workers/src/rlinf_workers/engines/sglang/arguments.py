@@ -25,10 +25,10 @@ ON_CPU: Mapping[str, Argument] = {
     "mem_fraction_static": 0.9,
     "max_total_tokens": 20_000,
 }
-"""What a recipe leaves open on CPU slots: the only kernels that need no build of SGLang's own for that processor. The
-number of tokens is the bound, and a run whose plan can count the model gives it; these are for one that cannot. SGLang
-counts what other processes take meanwhile as its own, so a small fraction of the machine's memory may be gone when it
-looks again. An engine that has nothing to do would take a whole core."""
+"""Defaults on CPU slots: the only kernels that need no SGLang build for the processor. The number of tokens bounds the
+pool; a run whose plan can compute the model's memory sets it, these are for one that cannot. SGLang counts memory that
+other processes take meanwhile as its own, so a small fraction of the machine's memory may already be gone at its next
+measurement. Without sleep-on-idle, an idle engine would take a whole core."""
 
 ON_GPU: Mapping[str, Argument] = {
     "sleep_on_idle": True,
@@ -37,12 +37,12 @@ ON_GPU: Mapping[str, Argument] = {
     "enable_weights_cpu_backup": True,
     "mem_fraction_static": MEM_FRACTION,
 }
-"""What a recipe leaves open on GPUs: plans count that share, memory can be given back to a trainer on the same devices,
-and weights come back as they were."""
+"""Defaults on GPUs: plans assume this memory fraction, memory can be released to a trainer on the same devices, and
+weights are restored unchanged."""
 
 SPARE_TOKENS = 8
-"""SGLang ends a sequence a few tokens before its context does; so many more let a completion use a model's context to
-its last position."""
+"""SGLang ends a sequence a few tokens before the context length; these extra tokens let a completion use a model's
+context to its last position."""
 
 
 def server_arguments(
@@ -55,12 +55,12 @@ def server_arguments(
     stop_token_ids: Sequence[int],
     engine_options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """All arguments that an engine is started with.
+    """All arguments with which an engine is started.
 
     Args:
-        folder: what SGLang loads, with config.json; `model.folder` or a copy.
+        folder: the folder that SGLang loads, with config.json; `model.folder` or a copy.
         loader: import path of the function that fills its weights.
-        engine_options: those of the recipe, which have been through `check_names`.
+        engine_options: the recipe's options, already checked by `check_names`.
     """
     config = json.loads((Path(folder) / "config.json").read_text())
     arguments: dict[str, Any] = dict(ON_CPU if device.type == "cpu" else ON_GPU)
@@ -83,7 +83,7 @@ def server_arguments(
 
 
 def check_names(names: Iterable[str], argument_names: Iterable[str]) -> None:
-    """Refuses the first name that no recipe may set; `argument_names` are those that the installed SGLang has.
+    """Rejects the first name that no recipe may set; `argument_names` are those of the installed SGLang.
 
     Raises: SettingsRefused.
     """
@@ -96,14 +96,14 @@ def check_names(names: Iterable[str], argument_names: Iterable[str]) -> None:
 
 
 def suspects(message: str, engine_options: Mapping[str, Any]) -> str:
-    """A line that names the recipe's arguments whose values an error of SGLang speaks of, or else all of them."""
+    """A line with the recipe's arguments whose values an SGLang error mentions, or with all of them."""
     named = [name for name, value in engine_options.items() if str(value) in message] or list(engine_options)
     settings = ", ".join(f"engine_options.{name}={engine_options[name]}" for name in named)
     return f"\nit was started with {settings}" if settings else ""
 
 
 def bound_cores(devices: Sequence[str], cores: Sequence[int]) -> str:
-    """SGLANG_CPU_OMP_THREADS_BIND: the core of each tensor-parallel process, of the CPU slots of a rank.
+    """SGLANG_CPU_OMP_THREADS_BIND: one core per tensor-parallel process, from the CPU slots of a rank.
 
     Example: ("cpu:2", "cpu:3") on cores 0 to 7 -> "2|3"
     """

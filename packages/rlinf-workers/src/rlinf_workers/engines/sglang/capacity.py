@@ -1,4 +1,4 @@
-"""How many prompts an engine with a KV cache of a given size takes."""
+"""How many prompts an engine with a KV cache of a given size accepts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.roles.records.language import Prompt
 
 FIRST_GUESS = 0.5
-"""Share of max_new_tokens that completions are expected to have before one has ended."""
+"""Expected length of completions, as a fraction of max_new_tokens, before one has ended."""
 MEMORY = 0.98
-"""Weight of what was known about lengths at each completion that ends: the last hundred or so count."""
+"""Decay of the running mean length at each completion that ends: about the last hundred count."""
 
 
 @dataclass
@@ -24,15 +24,15 @@ class _Open:
 class Capacity:
     """Counts the tokens that prompts and their completions need in a KV cache.
 
-    A prompt counts once for its group, and each of its completions that has not ended with its expected length: the
-    running mean of those that ended under the same settings. An engine that is handed too much on that account makes
-    the last ones wait; it loses nothing.
+    A prompt counts once for its group, and each of its running completions with its expected length: the running mean
+    of completed ones with the same settings. If the estimate is too low, the last requests wait in the engine; nothing
+    is lost.
     """
 
     num_tokens: int
-    """What the KV cache holds."""
+    """Capacity of the KV cache."""
     max_sequences: int | None
-    """Completions under way at most; None: as many as the cache holds."""
+    """Maximum number of completions in flight; None: as many as the cache holds."""
     _open: dict[int, _Open] = field(default_factory=dict)
     _lengths: dict[SamplingSettings, float] = field(default_factory=dict)
     _last: _Open | None = None
@@ -42,12 +42,12 @@ class Capacity:
         return not self._open
 
     def begin(self, prompt: Prompt, sampling: SamplingSettings) -> None:
-        """A prompt is under way."""
+        """Counts a submitted prompt."""
         self._last = _Open(len(prompt.token_ids), sampling, set(range(sampling.group_size)))
         self._open[prompt.index] = self._last
 
     def end(self, index: int, member: int, num_tokens: int) -> None:
-        """One of its completions has ended."""
+        """Removes one of its completions, which has ended."""
         one = self._open[index]
         one.members.remove(member)
         if not one.members:
@@ -56,7 +56,7 @@ class Capacity:
         self._lengths[one.sampling] = MEMORY * before + (1 - MEMORY) * num_tokens
 
     def prompts(self, group_size: int) -> int:
-        """How many more of `group_size` completions there is room for, as long as the last prompt was."""
+        """Free capacity in prompts with this group size, assuming the length of the last prompt."""
         if self._last is None:
             return 1
         need = self._last.prompt_tokens + group_size * self._expected(self._last.sampling)

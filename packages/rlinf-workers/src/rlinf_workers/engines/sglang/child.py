@@ -1,7 +1,7 @@
-"""What runs in SGLang's scheduler processes, around its own entry point.
+"""The entry point of SGLang's scheduler processes, around SGLang's own.
 
-SGLang logs why a process could not go on and sends its parent SIGQUIT. Here the last error is also left in a file, for
-the worker to say, and a process dies with its parent from its first line on.
+On failure, SGLang logs the reason and sends SIGQUIT to the parent. This entry point also writes the last error to a
+file, so that the worker can report it, and makes the process die with its parent from the start.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any
 from rlinf_workers.addresses import ON_ONE_MACHINE
 
 FOLDER_VARIABLE = "RLINF_SGLANG_FOLDER"
-"""Environment variable with the folder that a worker shares with its engine's processes."""
+"""Env var with the folder that a worker shares with its engine's processes."""
 MEETING_VARIABLE = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
-"""SGLang's env var for the URL at which the ranks of an engine meet, as torch.distributed takes it."""
+"""SGLang's env var for the rendezvous URL of an engine's ranks, as in torch.distributed."""
 LONGEST_ERROR = 1200
-"""Characters of an error that are shown; some list every model that SGLang knows."""
+"""Characters of an error that are shown; some errors list every model that SGLang supports."""
 _PR_SET_PDEATHSIG = 1
 
 
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:
-    """The target of a scheduler process; arguments are those of SGLang's `run_scheduler_process`."""
+    """The target of a scheduler process; takes the arguments of SGLang's `run_scheduler_process`."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # the worker died before the line above
+    if os.getppid() == 1:  # the worker died before the previous line
         os._exit(1)
     os.environ.update(ON_ONE_MACHINE)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # `rlinf explain` asks one that hangs where it is
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # lets `rlinf explain` read the stacks of a hanging process
     errors = logging.FileHandler(Path(os.environ[FOLDER_VARIABLE]) / f"errors-{os.getpid()}", delay=True)
     errors.setLevel(logging.ERROR)
     logging.getLogger("sglang").addHandler(errors)
@@ -46,7 +46,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
 
 
 def last_error(folder: Path, pid: int | None = None) -> str | None:
-    """The exception that ended a process of the engine, as it was logged last: its own lines, without the stack."""
+    """The exception that ended a process of the engine, as logged last: its own lines, without the stack."""
     pattern = "errors-*" if pid is None else f"errors-{pid}"
     text = "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob(pattern)))
     lines = text.strip().splitlines()
@@ -56,6 +56,6 @@ def last_error(folder: Path, pid: int | None = None) -> str | None:
 
 
 def _is_exception(line: str) -> bool:
-    """Whether a line of a traceback begins an exception's own text: `ValueError: ...`."""
+    """Whether a line of a traceback begins the exception's own text: `ValueError: ...`."""
     name = line.partition(":")[0]
     return bool(name) and name.replace(".", "").isidentifier() and name.endswith(("Error", "Exception", "Interrupt"))

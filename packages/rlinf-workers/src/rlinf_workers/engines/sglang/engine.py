@@ -50,26 +50,25 @@ from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 
 STOP_INTERVAL = 8
-"""Tokens between two looks for a stop string: each is a message from the scheduler, and at most so many tokens are
-computed for nothing."""
+"""Tokens between two checks for a stop string: each is a message from the scheduler, and at most this many tokens are
+computed in vain."""
 IDLE_S = 60.0
-"""How long a scheduler may take to end what it was told to."""
+"""Time limit for a scheduler to finish a command."""
 LOST_S = 1.0
-"""How long a dead process of the engine may stay unnoticed by the stage."""
+"""Time within which the stage notices a dead process of the engine."""
 
 
 class SGLangEngine:
-    """A GenerationEngine that samples with SGLang, in as many processes as the rank has devices.
+    """A GenerationEngine that samples with SGLang, with one process per device of the rank.
 
-    Requests go in while others run. What is under way is bounded by the KV cache as SGLang reports it, and by
-    `max_batch_sequences` where that is given. Nothing is promised about equal numbers: which requests share a batch
-    depends on time, and SGLang draws from one generator. With the server argument `enable_deterministic_inference`
-    (GPUs) each completion has a seed of its own from seed, step, index and member, and SGLang promises the same tokens
-    in any batch.
+    Requests are accepted while others run. The number in flight is bounded by the KV cache as SGLang reports it, and by
+    `max_batch_sequences` if given. Equal numbers are not guaranteed: batches depend on timing, and SGLang samples from
+    one generator. With the server argument `enable_deterministic_inference` (GPUs), each completion has its own seed
+    from seed, step, index and member, and SGLang guarantees the same tokens in any batch.
 
     Args:
-        devices: names of the rank's devices, one for each tensor-parallel process; empty: one, whatever `device` is.
-        any_version: also start a version of SGLang that these files were not tested with.
+        devices: names of the rank's devices, one per tensor-parallel process; empty: only `device`.
+        any_version: accept an SGLang version that was not tested.
         server: server arguments of SGLang.
     """
 
@@ -98,7 +97,7 @@ class SGLangEngine:
         self._version, self._has_weights = -1, model.has_weights
         self._gives_memory_back = device.type != "cpu"
         self._is_away = self._waits = False
-        """Whether its state is off the devices, and with it something that is under way."""
+        """Whether its state is offloaded, and whether requests are paused meanwhile."""
         arguments = server_arguments(
             model,
             device,
@@ -116,14 +115,14 @@ class SGLangEngine:
         self._model = replace(model, folder=str(served))
         self._processes = EngineProcesses(self._num_devices, self.enter)
         if device.type == "cuda":
-            self.offload()  # a worker's state comes to its GPUs with a turn
+            self.offload()  # a worker's state is loaded onto its GPUs only in its turn
 
     # -- prompts in, completions out --------------------------------------------------------------------------------
 
     def submit(self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, step: int) -> None:
         self._raise_if_lost()
         if not self._has_weights:
-            raise WorkersError("the model has no weights of its own, and none have come from a trainer yet")
+            raise WorkersError("the model has no weights of its own, and none have been received from a trainer yet")
         for prompt in prompts:
             self._check_length(prompt, sampling)
         for prompt in prompts:
@@ -164,17 +163,17 @@ class SGLangEngine:
         return self._processes.process_ids()
 
     def enter(self, address: str) -> None:
-        """Runs the weight loader in each of SGLang's processes, once, with no request under way.
+        """Runs the weight loader in each of SGLang's processes, once, with no request in flight.
 
         Args:
-            address: handed to the loader as the name of an empty tensor.
+            address: passed to the loader as the name of an empty tensor.
         """
         self._raise_if_lost()
         self._server.run(self._enter(address))
 
     def weights_received(self, policy_version: int) -> None:
-        """What is under way is computed anew with the new weights from its next token on; nothing of the KV cache and
-        of common prefixes stays."""
+        """Requests in flight continue with the new weights from their next token on; the KV cache and the prefix cache
+        are dropped and recomputed."""
         self._raise_if_lost()
         self._server.run(self._drop_caches(pauses=not (self._capacity.is_empty or self._waits)))
         self._version, self._has_weights = policy_version, True
@@ -191,8 +190,8 @@ class SGLangEngine:
             self._is_away = self._waits = False
 
     def offload(self) -> None:
-        """On CPU slots SGLang's memory stays where it is, and only what is under way is paused: SGLang has none to give
-        back there, and being asked for it takes up to a second."""
+        """On CPU slots SGLang's memory stays allocated, and only requests in flight are paused: SGLang cannot release
+        memory there, and asking it to takes up to a second."""
         self._raise_if_lost()
         if not self._is_away:
             self._waits = not self._capacity.is_empty
@@ -212,10 +211,10 @@ class SGLangEngine:
     async def _complete(
         self, prompt: Prompt, sampling: SamplingSettings, parameters: Sequence[dict[str, Any]], version: int
     ) -> None:
-        """Puts each completion of a prompt, or what went wrong, into the results."""
+        """Puts each completion of a prompt, or the error, into the results."""
         try:
             token_ids = prompt.token_ids.tolist()
-            if len(parameters) > 1:  # once for all: requests that come together would each compute it
+            if len(parameters) > 1:  # prefill once: requests that arrive together would each compute it
                 await self._server.engine.async_generate(input_ids=token_ids, sampling_params={"max_new_tokens": 0})
             await asyncio.gather(
                 *(
@@ -223,7 +222,7 @@ class SGLangEngine:
                     for member, one in enumerate(parameters)
                 )
             )
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for completions
+        except Exception as error:  # noqa: BLE001 - raised where completions are awaited
             self._results.put(error)
 
     async def _complete_one(
@@ -243,14 +242,14 @@ class SGLangEngine:
         self._results.put(answer_of(output, self._stop_ids, index=index, member=member, policy_version=version))
 
     async def _until_stop(self, request: dict[str, Any], stops: StopStrings) -> dict[str, Any]:
-        """The output of a request, cut behind the first stop string; SGLang has no tokenizer to look for it."""
+        """The output of a request, truncated after the first stop string; SGLang has no tokenizer to find it."""
         output, begun = {}, 0
         request["sampling_params"] |= {"stream_interval": STOP_INTERVAL}
         async with contextlib.aclosing(await self._server.engine.async_generate(**request, stream=True)) as outputs:
             async for output in outputs:
                 end = stops.end(output["output_ids"], begun=begun)
                 if end is not None:
-                    return cut_at(output, end)  # closing what still comes ends the request
+                    return cut_at(output, end)  # closing the generator cancels the request
                 begun = len(output["output_ids"])
         return output
 
@@ -280,7 +279,7 @@ class SGLangEngine:
             await self._pause()
         answer = await self._server.manager.flush_cache(timeout_s=IDLE_S)
         if not answer.success:
-            raise WorkersError(f"SGLang kept what it computed with earlier weights: {answer.message}")
+            raise WorkersError(f"SGLang did not drop its caches of earlier weights: {answer.message}")
         if pauses:
             await self._continue()
 
@@ -289,7 +288,7 @@ class SGLangEngine:
 
         if pauses:
             await self._pause()
-        await self._server.manager.flush_cache(timeout_s=IDLE_S)  # which also waits for what was cut at a stop string
+        await self._server.manager.flush_cache(timeout_s=IDLE_S)  # also waits for requests that ended at a stop string
         await self._server.manager.release_memory_occupation(srt.ReleaseMemoryOccupationReqInput())
 
     async def _resume(self, *, continues: bool) -> None:
@@ -300,8 +299,8 @@ class SGLangEngine:
             await self._continue()
 
     async def _pause(self) -> None:
-        """What runs goes back to where requests wait, without its part of the KV cache. A paused scheduler takes a
-        whole core, so nothing is paused where nothing is under way."""
+        """Running requests return to the waiting queue without their KV cache. A paused scheduler uses a whole core, so
+        it is paused only if requests are in flight."""
         from rlinf_workers.engines.sglang import srt
 
         await self._server.manager.pause_generation(srt.PauseGenerationReqInput(mode="retract"))
@@ -314,8 +313,8 @@ class SGLangEngine:
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def _on_lost(self, error: WorkersError) -> None:
-        """Called when a process of the engine has ended. Whoever asks for something next gets the error; where nobody
-        does (the trainer computes), the worker ends with it, as any process with SGLang in it would."""
+        """Called when a process of the engine has ended. The next call of any method raises the error; if none comes
+        (the trainer computes), the worker ends with it, as any process with SGLang in it would."""
         self._lost = error
         self._results.put(error)
         time.sleep(LOST_S)
@@ -336,16 +335,16 @@ class SGLangEngine:
         if needed > limit:
             raise WorkersError(
                 f"prompt {prompt.index} and its completion may have {length} + {sampling.max_new_tokens} = {needed} "
-                f"tokens, and SGLang takes {limit} in one sequence (its KV cache holds {self._server.num_tokens}). "
+                f"tokens, and SGLang accepts {limit} in one sequence (its KV cache holds {self._server.num_tokens}). "
                 "Give it more (engine_options.mem_fraction_static, or max_total_tokens on CPU slots), or lower "
                 "max_new_tokens or max_prompt_tokens"
             )
 
 
 def known_arguments(device: torch.device, devices: Sequence[str], *, any_version: bool) -> list[str]:
-    """Imports SGLang as the devices need it; the names of its server arguments.
+    """Imports SGLang as the devices require; returns the names of its server arguments.
 
-    Raises: SettingsRefused when it is not there, or another version than those that are known.
+    Raises: SettingsRefused if it is not installed, or in an untested version.
     """
     from importlib.metadata import PackageNotFoundError, version
 
@@ -353,13 +352,12 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
         actual = version("sglang")
     except PackageNotFoundError:
         raise SettingsRefused(
-            "SGLang is not installed in the Python environment of the rollout; `rlinf venv create sglang` makes one "
-            "that has it"
+            "SGLang is not installed in the venv of the rollout; `rlinf venv create sglang` creates one that has it"
         ) from None
     if actual not in SPEC.known_versions and not any_version:
         raise SettingsRefused(
             f"SGLang {actual} is installed; known to work: {', '.join(SPEC.known_versions)}. "
-            "`rlinf venv create sglang` installs that one; engine_options.any_version=true takes yours as it is"
+            "`rlinf venv create sglang` installs that one; engine_options.any_version=true accepts the installed one"
         )
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     if device.type == "cpu":
@@ -373,8 +371,8 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
 
 
 def check_architecture(folder: Path) -> None:
-    """Whether SGLang has code of its own for a model. It would serve another one through transformers, whose parameters
-    lie elsewhere; so its sources are searched for the name, which takes no import.
+    """Checks that SGLang has its own implementation of a model. It would serve others through transformers, with
+    parameters in other places; this searches its sources for the name, without importing them.
 
     Raises: SettingsRefused.
     """
@@ -384,13 +382,13 @@ def check_architecture(folder: Path) -> None:
     sources = Path(spec.submodule_search_locations[0], "srt", "models").rglob("*.py")
     if not any(re.search(rf"\b{re.escape(names[0])}\b", path.read_text()) for path in sources):
         raise SettingsRefused(
-            f"SGLang does not serve {names[0]} (architectures in config.json of the model); use "
-            "the engine huggingface, or a model that it serves"
+            f"SGLang does not implement {names[0]} (architectures in config.json of the model); use "
+            "the engine huggingface, or a model that it implements"
         )
 
 
 def _model_folder(model: ModelSettings, folder: Path) -> Path:
-    """What SGLang loads: the model's own folder, or one with its merged adapter or with a config alone."""
+    """The folder that SGLang loads: the model's own, one with its adapter merged, or one with only a config."""
     if model.has_weights and not is_adapter(model.folder):
         return Path(model.folder)
     if model.has_weights:

@@ -1,8 +1,8 @@
-"""What SGLang calls in each of its scheduler processes (server argument `custom_weight_loader`, read in 0.5.23).
+"""The function that SGLang calls in each scheduler process (server argument `custom_weight_loader`, read in 0.5.23).
 
-A custom weight loader gets the model and named tensors. Here it gets one empty tensor, whose name is the ticket that
-`EngineProcesses` has made; weights come through the weight sync and commands through a socket. What goes wrong is
-answered there: an exception here would end the engine's process.
+A custom weight loader gets the model and named tensors. Here it gets one empty tensor whose name is the ticket of
+`EngineProcesses`; weights come through the weight sync and commands through a socket. Errors are reported there,
+because an exception here would end the engine's process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlinf_workers.engines.inside import enter
 
 
 def run(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Called between two batches, while no request is under way."""
+    """Called between two batches, while no request is in flight."""
     from sglang.srt.runtime_context import get_parallel  # pyright: ignore[reportMissingImports]
 
     parallel = get_parallel()

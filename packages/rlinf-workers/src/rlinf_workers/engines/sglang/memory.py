@@ -1,9 +1,9 @@
-"""What one device of an SGLang engine holds: its part of the weights, a pool of keys and values, and what works beside.
+"""Memory of one device of an SGLang engine: its shard of the weights, a KV pool, and working memory.
 
-SGLang takes the pool when it starts: `mem_fraction_static` of the memory, weights included, and no more than
-`max_total_tokens`. What its passes and captured graphs need beside that is counted as SGLang itself reserves it where
-it chooses the share (0.5.23, `handle_gpu_memory_settings`): 512 MB, 1.5 MB for each token of a prefill chunk, 2 MB for
-each sequence of the largest captured batch, 1 GB / 8 for each device of the engine. On a CPU all lies in host memory.
+SGLang allocates the pool when it starts: `mem_fraction_static` of the memory including weights, and at most
+`max_total_tokens`. The memory of forward passes and CUDA graphs is estimated as SGLang itself reserves it when it
+chooses the fraction (0.5.23, `handle_gpu_memory_settings`): 512 MB, 1.5 MB per token of a prefill chunk, 2 MB per
+sequence of the largest captured batch, 1 GB / 8 per device of the engine. On a CPU everything is in host memory.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from rlinf_sched.derive import FLOAT_BYTES, JobShape, ModelShape, RankMemory, fe
 from rlinf_workers.engines.sglang.options import MEM_FRACTION, NOT_CUT, SGLangOptions
 
 CPU_SHARE = 0.25
-"""Share of a CPU slot's memory that the KV pool takes at most where the recipe names no size."""
+"""Maximum share of a CPU slot's memory for the KV pool, if the recipe sets no size."""
 MB = 1 << 20
 MIN_CHUNK_TOKENS = 2048
-"""Tokens of a prefill chunk that SGLang reserves for at least."""
+"""Minimum prefill chunk, in tokens, that SGLang reserves memory for."""
 _CAPACITIES = (
     (20, 2048, 8, 8),
     (35, 4096, 48, 160),
@@ -25,13 +25,13 @@ _CAPACITIES = (
     (160, 8192, 256, 512),
     (math.inf, 16384, 512, 512),
 )
-"""GiB of a device below which a row holds, tokens of a prefill chunk, and the largest captured batch of an engine over
-fewer than 4 devices and over more: SGLang's own choices."""
+"""Device memory in GiB below which a row applies, tokens of a prefill chunk, and the largest captured batch of an
+engine on fewer than 4 devices and on more: SGLang's own choices."""
 
 
 def sglang_memory(model: ModelShape, job: JobShape) -> RankMemory:
-    """The memory of one device of a rank. Weights are filled in place, so a sync adds nothing; norms, which are whole
-    on each device, are counted as if they were cut."""
+    """The memory of one device of a rank. Weights are filled in place, so a sync needs no extra memory; norms, which
+    are replicated on each device, are counted as if sharded."""
     return RankMemory(
         weights=_weights_bytes(model, job),
         kv_pool=max(0, kv_tokens(model, job)) * kv_token_bytes(model, job),
@@ -40,7 +40,7 @@ def sglang_memory(model: ModelShape, job: JobShape) -> RankMemory:
 
 
 def kv_tokens(model: ModelShape, job: JobShape) -> int:
-    """Tokens whose keys and values the pool of an engine holds; 0 or less where weights leave no room."""
+    """Capacity of an engine's KV pool in tokens; 0 or less if the weights leave no memory."""
     options = SGLangOptions.of(job.engine_options)
     most = options.max_total_tokens
     if not job.on_gpu:
@@ -60,14 +60,14 @@ def _weights_bytes(model: ModelShape, job: JobShape) -> int:
 
 
 def _cpu_tokens(model: ModelShape, job: JobShape) -> int:
-    """Capacity for all sequences that a rank may have at once at their longest, within a share of the slot's memory."""
+    """Tokens of all concurrent sequences of a rank at their maximum length, within a share of the slot's memory."""
     num_sequences = min(job.num_groups * job.lengths.group_size, job.max_sequences)
     most = int(CPU_SHARE * job.device_bytes) // kv_token_bytes(model, job)
     return min(num_sequences * job.longest_tokens, most)
 
 
 def _reserve_bytes(job: JobShape) -> int:
-    """Bytes beside weights and KV pool on a GPU."""
+    """Bytes besides weights and KV pool on a GPU."""
     options, size = SGLangOptions.of(job.engine_options), job.tensor_parallel
     chunk, few, many = next(row[1:] for row in _CAPACITIES if job.device_bytes < row[0] * 2**30)
     chunk = chunk if options.chunked_prefill_size is None else options.chunked_prefill_size
@@ -81,7 +81,7 @@ def _reserve_bytes(job: JobShape) -> int:
 
 
 def _cpu_work_bytes(model: ModelShape, job: JobShape) -> int:
-    """The inside of a layer for a chunk of prompts, or the logits of a decoding step with their log-probabilities."""
+    """Activations of a layer for a prefill chunk, or the logits of a decoding step with their log-probabilities."""
     options, pool = SGLangOptions.of(job.engine_options), max(job.longest_tokens, kv_tokens(model, job))
     num_tokens = min(max(options.chunked_prefill_size or 0, 4096), pool)
     inside = num_tokens * feed_forward_bytes(model, job.served) // job.tensor_parallel

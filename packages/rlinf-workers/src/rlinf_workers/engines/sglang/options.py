@@ -1,6 +1,6 @@
 """The options of the engine `sglang`: SGLang's own server arguments; checked without torch and without SGLang.
 
-Those that decide memory and times are read here (`SGLangOptions`); those that the run itself sets stand in `OWNED`.
+`SGLangOptions` has those that determine memory and times; `OWNED` lists those that the run itself sets.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 SERVER_ARGUMENTS = Path(__file__).with_name("server_arguments.txt")
-"""Names of the server arguments of SGLang 0.5.23, so that a machine without SGLang finds a mistake too."""
+"""Names of the server arguments of SGLang 0.5.23, so that a machine without SGLang can check them too."""
 ANY_VERSION = "any_version"
-"""The one option that is not SGLang's: start a version that these files were not tested with."""
+"""The one option that is not SGLang's: accept a version that was not tested."""
 MEM_FRACTION = 0.7
-"""Share of a GPU for weights and KV pool where the recipe names none. SGLang itself would take nearly 0.9, all that its
-own passes leave; on a device that is shared with a trainer their contexts and a published version need room, too."""
+"""Default fraction of a GPU for weights and KV pool. SGLang itself would take nearly 0.9, all that its own forward
+passes leave; a trainer's contexts and a published version on the same device need memory, too."""
 NOT_CUT = -1
-"""A `chunked_prefill_size` with which SGLang does not cut prompts."""
+"""The `chunked_prefill_size` that disables chunking."""
 
 _MODEL, _DEVICES = (
     "the model and its dtype are those of the run",
@@ -42,11 +42,11 @@ OWNED: Mapping[str, str] = {
     "trust_remote_code": "code that a model's folder brings along is never run",
     "custom_sigquit_handler": "the worker watches the engine's processes",
 }
-"""Arguments that no recipe sets, and why."""
+"""Arguments that no recipe may set, and why."""
 
 
 def problems(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is wrong with a recipe's options: (option, the text that follows its name)."""
+    """Problems of a recipe's options: (option, text after its name)."""
     for option in options:
         if option in OWNED:
             yield option, f" cannot be set: {OWNED[option]}; leave it out"
@@ -59,7 +59,7 @@ def problems(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def unknown_argument(name: str, names: Iterable[str]) -> str:
-    """What is wrong with an argument that is not among SGLang's `names`, with the closest that a recipe may set."""
+    """The problem of an argument that is not in SGLang's `names`, with the closest allowed ones."""
     near = difflib.get_close_matches(name, sorted(set(names) - OWNED.keys()), n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "`python -m sglang.launch_server --help` lists them"
     return f": SGLang has no server argument of that name; {hint}"
@@ -67,28 +67,28 @@ def unknown_argument(name: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SGLangOptions:
-    """The server arguments that decide memory and times; None: SGLang's own choice, or that of memory.py."""
+    """The server arguments that determine memory and times; None: SGLang's own default, or that of memory.py."""
 
     mem_fraction_static: float | None = None
-    """Share of a device's memory for weights and KV pool."""
+    """Fraction of a device's memory for weights and KV pool."""
     max_total_tokens: int | None = None
-    """Tokens of the KV pool at most."""
+    """Maximum tokens of the KV pool."""
     max_running_requests: int | None = None
-    """Completions that run at once at most."""
+    """Maximum number of running completions."""
     chunked_prefill_size: int | None = None
-    """Tokens of prompts that are prefilled at once."""
+    """Prompt tokens per prefill chunk."""
     cuda_graph_max_bs_decode: int | None = None
-    """Completions of the largest captured batch."""
+    """Largest batch of a CUDA graph."""
     disable_cuda_graph: bool = False
-    """Decode without captured batches."""
+    """Decode without CUDA graphs."""
     context_length: int | None = None
     """Longest sequence, prompt and completion together."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """What is wrong with the first value that cannot be."""
+        """The problem of the first invalid value."""
         share = self.mem_fraction_static
         if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1):
-            yield "mem_fraction_static", f"={share!r} is no share; use a number between 0 and 1"
+            yield "mem_fraction_static", f"={share!r} is not a fraction; use a number between 0 and 1"
             return
         if not isinstance(self.disable_cuda_graph, bool):
             yield "disable_cuda_graph", f"={self.disable_cuda_graph!r} is neither true nor false"
@@ -103,6 +103,6 @@ class SGLangOptions:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> SGLangOptions:
-        """From the server arguments of a recipe; those of other names are left out."""
+        """From the server arguments of a recipe; ignores other names."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: arguments[name] for name in names if arguments.get(name) is not None})

@@ -1,4 +1,4 @@
-"""How long SGLang takes for the groups of a step."""
+"""Estimated times of SGLang for the groups of a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_workers.engines.sglang.options import SGLangOptions
 
 
 def sglang_profile(model: ModelShape, gpu: Gpu, job: JobShape, memory: RankMemory) -> StageProfile:
-    """An engine over the devices of a rank; as many groups run as its KV pool holds."""
+    """An engine on the devices of a rank, with as many running groups as its KV pool holds."""
     lengths, size, dtype_bytes = job.lengths, job.tensor_parallel, job.served.dtype_bytes
     num_tokens = kv_tokens(model, job)
     if num_tokens < job.longest_tokens:
@@ -35,7 +35,7 @@ def sglang_profile(model: ModelShape, gpu: Gpu, job: JobShape, memory: RankMemor
         state_bytes=memory.state,
         work_bytes=memory.work(),
         onload_s=0.0,
-        offload_s=0.0,  # the pool is given back and taken anew, and the next weights come with the sync
+        offload_s=0.0,  # the pool is released and reallocated, and the next weights come with the sync
     )
     return StageProfile(
         instances=(instance,),

@@ -1,4 +1,4 @@
-"""Prompts and sampling settings to SGLang's requests, and what comes back to completions."""
+"""Converts prompts and sampling settings to SGLang's requests, and its outputs to completions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_workers.engines.base import Completions
 from rlinf_workers.engines.sampling import SamplingSettings
 
 STOP_STRING = "a stop string"
-"""What SGLang would say that it matched; it leaves stop strings to us."""
+"""The finish reason of a stop string; SGLang itself does not look for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +33,8 @@ def request_parameters(
 ) -> list[dict[str, Any]]:
     """The sampling parameters of each completion of a prompt.
 
-    `sampling_seed` counts only where SGLang runs with enable_deterministic_inference; elsewhere its processes draw from
-    one generator each, and numbers depend on who shares a batch.
+    `sampling_seed` only matters with enable_deterministic_inference; otherwise SGLang's processes sample from one
+    generator each, and numbers depend on the batch.
     """
     common: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
@@ -51,19 +51,19 @@ def request_parameters(
 
 
 def sampling_seed(seed: int, step: int, index: int, member: int) -> int:
-    """[0, 2**63): that of a completion, wherever and in whatever batch it is sampled."""
+    """[0, 2**63): the seed of a completion, independent of its place and batch."""
     return int(np.random.SeedSequence([seed, step, index, member]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def answer_of(
     output: Mapping[str, Any], stop_token_ids: Sequence[int], *, index: int, member: int, policy_version: int
 ) -> Completion:
-    """What SGLang says of one request.
+    """Converts SGLang's output for one request.
 
-    SGLang gives the log-probability of a sampled token in the distribution at the request's temperature, before top_p,
-    top_k and min_p, and at temperature 1 for a greedy one.
+    SGLang returns the log-probability of a sampled token in the distribution at the request's temperature, before
+    top_p, top_k and min_p, and at temperature 1 for greedy sampling.
 
-    Raises: ValueError for a request that ended in another way than a completion does.
+    Raises: ValueError for an unexpected finish reason.
     """
     token_ids, about = output["output_ids"], output["meta_info"]
     reason = about["finish_reason"]
@@ -82,7 +82,7 @@ def answer_of(
 
 
 def completions_of(answers: Sequence[Completion]) -> list[Completions]:
-    """Answers of one prompt and version become one record."""
+    """Joins completions of one prompt and version into one record."""
     groups: dict[tuple[int, int], list[Completion]] = {}
     for answer in answers:
         groups.setdefault((answer.index, answer.policy_version), []).append(answer)
@@ -110,7 +110,7 @@ def _join(answers: Sequence[Completion]) -> Completions:
 
 
 def cut_at(output: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """The same output with its first tokens alone, ended by a stop string."""
+    """Truncates an output to its first tokens, with a stop string as finish reason."""
     about = output["meta_info"]
     return {
         "output_ids": output["output_ids"][:length],

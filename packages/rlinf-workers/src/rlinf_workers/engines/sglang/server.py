@@ -1,8 +1,8 @@
-"""One `sglang.Engine` in a thread of its own, with its event loop and its processes, which are watched.
+"""One `sglang.Engine` in its own thread, with its event loop and supervised processes.
 
-SGLang ends the whole process when one of its children fails. A worker has more to say: which process ended, how, and
-the last error that it logged; so SGLang's own watch is stopped, and one of ours takes its place. Everything of SGLang
-runs in the loop's thread; the kernel kills its processes when that thread ends, and so with the worker.
+SGLang ends the whole process when one of its children fails. A worker has to report which process ended, how, and the
+last error it logged; so SGLang's own watchdog is stopped and replaced by ours. All SGLang code runs in the loop's
+thread; the kernel kills its processes when that thread ends, and so with the worker.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class EngineServer:
     """A running engine.
 
     Args:
-        arguments: server arguments, all of them.
-        folder: what the worker and the engine's processes leave for each other, and SGLang's sockets; `close` closes
+        arguments: all server arguments.
+        folder: for files exchanged between the worker and the engine's processes, and SGLang's sockets; `close` removes
             it.
-        on_lost: called from a thread of its own, once, with the error that says which process ended and how.
+        on_lost: called once, in its own thread, with the error that names the ended process and how it ended.
     Attributes:
-        num_tokens: what the KV cache holds.
-        num_sequence_tokens: the longest sequence, prompt and completion together, that it takes.
-    Raises: SettingsRefused when the engine does not start, with the reason that it logged.
+        num_tokens: capacity of the KV cache.
+        num_sequence_tokens: the longest accepted sequence, prompt and completion together.
+    Raises: SettingsRefused if the engine does not start, with the reason that it logged.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class EngineServer:
     ) -> None:
         self._folder, self._on_lost = folder, on_lost
         os.environ[FOLDER_VARIABLE] = str(folder.path)
-        # Its ranks meet through a file: SGLang's own store would listen at every address and take keys from anybody.
+        # Its ranks rendezvous through a file: SGLang's own store would listen on every address and accept any keys.
         os.environ[MEETING_VARIABLE] = f"file://{folder.path / 'ranks'}"  # torch reads it literally
         _ignore_sigquit()
         self._loop = asyncio.new_event_loop()
@@ -64,20 +64,20 @@ class EngineServer:
         self._processes = [one for one in multiprocessing.active_children() if one not in others]
         reported = self._engine._scheduler_init_result.scheduler_infos[0]
         self.num_tokens = int(reported["max_total_num_tokens"])
-        # SGLang keeps five tokens of a sequence for itself when it says how long a prompt may be, and one more when it
-        # cuts a completion.
+        # SGLang reserves five tokens of a sequence when it limits the prompt length, and one more when it truncates a
+        # completion.
         self.num_sequence_tokens = int(reported["max_req_input_len"]) + 4
         self._closing, self._closed = multiprocessing.Pipe()
         threading.Thread(target=self._watch, name="watch sglang", daemon=True).start()
 
     @property
     def manager(self) -> Any:
-        """SGLang's tokenizer manager; its coroutines belong into `run` or `spawn`."""
+        """SGLang's tokenizer manager; run its coroutines with `run` or `spawn`."""
         return self._engine.tokenizer_manager
 
     @property
     def engine(self) -> Any:
-        """The `sglang.Engine`; its own methods would wait for a loop that runs already."""
+        """The `sglang.Engine`; its own methods would wait for the loop that is already running."""
         return self._engine
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -89,7 +89,7 @@ class EngineServer:
         asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Ends the engine's processes and waits for them."""
+        """Stops the engine's processes and waits for them."""
         self._closed.send(None)
         self._end(self._others)
         _close_sockets(self.manager.recv_from_detokenizer, self._engine.send_to_rpc)
@@ -127,11 +127,11 @@ HINTS = {
     "mem-fraction-static": "that is engine_options.mem_fraction_static",
     "Memory pool size is too small": "raise engine_options.mem_fraction_static, or max_total_tokens on CPU slots",
 }
-"""What an error of SGLang contains, and what to do here."""
+"""Substring of an SGLang error -> what to do."""
 
 
 def with_hint(reason: str) -> str:
-    """An error of SGLang with what to do, where that is known."""
+    """An SGLang error with advice, if there is any."""
     hint = next((hint for text, hint in HINTS.items() if text in reason), None)
     return reason if hint is None else f"{reason}\n{hint}"
 
@@ -152,7 +152,7 @@ async def _start(arguments: Mapping[str, Any], folder: SweptFolder) -> Any:
 
         @classmethod
         def _launch_scheduler_processes(cls, server_args: Any, port_args: Any, *arguments: Any, **keywords: Any) -> Any:
-            folder.also(srt.shm_path_for(port_args.instance_id))  # its statistics, which a kill leaves
+            folder.also(srt.shm_path_for(port_args.instance_id))  # its statistics, which survive a kill
             return super()._launch_scheduler_processes(server_args, port_args, *arguments, **keywords)
 
         @classmethod
@@ -165,7 +165,7 @@ async def _start(arguments: Mapping[str, Any], folder: SweptFolder) -> Any:
     except Exception:
         _close_sockets(*(manager.recv_from_detokenizer for manager in managers))
         raise
-    atexit.unregister(started.shutdown)  # which would end every child of this process, not only its own
+    atexit.unregister(started.shutdown)  # it would end every child of this process, not only its own
     manager = started.tokenizer_manager
     manager._subprocess_watchdog.stop()
     manager._subprocess_watchdog = None
@@ -174,15 +174,15 @@ async def _start(arguments: Mapping[str, Any], folder: SweptFolder) -> Any:
 
 
 def _close_sockets(*sockets: Any) -> None:
-    """With all others of their contexts. ZeroMQ would wait for somebody to take what was sent to processes that are
-    gone: where a context is forgotten, and at the end of this process."""
+    """Closes them with all other sockets of their contexts. Otherwise ZeroMQ waits for dead processes to read their
+    messages: when a context is garbage-collected, and at the end of this process."""
     for socket in sockets:
         socket.context.destroy(linger=0)
 
 
 @contextlib.contextmanager
 def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """SGLang names its sockets as temporary files, and leaves them."""
+    """SGLang creates its sockets as temporary files and leaves them behind."""
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:
         yield
@@ -198,14 +198,14 @@ async def _cancel_others() -> None:
 
 
 def _ignore_sigquit() -> None:
-    """A scheduler that fails sends its parent SIGQUIT before it ends, which would end the worker without a word."""
+    """A failing scheduler sends SIGQUIT to its parent, which would end the worker without a message."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGQUIT, lambda *_: None)
 
 
 def _kill(pid: int | None) -> None:
-    """Ends a process and all below it."""
-    import psutil  # which SGLang requires
+    """Kills a process and all its descendants."""
+    import psutil  # a requirement of SGLang
 
     try:
         process = psutil.Process(pid)

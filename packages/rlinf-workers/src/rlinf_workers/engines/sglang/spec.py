@@ -1,4 +1,4 @@
-"""The engine `sglang`: SGLang in processes of its own, over the devices of a rank."""
+"""The engine `sglang`: SGLang in its own processes, on the devices of a rank."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from rlinf_sched.derive import Gpu, JobShape, ModelShape, RankMemory
 
 OTHER_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
-"""Shares of a GPU that an engine may take; the nearest few are tried."""
+"""Suggested GPU memory fractions; the nearest few are tried."""
 MAX_SHARES = 4
 MAX_HALVINGS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGLangSpec(EngineSpec):
-    """Continuous batching in a paged KV cache that is taken when the engine starts."""
+    """Continuous batching in a paged KV cache that is allocated when the engine starts."""
 
     def problems(self, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return server.problems(options)
@@ -76,8 +76,8 @@ class SGLangSpec(EngineSpec):
         yield "mem_fraction_static", near[:MAX_SHARES]
 
     def filled_options(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
-        """With the tokens of the pool on CPU slots, where the recipe names none. All other defaults are set as the
-        engine starts (arguments.py)."""
+        """Adds the tokens of the pool on CPU slots, if the recipe does not set them. All other defaults are set when
+        the engine starts (arguments.py)."""
         from rlinf_workers.engines.sglang.memory import kv_tokens
 
         sizes = {} if job.on_gpu else {"max_total_tokens": kv_tokens(model, job)}
@@ -99,5 +99,5 @@ SPEC = SGLangSpec(
     ),
     package="sglang",
     known_versions=("0.5.23",),
-    process_bytes=800 << 20,  # chosen so that no engine in benchmarks/results/sglang-memory.json takes more
+    process_bytes=800 << 20,  # no engine in benchmarks/results/sglang-memory.json takes more
 )

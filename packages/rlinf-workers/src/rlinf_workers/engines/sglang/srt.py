@@ -1,7 +1,7 @@
-"""All that the worker uses of SGLang, in one place; imported once the environment variables are set that it reads.
+"""All that the worker imports from SGLang, in one place; imported after the env vars that SGLang reads are set.
 
-A later version is compared with this list first. The engine's scheduler processes use `run_scheduler_process` beside
-it (child.py).
+Compare a later version with this list first. The engine's scheduler processes also use `run_scheduler_process`
+(child.py).
 """
 
 from sglang.srt.entrypoints.engine import Engine  # pyright: ignore[reportMissingImports]
