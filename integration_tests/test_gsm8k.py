@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from command_line import END_TIMEOUT_S, RLINF, environment, last_checkpoint, rows, train
+from hub_server import hub_server
 
 DATA = Path(os.environ.get("RLINF_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 """A folder with the public benchmark files; tests on real rows are skipped where it is absent."""
@@ -101,12 +102,29 @@ def check(output, further, num_problems):
     assert 0 <= evaluation[f"accuracy/{further}"] <= 1
 
 
-def test_rows_made_here(tmp_path, model_folder):
+def test_names_on_the_hub_and_a_second_start_without_it(tmp_path, model_folder):
     from transformers import AutoModelForCausalLM
 
-    train_file = write_rows(tmp_path / "train.jsonl", own_rows(16))
-    eval_file = write_rows(tmp_path / "eval.jsonl", own_rows(6, start=16))
-    output = run(tmp_path, model_folder, train_file, eval_file, ("gsm8k", eval_file))
+    data = tmp_path / "data"
+    data.mkdir()
+    write_rows(data / "train.jsonl", own_rows(16))
+    write_rows(data / "test.jsonl", own_rows(6, start=16))
+    home = {"HF_HOME": str(tmp_path / "hf_home")}
+    settings = SHORT | {
+        "model.path": "org/model",
+        "task.train_files": "org/rows[train]",
+        "task.eval_files": "org/rows[test]",
+        "task.eval_sets": "{gsm8k: 'org/rows[test]'}",
+        "task.long_prompts": "keep_end",
+    }
+    output = tmp_path / "run"
+    with hub_server() as hub:
+        commits = hub.add("org/model", model_folder), hub.add("org/rows", data, "datasets")
+        online = home | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+        train("gsm8k-grpo", output, settings | {"run.num_steps": 1}, variables=online)
+    config = (output / "config.yaml").read_text()
+    assert f"path: org/model@{commits[0]}\n" in config and f"- org/rows@{commits[1]}[train]\n" in config
+    train(None, output, {"run.num_steps": 2}, variables=home)
     check(output, "gsm8k", 6)
     AutoModelForCausalLM.from_pretrained(last_checkpoint(output) / "model")
 

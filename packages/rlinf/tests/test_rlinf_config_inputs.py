@@ -46,7 +46,7 @@ def test_what_is_no_folder_is_refused(tmp_path: Path):
     for path, text in ((file, "is a file, not a folder"), (tmp_path / "absent", "does not exist")):
         with pytest.raises(UserError) as caught:
             check_model_folder(path)
-        assert str(caught.value).startswith(f"model.path={path}: {text}\nhint: give a folder that holds a Hugging Face")
+        assert str(caught.value).startswith(f"model.path={path}: {text}\nhint: give a folder with a Hugging Face")
 
 
 @pytest.mark.parametrize(

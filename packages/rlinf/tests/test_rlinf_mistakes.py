@@ -209,7 +209,7 @@ MISTAKES = [
     ),
     Mistake(
         line=GSM8K.replace("[train.jsonl]", "[model]"),
-        says="not a dataset that Dataset.save_to_disk wrote; the folder has no dataset_info.json",
+        says="model: the folder holds a model, no data\nhint: name a folder with .jsonl",
     ),
     Mistake(
         line=GSM8K.replace("[train.jsonl]", "[train.txt]"),
@@ -263,11 +263,11 @@ MISTAKES = [
     Mistake(line=GSM8K, says="No such file or directory\nhint: check the path", gone="test.jsonl"),
     Mistake(
         line=GSM8K + " --model.path Qwen/Qwen2.5-0.5B-Instruct",
-        says="hint: nothing is fetched from the Hub: hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir ",
+        says="model.path=Qwen/Qwen2.5-0.5B-Instruct: HF_HUB_OFFLINE is set, and the cache ",
     ),
     Mistake(
         line=GSM8K + " --task.train_files openai/gsm8k",
-        says="hint: nothing is fetched from the Hub: hf download openai/gsm8k --repo-type dataset --local-dir gsm8k,",
+        says="hint: unset it, or fetch the data set once with a network: hf download openai/gsm8k --repo-type dataset",
     ),
     Mistake(
         line=GSM8K + " --task.answer_format gsm8kk", says="--task.answer_format='gsm8kk'; allowed: 'gsm8k' or 'exact'"

@@ -167,8 +167,8 @@ def test_a_bad_line_is_named_and_the_next_is_read(tmp_path: Path, line: bytes, e
         ("absent.jsonl", "No such file or directory"),
         ("absent.parquet", "No such file or directory"),
         ("absent", "No such file or directory"),
-        ("rows.txt", ".txt is no known format of data\nhint: use one of .jsonl, .json, .csv, .parquet, or a folder"),
-        ("folder", "not a dataset that Dataset.save_to_disk wrote; the folder has no dataset_info.json\nhint: name a"),
+        ("rows.txt", ".txt is no known format of data\nhint: use one of .jsonl, .json, .csv, .parquet, .arrow, a"),
+        ("folder", "the folder holds no data file\nhint: name a folder with .jsonl"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str):

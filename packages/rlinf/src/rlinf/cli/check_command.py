@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.cli.table import aligned
 from rlinf.config.common import JobConfig
+from rlinf.config.downloads import with_downloads
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         )
     for note in config.notes:
         print(f"note: {note}")
+    config = with_downloads(config)
     run_checks("config", config)
     return _check(config, ["rlinf", *args.arguments])
 

@@ -12,6 +12,7 @@ from rlinf.address_space import check_address_space
 from rlinf.cli import eval_suite
 from rlinf.cli.output_folder import new_folder, resumable_evaluation
 from rlinf.config.catalog import SUFFIXES
+from rlinf.config.downloads import with_downloads
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_eval, load_eval_for_resume
 from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_options
@@ -90,6 +91,7 @@ def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str
     check_address_space()
     from rlinf.jobs.checks import check_eval_references
 
+    config = with_downloads(config)
     check_eval_references(config)
     from rlinf import evaluation  # imports torch
     from rlinf.cli.table import aligned

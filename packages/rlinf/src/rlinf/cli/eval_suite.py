@@ -8,6 +8,7 @@ from typing import Any
 
 from rlinf.address_space import check_address_space
 from rlinf.cli.output_folder import new_folder, resumable_evaluation
+from rlinf.config.downloads import with_downloads
 from rlinf.config.load import load_suite_eval, load_suite_eval_for_resume
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.suites import SuiteEvalConfig
@@ -52,6 +53,7 @@ def _evaluate(config: SuiteEvalConfig, path: Path, *, resume: bool, command: lis
     check_address_space()
     from rlinf.jobs.checks import check_trained_references
 
+    config = with_downloads(config)
     check_trained_references(config)
     from rlinf.cli.table import aligned
     from rlinf.console.live_line import LiveLine

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlinf.address_space import check_address_space
 from rlinf.cli.output_folder import cannot_write, new_folder
+from rlinf.config.downloads import with_downloads
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.playing import TrainedConfig
 from rlinf.errors import UserError
@@ -50,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from rlinf.playing.checkpoint import find_policy
 
     policy = find_policy(args.path, args.checkpoint, overrides)
+    policy = replace(policy, config=with_downloads(policy.config))
     check_trained_references(policy.config)
     path = args.output or new_folder(f"play-{policy.config.name}")
     check_empty(path, can_resume=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf.cli.table import aligned
+from rlinf.config.downloads import with_downloads
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import Override, parse_overrides
 from rlinf.errors import UserError
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if not output.parent.is_dir():
         raise UserError(f"--output={output}: there is no folder {output.parent}", hint="make it, or choose another")
 
+    config = with_downloads(config)
     run_checks("config", config)
     from rlinf import jobs  # imports torch
     from rlinf.run_folder import RunFolder

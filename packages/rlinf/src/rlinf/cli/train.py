@@ -9,6 +9,7 @@ from typing import Any
 
 from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.common import JobConfig
+from rlinf.config.downloads import with_downloads
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import SHIPPED
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(config: JobConfig, path: Path, *, resume: bool, accept: bool, command: list[str]) -> int:
+    config = with_downloads(config)
     run_checks("config", config)
     from rlinf.processes import fork_server
 

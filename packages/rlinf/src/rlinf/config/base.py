@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
+from rlinf.hub import hub_name
 from rlinf_workers.plugins import Plugins, Spec
 
 S = TypeVar("S", bound=Spec)
@@ -41,6 +42,10 @@ class Section(BaseModel):
     """A section of a config: unknown keys are errors, values are not coerced, and validated sections are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+
+    HUB_USE: ClassVar[Literal["model", "rows", "folder"]] = "model"
+    """What the names on the Hub in this section are of: models, or data sets that are read row by row, or as the folder
+    that they are."""
 
     _notes: tuple[str, ...] = PrivateAttr(default=())
 
@@ -72,9 +77,19 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path.expanduser()))
 
 
+def _absolute_or_public(path: Path) -> Path:
+    return path if hub_name(path) else _absolute(path)
+
+
 InputPath = Annotated[Path, Field(strict=False), AfterValidator(_absolute)]
 """A path, relative to the folder where the command runs; absolute once loaded, so that a run can be resumed from
 elsewhere."""
+
+ModelPath = Annotated[Path, Field(strict=False), AfterValidator(_absolute_or_public)]
+"""A model's folder, or its name on the Hugging Face Hub, ORG/NAME[@REVISION], as a path that is not absolute. The
+commands replace such a name by the folder of its snapshot before they check anything (`rlinf.config.downloads`)."""
+DataPath = ModelPath
+"""A data file or folder, or the name of a data set on the Hub, ORG/NAME[@REVISION][:SUBSET][[SPLIT]]."""
 
 Seed = Annotated[int, Field(ge=0, le=2**23 - 1)]
 """Below 2**23, so that seed, step and rank fit together into the 64 bits of a generator's seed."""

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.algorithm import EpisodesAlgorithm
-from rlinf.config.base import Conflict, InputPath, Section, either, not_multiple
+from rlinf.config.base import Conflict, DataPath, Section, either, not_multiple
 from rlinf.config.common import JobConfig, TrainerConfig
 from rlinf.config.lora import LoraConfig
 from rlinf_algos import preset
@@ -175,12 +175,16 @@ class DemonstrationsConfig(Section):
     """Supervised training on demonstrations before the first step, so that a new policy succeeds often enough to learn
     from rewards."""
 
+    HUB_USE = "folder"
+
     source: str = Field(
         description="Source of the demonstrations: the environment's scripted experts, the folder of a LeRobot "
         "dataset, LIBERO's HDF5 files (one or a folder of them), or a ManiSkill trajectory (the .h5 file, with its "
         ".json beside it)."
     )
-    path: InputPath | None = Field(default=None, description="The folder or file; not used with experts.")
+    path: DataPath | None = Field(
+        default=None, description="The folder or file, or the name of a data set on the Hub; not used with experts."
+    )
     rename: dict[str, str] = Field(
         default={}, description="Name in the files -> field of the environment, for names that differ."
     )

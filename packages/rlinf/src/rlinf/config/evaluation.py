@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rlinf.config.base import Conflict, InputPath, Section, Seed
+from rlinf.config.base import Conflict, DataPath, ModelPath, Section, Seed
 from rlinf.config.common import MIN_P, STOP, TOP_K, TOP_P, ClusterConfig, Strings
 from rlinf.config.engine import EngineConfig
 from rlinf.config.rewards import MAX_JUDGE_FAILURES
@@ -36,7 +36,11 @@ class BenchmarkConfig(Section):
     """One set of problems. A published set needs only its file; other files need a reward too, and the column names
     unless they are question and answer."""
 
-    file: InputPath = Field(description="JSON lines, CSV, parquet, or a folder that Dataset.save_to_disk wrote.")
+    HUB_USE = "rows"
+
+    file: DataPath = Field(
+        description="Data file, folder or pattern, or the name of a data set on the Hub (docs/data.md)."
+    )
     reward: str | None = Field(
         default=None,
         description="How completions are scored: a reward's name, or package.module:function. null: the reward of the "
@@ -59,8 +63,9 @@ class EvalConfig(EngineConfig):
 
     AT = ""
 
-    model: InputPath = Field(
-        description="Hugging Face model folder, a run's folder (its newest checkpoint) or one checkpoint of a run."
+    model: ModelPath = Field(
+        description="Model folder, name of a model on the Hub, a run's folder (its newest checkpoint) or one "
+        "checkpoint of a run."
     )
     benchmarks: dict[str, Annotated[BenchmarkConfig, BeforeValidator(_file_alone)]] = Field(
         min_length=1, description="Name -> file or section; on the command line NAME=FILE."

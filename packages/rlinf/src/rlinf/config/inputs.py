@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +16,6 @@ WEIGHT_FILES = ("model.safetensors", INDEX, "pytorch_model.bin", "pytorch_model.
 """A transformers model folder holds at least one of these."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """A model folder also holds one of these; without them, transformers may silently create an empty tokenizer."""
-
-
-def download_hint(path: Path, options: str = "") -> str | None:
-    """Returns the download command for a missing path that looks like a name on the Hugging Face Hub, else None.
-
-    Args:
-        options: options of the download command, for example "--repo-type dataset ".
-    """
-    name = os.path.relpath(path)
-    if path.parent.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
-        return None
-    folder = path.name
-    return f"nothing is fetched from the Hub: hf download {name} {options}--local-dir {folder}, and give the folder"
 
 
 def is_adapter(path: Path) -> bool:
@@ -51,8 +36,11 @@ def check_model_folder(path: Path, *, key: str = "model.path") -> None:
         )
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
-        usual = "give a folder that holds a Hugging Face model (config.json, weights, tokenizer)"
-        raise UserError(f"{key}={path}: {what}", hint=download_hint(path) or usual)
+        raise UserError(
+            f"{key}={path}: {what}",
+            hint="give a folder with a Hugging Face model (config.json, weights, tokenizer), or the name of one on the "
+            "Hub, ORG/NAME",
+        )
     names = sorted(entry.name for entry in path.iterdir())
     for what, files in (("config.json", ("config.json",)), ("weights", WEIGHT_FILES), ("tokenizer", TOKENIZER_FILES)):
         if not any((path / name).is_file() for name in files):

@@ -21,6 +21,7 @@ from rlinf.config.schema import Shipped
 from rlinf.config.suites import RESUMABLE as SUITE_RESUMABLE, SuiteEvalConfig
 from rlinf.config.yaml_source import Tree, describe, dump, read_file
 from rlinf.errors import UserError
+from rlinf.hub import public_name
 from rlinf.jobs.plugins import job_spec, named_job
 
 RESUMABLE = ("run", "mode", "plan", "cluster", "venvs")
@@ -135,8 +136,17 @@ def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> JobConf
 
 
 def to_yaml(config: Section) -> str:
-    """Returns the resolved config as YAML, including all defaults."""
-    return dump(config.model_dump(mode="json"))
+    """Returns the resolved config as YAML, including all defaults. Models from the Hub are ORG/NAME@COMMIT, so that a
+    run can be resumed on a machine with another cache."""
+    return dump(_with_public_names(config.model_dump(mode="json")))
+
+
+def _with_public_names(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {name: _with_public_names(value) for name, value in node.items()}
+    if isinstance(node, list):
+        return [_with_public_names(value) for value in node]
+    return (public_name(Path(node)) or node) if isinstance(node, str) and "/snapshots/" in node else node
 
 
 def validated(tree: Tree) -> JobConfig:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlinf.config.algorithm import CompletionsAlgorithm
-from rlinf.config.base import Conflict, InputPath, Section, either, neighbours, not_multiple
+from rlinf.config.base import Conflict, ModelPath, Section, either, neighbours, not_multiple
 from rlinf.config.common import (
     FULL_DISTRIBUTION,
     MIN_P,
@@ -46,8 +46,10 @@ class ArchitectureConfig(Section):
 class ModelConfig(Section):
     """The model to train: either a folder, or the architecture of a new model."""
 
-    path: InputPath | None = Field(
-        default=None, description="Hugging Face model folder: config.json, weights, tokenizer."
+    path: ModelPath | None = Field(
+        default=None,
+        description="Model folder (config.json, weights, tokenizer), or the name of a model on the Hugging Face Hub, "
+        "ORG/NAME[@REVISION].",
     )
     architecture: ArchitectureConfig | None = Field(
         default=None, description="Shape of a new model with random weights."
@@ -166,10 +168,10 @@ class EvaluationConfig(Section):
 class ReferenceConfig(Section):
     """The reference model of algorithm.kl."""
 
-    path: InputPath | None = Field(
+    path: ModelPath | None = Field(
         default=None,
-        description="Hugging Face model folder with the actor's tokenizer: a teacher. null: the actor's model before "
-        "the first step.",
+        description="Folder, or name on the Hub, of a model with the actor's tokenizer: a teacher. null: the actor's "
+        "model before the first step.",
     )
     sync_every: int | None = Field(
         default=None,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from rlinf.config.base import Conflict, InputPath, Section
+from rlinf.config.base import Conflict, ModelPath, Section
 
 MAX_JUDGE_FAILURES = (
     "Largest share of a step's completions for which the reward itself may fail (a built-in rule raises an exception, "
@@ -65,7 +65,9 @@ class ModelReward(Section):
     """The score of a reward model (Hugging Face sequence classification)."""
 
     kind: Literal["model"]
-    path: InputPath = Field(description="Model folder: config.json with one label, weights, tokenizer.")
+    path: ModelPath = Field(
+        description="Model folder (config.json with one label, weights, tokenizer), or its name on the Hub."
+    )
     batch_size: int = Field(default=16, ge=1, description="Rows per forward pass.")
     max_tokens: int | None = Field(
         default=None, ge=1, description="Longer rows keep only this many tokens at their end; null: the model's limit."

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rlinf.config.base import Conflict, InputPath, Section
+from rlinf.config.base import Conflict, DataPath, Section
 
 
 def _one_or_several(value: Any) -> Any:
@@ -15,7 +15,7 @@ def _one_or_several(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-Files = Annotated[tuple[InputPath, ...], BeforeValidator(_one_or_several)]
+Files = Annotated[tuple[DataPath, ...], BeforeValidator(_one_or_several)]
 """Paths of files, a single one or a list."""
 
 
@@ -38,14 +38,20 @@ class AddTask(_Task):
 
 
 class FilesTask(_Task):
-    """Problems from data files: JSON lines, CSV, parquet, or a Hugging Face dataset on disk; GSM8K for example."""
+    """Problems from data files or from data sets on the Hugging Face Hub; GSM8K for example."""
+
+    HUB_USE = "rows"
 
     kind: Literal["files"]
-    train_files: Files = Field(min_length=1, description="Files with the problems to train on.")
-    eval_files: Files = Field(
-        min_length=1, description="Files with the problems to evaluate on; num_held_out limits them."
+    train_files: Files = Field(
+        min_length=1,
+        description="Problems to train on: files, folders, patterns (data/train-*.parquet) or names on the Hub "
+        "(openai/gsm8k:main[train]); docs/data.md.",
     )
-    eval_sets: dict[str, InputPath] = Field(
+    eval_files: Files = Field(
+        min_length=1, description="Problems to evaluate on, named the same way; num_held_out limits them."
+    )
+    eval_sets: dict[str, DataPath] = Field(
         default={},
         description="Name -> file of further evaluation problems, all of which are used; each set gets its own curve. "
         "A file under the name of a published set (aime24, math500, ...) has that set's columns, others those of the "

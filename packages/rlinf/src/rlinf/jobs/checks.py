@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlinf.address_space import check_address_space
 from rlinf.config.common import ClusterConfig, JobConfig
 from rlinf.config.evaluation import EvalConfig
-from rlinf.config.inputs import check_model_folder, download_hint
+from rlinf.config.inputs import check_model_folder
 from rlinf.config.playing import TrainedConfig
 from rlinf.errors import UserError
+from rlinf.hub import hub_name
 from rlinf.jobs.plugins import job_spec
+from rlinf.tasks.row_files import matching
 from rlinf.venvs import python_of
 from rlinf_algos import AlgosError, Registry
 from rlinf_workers.plugins import ENGINES, LAUNCHERS, POLICIES, WEIGHT_SYNCS
@@ -183,6 +185,5 @@ def check_file(path: Path, key: str, hint: str) -> None:
 
 def check_data(paths: Iterable[Path]) -> None:
     for path in paths:
-        if not path.exists():
-            hint = download_hint(path, "--repo-type dataset ") or "check the path of the data file"
-            raise UserError(f"{path}: No such file or directory", hint=hint)
+        if hub_name(path) is None and not matching(path)[0].exists():
+            raise UserError(f"{path}: No such file or directory", hint="check the path of the data file")

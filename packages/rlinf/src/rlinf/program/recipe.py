@@ -12,6 +12,7 @@ from rlinf import jobs
 from rlinf.cli.output_folder import new_folder
 from rlinf.config.common import JobConfig
 from rlinf.config.devices import device_kind
+from rlinf.config.downloads import with_downloads
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import RlinfError, UserError
@@ -30,6 +31,7 @@ def make_workers(config: JobConfig, folder: Path) -> tuple[Job, InProcessWorkers
         folder: the job writes the files that workers load into it.
     Raises: UserError.
     """
+    config = with_downloads(config)
     run_checks("config", config)
     job = jobs.prepare(config)
     torch.set_num_threads(job.config.cluster.threads_per_device)

@@ -3,7 +3,10 @@
     .jsonl .json     an object a line; a .json file may be one array of objects
     .csv             a header, then a row a line (GPQA is published so)
     .parquet         needs pyarrow
-    a folder         a Hugging Face dataset as `Dataset.save_to_disk` writes it; needs datasets
+    .arrow           needs datasets
+    a folder         as `Dataset.save_to_disk` writes it, or with data files; needs datasets
+    a name           a data set on the Hugging Face Hub, ORG/NAME[@REVISION][:SUBSET][[SPLIT]]; needs datasets
+    a pattern        every file that matches, `data/train-*.parquet`, in the order of their names
 
 An unreadable row is returned as a `BadRow`, and the caller decides; an unreadable file is an error.
 """
@@ -13,14 +16,16 @@ from __future__ import annotations
 import csv
 import json
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
+from rlinf.hub import fetch_dataset, hub_name
 
-FORMATS = (".jsonl", ".json", ".csv", ".parquet")
+FORMATS = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 MAX_CELL = (1 << 31) - 1
 """Maximum characters of a CSV cell, the limit of Python's reader; tests of programs are long."""
 NEEDS_EXTRA = "install it with `pip install 'rlinf[data]'`"
@@ -51,29 +56,56 @@ class BadRow:
 
 
 def read_rows(path: Path) -> Iterator[Row | BadRow]:
-    """Yields the rows of a file or a dataset folder.
+    """Yields the rows of a file, a folder, a data set on the Hub, or all files that match a pattern.
 
-    Raises: UserError for a file that is missing, unreadable or of another format, and for a missing package, with the
-        extra to install.
+    Raises: UserError for what is missing, unreadable or of another format, and for a missing package, with the extra to
+        install.
     """
-    try:
-        if path.is_dir():
+    name = hub_name(path)
+    if name is not None:
+        yield from _published_rows(fetch_dataset(name, key=""), path, name.subset, name.split)
+        return
+    for file in matching(path):
+        try:
+            yield from _file_rows(file)
+        except OSError as error:
+            raise UserError(f"{file}: {error.strerror or error}", hint="check the path of the data file") from error
+
+
+def matching(path: Path) -> list[Path]:
+    """Returns the files that match a pattern; a path without one stands for itself, whether it exists or not."""
+    if path.exists() or not any(sign in str(path) for sign in "*?["):
+        return [path]
+    files = sorted(Path(file) for file in glob(str(path), recursive=True))
+    if not files:
+        raise UserError(f"{path}: no file matches", hint="check the pattern of the data files")
+    return files
+
+
+def _file_rows(path: Path) -> Iterator[Row | BadRow]:
+    if path.is_dir():
+        if any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
             yield from _dataset_rows(path)
-        elif path.suffix == ".parquet":
-            yield from _parquet_rows(path)
-        elif path.suffix == ".csv":
-            yield from _csv_rows(path)
-        elif path.suffix in FORMATS:
-            yield from _json_rows(path)
-        elif not path.exists():
-            raise UserError(f"{path}: No such file or directory", hint="check the path of the data file")
+        elif (path / "config.json").is_file() or not any(entry.suffix in FORMATS for entry in path.rglob("*")):
+            what = "a model, no data" if (path / "config.json").is_file() else "no data file"
+            raise UserError(f"{path}: the folder holds {what}", hint=f"name a folder with {', '.join(FORMATS)} files")
         else:
-            raise UserError(
-                f"{path}: {path.suffix or 'a file without an ending'} is no known format of data",
-                hint=f"use one of {', '.join(FORMATS)}, or a folder that Dataset.save_to_disk wrote",
-            )
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}", hint="check the path of the data file") from error
+            yield from _published_rows(path, path, None, None)
+    elif path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+    elif path.suffix == ".arrow":
+        yield from _arrow_rows(path)
+    elif path.suffix == ".csv":
+        yield from _csv_rows(path)
+    elif path.suffix in FORMATS:
+        yield from _json_rows(path)
+    elif not path.exists():
+        raise UserError(f"{path}: No such file or directory", hint="check the path of the data file")
+    else:
+        raise UserError(
+            f"{path}: {path.suffix or 'a file without an ending'} is no known format of data",
+            hint=f"use one of {', '.join(FORMATS)}, a folder with such files, or the name of a data set on the Hub",
+        )
 
 
 def listed(names: Any) -> str:
@@ -208,26 +240,57 @@ def _parquet_rows(path: Path) -> Iterator[Row | BadRow]:
         raise UserError(f"{path}: not readable as parquet: {str(error).splitlines()[0]}") from error
 
 
+def _arrow_rows(path: Path) -> Iterator[Row | BadRow]:
+    if not path.exists():
+        raise FileNotFoundError(2, "No such file or directory")
+    rows = _loaded(path, lambda datasets: datasets.Dataset.from_file(str(path)))
+    yield from _numbered(rows, path)
+
+
 def _dataset_rows(path: Path) -> Iterator[Row | BadRow]:
+    """Rows of a folder that `Dataset.save_to_disk` wrote."""
     if (path / "dataset_dict.json").is_file():
         splits = sorted(entry.name for entry in path.iterdir() if (entry / "dataset_info.json").is_file())
         raise UserError(
             f"{path}: holds a dataset for each of several splits ({listed(splits)})",
             hint=f"name one of them, for example {path / (splits[-1] if splits else 'test')}",
         )
-    if not (path / "dataset_info.json").is_file():
-        files = sorted(entry.name for entry in path.iterdir() if entry.suffix in FORMATS)
-        raise UserError(
-            f"{path}: not a dataset that Dataset.save_to_disk wrote; the folder has no dataset_info.json",
-            hint=f"name a file in it, for example {path / files[0]}" if files else "name a file",
-        )
+    yield from _numbered(_loaded(path, lambda datasets: datasets.load_from_disk(str(path))), path)
+
+
+def _published_rows(folder: Path, path: Path, subset: str | None, split: str | None) -> Iterator[Row | BadRow]:
+    """Rows of a folder laid out as data sets on the Hub are: its card or the names of its files tell the splits.
+
+    Args:
+        path: what the user wrote, for messages.
+    """
+    loaded = _loaded(path, lambda datasets: datasets.load_dataset(str(folder), subset, split=split))
+    if isinstance(loaded, dict):
+        if len(loaded) > 1:
+            files = sorted(entry.name for entry in folder.rglob("*") if entry.suffix in FORMATS)
+            example = f"{path}[{next(iter(loaded))}]" if hub_name(path) else folder / (files or ["FILE"])[0]
+            raise UserError(
+                f"{path}: holds several splits: {', '.join(loaded)}", hint=f"name one of them, for example {example}"
+            )
+        loaded = next(iter(loaded.values()))
+    yield from _numbered(loaded, path)
+
+
+def _loaded(path: Path, load: Callable[[Any], Any]) -> Any:
+    """Calls a function of the `datasets` library, with its errors as UserError."""
     try:
-        from datasets import load_from_disk
+        import datasets
     except ImportError as error:
         raise UserError(f"{path}: reading it needs the package datasets", hint=NEEDS_EXTRA) from error
+    datasets.disable_progress_bars()
     try:
-        rows: Any = load_from_disk(str(path))
-    except Exception as error:  # a damaged folder makes the library raise various errors
-        raise UserError(f"{path}: datasets cannot load it: {type(error).__name__}: {error}") from error
+        return load(datasets)
+    except Exception as error:  # a damaged file makes the library raise various errors, in turn caused by others
+        cause = error.__cause__ or error
+        text = " ".join(str(cause).split())[:300]
+        raise UserError(f"{path}: datasets cannot load it: {type(cause).__name__}: {text}") from error
+
+
+def _numbered(rows: Iterable[Mapping[str, Any]], path: Path) -> Iterator[Row | BadRow]:
     for number, values in enumerate(rows, start=1):
         yield Row(number=number, place=f"{path}, row {number}", values=values)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
+from rlinf.hub import fetch_model, hub_name
 from rlinf_sched import ProfileError
 from rlinf_sched.derive import MEAN_SHARE_OF_LIMIT, Adapter, JobShape, Lengths, ModelShape, resolve_model
 from rlinf_workers.trainers import DTYPE_BYTES
@@ -64,8 +65,17 @@ def shape_of(config: ReasoningConfig, num_words: int) -> ModelShape | None:
 
 
 def named_shape(path: Path) -> ModelShape:
-    """The shape of the model in a folder, or of the public model whose name a path ends with. Raises: ProfileError."""
-    return resolve_model(path if path.is_dir() else path.name)
+    """The shape of the model in a folder or on the Hub; a few public models are known without a network.
+
+    Raises: ProfileError, and UserError for a name on the Hub that cannot be read.
+    """
+    name = hub_name(path)
+    if name is None:
+        return resolve_model(path if path.is_dir() else path.name)
+    try:
+        return resolve_model(name.repo.partition("/")[2])
+    except ProfileError:
+        return resolve_model(fetch_model(name, "model.path", config_only=True))
 
 
 def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | None:
