@@ -235,8 +235,8 @@ MISTAKES = [
         line=GSM8K.replace("[train.jsonl]", "[]"), says="--task.train_files=[]; allowed: a list with at least 1 entries"
     ),
     Mistake(
-        line=GSM8K + " --task.prompt_field queston",
-        says="hint: say which columns of the file hold problem and answer: --task.prompt_field question",
+        line=GSM8K + " --task.columns.prompt queston",
+        says="hint: say which columns of the file hold problem and answer: --task.columns.prompt question",
     ),
     Mistake(
         line=GSM8K + " --task.prompt_template {queston}",

@@ -14,7 +14,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.schema import SHIPPED, json_schema
 from rlinf.errors import UserError
 
-GSM8K = ["--model.path=some/model", "--task.train_files=[train.jsonl]", "--task.eval_files=[test.jsonl]"]
+GSM8K = ["--model.path=some/deep/model", "--task.train_files=[train.jsonl]", "--task.eval_files=[test.jsonl]"]
 RECIPES = sorted(shipped_recipes())
 
 
@@ -84,7 +84,7 @@ def test_gsm8k_says_which_overrides_to_give():
 def test_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     values = load("gsm8k-grpo").model_dump()
-    assert values["model"]["path"] == tmp_path / "some" / "model"
+    assert values["model"]["path"] == tmp_path / "some" / "deep" / "model"
     assert values["task"]["train_files"] == (tmp_path / "train.jsonl",)
 
 

@@ -1,13 +1,14 @@
 """Problems from files: bad rows, templates, prompts that are too long, and a stream that resumes exactly."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlinf.config.tasks import FilesTask
+from rlinf.config.tasks import ColumnsConfig, FilesTask
 from rlinf.errors import UserError
 from rlinf.tasks import TaskProblem, make_task
 from rlinf.tasks.files import FileProblems
@@ -54,13 +55,13 @@ def task(train: Path, evaluate: Path, **options: Any) -> FileProblems:
 
 def test_bad_rows_stop_with_file_and_line(files):
     path = files("train.jsonl", [*GOOD[:2], *BAD, *BAD])
-    read = Columns(question="question", answer="answer")
+    read = Columns(question=None, answer=None)
     with pytest.raises(UserError) as caught:
         load_problems(path, read, str, on_bad_row="stop")
     lines = str(caught.value).splitlines()
     assert [line.partition(": ")[0] for line in lines[:4]] == [f"{path}:{n}" for n in (3, 4, 5, 7)]
     assert "not a JSON object" in lines[0]
-    assert "no field 'answer'; the row has 'question'" in lines[1]
+    assert "no field 'answer' or another usual name of it; the row has 'question'" in lines[1]
     assert "field 'question' is empty" in lines[2]
     assert lines[5:] == [
         "and 1 more bad rows in that file",
@@ -71,13 +72,13 @@ def test_bad_rows_stop_with_file_and_line(files):
 def test_a_problem_that_no_tokenizer_can_read_is_a_bad_row(files):
     long = {"question": "x" * (MAX_CHARACTERS + 1), "answer": "1"}
     path = files("train.jsonl", [long, {"question": "a \ud800", "answer": "1"}, GOOD[0]])
-    loaded = load_problems(path, Columns(question="question", answer="answer"), str, on_bad_row="skip")
+    loaded = load_problems(path, Columns(question=None, answer=None), str, on_bad_row="skip")
     assert [problem.number for problem in loaded.problems] == [3] and loaded.num_found == 2
     assert f"{path}:1: the problem has 4,194,305 characters; at most 4,194,304 are read" in loaded.notes[0]
     with pytest.raises(
         UserError, match=r"train\.jsonl:2: field 'question' holds '.ud800', which is half of a character"
     ):
-        load_problems(path, Columns(question="question", answer="answer"), str, on_bad_row="stop")
+        load_problems(path, Columns(question=None, answer=None), str, on_bad_row="stop")
 
 
 def test_bad_rows_are_skipped_and_counted(files):
@@ -105,22 +106,18 @@ def test_a_file_without_a_good_row_is_refused(files):
 @pytest.mark.parametrize(
     ("row", "flags"),
     [
-        ({"prompt": "p", "completion": "c"}, "--task.prompt_field prompt --task.answer_field completion"),
-        (
-            {"Problem": "p", "id": 1, "Ground_Truth": "c"},
-            "--task.prompt_field Problem --task.answer_field Ground_Truth",
-        ),
-        ({"question": "p", "final_answer": "c", "id": 3}, "--task.answer_field final_answer"),
-        ({"answer": "p", "q": "c"}, "--task.prompt_field q"),
-        ({"answer": "p", "question ": "c"}, "--task.prompt_field 'question '"),
-        ({"a": "p", "b": "c", "c": "d"}, "--task.prompt_field COLUMN --task.answer_field COLUMN"),
+        ({"prompt": "p", "completion": "c"}, "--task.columns.answer completion"),
+        ({"Problem": "p", "id": 1, "Label": "c"}, "--task.columns.answer Label"),
+        ({"answer": "p", "q": "c"}, "--task.columns.prompt q"),
+        ({"answer": "p", "question ": "c"}, "--task.columns.prompt 'question '"),
+        ({"a": "p", "b": "c", "c": "d"}, "--task.columns.prompt COLUMN --task.columns.answer COLUMN"),
         ({"data": [{"question": "p", "answer": "c"}]}, None),
     ],
 )
 def test_columns_with_other_names_are_named_in_the_hint(files, row: dict[str, Any], flags: str | None):
     path = files("train.jsonl", [row, row])
     with pytest.raises(UserError) as caught:
-        load_problems(path, Columns(question="question", answer="answer"), str, on_bad_row="stop")
+        load_problems(path, Columns(question=None, answer=None), str, on_bad_row="stop")
     hint = f"say which columns of the file hold problem and answer: {flags}" if flags else "mend the file, or leave"
     assert caught.value.hint is not None and caught.value.hint.startswith(hint)
 
@@ -128,8 +125,68 @@ def test_columns_with_other_names_are_named_in_the_hint(files, row: dict[str, An
 def test_a_template_takes_question_for_a_column_of_any_name(files):
     train = files("train.jsonl", [{"my problem": "1+1", "answer": "2"}])
     test = files("test.jsonl", [{"my problem": "1+2", "answer": "3"}])
-    file_problems = task(train, test, prompt_field="my problem", prompt_template="Q: {question} {{}}")
+    file_problems = task(train, test, columns=ColumnsConfig(prompt="my problem"), prompt_template="Q: {question} {{}}")
     assert file_problems.train_problem(0).prompt == "Q: 1+1 {}"
+
+
+# -- the shapes of rows --------------------------------------------------------------------------------------------
+
+CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
+TURNS = (("system", "be brief"), ("user", "1+1"))
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "turns", "answer"),
+    [
+        ({"Problem": "p", "id": 1, "Ground_Truth": 7}, "p", (), "7"),
+        ({"question": "p", "final_answer": "c", "solution": "no"}, "p", (), "c"),
+        ({"problem": "p", "solution": "so \\boxed{4}."}, "p", (), "4"),
+        ({"prompt": CHAT[1:], "answer": "2"}, "1+1", TURNS[1:], "2"),
+        ({"messages": [*CHAT, {"role": "assistant", "content": "2"}]}, "system: be brief\n\nuser: 1+1", TURNS, "2"),
+        ({"conversations": [{"from": "human", "value": "1+1"}, {"from": "gpt", "value": "2"}]}, "1+1", TURNS[1:], "2"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "text", "text": "1+1"}]}], "answer": 2},
+            "1+1",
+            TURNS[1:],
+            "2",
+        ),
+        (  # verl
+            {"data_source": "x", "prompt": CHAT[1:], "reward_model": {"style": "rule", "ground_truth": "2"}},
+            "1+1",
+            TURNS[1:],
+            "2",
+        ),
+    ],
+)
+def test_usual_columns_are_recognized(files, row: dict[str, Any], prompt: str, turns: Any, answer: str):
+    loaded = load_problems(files("train.jsonl", [row]), Columns(question=None, answer=None), str, on_bad_row="stop")
+    (problem,) = loaded.problems
+    assert (problem.prompt, problem.turns, problem.answer, problem.row) == (prompt, turns, answer, row)
+
+
+@pytest.mark.parametrize(
+    ("turns", "says"),
+    [
+        ([], "the chat asks nothing"),
+        ([{"role": "system", "content": "x"}], "the chat asks nothing: it has no turn of a user"),
+        ([{"role": "user", "content": ""}], "turn 1, of the user, has no text"),
+        ([{"content": "x"}], "turn 1 has no role; it has 'content'"),
+        (["x"], 'turn 1 must be an object, is "x"'),
+        ([{"role": "user", "content": [{"type": "image"}]}], "turn 1 has parts of type 'image'"),
+    ],
+)
+def test_a_chat_that_cannot_be_asked_is_a_bad_row(files, turns: Any, says: str):
+    path = files("train.jsonl", [{"prompt": turns, "answer": "2"}])
+    with pytest.raises(UserError, match=re.escape(f"{path}:1: field 'prompt': {says}")):
+        load_problems(path, Columns(question=None, answer=None), str, on_bad_row="stop")
+
+
+def test_rewards_that_compare_with_nothing_need_no_answer(files):
+    path = files("train.jsonl", [{"prompt": "p", "topic": "t"}])
+    read = Columns(question=None, answer=None, needs_answer=False)
+    assert load_problems(path, read, str, on_bad_row="stop").problems[0].answer == ""
+    with pytest.raises(UserError, match="no field 'answer' or another"):
+        load_problems(path, Columns(question=None, answer=None), str, on_bad_row="stop")
 
 
 # -- the stream ----------------------------------------------------------------------------------------------------
@@ -227,6 +284,14 @@ def test_a_chat_prompt_ends_where_the_assistant_begins():
     assert (
         PromptEncoder(tokenizer(CHAT_TEMPLATE), chat=True, options={"short": True}).text("x") == "<user>x<assistant>!"
     )
+
+
+def test_turns_keep_their_own_system_prompt_and_need_a_template():
+    encoder = PromptEncoder(tokenizer(CHAT_TEMPLATE), chat=True, system_prompt="be brief")
+    assert encoder.text((("user", "2 + 2?"),)) == encoder.text("2 + 2?")
+    assert encoder.text((("system", "sums"), ("user", "1"))) == "<system>sums<user>1<assistant>"
+    with pytest.raises(UserError, match=r"the data hold the turns of chats, and prompts are plain\nhint: use a model"):
+        PromptEncoder(tokenizer()).encode((("user", "1"),))
 
 
 @pytest.mark.parametrize(

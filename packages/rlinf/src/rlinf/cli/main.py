@@ -31,6 +31,7 @@ COMMANDS = {
     "play": "play_command",
     "export": "export_command",
     "profile": "profile_command",
+    "data": "data_command",
     "plan": "plan_command",
     "check": "check_command",
     "config": "config_command",

@@ -22,6 +22,8 @@ RENAMED = {
     "sglang": "engine_options",
     "warm_start": "sft_warm_up",
     "environments": "venvs",
+    "task.prompt_field": "task.columns.prompt",
+    "task.answer_field": "task.columns.answer",
 }
 """Old dotted key -> new key; the key of a section renames all keys below it."""
 ABSENT = object()

@@ -169,3 +169,13 @@ class WeightedRewardConfig(Section):
 
 RewardConfig = Annotated[TermReward | WeightedRewardConfig, Field(discriminator="kind")]
 """Any reward's config."""
+
+COMPARING = ("exact", "numeric", "multiple_choice", "math", "code")
+
+
+def compares_with_answer(reward: RewardConfig) -> bool:
+    """Returns whether a reward compares completions with a reference answer. What a custom function does is its own
+    affair, so it does not need one."""
+    if isinstance(reward, WeightedRewardConfig):
+        return any(compares_with_answer(term.reward) for term in reward.terms.values())
+    return reward.kind in COMPARING

@@ -37,6 +37,23 @@ class AddTask(_Task):
     num_digits: int = Field(default=2, ge=1, le=32, description="Digits of each number.")
 
 
+class ColumnsConfig(Section):
+    """Names of columns; `outer.inner` for one inside another."""
+
+    prompt: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Column of the problem: text, or the turns of a chat. null: prompt, question, problem, messages or "
+        "another usual name, the first that a row has.",
+    )
+    answer: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Column of the reference answer. null: answer, ground_truth, reward_model.ground_truth or another "
+        "usual name, else the assistant's last turn; rewards that compare with nothing need none.",
+    )
+
+
 class FilesTask(_Task):
     """Problems from data files or from data sets on the Hugging Face Hub; GSM8K for example."""
 
@@ -57,12 +74,11 @@ class FilesTask(_Task):
         "A file under the name of a published set (aime24, math500, ...) has that set's columns, others those of the "
         "other files.",
     )
-    prompt_field: str = Field(default="question", description="Field of a row that holds the problem.")
-    answer_field: str = Field(default="answer", description="Field of a row that holds the reference answer.")
+    columns: ColumnsConfig = Field(default=ColumnsConfig(), description="Where a row has its problem and its answer.")
     prompt_template: str = Field(
         default="{question}\n",
-        description="Prompt given to the model, including the instruction, with {question}, or the prompt_field in "
-        "braces, where the problem goes.",
+        description="Prompt given to the model, including the instruction, with {question}, or columns.prompt in "
+        "braces, where the problem goes. Not used for problems that are chats.",
     )
     prompt_format: Literal["auto", "plain", "chat"] = Field(
         default="auto",
@@ -90,7 +106,9 @@ class FilesTask(_Task):
     )
 
     def conflicts(self) -> Iterator[Conflict]:
-        yield from template_conflicts(self.prompt_template, self.prompt_field, "task.prompt_template", "prompt_field")
+        yield from template_conflicts(
+            self.prompt_template, self.columns.prompt or "question", "task.prompt_template", "columns.prompt"
+        )
         if self.prompt_format == "plain":
             yield from chat_conflicts(self.system_prompt, self.chat_options, "task.")
 

@@ -63,7 +63,7 @@ def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
     limit = _prompt_limit(config, model)
     encoder = make_encoder(config, model.tokenizer, model.folder)
     sets = tuple(_benchmark(config, name, published[name], encoder, limit, model.max_positions) for name in published)
-    longest = max(max(encoder.num_tokens([problem.prompt for problem in one.problems])) for one in sets)
+    longest = max(max(encoder.num_tokens([problem.content for problem in one.problems])) for one in sets)
     return Benchmarks(sets=sets, encoder=encoder, max_prompt_tokens=max(1, min(longest, limit)))
 
 
@@ -131,7 +131,7 @@ def _benchmark(
         else "",
     )
     problems, notes = fitted.problems, [*loaded.notes, *fitted.notes]
-    if num_unknown := encoder.num_with_unknown([problem.prompt for problem in problems]):
+    if num_unknown := encoder.num_with_unknown([problem.content for problem in problems]):
         notes.append(
             f"{title}: the tokenizer has no token for some of the text of {num_unknown} of {len(problems)} prompts"
         )

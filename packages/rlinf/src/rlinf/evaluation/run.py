@@ -276,7 +276,10 @@ def _rows(benchmark: str, problem: TaskProblem, group: ScoredGroup, encoder: Pro
     samples = group.samples
     assert samples.truncated is not None, "the engine says which completions did not end"
     lengths, truncated = samples.loss_mask.sum(-1).int().tolist(), samples.truncated.tolist()
-    prompt, was_cut = encoder.text(problem.prompt), len(encoder.encode(problem.prompt)) > len(samples.prompt.token_ids)
+    prompt, was_cut = (
+        encoder.text(problem.content),
+        len(encoder.encode(problem.content)) > len(samples.prompt.token_ids),
+    )
     return [
         {
             "benchmark": benchmark,

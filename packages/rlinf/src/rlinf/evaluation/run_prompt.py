@@ -73,7 +73,7 @@ def _prompt_of(run: ReasoningConfig, tokenizer: Any) -> tuple[str, dict[str, Any
     task = run.task
     if not isinstance(task, FilesTask):
         return "{question}", {"prompt_format": "plain", "system_prompt": None, "chat_options": {}}
-    template = task.prompt_template.replace("{" + task.prompt_field + "}", "{question}")
+    template = task.prompt_template.replace("{" + (task.columns.prompt or "question") + "}", "{question}")
     prompt_format = "chat" if is_chat(task.prompt_format, tokenizer) else "plain"
     settings = {"system_prompt": task.system_prompt, "chat_options": dict(task.chat_options)}
     return template, {"prompt_format": prompt_format, **settings}

@@ -44,10 +44,10 @@ class PromptMaker:
     def __call__(self, index: int, problem: TaskProblem) -> Prompt:
         return Prompt(
             index=index,
-            token_ids=torch.tensor(self.encoder.encode(problem.prompt, self.max_tokens)),
+            token_ids=torch.tensor(self.encoder.encode(problem.content, self.max_tokens)),
             reference_answer=problem.answer,
             text=problem.prompt,
-            opening=self.encoder.opening(problem.prompt),
+            opening=self.encoder.opening(problem.content),
             row_json=problem.row_json if self.sends_rows else None,
         )
 

@@ -10,12 +10,15 @@ from rlinf.tasks.files import FileProblems
 __all__ = ["TaskProblem", "Task", "make_task"]
 
 
-def make_task(config: SortTask | AddTask | FilesTask, seed: int) -> Task:
+def make_task(config: SortTask | AddTask | FilesTask, seed: int, *, needs_answer: bool = True) -> Task:
     """Creates the task of a config.
+
+    Args:
+        needs_answer: whether the reward compares completions with an answer, so that every row must have one.
 
     Raises: UserError for a data file that is missing or of another format, and for bad rows with `on_bad_row: stop`.
     """
     if isinstance(config, FilesTask):
-        return FileProblems(config, seed)
+        return FileProblems(config, seed, needs_answer=needs_answer)
     draw = sort_digits if isinstance(config, SortTask) else add_digits
     return GeneratedTask(draw, config.num_digits, config.num_held_out, seed)

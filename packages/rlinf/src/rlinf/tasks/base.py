@@ -8,19 +8,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+Turns = tuple[tuple[str, str], ...]
+"""Role and text of each turn of a chat, the last of which is not the assistant's."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskProblem:
-    """One problem as text."""
+    """One problem as text, or as the turns of a chat."""
 
     prompt: str
+    """The text; of a chat all its turns, for people and rewards to read."""
     answer: str
+    """The reference answer; empty for a reward that needs none."""
+    turns: Turns = ()
+    """The chat that the model is to answer; empty for a plain prompt."""
     place: str = ""
     """Its place in a file, `file.jsonl:12`; empty for generated problems."""
     number: int = 0
     """Row number in the file, from 1."""
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """All columns of its row; empty for generated problems."""
+
+    @property
+    def content(self) -> str | Turns:
+        """What is encoded as the prompt."""
+        return self.turns or self.prompt
 
     @property
     def fingerprint(self) -> bytes:

@@ -9,10 +9,16 @@ from pathlib import Path
 
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
-from rlinf.tasks.base import TaskProblem
+from rlinf.tasks.base import Sifted, TaskProblem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import published_set
 from rlinf.tasks.questions import Columns, QuestionReader, load_problems
+
+
+def read_problems(config: FilesTask, source: Path, read: QuestionReader) -> Sifted:
+    """Returns the problems of a source as the task's settings say. Raises: UserError."""
+    to_prompt = template_of(config.prompt_template, config.columns.prompt or "question")
+    return load_problems(source, read, to_prompt, on_bad_row=config.on_bad_row)
 
 
 class FileProblems:
@@ -21,8 +27,8 @@ class FileProblems:
 
     alphabet = None
 
-    def __init__(self, config: FilesTask, seed: int) -> None:
-        self._config = config
+    def __init__(self, config: FilesTask, seed: int, *, needs_answer: bool = True) -> None:
+        self._config, self._needs_answer = config, needs_answer
         self._seed = seed
         self.notes: list[str] = []
         self._sets = {
@@ -89,12 +95,16 @@ class FileProblems:
         config = self._config
         published = published_set(name)
         needs_number = config.answer_format == "gsm8k"
-        own = Columns(question=config.prompt_field, answer=config.answer_field, needs_number=needs_number)
-        read: QuestionReader = published.read if published else own
-        to_prompt = template_of(config.prompt_template, config.prompt_field)
+        columns = Columns(
+            question=config.columns.prompt,
+            answer=config.columns.answer,
+            needs_number=needs_number,
+            needs_answer=self._needs_answer,
+        )
+        read: QuestionReader = published.read if published else columns
         problems: list[TaskProblem] = []
         for path in paths:
-            loaded = load_problems(path, read, to_prompt, on_bad_row=config.on_bad_row)
+            loaded = read_problems(config, path, read)
             problems += loaded.problems
             self.notes += loaded.notes
         return problems

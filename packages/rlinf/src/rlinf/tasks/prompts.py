@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from rlinf.errors import UserError
-from rlinf.tasks.base import Sifted, TaskProblem
+from rlinf.tasks.base import Sifted, TaskProblem, Turns
 
 LongPrompts = Literal["stop", "keep_end", "drop"]
 
@@ -15,6 +15,8 @@ THINK = "<think>"
 MAX_OPENING = 64
 """Characters at the end of a prompt that are searched for an open `<think>`."""
 _THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
+
+SYSTEM_ROLES = ("system", "developer")
 
 BATCH = 512
 """Prompts tokenized at once."""
@@ -100,32 +102,43 @@ class PromptEncoder:
         begins = f"; each begins with {first}, as the tokenizer begins every text" if first else ""
         return f"plain prompts, the tokenizer has no chat template{begins}"
 
-    def text(self, prompt: str) -> str:
-        """Returns the text that the model reads, including special tokens."""
+    def text(self, prompt: str | Turns) -> str:
+        """Returns the text that the model reads, including special tokens.
+
+        Raises: UserError for the turns of a chat where prompts are plain.
+        """
         if not self.is_chat:
-            return prompt
+            return prompt if isinstance(prompt, str) else self._refuse_turns()
         return self._render(prompt, add_generation_prompt=True)
 
-    def _render(self, prompt: str, *, add_generation_prompt: bool) -> str:
-        messages = [*self._system, {"role": "user", "content": prompt}]
+    def _refuse_turns(self) -> NoReturn:
+        raise UserError(
+            "the data hold the turns of chats, and prompts are plain",
+            hint=f"use a model whose tokenizer has a chat template, with --{self._key} auto or chat",
+        )
+
+    def _render(self, prompt: str | Turns, *, add_generation_prompt: bool) -> str:
+        turns = (("user", prompt),) if isinstance(prompt, str) else prompt
+        system = [] if any(role in SYSTEM_ROLES for role, _ in turns) else self._system
+        messages = [*system, *({"role": role, "content": text} for role, text in turns)]
         try:
             return self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self._options
             )
         except Exception as error:  # templates are jinja2 programs and may raise any exception
-            what = "a system prompt" if self._system else "the prompt"
+            what = "a system prompt" if system else "the prompt"
             raise UserError(
                 f"{self._key}=chat: the tokenizer's chat template refuses {what}: {type(error).__name__}: {error}",
                 hint="leave the system prompt out, or use the plain format",
             ) from error
 
-    def opening(self, prompt: str) -> str:
+    def opening(self, prompt: str | Turns) -> str:
         """Returns the part of the completion that the prompt already contains: from `<think>` on in the template's
         assistant part, or at the end of a plain prompt; else empty.
 
         Example: "<think>\\n" for DeepSeek-R1's template, "<think>\\n\\n</think>\\n\\n" for Qwen3 without thinking.
         """
-        return self._opening if self.is_chat else _begun(prompt)
+        return self._opening if self.is_chat else _begun(self.text(prompt))
 
     def _chat_opening(self) -> str:
         """Returns the opening of chat prompts, which is the same for every prompt."""
@@ -133,7 +146,7 @@ class PromptEncoder:
         turn = text[len(user) :] if text.startswith(user) else ""
         return turn[turn.index(THINK) :] if THINK in turn else _begun(text)
 
-    def encode(self, prompt: str, max_tokens: int | None = None) -> list[int]:
+    def encode(self, prompt: str | Turns, max_tokens: int | None = None) -> list[int]:
         """Returns token ids. A prompt longer than `max_tokens` loses its beginning, but not the begin tokens."""
         token_ids = next(self._encode_all([prompt]))
         if max_tokens is None or len(token_ids) <= max_tokens:
@@ -141,16 +154,16 @@ class PromptEncoder:
         first = self._first if max_tokens > len(self._first) else []
         return [*first, *token_ids[len(token_ids) - max_tokens + len(first) :]]
 
-    def num_tokens(self, prompts: Sequence[str]) -> list[int]:
+    def num_tokens(self, prompts: Sequence[str | Turns]) -> list[int]:
         """Returns the length of each prompt in tokens."""
         return [len(token_ids) for token_ids in self._encode_all(prompts)]
 
-    def num_with_unknown(self, prompts: Sequence[str]) -> int:
+    def num_with_unknown(self, prompts: Sequence[str | Turns]) -> int:
         """Counts the prompts with text that the tokenizer has no token for."""
         unknown = self._tokenizer.unk_token_id
         return 0 if unknown is None else sum(unknown in token_ids for token_ids in self._encode_all(prompts))
 
-    def _encode_all(self, prompts: Sequence[str]) -> Iterator[list[int]]:
+    def _encode_all(self, prompts: Sequence[str | Turns]) -> Iterator[list[int]]:
         for texts in _batches(map(self.text, prompts)):
             for token_ids in self._tokenizer(texts, add_special_tokens=False)["input_ids"]:
                 has_first = token_ids[: len(self._first)] == self._first  # the text itself may contain them
@@ -191,7 +204,7 @@ def fit_prompts(
         reason: where the limit comes from.
     Raises: UserError.
     """
-    lengths = encoder.num_tokens([problem.prompt for problem in problems])
+    lengths = encoder.num_tokens([problem.content for problem in problems])
     fitting = [problem for problem, length in zip(problems, lengths, strict=True) if length <= max_prompt_tokens]
     num_long = len(problems) - len(fitting)
     if not num_long:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rlinf.errors import UserError
-from rlinf.tasks.base import Sifted, TaskProblem
+from rlinf.tasks.base import Sifted, TaskProblem, Turns
 from rlinf.tasks.row_files import BadRow, Row, listed, read_rows
 
 MAX_SHOWN = 5
@@ -22,11 +22,13 @@ MAX_SHOWN = 5
 MAX_CHARACTERS = 1 << 22
 """Maximum length of a problem, about a million tokens; tokenizers need 200 times the memory of a text."""
 
-USUAL_NAMES = (
-    ("prompt", "question", "problem", "query", "instruction", "input", "text"),
-    ("answer", "ground_truth", "solution", "completion", "response", "output", "target", "label", "reference"),
-)
-"""Names of problem and answer columns, most common first."""
+PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations", "query", "instruction", "input", "text")
+ANSWER_COLUMNS = ("answer", "ground_truth", "reward_model.ground_truth", "final_answer", "expected_answer", "solution")
+"""Names of the columns of problem and answer, for data whose columns are not named by the settings."""
+FURTHER_ANSWERS = ("completion", "response", "output", "target", "label", "reference")
+"""Columns that may be the answer, so that a message names them."""
+ROLES = {"human": "user", "gpt": "assistant"}
+"""Role of a turn in the format of ShareGPT -> role in chat templates."""
 
 
 class RowError(ValueError):
@@ -39,6 +41,8 @@ class Question:
 
     text: str
     answer: str
+    turns: Turns = ()
+    """The question as a chat; then `text` holds all its turns."""
 
 
 QuestionReader = Callable[[Mapping[str, Any]], Question]
@@ -47,39 +51,94 @@ QuestionReader = Callable[[Mapping[str, Any]], Question]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Reads question and answer from two columns."""
+    """Reads question and answer from two columns. A question is text, or the turns of a chat: a last turn of the
+    assistant is the answer where no column is."""
 
-    question: str
-    answer: str
+    question: str | None
+    """Name of a column, `outer.inner` for one inside another; None: the first of `PROMPT_COLUMNS` that the row has."""
+    answer: str | None
+    """The same, of `ANSWER_COLUMNS`."""
     needs_number: bool = False
     """Whether the answer must contain a number, as GSM8K's `#### 42`."""
-    keys: tuple[str, str] = ("task.prompt_field", "task.answer_field")
+    needs_answer: bool = True
+    """Whether a row without an answer is a bad row."""
+    keys: tuple[str, str] = ("task.columns.prompt", "task.columns.answer")
     """The settings that name the two columns."""
 
     def __call__(self, values: Mapping[str, Any]) -> Question:
-        missing = [name for name in (self.question, self.answer) if name not in values]
-        if missing:
-            raise RowError(f"no field {listed(missing)}; the row has {listed(sorted(map(str, values)))}")
-        question, answer = text_of(values, self.question), text_of(values, self.answer)
+        question = self._column(values, self.question, PROMPT_COLUMNS)
+        answer = self._column(values, self.answer, ANSWER_COLUMNS, is_needed=self.answer is not None)
+        assert question is not None, "it is needed"
+        value = value_at(values, question)
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            turns, last = turns_of(value, question)
+        else:
+            turns, last = (), None
+        if answer is not None:
+            text = text_of(values, answer)
+            if self.answer is None and answer.casefold() == "solution":
+                from rlinf_algos.rewards import last_boxed
+
+                text = last_boxed(text) or text
+        elif last is not None:
+            text = last
+        elif self.needs_answer:
+            raise RowError(_absent(values, ANSWER_COLUMNS))
+        else:
+            text = ""
         if self.needs_number:
-            check_number(answer, self.answer)
-        return Question(text=question, answer=answer)
+            check_number(text, answer or question)
+        if turns:
+            dialogue = turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
+            return Question(text=dialogue, answer=text, turns=turns)
+        return Question(text=text_of(values, question), answer=text)
+
+    def columns_of(self, values: Mapping[str, Any]) -> dict[str, str | None]:
+        """Returns the names of the columns of prompt and answer in a row; None for one that it does not have."""
+        return {
+            "prompt": self._column(values, self.question, PROMPT_COLUMNS, is_needed=False),
+            "answer": self._column(values, self.answer, ANSWER_COLUMNS, is_needed=False),
+        }
+
+    @staticmethod
+    def _column(
+        values: Mapping[str, Any], name: str | None, usual: Sequence[str], *, is_needed: bool = True
+    ) -> str | None:
+        """The column's name. Raises: RowError where it is needed and absent."""
+        if name is not None:
+            if value_at(values, name) is not ABSENT:
+                return name
+            if not is_needed:
+                return None
+            raise RowError(f"no field {name!r}; the row has {listed(sorted(map(str, values)))}")
+        names = {str(column).casefold(): str(column) for column in reversed(list(values))}
+        candidates = [names.get(one, one) for one in usual]
+        present = [one for one in candidates if value_at(values, one) not in (ABSENT, None)]
+        if is_needed and not present:
+            raise RowError(_absent(values, usual))
+        return present[0] if present else None
 
     def hint(self, values: Mapping[str, Any]) -> str | None:
         """Returns a hint for rows whose columns have other names; None if both columns exist."""
-        names = {str(name): str(name).casefold() for name in values if name not in (self.question, self.answer)}
+        recognized = tuple(self.columns_of(values).values())
+        names = {str(name): str(name).casefold() for name in values if name not in recognized}
         flags = []
-        for key, column, usual in zip(self.keys, (self.question, self.answer), USUAL_NAMES, strict=True):
-            if column in values:
+        usual = (PROMPT_COLUMNS, (*ANSWER_COLUMNS, *FURTHER_ANSWERS))
+        for key, column, words in zip(self.keys, recognized, usual, strict=True):
+            if column is not None:
                 continue
-            likely = [name for word in usual for name in names if names[name] == word]
-            likely += [name for name in names if any(word in names[name] for word in usual)]
+            likely = [name for word in words for name in names if names[name] == word]
+            likely += [name for name in names if any(word in names[name] for word in words)]
             likely += list(names)[:1] if len(names) == 1 else []
             flags.append(f"--{key} {shlex.quote((likely or ['COLUMN'])[0])}")
             names = {name: folded for name, folded in names.items() if name not in likely[:1]}
         if not flags or len(values) < 2:
             return None
         return f"say which columns of the file hold problem and answer: {' '.join(flags)}"
+
+
+def _absent(values: Mapping[str, Any], usual: Sequence[str]) -> str:
+    return f"no field {usual[0]!r} or another usual name of it; the row has {listed(sorted(map(str, values)))}"
 
 
 def load_problems(
@@ -130,7 +189,7 @@ def text_of(values: Mapping[str, Any], name: str) -> str:
 
     Raises: RowError for anything but text and finite numbers.
     """
-    value = values[name]
+    value = value_at(values, name)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise RowError(f"field {name!r} must be text or a number, is {json.dumps(value, default=str)[:60]}")
     if isinstance(value, float) and not math.isfinite(value):
@@ -143,6 +202,48 @@ def text_of(values: Mapping[str, Any], name: str) -> str:
     except UnicodeEncodeError as error:
         raise RowError(f"field {name!r} holds {text[error.start]!r}, which is half of a character") from None
     return text
+
+
+ABSENT = object()
+
+
+def value_at(values: Mapping[str, Any], name: str) -> Any:
+    """Returns the value of a column, or of `outer.inner`; `ABSENT` if the row has none."""
+    if name in values:
+        return values[name]
+    outer, dot, inner = name.partition(".")
+    below = values.get(outer) if dot else None
+    return value_at(below, inner) if isinstance(below, Mapping) else ABSENT
+
+
+def turns_of(value: Sequence[Any], name: str) -> tuple[Turns, str | None]:
+    """Returns the turns of a chat up to the last that is not the assistant's, and the assistant's answer to them.
+
+    Args:
+        value: turns with `role` and `content`, whose content may be a list of parts of type "text", or with `from` and
+            `value`.
+        name: the column, for messages.
+    Raises: RowError.
+    """
+    turns: list[tuple[str, str]] = []
+    for number, turn in enumerate(value, start=1):
+        if not isinstance(turn, Mapping):
+            raise RowError(f"field {name!r}: turn {number} must be an object, is {json.dumps(turn, default=str)[:60]}")
+        role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+        if not isinstance(role, str):
+            raise RowError(f"field {name!r}: turn {number} has no role; it has {listed(sorted(map(str, turn)))}")
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            kinds = {str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__ for part in content}
+            if kinds - {"text"}:
+                raise RowError(f"field {name!r}: turn {number} has parts of type {listed(sorted(kinds - {'text'}))}")
+            content = "".join(str(part["text"]) for part in content)
+        if not isinstance(content, str) or not content.strip():
+            raise RowError(f"field {name!r}: turn {number}, of the {role}, has no text")
+        turns.append((ROLES.get(role, role), content))
+    last = turns.pop()[1] if turns and turns[-1][0] == "assistant" else None
+    if not turns or turns[-1][0] in ("system", "developer", "assistant"):
+        raise RowError(f"field {name!r}: the chat asks nothing: it has no turn of a user")
+    return tuple(turns), last
 
 
 def check_number(answer: str, name: str) -> None:
@@ -166,5 +267,10 @@ def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) ->
         what = f"the problem has {len(question.text):,} characters; at most {MAX_CHARACTERS:,} are read"
         return BadRow(number=row.number, place=row.place, what=what)
     return TaskProblem(
-        prompt=to_prompt(question.text), answer=question.answer, place=row.place, number=row.number, row=row.values
+        prompt=question.text if question.turns else to_prompt(question.text),
+        turns=question.turns,
+        answer=question.answer,
+        place=row.place,
+        number=row.number,
+        row=row.values,
     )

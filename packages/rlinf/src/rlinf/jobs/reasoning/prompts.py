@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from rlinf.config.reasoning import ReasoningConfig, SftWarmUpConfig
+from rlinf.config.rewards import compares_with_answer
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.jobs.generation import PromptMaker, make_encoder
@@ -33,7 +34,8 @@ class PromptSource:
     @cached_property
     def unfitted_task(self) -> Task:
         """The task before `task.long_prompts` is applied."""
-        return make_task(self._config.task, self._config.seed)
+        reward = self._config.reward
+        return make_task(self._config.task, self._config.seed, needs_answer=compares_with_answer(reward))
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -94,7 +96,7 @@ class PromptSource:
         rows, masks = [], []
         for index in range(first, first + settings.batch_size):
             problem = self.task.train_problem(index)
-            prompt = self.encoder.encode(problem.prompt)
+            prompt = self.encoder.encode(problem.content)
             answer = self.tokenizer(problem.answer, add_special_tokens=False)["input_ids"]
             rows.append(torch.tensor([*prompt, *answer, self.tokenizer.eos_token_id]))
             masks.append((torch.arange(len(rows[-1])) >= len(prompt)).float())
