@@ -21,10 +21,12 @@ from typing import Any
 
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
+from rlinf.hub import hub_name
 from rlinf.run_folder.checkpoints import writing_with_checksums
 from rlinf.run_folder.checksums import damage, file_digest
 from rlinf.run_folder.lock import FolderLock
 from rlinf.run_folder.manifest import processor_name, timestamp
+from rlinf.tasks.row_files import matching
 from rlinf_workers.launchers import Interpreter
 
 NUM_KEPT = 8
@@ -141,6 +143,7 @@ def _files(config: ReasoningConfig) -> list[Path]:
     named = [config.model.path] if config.model.path else []
     if task.kind == "files":
         named += [*task.train_files, *task.eval_files, *task.eval_sets.values()]
+    named = [file for path in named for file in (matching(path) if hub_name(path) is None else ())]  # or a commit
     files = [file for path in named for file in ([path] if path.is_file() else path.rglob("*"))]
     return sorted(file for file in files if file.is_file())
 
