@@ -28,9 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="module")
 def brief_search() -> Iterator[None]:
     """The planner times a tenth of the plans: for modules that ask for plans, and not for the best ones."""
-    from rlinf_sched.planner import polishing
+    from rlinf_sched.planner import improvement
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_MOST_SEARCHED", "_FEW_WALKED", "_ITEMS_SEARCHED"):
-            patch.setattr(polishing, name, getattr(polishing, name) // 10)
+            patch.setattr(improvement, name, getattr(improvement, name) // 10)
         yield

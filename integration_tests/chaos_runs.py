@@ -36,7 +36,7 @@ from command_line import (
     steps_done,
     worker_processes,
 )
-from held import Before, processes_below
+from process_resources import Before, processes_below
 from rlinf.cli.table import aligned
 
 RECIPE = "sort-grpo"

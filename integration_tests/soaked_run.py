@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from command_line import TINY_SORT, all_gone, command, environment, worker_processes
-from held import Before, Held, held_by, processes_below
+from process_resources import Before, ProcessResources, processes_below, resources_of
 
 RECIPE = "sort-grpo"
 EVERY_STEPS = 100
@@ -39,7 +39,7 @@ class Sample:
     """What the processes of the run held when so many steps were done."""
 
     steps_done: int
-    held: Mapping[str, Held]
+    held: Mapping[str, ProcessResources]
     """By the worker's name, or `driver`."""
 
 
@@ -92,7 +92,7 @@ def watch(process: subprocess.Popen, output: Path) -> tuple[list[Sample], dict[i
         workers = {pid: name for name, pid in worker_processes(output).items()}
         names |= dict.fromkeys(processes_below(process.pid), "beside the workers") | workers
         watched = {process.pid: "driver"} | workers
-        samples.append(Sample(steps_done, {n: held for pid, n in watched.items() if (held := held_by(pid))}))
+        samples.append(Sample(steps_done, {n: held for pid, n in watched.items() if (held := resources_of(pid))}))
         print(f"\r{steps_done} steps", end="", file=sys.stderr, flush=True)
         time.sleep(PERIOD_S)
     return samples, names
@@ -105,7 +105,7 @@ def judge(samples: Sequence[Sample], num_steps: int) -> list[str]:
         return [f"only {len(warm)} samples after the warm-up, and {MIN_SAMPLES} are needed: take more steps"]
     problems = []
     for name in warm[-1].held:
-        for field in fields(Held):
+        for field in fields(ProcessResources):
             first, last = ends(warm, name, field.name)
             allowed = first * (1 + MAX_GROWTH) if field.name == "rss_bytes" else first
             if last > allowed:
@@ -137,7 +137,7 @@ def table(samples: Sequence[Sample]) -> dict[str, dict[str, list[float]]]:
         parts = [mine[len(mine) * part // 10 : len(mine) * (part + 1) // 10] for part in range(10)]
         medians[name] = {
             field.name: [statistics.median(getattr(held, field.name) for held in part) for part in parts if part]
-            for field in fields(Held)
+            for field in fields(ProcessResources)
         }
     return medians
 

@@ -9,10 +9,10 @@ import pytest
 from command_line import RLINF, SHORT_PUSH, SHORT_SORT, environment, rows
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
-EXAMPLE = FOLDER / "own_flow.py"
+EXAMPLE = FOLDER / "custom_flow.py"
 
 
-def test_own_flow_is_short_and_gives_one_result_under_every_plan():
+def test_custom_flow_is_short_and_gives_one_result_under_every_plan():
     assert len(EXAMPLE.read_text().splitlines()) < 80
     outputs = {
         subprocess.run(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from held import Before, Held, held_by, processes_below
+from process_resources import Before, ProcessResources, processes_below, resources_of
 from rlinf_comm import Channel
 from soaked_run import Sample, compared, judge, soak
 
@@ -21,8 +21,10 @@ def samples(**growth: float) -> list[Sample]:
         Sample(
             step,
             {
-                "driver": Held(**start),
-                "actor/0": Held(**{name: int(value + step * growth.get(name, 0)) for name, value in start.items()}),
+                "driver": ProcessResources(**start),
+                "actor/0": ProcessResources(
+                    **{name: int(value + step * growth.get(name, 0)) for name, value in start.items()}
+                ),
             },
         )
         for step in range(0, MANY, 10)
@@ -46,7 +48,7 @@ def test_memory_that_grows_by_more_than_a_hundredth_is_told():
 
 
 def test_what_happens_in_the_warm_up_does_not_count():
-    small = Held(rss_bytes=1, num_descriptors=1, num_threads=1, num_segments=1)
+    small = ProcessResources(rss_bytes=1, num_descriptors=1, num_threads=1, num_segments=1)
     warm = [replace(one, held={**one.held, "driver": small}) if one.steps_done < 100 else one for one in samples()]
     assert judge(warm, MANY) == []
     assert "only 0 samples" in judge(samples(), 10 * MANY)[0]
@@ -57,9 +59,9 @@ def test_step_times_are_compared_after_the_warm_up():
 
 
 def test_this_process_is_seen(tmp_path):
-    before = held_by(os.getpid())
+    before = resources_of(os.getpid())
     channel = Channel.create("held")
-    after = held_by(os.getpid())
+    after = resources_of(os.getpid())
     assert before is not None and after is not None and after.num_segments == before.num_segments + 1
     assert channel.name == "held"
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -67,7 +69,7 @@ def test_this_process_is_seen(tmp_path):
     beginning = Before.now(tmp_path / "tmp")
     assert beginning.left({child.pid: "a child"}) == [f"process {child.pid} (a child)"]
     child.communicate()
-    assert held_by(child.pid) is None and beginning.left({child.pid: "a child"}) == []
+    assert resources_of(child.pid) is None and beginning.left({child.pid: "a child"}) == []
     (tmp_path / "tmp" / "left").touch()
     assert beginning.folders() == ["left"]
 

@@ -50,8 +50,8 @@ from rlinf_sched import (
     best_plan,
 )
 from rlinf_sched.plan import ALL_MODES
+from rlinf_sched.planner.placements import Placements, StagePlacement, devices_of, placements_of, shares_of
 from rlinf_sched.planner.plan_timer import PlanTimer
-from rlinf_sched.planner.spots import Spot, Spots, devices_of, shares_of, spots_of
 from rlinf_sched.profile import Batching
 
 GIB = 1 << 30
@@ -170,7 +170,7 @@ class Enumeration:
         shortest: the plans that were timed, the shortest first, at most `MOST_KEPT`.
     """
 
-    def __init__(self, problem: Problem, plans: Sequence[Spots], judged_by: Mapping[str, Any] = TYPICAL) -> None:
+    def __init__(self, problem: Problem, plans: Sequence[Placements], judged_by: Mapping[str, Any] = TYPICAL) -> None:
         self._problem = problem
         names = [stage.name for stage in problem.flow.stages]
         self._turns = [[names.index(name) for name in turn] for turn in problem.flow.turns()]
@@ -181,19 +181,19 @@ class Enumeration:
         self.step_s = PlanTimer(problem, plans[0], **judged_by).step_s
         self._options = [list(self._of_turn(turn)) for turn in self._turns]
         self._numbers = [
-            [np.array([self._of_option(turn, spots)[i] for spots in options]) for i in range(3)]
+            [np.array([self._of_option(turn, placements)[i] for placements in options]) for i in range(3)]
             for turn, options in zip(self._turns, self._options, strict=True)
         ]
         self.was_cut = False
         self._timed: dict[object, float] = {}
-        self.shortest: list[tuple[float, Spots]] = []
+        self.shortest: list[tuple[float, Placements]] = []
         self.best_s = math.inf
-        for spots in plans:
-            self._time(spots)
+        for placements in plans:
+            self._time(placements)
         self._draw = np.random.default_rng(0)
 
     @property
-    def best(self) -> Spots:
+    def best(self) -> Placements:
         return self.shortest[0][1]
 
     @property
@@ -222,19 +222,19 @@ class Enumeration:
                 return
             self._time(spots_of_row(i))
 
-    def _time(self, spots: Spots) -> None:
+    def _time(self, placements: Placements) -> None:
         """Plans that differ in the names of devices only are timed once."""
-        shares = shares_of(spots, [(1 << self._devices) - 1])
+        shares = shares_of(placements, [(1 << self._devices) - 1])
         counts = frozenset((share.stages, share.devices.bit_count()) for share in shares)
-        key = (*(spot[1:] for spot in spots), counts)
+        key = (*(placement[1:] for placement in placements), counts)
         if key not in self._timed:
-            step_s = self._timed[key] = self.step_s(spots)
+            step_s = self._timed[key] = self.step_s(placements)
             if len(self.shortest) < MOST_KEPT or step_s < self.shortest[-1][0]:
-                bisect.insort(self.shortest, (step_s, spots))
+                bisect.insort(self.shortest, (step_s, placements))
                 del self.shortest[MOST_KEPT:]
                 self.best_s = self.shortest[0][0]
 
-    def _all(self, changed: Sequence[int], base: Spots) -> tuple[np.ndarray, Callable[[int], Spots]]:
+    def _all(self, changed: Sequence[int], base: Placements) -> tuple[np.ndarray, Callable[[int], Placements]]:
         """What the busiest device of each plan computes that fits and may be shorter, and what the plan is."""
         chosen = np.zeros((1, 0), dtype=np.int32)
         busy, stays, works = (np.zeros((1, self._devices)) for _ in range(3))
@@ -254,12 +254,12 @@ class Enumeration:
             chosen = np.column_stack([chosen[before], option])
             busy, stays, works = (np.concatenate([keep[k] for keep in extended]) for k in (2, 3, 4))
 
-        def spots_of_row(row: int) -> Spots:
-            spots = list(base)
+        def spots_of_row(row: int) -> Placements:
+            placements = list(base)
             for turn, option in zip(changed, chosen[row].tolist(), strict=True):
-                for s, spot in zip(self._turns[turn], self._options[turn][option], strict=True):
-                    spots[s] = spot
-            return tuple(spots)
+                for s, placement in zip(self._turns[turn], self._options[turn][option], strict=True):
+                    placements[s] = placement
+            return tuple(placements)
 
         return busy.max(axis=1, initial=0.0), spots_of_row
 
@@ -274,15 +274,15 @@ class Enumeration:
         keeps = (new_busy.max(axis=2) < self.best_s) & ((new_stays + new_works) <= self._memory).all(axis=2)
         return *np.nonzero(keeps), new_busy[keeps], new_stays[keeps], new_works[keeps]
 
-    def _of_turn(self, stages: Sequence[int]) -> Iterator[Spots]:
+    def _of_turn(self, stages: Sequence[int]) -> Iterator[Placements]:
         """A stage, or those of a cycle: together or apart, with the same hand-over."""
-        for spots in itertools.product(*(self._of_stage(s) for s in stages)):
-            alike = len({(spot.granularity, spot.offload) for spot in spots}) == 1
-            pairs = itertools.combinations((spot.devices for spot in spots), 2)
+        for placements in itertools.product(*(self._of_stage(s) for s in stages)):
+            alike = len({(placement.granularity, placement.offload) for placement in placements}) == 1
+            pairs = itertools.combinations((placement.devices for placement in placements), 2)
             if alike and all(mine == other or not mine & other for mine, other in pairs):
-                yield spots
+                yield placements
 
-    def _of_stage(self, s: int) -> Iterator[Spot]:
+    def _of_stage(self, s: int) -> Iterator[StagePlacement]:
         sizes = (1, 4, self._problem.num_items if s in self._cycle else 0)
         offloads = (False, True) if self._problem.allow_offload else (False,)
         for first, last in itertools.combinations(range(self._devices + 1), 2):
@@ -290,36 +290,38 @@ class Enumeration:
                 num_ranks, left = divmod(last - first, instance.num_devices)
                 for size, offload in itertools.product(sizes, offloads):
                     if not left:
-                        yield Spot((1 << last) - (1 << first), num_ranks, size, offload)
+                        yield StagePlacement((1 << last) - (1 << first), num_ranks, size, offload)
 
-    def _of_option(self, stages: Sequence[int], spots: Sequence[Spot]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _of_option(
+        self, stages: Sequence[int], placements: Sequence[StagePlacement]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of one turn, for each device: seconds of computing if items were alike, bytes that stay, and bytes besides
         while it has its turn."""
         busy, stays, works = (np.zeros(self._devices) for _ in range(3))
-        for s, spot in zip(stages, spots, strict=True):
-            profile, width = self._profiles[s], spot.devices.bit_count() // spot.num_ranks
+        for s, placement in zip(stages, placements, strict=True):
+            profile, width = self._profiles[s], placement.devices.bit_count() // placement.num_ranks
             instance = next(one for one in profile.instances if one.num_devices == width)
-            share = -(-self._problem.num_items // spot.num_ranks)
+            share = -(-self._problem.num_items // placement.num_ranks)
             continuous = profile.batching == "continuous"
-            items = share if continuous else min(spot.granularity or self._problem.num_items, share)
-            all_items = self._problem.num_items * profile.rounds / spot.num_ranks
-            on = list(devices_of(spot.devices))
+            items = share if continuous else min(placement.granularity or self._problem.num_items, share)
+            all_items = self._problem.num_items * profile.rounds / placement.num_ranks
+            on = list(devices_of(placement.devices))
             # Dealt out unevenly, a device may have less than its share.
             busy[on] += 0.9 * instance.seconds(items) / items * all_items + instance.step_s
-            stays[on] += 0 if spot.offload else instance.state_bytes
-            works[on] += instance.item_work_bytes * items + (instance.state_bytes if spot.offload else 0)
+            stays[on] += 0 if placement.offload else instance.state_bytes
+            works[on] += instance.item_work_bytes * items + (instance.state_bytes if placement.offload else 0)
         return busy, stays, works
 
 
-def enumerated(problem: Problem) -> tuple[Spots, Enumeration] | None:
+def enumerated(problem: Problem) -> tuple[Placements, Enumeration] | None:
     """Today's plan, and what is known after a search around it; None where nothing fits."""
     try:
-        spots = spots_of(problem, best_plan(problem))
+        placements = placements_of(problem, best_plan(problem))
     except InfeasibleError:
         return None
-    everything = Enumeration(problem, [spots])
+    everything = Enumeration(problem, [placements])
     everything.search()
-    return spots, everything
+    return placements, everything
 
 
 def _parts(rows: np.ndarray, size: int) -> list[np.ndarray]:
@@ -343,8 +345,8 @@ class Known:
     """Whether more plans could have been shorter than were timed."""
 
     @property
-    def spots(self) -> Spots:
-        return tuple(Spot(*stage) for stage in self.plan)
+    def placements(self) -> Placements:
+        return tuple(StagePlacement(*stage) for stage in self.plan)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -377,28 +379,30 @@ def enumerate_into(path: Path, num_problems: int, seed: int, num_drawn: int) -> 
         searched = enumerated(problem)
         if searched is None:
             continue
-        plan_spots, everything = searched
+        plan_placements, everything = searched
         one = KnownProblem(
             number=number,
             flow=problem.flow.name,
             num_devices=problem.cluster.num_devices,
-            typical=_known(everything, plan_spots),
+            typical=_known(everything, plan_placements),
         )
         if len(known_problems) < num_drawn:
-            plan_spots = spots_of(problem, best_plan(problem, num_draws=NUM_DRAWS))
-            drawn = Enumeration(problem, [plan_spots, *(spots for _, spots in everything.shortest)], DRAWN)
+            plan_placements = placements_of(problem, best_plan(problem, num_draws=NUM_DRAWS))
+            drawn = Enumeration(
+                problem, [plan_placements, *(placements for _, placements in everything.shortest)], DRAWN
+            )
             drawn.search()
-            one.drawn = _known(drawn, plan_spots)
+            one.drawn = _known(drawn, plan_placements)
         known_problems.append(one)
         write(path, known_problems, {"seed": seed, "most_timed": MOST_TIMED})
         print(f"{len(known_problems)}/{num_problems}", one, flush=True)
 
 
-def _known(everything: Enumeration, spots: Spots) -> Known:
+def _known(everything: Enumeration, placements: Placements) -> Known:
     return Known(
         step_s=everything.best_s,
-        plan=[list(spot) for spot in everything.best],
-        found_by="planner" if everything.step_s(spots) < everything.best_s * (1 + _ROUNDING) else "enumeration",
+        plan=[list(placement) for placement in everything.best],
+        found_by="planner" if everything.step_s(placements) < everything.best_s * (1 + _ROUNDING) else "enumeration",
         num_timed=everything.num_timed,
         had_more=everything.was_cut,
     )
@@ -454,13 +458,13 @@ def compare(
         typical_plan = best_plan(problem)
         plan_s.append(time.process_time() - began_s)
         num_worse += also_alone and _is_worse_than_a_mode(problem, typical_plan)
-        typical_spots, best = spots_of(problem, typical_plan), by_number[number]
-        of_problem = {"typical": _gap(problem, typical_spots, best.typical, TYPICAL)}
+        typical_placements, best = placements_of(problem, typical_plan), by_number[number]
+        of_problem = {"typical": _gap(problem, typical_placements, best.typical, TYPICAL)}
         if also_drawn and best.drawn is not None:
-            for_draws = spots_of(problem, best_plan(problem, num_draws=NUM_DRAWS))
+            for_draws = placements_of(problem, best_plan(problem, num_draws=NUM_DRAWS))
             of_problem["drawn"] = _gap(problem, for_draws, best.drawn, DRAWN)
-            of_problem["typical on drawn"] = _over(problem, typical_spots, best.drawn.spots, DRAWN)
-            of_problem["drawn on others"] = _over(problem, for_draws, best.drawn.spots, FRESH)
+            of_problem["typical on drawn"] = _over(problem, typical_placements, best.drawn.placements, DRAWN)
+            of_problem["drawn on others"] = _over(problem, for_draws, best.drawn.placements, FRESH)
         for costs, gap in of_problem.items():
             gaps[costs].append(gap)
         print(number, problem.flow.name, f"{problem.cluster.num_devices} devices", of_problem, flush=True)
@@ -485,24 +489,24 @@ def _of_drawn(gaps: Mapping[str, Sequence[float]], known_problems: Iterable[Know
     }
 
 
-def _gap(problem: Problem, spots: Spots, best: Known, judged_by: Mapping[str, Any]) -> float:
+def _gap(problem: Problem, placements: Placements, best: Known, judged_by: Mapping[str, Any]) -> float:
     """Of a plan over the shortest known, which it becomes if it is shorter; both are timed anew."""
-    step_s, best.step_s = _steps_s(problem, (spots, best.spots), judged_by)
+    step_s, best.step_s = _steps_s(problem, (placements, best.placements), judged_by)
     gap = step_s / best.step_s - 1
     if gap < -_ROUNDING:
-        best.step_s, best.plan, best.found_by = step_s, [list(spot) for spot in spots], "planner"
+        best.step_s, best.plan, best.found_by = step_s, [list(placement) for placement in placements], "planner"
     return max(0.0, gap)
 
 
-def _over(problem: Problem, spots: Spots, best: Spots, judged_by: Mapping[str, Any]) -> float:
+def _over(problem: Problem, placements: Placements, best: Placements, judged_by: Mapping[str, Any]) -> float:
     """By what part of its step a plan is longer than the best; both are timed anew."""
-    step_s, best_s = _steps_s(problem, (spots, best), judged_by)
+    step_s, best_s = _steps_s(problem, (placements, best), judged_by)
     return step_s / best_s - 1
 
 
-def _steps_s(problem: Problem, plans: Sequence[Spots], judged_by: Mapping[str, Any]) -> list[float]:
+def _steps_s(problem: Problem, plans: Sequence[Placements], judged_by: Mapping[str, Any]) -> list[float]:
     timer = PlanTimer(problem, plans[0], **judged_by)
-    return [timer.step_s(spots) for spots in plans]
+    return [timer.step_s(placements) for placements in plans]
 
 
 def _summary(gaps: Sequence[float], known_plans: Sequence[Known]) -> dict[str, Any]:

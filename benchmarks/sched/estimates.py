@@ -21,11 +21,11 @@ from benchmarks.sched.random_graphs import random_graph
 
 from rlinf_sched import Problem, best_plan, simulate
 from rlinf_sched.plan import ALL_MODES
+from rlinf_sched.planner.improvement import affordable_plans, placements_of_candidate
 from rlinf_sched.planner.local_search import Found, LocalSearch
-from rlinf_sched.planner.polishing import affordable_plans, spots_of_candidate
+from rlinf_sched.planner.placements import Placements, StagePlacement, bits_of, plan_of
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.spots import Spot, Spots, bits_of, plan_of
 from rlinf_sched.planner.tree import shape
 
 STAGES = (5, 6, 7)
@@ -36,19 +36,19 @@ NUM_RANDOM = 10
 """Random plans of each graph that local search begins with."""
 
 
-def proposed(problem: Problem, num_each: int) -> Iterator[tuple[Spots, float, float]]:
+def proposed(problem: Problem, num_each: int) -> Iterator[tuple[Placements, float, float]]:
     """Of the search's best candidates of each mode the first of each way to share devices, best estimate first: where
     its stages are, and its step as estimated and as simulated."""
     pools, seen = pools_of(problem.cluster), set()
     for candidate in Search(problem, pools).best(ALL_MODES, num_each=num_each):
-        spots = spots_of_candidate(problem, pools, candidate)
-        if spots is not None and shape(candidate.tree) not in seen:
+        placements = placements_of_candidate(problem, pools, candidate)
+        if placements is not None and shape(candidate.tree) not in seen:
             seen.add(shape(candidate.tree))
-            proposal = plan_of(problem, spots, candidate.mode, "proposed by the search")
-            yield spots, candidate.step_s, simulate(problem, proposal).step_s
+            proposal = plan_of(problem, placements, candidate.mode, "proposed by the search")
+            yield placements, candidate.step_s, simulate(problem, proposal).step_s
 
 
-def random_spots(problem: Problem, draw: random.Random) -> Iterator[Spots]:
+def random_placements(problem: Problem, draw: random.Random) -> Iterator[Placements]:
     """Plans made at random: worker groups in random blocks, which share the devices out at random in whole nodes."""
     names = [stage.name for stage in problem.flow.stages]
     while True:
@@ -57,21 +57,21 @@ def random_spots(problem: Problem, draw: random.Random) -> Iterator[Spots]:
         cuts = sorted(draw.sample(range(1, NUM_DEVICES // 8), len(blocks) - 1))
         ends = [0, *(8 * cut for cut in cuts), NUM_DEVICES]
         devices = {block: range(ends[i], ends[i + 1]) for i, block in enumerate(blocks)}
-        spots = []
+        placements = []
         for name, block in zip(names, block_of, strict=True):
             span = draw.choice(problem.profile(name).instances).num_devices
             granularity = draw.choice([size % problem.num_items for size in problem.choices(name)])
             mine = devices[block]
-            spots.append(Spot(bits_of(mine), len(mine) // span, granularity, draw.random() < 0.3))
-        yield tuple(spots)
+            placements.append(StagePlacement(bits_of(mine), len(mine) // span, granularity, draw.random() < 0.3))
+        yield tuple(placements)
 
 
-def beaten_by(problem: Problem, starts: list[Spots], num_plans: int) -> list[Found]:
+def beaten_by(problem: Problem, starts: list[Placements], num_plans: int) -> list[Found]:
     """What local search makes of each start on its own."""
     improved = []
-    for spots in starts:
+    for placements in starts:
         around = LocalSearch(problem, pools_of(problem.cluster), num_plans=num_plans)
-        first = around.time(spots)
+        first = around.time(placements)
         if first is not None:
             improved.append(around.improve(first))
     return improved
@@ -84,14 +84,14 @@ def one_graph(num_stages: int, seed: int) -> dict[str, Any]:
     plan = best_plan(problem)
     assert plan.prediction is not None
     step_s, num_plans, draw = plan.prediction.step_s, affordable_plans(problem), random.Random(seed)
-    from_candidates = beaten_by(problem, [spots for spots, _, _ in candidates], num_plans)
+    from_candidates = beaten_by(problem, [placements for placements, _, _ in candidates], num_plans)
     pools = pools_of(problem.cluster)
-    drawn: list[Spots] = []
-    for spots in random_spots(problem, draw):
+    drawn: list[Placements] = []
+    for placements in random_placements(problem, draw):
         if len(drawn) == NUM_RANDOM:
             break
-        if LocalSearch(problem, pools, num_plans=1).time(spots) is not None:
-            drawn.append(spots)
+        if LocalSearch(problem, pools, num_plans=1).time(placements) is not None:
+            drawn.append(placements)
     from_random = beaten_by(problem, drawn, num_plans)
     return {
         "stages": num_stages,

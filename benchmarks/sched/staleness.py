@@ -66,9 +66,9 @@ def gaps(num_problems: int, seed: int) -> dict[str, Any]:
         searched = enumerated(problem)
         if searched is None:
             continue
-        spots, everything = searched
+        placements, everything = searched
         num_timed += everything.num_timed
-        plan_gaps.append(everything.step_s(spots) / everything.best_s - 1)
+        plan_gaps.append(everything.step_s(placements) / everything.best_s - 1)
         print(f"{len(plan_gaps)}/{num_problems} {problem.flow.name}: {plan_gaps[-1]:.2%}", file=sys.stderr, flush=True)
     return {
         "num_problems": num_problems,

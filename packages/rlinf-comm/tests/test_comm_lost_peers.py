@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from comm_nurseries import HANG_S, Nursery, is_running, kill, wait_until
+from comm_fork_servers import HANG_S, ForkServer, is_running, kill, wait_until
 
 from rlinf_comm import _C, Channel, ChannelTimeout, PeerLost, pack
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer() as fork_server:
+        yield fork_server
 
 
 def _take_all(channel: Channel, num_items: int) -> None:
@@ -42,9 +42,9 @@ WAITS: dict[str, Callable[[Channel], object]] = {
 
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
-def test_a_waiting_take_is_told_of_a_dead_producer(nursery, wait):
+def test_a_waiting_take_is_told_of_a_dead_producer(fork_server, wait):
     channel = Channel.create("told")
-    pid = nursery.start("put_and_wait", channel.address, 1, False)
+    pid = fork_server.start("put_and_wait", channel.address, 1, False)
     _take_all(channel, 1)
     killer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
     killer.start()
@@ -55,9 +55,9 @@ def test_a_waiting_take_is_told_of_a_dead_producer(nursery, wait):
     assert lost.value.pids == (pid,)
 
 
-def test_a_waiting_put_is_told_of_a_dead_consumer(nursery):
+def test_a_waiting_put_is_told_of_a_dead_consumer(fork_server):
     channel, reports = Channel.create("told", capacity_items=1), Channel.create("reports", lost_peers="tolerate")
-    pid = nursery.start("wait_for_item", channel.address, reports.address)
+    pid = fork_server.start("wait_for_item", channel.address, reports.address)
     channel.put(0, timeout_s=HANG_S)
     wait_until(lambda: channel.stats().num_taken == 1)
     kill(pid)
@@ -66,26 +66,26 @@ def test_a_waiting_put_is_told_of_a_dead_consumer(nursery):
         channel.put(3, timeout_s=HANG_S)
 
 
-def test_what_need_not_wait_goes_on_after_a_loss(nursery):
+def test_what_need_not_wait_goes_on_after_a_loss(fork_server):
     channel = Channel.create("rest")
-    kill(_with_one_put(nursery, channel))
+    kill(_with_one_put(fork_server, channel))
     channel.put("mine")
     assert [item.value for item in channel.take(max_items=9)] == [1, "mine"]
     with pytest.raises(PeerLost):
         channel.take(timeout_s=HANG_S)
 
 
-def _with_one_put(nursery: Nursery, channel: Channel, does_close: bool = False) -> int:
+def _with_one_put(fork_server: ForkServer, channel: Channel, does_close: bool = False) -> int:
     before = channel.stats().num_put
-    pid = nursery.start("put_and_wait", channel.address, 1, does_close)
+    pid = fork_server.start("put_and_wait", channel.address, 1, does_close)
     wait_until(lambda: channel.stats().num_put > before and channel.stats().num_closed >= does_close)
     return pid
 
 
-def test_dropping_the_lost_goes_on_with_the_rest(nursery):
+def test_dropping_the_lost_goes_on_with_the_rest(fork_server):
     channel = Channel.create("dropped", num_producers=2)
-    lost = [_with_one_put(nursery, channel) for _ in range(2)]
-    alive = _with_one_put(nursery, channel)
+    lost = [_with_one_put(fork_server, channel) for _ in range(2)]
+    alive = _with_one_put(fork_server, channel)
     for pid in lost:
         kill(pid)
     _take_all(channel, 3)
@@ -101,9 +101,9 @@ def test_dropping_the_lost_goes_on_with_the_rest(nursery):
         channel.take(timeout_s=HANG_S)
 
 
-def test_dropping_the_lost_gives_their_memory_back(nursery):
+def test_dropping_the_lost_gives_their_memory_back(fork_server):
     channel = Channel.create("memory", capacity_bytes=100_000)
-    pid = nursery.start("take_and_wait", channel.address)
+    pid = fork_server.start("take_and_wait", channel.address)
     channel.put(np.zeros(90_000, dtype=np.uint8))
     wait_until(lambda: channel.stats().num_held_items == 1 and channel.stats().num_taken == 1)
     kill(pid)
@@ -111,9 +111,9 @@ def test_dropping_the_lost_gives_their_memory_back(nursery):
     assert channel.stats().num_held_items == 0
 
 
-def test_tolerating_waits_on(nursery):
+def test_tolerating_waits_on(fork_server):
     channel = Channel.create("tolerated", lost_peers="tolerate")
-    kill(_with_one_put(nursery, channel))
+    kill(_with_one_put(fork_server, channel))
     _take_all(channel, 1)
     with pytest.raises(ChannelTimeout):
         channel.take(timeout_s=0.3)
@@ -128,17 +128,17 @@ def test_another_policy_is_refused():
 # --- who has left -----------------------------------------------------------------------------------------------------
 
 
-def test_a_producer_that_closed_may_die(nursery):
+def test_a_producer_that_closed_may_die(fork_server):
     channel = Channel.create("closed", num_producers=2)
-    kill(_with_one_put(nursery, channel, does_close=True))
+    kill(_with_one_put(fork_server, channel, does_close=True))
     _take_all(channel, 1)
     with pytest.raises(ChannelTimeout):
         channel.take(timeout_s=0.3)
 
 
-def test_a_process_that_ended_regularly_has_left(nursery):
+def test_a_process_that_ended_regularly_has_left(fork_server):
     channel = Channel.create("ended")
-    pid = nursery.start("put_and_return", channel.address, 1)
+    pid = fork_server.start("put_and_return", channel.address, 1)
     _take_all(channel, 1)
     wait_until(lambda: not is_running(pid))
     with pytest.raises(ChannelTimeout):
@@ -184,9 +184,9 @@ def test_how_a_process_ends_tells_whether_it_is_missed(tmp_path, method, ending)
 
 
 @pytest.mark.parametrize("num_dropped", [1, 2])
-def test_a_process_leaves_with_its_last_channel_object(nursery, num_dropped):
+def test_a_process_leaves_with_its_last_channel_object(fork_server, num_dropped):
     channel, reports = Channel.create("handles"), Channel.create("reports")
-    pid = nursery.start("put_by_two_handles", channel.address, reports.address, num_dropped)
+    pid = fork_server.start("put_by_two_handles", channel.address, reports.address, num_dropped)
     _take_all(channel, 2)
     _take_all(reports, 1)
     kill(pid)
@@ -197,11 +197,11 @@ def test_a_process_leaves_with_its_last_channel_object(nursery, num_dropped):
 # --- looking whether a process is alive -------------------------------------------------------------------------------
 
 
-def test_looking_at_processes_that_come_and_go_keeps_no_descriptors(nursery):
+def test_looking_at_processes_that_come_and_go_keeps_no_descriptors(fork_server):
     pids = []
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
-        pid = nursery.start("sleep")
+        pid = fork_server.start("sleep")
         start_ticks = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         for _ in range(100):
             assert _C.is_alive(pid, start_ticks)

@@ -21,7 +21,7 @@ IN_TIME_S = 10.0
 """Two seconds are promised; the machine of a test may be busy."""
 
 
-class Nursery:
+class ForkServer:
     """Starts processes that have a peer."""
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ def kill(pid: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    new_nursery = Nursery()
-    yield new_nursery
-    for pid in new_nursery.pids:
+def fork_server() -> Iterator[ForkServer]:
+    new_fork_server = ForkServer()
+    yield new_fork_server
+    for pid in new_fork_server.pids:
         kill(pid)
-    new_nursery.process.communicate(timeout=HANG_S)
+    new_fork_server.process.communicate(timeout=HANG_S)
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def me() -> Iterator[Peer]:
         yield peer
 
 
-def visit(nursery: Nursery, me: Peer, transport: str, name: str) -> None:
-    nursery.start("connect_and_go", name, me.address, transport)
+def visit(fork_server: ForkServer, me: Peer, transport: str, name: str) -> None:
+    fork_server.start("connect_and_go", name, me.address, transport)
     while True:
         try:
             assert me.receive(name, timeout_s=HANG_S) == name
@@ -71,19 +71,19 @@ def visit(nursery: Nursery, me: Peer, transport: str, name: str) -> None:
             continue  # of the visitor before
 
 
-def settled_descriptors(nursery: Nursery, me: Peer, transport: str) -> int:
+def settled_descriptors(fork_server: ForkServer, me: Peer, transport: str) -> int:
     """Each new link sweeps those of peers that have ended."""
     counts = []
     for _ in range(4):
-        visit(nursery, me, transport, "last visitor")
+        visit(fork_server, me, transport, "last visitor")
         time.sleep(0.05)
         counts.append(len(os.listdir("/proc/self/fd")))
     return min(counts)
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_values_go_there_and_back(nursery, me, transport):
-    nursery.start("echo", "echo", me.address, transport)
+def test_values_go_there_and_back(fork_server, me, transport):
+    fork_server.start("echo", "echo", me.address, transport)
     values = [0, {"w": np.arange(40.0).reshape(5, 8).T}, np.zeros((0, 3)), [np.arange(5_000_000)], "text"]
     for value in values:
         me.send("echo", value, timeout_s=HANG_S)
@@ -91,13 +91,13 @@ def test_values_go_there_and_back(nursery, me, transport):
     assert me.transport_to("echo").name == transport
 
 
-def test_the_fastest_transport_is_taken_and_the_others_are_named(nursery, me):
-    nursery.start("echo", "near", me.address, "shared")
+def test_the_fastest_transport_is_taken_and_the_others_are_named(fork_server, me):
+    fork_server.start("echo", "near", me.address, "shared")
     me.wait_for("near", timeout_s=HANG_S)
     chosen = me.transport_to("near", timeout_s=HANG_S)
     assert chosen.name == "shared"
     assert chosen.refused == ()
-    nursery.start("echo", "far", me.address, "tcp")
+    fork_server.start("echo", "far", me.address, "tcp")
     me.wait_for("far", timeout_s=HANG_S)
     chosen = me.transport_to("far", timeout_s=HANG_S)
     assert chosen.name == "tcp"
@@ -107,9 +107,9 @@ def test_the_fastest_transport_is_taken_and_the_others_are_named(nursery, me):
 # --- death ------------------------------------------------------------------------------------------------------------
 
 
-def meet_and_kill(nursery: Nursery, me: Peer, name: str, transport: str, random: np.random.Generator) -> float:
+def meet_and_kill(fork_server: ForkServer, me: Peer, name: str, transport: str, random: np.random.Generator) -> float:
     """Seconds from the kill to the last of the two errors."""
-    pid = nursery.start("traffic", name, me.address, transport)
+    pid = fork_server.start("traffic", name, me.address, transport)
     kill_at_s = None
     index = 0
     killed_s = 0.0
@@ -139,14 +139,14 @@ def expected(index: int) -> np.ndarray:
     return np.full(num_bytes, index % 251, dtype=np.uint8)
 
 
-def kill_many(nursery: Nursery, me: Peer, transport: str, num_kills: int) -> None:
+def kill_many(fork_server: ForkServer, me: Peer, transport: str, num_kills: int) -> None:
     random = np.random.default_rng(num_kills)
-    meet_and_kill(nursery, me, "victim", transport, random)  # whatever is made once is made
-    before = settled_descriptors(nursery, me, transport)
-    slowest_s = max(meet_and_kill(nursery, me, "victim", transport, random) for _ in range(num_kills))
+    meet_and_kill(fork_server, me, "victim", transport, random)  # whatever is made once is made
+    before = settled_descriptors(fork_server, me, transport)
+    slowest_s = max(meet_and_kill(fork_server, me, "victim", transport, random) for _ in range(num_kills))
     print(f"{transport}: {num_kills} kills, the slowest noticed after {slowest_s:.2f} s")
     assert slowest_s < IN_TIME_S
-    pid = nursery.start("echo", "victim", me.address, transport)
+    pid = fork_server.start("echo", "victim", me.address, transport)
     me.wait_for("victim", timeout_s=HANG_S)
     me.send("victim", np.arange(1000), timeout_s=HANG_S)
     assert_bitwise_equal(me.receive("victim", timeout_s=HANG_S), np.arange(1000))
@@ -155,23 +155,23 @@ def kill_many(nursery: Nursery, me: Peer, transport: str, num_kills: int) -> Non
         me.receive("victim", timeout_s=HANG_S)
     with pytest.raises(PeerLost):
         [me.send("victim", 0, timeout_s=HANG_S) for _ in range(100_000)]
-    assert settled_descriptors(nursery, me, transport) <= before + 3
+    assert settled_descriptors(fork_server, me, transport) <= before + 3
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_a_peer_killed_at_random_is_noticed_and_its_name_works_again(nursery, me, transport):
-    kill_many(nursery, me, transport, 6)
+def test_a_peer_killed_at_random_is_noticed_and_its_name_works_again(fork_server, me, transport):
+    kill_many(fork_server, me, transport, 6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_a_hundred_random_kills(nursery, me, transport):
-    kill_many(nursery, me, transport, 100)
+def test_a_hundred_random_kills(fork_server, me, transport):
+    kill_many(fork_server, me, transport, 100)
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_a_stopped_peer_is_slow_and_not_lost(nursery, me, transport):
-    pid = nursery.start("echo", "stopped", me.address, transport)
+def test_a_stopped_peer_is_slow_and_not_lost(fork_server, me, transport):
+    pid = fork_server.start("echo", "stopped", me.address, transport)
     me.wait_for("stopped", timeout_s=HANG_S)
     me.send("stopped", 1, timeout_s=HANG_S)
     assert me.receive("stopped", timeout_s=HANG_S) == 1
@@ -184,8 +184,8 @@ def test_a_stopped_peer_is_slow_and_not_lost(nursery, me, transport):
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_a_forked_child_does_not_hide_the_death_of_its_parent(nursery, me, transport):
-    pid = nursery.start("fork_and_wait", "forker", me.address, transport)
+def test_a_forked_child_does_not_hide_the_death_of_its_parent(fork_server, me, transport):
+    pid = fork_server.start("fork_and_wait", "forker", me.address, transport)
     child = me.receive("forker", timeout_s=HANG_S)
     kill(pid)
     killed_s = time.monotonic()
@@ -196,20 +196,20 @@ def test_a_forked_child_does_not_hide_the_death_of_its_parent(nursery, me, trans
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_many_connections_leave_no_descriptor(nursery, me, transport):
-    before = settled_descriptors(nursery, me, transport)
+def test_many_connections_leave_no_descriptor(fork_server, me, transport):
+    before = settled_descriptors(fork_server, me, transport)
     for index in range(30):
-        visit(nursery, me, transport, f"visitor {index}")
-    assert settled_descriptors(nursery, me, transport) <= before + 3
+        visit(fork_server, me, transport, f"visitor {index}")
+    assert settled_descriptors(fork_server, me, transport) <= before + 3
 
 
-def test_a_tensor_in_a_pool_crosses_by_reference(nursery, me):
+def test_a_tensor_in_a_pool_crosses_by_reference(fork_server, me):
     """Also when it is much larger than the link's capacity. What is in no pool is copied."""
     import torch
 
     from rlinf_comm import SharedPool
 
-    nursery.start("halve", "halver", me.address, "shared")
+    fork_server.start("halve", "halver", me.address, "shared")
     pool = SharedPool.create("values", capacity_bytes=512 << 20)
     tensor = pool.empty((128, 1 << 20))
     tensor[5, ::1000] = 3.0

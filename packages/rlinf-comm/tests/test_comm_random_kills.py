@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from comm_nurseries import HANG_S, Nursery, wait_until
+from comm_fork_servers import HANG_S, ForkServer, wait_until
 
 from rlinf_comm import Channel
 from rlinf_comm.weights import Layout, TensorSpec, WeightStore, reshard_plan
@@ -19,15 +19,15 @@ NUM_SIDES = 2
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer() as fork_server:
+        yield fork_server
 
 
 @pytest.fixture(scope="module")
-def torch_nursery() -> Iterator[Nursery]:
-    with Nursery("torch") as nursery:
-        yield nursery
+def torch_fork_server() -> Iterator[ForkServer]:
+    with ForkServer("torch") as fork_server:
+        yield fork_server
 
 
 def _num_descriptors() -> int:
@@ -39,12 +39,12 @@ def _mapped_segments() -> list[str]:
         return [line for line in maps if "rlinf:kill-" in line]
 
 
-def _kill_one_of(nursery: Nursery, random: np.random.Generator, index: int) -> list[float]:
+def _kill_one_of(fork_server: ForkServer, random: np.random.Generator, index: int) -> list[float]:
     """One channel with two producers and two consumers, one of which dies. Seconds until each other one was told."""
     channel = Channel.create(f"kill-{index}", num_producers=NUM_SIDES)
     reports = Channel.create(f"kill-{index}-reports", lost_peers="tolerate")
     roles = ["traffic_producer", "traffic_consumer"] * NUM_SIDES
-    pids = [nursery.start(role, channel.address, reports.address, int(random.integers(1 << 30))) for role in roles]
+    pids = [fork_server.start(role, channel.address, reports.address, int(random.integers(1 << 30))) for role in roles]
     for _ in pids:
         assert reports.take(timeout_s=HANG_S)[0].value[1] == "started"
     time.sleep(float(random.uniform(0.0, 0.02)))
@@ -56,51 +56,51 @@ def _kill_one_of(nursery: Nursery, random: np.random.Generator, index: int) -> l
         _, error, lost_pids, text, told_s = reports.take(timeout_s=HANG_S)[0].value
         assert (error, lost_pids) == ("PeerLost", [victim]), text
         told_after_s.append(told_s - killed_s)
-    wait_until(lambda: not nursery.running())
+    wait_until(lambda: not fork_server.running())
     assert channel.drop_lost_peers() == [victim]
     assert channel.stats().num_held_items == 0
     return told_after_s
 
 
-def _assert_that_a_new_connection_works(nursery: Nursery, index: int) -> None:
+def _assert_that_a_new_connection_works(fork_server: ForkServer, index: int) -> None:
     there, back = Channel.create(f"kill-{index}-there"), Channel.create(f"kill-{index}-back")
-    nursery.start("echo", there.address, back.address)
+    fork_server.start("echo", there.address, back.address)
     there.put(index)
     assert back.take(timeout_s=HANG_S)[0].value == index
     there.close()
     assert back.take(timeout_s=HANG_S) == []
 
 
-def _kill_channels(nursery: Nursery, num_points: int) -> None:
+def _kill_channels(fork_server: ForkServer, num_points: int) -> None:
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}")
     random = np.random.default_rng(seed)
-    _kill_one_of(nursery, random, -1)  # what a process opens once
+    _kill_one_of(fork_server, random, -1)  # what a process opens once
     num_before = _num_descriptors()
     told_after_s = []
     for index in range(num_points):
-        told_after_s += _kill_one_of(nursery, random, index)
-        _assert_that_a_new_connection_works(nursery, index)
-        wait_until(lambda: not nursery.running())
+        told_after_s += _kill_one_of(fork_server, random, index)
+        _assert_that_a_new_connection_works(fork_server, index)
+        wait_until(lambda: not fork_server.running())
         assert not _mapped_segments()
     assert _num_descriptors() <= num_before + 4 * NUM_SIDES
     print(f"told after {np.median(told_after_s):.3f} s in the median, {max(told_after_s):.3f} s at most")
     assert max(told_after_s) < IN_TIME_S
 
 
-def test_kills_at_random_points_of_channel_traffic(nursery):
-    _kill_channels(nursery, 6)
+def test_kills_at_random_points_of_channel_traffic(fork_server):
+    _kill_channels(fork_server, 6)
 
 
 @pytest.mark.slow
-def test_kills_at_100_random_points_of_channel_traffic(nursery):
-    _kill_channels(nursery, 100)
+def test_kills_at_100_random_points_of_channel_traffic(fork_server):
+    _kill_channels(fork_server, 100)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def _kill_weights(nursery: Nursery, num_points: int) -> None:
+def _kill_weights(fork_server: ForkServer, num_points: int) -> None:
     """A store with a sender and a receiver, one of which dies, for each point."""
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}")
@@ -114,7 +114,7 @@ def _kill_weights(nursery: Nursery, num_points: int) -> None:
         store = WeightStore.create(reshard, name=f"kill-{index}")
         reports = Channel.create(f"kill-{index}-reports", lost_peers="tolerate")
         pids = {
-            role: nursery.start(name, store.address, reshard, reports.address)
+            role: fork_server.start(name, store.address, reshard, reports.address)
             for role, name in (("sender", "publish"), ("receiver", "receive"))
         }
         for _ in pids:
@@ -126,7 +126,7 @@ def _kill_weights(nursery: Nursery, num_points: int) -> None:
         role, error, _, text, told_s = reports.take(timeout_s=HANG_S)[0].value
         assert role == survivor and error in ("PeerLost", "WeightTimeout"), text
         told_after_s.append(told_s - killed_s)
-        wait_until(lambda: not nursery.running())
+        wait_until(lambda: not fork_server.running())
         del store, reports
         assert not _mapped_segments()
     assert _num_descriptors() <= num_before + 4
@@ -134,10 +134,10 @@ def _kill_weights(nursery: Nursery, num_points: int) -> None:
     assert max(told_after_s) < IN_TIME_S
 
 
-def test_kills_at_random_points_of_reshard_traffic(torch_nursery):
-    _kill_weights(torch_nursery, 4)
+def test_kills_at_random_points_of_reshard_traffic(torch_fork_server):
+    _kill_weights(torch_fork_server, 4)
 
 
 @pytest.mark.slow
-def test_kills_at_100_random_points_of_reshard_traffic(torch_nursery):
-    _kill_weights(torch_nursery, 100)
+def test_kills_at_100_random_points_of_reshard_traffic(torch_fork_server):
+    _kill_weights(torch_fork_server, 100)

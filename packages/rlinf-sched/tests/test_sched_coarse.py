@@ -8,8 +8,8 @@ from sched_planner_problems import chain, gpus, profile
 from rlinf_sched import ItemCosts, Problem
 from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.coarse import coarsened, refined
+from rlinf_sched.planner.placements import placements_of, plan_of
 from rlinf_sched.planner.pools import pools_of
-from rlinf_sched.planner.spots import plan_of, spots_of
 from rlinf_sched.simulator import simulate
 
 pytestmark = pytest.mark.usefixtures("brief_search")
@@ -37,8 +37,8 @@ def test_a_plan_of_a_part_is_one_of_the_whole_that_takes_as_long(mode: str):
     assert part is not None
     assert (part.cluster.num_devices, part.cluster.num_nodes, part.num_items) == (8, 1, 32)
     of_part = best_plan(part, [mode])  # pyright: ignore[reportArgumentType]
-    spots = refined(spots_of(part, of_part), part, pools, 8)
-    of_all = plan_of(problem, spots, of_part.mode, "")
+    placements = refined(placements_of(part, of_part), part, pools, 8)
+    of_all = plan_of(problem, placements, of_part.mode, "")
     timeline = simulate(problem, of_all)
     for small, big in zip(of_part.stages, of_all.stages, strict=True):
         assert (len(big.devices), big.num_ranks) == (8 * len(small.devices), 8 * small.num_ranks)

@@ -21,8 +21,8 @@ from rlinf_sched import (
 )
 from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.local_search import Found, LocalSearch
+from rlinf_sched.planner.placements import StagePlacement, bits_of
 from rlinf_sched.planner.pools import pools_of
-from rlinf_sched.planner.spots import Spot, bits_of
 from rlinf_sched.profile import Batching
 from rlinf_sched.simulator import simulate
 
@@ -189,20 +189,20 @@ def test_a_group_moves_to_the_other_product():
     around = LocalSearch(problem, pools, num_plans=2_000)
     products = {name: [one.device_name for one in of.instances] for name, of in problem.profiles.stages.items()}
     slow, fast = bits_of(range(4, 8)), bits_of(range(4))
-    spots = [Spot(slow if "slow" in of else fast, 4, 1, False) for of in products.values()]
+    placements = [StagePlacement(slow if "slow" in of else fast, 4, 1, False) for of in products.values()]
     moves = [i for i, of in enumerate(products.values()) if {"slow", "fast"} <= set(of)]
     assert moves
-    first = around.time(tuple(spots))
+    first = around.time(tuple(placements))
     assert first is not None
     best = around.descend(first, in_turn=False)
-    assert any(best.spots[i].devices & fast for i in moves)
+    assert any(best.placements[i].devices & fast for i in moves)
 
 
 def test_processes_of_the_host_work_side_by_side():
     """64 items of 1 s, shared out among eight: 8 s for each, on no device of others."""
     problem = chain({"check": simple_profile(1.0, num_devices=0), "actor": simple_profile(0.01)}, gpus(1), num_items=64)
     around = LocalSearch(problem, pools_of(problem.cluster), num_plans=1)
-    timed_plan = around.time((Spot(0, 8, 1, False), Spot(1, 1, 1, False)))
+    timed_plan = around.time((StagePlacement(0, 8, 1, False), StagePlacement(1, 1, 1, False)))
     assert timed_plan is not None
     assert timed_plan.busy_s[0] == pytest.approx(8.0)
 
@@ -210,7 +210,7 @@ def test_processes_of_the_host_work_side_by_side():
 def test_a_walk_is_the_same_each_time_and_loses_nothing(crowded: Problem):
     def walked() -> tuple[Found, Found]:
         around = LocalSearch(crowded, pools_of(crowded.cluster), num_plans=200)
-        first = around.time(tuple(Spot(bits_of((i,)), 1, 1, False) for i in range(4)))
+        first = around.time(tuple(StagePlacement(bits_of((i,)), 1, 1, False) for i in range(4)))
         assert first is not None
         return first, around.anneal(first)
 

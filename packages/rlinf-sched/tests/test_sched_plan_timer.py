@@ -7,8 +7,8 @@ from sched_generated_problems import problems
 
 from rlinf_sched import Plan, Problem, simulate
 from rlinf_sched.errors import SchedError
+from rlinf_sched.planner.placements import StagePlacement, bits_of, devices_of, first_of, last_of, placements_of
 from rlinf_sched.planner.plan_timer import PlanTimer
-from rlinf_sched.planner.spots import Spot, bits_of, devices_of, first_of, last_of, spots_of
 
 
 @given(problems())
@@ -19,16 +19,21 @@ def test_a_step_takes_what_the_simulator_says(one: tuple[Problem, Plan]):
         expected = simulate(problem, plan).step_s
     except SchedError:
         expected = math.inf
-    spots, count = spots_of(problem, plan), problem.cluster.num_devices
+    placements, count = placements_of(problem, plan), problem.cluster.num_devices
     elsewhere = tuple(
-        Spot(bits_of((device + 1) % count for device in devices_of(spot.devices)), spot.num_ranks, 1, not spot.offload)
-        for spot in spots
+        StagePlacement(
+            bits_of((device + 1) % count for device in devices_of(placement.devices)),
+            placement.num_ranks,
+            1,
+            not placement.offload,
+        )
+        for placement in placements
     )
     timer = PlanTimer(problem, elsewhere)
     timer.step_s(elsewhere)
-    assert timer.step_s(spots) == timer.step_s(spots, expected) == expected
+    assert timer.step_s(placements) == timer.step_s(placements, expected) == expected
     if not problem.flow.max_staleness:
-        assert timer.step_s(spots, expected / 2) == math.inf
+        assert timer.step_s(placements, expected / 2) == math.inf
 
 
 def test_sets_of_devices():

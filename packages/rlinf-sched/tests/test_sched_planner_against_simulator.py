@@ -11,10 +11,10 @@ from rlinf_sched.derive import workload
 from rlinf_sched.derive.workloads import grpo
 from rlinf_sched.plan import ALL_MODES
 from rlinf_sched.planner import best_plan
-from rlinf_sched.planner.polishing import spots_of_candidate
+from rlinf_sched.planner.improvement import placements_of_candidate
+from rlinf_sched.planner.placements import plan_of
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.spots import plan_of
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
@@ -31,9 +31,9 @@ def first_found(problem: Problem) -> tuple[float, float]:
     """What the search over cuts estimates of the plan that it puts first, and its simulated step, both in seconds."""
     pools = pools_of(problem.cluster)
     first = min(Search(problem, pools).best(ALL_MODES), key=lambda candidate: candidate.step_s)
-    spots = spots_of_candidate(problem, pools, first)
-    assert spots is not None
-    return first.step_s, simulate(problem, plan_of(problem, spots, first.mode, "proposed by the search")).step_s
+    placements = placements_of_candidate(problem, pools, first)
+    assert placements is not None
+    return first.step_s, simulate(problem, plan_of(problem, placements, first.mode, "proposed by the search")).step_s
 
 
 @pytest.mark.parametrize("name", LONG_TAILED)

@@ -23,9 +23,9 @@ from rlinf_sched import (
 )
 from rlinf_sched.planner import best_plan
 from rlinf_sched.planner.local_search import LocalSearch
+from rlinf_sched.planner.placements import StagePlacement
 from rlinf_sched.planner.pools import device_counts, pools_of
 from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.spots import Spot
 
 
 def small(seed: int) -> Problem:
@@ -97,10 +97,13 @@ def test_of_plans_that_take_equally_long_the_one_with_slack_is_kept():
         num_items=2,
     )
     around = LocalSearch(problem, pools_of(problem.cluster), num_plans=9)
-    one, two = ((Spot(0b001, 1, 0, False), Spot(devices, devices.bit_count(), 0, False)) for devices in (0b010, 0b110))
-    plans = [around.time(spots, 0.0) for spots in (one, two, one)]
+    one, two = (
+        (StagePlacement(0b001, 1, 0, False), StagePlacement(devices, devices.bit_count(), 0, False))
+        for devices in (0b010, 0b110)
+    )
+    plans = [around.time(placements, 0.0) for placements in (one, two, one)]
     assert [one.step_s for one in plans if one] == [20.0, 20.0, 20.0]
-    assert around.best["disaggregated"].spots == two
+    assert around.best["disaggregated"].placements == two
 
 
 def test_the_reason_says_that_the_search_was_bounded(monkeypatch: pytest.MonkeyPatch):

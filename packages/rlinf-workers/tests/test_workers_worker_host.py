@@ -59,7 +59,7 @@ def test_discarded_weights_are_received_again_whatever_version_comes():
     assert worker.calls == ["offload", "discard"]
 
 
-class Lender:
+class ReferencingSender:
     """A sender whose tensors are read where they lie."""
 
     def __init__(self, calls):
@@ -80,7 +80,7 @@ class Taker:
 
 def test_whoever_reads_the_weights_is_done_before_they_change():
     tried, worker = host()
-    tried._senders["noting -> other"] = Lender(worker.calls)
+    tried._senders["noting -> other"] = ReferencingSender(worker.calls)
     tried._receivers["another -> noting"] = Taker(worker.calls)
     tried.call("load_model")
     assert worker.calls == ["load_model"]

@@ -9,12 +9,12 @@ from .base import (
 from .boxes import last_boxed as last_boxed
 from .choice import MultipleChoice as MultipleChoice, multiple_choice as multiple_choice, stated_letter as stated_letter
 from .code_tests import read_tests as read_tests
+from .custom import CustomReward as CustomReward
 from .exact import exact_match as exact_match
 from .final_answer import final_answer as final_answer
 from .length import LengthPenalty as LengthPenalty, LengthTarget as LengthTarget
 from .mathematics import MathReward as MathReward, math_answer as math_answer
 from .numeric import final_number as final_number, numeric_match as numeric_match
-from .own import OwnReward as OwnReward
 from .process_pool import awaited_processes as awaited_processes
 from .program import MAX_TIMEOUTS as MAX_TIMEOUTS, CodeReward as CodeReward, code_tests as code_tests
 from .registry import get_reward as get_reward, register_reward as register_reward, reward_names as reward_names

@@ -7,9 +7,9 @@ from typing import Any
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import BatchReward, RewardRule
 from rlinf_algos.rewards.choice import MultipleChoice
+from rlinf_algos.rewards.custom import TIME_LIMIT_S, CustomReward
 from rlinf_algos.rewards.length import LengthPenalty, LengthTarget
 from rlinf_algos.rewards.mathematics import MathReward
-from rlinf_algos.rewards.own import TIME_LIMIT_S, OwnReward
 from rlinf_algos.rewards.program import CodeReward
 from rlinf_algos.rewards.registry import get_reward
 from rlinf_algos.rewards.sandbox import SandboxLimits
@@ -104,4 +104,4 @@ def make_reward(spec: RewardSpec | str) -> RewardRule:
         return TimedRule(spec.rule, options)
     if ":" not in spec.rule or isinstance(reward, BatchReward):
         return reward  # type: ignore[return-value]
-    return OwnReward(reward, name=spec.rule, time_limit_s=spec.time_limit_s)
+    return CustomReward(reward, name=spec.rule, time_limit_s=spec.time_limit_s)

@@ -109,7 +109,7 @@ class TransferPrograms:
 
         return self._cached(("stored", store), make)
 
-    def lent(self, store: int, buffers: Mapping[str, BufferSpec]) -> CopyProgram:
+    def by_reference(self, store: int, buffers: Mapping[str, BufferSpec]) -> CopyProgram:
         """What `receive` copies from one store buffer, from the buffers of the rank that fills it, which are
         contiguous."""
 
@@ -118,7 +118,7 @@ class TransferPrograms:
             num_bytes = [spec.num_elements * TensorSpec((), spec.dtype).element_bytes for spec in buffers.values()]
             return self._to_own(numbers, num_bytes, buffers)
 
-        return self._cached(("lent", store), make)
+        return self._cached(("by reference", store), make)
 
     def _cached(self, key: tuple[str, int], make: Callable[[], CopyProgram]) -> CopyProgram:
         if key not in self._programs:
@@ -126,18 +126,18 @@ class TransferPrograms:
         return self._programs[key]
 
     def _to_own(
-        self, numbers: Iterable[int], src_bytes: Sequence[int], lent: Mapping[str, BufferSpec] | None = None
+        self, numbers: Iterable[int], src_bytes: Sequence[int], referenced: Mapping[str, BufferSpec] | None = None
     ) -> CopyProgram:
-        """Copies the parts with these numbers to own buffers, out of the store or what is lent."""
-        src_numbers = {name: number for number, name in enumerate(lent or {})}
+        """Copies the parts with these numbers to own buffers, out of the store or what is referenced."""
+        src_numbers = {name: number for number, name in enumerate(referenced or {})}
         copies = []
         for number in numbers:
             part = self._parts[number]
-            if lent is None or part.source is None:
+            if referenced is None or part.source is None:
                 src, offset, spec = part.store, part.store_offset, part.spec
                 strides = dense_strides(part.box.shape, spec.element_bytes)
             else:
-                src, spec = src_numbers[part.source.buffer], TensorSpec((), lent[part.source.buffer].dtype)
+                src, spec = src_numbers[part.source.buffer], TensorSpec((), referenced[part.source.buffer].dtype)
                 offset = part.source.offset * spec.element_bytes
                 strides = tuple(stride * spec.element_bytes for stride in part.source.strides)
             copies.append(

@@ -10,10 +10,10 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from rlinf_sched.planner.placements import Placements, StagePlacement, bits_of, first_of, last_of
 from rlinf_sched.planner.places import partitions
 from rlinf_sched.planner.pools import Pool
 from rlinf_sched.planner.sizes import Sizes
-from rlinf_sched.planner.spots import Spot, Spots, bits_of, first_of, last_of
 from rlinf_sched.problem import Problem
 
 _MOST_REGROUPED = 6
@@ -54,100 +54,104 @@ class Changes:
             for products in ({choice.device_name for choice in problem.profile(name).instances} for name in names)
         ]
 
-    def order(self, spots: Spots) -> tuple[int, ...]:
+    def order(self, placements: Placements) -> tuple[int, ...]:
         """The turns, in the order in which they come."""
-        turns = [spots[turn[0]].turn for turn in self.turns]
+        turns = [placements[turn[0]].turn for turn in self.turns]
         return tuple(sorted(range(len(turns)), key=turns.__getitem__))
 
-    def single(self, spots: Spots) -> Iterator[Spots]:
+    def single(self, placements: Placements) -> Iterator[Placements]:
         """Everything that differs in one thing."""
-        yield from self._other_settings(spots)
-        for kind in self.moves(spots):
+        yield from self._other_settings(placements)
+        for kind in self.moves(placements):
             yield from kind
 
-    def in_place(self, spots: Spots) -> Iterator[Spots]:
+    def in_place(self, placements: Placements) -> Iterator[Placements]:
         """Everything that differs in one thing while all groups keep their devices."""
-        yield from self._other_settings(spots)
+        yield from self._other_settings(placements)
         for group in self.groups.values():
-            if spots[group[0]].devices:
-                yield from self._moved(spots, [(group, spots[group[0]].devices)])
+            if placements[group[0]].devices:
+                yield from self._moved(placements, [(group, placements[group[0]].devices)])
 
-    def moves(self, spots: Spots) -> list[Iterator[Spots]]:
+    def moves(self, placements: Placements) -> list[Iterator[Placements]]:
         """Each kind of change of devices; other widths on the same ones are among the first."""
-        sides = self._sides(spots)
-        places = (moved for side in sides for moved in self._other_places(spots, side))
-        return [places, self._exchanges(spots, sides), self._between_two(spots), self._halves(spots)]
+        sides = self._sides(placements)
+        places = (moved for side in sides for moved in self._other_places(placements, side))
+        return [places, self._exchanges(placements, sides), self._between_two(placements), self._halves(placements)]
 
-    def pairs_in_place(self, spots: Spots) -> Iterator[Spots]:
+    def pairs_in_place(self, placements: Placements) -> Iterator[Placements]:
         """Two changes after which all groups have their devices still."""
-        return (pair for one in self.in_place(spots) for pair in self.in_place(one))
+        return (pair for one in self.in_place(placements) for pair in self.in_place(one))
 
-    def with_hand_over(self, spots: Spots) -> Iterator[Spots]:
+    def with_hand_over(self, placements: Placements) -> Iterator[Placements]:
         """Other devices for groups, and there another hand-over, or offload or not; or devices that go from one to
         another, and another hand-over."""
-        sides = self._sides(spots)
+        sides = self._sides(placements)
         for side in sides:
             turns = [turn for turn in self.turns if any(turn[0] in group for group in side)]
-            for moved in self._other_places(spots, side):
+            for moved in self._other_places(placements, side):
                 for turn in turns:
                     yield from self._other_granularities(moved, turn)
                     yield from self._other_offload(moved, turn)
-        for moved in self._exchanges(spots, sides):
+        for moved in self._exchanges(placements, sides):
             for turn in self.turns:
                 yield from self._other_granularities(moved, turn)
 
-    def finer(self, spots: Spots) -> Iterator[Spots]:
+    def finer(self, placements: Placements) -> Iterator[Placements]:
         """Sizes of hand-overs and numbers of processes on the host between those that are tried first."""
         for turn in self.turns:
-            others = self._other_sizes(spots, turn, self._sizes.between)
-            yield from (_handing_over(spots, some, to) for some, to in others)
+            others = self._other_sizes(placements, turn, self._sizes.between)
+            yield from (_handing_over(placements, some, to) for some, to in others)
         for group in self.groups.values():
-            if not spots[group[0]].devices:
-                counts = self._sizes.between_on_host(group[0], spots[group[0]].num_ranks)
-                yield from (_placed(spots, group, 0, count) for count in counts)
+            if not placements[group[0]].devices:
+                counts = self._sizes.between_on_host(group[0], placements[group[0]].num_ranks)
+                yield from (_placed(placements, group, 0, count) for count in counts)
 
-    def drawn(self, spots: Spots, draw: random.Random) -> Spots:
+    def drawn(self, placements: Placements, draw: random.Random) -> Placements:
         """One change of a kind drawn at random; the plan itself where there is none of that kind."""
         turn = draw.choice(self.turns)
         kind = draw.randrange(8)
         if kind < 3:
-            sizes = list(self._other_sizes(spots, turn, self._sizes.near_and_far))
-            return _handing_over(spots, *draw.choice(sizes)) if sizes else spots
-        changes: Iterable[Spots]
+            sizes = list(self._other_sizes(placements, turn, self._sizes.near_and_far))
+            return _handing_over(placements, *draw.choice(sizes)) if sizes else placements
+        changes: Iterable[Placements]
         if kind == 3:
-            changes = itertools.chain(self._other_offload(spots, turn), self._other_orders(spots))
+            changes = itertools.chain(self._other_offload(placements, turn), self._other_orders(placements))
         else:
             group = draw.choice(list(self.groups.values()))
-            devices = spots[group[0]].devices
+            devices = placements[group[0]].devices
             if not devices:
-                changes = self._other_host_ranks(spots, group)
+                changes = self._other_host_ranks(placements, group)
             elif kind == 4:
-                changes = self._moved(spots, [(group, devices)])
+                changes = self._moved(placements, [(group, devices)])
             else:
-                sides = self._sides(spots)
+                sides = self._sides(placements)
                 side = draw.choice(sides)
                 if kind == 5:
-                    sets = [devices for devices in self._device_sets(spots, side) if devices]
+                    sets = [devices for devices in self._device_sets(placements, side) if devices]
                     to = draw.choice(sets)
-                    changes = self._moved(spots, [(group, to) for group in side])
+                    changes = self._moved(placements, [(group, to) for group in side])
                 elif kind == 6:
-                    changes = self._exchanged(spots, side, draw.choice(sides))
+                    changes = self._exchanged(placements, side, draw.choice(sides))
                 else:
-                    others = [other for other in self.groups.values() if spots[other[0]].devices and other != group]
-                    changes = self._between(spots, group, draw.choice(others)) if others else ()
+                    others = [
+                        other for other in self.groups.values() if placements[other[0]].devices and other != group
+                    ]
+                    changes = self._between(placements, group, draw.choice(others)) if others else ()
         choices = list(changes)
-        return draw.choice(choices) if choices else spots
+        return draw.choice(choices) if choices else placements
 
-    def regroupings(self, spots: Spots, area_s: Callable[[int, Spot], float]) -> Iterator[Spots]:
+    def regroupings(
+        self, placements: Placements, area_s: Callable[[int, StagePlacement], float]
+    ) -> Iterator[Placements]:
         """Each way in which the worker groups can share devices, or have their own, with as many for each as their work
         asks for (`area_s`: device-seconds of a stage), and all on each assignment to pools."""
-        groups = [group for group in self.groups.values() if spots[group[0]].devices]
+        groups = [group for group in self.groups.values() if placements[group[0]].devices]
         if not 1 <= len(groups) <= _MOST_REGROUPED or self._problem.pinned_devices:
             return
         pools = self._pool_bits
         for homes in itertools.product(pools, repeat=len(groups)) if len(pools) > 1 else ():
-            yield from self._some_moved(spots, list(zip(groups, homes, strict=True)))
-        areas = [sum(area_s(s, spots[s]) for s in group) for group in groups]
+            yield from self._some_moved(placements, list(zip(groups, homes, strict=True)))
+        areas = [sum(area_s(s, placements[s]) for s in group) for group in groups]
         for pool in pools:
             for blocks in partitions(len(groups)):
                 counts = _shared_out(pool.bit_count(), [sum(areas[i] for i in block) for block in blocks])
@@ -158,23 +162,25 @@ class Changes:
                     mine = first_of(left, count)
                     left &= ~mine
                     places += [(groups[i], mine) for i in block]
-                yield from self._some_moved(spots, places)
+                yield from self._some_moved(placements, places)
 
-    def _other_settings(self, spots: Spots) -> Iterator[Spots]:
+    def _other_settings(self, placements: Placements) -> Iterator[Placements]:
         """Other granularities, offload or not, another number on the host, another order."""
         for turn in self.turns:
-            yield from self._other_granularities(spots, turn)
-            yield from self._other_offload(spots, turn)
+            yield from self._other_granularities(placements, turn)
+            yield from self._other_offload(placements, turn)
         for group in self.groups.values():
-            if not spots[group[0]].devices:
-                yield from self._other_host_ranks(spots, group)
-        yield from self._other_orders(spots)
+            if not placements[group[0]].devices:
+                yield from self._other_host_ranks(placements, group)
+        yield from self._other_orders(placements)
 
-    def _other_granularities(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
-        return (_handing_over(spots, some, to) for some, to in self._other_sizes(spots, turn, self._sizes.near))
+    def _other_granularities(self, placements: Placements, turn: Sequence[int]) -> Iterator[Placements]:
+        return (
+            _handing_over(placements, some, to) for some, to in self._other_sizes(placements, turn, self._sizes.near)
+        )
 
     def _other_sizes(
-        self, spots: Spots, turn: Sequence[int], sizes: Callable[[Sequence[int], int, int], Iterable[int]]
+        self, placements: Placements, turn: Sequence[int], sizes: Callable[[Sequence[int], int, int], Iterable[int]]
     ) -> Iterator[tuple[Sequence[int], int]]:
         """Stages of a turn, and what all of them might hand over instead.
 
@@ -182,63 +188,69 @@ class Changes:
             sizes: those of stages with so many ranks, which hand over so much now.
         """
         for some in _alone_and_together(turn):
-            now, num_ranks = self._size(spots[some[0]]), min(spots[s].num_ranks for s in some)
+            now, num_ranks = self._size(placements[some[0]]), min(placements[s].num_ranks for s in some)
             for size in dict.fromkeys(sizes(some, num_ranks, now)):
                 granularity = self._sizes.granularity(some[0], size)
-                if any(spots[s].granularity != granularity for s in some):
+                if any(placements[s].granularity != granularity for s in some):
                     yield some, granularity
 
-    def _size(self, spot: Spot) -> int:
-        return spot.granularity or self._problem.num_items
+    def _size(self, placement: StagePlacement) -> int:
+        return placement.granularity or self._problem.num_items
 
-    def _other_offload(self, spots: Spots, turn: Sequence[int]) -> Iterator[Spots]:
-        if self._problem.allow_offload and any(spots[s].devices for s in turn):
-            changed = list(spots)
+    def _other_offload(self, placements: Placements, turn: Sequence[int]) -> Iterator[Placements]:
+        if self._problem.allow_offload and any(placements[s].devices for s in turn):
+            changed = list(placements)
             for s in turn:
-                changed[s] = spots[s]._replace(offload=not spots[s].offload and bool(spots[s].devices))
+                changed[s] = placements[s]._replace(offload=not placements[s].offload and bool(placements[s].devices))
             yield tuple(changed)
 
-    def _other_orders(self, spots: Spots) -> Iterator[Spots]:
+    def _other_orders(self, placements: Placements) -> Iterator[Placements]:
         """Two turns that need nothing of each other and share devices, one right after the other, change places."""
-        order = self.order(spots)
+        order = self.order(placements)
         for place, (first, second) in enumerate(itertools.pairwise(order)):
             ends = itertools.product(self.turns[first], self.turns[second])
-            if (first, second) not in self._feeding and any(spots[i].devices & spots[k].devices for i, k in ends):
+            if (first, second) not in self._feeding and any(
+                placements[i].devices & placements[k].devices for i, k in ends
+            ):
                 changed = [*order[:place], second, first, *order[place + 2 :]]
-                yield tuple(spot._replace(turn=changed.index(self.turn_of[s])) for s, spot in enumerate(spots))
+                yield tuple(
+                    placement._replace(turn=changed.index(self.turn_of[s])) for s, placement in enumerate(placements)
+                )
 
-    def _other_host_ranks(self, spots: Spots, group: Sequence[int]) -> Iterator[Spots]:
+    def _other_host_ranks(self, placements: Placements, group: Sequence[int]) -> Iterator[Placements]:
         for count in self._sizes.on_host(group[0]):
-            if count != spots[group[0]].num_ranks:
-                yield _placed(spots, group, 0, count)
+            if count != placements[group[0]].num_ranks:
+                yield _placed(placements, group, 0, count)
 
-    def _sides(self, spots: Spots) -> list[list[list[int]]]:
+    def _sides(self, placements: Placements) -> list[list[list[int]]]:
         """The worker groups on devices, each alone, and together all with the same devices, or those of a cycle."""
         together: dict[int, list[list[int]]] = {}
         for group in self.groups.values():
-            if spots[group[0]].devices:
-                together.setdefault(spots[group[0]].devices, []).append(group)
+            if placements[group[0]].devices:
+                together.setdefault(placements[group[0]].devices, []).append(group)
         alone = [[group] for of in together.values() for group in of]
         cycles = [
             [group for group in of if set(group) & set(cycle)] for cycle in self.cycles for of in together.values()
         ]
         return alone + [of for of in [*together.values(), *cycles] if len(of) > 1]
 
-    def _other_places(self, spots: Spots, side: Sequence[Sequence[int]]) -> Iterator[Spots]:
+    def _other_places(self, placements: Placements, side: Sequence[Sequence[int]]) -> Iterator[Placements]:
         """Other devices, or others for each instance, for these worker groups."""
-        for devices in dict.fromkeys(self._device_sets(spots, side)):
+        for devices in dict.fromkeys(self._device_sets(placements, side)):
             if devices:
-                yield from self._some_moved(spots, [(group, devices) for group in side])
+                yield from self._some_moved(placements, [(group, devices) for group in side])
 
-    def _device_sets(self, spots: Spots, side: Sequence[Sequence[int]]) -> Iterator[int]:
+    def _device_sets(self, placements: Placements, side: Sequence[Sequence[int]]) -> Iterator[int]:
         """Where groups might be instead: some devices fewer or more, what nobody has, where another group is; and in
         other pools."""
-        mine = spots[side[0][0]].devices
+        mine = placements[side[0][0]].devices
         home = next(bits for bits in self._pool_bits if bits & mine)
         elsewhere = [bits for bits in self._pool_bits if not bits & mine]
         yield mine
         for pool in [home, *elsewhere]:
-            others = [devices for devices in dict.fromkeys(spot.devices for spot in spots) if devices & pool]
+            others = [
+                devices for devices in dict.fromkeys(placement.devices for placement in placements) if devices & pool
+            ]
             free = pool
             for devices in others:
                 free &= ~devices
@@ -282,82 +294,84 @@ class Changes:
             if num_ranks and not left and allowed and (not stage.num_parts or stage.num_parts % num_ranks == 0):
                 yield num_ranks
 
-    def _exchanges(self, spots: Spots, sides: Sequence[Sequence[Sequence[int]]]) -> Iterator[Spots]:
+    def _exchanges(self, placements: Placements, sides: Sequence[Sequence[Sequence[int]]]) -> Iterator[Placements]:
         for givers, takers in itertools.permutations(sides, 2):
-            yield from self._exchanged(spots, givers, takers)
+            yield from self._exchanged(placements, givers, takers)
 
     def _exchanged(
-        self, spots: Spots, givers: Sequence[Sequence[int]], takers: Sequence[Sequence[int]]
-    ) -> Iterator[Spots]:
+        self, placements: Placements, givers: Sequence[Sequence[int]], takers: Sequence[Sequence[int]]
+    ) -> Iterator[Placements]:
         """A few devices go from one set of them to another that has them not: for one group, or for all that are
         there."""
         if any(group in givers for group in takers):
             return
-        giving, taking = spots[givers[0][0]].devices, spots[takers[0][0]].devices
-        widths = {_width(spots[group[0]]) for group in (*givers, *takers)}
+        giving, taking = placements[givers[0][0]].devices, placements[takers[0][0]].devices
+        widths = {_width(placements[group[0]]) for group in (*givers, *takers)}
         for span in sorted({1, *widths, *_large_spans(giving & ~taking)}):
             handed = last_of(giving & ~taking, span)
             if handed and giving != handed:
                 places = [(group, giving & ~handed) for group in givers]
-                yield from self._some_moved(spots, [*places, *((group, taking | handed) for group in takers)])
+                yield from self._some_moved(placements, [*places, *((group, taking | handed) for group in takers)])
 
-    def _between_two(self, spots: Spots) -> Iterator[Spots]:
-        groups = [group for group in self.groups.values() if spots[group[0]].devices]
+    def _between_two(self, placements: Placements) -> Iterator[Placements]:
+        groups = [group for group in self.groups.values() if placements[group[0]].devices]
         for one, other in itertools.permutations(groups, 2):
-            yield from self._between(spots, one, other)
+            yield from self._between(placements, one, other)
 
-    def _between(self, spots: Spots, one: Sequence[int], other: Sequence[int]) -> Iterator[Spots]:
+    def _between(self, placements: Placements, one: Sequence[int], other: Sequence[int]) -> Iterator[Placements]:
         """Two groups change places; they divide the devices of both between them, where they shared some; else both
         get all of them."""
-        mine, theirs = spots[one[0]].devices, spots[other[0]].devices
+        mine, theirs = placements[one[0]].devices, placements[other[0]].devices
         both = mine | theirs
         if mine & theirs:
-            widths = {_width(spots[group[0]]) for group in (one, other)}
+            widths = {_width(placements[group[0]]) for group in (one, other)}
             for span in sorted({1, both.bit_count() // 2, *widths, *_large_spans(both)}):
                 part = first_of(both, span)
                 if part and part != both:
-                    yield from self._some_moved(spots, [(one, part), (other, both & ~part)])
+                    yield from self._some_moved(placements, [(one, part), (other, both & ~part)])
         elif one[0] < other[0] and any(both & ~bits == 0 for bits in self._pool_bits):
-            yield from self._some_moved(spots, [(one, both), (other, both)])
+            yield from self._some_moved(placements, [(one, both), (other, both)])
         if one[0] < other[0] and mine != theirs:
-            yield from self._some_moved(spots, [(one, theirs), (other, mine)])
+            yield from self._some_moved(placements, [(one, theirs), (other, mine)])
 
-    def _halves(self, spots: Spots) -> Iterator[Spots]:
+    def _halves(self, placements: Placements) -> Iterator[Placements]:
         """A worker group of a cycle on half of its devices, and the others, where they are or on the other half, hand
         over half of what they have: so half of the items can be with one stage and half with another."""
         for cycle in self.cycles:
-            groups = [group for group in self.groups.values() if set(group) & set(cycle) and spots[group[0]].devices]
+            groups = [
+                group for group in self.groups.values() if set(group) & set(cycle) and placements[group[0]].devices
+            ]
             for group in groups if len(groups) > 1 else ():
-                mine = spots[group[0]].devices
+                mine = placements[group[0]].devices
                 half = first_of(mine, mine.bit_count() // 2)
                 others = [other for other in groups if other != group]
                 for places in ([], [(other, mine & ~half) for other in others]) if half else ():
-                    for moved in self._some_moved(spots, [(group, half), *places]):
+                    for moved in self._some_moved(placements, [(group, half), *places]):
                         changed = list(moved)
                         for s in set(cycle) - set(group):
                             size = self._sizes.share(s, moved[s].num_ranks, num_parts=2)
                             changed[s] = moved[s]._replace(granularity=size)
                         yield tuple(changed)
 
-    def _some_moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
-        return itertools.islice(self._moved(spots, places), _NUM_WIDTHS)
+    def _some_moved(self, placements: Placements, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Placements]:
+        return itertools.islice(self._moved(placements, places), _NUM_WIDTHS)
 
-    def _moved(self, spots: Spots, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Spots]:
+    def _moved(self, placements: Placements, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Placements]:
         """The groups on these devices, which have to be of one pool that takes them, in every width that was
         profiled."""
         (group, devices), *rest = places
         if not any(devices & ~bits == 0 for bits in self._homes[group[0]]):
             return
-        for num_ranks in self._widths(group[0], devices.bit_count(), _width(spots[group[0]])):
-            moved = _placed(spots, group, devices, num_ranks)
-            whole = self._with_whole_shares(spots, moved, group)
+        for num_ranks in self._widths(group[0], devices.bit_count(), _width(placements[group[0]])):
+            moved = _placed(placements, group, devices, num_ranks)
+            whole = self._with_whole_shares(placements, moved, group)
             for sized in (moved,) if whole == moved else (moved, whole):
                 if rest:
                     yield from self._moved(sized, rest)
                 else:
                     yield sized
 
-    def _with_whole_shares(self, before: Spots, after: Spots, group: Sequence[int]) -> Spots:
+    def _with_whole_shares(self, before: Placements, after: Placements, group: Sequence[int]) -> Placements:
         """What handed over an instance's whole share of a step before does so after the move too."""
         num_items, changed = self._problem.num_items, list(after)
         for s in group:
@@ -373,9 +387,9 @@ def _alone_and_together(turn: Sequence[int]) -> list[Sequence[int]]:
     return [turn, *([s] for s in turn)] if len(turn) > 1 else [turn]
 
 
-def _width(spot: Spot) -> int:
+def _width(placement: StagePlacement) -> int:
     """Devices that an instance spans; 1 where ranks share them."""
-    return max(1, spot.devices.bit_count() // spot.num_ranks)
+    return max(1, placement.devices.bit_count() // placement.num_ranks)
 
 
 def _large_spans(devices: int) -> set[int]:
@@ -383,19 +397,19 @@ def _large_spans(devices: int) -> set[int]:
     return {devices.bit_count() // part for part in (2, 4, 16, 64)} - {0}
 
 
-def _placed(spots: Spots, group: Sequence[int], devices: int, num_ranks: int) -> Spots:
-    changed = list(spots)
+def _placed(placements: Placements, group: Sequence[int], devices: int, num_ranks: int) -> Placements:
+    changed = list(placements)
     for s in group:
-        _, _, granularity, offload, turn = spots[s]
-        changed[s] = Spot(devices, num_ranks, granularity, offload, turn)
+        _, _, granularity, offload, turn = placements[s]
+        changed[s] = StagePlacement(devices, num_ranks, granularity, offload, turn)
     return tuple(changed)
 
 
-def _handing_over(spots: Spots, stages: Sequence[int], granularity: int) -> Spots:
-    changed = list(spots)
+def _handing_over(placements: Placements, stages: Sequence[int], granularity: int) -> Placements:
+    changed = list(placements)
     for s in stages:
-        devices, num_ranks, _, offload, turn = spots[s]
-        changed[s] = Spot(devices, num_ranks, granularity, offload, turn)
+        devices, num_ranks, _, offload, turn = placements[s]
+        changed[s] = StagePlacement(devices, num_ranks, granularity, offload, turn)
     return tuple(changed)
 
 

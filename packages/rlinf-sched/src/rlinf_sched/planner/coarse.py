@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from rlinf_sched.cluster import Cluster, Device
 from rlinf_sched.flow_graph import Stage
+from rlinf_sched.planner.placements import Placements, StagePlacement, bits_of, devices_of
 from rlinf_sched.planner.pools import Pool
-from rlinf_sched.planner.spots import Spot, Spots, bits_of, devices_of
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import ItemCosts, StageProfile
 
@@ -39,7 +39,7 @@ def coarsened(problem: Problem, pools: Sequence[Pool], factor: int) -> Problem |
     )
 
 
-def refined(spots: Spots, coarse: Problem, pools: Sequence[Pool], factor: int) -> Spots:
+def refined(placements: Placements, coarse: Problem, pools: Sequence[Pool], factor: int) -> Placements:
     """The plan of the large problem: each device of the small one stands for the next `factor` of its pool.
 
     Args:
@@ -49,13 +49,13 @@ def refined(spots: Spots, coarse: Problem, pools: Sequence[Pool], factor: int) -
     large = [pool.devices[i : i + factor] for pool in pools for i in range(0, pool.num_devices, factor)]
     in_cycle = {name for cycle in coarse.flow.cycles() for name in cycle}
 
-    def many(stage: Stage, spot: Spot) -> Spot:
-        devices = bits_of(device for index in devices_of(spot.devices) for device in large[index])
-        goes_round_whole = stage.name in in_cycle and spot.granularity == coarse.num_items
-        granularity = spot.granularity * (factor if goes_round_whole else 1)
-        return Spot(devices, spot.num_ranks * factor, granularity, spot.offload, spot.turn)
+    def many(stage: Stage, placement: StagePlacement) -> StagePlacement:
+        devices = bits_of(device for index in devices_of(placement.devices) for device in large[index])
+        goes_round_whole = stage.name in in_cycle and placement.granularity == coarse.num_items
+        granularity = placement.granularity * (factor if goes_round_whole else 1)
+        return StagePlacement(devices, placement.num_ranks * factor, granularity, placement.offload, placement.turn)
 
-    return tuple(many(stage, spot) for stage, spot in zip(coarse.flow.stages, spots, strict=True))
+    return tuple(many(stage, placement) for stage, placement in zip(coarse.flow.stages, placements, strict=True))
 
 
 def _fewer_nodes(cluster: Cluster, pools: Sequence[Pool], factor: int) -> Cluster | None:

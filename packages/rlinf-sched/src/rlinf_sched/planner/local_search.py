@@ -19,9 +19,9 @@ from rlinf_sched.errors import SchedError
 from rlinf_sched.plan import Mode
 from rlinf_sched.planner.changes import Changes
 from rlinf_sched.planner.judged import judging
+from rlinf_sched.planner.placements import Placements, Share, StagePlacement, bits_of, shares_of, stage_plan
 from rlinf_sched.planner.plan_timer import PlanTimer
 from rlinf_sched.planner.pools import Pool
-from rlinf_sched.planner.spots import Share, Spot, Spots, bits_of, shares_of, stage_plan
 from rlinf_sched.problem import Problem
 from rlinf_sched.stage_time import items_at_once
 
@@ -43,7 +43,7 @@ _NUM_PAIRED = 64
 class Found:
     """A plan and what the simulator thinks of it."""
 
-    spots: Spots
+    placements: Placements
     mode: Mode
     step_s: float
     busy_s: tuple[float, ...]
@@ -57,13 +57,13 @@ class Found:
         """Less is better; steps that differ by rounding are equal, and shares of a step that differ by less than 1 %.
         Then fewer processes on the host are better."""
         spare = tuple(round(busy_s / self.step_s, 2) if self.step_s else 0.0 for busy_s in self.busy_s)
-        num_processes = sum(spot.num_ranks for spot in self.spots if not spot.devices)
+        num_processes = sum(placement.num_ranks for placement in self.placements if not placement.devices)
         return float(f"{self.step_s:.9g}"), spare, num_processes
 
     @property
     def sharing(self) -> tuple[bool, ...]:
         """Of each pair of stages, whether they have devices in common."""
-        return tuple(bool(a.devices & b.devices) for a, b in itertools.combinations(self.spots, 2))
+        return tuple(bool(a.devices & b.devices) for a, b in itertools.combinations(self.placements, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class _Needs:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    spots: Spots
+    placements: Placements
     shares: Sequence[Share]
     busy_s: tuple[float, ...]
     """As in `Found`."""
@@ -131,30 +131,30 @@ class LocalSearch:
         yield
         self.num_left += reserve
 
-    def time(self, spots: Spots, estimate_s: float | None = None) -> Found | None:
+    def time(self, placements: Placements, estimate_s: float | None = None) -> Found | None:
         """The plan with its step; None for one that does not fit or stands still, or where no more may be timed."""
-        shares = self._shares(spots)
-        return self._time(_Candidate(spots, shares, self._busy_s(spots, shares)), estimate_s)
+        shares = self._shares(placements)
+        return self._time(_Candidate(placements, shares, self._busy_s(placements, shares)), estimate_s)
 
     def _time(self, one: _Candidate, estimate_s: float | None = None, most_s: float = math.inf) -> Found | None:
         """As `time`; None too where the step takes more than `most_s`, unless it is the shortest of its mode."""
         key = self._key(one)
         if key in self._timed:
             return self._timed[key]
-        mode = self._mode(one.spots)
+        mode = self._mode(one.placements)
         best = self.best.get(mode)
         most_s = math.inf if best is None else max(most_s, best.step_s)
         if self.num_left <= 0 or self._longer_than_s.get(key, 0.0) >= most_s:
             return None
         plan = None
-        if self._goes_round(one.spots) and self._fits(one):
-            order = self._changes.order(one.spots)
+        if self._goes_round(one.placements) and self._fits(one):
+            order = self._changes.order(one.placements)
             if order not in self._timers:
-                self._timers[order] = PlanTimer(self._problem, one.spots, **judging(self._num_draws))
+                self._timers[order] = PlanTimer(self._problem, one.placements, **judging(self._num_draws))
             self.num_left -= 1
-            step_s = self._timers[order].step_s(one.spots, most_s)
+            step_s = self._timers[order].step_s(one.placements, most_s)
             if math.isfinite(step_s):
-                plan = Found(one.spots, mode, step_s, one.busy_s, estimate_s)
+                plan = Found(one.placements, mode, step_s, one.busy_s, estimate_s)
                 if best is None or plan.rank < best.rank:
                     self.best[mode] = plan
             elif math.isfinite(most_s):
@@ -176,7 +176,7 @@ class LocalSearch:
                 best = self.settle(best)
                 better = self._first_timed_better(best, self._moves_in_turn(best))
             else:
-                better = self._first_better(best, self._changes.single(best.spots))
+                better = self._first_better(best, self._changes.single(best.placements))
             if better is None:
                 return best
             best = better
@@ -186,7 +186,7 @@ class LocalSearch:
         """The best plan that single changes lead to while all groups keep their devices."""
         best: Found | None = first
         while best is not None:
-            first, best = best, self._first_better(best, self._changes.in_place(best.spots))
+            first, best = best, self._first_better(best, self._changes.in_place(best.placements))
         return first
 
     def improve(self, first: Found) -> Found:
@@ -195,16 +195,16 @@ class LocalSearch:
         best = first
         while self.num_left > 0:
             tried: list[Found] = []
-            better = self._first_better(best, self._changes.single(best.spots), tried)
+            better = self._first_better(best, self._changes.single(best.placements), tried)
             if better is None:
-                better = self._first_better(best, self._changes.finer(best.spots), tried)
+                better = self._first_better(best, self._changes.finer(best.placements), tried)
             if better is None:
-                better = self._first_better(best, self._changes.with_hand_over(best.spots), tried)
+                better = self._first_better(best, self._changes.with_hand_over(best.placements), tried)
             if better is None:
-                better = self._first_better(best, self._changes.pairs_in_place(best.spots), tried)
+                better = self._first_better(best, self._changes.pairs_in_place(best.placements), tried)
             if better is None:
                 tried.sort(key=lambda plan: plan.rank)
-                pairs = (pair for one in tried[:_NUM_PAIRED] for pair in self._changes.single(one.spots))
+                pairs = (pair for one in tried[:_NUM_PAIRED] for pair in self._changes.single(one.placements))
                 better = self._first_better(best, pairs, tried)
             if better is None:
                 return best
@@ -221,12 +221,12 @@ class LocalSearch:
                 break
             heat = _COLDEST * (_HOTTEST / _COLDEST) ** (self.num_left / num_plans)
             most_s = now.step_s * (1 - heat * math.log(1 - draw.random()))
-            spots = self._changes.drawn(now.spots, draw)
+            placements = self._changes.drawn(now.placements, draw)
             while draw.random() < _ANOTHER:
-                spots = self._changes.drawn(spots, draw)
-            shares = self._shares(spots)
-            busy_s = self._busy_s(spots, shares)
-            plan = self._time(_Candidate(spots, shares, busy_s), most_s=most_s) if busy_s[0] < most_s else None
+                placements = self._changes.drawn(placements, draw)
+            shares = self._shares(placements)
+            busy_s = self._busy_s(placements, shares)
+            plan = self._time(_Candidate(placements, shares, busy_s), most_s=most_s) if busy_s[0] < most_s else None
             if plan is not None and plan.step_s <= most_s:
                 now = plan
                 best = min(best, now, key=lambda plan: plan.rank)
@@ -244,12 +244,14 @@ class LocalSearch:
     def regrouped(self, first: Found) -> list[Found]:
         """A plan for each way in which the worker groups can share devices, or have their own, with as many for each as
         their work in the first one asks for."""
-        candidates = self._promising(self._changes.regroupings(first.spots, self._area_s), math.inf)[
+        candidates = self._promising(self._changes.regroupings(first.placements, self._area_s), math.inf)[
             : self.num_left // 3
         ]
         return [plan for one in candidates if (plan := self._time(one)) is not None]
 
-    def _first_better(self, best: Found, candidates: Iterable[Spots], tried: list[Found] | None = None) -> Found | None:
+    def _first_better(
+        self, best: Found, candidates: Iterable[Placements], tried: list[Found] | None = None
+    ) -> Found | None:
         """The first that is better, those first whose busiest device computes least."""
         return self._first_timed_better(best, self._promising(candidates, _HOPELESS * best.step_s), tried)
 
@@ -270,76 +272,78 @@ class LocalSearch:
     def _moves_in_turn(self, best: Found) -> Iterator[_Candidate]:
         """One move of each kind after the other, of each kind those first whose busiest device computes least: in large
         clusters there are hundreds of the kind that would be tried first, and nearly as good ones."""
-        lists = [self._promising(kind, _HOPELESS * best.step_s) for kind in reversed(self._changes.moves(best.spots))]
+        lists = [
+            self._promising(kind, _HOPELESS * best.step_s) for kind in reversed(self._changes.moves(best.placements))
+        ]
         return (one for row in itertools.zip_longest(*lists) for one in row if one is not None)
 
-    def _promising(self, candidates: Iterable[Spots], hopeless_s: float) -> list[_Candidate]:
+    def _promising(self, candidates: Iterable[Placements], hopeless_s: float) -> list[_Candidate]:
         """Those whose busiest device computes for no longer than that, the least busy first."""
         result: list[_Candidate] = []
-        for spots in dict.fromkeys(candidates):
-            shares = self._shares(spots)
-            busy_s = self._busy_s(spots, shares)
+        for placements in dict.fromkeys(candidates):
+            shares = self._shares(placements)
+            busy_s = self._busy_s(placements, shares)
             if busy_s[0] < hopeless_s:
-                result.append(_Candidate(spots, shares, busy_s))
+                result.append(_Candidate(placements, shares, busy_s))
         result.sort(key=lambda one: one.busy_s[0])
         return result
 
     # -- what a plan is ----------------------------------------------------------------------------------------------
 
-    def _shares(self, spots: Spots) -> Sequence[Share]:
+    def _shares(self, placements: Placements) -> Sequence[Share]:
         """As `shares_of`; many plans differ in other things than devices."""
-        devices = tuple([spot.devices for spot in spots])
+        devices = tuple([placement.devices for placement in placements])
         if devices not in self._shares_of:
-            self._shares_of[devices] = shares_of(spots, self._pool_bits)
+            self._shares_of[devices] = shares_of(placements, self._pool_bits)
         return self._shares_of[devices]
 
     def _key(self, one: _Candidate) -> object:
         """Equal for plans that differ in the names of devices only."""
-        order = self._changes.order(one.spots)
+        order = self._changes.order(one.placements)
         if self._has_network:
-            return tuple(spot[:4] for spot in one.spots), order
+            return tuple(placement[:4] for placement in one.placements), order
         counts = frozenset((share.stages, share.pool, share.devices.bit_count()) for share in one.shares)
-        return tuple(spot[1:4] for spot in one.spots), counts, order
+        return tuple(placement[1:4] for placement in one.placements), counts, order
 
-    def _mode(self, spots: Spots) -> Mode:
-        if len({spot.devices for spot in spots if spot.devices}) <= 1:
+    def _mode(self, placements: Placements) -> Mode:
+        if len({placement.devices for placement in placements if placement.devices}) <= 1:
             return "collocated"
         trains = others = 0
-        for s, spot in enumerate(spots):
+        for s, placement in enumerate(placements):
             if self._trains >> s & 1:
-                trains |= spot.devices
+                trains |= placement.devices
             else:
-                others |= spot.devices
+                others |= placement.devices
         return "hybrid" if trains & others else "disaggregated"
 
-    def _needs(self, s: int, spot: Spot) -> _Needs:
+    def _needs(self, s: int, placement: StagePlacement) -> _Needs:
         """Without end where nothing was profiled for its devices."""
-        needs = self._needs_of.get((s, spot))
+        needs = self._needs_of.get((s, placement))
         if needs is None:
-            pools = sum(1 << i for i, bits in enumerate(self._pool_bits) if bits & spot.devices)
-            alike = s, pools, spot.devices.bit_count(), spot.num_ranks, spot.granularity
+            pools = sum(1 << i for i, bits in enumerate(self._pool_bits) if bits & placement.devices)
+            alike = s, pools, placement.devices.bit_count(), placement.num_ranks, placement.granularity
             if alike not in self._needs_of:
-                self._needs_of[alike] = self._computed_needs(s, spot)
-            needs = self._needs_of[s, spot] = self._needs_of[alike]
+                self._needs_of[alike] = self._computed_needs(s, placement)
+            needs = self._needs_of[s, placement] = self._needs_of[alike]
         return needs
 
-    def _computed_needs(self, s: int, spot: Spot) -> _Needs:
+    def _computed_needs(self, s: int, placement: StagePlacement) -> _Needs:
         problem, name = self._problem, self._problem.flow.stages[s].name
-        num_devices = spot.devices.bit_count()
+        num_devices = placement.devices.bit_count()
         profile = problem.profile(name)
         try:
-            instance = problem.instance(stage_plan(name, spot))
+            instance = problem.instance(stage_plan(name, placement))
         except SchedError:
             return _Needs(math.inf, 0, 0)
         items = items_at_once(
             instance,
             profile.batching,
             num_items=problem.num_items,
-            num_instances=spot.num_ranks,
-            granularity=spot.granularity,
+            num_instances=placement.num_ranks,
+            granularity=placement.granularity,
         )
-        num_hand_overs = profile.rounds * max(1.0, problem.num_items / (items * spot.num_ranks))
-        sharing = max(1.0, spot.num_ranks / num_devices) if num_devices else 1.0
+        num_hand_overs = profile.rounds * max(1.0, problem.num_items / (items * placement.num_ranks))
+        sharing = max(1.0, placement.num_ranks / num_devices) if num_devices else 1.0
         return _Needs(
             busy_s=instance.seconds(items) * num_hand_overs * sharing,
             state_bytes=problem.state_bytes(name, instance, num_devices),
@@ -348,30 +352,30 @@ class LocalSearch:
 
     def _fits(self, one: _Candidate) -> bool:
         """Whether memory holds all state that stays, and beside it the fullest turn."""
-        spots = one.spots
+        placements = one.placements
         for share in one.shares:
             stays, works = 0, {}
             for s in self._members[share.stages]:
-                needs, turn = self._needs(s, spots[s]), self._changes.turn_of[s]
-                if self._keeps_state[s] and not spots[s].offload:
+                needs, turn = self._needs(s, placements[s]), self._changes.turn_of[s]
+                if self._keeps_state[s] and not placements[s].offload:
                     stays += needs.state_bytes
-                works[turn] = works.get(turn, 0) + needs.work_bytes + needs.state_bytes * spots[s].offload
+                works[turn] = works.get(turn, 0) + needs.work_bytes + needs.state_bytes * placements[s].offload
             if stays + max(works.values(), default=0) > self._pools[share.pool].memory_bytes:
                 return False
         return True
 
-    def _goes_round(self, spots: Spots) -> bool:
+    def _goes_round(self, placements: Placements) -> bool:
         """Whether hand-overs in a cycle whose work comes in parts leave nothing over, which would wait for ever."""
-        of_instances = ((spots[s], self._problem.num_items // spots[s].num_ranks) for s in self._in_parts)
-        return all(share % min(spot.granularity, share) == 0 for spot, share in of_instances)
+        of_instances = ((placements[s], self._problem.num_items // placements[s].num_ranks) for s in self._in_parts)
+        return all(share % min(placement.granularity, share) == 0 for placement, share in of_instances)
 
-    def _busy_s(self, spots: Spots, shares: Sequence[Share]) -> tuple[float, ...]:
+    def _busy_s(self, placements: Placements, shares: Sequence[Share]) -> tuple[float, ...]:
         """Seconds that devices and host processes compute, if items were alike: no step is shorter than the first."""
-        of_stages = [self._needs(s, spot).busy_s for s, spot in enumerate(spots)]
+        of_stages = [self._needs(s, placement).busy_s for s, placement in enumerate(placements)]
         busy_s = {sum([of_stages[s] for s in self._members[stages]]) for _, stages, _ in shares if stages}
-        busy_s.update([of_stages[s] for s, spot in enumerate(spots) if not spot.devices])
+        busy_s.update([of_stages[s] for s, placement in enumerate(placements) if not placement.devices])
         return tuple(sorted(busy_s, reverse=True))
 
-    def _area_s(self, s: int, spot: Spot) -> float:
+    def _area_s(self, s: int, placement: StagePlacement) -> float:
         """Device-seconds."""
-        return spot.devices.bit_count() * self._needs(s, spot).busy_s
+        return placement.devices.bit_count() * self._needs(s, placement).busy_s

@@ -7,13 +7,13 @@ import numpy as np
 
 from rlinf_sched.errors import InfeasibleError, PlanError, ProblemError, did_you_mean
 from rlinf_sched.plan import ALL_MODES, Mode, Plan, Prediction, RunnerUp, StagePlan, StagePrediction
+from rlinf_sched.planner.improvement import candidates_of, improved
 from rlinf_sched.planner.infeasible import why_nothing_fits
 from rlinf_sched.planner.judged import Judged
 from rlinf_sched.planner.local_search import Found
-from rlinf_sched.planner.polishing import candidates_of, polished
+from rlinf_sched.planner.placements import plan_of
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.spots import plan_of
 from rlinf_sched.problem import Problem
 from rlinf_sched.simulator import Timeline
 
@@ -65,7 +65,7 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, n
     candidates = candidates_of(search)
     if not any(candidates[mode] for mode in modes):
         raise InfeasibleError(why_nothing_fits(problem, pools, modes))
-    best = polished(problem, pools, candidates, num_draws).best
+    best = improved(problem, pools, candidates, num_draws).best
     bound = f"; the search kept at most {search.most_rows} candidates of a part" if search.was_thinned else ""
     judged = [_judged(problem, best[mode], num_draws) for mode in modes if mode in best]
     if not judged:
@@ -77,7 +77,7 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, n
 
 
 def _judged(problem: Problem, best: Found, num_draws: int) -> Judged:
-    plan = plan_of(problem, best.spots, best.mode, "shortest step in simulation")
+    plan = plan_of(problem, best.placements, best.mode, "shortest step in simulation")
     plan.validate(problem.flow, problem.cluster)
     return Judged(plan, best.step_s, best.estimate_s, problem, num_draws)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from rlinf_sched.errors import SchedError
-from rlinf_sched.planner.spots import Spot, Spots, plan_of, stage_plan
+from rlinf_sched.planner.placements import Placements, StagePlacement, plan_of, stage_plan
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import InstanceProfile, seconds_table
 from rlinf_sched.simulator.lowering import lower, lower_stage
@@ -19,20 +19,22 @@ class PlanTimer:
     """Times plans of one problem.
 
     Args:
-        any_spots: of a plan that can be executed.
+        any_placements: of a plan that can be executed.
         seed: as in `simulate`.
     """
 
-    def __init__(self, problem: Problem, any_spots: Spots, *, seed: int | None = None, num_steps: int = 1) -> None:
+    def __init__(
+        self, problem: Problem, any_placements: Placements, *, seed: int | None = None, num_steps: int = 1
+    ) -> None:
         from rlinf_sched import _C  # the package imports without it
 
         self._problem = problem
-        self._places: dict[tuple[int, Spot], int | None] = {}
+        self._places: dict[tuple[int, StagePlacement], int | None] = {}
         flow, links = problem.flow, problem.cluster.links
         stages = [stage.name for stage in flow.stages]
         choices = [(name, choice) for name in stages for choice in problem.profile(name).instances]
         self._table_of = {(name, choice): i for i, (name, choice) in enumerate(choices)}
-        lowered = lower(problem, plan_of(problem, any_spots, "hybrid", ""), seed=seed, num_steps=num_steps)
+        lowered = lower(problem, plan_of(problem, any_placements, "hybrid", ""), seed=seed, num_steps=num_steps)
         ends = [flow.workers[group][0] for edge in flow.weight_edges for group in (edge.source, edge.target)]
         pairs = zip(lowered.arrays["edge_source"].tolist(), lowered.arrays["edge_target"].tolist(), strict=True)
         self._timer = _C.PlanTimer(
@@ -58,11 +60,11 @@ class PlanTimer:
             network_bytes_per_s=links.network_bytes_per_s,
         )
 
-    def step_s(self, spots: Spots, most_s: float = math.inf) -> float:
+    def step_s(self, placements: Placements, most_s: float = math.inf) -> float:
         """Seconds of a step as `simulate` finds them; infinity for what is no plan or stands still, and for some or all
         plans whose steps take more than `most_s`, which need not be executed to the end."""
         numbers = []
-        for place in enumerate(spots):
+        for place in enumerate(placements):
             if place not in self._places:
                 self._places[place] = self._add(*place)
             number = self._places[place]
@@ -71,19 +73,19 @@ class PlanTimer:
             numbers.append(number)
         return self._timer.step_s(numbers, most_s)
 
-    def _add(self, s: int, spot: Spot) -> int | None:
+    def _add(self, s: int, placement: StagePlacement) -> int | None:
         stage = self._problem.flow.stages[s]
         try:
-            placed = lower_stage(self._problem, stage, stage_plan(stage.name, spot))
+            placed = lower_stage(self._problem, stage, stage_plan(stage.name, placement))
         except SchedError:
             return None
         profile: InstanceProfile = placed.profile
         return self._timer.add(
             devices=placed.plan.devices,
-            num_instances=spot.num_ranks,
+            num_instances=placement.num_ranks,
             hand_over=placed.hand_over,
             room=placed.room,
-            whole=spot.granularity == 0,
+            whole=placement.granularity == 0,
             step_s=profile.step_s,
             onload_s=placed.onload_s,
             offload_s=placed.offload_s,

@@ -165,10 +165,10 @@ class Search:
             if any(part.front.was_thinned for part in self._parts.values()):
                 self.was_thinned = True
                 eligible = [candidate for candidate in plans if candidate.mode in modes]
-                return plans + self._polished(eligible, tolerance, may_mix, num_each)
+                return plans + self._improved(eligible, tolerance, may_mix, num_each)
         return plans
 
-    def _polished(self, plans: Sequence[Candidate], passed: float, may_mix: bool, num_each: int) -> list[Candidate]:
+    def _improved(self, plans: Sequence[Candidate], passed: float, may_mix: bool, num_each: int) -> list[Candidate]:
         """What is better than all candidates, found at the tolerance `passed`, and cut as one of the best of them."""
         shapes: dict[object, Candidate] = {}
         for candidate in sorted(plans, key=lambda candidate: candidate.step_s):

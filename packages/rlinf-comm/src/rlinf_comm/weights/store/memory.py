@@ -4,7 +4,7 @@ Control words (one writer each, see csrc/include/rlinf/comm/shared_words.h):
     header    plan digest (4 words)
     sender    pid, start time, number of publications, version whose digests are there; for each slot: version, Where
     receiver  pid, start time, version wanted, version served, version being read, version whose digests it waits for
-    loan      for each buffer of each sender, where a version lies that is lent: descriptor, inode, offset
+    referenced      for each buffer of each sender, where a version lies that is lent: descriptor, inode, offset
     piece     for each slot: version, digest (2 words)
 """
 
@@ -45,7 +45,7 @@ class Where(IntEnum):
 
     STORED = 0
     """In the slot."""
-    LENT = 1
+    REFERENCED = 1
     """In the sender's tensors, which do not change meanwhile; the slot is kept for it."""
     GONE = 2
     """It was lent, all receivers have taken it, and the sender's tensors have changed since."""
@@ -56,9 +56,9 @@ class ControlWords:
 
     def __init__(self, plan: ReshardPlan, num_pieces: int) -> None:
         self._receivers = 4 + 8 * plan.num_src_ranks
-        self._loans = self._receivers + 6 * plan.num_dst_ranks
+        self._referenced_buffers = self._receivers + 6 * plan.num_dst_ranks
         self._first_buffers = list(accumulate(map(len, plan.src_buffers), initial=0))
-        self._pieces = self._loans + 3 * self._first_buffers[-1]
+        self._pieces = self._referenced_buffers + 3 * self._first_buffers[-1]
         self._num_pieces = num_pieces
         self.num_words = self._pieces + NUM_SLOTS * 3 * num_pieces
 
@@ -92,9 +92,9 @@ class ControlWords:
     def checking(self, dst_rank: int) -> int:
         return self.receiver(dst_rank) + 5
 
-    def loan(self, src_rank: int, buffer: int) -> int:
+    def referenced_buffer(self, src_rank: int, buffer: int) -> int:
         """Index of the first of a buffer's three words."""
-        return self._loans + 3 * (self._first_buffers[src_rank] + buffer)
+        return self._referenced_buffers + 3 * (self._first_buffers[src_rank] + buffer)
 
     def piece(self, slot: int, index: int) -> int:
         """Index of the version of a slot's piece; the two words of the piece's digest follow."""

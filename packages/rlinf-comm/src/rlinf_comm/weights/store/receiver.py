@@ -73,7 +73,7 @@ class StoreReceiver(StoreSide):
         wait_s, slots = self._wait_for_version(policy_version, timeout_s)
 
         start_s = time.monotonic()
-        lenders = self._copy(tensors, slots, policy_version)
+        referenced_ranks = self._copy(tensors, slots, policy_version)
         copied_s = time.monotonic()
 
         def check() -> SyncReport:
@@ -82,7 +82,7 @@ class StoreReceiver(StoreSide):
                 words.store(control.checking(self._rank), policy_version)
                 words.notify_all()
                 digests = self._digests(tensors)
-                self._wait_for_digests(lenders, policy_version, timeout_s)
+                self._wait_for_digests(referenced_ranks, policy_version, timeout_s)
                 self._verify(digests, slots, policy_version)
             words.store(control.served(self._rank), policy_version)
             words.notify_all()
@@ -114,27 +114,29 @@ class StoreReceiver(StoreSide):
                         f"sender {src_rank} have changed since all receivers had it; it does not come back",
                         expected_version=policy_version,
                     )
-            lenders = [src_rank for src_rank in self._src_ranks if where[src_rank] == Where.LENT]
-            if not lenders:
+            referenced_ranks = [src_rank for src_rank in self._src_ranks if where[src_rank] == Where.REFERENCED]
+            if not referenced_ranks:
                 self._read(tensors, slots, policy_version)
             else:
-                self._read_lent(tensors, slots, lenders)
+                self._read_referenced(tensors, slots, referenced_ranks)
         finally:
             words.store(control.reading(self._rank), NO_VERSION)
             words.notify_all()
-        return lenders
+        return referenced_ranks
 
     def _read(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> None:
         """Copies this rank's pieces out of the slots of their senders."""
         self._transfer(tensors).receive.run(self._slot_addresses(slots), addresses_of(tensors.values()))
 
-    def _read_lent(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], lenders: list[int]) -> None:
+    def _read_referenced(
+        self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], referenced_ranks: list[int]
+    ) -> None:
         """The same, where some senders have theirs in their own tensors."""
         transfer, addresses = self._transfer(tensors), addresses_of(tensors.values())
         for number, src_rank in enumerate(self._src_ranks):
-            if src_rank in lenders:
-                program = transfer.lent(number, self._plan.src_buffers[src_rank])
-                program.run(self._lent_addresses(src_rank), addresses)
+            if src_rank in referenced_ranks:
+                program = transfer.by_reference(number, self._plan.src_buffers[src_rank])
+                program.run(self._referenced_addresses(src_rank), addresses)
             else:
                 transfer.stored(number).run(self._slot_addresses(slots), addresses)
 
@@ -145,22 +147,22 @@ class StoreReceiver(StoreSide):
     def _slot_addresses(self, slots: Mapping[int, int]) -> np.ndarray:
         return np.array([self._slot_address(slots[src_rank]) for src_rank in self._src_ranks], np.int64)
 
-    def _lent_addresses(self, src_rank: int) -> np.ndarray:
+    def _referenced_addresses(self, src_rank: int) -> np.ndarray:
         """Where this process sees the buffers of a sender."""
         words, control = self._words, self._control
         places = []
         for number in range(len(self._plan.src_buffers[src_rank])):
-            first = control.loan(src_rank, number)
+            first = control.referenced_buffer(src_rank, number)
             places.append(SharedPlace(*(words.load(first + word) for word in range(3))))
         return self._mappings[src_rank].addresses_of(words.load(control.sender(src_rank)), places)
 
-    def _wait_for_digests(self, lenders: list[int], policy_version: int, timeout_s: float) -> None:
+    def _wait_for_digests(self, referenced_ranks: list[int], policy_version: int, timeout_s: float) -> None:
         """Senders digest what they have lent when they are asked."""
         words, control = self._words, self._control
 
         def late() -> list[int]:
             # One that has digested a later version has done so with this one, which this rank has not served, before.
-            return [rank for rank in lenders if words.load(control.digested(rank)) < policy_version]
+            return [rank for rank in referenced_ranks if words.load(control.digested(rank)) < policy_version]
 
         def are_there() -> bool:
             for src_rank in late():

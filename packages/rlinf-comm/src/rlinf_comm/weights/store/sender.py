@@ -15,7 +15,7 @@ from rlinf_comm.errors import PeerLost, WeightTimeout
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import NO_VERSION, NUM_SLOTS, WORD_MODULUS, WeightStore, Where, signed_word
-from rlinf_comm.weights.store.shared_tensors import Lasting
+from rlinf_comm.weights.store.shared_tensors import SharedTensors
 from rlinf_comm.weights.store.side import StoreSide
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _WAKE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Loan:
+class _Referenced:
     """A version that receivers read where the sender has it."""
 
     tensors: dict[str, torch.Tensor]
@@ -43,12 +43,12 @@ class StoreSender(StoreSide):
         super().__init__(store, plan, src_rank, role="sender")
         self._register(self._control.sender(src_rank))
         self._dst_ranks = sorted(set(plan.table.dst_rank[plan.table.src_rank == src_rank].tolist()))
-        self._lasting = Lasting()
-        self._loan: _Loan | None = None
+        self._shared_tensors = SharedTensors()
+        self._referenced: _Referenced | None = None
         self._lock = threading.Lock()
-        """Held by who ends the loan, and by who reads what is lent for its digests."""
+        """Held by who ends the referenced, and by who reads what is lent for its digests."""
         for slot in range(NUM_SLOTS):  # what one that died had lent
-            if self._words.load(self._control.slot_where(src_rank, slot)) == Where.LENT:
+            if self._words.load(self._control.slot_where(src_rank, slot)) == Where.REFERENCED:
                 self._words.store(self._control.slot_where(src_rank, slot), Where.GONE)
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
@@ -84,16 +84,16 @@ class StoreSender(StoreSide):
         for them (/dev/shm) or this process may not open that many files.
         """
         tensors = self._checked(tensors)
-        places = self._lasting.places_of(list(tensors.values()))
+        places = self._shared_tensors.places_of(list(tensors.values()))
         if places is None:
             return self.publish(tensors, policy_version, timeout_s)
         slot, wait_s = self._free_slot(policy_version, timeout_s)
         for number, place in enumerate(places):
             for word, value in enumerate((place.fd, place.inode, place.offset_bytes)):
-                self._words.store(self._control.loan(self._rank, number) + word, value)
-        self._loan = loan = _Loan(tensors, policy_version, slot)
-        self._announce(slot, policy_version, Where.LENT)
-        threading.Thread(target=self._digest_when_asked, args=(loan,), name="weight digests", daemon=True).start()
+                self._words.store(self._control.referenced_buffer(self._rank, number) + word, value)
+        self._referenced = referenced = _Referenced(tensors, policy_version, slot)
+        self._announce(slot, policy_version, Where.REFERENCED)
+        threading.Thread(target=self._digest_when_asked, args=(referenced,), name="weight digests", daemon=True).start()
         return self._report(policy_version, wait_s=wait_s, copy_s=0.0, digest_s=0.0)
 
     def finish_reads(self) -> None:
@@ -105,17 +105,17 @@ class StoreSender(StoreSide):
         Raises: WeightTimeout: one that copies does not come to its end.
         """
         with self._lock:
-            loan, self._loan = self._loan, None
-            if loan is None:
+            referenced, self._referenced = self._referenced, None
+            if referenced is None:
                 return
-            where, version = Where.GONE, loan.policy_version
+            where, version = Where.GONE, referenced.policy_version
             if self._receivers_before(version):
                 where = Where.STORED
-                digests = self._write(loan.tensors, loan.slot)
+                digests = self._write(referenced.tensors, referenced.slot)
                 if self._words.load(self._control.digested(self._rank)) != version:  # or they may be compared just now
-                    self._store_digests(digests, loan.slot, version)
+                    self._store_digests(digests, referenced.slot, version)
             # Who looks from now on finds it there; who looked before has said that it reads.
-            self._words.store(self._control.slot_where(self._rank, loan.slot), where)
+            self._words.store(self._control.slot_where(self._rank, referenced.slot), where)
             self._words.notify_all()
             if self._wait_until(lambda: not self._readers_of(version), _READERS_S) is None:
                 raise WeightTimeout(
@@ -134,21 +134,21 @@ class StoreSender(StoreSide):
         self._wait_until(lambda: bool(pending()), timeout_s)
         return min(pending(), default=None)
 
-    def _digest_when_asked(self, loan: _Loan) -> None:
+    def _digest_when_asked(self, referenced: _Referenced) -> None:
         """Digests what is lent when the first receiver checks what it has taken: not while any waits for its copy."""
         words, control = self._words, self._control
         checking_words = [control.checking(rank) for rank in self._dst_ranks]
         while True:
             seen = words.sequence()
-            if self._loan is not loan:
+            if self._referenced is not referenced:
                 return
-            if any(words.load(word) == loan.policy_version for word in checking_words):
+            if any(words.load(word) == referenced.policy_version for word in checking_words):
                 break
             words.wait(seen, _WAKE_S)
         with self._lock:
-            if self._loan is loan:
-                digests = self._transfer(loan.tensors).attest.run(addresses_of(loan.tensors.values()))
-                self._store_digests(digests, loan.slot, loan.policy_version)
+            if self._referenced is referenced:
+                digests = self._transfer(referenced.tensors).attest.run(addresses_of(referenced.tensors.values()))
+                self._store_digests(digests, referenced.slot, referenced.policy_version)
                 words.notify_all()
 
     # -- slots -----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class SharedPlace:
     offset_bytes: int
 
 
-class Lasting:
+class SharedTensors:
     """Tensors that are lent again and again: what is made anew each time would be moved each time."""
 
     def __init__(self) -> None:

@@ -162,8 +162,8 @@ class WeightStreamSender:
                 all others, on the device; names it.
         """
         who = f"sender {self._src_rank}"
-        lent = tensors if isinstance(tensors, ReferencedTensors) else ReferencedTensors(tensors)
-        with lent.reading() as own:
+        referenced = tensors if isinstance(tensors, ReferencedTensors) else ReferencedTensors(tensors)
+        with referenced.reading() as own:
             checked_on(self._device, who, self._plan.src_buffers[self._src_rank], own)
         if policy_version < 0 or policy_version <= self._published:
             raise ValueError(
@@ -174,7 +174,7 @@ class WeightStreamSender:
 
         def publish_to(rank: int, talk: Talk) -> StreamReport:
             try:
-                return self._publish_to(rank, lent, policy_version, talk)
+                return self._publish_to(rank, referenced, policy_version, talk)
             except BaseException:
                 self._destinations[rank].forget()
                 raise
@@ -187,11 +187,11 @@ class WeightStreamSender:
         self._published = policy_version
         return reports
 
-    def _publish_to(self, rank: int, lent: ReferencedTensors, policy_version: int, talk: Talk) -> StreamReport:
+    def _publish_to(self, rank: int, referenced: ReferencedTensors, policy_version: int, talk: Talk) -> StreamReport:
         to = self._destinations[rank]
         now = to.choice.now
         start_s = now()
-        with self._prepared(to.pair, lent) as (_, tied, addresses, on_device):
+        with self._prepared(to.pair, referenced) as (_, tied, addresses, on_device):
             tied_digests = digests_to_bytes(tied.digests(addresses))
         key = (self._session, self._attempt)
         talk.send(StreamOffer(*key, self._plan.digest, policy_version, self._bucket_bytes, tied_digests))
@@ -207,7 +207,7 @@ class WeightStreamSender:
         delta_bytes = sent_bytes = num_deltas = 0
         for number, (bucket, encoder) in enumerate(zip(to.pair.buckets, to.encoders, strict=True)):
             packing_s = now()
-            with self._prepared(to.pair, lent) as (packings, _, addresses, _):
+            with self._prepared(to.pair, referenced) as (packings, _, addresses, _):
                 data, digests = packings[number].pack(addresses)
             is_kept = self._deltas and isinstance(data, np.ndarray)
             encoding_s = now()
@@ -246,9 +246,11 @@ class WeightStreamSender:
         )
 
     @contextmanager
-    def _prepared(self, pair: Pair, lent: ReferencedTensors) -> Iterator[tuple[list[Packing], Packing, Int64s, bool]]:
+    def _prepared(
+        self, pair: Pair, referenced: ReferencedTensors
+    ) -> Iterator[tuple[list[Packing], Packing, Int64s, bool]]:
         """(for each bucket, for the tied boxes, the addresses of the tensors, whether they are on the device)"""
-        with lent.reading() as tensors:
+        with referenced.reading() as tensors:
             in_order = {name: tensors[name] for name in self._plan.src_buffers[self._src_rank]}
             yield *pair.prepare(in_order), addresses_of(in_order.values()), are_on(self._device, in_order)
 

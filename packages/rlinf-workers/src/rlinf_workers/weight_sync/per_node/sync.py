@@ -117,7 +117,7 @@ class _Keeper:
         self._sender = weights.StoreSender(self.store, spread, 0)
         (buffers,) = spread.src_buffers
         self._held = {name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in buffers.items()}
-        self._came = self._lent = -1
+        self._came = self._republished = -1
         """The version that `_held` holds, and the last one that the ranks may take."""
         self._failure: Exception | None = None
         self._changed = threading.Condition()
@@ -130,8 +130,8 @@ class _Keeper:
         with self._changed:
             self._failure = None
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._lent >= policy_version or self._failure is not None, timeout_s)
-            if self._lent >= policy_version:
+            self._changed.wait_for(lambda: self._republished >= policy_version or self._failure is not None, timeout_s)
+            if self._republished >= policy_version:
                 return
             if self._failure is not None:
                 raise self._failure
@@ -148,7 +148,7 @@ class _Keeper:
         while not self._has_ended:
             try:
                 self._tell_mates()
-                version = self._sender.wait_for_wanted(self._lent, LOOK_S)
+                version = self._sender.wait_for_wanted(self._republished, LOOK_S)
                 if version is not None:
                     self._bring(version)
             except Exception as error:  # noqa: BLE001 - whoever waits raises it
@@ -173,7 +173,7 @@ class _Keeper:
             self._came = policy_version
         self._sender.publish_by_reference(self._held, policy_version)
         with self._changed:
-            self._lent, self._failure = policy_version, None
+            self._republished, self._failure = policy_version, None
             self._changed.notify_all()
 
 

@@ -110,11 +110,11 @@ class StreamsSender:
     def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> FinishReads | None:
         for way in self._ways:
             way.wait_for_room(policy_version)
-        lent_tensors = ReferencedTensors(self._copies(tensors, policy_version), len(self._ways))
+        referenced = ReferencedTensors(self._copies(tensors, policy_version), len(self._ways))
         for way in self._ways:
-            way.put(lent_tensors, policy_version)
-        is_lent = self._ways and any(tensor.is_cpu for tensor in tensors.values())
-        return lent_tensors.finish_reads if is_lent else None
+            way.put(referenced, policy_version)
+        is_referenced = self._ways and any(tensor.is_cpu for tensor in tensors.values())
+        return referenced.finish_reads if is_referenced else None
 
     def _copies(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
         """Those of the host as they are; copies of all others, on the device where they may stay there."""
@@ -137,7 +137,7 @@ class _Way:
 
     def __init__(self, peer: Peer, name: str, sender: WeightStreamSender) -> None:
         self._peer, self._name, self._sender = peer, name, sender
-        self._lent: queue.Queue[tuple[ReferencedTensors, int]] = queue.Queue()
+        self._versions: queue.Queue[tuple[ReferencedTensors, int]] = queue.Queue()
         self._num_kept = 0
         self._changed = threading.Condition()
         self._failure: Exception | None = None
@@ -160,7 +160,7 @@ class _Way:
     def put(self, tensors: ReferencedTensors, policy_version: int) -> None:
         """There has to be room."""
         self._count(1)
-        self._lent.put((tensors, policy_version))
+        self._versions.put((tensors, policy_version))
 
     def _count(self, change: int, failure: Exception | None = None) -> None:
         """Of kept versions; whoever waits looks again."""
@@ -171,7 +171,7 @@ class _Way:
 
     def _hand_out(self) -> None:
         while True:
-            tensors, policy_version = self._lent.get()
+            tensors, policy_version = self._versions.get()
             try:
                 while not self._is_taken(tensors, policy_version):
                     pass

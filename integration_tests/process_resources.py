@@ -22,7 +22,7 @@ _SHARED_LINK = ("/memfd:", "/dev/shm/")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class ProcessResources:
     """What one process holds at a moment."""
 
     rss_bytes: int
@@ -33,7 +33,7 @@ class Held:
     """Shared memory (memfd, /dev/shm) that is mapped, or open without being mapped."""
 
 
-def held_by(pid: int) -> Held | None:
+def resources_of(pid: int) -> ProcessResources | None:
     """None: the process has ended."""
     folder = Path(f"/proc/{pid}")
     try:
@@ -46,7 +46,7 @@ def held_by(pid: int) -> Held | None:
         return None  # a zombie
     opened = {(link, inode) for link, inode in links if link.startswith(_SHARED_LINK)}
     unmapped = {inode for _, inode in opened} - {int(key.split()[1]) for key in mapped}
-    return Held(
+    return ProcessResources(
         rss_bytes=1024 * _number(status, "VmRSS"),
         num_descriptors=len(links),
         num_threads=_number(status, "Threads"),

@@ -14,9 +14,9 @@ import numpy as np
 from rlinf_sched.plan import ALL_MODES, Mode
 from rlinf_sched.planner.coarse import coarsened, refined
 from rlinf_sched.planner.local_search import Found, LocalSearch
+from rlinf_sched.planner.placements import Placements, StagePlacement, bits_of
 from rlinf_sched.planner.pools import Pool, pools_of
 from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.spots import Spot, Spots, bits_of
 from rlinf_sched.planner.tree import Candidate, leaves, place, shape
 from rlinf_sched.problem import Problem
 from rlinf_sched.simulator.lowering import num_steps_of
@@ -68,7 +68,7 @@ other."""
 Candidates = Mapping[Mode, Sequence[Candidate]]
 
 
-def polished(
+def improved(
     problem: Problem, pools: Sequence[Pool], candidates: Candidates, num_draws: int, *, is_part: bool = False
 ) -> LocalSearch:
     """What simulation finds among the candidates that are worth it, and what local search makes of the best of them.
@@ -148,9 +148,9 @@ def _coarse_starts(problem: Problem, pools: Sequence[Pool], around: LocalSearch,
     if coarse is None:
         return []
     few = pools_of(coarse.cluster)
-    searched = polished(coarse, few, candidates_of(Search(coarse, few)), num_draws, is_part=True)
-    plans = [refined(plan.spots, coarse, pools, _COARSER) for plan in searched.elite(_NUM_ELITE)]
-    return [plan for spots in plans if (plan := around.time(spots)) is not None]
+    searched = improved(coarse, few, candidates_of(Search(coarse, few)), num_draws, is_part=True)
+    plans = [refined(plan.placements, coarse, pools, _COARSER) for plan in searched.elite(_NUM_ELITE)]
+    return [plan for placements in plans if (plan := around.time(placements)) is not None]
 
 
 def candidates_of(search: Search) -> Candidates:
@@ -159,7 +159,7 @@ def candidates_of(search: Search) -> Candidates:
 
 
 def affordable_plans(problem: Problem, num_draws: int = 0, *, is_part: bool = False) -> int:
-    """How many plans local search may time. Args are those of `polished`."""
+    """How many plans local search may time. Args are those of `improved`."""
     if _is_small(problem):
         return _MOST_SEARCHED
     num_items = problem.num_items * len(problem.flow.stages)
@@ -207,24 +207,26 @@ def _simulated(
         if len(result) >= few and candidate.step_s > _WORTH * best_s and is_known:
             continue
         shapes.add(shape(candidate.tree))
-        spots = spots_of_candidate(problem, pools, candidate)
-        plan = None if spots is None else around.time(spots, candidate.step_s)
+        placements = placements_of_candidate(problem, pools, candidate)
+        plan = None if placements is None else around.time(placements, candidate.step_s)
         if plan is not None:
             result.append(plan)
             best_s = min(best_s, plan.step_s)
     return result
 
 
-def spots_of_candidate(problem: Problem, pools: Sequence[Pool], candidate: Candidate) -> Spots | None:
+def placements_of_candidate(problem: Problem, pools: Sequence[Pool], candidate: Candidate) -> Placements | None:
     """Where and how the candidate's stages run; None where the stages of a worker group cannot be together."""
     workers = {stage.name: stage.worker for stage in problem.flow.stages}
     placed = place(candidate.tree, [list(pool.devices) for pool in pools], workers)
     if placed is None:
         return None
     in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}  # where 0, the end of the batch, never comes
-    spots: dict[str, Spot] = {}
+    placements: dict[str, StagePlacement] = {}
     for turn, leaf in enumerate(leaves(candidate.tree)):
         is_whole = leaf.granularity >= problem.num_items and leaf.stage not in in_cycle
         granularity = 0 if is_whole else leaf.granularity
-        spots[leaf.stage] = Spot(bits_of(placed[leaf.stage]), leaf.num_instances, granularity, leaf.offload, turn)
-    return tuple(spots[stage.name] for stage in problem.flow.stages)
+        placements[leaf.stage] = StagePlacement(
+            bits_of(placed[leaf.stage]), leaf.num_instances, granularity, leaf.offload, turn
+        )
+    return tuple(placements[stage.name] for stage in problem.flow.stages)

@@ -1,6 +1,6 @@
-"""Plans as local search changes them: for each stage a spot, whose devices are a set of bits.
+"""Plans as local search changes them: for each stage a placement, whose devices are a set of bits.
 
-Sets of devices are whole numbers, so that what stages share is one operation on any number of devices.
+Sets of devices are integers, so that the intersection of any number of devices is one operation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlinf_sched.plan import Mode, Plan, StagePlan
 from rlinf_sched.problem import Problem
 
 
-class Spot(NamedTuple):
+class StagePlacement(NamedTuple):
     """Where and how a stage runs."""
 
     devices: int
@@ -27,7 +27,7 @@ class Spot(NamedTuple):
     """Where its turn comes among those that the flow leaves open; of equal ones the first in the flow."""
 
 
-Spots = tuple[Spot, ...]
+Placements = tuple[StagePlacement, ...]
 """A plan's, in the order of the flow's stages."""
 
 
@@ -72,11 +72,11 @@ def last_of(bits: int, count: int) -> int:
     return bits & ~first_of(bits, max(0, bits.bit_count() - count))
 
 
-def shares_of(spots: Spots, pools: Sequence[int]) -> list[Share]:
+def shares_of(placements: Placements, pools: Sequence[int]) -> list[Share]:
     """All devices, by what is on them; `pools` are the sets of each pool's."""
     shares = [(devices, 0, pool) for pool, devices in enumerate(pools)]
-    for s, spot in enumerate(spots):
-        mine, halves = spot.devices, []
+    for s, placement in enumerate(placements):
+        mine, halves = placement.devices, []
         for devices, stages, pool in shares if mine else ():
             here = devices & mine
             if here:
@@ -87,35 +87,37 @@ def shares_of(spots: Spots, pools: Sequence[int]) -> list[Share]:
     return [Share._make(share) for share in shares]
 
 
-def spots_of(problem: Problem, plan: Plan) -> Spots:
-    """The spots of a plan's stages."""
+def placements_of(problem: Problem, plan: Plan) -> Placements:
+    """The placements of a plan's stages."""
     placed = [plan.stage(stage.name) for stage in problem.flow.stages]
-    return tuple(Spot(bits_of(one.devices), one.num_ranks, one.granularity, one.offload, one.turn) for one in placed)
+    return tuple(
+        StagePlacement(bits_of(one.devices), one.num_ranks, one.granularity, one.offload, one.turn) for one in placed
+    )
 
 
-def plan_of(problem: Problem, spots: Spots, mode: Mode, reason: str) -> Plan:
-    """The plan with these spots. Where a cycle's work comes in parts, a stage hands over no more than an instance has,
-    as for more it would wait for ever."""
-    spot_of = {stage.name: spot for stage, spot in zip(problem.flow.stages, spots, strict=True)}
+def plan_of(problem: Problem, placements: Placements, mode: Mode, reason: str) -> Plan:
+    """The plan with these placements. In a cycle whose items are divided over instances, a stage hands over at most the
+    items of one instance, otherwise it would wait forever."""
+    placement_of = {stage.name: placement for stage, placement in zip(problem.flow.stages, placements, strict=True)}
     for stage in (problem.flow.stage(name) for cycle in problem.flow.cycles() for name in cycle):
         if stage.num_parts:
-            spot = spot_of[stage.name]
-            most = problem.num_items // spot.num_ranks
-            spot_of[stage.name] = spot._replace(granularity=min(spot.granularity, most))
-    turns = sorted(problem.flow.turns(), key=lambda names: spot_of[names[0]].turn)
+            placement = placement_of[stage.name]
+            most = problem.num_items // placement.num_ranks
+            placement_of[stage.name] = placement._replace(granularity=min(placement.granularity, most))
+    turns = sorted(problem.flow.turns(), key=lambda names: placement_of[names[0]].turn)
     turn_of = {name: turn for turn, names in enumerate(turns) for name in names}
-    stages = [stage_plan(name, spot, turn_of[name]) for name, spot in spot_of.items()]
+    stages = [stage_plan(name, placement, turn_of[name]) for name, placement in placement_of.items()]
     return Plan(
         flow=problem.flow.name, mode=mode, stages=tuple(sorted(stages, key=lambda one: one.turn)), reason=reason
     )
 
 
-def stage_plan(name: str, spot: Spot, turn: int = 0) -> StagePlan:
+def stage_plan(name: str, placement: StagePlacement, turn: int = 0) -> StagePlan:
     return StagePlan(
         stage=name,
-        devices=devices_of(spot.devices),
-        num_ranks=spot.num_ranks,
-        granularity=spot.granularity,
-        offload=spot.offload,
+        devices=devices_of(placement.devices),
+        num_ranks=placement.num_ranks,
+        granularity=placement.granularity,
+        offload=placement.offload,
         turn=turn,
     )

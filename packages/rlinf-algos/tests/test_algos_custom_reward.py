@@ -7,7 +7,7 @@ import types
 import pytest
 
 from rlinf_algos import RewardError, RewardResult, RewardSpec, make_reward, score_all
-from rlinf_algos.rewards import OwnReward, RewardTerm
+from rlinf_algos.rewards import CustomReward, RewardTerm
 
 
 @pytest.fixture
@@ -103,5 +103,5 @@ def test_a_call_that_hangs_is_named_with_its_place():
     with pytest.raises(
         RewardError, match=r"'mine:hangs' has not come back from a call within 0.2 s; it is at"
     ) as caught:
-        OwnReward(hangs, name="mine:hangs", time_limit_s=0.2)("", "")
+        CustomReward(hangs, name="mine:hangs", time_limit_s=0.2)("", "")
     assert "in hangs\n    time.sleep(5)" in str(caught.value)

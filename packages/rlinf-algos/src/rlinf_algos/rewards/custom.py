@@ -1,8 +1,8 @@
-"""A reward function of one's own: called with what it asks for, and watched.
+"""Custom reward functions: calls them with the arguments they take, under a time limit.
 
-The function is called as `f(completion, answer)`. Where it has a parameter `prompt` it is given what was asked, where
-it has a parameter `row` all columns of the data row (a dict; empty for problems that were made), both by name. It
-returns a number, a truth value, or a `RewardResult`.
+The function is called as `f(completion, answer)`. If it has a parameter `prompt`, it gets the prompt; if it has a
+parameter `row`, all columns of the data row (a dict; empty for generated problems); both by name. It returns a number,
+a bool, or a `RewardResult`.
 """
 
 import inspect
@@ -21,17 +21,16 @@ _PARAMETERS = ("prompt", "row")
 _LOOK_S = 0.05
 
 
-class OwnReward:
-    """Calls a function of your own, in a thread that is watched.
+class CustomReward:
+    """Calls a custom function in a thread with a time limit.
 
     Args:
-        function: see the module's text.
-        name: how messages call it.
-        time_limit_s: seconds that each call may take. A longer one is an error that shows where it is; its thread is
-            left behind.
+        function: see the module's docstring.
+        name: its name in messages.
+        time_limit_s: time limit of each call. Exceeding it is an error with the call's stack; the thread is abandoned.
 
     Raises:
-        RewardError: the function cannot be called in this way.
+        RewardError: the function does not accept these arguments.
     """
 
     reads_prompts = True

@@ -110,7 +110,7 @@ def test_who_comes_when_the_tensors_are_about_to_change_finds_the_version_in_the
     for tensor in edge.tensors[0].values():
         tensor.zero_()
     edge.take(1, ranks=[1])
-    assert [edge.where(rank)[1] for rank in range(3)] == [Where.STORED, Where.LENT, Where.LENT]
+    assert [edge.where(rank)[1] for rank in range(3)] == [Where.STORED, Where.REFERENCED, Where.REFERENCED]
     for served, reference in zip(edge.served, expected, strict=True):
         assert_bitwise_equal(served, reference)
 
@@ -175,7 +175,7 @@ def test_settling_waits_for_who_copies_at_this_moment():
     settling = threading.Thread(target=edge.senders[0].finish_reads)
     settling.start()
     end_s = time.monotonic() + HANG_S
-    while edge.where()[1] == Where.LENT:
+    while edge.where()[1] == Where.REFERENCED:
         assert time.monotonic() < end_s
         time.sleep(0.01)
     assert settling.is_alive()  # the version is in the store, but the tensors are still read
@@ -207,7 +207,7 @@ def test_a_version_that_nobody_took_makes_room_as_a_copied_one_does():
     edge.publish_by_reference(1)
     first = edge.expected()
     edge.publish_by_reference(2)
-    assert edge.where() == {1: Where.STORED, 2: Where.LENT}
+    assert edge.where() == {1: Where.STORED, 2: Where.REFERENCED}
     with pytest.raises(WeightTimeout, match=r"receivers \[0\] have not taken version 1"):
         edge.senders[0].publish_by_reference(edge.tensors[0], 3, timeout_s=0.01)
     edge.take(1)
@@ -230,7 +230,7 @@ def test_what_is_made_anew_or_strided_is_copied():
         edge.take(version)
     for version in (4, 5):
         sender.publish_by_reference(tensors, version)
-        assert edge.where()[version] == (Where.STORED if version == 4 else Where.LENT)
+        assert edge.where()[version] == (Where.STORED if version == 4 else Where.REFERENCED)
         edge.take(version)
 
 
@@ -287,7 +287,7 @@ def test_weights_are_lent_to_another_process_whose_end_is_noticed_before_they_ar
             receiver.receive(tensors, version, HANG_S)
             assert tensors["w"].eq(version).all()
         check = receiver.take(tensors, 3, HANG_S)
-        assert store.words.load(control.slot_where(0, 1)) == Where.LENT
+        assert store.words.load(control.slot_where(0, 1)) == Where.REFERENCED
         peer.process.kill()
         peer.process.wait(HANG_S)
         with pytest.raises(PeerLost, match="sender 0 died before it had said what version 3 is"):

@@ -1,8 +1,8 @@
-"""Light processes for tests that need many: `python comm_nursery.py [torch]` forks one for each line of its input.
+"""Light processes for tests that need many: `python comm_fork_server.py [torch]` forks one for each line of its input.
 
-A line is "ROLE ARGUMENTS", a packed tuple in hexadecimal; the answer is the child's pid. The nursery itself opens no
-channel, and imports torch only on request, so that a fork takes a millisecond. Children end regularly: they leave their
-channels, and go without the interpreter's end, as those of multiprocessing's fork do.
+A line is "ROLE ARGUMENTS", a packed tuple in hexadecimal; the reply is the child's pid. The fork server itself opens no
+channel, and imports torch only on request, so that a fork takes a millisecond. Children exit like those of
+multiprocessing's fork: they leave their channels and skip the interpreter's shutdown.
 """
 
 from __future__ import annotations

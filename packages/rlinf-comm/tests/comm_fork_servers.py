@@ -1,4 +1,4 @@
-"""The tests' side of comm_nursery.py."""
+"""The tests' side of comm_fork_server.py."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 from rlinf_comm import pack
 
 HANG_S = 60.0
-_SCRIPT = pathlib.Path(__file__).with_name("comm_nursery.py")
+_SCRIPT = pathlib.Path(__file__).with_name("comm_fork_server.py")
 
 
-class Nursery:
+class ForkServer:
     """Starts light processes by the millisecond. All of them are dead after the `with` block."""
 
     def __init__(self, *options: str) -> None:
@@ -38,7 +38,7 @@ class Nursery:
         self._pids = [pid for pid in self._pids if is_running(pid)]
         return self._pids
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,5 +1,5 @@
-"""A flow of one's own: three workers learn where a hidden target lies, by policy gradient.
-Run it under any plan; the result is the same: python docs/examples/own_flow.py collocated | disaggregated | hybrid"""
+"""A custom flow: three workers learn the position of a hidden target by policy gradient.
+Every plan gives the same result: python docs/examples/custom_flow.py collocated | disaggregated | hybrid"""
 
 import sys
 from dataclasses import dataclass, replace
