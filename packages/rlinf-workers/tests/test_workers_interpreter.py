@@ -44,7 +44,9 @@ def test_what_cannot_start_workers_is_refused(tmp_path):
     assert refusal(str(tmp_path / "nowhere")) == f"{tmp_path}/nowhere does not exist; give the path of its `python`"
     assert refusal(str(tmp_path / "other")).endswith(f"is a folder; did you mean {tmp_path}/other/bin/python?")
     assert "cannot be run: Permission denied" in refusal(str(plain))
-    assert "is no Python interpreter: it said" in refusal(executable(tmp_path / "hello", "#!/bin/sh\necho hello\n"))
+    assert "is not a Python interpreter: it printed" in refusal(
+        executable(tmp_path / "hello", "#!/bin/sh\necho hello\n")
+    )
     assert f"{bare} -m pip install rlinf-comm rlinf-workers rlinf-algos" in refusal(bare)
     other = refusal(str(tmp_path / "other" / "bin" / "python"))
     versions = f"rlinf-workers: 987 against {PROTOCOL}"

@@ -118,7 +118,7 @@ MISTAKES = [
     ),
     Mistake(
         line="train sort-grpo --venvs.rollout /bin/true",
-        says="venvs.rollout: /bin/true is no Python interpreter: it said 'nothing'",
+        says="venvs.rollout: /bin/true is not a Python interpreter: it printed 'nothing'",
     ),
     Mistake(
         line="train sort-grpo --venvs.rollout elsewhere",

@@ -1,4 +1,4 @@
-"""Processes: where workers live and how the driver talks to them."""
+"""Launchers: start worker processes and connect the driver to them."""
 
 import lazy_loader
 

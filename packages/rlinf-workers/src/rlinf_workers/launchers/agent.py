@@ -1,9 +1,9 @@
-"""The agent of a node: it starts the worker processes there and tells the driver how they end.
+"""The agent of a node: starts the worker processes there and reports to the driver how they end.
 
-Whatever manages the cluster (ray.py) starts one agent on each node. It calls the driver, which listens, and keeps that
-connection as its line of orders. For each worker it makes one connection more and hands it to the process, so that a
-call goes from the driver to the worker directly. It ends with the driver, and its workers end with it: the kernel
-kills them (child.py), since the agent's main thread has started them.
+The cluster's manager (such as ray.py) starts one agent on each node. The agent connects to the driver, which listens,
+and keeps this connection for control messages. For each worker it opens one more connection and passes it to the
+process, so that calls go from the driver to the worker directly. The agent ends with the driver, and its workers end
+with it: the kernel kills them (child.py), because the agent's main thread started them.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from rlinf_workers.launchers.interpreter_process import InterpreterProcess, kill
 from rlinf_workers.leftovers import SweptFolder
 
 CALL_TIMEOUT_S = 120.0
-"""For the driver to take a connection."""
+"""Time limit for connecting to the driver."""
 LOG_PERIOD_S = 0.25
-"""Between two looks at the logs that are sent."""
+"""Interval between reads of the logs that are sent to the driver."""
 LOG_PIECE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSettings:
-    """What an agent is told before it can call the driver."""
+    """What an agent must know before it can connect to the driver."""
 
     node: int
     """Its number in the cluster."""
     endpoint: tuple[str, int]
-    """Where the driver listens."""
+    """The address at which the driver listens."""
     key: bytes
-    """What both prove to know."""
+    """The shared secret of the handshake."""
     path: Sequence[str]
     """The driver's `sys.path`."""
     folder: str
@@ -59,18 +59,18 @@ class _Worker:
     process: InterpreterProcess
     log: Path
     sent_bytes: int | None
-    """How much of its log the driver has; None: it sees the file itself."""
+    """Bytes of its log already sent; None: the driver can read the file itself."""
 
 
 class Agent:
     """Serves one driver, in the main thread of its process.
 
     Args:
-        gpus: names of the GPUs of this node's share, as CUDA_VISIBLE_DEVICES takes them.
+        gpus: names of the GPUs in this node's share, as CUDA_VISIBLE_DEVICES takes them.
     """
 
     def __init__(self, settings: AgentSettings, gpus: Sequence[str]) -> None:
-        assert threading.current_thread() is threading.main_thread(), "workers live as long as who starts them"
+        assert threading.current_thread() is threading.main_thread(), "workers die with the thread that starts them"
         self._settings = settings
         self._gpus = list(gpus)
         self._workers: dict[int, _Worker] = {}
@@ -78,7 +78,7 @@ class Agent:
         self._be_like_the_driver()
 
     def run(self) -> None:
-        """Returns when the driver has hung up; nothing is left then."""
+        """Returns after the driver has disconnected and everything is cleaned up."""
         keep_compiled_code_private()
         arrival = messages.AgentArrival(self._settings.node, socket.gethostname(), this_host(), self._gpus)
         self._control = self._call_driver(arrival)
@@ -95,7 +95,7 @@ class Agent:
                 if self._control.socket in ready:
                     self._obey(messages.decode_order(self._control.receive_bytes()))
         except PeerLost:
-            return  # the driver has hung up, or is gone
+            return  # the driver has disconnected or ended
         finally:
             for worker in self._workers.values():
                 kill_with_group(worker.process)
@@ -103,8 +103,8 @@ class Agent:
             self._own_logs.close()
 
     def _be_like_the_driver(self) -> None:
-        """Modules are looked for where the driver looks, and relative paths mean the same, as far as the folders are
-        here; after them, what the cluster's own ways have brought here."""
+        """Uses the driver's module search path and current folder, as far as the folders exist here; after them, what
+        the cluster's own mechanisms provide."""
         drivers = [folder for folder in self._settings.path if os.path.exists(folder)]
         sys.path[:] = [*drivers, *(entry for entry in sys.path if entry not in drivers)]
         if os.path.isdir(self._settings.folder):

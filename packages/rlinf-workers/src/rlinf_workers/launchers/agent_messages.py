@@ -1,5 +1,5 @@
-"""What the driver and its agent on a node say to each other, and how a connection to the driver begins: small, typed,
-never pickled."""
+"""Messages between the driver and its agent on a node, and the first message of a connection to the driver: small,
+typed, never pickled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlinf_comm.wire import HostIdentity
 
 
 class AgentArrival(msgspec.Struct, tag=True):
-    """Begins the control connection of a node's agent."""
+    """First message of the control connection of a node's agent."""
 
     node: int
     hostname: str
@@ -19,11 +19,11 @@ class AgentArrival(msgspec.Struct, tag=True):
 
 
 class WorkerArrival(msgspec.Struct, tag=True):
-    """Begins the connection of a worker. Its agent makes it and hands it to the process; then the worker's Hello
-    comes."""
+    """First message of a worker's connection. The agent opens it and passes it to the process, whose handshake
+    follows."""
 
     number: int
-    """Of the StartWorker that asked for it."""
+    """Number of the StartWorker message that requested it."""
 
 
 class CallerRole(msgspec.Struct):
@@ -33,41 +33,41 @@ class CallerRole(msgspec.Struct):
 
 
 class StartWorker(msgspec.Struct, tag=True):
-    """The driver wants a worker process."""
+    """Request to start a worker process."""
 
     number: int
-    """The driver's name for it, never used twice."""
+    """The driver's id of the process, never reused."""
     name: str
-    """`role/rank`, for people."""
+    """`role/rank`, for messages."""
     python: str | None
-    """Interpreter of an environment of its own; None: the agent's."""
+    """Interpreter of the worker's venv; None: the agent's."""
     env_vars: dict[str, str]
-    """On top of the agent's."""
+    """Added to the agent's env vars."""
     log_path: str
-    """Where the driver's machine has the log."""
+    """Path of the log on the driver's machine."""
     token: str
-    """Name and text of a small file beside it: who can read that shares the folder."""
+    """Name and content of a small file beside it: an agent that can read it shares the folder."""
 
 
 class KillWorker(msgspec.Struct, tag=True):
-    """The driver wants a process and its process group killed, whatever is left of them."""
+    """Request to kill a process and its process group, whatever is left of them."""
 
     number: int
 
 
 class LookAtWorker(msgspec.Struct, tag=True):
-    """The driver has heard nothing of a worker and wants to know whether its process may run."""
+    """The driver has received nothing from a worker and asks whether its process may run."""
 
     number: int
 
 
 class Started(msgspec.Struct, tag=True):
-    """The process is there."""
+    """The process has been started."""
 
     number: int
     agent_pid: int
     log_path: str
-    """Where it writes on its own machine."""
+    """Path of the log on the process's own machine."""
 
 
 class StartRefused(msgspec.Struct, tag=True):
@@ -78,21 +78,21 @@ class StartRefused(msgspec.Struct, tag=True):
 
 
 class ProcessStatus(msgspec.Struct, tag=True):
-    """What the agent's machine says of a process."""
+    """The agent's reply about a process."""
 
     number: int
     is_running: bool
 
 
 class LogBytes(msgspec.Struct, tag=True):
-    """What a worker has written since, where its node does not share the folder of logs."""
+    """New bytes of a worker's log, if its node does not share the folder of logs."""
 
     number: int
     data: bytes
 
 
 class Ended(msgspec.Struct, tag=True):
-    """The process has ended; all LogBytes of it came before."""
+    """The process has ended; all of its LogBytes were sent before."""
 
     number: int
     exit_code: int

@@ -1,8 +1,8 @@
-"""The driver's side of a cluster: one agent on each node starts the workers there, and they call the driver.
+"""The driver's side of a cluster: one agent per node starts the workers there, and they connect to the driver.
 
-What manages the cluster (Ray, in ray.py) has one thing to do, to run an Agent on each node. All else is here: the
-driver listens, agents and workers come in with the job's secret, and from then on a worker of another node is served as
-one of this machine (served.py).
+The cluster's manager (Ray, in ray.py) only has to run an Agent on each node. Everything else is here: the driver
+listens, agents and workers connect with the job's secret, and from then on a remote worker is served like a local one
+(served.py).
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ from rlinf_workers.launchers.served import ServedWorker, ServingLauncher, birth_
 _LOG = logging.getLogger(__name__)
 
 ARRIVAL_TIMEOUT_S = 120.0
-"""For what a caller says first, and for an agent to start a process: seconds even on a machine that is very busy."""
+"""Time limit for a caller's first message, and for an agent to start a process: seconds even on a very busy machine."""
 LOOK_TIMEOUT_S = 10.0
-"""For the agent to say whether a silent process runs."""
+"""Time limit for the agent to report whether a silent process runs."""
 KILL_TIMEOUT_S = 10.0
-"""For the agent to say that what it was told to kill has ended."""
+"""Time limit for the agent to report the end of a process it was told to kill."""
 FORWARDED = (
     *("RLINF_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH", "PYTORCH_", "NCCL_", "GLOO_", "OMP_", "MKL_"),
     *("SGLANG_", "MUJOCO_", "PYOPENGL_", "LIBERO_", "MS_", "PYTHONHASHSEED", "PYTHONUNBUFFERED"),
 )
-"""Variables of the driver that workers of every node have: those of libraries, and none that speaks of a machine."""
+"""Env vars of the driver that workers on every node get: settings of libraries, none that is specific to a machine."""
 
 
 class RemoteProcess:
-    """A process of another node, as its agent tells of it."""
+    """A process of another node, as reported by its agent."""
 
     def __init__(self, number: int, agent: AgentHandle, log_path: Path) -> None:
         self.number = number
         self.host = agent.arrival.hostname
         self.connected: Future[Connection] = Future()
-        """The driver's end of its connection, once it has called."""
+        """The driver's end of its connection, once the process has connected."""
         self.started: Future[messages.Started] = Future()
         self.seen: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """Answers of its agent to the question whether it runs."""
+        """Replies of its agent about whether it runs."""
         self.sentinel, self._alive = os.pipe()
         weakref.finalize(self, os.close, self.sentinel)
         self._agent = agent
@@ -83,8 +83,8 @@ class RemoteProcess:
         return not self._ended.is_set()
 
     def is_running(self) -> bool:
-        """As its agent says; False where that does not answer in time."""
-        while not self.seen.empty():  # a late answer to an earlier question
+        """As reported by its agent; False if there is no reply in time."""
+        while not self.seen.empty():  # late replies to earlier requests
             self.seen.get()
         self._agent.send(messages.LookAtWorker(self.number))
         try:
@@ -93,7 +93,7 @@ class RemoteProcess:
             return False
 
     def join(self, timeout: float | None = None) -> None:
-        """Without a timeout it waits for no longer than a process takes that was killed."""
+        """Without a timeout, waits at most as long as a killed process needs to end."""
         self._ended.wait(KILL_TIMEOUT_S if timeout is None else timeout)
 
     def kill(self) -> None:
@@ -107,7 +107,7 @@ class RemoteProcess:
             log.write(data)
 
     def ends(self, how: str) -> None:
-        """It has ended so; the first that is heard counts."""
+        """Records how it ended; only the first report counts."""
         with self._lock:
             if self._ended.is_set():
                 return
@@ -117,7 +117,7 @@ class RemoteProcess:
 
 
 class AgentHandle:
-    """The driver's end of one agent, with a thread that hears its reports."""
+    """The driver's end of one agent, with a thread that receives its reports."""
 
     def __init__(self, arrival: messages.AgentArrival, control: Connection) -> None:
         self.arrival = arrival
@@ -140,7 +140,7 @@ class AgentHandle:
         self.send(order)
 
     def send(self, order: messages.Order) -> None:
-        """A broken connection is left to the thread that hears."""
+        """Ignores a broken connection; the receiving thread handles it."""
         with self._lock:
             try:
                 self._control.send_bytes(messages.encode(order))
@@ -148,7 +148,7 @@ class AgentHandle:
                 pass
 
     def hang_up(self) -> None:
-        """The agent ends, and what is left of its workers."""
+        """Ends the agent and the rest of its workers."""
         with self._lock:
             self._is_gone = True
             self._control.hang_up()  # wakes the thread, too
@@ -159,7 +159,7 @@ class AgentHandle:
             while (report := self._next_report()) is not None:
                 self._take(messages.decode_report(report))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            _LOG.warning("the agent of %s said what is no report and is given up: %s", self.place, error)
+            _LOG.warning("the agent of %s sent a malformed message and is dropped: %s", self.place, error)
         finally:
             with self._lock:
                 self._is_gone = True
@@ -197,12 +197,13 @@ class AgentHandle:
 
 
 class AgentLauncher(ServingLauncher):
-    """A launcher whose workers are started by agents. A subclass places them, with `_settings_of` and `_arrival_of`.
+    """A launcher whose workers are started by agents. A subclass starts the agents, with `_settings_of` and
+    `_arrival_of`.
 
     Args:
-        listen_at: address of this machine at which the nodes reach the driver; it listens there alone.
+        listen_at: the address at which the nodes reach the driver; it listens only there.
         heartbeat_timeout_s: see ServingLauncher.
-        pins_slots: as LocalLauncher's.
+        pins_slots: as in LocalLauncher.
     """
 
     def __init__(self, *, listen_at: str, heartbeat_timeout_s: float, pins_slots: bool) -> None:
@@ -261,10 +262,10 @@ class AgentLauncher(ServingLauncher):
     # -- for those who place agents --------------------------------------------------------------------------------
 
     def _settings_of(self, node: int) -> AgentSettings:
-        """What the agent of that node is started with."""
+        """The settings with which the agent of that node is started."""
         forwarded = {n: value for n, value in without_credentials(os.environ).items() if n.startswith(FORWARDED)}
         forwarded.pop(compiled_code.VARIABLE, None)  # a folder of this machine
-        self._arrival_of(node)  # from now on it may come
+        self._arrival_of(node)  # from now on it may connect
         return AgentSettings(
             node=node,
             endpoint=(self._listen_at, self._listener.port),
@@ -275,7 +276,7 @@ class AgentLauncher(ServingLauncher):
         )
 
     def _arrival_of(self, node: int) -> Future[AgentHandle]:
-        """The agent of that node, once it has called."""
+        """The agent of that node, once it has connected."""
         return self._agents.setdefault(node, Future())
 
     def _let_in(self, connection: Connection) -> None:
@@ -283,7 +284,7 @@ class AgentLauncher(ServingLauncher):
         try:
             arrival = messages.decode_arrival(accept_handshake(connection, own, deadline).details).of
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DecodeError(f"{connection.who} does not say what it is: {error}") from error
+            raise DecodeError(f"{connection.who} sent a malformed first message: {error}") from error
         if isinstance(arrival, messages.AgentArrival):
             agent = self._agents.get(arrival.node)
             if agent is not None and not agent.done():
@@ -292,12 +293,12 @@ class AgentLauncher(ServingLauncher):
         elif (process := self._starting.get(arrival.number)) is not None and not process.connected.done():
             send_hello(connection, own, deadline)
             return process.connected.set_result(connection.without_tags())
-        send_hello(connection, refusing(own, "nobody waits for it any more, or it has come twice"), deadline)
+        send_hello(connection, refusing(own, "it is not expected (any more), or connected twice"), deadline)
         connection.shut()
 
 
 def _settle_secret() -> None:
-    """A job without a secret gets one here, before anybody makes one for this machine alone: every agent is given it,
+    """Sets the job's secret here, before any code creates one that is only valid on this machine: every agent gets it,
     so that peers of the job may listen to other machines."""
     if not os.environ.get(SECRET_VARIABLE) and not os.environ.get(FILE_VARIABLE):
         os.environ[SECRET_VARIABLE] = secrets.token_hex(32)
@@ -305,7 +306,7 @@ def _settle_secret() -> None:
 
 @contextmanager
 def _token(folder: Path) -> Iterator[str]:
-    """A file in a folder, whose name is its text: who reads that has the same folder."""
+    """Creates a file in a folder with a random name and content: whoever can read it shares the folder."""
     token = f".rlinf-{secrets.token_hex(16)}"
     (folder / token).write_text(token)
     try:

@@ -1,6 +1,6 @@
-"""What any launcher offers: start a worker, call it, serve its requests, notice its death.
+"""The launcher protocol: start a worker, call it, serve its requests, detect its death.
 
-Whoever runs a flow speaks these protocols alone, so processes on this machine and actors of a cluster are alike to it.
+The executor uses only these protocols, so local processes and processes of a cluster look the same to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Who a worker is.
+    """The identity of a worker.
 
     Example: the second rank of the second of two replicas of two ranks each, on a GPU of its own:
         Identity(role="actor", rank=3, num_ranks=4, num_ranks_per_replica=2, devices=("cuda:3",), rendezvous="/tmp/a")
@@ -29,9 +29,9 @@ class Identity:
     devices: tuple[str, ...] = ()
     """Names such as `cpu:0` or `cuda:1`, numbered over the cluster; empty for a host-only worker."""
     rendezvous: str = ""
-    """How the ranks of the group find each other for collectives; unused with one rank. A path: through this file. An
-    address: the first listens there, and the service `meeting` tells the others the port. Empty: it listens at the
-    address of its node."""
+    """Rendezvous of the group's ranks for collectives; unused with one rank. A path: through this file. An address: the
+    first rank listens there, and the service `meeting` sends the port to the others. Empty: it listens at the address
+    of its node."""
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class Identity:
 
 
 def role_and_rank(name: str) -> tuple[str, int]:
-    """What `Identity.name` says: `actor/1` -> ("actor", 1)."""
+    """The inverse of `Identity.name`: `actor/1` -> ("actor", 1)."""
     role, _, rank = name.rpartition("/")
     return role, int(rank)
 
@@ -69,23 +69,23 @@ class WorkerSpec:
     worker_class: type
     """A subclass of Worker that the child process can import by module and name."""
     arguments: tuple[Any, ...] = ()
-    """Arguments of its constructor; anything that can cross a channel."""
+    """Arguments of its constructor; any values that can be sent through a channel."""
     log_path: Path
-    """stdout and stderr of the process go here."""
+    """Receives stdout and stderr of the process."""
     env_vars: dict[str, str] = field(default_factory=dict)
-    """Env vars on top of the driver's, of which those with credentials are left out (launchers/credentials.py)."""
+    """Added to the driver's env vars, which exclude those with credentials (launchers/credentials.py)."""
     python: str | None = None
-    """Path of the interpreter of the environment that the process runs in; None: the driver's own. `worker_class` and
-    what it imports must be there, and the user's own modules are found as in the driver (launchers/interpreter.py)."""
+    """Interpreter of the venv that the process runs in; None: the driver's. `worker_class` and its imports must be
+    installed there; the user's own modules are found as in the driver (launchers/interpreter.py)."""
     node: int = 0
-    """Machine of its devices, as the cluster counts them; the driver's, 0, for a worker without any."""
+    """Node of its devices, as the cluster counts them; 0, the driver's, for a worker without devices."""
     gpus: tuple[int, ...] = ()
-    """Its GPUs among those that the run has on that node, from 0."""
+    """Indices of its GPUs among those that the run has on that node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A machine of a cluster, as what manages the cluster counts it."""
+    """A machine of a cluster, as counted by the cluster's manager."""
 
     id: str
     hostname: str
@@ -93,9 +93,9 @@ class Node:
     num_cpus: int
     num_gpus: int = 0
     gpus: tuple[tuple[str, int], ...] = ()
-    """Name and bytes of those that torch finds there."""
+    """Name and bytes of the GPUs that torch finds there."""
     memory_bytes: int
-    """Of the host."""
+    """Host memory."""
 
     def __str__(self) -> str:
         gpus = f", {plural(self.num_gpus, 'GPU')}" if self.num_gpus else ""
@@ -125,26 +125,24 @@ WaitKind = Literal[
     "simulator",
     "checker",
 ]
-"""What ends a wait: items in a channel; room in one; a lease; a published version; that servers take an older version;
-the check of what came; the other ranks of a collective, also of one that its backend makes by itself; the first rank of
-the waiter's replica, or the others; the process that a channel lives in; another stage of the same worker, which
-computes; the driver's answer; processes that the worker has started, which generate, simulate or
-check rewards."""
+"""What the wait is for: items in a channel; capacity in a channel; a lease; a published version; servers that must
+receive an older version; the check of received weights; the other ranks of a collective, also inside a backend; the
+first rank of the replica, or its other ranks; the process that holds a channel; another stage of the same worker that
+computes; the driver's reply; processes that the worker has started, which generate, simulate or check rewards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnProcess:
-    """A process on a worker's machine that it has started."""
+    """A process that a worker has started on its machine."""
 
     pid: int
     started_ticks: int
-    """When it began, as ProcessRecord in explaining/snapshot.py has it."""
+    """Its start time, as in ProcessRecord in explaining/snapshot.py."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """Something a stage of a worker is waiting for at this moment. Whose move it is follows from the flow and its plan
-    (explaining/graph.py).
+    """A current wait of a worker's stage. The root cause follows from the flow and its plan (explaining/graph.py).
 
     Example: the second rank of a trainer, in the 17th collective of all its ranks:
         Wait(waiter="actor/1", stage="actor", kind="collective", of="all ranks", number=17, operation="all-reduce",
@@ -159,20 +157,20 @@ class Wait:
     of: str = ""
     """Name of the channel, the weight edge, the group of ranks or the service."""
     number: int = 0
-    """Turn of a lease, version of weights, how many collectives this group has made with this one."""
+    """Turn of a lease, version of weights, or number of collectives of this group so far, including this one."""
     operation: str = ""
-    """Of a collective: `all-reduce` for example."""
+    """For a collective, such as `all-reduce`."""
     ranks: tuple[int, ...] = ()
-    """Of a collective: the ranks of the worker group that make it together."""
+    """For a collective: the participating ranks of the worker group."""
     processes: tuple[OwnProcess, ...] = ()
-    """Of an engine, simulators or checkers: those that have not answered. Of weights and their check: an engine's that
-    serves from processes of its own."""
+    """For an engine, simulators or checkers: those that have not answered. For weights and their check: the processes
+    of an engine that serves from its own processes."""
     since_s: float
     """Unix time."""
 
     @property
     def target(self) -> str:
-        """What is waited for, in words."""
+        """The awaited thing, in words."""
         return {
             "items": f"channel {self.of}",
             "room": f"room in channel {self.of}",
@@ -194,9 +192,9 @@ class Wait:
 
 
 class RequestSender(Protocol):
-    """Asks a service of the driver, `lease` for example; the future holds its reply.
+    """Sends a request to a service of the driver, such as `lease`; the future holds the reply.
 
-    Without `wants_reply` it is a message that nobody answers, and the future stays as it is.
+    Without `wants_reply` there is no reply, and the future is never completed.
     """
 
     def __call__(self, service: str, value: Any, *, wants_reply: bool = True) -> Future[Any]: ...
@@ -213,54 +211,55 @@ class WorkerHandle(Protocol):
     def call(self, method: str, /, *args: Any, lane: int = 0) -> Future[Any]:
         """Calls `method` of the worker object.
 
-        Calls of one lane run in order. Lane 0 is the process's main thread; any other lane is a thread of its own, so
-        that two stages of one worker can run at once.
+        Calls of one lane run in order. Lane 0 is the process's main thread; any other lane has its own thread, so that
+        two stages of one worker can run concurrently.
 
-        Raises (through the future): RemoteError when the method raised, WorkerLost when the process is gone.
+        Raises (through the future): RemoteError if the method raised, WorkerLost if the process is gone.
         """
         ...
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process is gone, and every call fails."""
+        """Whether the process is gone, so that every call fails."""
         ...
 
 
 class Launcher(Protocol):
-    """Starts workers, watches them and ends them.
+    """Starts, watches and ends workers.
 
-    A run makes its launcher with the keyword arguments of LocalLauncher and those of `cluster.launcher_options`. One
-    for other machines than the driver's says what there is by a class method `nodes(**options)`, which gives each Node,
-    the driver's first; it is made with the keyword argument `cluster` too, the devices that the run takes of them. In
-    the process of a worker a launcher makes a WorkerHost, calls `host.make(spec.worker_class, *spec.arguments)`, then
-    `host.call(method, *arguments)` for each call; it sends `host.current_waits()` about once a second and calls
-    `host.worker.close()` at a good end.
+    A run creates its launcher with the keyword arguments of LocalLauncher and those of `cluster.launcher_options`. A
+    launcher for other machines has a class method `nodes(**options)`, which returns each Node, the driver's first; it
+    also gets the keyword argument `cluster`, the devices of the run on those nodes. In the process of a worker, a
+    launcher creates a WorkerHost, calls `host.make(spec.worker_class, *spec.arguments)`, then `host.call(method,
+    *arguments)` for each call; it sends `host.current_waits()` about once a second and calls `host.worker.close()` on a
+    normal end.
     """
 
     def start(self, spec: WorkerSpec) -> WorkerHandle:
-        """Starts a process and returns at once; a failed construction shows in the first call's future and in
+        """Starts a process and returns at once; a failed construction is reported by the first call's future and by
         `lost`."""
         ...
 
     def serve(self, service: str, handler: ServiceHandler) -> None:
-        """Answers requests of that name, which workers send by their RequestSender. Replaces an earlier handler."""
+        """Handles requests to that service, which workers send by their RequestSender. Replaces an earlier handler."""
 
     @property
     def lost(self) -> Future[None]:
-        """Fails with WorkerLost as soon as any worker dies, goes silent or cannot start; never succeeds."""
+        """Fails with WorkerLost as soon as any worker dies, stops sending heartbeats or cannot start; never
+        succeeds."""
         ...
 
     def forget_lost(self) -> None:
-        """Whoever asks knows of the workers that were lost: what is left of them goes, and `lost` is a new future."""
+        """Acknowledges lost workers: cleans up what is left of them, and replaces `lost` by a new future."""
         ...
 
     def end(self, handle: WorkerHandle) -> None:
-        """Kills a worker that `start` gave, and its children. It is lost then, and nobody is told."""
+        """Kills a worker returned by `start`, with its children. Its loss is not reported."""
         ...
 
     def waits(self) -> list[Wait]:
-        """What the workers last said they were waiting for."""
+        """The waits that the workers reported last."""
         ...
 
     def shutdown(self) -> None:
-        """Ends every process and its children; safe to call twice. After it returns nothing is left behind."""
+        """Ends every process and its children; may be called twice. Leaves nothing behind."""

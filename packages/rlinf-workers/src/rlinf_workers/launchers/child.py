@@ -1,4 +1,4 @@
-"""What runs in a local worker process: receive calls, run them on their lanes, send results and heartbeats."""
+"""The code of a local worker process: receive calls, run them on their lanes, send results and heartbeats."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(connection: Connection) -> None:
-    """Entry point of a process that multiprocessing has started; leaves only through os._exit or the interpreter's
-    normal end."""
+    """Entry point of a process started by multiprocessing; leaves only through os._exit or the interpreter's normal
+    end."""
     birth = _meet(connection)
     _die_with_driver(birth)
     _redirect_output(birth.log_path)
@@ -47,12 +47,12 @@ def main(connection: Connection) -> None:
 
 
 def main_of_interpreter(descriptor: int) -> None:
-    """Entry point of a process that InterpreterProcess has started, with the descriptor of its connection."""
+    """Entry point of a process started by InterpreterProcess, with the descriptor of its connection."""
     main(Connection.inherited(descriptor))
 
 
 def _meet(connection: Connection) -> Birth:
-    """Receives what to become; ends the process where it does not speak the driver's protocols."""
+    """Receives the worker to become; ends the process if it does not speak the driver's protocols."""
     own = own_hello("worker")
     try:
         accept_handshake(connection, own, FOREVER)
@@ -66,7 +66,8 @@ def _meet(connection: Connection) -> Birth:
 
 
 class Process:
-    """The worker process: a thread that receives, one that beats, and one for each lane; lane 0 is the main thread."""
+    """The worker process: a thread that receives, one that sends heartbeats, and one per lane; lane 0 is the main
+    thread."""
 
     def __init__(self, connection: Connection, birth: Birth) -> None:
         self._connection = connection
@@ -77,7 +78,7 @@ class Process:
         self._call_ids = itertools.count()
         self._receiver = threading.Thread(target=self._receive, name="receive", daemon=True)
         self._is_made = threading.Event()
-        """Whether there is a worker to call."""
+        """Whether the worker has been constructed."""
 
     def run(self) -> None:
         birth, identity = self._birth, self._birth.identity
@@ -94,8 +95,8 @@ class Process:
             raise SystemExit(1) from error
         if birth.pins_slots:
             _keep_to_slots(identity.devices)
-        # What imports and the constructor made stays; the collector need not look at it again for every few thousand
-        # records that pass through.
+        # Objects from imports and the constructor are frozen, so that the garbage collector does not traverse them
+        # again for every few thousand records.
         gc.collect()
         gc.freeze()
         self._is_made.set()
@@ -106,12 +107,12 @@ class Process:
         self._host.worker.close()
 
     def request(self, service: str, value: Any, *, wants_reply: bool = True) -> Future[Any]:
-        """Asks a service of the driver; see RequestSender in base.py."""
+        """Sends a request to a service of the driver; see RequestSender in base.py."""
         future: Future[Any] = Future()
         call_id = next(self._call_ids) if wants_reply else -1
         if wants_reply:
             self._requests[call_id] = future
-            if self._receiver.ident is None:  # the constructor asks
+            if self._receiver.ident is None:  # called in the constructor
                 self._receiver.start()
         self._send(messages.Request(call_id, service, pack(value)))
         return future
@@ -145,7 +146,7 @@ class Process:
         try:
             result = self._host.call(call.method, *unpack(call.payload))
             return messages.Returned(call.call_id, pack(result))
-        except BaseException as error:  # noqa: BLE001 - it belongs to the caller, in the driver
+        except BaseException as error:  # noqa: BLE001 - re-raised by the caller in the driver
             return _raised(call.call_id, error)
 
     def _beat(self) -> None:
@@ -168,9 +169,10 @@ def _raised(call_id: int, error: BaseException) -> messages.CallFailed:
 
 
 def _die_with_driver(birth: Birth) -> None:
-    """A session of our own (the terminal's Ctrl-C is the driver's), and SIGKILL from the kernel when the driver dies.
+    """Starts a new session (the terminal's Ctrl-C is for the driver), and asks the kernel for SIGKILL when the driver
+    dies.
 
-    A worker that another thread than the main one started ends when its connection closes (see Process._receive).
+    A worker started by a thread other than the main one ends when its connection closes (see Process._receive).
     """
     if os.getsid(0) != os.getpid():
         os.setsid()
@@ -189,17 +191,17 @@ def _is_orphan(birth: Birth) -> bool:
 
 
 def _keep_to_slots(devices: Sequence[str]) -> None:
-    """Once everything is imported: until then any free core helps. Threads of the worker's main thread follow it."""
+    """Called after all imports: until then any free core helps. New threads of the main thread inherit the affinity."""
     num_threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
     if cores := cores_of_slots(devices, sorted(os.sched_getaffinity(0)), num_threads):
         os.sched_setaffinity(0, cores)
 
 
 def cores_of_slots(devices: Sequence[str], cores: Sequence[int], num_threads: int) -> set[int]:
-    """The cores that the CPU slots among a worker's devices stand for, `num_threads` each.
+    """The cores of the CPU slots among a worker's devices, `num_threads` each.
 
     Args:
-        cores: those that the driver may use, ascending. Slots beyond the last core begin with the first again.
+        cores: the driver's allowed cores, ascending. Slots beyond the last core wrap around.
     """
     slots = [int(index) for kind, _, index in (name.partition(":") for name in devices) if kind == "cpu"]
     return {cores[(slot * num_threads + i) % len(cores)] for slot in slots for i in range(num_threads)}

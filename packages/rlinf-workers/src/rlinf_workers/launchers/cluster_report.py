@@ -1,4 +1,4 @@
-"""What was found out about a cluster: its nodes, and the ways between them."""
+"""A report on a cluster: its nodes, and the network between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_sched import Links
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReport:
-    """One node. Where nobody could look, `problem` says why, and only what Ray says is there."""
+    """One node. If it could not be inspected, `problem` has the reason, and the other fields are what Ray reports."""
 
     number: int
     """0: the driver's."""
@@ -24,19 +24,19 @@ class NodeReport:
     problem: str = ""
     python: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Distribution -> version, of those that are installed."""
+    """Installed distribution -> version."""
     cuda: str | None = None
     """The CUDA that torch was built for."""
     gpus: tuple[tuple[str, int], ...] = ()
     """Name and bytes of those that torch finds."""
     torch_problem: str = ""
     shared_free_bytes: int = 0
-    """Of /dev/shm."""
+    """Free bytes of /dev/shm."""
     shared_bytes: int = 0
     clock_offset_s: float = 0.0
-    """By how much its clock is ahead of the driver's."""
+    """How far its clock is ahead of the driver's."""
     clock_error_s: float = 0.0
-    """Half a round trip: the offset is off by no more."""
+    """Half a round trip, the maximum error of the offset."""
 
     @property
     def place(self) -> str:
@@ -45,15 +45,15 @@ class NodeReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WayReport:
-    """From one node to another. Where there is no way, `problem` says why."""
+    """The network path from one node to another. If there is none, `problem` has the reason."""
 
     source: int
     target: int
     problem: str = ""
     round_trip_s: float = 0.0
-    """Of a few bytes over TCP."""
+    """Round trip of a few bytes over TCP."""
     bytes_per_s: float = 0.0
-    """Of one TCP connection."""
+    """Bandwidth of one TCP connection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class ClusterReport:
     nodes: tuple[NodeReport, ...]
     ways: tuple[WayReport, ...]
     is_open: bool = False
-    """Whether it takes anybody, without a token."""
+    """Whether it accepts clients without a token."""
 
     @property
     def open_ways(self) -> list[WayReport]:
@@ -74,13 +74,13 @@ class ClusterReport:
 
     @property
     def median_bytes_per_s(self) -> float:
-        """Of the open ways, of which there is one."""
+        """Of the working paths; there must be one."""
         return statistics.median(way.bytes_per_s for way in self.open_ways)
 
     def links(self) -> Links | None:
-        """What the planner is told of the network: it has one rate and one latency for all nodes, so they are those of
-        the slowest way. A hand-over through a channel's server asks and is answered, so its latency is the round trip.
-        None: there is no way between nodes."""
+        """The network as the planner models it: one bandwidth and one latency for all nodes, those of the slowest path.
+        A hand-over through a channel server is a request and a reply, so its latency is the round trip. None: no nodes
+        can reach each other."""
         if not self.open_ways:
             return None
         return Links(

@@ -1,5 +1,5 @@
-"""Which env vars hold credentials. They stay with the driver: workers, and what workers start, run code of models,
-environments and rewards, and need none of them. A config names those that its own functions need
+"""Which env vars hold credentials. They stay with the driver: workers, and processes they start, run code of models,
+environments and rewards, and need none of them. A config names those that custom functions need
 (`cluster.pass_env_vars`)."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from rlinf_comm.wire import FILE_VARIABLE, SECRET_VARIABLE
 
 OWN = (SECRET_VARIABLE, FILE_VARIABLE)
-"""The secret of the job, without which workers do not meet."""
+"""The secret of the job, without which workers cannot connect."""
 ANYWHERE = re.compile("SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|WEBHOOK")
 WORD = re.compile("(?:.*(?:KEY|TOKEN)|KEYS|TOKENS)")
 """A whole word of a name: API_KEY and GITHUBTOKEN, not TOKENIZERS_PARALLELISM."""
 LAST_WORD = ("AUTH", "PASS", "PAT", "PWD")
 FILES = ("KUBECONFIG", "NETRC", "PGPASSFILE", "SSH_AUTH_SOCK")
-"""Paths and sockets behind which credentials are."""
+"""Paths and sockets that give access to credentials."""
 SETTING = re.compile(r"\d{0,6}|true|false|on|off|yes|no", re.IGNORECASE)
 """The value of a switch or a size, such as that of HF_HUB_DISABLE_IMPLICIT_TOKEN."""
 URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
@@ -26,7 +26,7 @@ URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 
 
 def is_credential(name: str, value: str) -> bool:
-    """Whether an env var holds a credential, by its name or by a password in its value."""
+    """Whether an env var holds a credential, judged by its name or by a password in its value."""
     if name in OWN:
         return False
     words = re.split("[^A-Z0-9]+", name.upper().strip("_"))
@@ -43,14 +43,14 @@ def credential_names(variables: Mapping[str, str]) -> list[str]:
 
 
 def without_credentials(variables: Mapping[str, str]) -> dict[str, str]:
-    """All but those that hold credentials."""
+    """All env vars except those with credentials."""
     return {name: value for name, value in variables.items() if not is_credential(name, value)}
 
 
 @contextmanager
 def worker_variables(more: Mapping[str, str]) -> Iterator[None]:
-    """This process has the env vars of a worker inside the block: its own without credentials, and `more`. Processes
-    that are started there inherit them."""
+    """Context in which this process has the env vars of a worker: its own without credentials, plus `more`. Processes
+    started in it inherit them."""
     changed = {*credential_names(os.environ), *more}
     before = {name: os.environ[name] for name in changed & os.environ.keys()}
     for name in before:

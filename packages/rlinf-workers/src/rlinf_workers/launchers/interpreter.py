@@ -1,8 +1,8 @@
-"""The Python interpreter of another environment, in which a worker can run: what it is, and how it is started.
+"""The Python interpreter of another venv, in which a worker can run: inspecting and starting it.
 
-An environment keeps to itself. It gets none of the driver's installed packages, and nothing that the shell says about
-the driver's Python; only the folders that the driver's own user has put on `sys.path` follow its own, so that rewards,
-environments and engines of a user's project can be imported there as they can here.
+A venv is isolated. It gets none of the driver's installed packages, and no shell settings for the driver's Python; only
+the folders that the user has put on the driver's `sys.path` are appended to its own, so that rewards, environments and
+engines of a user's project can be imported there as in the driver.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from rlinf_workers.errors import InterpreterRefused
 
 EXAMINE_TIMEOUT_S = 60.0
 PACKAGES = ("rlinf-comm", "rlinf-workers", "rlinf-algos")
-"""What a worker cannot do without."""
+"""Packages that a worker needs."""
 DRIVERS_OWN = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
-"""Variables that would lead another interpreter, or tools that it starts, into the driver's environment. The packages
-that a user has installed beside an interpreter (`pip install --user`) belong to it, and a virtual environment does not
-see them anyway."""
+"""Env vars that would lead another interpreter, or tools that it starts, into the driver's venv. Packages installed
+with `pip install --user` belong to their interpreter, and a venv does not see them anyway."""
 
 FIRST_LINES = "import sys; sys.path[:] = [entry for entry in sys.path if entry] + sys.argv[2:]; del sys.argv[2:]\n"
-"""What runs first there: `-c` puts the current folder before everything else, and the user's folders come last."""
+"""Runs first: `-c` puts the current folder before everything else, and the user's folders come last."""
 
 _EXAMINE = """
 import importlib.metadata, importlib.util, json, os, platform, runpy
@@ -53,7 +52,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interpreter:
-    """One that can start workers.
+    """An interpreter that can start workers.
 
     Example: Interpreter(path="/envs/sglang/bin/python", python="3.11.9", packages={"torch": "2.13.0", ...}, ...)
     """
@@ -64,22 +63,22 @@ class Interpreter:
     packages: Mapping[str, str]
     """Distribution -> version, of all that are installed."""
     folders: Mapping[str, Path]
-    """Each of PACKAGES -> where its modules lie."""
+    """Each of PACKAGES -> the folder of its modules."""
 
 
 def examine_interpreter(python: str | Path) -> Interpreter:
-    """Asks an interpreter what it is; takes a few tenths of a second and imports nothing that is installed there.
+    """Inspects an interpreter; takes a few tenths of a second and imports no installed package there.
 
     Raises:
-        InterpreterRefused: it is none, or rlinf-workers is not installed in its environment, or speaks another protocol
-            than here.
+        InterpreterRefused: it is not an interpreter, or rlinf-workers is not installed there, or speaks another
+        protocol.
     """
     path, own = os.fspath(python), own_hello("worker")
     answer = _answer(path, ",".join(PACKAGES))
     missing = [name for name in PACKAGES if name not in answer["folders"]]
     if missing:
         raise InterpreterRefused(
-            f"{path}: {' and '.join(missing)} cannot be found in its environment; install what the driver has: "
+            f"{path}: {' and '.join(missing)} not found in its venv; install what the driver has: "
             f"{path} -m pip install {' '.join(missing)}"
         )
     why = disagreement(own, Hello(interpreter=path, python=answer["python"], protocols=answer["protocols"]))
@@ -90,7 +89,7 @@ def examine_interpreter(python: str | Path) -> Interpreter:
 
 
 def own_protocols() -> dict[str, int]:
-    """Distribution -> the protocol that it speaks in this process."""
+    """Distribution -> its protocol number in this process."""
     return {"rlinf-comm": rlinf_comm.protocol.PROTOCOL, "rlinf-workers": protocol.PROTOCOL}
 
 
@@ -100,32 +99,32 @@ def own_hello(service: str, details: bytes = b"") -> Hello:
 
 
 def command(python: str, code: str, argument: str) -> list[str]:
-    """What starts `code` under an interpreter; `argument` is its `sys.argv[1]`."""
+    """The command line that runs `code` under an interpreter; `argument` is its `sys.argv[1]`."""
     return [python, "-c", FIRST_LINES + code, argument, *own_path()]
 
 
 def clean_env_vars(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a process under another interpreter: this process's, but for those of its Python, and `more`."""
+    """The env vars for a process under another interpreter: this process's, except those of its Python, plus `more`."""
     return {name: value for name, value in os.environ.items() if name not in DRIVERS_OWN} | dict(more or {})
 
 
 def own_path() -> list[str]:
-    """The folders that the user has put on this process's `sys.path`: that of the script, those of PYTHONPATH, and what
-    was added since."""
+    """The folders that the user has put on this process's `sys.path`: the script's, those of PYTHONPATH, and later
+    additions."""
     folders = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
     return [folder for folder in folders if folder not in _installed_path() and not _holds_packages(folder)]
 
 
 @functools.cache
 def _installed_path() -> frozenset[str]:
-    """What a bare start of this interpreter has on its path."""
+    """The default search path of this interpreter."""
     code = "import json, sys; print(); print(json.dumps(sys.path[1:]))"
     done = subprocess.run([sys.executable, "-E", "-c", code], capture_output=True, text=True, check=True)
     return frozenset(map(os.path.abspath, json.loads(done.stdout.splitlines()[-1])))
 
 
 def _holds_packages(folder: str) -> bool:
-    """Of some environment, or its programs: neither is the user's own."""
+    """Whether the folder belongs to a venv or its programs, not to the user."""
     is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(folder).parts)
     return is_installed or folder == os.path.dirname(sys.executable)
 
@@ -146,9 +145,9 @@ def _answer(path: str, names: str) -> dict:
         )
         return json.loads(done.stdout.rstrip().rpartition("\n")[2])
     except subprocess.TimeoutExpired:
-        raise InterpreterRefused(f"{path} did not say in {EXAMINE_TIMEOUT_S:.0f} s which Python it is") from None
+        raise InterpreterRefused(f"{path} did not report its version within {EXAMINE_TIMEOUT_S:.0f} s") from None
     except OSError as error:
         raise InterpreterRefused(f"{path} cannot be run: {error.strerror}; give the path of its `python`") from error
     except ValueError as error:
         last_line = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise InterpreterRefused(f"{path} is no Python interpreter: it said {last_line[:200]!r}") from error
+        raise InterpreterRefused(f"{path} is not a Python interpreter: it printed {last_line[:200]!r}") from error

@@ -1,7 +1,7 @@
-"""A worker process under the interpreter of another environment, with the members of multiprocessing's Process that the
+"""A worker process under the interpreter of another venv, with the interface of multiprocessing's Process that the
 local launcher uses.
 
-Multiprocessing could start it, but would pickle the driver's `sys.path` and its main module into it.
+multiprocessing could start it, but would pickle the driver's `sys.path` and its main module into it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class InterpreterProcess:
     Args:
         python: path of the interpreter.
         connection: the worker's end; may be closed here afterwards.
-        log_path: where stdout and stderr go.
+        log_path: receives stdout and stderr.
         env_vars: env vars on top of this process's, of which those with credentials are left out.
 
     Raises:
@@ -64,7 +64,7 @@ class InterpreterProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs; -9 for one that SIGKILL has ended."""
+        """None while it runs; -9 if SIGKILL ended it."""
         return self._process.poll()
 
     def is_alive(self) -> bool:
@@ -74,14 +74,14 @@ class InterpreterProcess:
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            return  # as multiprocessing's: the caller looks at exitcode
+            return  # like multiprocessing: the caller checks exitcode
 
     def kill(self) -> None:
         self._process.kill()
 
 
 def kill_with_group(process: Any) -> None:
-    """Kills a worker's process and the group that it leads once it has begun; does nothing when nothing is left.
+    """Kills a worker's process and its process group; does nothing if nothing is left.
 
     Args:
         process: multiprocessing's, or an InterpreterProcess.

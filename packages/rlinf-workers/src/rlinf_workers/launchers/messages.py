@@ -1,7 +1,7 @@
 """Control messages between the driver and a worker process: small, typed, never pickled.
 
-Each side sends its Hello first (rlinf_comm.wire.handshake); then the driver sends the worker's Birth, and the others
-follow. The `payload` fields hold values packed by rlinf_comm.codec; large tensors belong into channels, not here.
+Each side sends its handshake first (rlinf_comm.wire.handshake); then the driver sends the worker's Birth, and the
+others follow. The `payload` fields hold values packed by rlinf_comm.codec; large tensors belong in channels, not here.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class Birth(msgspec.Struct, kw_only=True):
     arguments: bytes
     """packed by rlinf_comm.codec"""
     record_modules: list[str]
-    """What to import so that the classes of the arguments are registered here."""
+    """Modules to import, so that the classes of the arguments are registered here."""
     log_path: str
     pins_slots: bool
-    """The worker keeps to the cores of its CPU slots."""
+    """Pin the worker to the cores of its CPU slots."""
     is_forked: bool
-    """From a fork server, and not started by the driver itself."""
+    """Forked by a fork server, not started by the driver itself."""
     dies_with_thread: bool
-    """Started by a main thread: the kernel's signal at a parent's death follows the thread that forked."""
+    """Started by a main thread: the kernel's parent-death signal follows the thread that forked."""
     driver_pid: int
 
 
 class Call(msgspec.Struct, tag=True):
-    """The driver calls a method of a worker."""
+    """A call of a worker's method by the driver."""
 
     call_id: int
     lane: int
@@ -41,7 +41,7 @@ class Call(msgspec.Struct, tag=True):
 
 
 class Request(msgspec.Struct, tag=True):
-    """A worker asks a service of the driver for something. `call_id` -1: no reply is wanted."""
+    """A worker's request to a service of the driver. `call_id` -1: no reply is wanted."""
 
     call_id: int
     service: str
@@ -56,7 +56,7 @@ class Returned(msgspec.Struct, tag=True):
 
 
 class CallFailed(msgspec.Struct, tag=True):
-    """The exception of a Call. `call_id` -1: the constructor's."""
+    """The exception of a Call. `call_id` -1: of the constructor."""
 
     call_id: int
     error_type: str
@@ -65,13 +65,13 @@ class CallFailed(msgspec.Struct, tag=True):
 
 
 class Beat(msgspec.Struct, tag=True):
-    """A worker says about once a second that it is alive, and what it waits for; first when its object exists."""
+    """A worker's heartbeat with its current waits, about once a second; the first is sent when its object exists."""
 
     waits: list[Wait]
 
 
 class Stop(msgspec.Struct, tag=True):
-    """The driver tells a worker to finish; the process closes its worker and exits with code 0."""
+    """Tells a worker to finish; the process closes its worker and exits with code 0."""
 
 
 Message = Call | Request | Returned | CallFailed | Beat | Stop

@@ -1,7 +1,7 @@
-"""What a launcher does with a worker once it is connected, wherever its process runs: calls, requests, waits, its loss.
+"""How a launcher serves a connected worker, on whatever machine: calls, requests, waits, its loss.
 
-A launcher of the package inherits from ServingLauncher. It makes the process, in its `start`, and gives it to `_adopt`
-with the driver's end of its connection; all that follows is here.
+A launcher of the package inherits from ServingLauncher. Its `start` creates the process and passes it to `_adopt` with
+the driver's end of its connection; everything after that is here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOG_TAIL_LINES = 20
 STOP_GRACE_S = 3.0
 WATCHER_END_S = 5.0
 START_TIMEOUT_S = 600.0
-"""For the imports and the constructor (which may load a model); beats begin after them."""
+"""Time limit for the imports and the constructor (which may load a model); heartbeats begin after them."""
 
 
 class ServedProcess(Protocol):
@@ -38,7 +38,7 @@ class ServedProcess(Protocol):
 
     @property
     def host(self) -> str:
-        """Name of its machine, for people."""
+        """Name of its machine, for messages."""
         ...
 
     @property
@@ -49,17 +49,17 @@ class ServedProcess(Protocol):
     def is_alive(self) -> bool: ...
 
     def is_running(self) -> bool:
-        """Whether its machine says that it may run: it has not ended and is not stopped. False where nobody says so."""
+        """Whether its machine reports that it may run: not ended and not stopped. False if there is no report."""
         ...
 
     def join(self, timeout: float | None = None) -> None: ...
 
     def kill(self) -> None:
-        """Kills it and its process group, which it leads once it has begun; does nothing when nothing is left."""
+        """Kills it and its process group; does nothing if nothing is left."""
         ...
 
     def describe_end(self) -> str:
-        """How it ended, `exited with code 7` for example."""
+        """How it ended, such as `exited with code 7`."""
         ...
 
 
@@ -75,10 +75,10 @@ class ServedWorker:
         self.is_greeted = False
         self.is_ready = False
         self.was_silent = False
-        """It once sent no heartbeat in time while its process ran."""
+        """Whether it once missed its heartbeat while its process ran."""
         self.end: BaseException | None = None
         self.is_unwanted = False
-        """It is killed by us."""
+        """It is killed on purpose."""
         self.watcher: threading.Thread
         self._send_lock = threading.Lock()
         self._pending: dict[int, Future[Any]] = {}
@@ -101,7 +101,7 @@ class ServedWorker:
         return self.end is not None
 
     def send(self, message: bytes) -> None:
-        """Sends; a broken pipe is left to the watcher, which sees the process end and fails what is pending."""
+        """Sends; ignores a broken pipe, because the watcher sees the process end and fails pending calls."""
         with self._send_lock:
             try:
                 self.connection.send_bytes(message)
@@ -125,7 +125,7 @@ class ServedWorker:
             future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Every present and future call fails with `error`."""
+        """Fails every pending and future call with `error`."""
         with self._pending_lock:
             self.end = error
             pending, self._pending = self._pending, {}
@@ -141,13 +141,13 @@ class ServedWorker:
 
 
 class ServingLauncher:
-    """All of a launcher but what makes a process.
+    """The common part of launchers: all except creating a process.
 
     Args:
-        heartbeat_timeout_s: a worker that sends nothing for that long after its start counts as lost, unless its
-            machine says that the process may run. Workers beat once a second from a thread of their own, which a long
-            call of native code or a regular expression keeps from running: such a worker computes, and the deadline of
-            its step decides how long it may. A stopped process, and one whose machine does not answer, is lost.
+        heartbeat_timeout_s: a worker that sends nothing for this long after its start counts as lost, unless its
+            machine reports that the process may run. Heartbeats are sent once a second from a separate thread, which a
+            long call of native code or a regular expression can block: such a worker computes, and the deadline of its
+            step limits it. A stopped process, and one whose machine does not answer, is lost.
     """
 
     def __init__(self, *, heartbeat_timeout_s: float) -> None:
@@ -171,7 +171,7 @@ class ServingLauncher:
             self._bury(worker)
 
     def end(self, handle: WorkerHandle) -> None:
-        assert isinstance(handle, ServedWorker), "a handle that this launcher's start() gave"
+        assert isinstance(handle, ServedWorker), "the handle comes from this launcher's start()"
         handle.is_unwanted = True
         handle.process.kill()
         self._bury(handle)
@@ -202,7 +202,7 @@ class ServingLauncher:
     # -- for those who make the process ----------------------------------------------------------------------------
 
     def _check(self, spec: WorkerSpec) -> None:
-        """Raises: what a `start` raises before it makes anything."""
+        """Raises: the errors of `start` that occur before anything is created."""
         if self._closing:
             raise WorkersError("this launcher was shut down; make a new one")
         if "<locals>" in (name := spec.worker_class.__qualname__):
@@ -214,7 +214,7 @@ class ServingLauncher:
     def _adopt(
         self, spec: WorkerSpec, process: ServedProcess, connection: Connection, birth: messages.Birth
     ) -> ServedWorker:
-        """Tells a new process what to become, and watches it from now on."""
+        """Sends a new process its worker, and watches it from now on."""
         worker = ServedWorker(spec, process, connection)
         worker.send(encode_hello(own_hello("worker")))
         worker.send(messages.encode(birth))
@@ -231,7 +231,7 @@ class ServingLauncher:
             while worker.end is None:
                 limit_s = max(self._heartbeat_timeout_s, 0.0 if worker.is_ready else START_TIMEOUT_S)
                 ready = wait_for_any([worker.connection.socket, worker.process.sentinel], limit_s)
-                self._read(worker)  # a process that failed says why before it ends
+                self._read(worker)  # a failing process sends its reason before it ends
                 if worker.process.sentinel in ready:
                     self._process_ended(worker)
                 elif not ready and worker.is_ready and worker.process.is_running():
@@ -245,7 +245,7 @@ class ServingLauncher:
             raise
 
     def _report_silence(self, worker: ServedWorker, silent_s: float) -> None:
-        """Says once that a worker computes without a pause for its heartbeat."""
+        """Logs once that a worker computes without sending heartbeats."""
         if not worker.was_silent:
             worker.was_silent = True
             _LOG.warning(
@@ -256,7 +256,7 @@ class ServingLauncher:
             )
 
     def _read(self, worker: ServedWorker) -> None:
-        """Takes what has come."""
+        """Handles the received messages."""
         try:
             while worker.end is None and worker.connection.poll():
                 if worker.is_greeted:
@@ -267,7 +267,7 @@ class ServingLauncher:
             self._process_ended(worker)
 
     def _greet(self, worker: ServedWorker) -> None:
-        """Takes the worker's first message."""
+        """Handles the worker's first message."""
         why = disagreement(own_hello("worker"), receive_hello(worker.connection, FOREVER))
         if why is not None:
             self._declare_lost(worker, f"could not start: {why}", raised_at_start=True)
@@ -320,7 +320,7 @@ class ServingLauncher:
 
 
 def birth_of(spec: WorkerSpec, **how: Any) -> messages.Birth:
-    """What a process is told to become; `how` are the fields of a Birth that only its launcher knows."""
+    """The Birth message of a worker; `how` are the fields that only its launcher knows."""
     return messages.Birth(
         identity=spec.identity,
         worker_class=path_of(spec.worker_class),
@@ -331,7 +331,7 @@ def birth_of(spec: WorkerSpec, **how: Any) -> messages.Birth:
 
 
 def check_outside_main(spec: WorkerSpec, where: str) -> None:
-    """Raises: FlowDefinitionError for a class that only the driver's own program has."""
+    """Raises: FlowDefinitionError for a class that is defined in the driver's main program."""
     if spec.worker_class.__module__ == "__main__":
         raise FlowDefinitionError(
             f"worker class {spec.worker_class.__qualname__} is defined in the program that was started, which {where} "
@@ -340,7 +340,7 @@ def check_outside_main(spec: WorkerSpec, where: str) -> None:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """What an exit code says; None: there is none yet."""
+    """Describes an exit code; None: there is none yet."""
     if exit_code is None:
         return "closed its connection without exiting"
     if exit_code < 0:

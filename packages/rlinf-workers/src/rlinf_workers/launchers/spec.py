@@ -1,4 +1,4 @@
-"""What is known of a launcher before any process starts, without torch."""
+"""What the rest of the system asks about a launcher before any process starts, without torch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlinf_workers.plugins import Spec
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherSpec(Spec):
-    """A launcher; one that leaves everything out starts processes on this machine or, where its class has the class
-    method `nodes`, on the nodes that it returns."""
+    """A launcher; by default it starts processes on this machine or, if its class has the class method `nodes`, on the
+    nodes that this returns."""
 
     @property
     def has_nodes(self) -> bool:
-        """Whether it starts processes on nodes that it knows, and not on this machine. Its constructor then takes the
+        """Whether it starts processes on nodes of a cluster instead of this machine. Its constructor then takes the
         devices of the run as `cluster`."""
         return hasattr(self.load(), "nodes")
 
     def nodes(self, options: Mapping[str, Any]) -> Sequence[Node]:
-        """The nodes of its cluster, the driver's first; asked where it `has_nodes`.
+        """The nodes of its cluster, the driver's first; only called if it `has_nodes`.
 
         Args:
-            options: the recipe's, as the constructor takes them.
+            options: the recipe's options for the constructor.
 
         Raises: ClusterRefused, NodeLost.
         """
@@ -38,13 +38,13 @@ class LauncherSpec(Spec):
         return False
 
     def look(self, address: str, packages: Sequence[str], say: Callable[[str], None]) -> ClusterReport:
-        """What there is to see of every node of a cluster, and of the network between them; asked where it `can_look`.
+        """Inspects every node of a cluster and the network between them; only called if it `can_look`.
 
         Args:
-            address: of the cluster, as the launcher's options write it; empty: the launcher's default.
-            packages: whose versions are reported.
-            say: is called with what is being done.
+            address: of the cluster, in the format of the launcher's options; empty: the launcher's default.
+            packages: distributions whose versions are reported.
+            say: called with progress messages.
 
-        Raises: ClusterRefused; ModuleNotFoundError where a package that the launcher needs is missing.
+        Raises: ClusterRefused; ModuleNotFoundError if a package that the launcher needs is missing.
         """
-        raise NotImplementedError(f"launcher {self.name} examines no cluster")
+        raise NotImplementedError(f"launcher {self.name} cannot inspect a cluster")

@@ -1,4 +1,4 @@
-"""What carries the weights of a policy version from the ranks that train to the ranks that serve."""
+"""Weight sync: transports the weights of a policy version from the ranks that train to the ranks that serve."""
 
 import lazy_loader
 

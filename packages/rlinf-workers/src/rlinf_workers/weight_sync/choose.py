@@ -1,4 +1,4 @@
-"""Which weight sync an edge takes, from where its two ends are."""
+"""Chooses the weight sync of an edge from the location of its two ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rlinf_workers.weight_sync.spec import EdgeEnds, WeightSyncSpec
 
 
 def choose(name: str, options: Mapping[str, Any], ends: EdgeEnds) -> list[tuple[str, dict[str, Any]]]:
-    """[(a name of `plugins.WEIGHT_SYNCS` or an import path, its options)]: what the recipe names or, for `auto`, what
-    is tried in turn until one is not refused."""
+    """[(a name in `plugins.WEIGHT_SYNCS` or an import path, its options)]: the recipe's choice or, for `auto`,
+    candidates to try in this order until one is accepted."""
     names = (
         {spec.name: spec for spec in suitable_weight_syncs(ends)} if name == "auto" else {name: WEIGHT_SYNCS.spec(name)}
     )
@@ -19,5 +19,5 @@ def choose(name: str, options: Mapping[str, Any], ends: EdgeEnds) -> list[tuple[
 
 
 def suitable_weight_syncs(ends: EdgeEnds) -> list[WeightSyncSpec]:
-    """What `auto` tries for an edge, the best first."""
+    """The candidates of `auto` for an edge, the best first."""
     return [spec for spec in WEIGHT_SYNCS.specs() if spec.suits(ends)]

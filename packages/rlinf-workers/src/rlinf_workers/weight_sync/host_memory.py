@@ -1,4 +1,4 @@
-"""Weights of a device as weight syncs see them: in host memory."""
+"""Presents weights of a device to weight syncs, in host memory."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from rlinf_comm import WeightMismatchError
 
 
 class HostCopies:
-    """Copies in host memory of a rank's tensors on a GPU, made once; tensors of the host stand for themselves."""
+    """Host copies of a rank's GPU tensors, allocated once; host tensors are used as they are."""
 
     def __init__(self) -> None:
         self._copies: dict[str, Tensor] = {}
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a weight sync fills in the tensors' place."""
+        """The host tensors that a weight sync fills."""
         return {name: self._host_tensor(name, tensor) for name, tensor in tensors.items()}
 
     def place(self, tensors: Mapping[str, Tensor]) -> None:
-        """Brings the copies to the device."""
+        """Copies the host tensors to the device."""
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu":
                 tensor.detach().copy_(self._copies[name])
 
     def check(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
-        """Reads the device back. Raises WeightMismatchError."""
+        """Reads the device back and compares. Raises: WeightMismatchError."""
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu" and not torch.equal(tensor.detach().cpu(), self._copies[name]):
                 raise WeightMismatchError(
-                    f"{name}: the device holds other bytes than it was sent (version {policy_version})",
+                    f"{name}: the device holds other bytes than were copied to it (version {policy_version})",
                     tensors=(name,),
                     expected_version=policy_version,
                 )

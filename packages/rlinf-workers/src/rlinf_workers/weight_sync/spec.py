@@ -1,4 +1,4 @@
-"""What is known of a weight sync before any process starts, without torch."""
+"""What the rest of the system asks about a weight sync before any process starts, without torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlinf_workers.plugins import Spec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeEnds:
-    """Where the ranks of one edge of weights are.
+    """The location of the ranks of a weight sync edge.
 
     Example: one trainer on the driver's node and two servers on another, all on GPUs:
         EdgeEnds(sources=(0,), targets=(1, 1), on_gpus=True)
     """
 
     sources: Sequence[int]
-    """Nodes of the ranks that train, as the cluster counts them."""
+    """Nodes of the training ranks, as the cluster counts them."""
     targets: Sequence[int]
     """The node of each serving end."""
     on_gpus: bool
@@ -38,15 +38,15 @@ class EdgeEnds:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSyncSpec(Spec):
-    """A weight sync; those that leave everything out are taken where a recipe names them, and count no GPU memory."""
+    """A weight sync; by default it is only used if a recipe names it, and uses no GPU memory."""
 
     def suits(self, ends: EdgeEnds) -> bool:
-        """Whether `auto` tries it for this edge. Those that suit are tried in the order of the table, until one is not
-        refused."""
+        """Whether `auto` tries it for this edge. Suitable ones are tried in the order of the table, until one is
+        accepted."""
         return False
 
     def settings(self, ends: EdgeEnds) -> dict[str, Any]:
-        """Options that follow from where the ends are; the recipe's own come on top."""
+        """Options that depend on the location of the ends; the recipe's options override them."""
         return {}
 
     def problem(self, *, on_gpus: bool) -> str | None:
@@ -54,11 +54,11 @@ class WeightSyncSpec(Spec):
         return None
 
     def gpu_bytes(self, *, trained_bytes: int, served_bytes: int, options: Mapping[str, Any]) -> int:
-        """Bytes that a trainer's rank keeps on its GPU of a published version until all servers have taken it.
+        """Bytes that a trainer's rank keeps on its GPU for a published version until all servers have received it.
 
         Args:
-            trained_bytes: the rank's share of the weights in the dtype that it trains.
-            served_bytes: the same in the dtype that is served.
-            options: the recipe's.
+            trained_bytes: the rank's share of the weights in the training dtype.
+            served_bytes: the same in the serving dtype.
+            options: the recipe's options.
         """
         return 0

@@ -1,10 +1,10 @@
-"""The local launcher: processes on this machine, each watched by a thread. No server, nothing to install.
+"""The local launcher: processes on this machine, each watched by a thread. Needs no server and no installation.
 
-A worker of the driver's own environment is spawned or forked by multiprocessing; one of another environment is started
-by that environment's interpreter. From their first message on they are alike (served.py).
+A worker in the driver's own Python is spawned or forked by multiprocessing; one in another venv is started by that
+venv's interpreter. From their first message on they are the same (served.py).
 
-A worker is a process in a session of its own, so that a Ctrl-C at the terminal reaches the driver alone, and killing
-its process group takes its children too. The kernel kills it when the driver dies (see child.py).
+A worker has its own session, so a Ctrl-C at the terminal reaches only the driver, and killing its process group
+includes its children. The kernel kills it when the driver dies (see child.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlinf_workers.launchers.served import ServedWorker, ServingLauncher, birth_
 
 
 class LocalProcess:
-    """A process of this machine, which this one has started.
+    """A process of this machine, started by this process.
 
     Args:
         process: multiprocessing's, or an InterpreterProcess.
@@ -60,13 +60,13 @@ class LocalLauncher(ServingLauncher):
     """Starts workers as processes of this machine.
 
     Args:
-        heartbeat_timeout_s: a worker that sends nothing for that long after its start counts as lost; see
+        heartbeat_timeout_s: a worker that sends nothing for this long after its start counts as lost; see
             ServingLauncher.
-        pins_slots: a worker on CPU slots keeps to their cores (slot i to core i), as one on GPUs keeps to its GPUs.
-            Off, the slots only count: the system moves the processes of one slot to a core that another leaves idle.
-        forks: workers are forked from multiprocessing's fork server, which has their imports behind it and must not
-            have touched a GPU. Whoever starts the server gives it the workers' environment. Workers of another Python
-            environment are not.
+        pins_slots: workers on CPU slots are pinned to their cores (slot i to core i), as those on GPUs to their GPUs.
+            False: slots are only counted, and the system may use any idle core.
+        forks: workers are forked from multiprocessing's fork server, which has already done their imports and must not
+            have touched a GPU. The code that starts the server gives it the workers' env vars. Workers in another venv
+            are not forked.
     """
 
     def __init__(self, *, heartbeat_timeout_s: float = 60.0, pins_slots: bool = False, forks: bool = False) -> None:
@@ -78,7 +78,7 @@ class LocalLauncher(ServingLauncher):
     def start(self, spec: WorkerSpec) -> ServedWorker:
         self._check(spec)
         if spec.python is not None:
-            check_outside_main(spec, f"the worker's own environment ({spec.python})")
+            check_outside_main(spec, f"the worker's own venv ({spec.python})")
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         is_forked = self._forks and spec.python is None
         birth = birth_of(

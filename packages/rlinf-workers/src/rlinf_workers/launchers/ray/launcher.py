@@ -1,9 +1,9 @@
-"""The launcher for clusters that Ray manages: Ray says which machines there are, reserves a share of each for the run,
-and runs an agent on each (agent.py). What comes after does not go through Ray.
+"""The launcher for clusters that Ray manages: Ray lists the machines, reserves a share of each for the run, and runs an
+agent on each (agent.py). Everything after that bypasses Ray.
 
-Ray reserves and places the agents as tasks, each on the node that the plan was made for (node affinity), with the CPUs
-and GPUs of the run's devices there. The driver itself does not import Ray: a process of its own takes part in the
-cluster (process.py).
+Ray reserves resources and places the agents as tasks, each on the node that the plan assumes (node affinity), with the
+CPUs and GPUs of the run's devices there. The driver itself does not import Ray: a separate process joins the cluster
+(process.py).
 """
 
 from __future__ import annotations
@@ -29,46 +29,45 @@ if importlib.util.find_spec("ray") is None:
     raise ModuleNotFoundError("No module named 'ray'; pip install 'rlinf[ray]'", name="ray")
 
 END_TIMEOUT_S = 10.0
-"""For agents to return, so that what they had is free."""
+"""Time limit for agents to return, so that their resources are free."""
 OWN = "local"
-"""Stands for a cluster of this machine alone, in place of an address."""
+"""Stands for a cluster of this machine alone, instead of an address."""
 _members: dict[str, Member] = {}
-"""By the address of their cluster."""
+"""By the address of the cluster."""
 _numbers: dict[str, int] = {}
-"""Ray's name of a node -> its number in this process, which stays when others join."""
+"""Ray's id of a node -> its number in this process, which stays the same when others join."""
 _gpus: dict[str, tuple[tuple[str, int], ...]] = {}
-"""Ray's name of a node -> its GPUs."""
+"""Ray's id of a node -> its GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """What takes part in a cluster for this driver."""
+    """The process that takes part in a cluster for this driver."""
 
     process: RayProcess
     is_open: bool
-    """Whether the cluster takes anybody, without a token."""
+    """Whether the cluster accepts clients without a token."""
 
 
 class RayLauncher(AgentLauncher):
     """Starts workers on the nodes of a Ray cluster.
 
     Args:
-        address: of the cluster, `HOST:PORT`, or `auto` for the one that this machine belongs to; empty: what
-            RAY_ADDRESS says, else a cluster of this machine alone that is started for the run, at its loopback address
-            and with a token of its own.
-        num_nodes: how many nodes to wait for; 0: those that are there.
-        wait_s: for the nodes to come, and for their share of the run to be free.
-        cluster: the devices of the run, over the nodes that `nodes` says; None: none, on the driver's node.
+        address: of the cluster, `HOST:PORT`, or `auto` for the one that this machine belongs to; empty: RAY_ADDRESS, or
+            else a cluster of this machine alone, started for the run at its loopback address with its own token.
+        num_nodes: number of nodes to wait for; 0: those present.
+        wait_s: time limit for nodes to join and for the run's share of them to be free.
+        cluster: the devices of the run, on the nodes that `nodes` returns; None: none, on the driver's node.
         heartbeat_timeout_s: see ServingLauncher.
-        pins_slots: as LocalLauncher's.
-        forks: nothing is forked; a worker is started by its interpreter.
+        pins_slots: as in LocalLauncher.
+        forks: ignored; workers are started by their interpreter.
 
     Attributes:
-        notes: what its user should know of the cluster.
+        notes: sentences about the cluster for the user.
 
     Raises:
-        ClusterRefused: no cluster, too few nodes, or no room in time.
-        NodeLost: a node went away meanwhile.
+        ClusterRefused: no cluster, too few nodes, or not enough free resources in time.
+        NodeLost: a node was lost meanwhile.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class RayLauncher(AgentLauncher):
         self._ray = member.process
         self.notes = (OPEN_CLUSTER,) if member.is_open else ()
         self._tickets: dict[int, int] = {}
-        """Node -> what its agent is called in the process."""
+        """Node -> its agent's ticket in the Ray process."""
         super().__init__(
             listen_at=self._nodes[0].address, heartbeat_timeout_s=heartbeat_timeout_s, pins_slots=pins_slots
         )
@@ -152,8 +151,8 @@ class RayLauncher(AgentLauncher):
                 f"GPUs; wanted {share['num_cpus']} and {share['num_gpus']}"
             )
         return (
-            "the Ray cluster had no room in time for the run:\n" + "\n".join(lines) + "\nend what runs there (`ray "
-            "status` shows it), take fewer devices, or wait longer with "
+            "the Ray cluster did not have enough free resources in time:\n" + "\n".join(lines) + "\nend other jobs "
+            "(`ray status` lists them), take fewer devices, or wait longer with "
             "the launcher's option wait_s"
         )
 
@@ -165,7 +164,7 @@ OPEN_CLUSTER = (
 
 
 def member_of(address: str) -> Member:
-    """The process that takes part in the cluster at an address, as RayLauncher takes it; started where there is none.
+    """The process that takes part in the cluster at an address of RayLauncher; starts it if needed.
 
     Raises: ClusterRefused.
     """
@@ -187,7 +186,7 @@ def _own_cluster() -> Member:
         | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            # The name of a switch for other systems: with it, Ray stays at the loopback address.
+            # With this variable, which Ray has for other systems, it stays at the loopback address.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
@@ -213,7 +212,7 @@ def _joined(address: str) -> Member:
 
 
 def find_nodes(address: str, num_nodes: int, wait_s: float) -> tuple[Node, ...]:
-    """The nodes to use, once there are as many as wanted. Raises: ClusterRefused, NodeLost."""
+    """The nodes to use, once there are enough. Raises: ClusterRefused, NodeLost."""
     process = member_of(address).process
     try:
         process.call("nodes")
@@ -233,15 +232,15 @@ def find_nodes(address: str, num_nodes: int, wait_s: float) -> tuple[Node, ...]:
 
 
 def _numbered(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """In the order in which they came, so that each keeps its number."""
+    """Sorts nodes by the order in which they joined, so that each keeps its number."""
     for node in nodes:
         _numbers.setdefault(node.id, len(_numbers))
     return tuple(sorted(nodes, key=lambda node: _numbers[node.id]))
 
 
 def _shares(cluster: Cluster | None, nodes: Sequence[Node]) -> dict[int, dict[str, int]]:
-    """Node -> what Ray reserves there: a GPU or a CPU for each device of the run, and a CPU for each GPU where there
-    are so many."""
+    """Node -> resources that Ray reserves there: a GPU or a CPU per device of the run, and a CPU per GPU if there are
+    enough."""
     devices = Counter((device.node, device.kind) for device in cluster.devices) if cluster else Counter()
     shares = {}
     for number in sorted({0, *(node for node, _ in devices)}):

@@ -1,4 +1,4 @@
-"""Looks at every node of a Ray cluster, with a probe on each (probe.py). `look` runs in the process that takes part in
+"""Inspects every node of a Ray cluster, with a probe on each (probe.py). `look` runs in the process that takes part in
 the cluster for the driver."""
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from rlinf_workers.launchers.ray.launcher import find_nodes, member_of
 from rlinf_workers.launchers.ray.member import last_line
 
 START_TIMEOUT_S = 60.0
-"""For Ray to start a process on a node."""
+"""Time limit for Ray to start a process on a node."""
 LOOK_TIMEOUT_S = START_TIMEOUT_S + probe.LOOK_TIMEOUT_S
 MEASURE_TIMEOUT_S = 60.0
 NUM_CLOCK_LOOKS = 20
 
 
 def look_at_cluster(address: str, packages: Sequence[str], say: Callable[[str], None]) -> ClusterReport:
-    """Takes some seconds a node, and half a second a node more for the ways between them.
+    """Takes some seconds per node, plus half a second per node for the network.
 
     Args:
-        address: of the cluster, as RayLauncher takes it.
-        packages: whose versions are compared.
-        say: is called with what is being done.
+        address: of the cluster, as in RayLauncher.
+        packages: distributions whose versions are compared.
+        say: called with progress messages.
 
     Raises: ClusterRefused.
     """
     nodes = find_nodes(address, 0, 0.0)
-    say(f"looking at {len(nodes)} nodes, and at {len(nodes) * (len(nodes) - 1)} ways between them")
+    say(f"looking at {len(nodes)} nodes, and at {len(nodes) * (len(nodes) - 1)} network paths between them")
     member = member_of(address)
     return replace(member.process.call("look", nodes, packages, module=__name__), is_open=member.is_open)
 
 
 def look(nodes: Sequence[Node], packages: Sequence[str]) -> ClusterReport:
-    """All that there is to see of these nodes."""
+    """Inspects these nodes and the network between them."""
     probes = _place(nodes, os.urandom(16))
     looks = {number: one.look.remote(packages) for number, one in probes.items()}
     reports = [_look(number, node, probes[number], looks[number]) for number, node in enumerate(nodes)]
@@ -88,7 +88,7 @@ def _look(number: int, node: Node, there: Any, look: Any) -> NodeReport:
 
 
 def _clock(there: Any) -> tuple[float, float]:
-    """By how much a node's clock is ahead of this one's, and half the round trip, of the quickest look."""
+    """A node's clock offset from this one's, and half the round trip, from the quickest of several requests."""
     looks = []
     for _ in range(NUM_CLOCK_LOOKS):
         asked_s = time.time()
@@ -100,7 +100,7 @@ def _clock(there: Any) -> tuple[float, float]:
 
 
 def _ways(seen: Sequence[NodeReport], probes: Mapping[int, Any]) -> list[WayReport]:
-    """All ways, in rounds: in each, every node sends to one and receives from one, as in a run."""
+    """Measures all paths in rounds: in each, every node sends to one and receives from one, as in a run."""
     endpoints = {node.number: (node.address, ray.get(probes[node.number].port.remote())) for node in seen}
     ways = []
     for step in range(1, len(seen)):

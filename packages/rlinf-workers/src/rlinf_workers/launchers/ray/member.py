@@ -1,4 +1,4 @@
-"""What the driver has done in its Ray process (process.py): the only module of this package that imports Ray."""
+"""Functions that the driver runs in its Ray process (process.py): the only module of this package that imports Ray."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ from rlinf_workers.launchers.ray.probe import look_at_torch
 from rlinf_workers.leftovers import SweptFolder
 
 OBJECT_STORE_BYTES = 100 << 20
-"""Of a cluster that is started here. Nothing of a run travels through it, and Ray wants 75 MiB."""
+"""Object store of a cluster started here. A run does not use it, but Ray requires 75 MiB."""
 ANSWER_TIMEOUT_S = 3.0
-"""For a node to take a connection. A process that was killed refuses it at once; a host that is gone says nothing."""
+"""Time limit for a node to accept a connection. A killed process refuses it at once; a dead host does not answer."""
 LONGEST_PARENT = 16
-"""Characters of the folder for temporary files: a Unix socket's path has at most 107, and Ray's add some 90."""
+"""Maximum length of the temporary folder's path: a Unix socket's path has at most 107 characters, and Ray adds some
+90."""
 GPU_TIMEOUT_S = 120.0
 START_ONE = "`ray start --head` on the first machine and `ray start --address FIRST:6379` on the others start one"
 TOKEN = (
@@ -47,7 +48,7 @@ TOKEN = (
     "RAY_AUTH_TOKEN_PATH"
 )
 GONE = (TaskUnschedulableError, NodeDiedError, LocalRayletDiedError, WorkerCrashedError)
-"""What Ray raises of a task whose node is gone. It lists a node as alive for some time after that."""
+"""Exceptions of Ray for a task whose node is gone. Ray lists such a node as alive for some time."""
 _tasks: dict[int, Any] = {}
 """Ticket -> the task that runs an agent."""
 _tickets = itertools.count()
@@ -64,12 +65,12 @@ def start() -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         num_cpus=len(os.sched_getaffinity(0)),
         _node_ip_address=LOOPBACK,
-        _temp_dir=str(folder.path / "ray"),  # to which Ray gives everybody access
+        _temp_dir=str(folder.path / "ray"),  # Ray makes it accessible to everybody
     )
 
 
 def join(address: str) -> bool:
-    """Joins the cluster at `HOST:PORT` or `auto`. Returns whether it asks who joins for a token.
+    """Joins the cluster at `HOST:PORT` or `auto`. Returns whether it requires a token.
 
     Raises: ClusterRefused.
     """
@@ -86,7 +87,7 @@ def join(address: str) -> bool:
 
 
 def leave() -> None:
-    """Leaves the cluster, and ends it where it was started here."""
+    """Leaves the cluster, and ends it if it was started here."""
     ray.shutdown()
     for folder in _folders:
         folder.close()
@@ -104,14 +105,14 @@ def _init(**arguments: Any) -> None:
 
 
 def _asks_for_token(place: str) -> bool:
-    """Raises: ClusterRefused where the token is missing or wrong, which `ray.init` would try for 20 s."""
+    """Raises: ClusterRefused if the token is missing or wrong, because `ray.init` would retry for 20 s."""
     try:
         _knock(place, "disabled")
         return False
     except AuthenticationError:
         pass
     if not AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
-        raise ClusterRefused(f"this cluster asks for its token, and there is none here; {TOKEN}")
+        raise ClusterRefused(f"this cluster requires its token, and there is none here; {TOKEN}")
     try:
         _knock(place, "token")
     except AuthenticationError as error:
@@ -126,10 +127,9 @@ def _knock(place: str, mode: str) -> None:
 
 
 def nodes() -> list[Node]:
-    """The nodes that answer, the driver's first, then by address. Ray lists one as alive for some time after it was
-    lost.
+    """The nodes that answer, the driver's first, then by address. Ray lists lost nodes as alive for some time.
 
-    Raises: NodeLost where the driver's does not answer, without which nothing can be placed on the others.
+    Raises: NodeLost if the driver's node does not answer, without which nothing can be placed on the others.
     """
     own = ray.get_runtime_context().get_node_id()
     there = [
@@ -172,7 +172,7 @@ def gpus(node_ids: Sequence[str]) -> list[tuple[tuple[str, int], ...]]:
 
 
 def place_agent(node: str, settings: AgentSettings, resources: Mapping[str, int]) -> int:
-    """Runs an agent on a node, in its share of it. Returns a ticket for the functions below."""
+    """Starts an agent on a node, with its share of resources. Returns a ticket for the functions below."""
     variables = {"PYTHONPATH": os.pathsep.join(settings.path)}
     agent = ray.remote(max_calls=1, max_retries=0)(_serve_node).options(
         name=f"rlinf node {settings.node}",
@@ -186,14 +186,14 @@ def place_agent(node: str, settings: AgentSettings, resources: Mapping[str, int]
 
 
 def _serve_node(settings: AgentSettings) -> None:
-    """What Ray runs on a node."""
+    """The task that Ray runs on a node."""
     Agent(settings, [str(gpu) for gpu in ray.get_gpu_ids()]).run()
 
 
 def check_agent(ticket: int) -> None:
-    """Waits a moment for the end of an agent.
+    """Waits briefly for an agent to end.
 
-    Raises: NodeLost, or ClusterRefused, where it could not run.
+    Raises: NodeLost, or ClusterRefused if it could not run.
     """
     try:
         ray.get(_tasks[ticket], timeout=0.1)
@@ -206,8 +206,8 @@ def check_agent(ticket: int) -> None:
 
 
 def end_agents(ending: Sequence[int], waiting: Sequence[int], *, timeout_s: float) -> None:
-    """Waits until the agents that are `ending` have ended, so that what they had is free, and cancels those that have
-    not in time, and those that are `waiting` for room."""
+    """Waits until the `ending` agents have ended, so that their resources are free; cancels those that do not end in
+    time and those still `waiting` for resources."""
     tasks = [_tasks.pop(ticket) for ticket in ending]
     _, stuck = ray.wait(tasks, num_returns=len(tasks), timeout=timeout_s) if tasks else ([], [])
     for task in (*stuck, *(_tasks.pop(ticket) for ticket in waiting)):
@@ -215,7 +215,7 @@ def end_agents(ending: Sequence[int], waiting: Sequence[int], *, timeout_s: floa
 
 
 def free() -> dict[str, dict[str, float]]:
-    """Node -> what of its resources nobody has reserved."""
+    """Node -> its unreserved resources."""
     return available_resources_per_node()
 
 

@@ -1,8 +1,8 @@
-"""What looks at a node from within. Ray gets this module by value, so that it works where RLinf is missing or of
-another version: it needs Python alone, and says what is there in dicts and lists.
+"""Inspects a node from within. Ray gets this module by value, so that it works where RLinf is missing or has another
+version: it needs only Python, and returns dicts and lists.
 
-A probe listens at its node's address, on a port of the system's choice, for the others. Who does not begin with the
-token, which goes through Ray, is hung up on; beyond it nothing is read but a number of bytes, and nothing is kept.
+A probe listens at its node's address, on a port chosen by the system, for the other probes. Connections that do not
+begin with the token, which is sent through Ray, are closed; after it only byte counts are read, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ print()
 print(json.dumps({"gpus": [[one.name, one.total_memory] for one in found], "cuda": torch.version.cuda}))
 """
 LOOK_TIMEOUT_S = 120.0
-"""To import torch, on a machine that is busy."""
+"""Time limit for importing torch on a busy machine."""
 CALL_TIMEOUT_S = 5.0
-"""For a node to take a connection, and for each answer."""
+"""Time limit for a connection to a node, and for each reply."""
 NUM_PINGS = 50
 FIRST_BYTES = 1 << 20
 MAX_BYTES = 1 << 31
 LONG_ENOUGH_S = 0.2
-"""A transfer of so long says what a connection carries; shorter ones are tried with twice as much."""
+"""A transfer of this duration measures the bandwidth; shorter ones are repeated with twice the bytes."""
 PIECE_BYTES = 1 << 20
 COUNT_BYTES = 8
 
@@ -46,7 +46,7 @@ class NodeProbe:
     """Runs on one node, until Ray ends it."""
 
     def __init__(self, address: str, token: bytes) -> None:
-        """Listens at the node's `address`; `token` of 16 bytes is what callers begin with."""
+        """Listens at the node's `address`; callers must begin with the 16-byte `token`."""
         self._token = token
         self._server = socket.create_server((address, 0), backlog=128)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -59,7 +59,7 @@ class NodeProbe:
         return time.time()
 
     def look(self, packages: Sequence[str]) -> dict[str, Any]:
-        """What the node has; `packages` are the distributions whose versions are wanted."""
+        """What the node has; `packages` are the distributions whose versions are reported."""
         space = os.statvfs(SHARED_MEMORY)
         return {
             "python": platform.python_version(),
@@ -70,8 +70,8 @@ class NodeProbe:
         }
 
     def measure(self, endpoint: tuple[str, int]) -> dict[str, Any]:
-        """Calls another node's probe: `round_trip_s` of a few bytes (median) and `bytes_per_s` of one connection, or
-        `problem`."""
+        """Connects to another node's probe: returns `round_trip_s` of a few bytes (median) and `bytes_per_s` of one
+        connection, or `problem`."""
         try:
             with socket.create_connection(endpoint, timeout=CALL_TIMEOUT_S) as line:
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -90,7 +90,7 @@ class NodeProbe:
             threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
 
     def _serve(self, caller: socket.socket) -> None:
-        """Takes as many bytes as announced, says that they are here, and so on until the caller hangs up."""
+        """Receives the announced number of bytes, acknowledges them, and repeats until the caller disconnects."""
         piece = bytearray(PIECE_BYTES)
         try:
             with caller:
@@ -104,11 +104,11 @@ class NodeProbe:
                         left -= received
                     caller.sendall(b".")
         except OSError:
-            return  # the caller tells of it
+            return  # the caller reports it
 
 
 def _seconds_for(line: socket.socket, num_bytes: int) -> float:
-    """Seconds until the other side has said that so many bytes have come."""
+    """Seconds until the other side has acknowledged this many bytes."""
     piece, start_s = bytes(PIECE_BYTES), time.perf_counter()
     line.sendall(num_bytes.to_bytes(COUNT_BYTES, "little"))
     for sent in range(0, num_bytes, PIECE_BYTES):
@@ -126,8 +126,8 @@ def _version(package: str) -> str | None:
 
 
 def look_at_torch() -> dict[str, Any]:
-    """The GPUs that torch finds, as [name, bytes], in a process from which Ray hides none; `torch_problem` where torch
-    cannot be asked."""
+    """The GPUs that torch finds, as [name, bytes], in a process in which Ray hides none; `torch_problem` if torch
+    cannot be used."""
     seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     try:
         done = subprocess.run(

@@ -1,9 +1,9 @@
 """A process that takes part in a Ray cluster in place of the driver.
 
 Ray's library writes to stdout and stderr, listens on ports, replaces signal handlers and ends its process together with
-the Ray node of its machine. So it runs in a process of its own, whose output goes to a file: the driver names functions
-of member.py, which run there, and gets their results. When the driver ends, however it ends, this process leaves
-the cluster, and ends one that it has started.
+the Ray node of its machine. So it runs in a separate process, whose output goes to a file: the driver names functions
+of member.py, which run there, and gets their results. However the driver ends, this process then leaves the cluster,
+and ends one that it has started.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlinf_workers.launchers import interpreter
 
 MEMBER = "rlinf_workers.launchers.ray.member"
 END_TIMEOUT_S = 15.0
-"""For the process to leave its cluster, and to end one that it has started."""
+"""Time limit for the process to leave its cluster and to end one that it has started."""
 _START = "from rlinf_workers.launchers.ray.process import serve; serve(int(sys.argv.pop()))"
 
 
@@ -63,8 +63,8 @@ class RayProcess:
     def call(self, name: str, /, *args: Any, module: str = MEMBER, **keywords: Any) -> Any:
         """Runs a function of a module in the process and waits for its result.
 
-        Raises: what the function raises of WorkersError, also in place of any other error; NodeLost where the process
-            ends, as it does when the Ray node of this machine is lost.
+        Raises: WorkersErrors of the function, also in place of any other error; NodeLost if the process ends, as it
+        does when the Ray node of this machine is lost.
         """
         try:
             with self._lock:
@@ -79,7 +79,7 @@ class RayProcess:
         raise result
 
     def log_to(self, path: Path) -> None:
-        """Continues the log of the process there; the first file also gets what came before."""
+        """Redirects the log of the process to this file; the first file also gets the earlier output."""
         if path == self._log_path:
             return
         is_first, self._log_path = self._log_path is None, path
@@ -88,7 +88,7 @@ class RayProcess:
         self._log = path.open("rb")
 
     def close(self) -> None:
-        """Ends the process, and with it the cluster that it has started."""
+        """Ends the process and the cluster that it has started."""
         atexit.unregister(self.close)
         self._connection.close()
         try:
@@ -103,7 +103,7 @@ class RayProcess:
 
 
 def serve(descriptor: int) -> None:
-    """Entry point of the process: runs what the driver sends until it hangs up."""
+    """Entry point of the process: runs what the driver sends until it disconnects."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the driver's
     os.set_inheritable(descriptor, False)
     with Connection(descriptor) as connection:
@@ -122,7 +122,7 @@ def _answer(connection: Connection, module: str, name: str, args: tuple, keyword
         answer = True, _run(module, name, *args, **keywords)
     except WorkersError as error:
         answer = False, error
-    except Exception as error:  # noqa: BLE001 - it belongs to the driver; the log has the rest of it
+    except Exception as error:  # noqa: BLE001 - re-raised in the driver; the log has the traceback
         traceback.print_exc()
         answer = False, WorkersError(f"Ray: {type(error).__name__}: {error}")
     try:

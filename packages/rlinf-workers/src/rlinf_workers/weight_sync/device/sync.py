@@ -1,7 +1,7 @@
 """Weights through device memory: between GPUs of one machine that can read each other's memory, and on one GPU.
 
-A trainer's rank keeps a version in memory of its device until all servers have it. The bytes and the digests are
-rlinf_comm.weights.device's business.
+A trainer's rank keeps a version in memory of its device until all servers have received it. rlinf_comm.weights.device
+implements the copies and digests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlinf_workers.weight_sync.base import Check, WeightPort
 
 
 class DeviceWeightSync:
-    """The shared memory of one machine in which ranks say where on their devices the weights are."""
+    """Shared memory of one machine in which ranks exchange the device addresses of the weights."""
 
     def __init__(self, edge: str, reshard: ReshardPlan) -> None:
         self._reshard = reshard
@@ -50,7 +50,7 @@ class DeviceWeightSync:
 
     @classmethod
     def open_receiver(cls, port: WeightPort) -> DeviceReceiver:
-        """Senders that are open already are tried; others show with the first version whether they can be read."""
+        """Tests the senders that are already open; others are tested with the first version."""
         try:
             device = cls.make_device()
             store = WeightStore.open(port.address)
@@ -70,7 +70,7 @@ class DeviceSender:
             self._sender.publish({name: tensor.detach() for name, tensor in tensors.items()}, policy_version)
         except IpcError as error:
             raise IpcError(
-                f"weights {self._edge}, version {policy_version}: {error}; make room on the device, or use "
+                f"weights {self._edge}, version {policy_version}: {error}; free memory on the device, or use "
                 "weight sync `shared`, which keeps versions in host memory"
             ) from error
 

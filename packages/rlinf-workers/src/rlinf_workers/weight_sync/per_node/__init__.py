@@ -1,1 +1,1 @@
-"""The weight sync `per_node`: to each machine once, and there through shared memory."""
+"""The weight sync `per_node`: once to each machine, and there through shared memory."""

@@ -9,7 +9,7 @@ from rlinf_workers.weight_sync.spec import EdgeEnds, WeightSyncSpec
 
 @dataclass(frozen=True, kw_only=True)
 class PerNodeSpec(WeightSyncSpec):
-    """To each node once, where several ranks of one take weights in host memory."""
+    """Sends once per node, if several ranks of a node receive weights in host memory."""
 
     def suits(self, ends: EdgeEnds) -> bool:
         return not ends.are_local and not ends.on_gpus and ends.share_nodes

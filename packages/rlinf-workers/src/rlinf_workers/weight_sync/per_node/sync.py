@@ -1,8 +1,8 @@
-"""Weights between machines, to each once: streams bring a version into the memory of the first serving rank of a node,
-and all serving ranks of that node copy it from there, as through shared memory (shared.py).
+"""Weights between machines, sent to each once: a stream delivers a version to the memory of a node's first serving
+rank, and all serving ranks of that node copy it from there through shared memory.
 
-The trainer sends for each node what it would send for one rank, however many ranks are there. Both ways are attested:
-the node's memory against what the trainer packed, and each rank's tensors against the node's memory.
+The trainer sends each node the bytes of one rank, however many ranks are there. Both hops are attested: the node's
+memory against what the trainer packed, and each rank's tensors against the node's memory.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rlinf_workers.weight_sync.shared.sync import SharedReceiver
 from rlinf_workers.weight_sync.streams.sync import StreamsReceiver, StreamsSender, StreamsWeightSync, join, name_of
 
 LOOK_S = 60.0
-"""A node that has not got a version within this time asks anew."""
+"""A node that has not received a version within this time requests it again."""
 RETRY_S = 5.0
-"""After a failure that no rank of the process has been told, for the other ranks of the node."""
+"""Delay after a failure that no rank of the process has seen, for the other ranks of the node."""
 
 
 class PerNodeWeightSync:
     """The directory in which trainers and nodes find each other.
 
     Args:
-        nodes: that of each serving rank; empty: all are on one.
-        host: as of StreamsWeightSync, and so is `deltas`.
+        nodes: the node of each serving rank; empty: all are on one.
+        host, deltas: as in StreamsWeightSync.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class NodeReceiver:
 
 
 class _Keeper:
-    """The memory of a node, and the thread that brings each version there that any of its ranks wants.
+    """The shared memory of a node, and the thread that receives each version that one of its ranks requests.
 
     Args:
-        mates: names of the peers of the other ranks.
+        mates: names of the other ranks' peers.
     """
 
     def __init__(self, stream: StreamsReceiver, edge: str, spread: ReshardPlan, mates: Sequence[str]) -> None:
@@ -125,8 +125,7 @@ class _Keeper:
         threading.Thread(target=self._keep, name=f"weights {edge}", daemon=True).start()
 
     def wait_for(self, policy_version: int, timeout_s: float) -> None:
-        """Returns when the ranks may take this version, or it can no longer come. Raises WeightTimeout, or why it did
-        not come."""
+        """Returns when the ranks may read this version. Raises: WeightTimeout, or the reason why it will not arrive."""
         with self._changed:
             self._failure = None
             self._changed.notify_all()
@@ -141,7 +140,7 @@ class _Keeper:
         )
 
     def end(self) -> None:
-        """The weight sync has been opened anew, or is not needed any more: what is kept goes within `LOOK_S`."""
+        """The weight sync was reopened or is not needed any more; its memory is freed within `LOOK_S`."""
         self._has_ended = True
 
     def _keep(self) -> None:
@@ -151,7 +150,7 @@ class _Keeper:
                 version = self._sender.wait_for_wanted(self._republished, LOOK_S)
                 if version is not None:
                     self._bring(version)
-            except Exception as error:  # noqa: BLE001 - whoever waits raises it
+            except Exception as error:  # noqa: BLE001 - raised by `wait_for`
                 with self._changed:
                     self._failure = error
                     self._changed.notify_all()
@@ -169,7 +168,7 @@ class _Keeper:
             try:
                 self._stream.receive(self._held, policy_version, LOOK_S)
             except WeightTimeout:
-                return  # whoever wants it knows how long to wait
+                return  # requesters have their own timeout
             self._came = policy_version
         self._sender.publish_by_reference(self._held, policy_version)
         with self._changed:
@@ -178,11 +177,11 @@ class _Keeper:
 
 
 def _crossing(port: WeightPort, rank: int) -> WeightPort:
-    """The port of a trainer's rank, or of a node, to the streams between them."""
+    """The port of a trainer's rank, or of a node, for the streams between them."""
     streams, nodes = port.address
     return replace(port, rank=rank, reshard=crossing_plan(port.reshard, nodes), address=streams)
 
 
 def _mate(edge: str, rank: int) -> str:
-    """The name under which a rank is told where the memory of its node is."""
+    """The peer name under which a rank gets the address of its node's memory."""
     return f"{edge}, of node {rank}"

@@ -1,8 +1,8 @@
-"""Weights through shared memory: the serving ranks copy straight from the shards of the trainer's ranks into their own
-tensors or, if they come when the trainer is about to change them, from a store.
+"""Weights through shared memory: serving ranks copy straight from the shards of the trainer's ranks or, if the trainer
+is about to change them, from a store.
 
-The bytes and the digests are rlinf_comm.weights' business; this file brings them to and from other devices. Weights on
-a GPU go through the store, as does whatever a trainer makes anew for each version (merged adapters).
+rlinf_comm.weights implements the copies and digests; this file moves them to and from other devices. Weights on a GPU
+go through the store, as do weights that a trainer computes for each version (merged adapters).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlinf_workers.weight_sync.host_memory import HostCopies
 
 
 class SharedWeightSync:
-    """A store of one machine, made by the driver."""
+    """A store on one machine, created by the driver."""
 
     def __init__(self, edge: str, reshard: ReshardPlan) -> None:
         self._store = WeightStore.create(reshard, name=edge)
@@ -52,7 +52,7 @@ class SharedSender:
 
 
 class SharedReceiver:
-    """The serving end. The store holds host memory; tensors on a GPU are filled and checked through copies there."""
+    """The serving end. The store is host memory; tensors on a GPU are filled and checked through host copies."""
 
     def __init__(self, receiver: weights.StoreReceiver, *, attests: bool) -> None:
         self._receiver, self._attests = receiver, attests

@@ -10,8 +10,8 @@ from rlinf_workers.weight_sync.spec import EdgeEnds, WeightSyncSpec
 
 @dataclass(frozen=True, kw_only=True)
 class StreamsSpec(WeightSyncSpec):
-    """Between processes of any machines; `auto` leaves several ranks of a node that take weights in host memory to
-    `per_node`."""
+    """Between processes of any machines; `auto` uses `per_node` if several ranks of a node receive weights in host
+    memory."""
 
     def suits(self, ends: EdgeEnds) -> bool:
         return not ends.are_local and (ends.on_gpus or not ends.share_nodes)

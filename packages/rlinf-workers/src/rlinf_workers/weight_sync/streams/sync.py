@@ -1,10 +1,10 @@
-"""Weights between peers (rlinf_comm.peers), on one machine or several: each pair of ranks takes the best transport that
-it finds, and a version travels as what has changed where that is faster.
+"""Weights between peers (rlinf_comm.peers), on one machine or several: each pair of ranks uses the best available
+transport, and a version is sent as a delta if that is faster.
 
-A trainer must not wait for the version that it publishes, and the two ends of a stream wait for each other. So a thread
-for each serving rank hands a version out when that one comes: from the trainer's tensors until they are about to
-change, and from a copy afterwards. Tensors of a GPU are copied at once. What is on a GPU is packed and checked there,
-and goes to another GPU through host memory.
+A trainer must not wait for receivers of the version it publishes, but the two ends of a stream wait for each other. So
+a thread per serving rank sends a version when that rank is ready: from the trainer's tensors until they are about to
+change, and from a copy afterwards. GPU tensors are copied at once; they are packed and checked on the GPU, and sent to
+another GPU through host memory.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from rlinf_workers.weight_sync.base import FinishReads, WeightPort
 from rlinf_workers.weight_sync.host_memory import HostCopies
 
 NUM_KEPT = 2
-"""Versions that a trainer's rank keeps for a serving one: the one that it may be taking, and the next."""
+"""Versions that a trainer's rank keeps for a serving rank: the one being received, and the next."""
 MEETING_S = 3600.0
-"""A sender that has waited so long for its receiver offers its version anew."""
+"""A sender that has waited this long for its receiver offers its version again."""
 JOIN_S = ROOM_S = 60.0
 
 
@@ -45,12 +45,12 @@ class StreamsWeightSync:
     """The directory in which the ranks of an edge find each other.
 
     Args:
-        host: address of the driver that all machines of the edge reach; loopback for one machine. Other machines need
-            the job's secret in their environment (rlinf_comm.wire.secret).
-        deltas: whether a version may travel as what has changed. Both ends of a pair then keep a copy of what they sent
-            or got. Versions in device memory travel whole.
+        host: address of the driver that all machines of the edge can reach; loopback for one machine. Other machines
+            need the job's secret in their env vars (rlinf_comm.wire.secret).
+        deltas: whether a version may be sent as a delta. Both ends of a pair then keep a copy of what was sent.
+            Versions in device memory are sent whole.
         device_memory: whether weights on a GPU are kept, packed and checked there. A trainer's GPU then holds a copy of
-            a version until all have taken it, and of two while an older one waits.
+            a version until all servers have it, and two copies while an older one waits.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class StreamsWeightSync:
     ) -> None:
         directory = f"{host}:{_free_port(host)}"
         self._peer = Peer.join(directory, f"driver of {edge}", serve=True)
-        # Within one machine the launcher's pipe hands the secret on; beyond, it has been set by hand.
+        # Within one machine the launcher's pipe passes the secret on; between machines it has been set by hand.
         self.address = (directory, job_secret().decode() if is_loopback(host) else "", deltas, device_memory)
 
     @staticmethod
     def find_device() -> TransferDevice | None:
-        """The one of the calling process; None: it has no GPU that can be used, and packs in host memory."""
+        """The calling process's GPU; None: no usable GPU, so it packs in host memory."""
         try:
             return CudaDevice()
         except (DeviceUnavailable, IpcError):
@@ -77,7 +77,7 @@ class StreamsWeightSync:
 
     @classmethod
     def open_sender(cls, port: WeightPort) -> StreamsSender:
-        return StreamsSender(port, cls._device(port))  # before it meets others, who ask whether it uses a GPU
+        return StreamsSender(port, cls._device(port))  # before connecting: peers ask whether it uses a GPU
 
     @classmethod
     def open_receiver(cls, port: WeightPort) -> StreamsReceiver:
@@ -117,7 +117,7 @@ class StreamsSender:
         return referenced.finish_reads if is_referenced else None
 
     def _copies(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
-        """Those of the host as they are; copies of all others, on the device where they may stay there."""
+        """Host tensors as they are; copies of all others, on the device if they may stay there."""
         if self._device is None or any(tensor.is_cpu for tensor in tensors.values()):
             return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
         try:
@@ -128,12 +128,12 @@ class StreamsSender:
                 f"{error}; make room, or use weight sync `streams` with the option "
                 "device_memory=false, which keeps versions in host memory"
             ) from error
-        torch.cuda.current_stream().synchronize()  # the threads that hand out have streams of their own
+        torch.cuda.current_stream().synchronize()  # the sending threads use other streams
         return copies
 
 
 class _Way:
-    """The versions that one serving rank has not taken yet, and the thread that hands them out."""
+    """The versions that one serving rank has not received yet, and the thread that sends them."""
 
     def __init__(self, peer: Peer, name: str, sender: WeightStreamSender) -> None:
         self._peer, self._name, self._sender = peer, name, sender
@@ -144,8 +144,8 @@ class _Way:
         threading.Thread(target=self._hand_out, name=f"weights to {name}", daemon=True).start()
 
     def wait_for_room(self, policy_version: int) -> None:
-        """Returns when at most one older version is kept. Raises WeightTimeout, or what kept an older one from
-        going."""
+        """Returns when at most one older version is kept. Raises: WeightTimeout, or the error that prevented sending an
+        older one."""
         with self._changed:
             in_time = self._changed.wait_for(lambda: self._num_kept < NUM_KEPT or self._failure, timeout=ROOM_S)
         if self._failure is not None:
@@ -158,12 +158,12 @@ class _Way:
             )
 
     def put(self, tensors: ReferencedTensors, policy_version: int) -> None:
-        """There has to be room."""
+        """Requires free capacity."""
         self._count(1)
         self._versions.put((tensors, policy_version))
 
     def _count(self, change: int, failure: Exception | None = None) -> None:
-        """Of kept versions; whoever waits looks again."""
+        """Drops kept versions; waiting threads check again."""
         with self._changed:
             self._num_kept += change
             self._failure = failure
@@ -185,11 +185,11 @@ class _Way:
             self._count(-1)
 
     def _is_taken(self, tensors: ReferencedTensors, policy_version: int) -> bool:
-        """Meets the receiver once. False: it is to be tried again."""
+        """Sends to the receiver once. Returns False if it should be tried again."""
         try:
             self._sender.publish(tensors, policy_version, timeout_s=MEETING_S)
         except WeightMismatchError as error:
-            # Other bytes came, or another sender was late: it may ask again. Or it wants a later one.
+            # Other bytes arrived, or another sender was late: the receiver may ask again, or wants a later version.
             return (error.expected_version or 0) > policy_version
         except (WeightTimeout, PeerTimeout):
             return False
